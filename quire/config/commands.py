@@ -16,18 +16,15 @@ from quire.config.options import (
     ChatOptions,
     ConnectionOptions,
     EngineOptions,
-    Flag,
     LimitOptions,
     MediaOptions,
     ModelOptions,
-    NonNegativeInt,
     ParallelOptions,
-    PositiveInt,
     RealtimeOptions,
-    Seconds,
     ServerOptions,
 )
 from quire.config.other_servers.translate import translate_flags
+from quire.config.types import Flag, NonNegativeInt, PositiveInt, Seconds
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 

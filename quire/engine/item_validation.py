@@ -9,7 +9,7 @@ import numpy as np
 from quire.engine.wire.audio import AudioInfo
 from quire.engine.wire.model_info import SpeechToTextInfo
 from quire.engine.wire.protocol import MediaItem
-from quire.engine.wire.streaming import LiveModelInfo, StreamingInfo
+from quire.engine.wire.streaming import DelayedStreamsInfo, StreamingInfo
 
 
 def invalid_items(
@@ -17,7 +17,7 @@ def invalid_items(
     tokens: int,
     speech: SpeechToTextInfo | None,
     audio: AudioInfo | None,
-    streaming: LiveModelInfo | None = None,
+    streaming: StreamingInfo | None = None,
 ) -> str | None:
     """What is wrong with the items of a prompt, or of a piece of one; None if they are valid.
 
@@ -84,13 +84,13 @@ def _invalid_span(item: MediaItem, audio: AudioInfo) -> str | None:
     return _invalid_content(item)
 
 
-def _invalid_frames(item: MediaItem, streaming: LiveModelInfo) -> str | None:
+def _invalid_frames(item: MediaItem, streaming: StreamingInfo) -> str | None:
     if (item.start, item.length, item.columns_before) != (0, 0, 0) or item.encoded_columns is not None:
         return (
             "the model reads audio while it generates: an item must have start, length and columns_before 0, and no "
             "`encoded_columns`"
         )
-    found, each = item.features.shape, streaming.columns_per_frame if isinstance(streaming, StreamingInfo) else 1
+    found, each = item.features.shape, streaming.columns_per_frame if isinstance(streaming, DelayedStreamsInfo) else 1
     fits = len(found) == 2 and found[0] == streaming.num_mel_bins and found[1] > 0 and found[1] % each == 0
     if item.features.dtype != np.float32 or not fits:
         columns = "at least one column" if each == 1 else f"a multiple of {each} columns"

@@ -13,7 +13,7 @@ from quire.engine.wire.model_info import SpeechToTextInfo
 from quire.engine.wire.pooling_params import PoolingParams
 from quire.engine.wire.protocol import AddRequest, TokenArray
 from quire.engine.wire.sampling_params import SamplingParams
-from quire.engine.wire.streaming import LiveModelInfo, StreamingInfo, TransducerInfo
+from quire.engine.wire.streaming import DelayedStreamsInfo, StreamingInfo, TransducerInfo
 from quire.engine.wire.token_mask import is_token_mask
 
 # Wider than the limits of any API; values within them do not overflow float32.
@@ -43,7 +43,7 @@ def invalid_reason(
     pooler: PoolerSpec | None = None,
     speech: SpeechToTextInfo | None = None,
     audio: AudioInfo | None = None,
-    streaming: LiveModelInfo | None = None,
+    streaming: StreamingInfo | None = None,
 ) -> str | None:
     """Why the request cannot be run; None if it can."""
     params = message.params
@@ -134,7 +134,7 @@ def _invalid_open(message: AddRequest) -> str | None:
     return None
 
 
-def _invalid_streaming(message: AddRequest, info: StreamingInfo, max_model_len: int) -> str | None:
+def _invalid_streaming(message: AddRequest, info: DelayedStreamsInfo, max_model_len: int) -> str | None:
     params = message.params
     if not isinstance(params, SamplingParams):
         return "the model only transcribes; it has no pooling tasks"

@@ -30,8 +30,8 @@ from quire.api.serving.models import ServedModel, ServerState
 from quire.api.serving.transcription.transcriber import Transcriber
 from quire.api.serving.transcription.types import (
     SpeechTask,
-    TextDelta,
     TokenLogprob,
+    TranscriptDelta,
     TranscriptionDone,
     TranscriptionOptions,
     VoiceOptions,
@@ -151,7 +151,7 @@ async def _collect(events: Events) -> tuple[TranscriptionDone, list[TokenLogprob
     logprobs: list[TokenLogprob] = []
     async with aclosing(events) as transcription:
         async for one in transcription:
-            if isinstance(one, TextDelta):
+            if isinstance(one, TranscriptDelta):
                 logprobs += one.logprobs
             elif isinstance(one, TranscriptionDone):
                 return one, logprobs

@@ -8,7 +8,7 @@ import msgspec
 
 from quire.engine.wire.audio import AudioInfo
 from quire.engine.wire.convolutions import Convolution, count_columns, count_positions
-from quire.engine.wire.streaming import LiveModelInfo
+from quire.engine.wire.streaming import StreamingInfo
 
 
 class PoolingInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,4 +126,4 @@ class ModelInfo(msgspec.Struct, frozen=True):
     pooling: PoolingInfo | None = None
     speech: SpeechToTextInfo | None = None
     audio: AudioInfo | None = None
-    streaming: LiveModelInfo | None = None
+    streaming: StreamingInfo | None = None

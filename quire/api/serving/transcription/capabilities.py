@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from quire.api.http.errors import InvalidRequest, shorten
 from quire.api.serving.transcription.types import TranscriptionOptions
 from quire.engine.wire.model_info import SpeechToTextInfo
-from quire.engine.wire.streaming import LiveModelInfo, TransducerInfo
+from quire.engine.wire.streaming import StreamingInfo, TransducerInfo
 from quire.multimodal.audio.frames import frame_samples
 
 _NO_LANGUAGE = "it transcribes one language only"
@@ -60,7 +60,7 @@ def speech_to_text_capabilities(info: SpeechToTextInfo) -> Capabilities:
     )
 
 
-def streaming_capabilities(info: LiveModelInfo, max_model_len: int) -> Capabilities:
+def streaming_capabilities(info: StreamingInfo, max_model_len: int) -> Capabilities:
     """Capabilities of a model that transcribes audio while it arrives."""
     is_transducer = isinstance(info, TransducerInfo)
     frames = max_model_len if isinstance(info, TransducerInfo) else max_model_len - info.silent_frames - 1
