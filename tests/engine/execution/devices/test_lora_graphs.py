@@ -107,8 +107,7 @@ WAKE_UPS: dict[str, list[frozenset[MemoryTag]]] = {
 }
 
 
-@pytest.mark.parametrize("order", WAKE_UPS)
-@pytest.mark.parametrize("level", [1, 2])
+@pytest.mark.parametrize(("level", "order"), [(1, "cache first"), (2, "at once"), (2, "weights first")])
 def test_graphs_read_the_adapter_that_was_loaded_last(
     folder: Path, expected: list[list[int]], level: SleepLevel, order: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
