@@ -15,9 +15,9 @@ from quire.engine.models.layers import linear
 from quire.engine.models.layers.linear import LowRank
 from quire.engine.wire.protocol import MemoryTag, SleepLevel, Wake
 from quire.kernels.low_rank import SortedRows, add_low_rank
-from tests.engine.test_sleep import ALL, AWAKE, answer, sleep
 from tests.support.audio_models import make_audio_model, noise, prompt_with, save_audio_model
 from tests.support.engine import Engine, greedy
+from tests.support.sleep import ALL, AWAKE, answer, sleep
 from tests.support.triton_device import gpu_device
 
 HEAD = [5, 9, 7, 8]
