@@ -26,7 +26,6 @@ from quire.engine.execution.devices.select import find_device
 from quire.engine.execution.executor import Executor
 from quire.engine.execution.pooling import pooling_info
 from quire.engine.execution.ranks.errors import RankDied
-from quire.engine.execution.ranks.runner import LeadingRunner
 from quire.engine.execution.ranks.workers import Launcher, rank_process
 from quire.engine.execution.sampling.compiler import GrammarCompiler
 from quire.engine.executor_build import ExecutorBuild, encoder_executor
@@ -118,7 +117,8 @@ def build_core(
         return _build_core(config, channel, device, None)
     ranks = Ranks(config, device, launch)
     try:
-        return _build_core(config, channel, device, ranks)
+        with ranks.noticing_death():
+            return _build_core(config, channel, device, ranks)
     except BaseException:
         ranks.close()
         raise
@@ -288,13 +288,14 @@ def _build_decoder(
     allocate = cache_allocator(loaded, model, config, device, num_blocks)
     grammars = GrammarCompiler(config.folder, loaded.vocab_size)
     build = ExecutorBuild(config, device, context_len, grammars)
-    executor = build.executor(loaded, allocate(), streaming, None if ranks is None else LeadingRunner)
+    executor = build.executor(loaded, allocate(), streaming, None if ranks is None else ranks.runner_type)
     if ranks is not None:
         ranks.wait_until_ready(poll)
         executor = ranks.executor(executor)
     if device.compiles_kernels and streaming is None:
-        warm_up(executor, decoder_plans(decoder_limits(loaded, options, context_len, num_blocks)), poll)
-    schedule = partial(_scheduler, options, context_len, num_blocks)
+        plans = decoder_plans(decoder_limits(loaded, options, context_len, num_blocks))
+        warm_up(executor, plans, poll, executor.max_steps_in_flight if ranks is None else 1)
+    schedule = partial(_scheduler, options, context_len, num_blocks, config.parallel.pipeline_parallel_size)
     core = EngineCore(
         schedule(loaded) if streaming is None else streaming.scheduler(options, context_len, num_blocks),
         executor,
@@ -326,7 +327,9 @@ def _embedding_bytes(loaded: LoadedModel) -> int:
     return cast("Decoder", loaded.model).spec.hidden * loaded.dtype.itemsize
 
 
-def _scheduler(options: EngineOptions, context_len: int, num_blocks: int, loaded: LoadedModel) -> Scheduler:
+def _scheduler(
+    options: EngineOptions, context_len: int, num_blocks: int, stages: int, loaded: LoadedModel
+) -> Scheduler:
     speech = None if loaded.speech is None else loaded.speech.info
     limits = SchedulerLimits(
         max_num_seqs=options.max_num_seqs,
@@ -338,6 +341,7 @@ def _scheduler(options: EngineOptions, context_len: int, num_blocks: int, loaded
         encoder_compute_budget=options.max_num_batched_tokens,
         encoder_cache_size=_cached_embeddings(loaded, options),
         lora_for_items=loaded.is_adapted,
+        stages=stages,
     )
     return Scheduler(
         limits,

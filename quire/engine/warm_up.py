@@ -138,8 +138,8 @@ def warm_up_encoder(executor: Executor, loaded: LoadedModel, options: EngineOpti
         warm_up(executor, encoder_plans(tokens, loaded.context_len, _pooling_params(loaded.pooler)), poll)
 
 
-def warm_up(executor: Executor, plans: list[StepPlan], poll: Callable[[], None]) -> None:
-    """Run plans on an executor; `poll` is called between two of them.
+def warm_up(executor: Executor, plans: list[StepPlan], poll: Callable[[], None], in_flight: int = 1) -> None:
+    """Run plans on an executor, some of them at once; `poll` is called between two of them.
 
     Where only single requests would fail, the failure is logged. What would end the engine is raised.
     """
@@ -151,7 +151,7 @@ def warm_up(executor: Executor, plans: list[StepPlan], poll: Callable[[], None])
     for plan in tqdm(plans, desc="compiling kernels", unit="step", leave=False, disable=None):
         poll()
         pending.append(executor.submit(plan))
-        if len(pending) == executor.max_steps_in_flight:
+        if len(pending) == in_flight:
             finish_oldest()
     while pending:
         finish_oldest()
