@@ -5,9 +5,10 @@ from __future__ import annotations
 import gc
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from functools import partial
+from multiprocessing.connection import Connection
 
 from quire.api.answers.parsers import parser_tokens, reasoning_tags, tool_format
 from quire.api.answers.structured.checker import GrammarChecker
@@ -19,8 +20,10 @@ from quire.config.commands import Serve
 from quire.config.options import AudioOptions, ChatOptions, EngineOptions, ModelOptions, ParallelOptions
 from quire.engine.build import serve_core
 from quire.engine.core_config import CoreConfig
-from quire.engine.execution.memory import free_memory
-from quire.engine.models.model_config import ModelConfig
+from quire.engine.execution.devices.select import uses_gpu
+from quire.engine.execution.memory import MemoryShare, free_memory
+from quire.engine.models.model_config import ModelConfig, model_config_of
+from quire.engine.models.spec import CTCSpec, EncoderSpec, TransducerSpec
 from quire.engine.wire.client import EngineClient
 from quire.engine.wire.launch import CoreHandle, ProcessCore, ThreadCore
 from quire.engine.wire.transport import ClientChannel
@@ -32,17 +35,55 @@ logger = logging.getLogger(__name__)
 _STOP_TIMEOUT = 2.0  # seconds; part of the time that a shutdown may take after the drain
 
 
-def memory_share(sources: Sequence[ModelSource]) -> int | None:
-    """Memory in bytes that each of several engines may use beside its weights; None for a single engine.
+def weight_bytes(source: ModelSource) -> int:
+    """Size of a model's weights in its files."""
+    return sum(file.stat().st_size for file in source.folder.glob("*.safetensors") if file.exists())
+
+
+def host_share(sources: Sequence[ModelSource]) -> MemoryShare | None:
+    """What each of several engines may take of the host's memory; None for a single engine.
 
     It is divided before they load: the pages of a KV cache count as free memory until they are used, so that an
     engine could not see what others have reserved.
     """
-    if len(sources) == 1:
+    if len(sources) < 2:
         return None
-    files = (file for source in sources for file in source.folder.glob("*.safetensors") if file.exists())
-    weights = sum(file.stat().st_size for file in files)
-    return max(0, free_memory() - weights) // len(sources)
+    return MemoryShare(max(0, free_memory() - sum(map(weight_bytes, sources))) // len(sources))
+
+
+async def start_engines(
+    settings: Serve, sources: Sequence[ModelSource], model_configs: Sequence[Connection]
+) -> AsyncIterator[RunningEngine]:
+    """Start an engine for each model; those on a GPU one after the other, so that each sees what others have taken.
+
+    Raises:
+        ModelError: a model's config cannot be read.
+        EngineDead: an engine before the last one could not be loaded.
+    """
+    if len(sources) < 2 or not uses_gpu(settings.device):
+        share = host_share(sources)
+        for source, reading in zip(sources, model_configs, strict=True):
+            yield RunningEngine(source, model_config_of(reading), settings, share)
+        return
+    configs, steps = [model_config_of(reading) for reading in model_configs], 0
+    for index, (source, config) in enumerate(zip(sources, configs, strict=True)):
+        engine = RunningEngine(source, config, settings, gpu_share(sources[index:], configs[index:], steps))
+        yield engine
+        info = await engine.client.ready()
+        if not settings.engine_process:  # the memory of other processes is seen as it is
+            steps += info.step_bytes
+
+
+def gpu_share(sources: Sequence[ModelSource], configs: Sequence[ModelConfig], steps: int) -> MemoryShare:
+    """What the engine of the first of these models may take of a GPU that it shares with others.
+
+    Args:
+        sources: it, and those that load after it.
+        configs: their configs.
+        steps: bytes of intermediate results of the engines that are loaded.
+    """
+    with_cache = sum(not isinstance(config.spec, EncoderSpec | CTCSpec | TransducerSpec) for config in configs)
+    return MemoryShare(0, max(1, with_cache), sum(map(weight_bytes, sources[1:])), steps)
 
 
 def serve_core_in_process(config: CoreConfig, log_level: str, address: str) -> None:
@@ -57,7 +98,7 @@ class RunningEngine:
     """The engine core of a model, and its client."""
 
     def __init__(
-        self, source: ModelSource, model_config: ModelConfig, settings: Serve, memory_share: int | None
+        self, source: ModelSource, model_config: ModelConfig, settings: Serve, memory_share: MemoryShare | None
     ) -> None:
         """Start loading the model; `loaded` waits for it."""
         self._source = source
@@ -136,6 +177,8 @@ class RunningEngine:
         await self._handle.join(_STOP_TIMEOUT)
         gc.unfreeze()
         gc.collect()  # of a core in a thread: its model and KV cache, before the next ones need their memory
+        if (share := self._config.memory_share) is not None:  # all other engines are built
+            self._config = replace(self._config, memory_share=replace(share, engines=1, weights=0))
         self._handle = self._new_handle()
         await self.client.reconnect(ClientChannel(self._handle.address))
         self._start()

@@ -17,7 +17,7 @@ from quire.api.responses.errors import StoreFailed
 from quire.api.responses.service import ResponseService
 from quire.api.responses.store import ResponseStore
 from quire.api.serving.models import ServerState
-from quire.app.engines import RunningEngine, memory_share
+from quire.app.engines import RunningEngine, start_engines
 from quire.app.exits import end_process
 from quire.app.factory import create_app
 from quire.app.models import ModelSource
@@ -34,7 +34,6 @@ from quire.config.options import (
 )
 from quire.config.tool_servers import urls_by_label
 from quire.engine.models.errors import ModelError
-from quire.engine.models.model_config import model_config_of
 from quire.engine.wire.errors import EngineDead
 from quire.metrics.prometheus import Metrics, ModelMetrics
 from quire.multimodal.errors import ModelFileError, PromptError
@@ -143,14 +142,11 @@ async def _serve_models(
 async def _engines(
     settings: Serve, sources: Sequence[ModelSource], model_configs: Sequence[Connection]
 ) -> AsyncIterator[list[RunningEngine]]:
-    """The engines of all models, which load concurrently, and are stopped at the end."""
+    """The engines of all models, which are stopped at the end."""
     engines: list[RunningEngine] = []
     try:
-        share = memory_share(sources)
-        engines.extend(
-            RunningEngine(source, model_config_of(reading), settings, share)
-            for source, reading in zip(sources, model_configs, strict=True)
-        )
+        async for engine in start_engines(settings, sources, model_configs):
+            engines.append(engine)  # noqa: PERF401 (those that have started are stopped if another one fails)
         yield engines
     finally:
         await asyncio.gather(*(engine.stop() for engine in engines))

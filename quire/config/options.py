@@ -348,8 +348,8 @@ class EngineOptions(Options):
     )
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] | None = Field(
         None,
-        description="share of a GPU's memory for weights, KV cache and intermediate results together; default: 0.9; on "
-        "CPUs the same as --kv-cache-free-memory-fraction, which it overrides",
+        description="share of a GPU's memory for weights, KV caches and intermediate results of all models together; "
+        "default: 0.9; on CPUs the same as --kv-cache-free-memory-fraction, which it overrides",
     )
     enforce_eager: Flag = Field(False, description="run each step kernel by kernel on a GPU, without CUDA graphs")
     cudagraph_capture_sizes: Counts = Field(

@@ -7,7 +7,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import cast
 
@@ -51,6 +51,7 @@ from quire.engine.scheduling.limits import SchedulerLimits
 from quire.engine.scheduling.scheduler import Scheduler
 from quire.engine.sleep import Cache, EngineParts, Sleeper
 from quire.engine.transducer_build import build_transducer
+from quire.engine.warm_up import decoder_limits, decoder_plans, warm_up, warm_up_encoder
 from quire.engine.wire.errors import FrontEndClosed
 from quire.engine.wire.model_info import ModelInfo, SpeechToTextInfo
 from quire.engine.wire.protocol import CoreDied, Ping, Pong, Ready, Shutdown
@@ -138,6 +139,16 @@ def _check_sleep(config: CoreConfig) -> None:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _Built:
+    """A core, and its memory on all ranks. `step_bytes`: see `ModelInfo`."""
+
+    core: EngineCore
+    num_blocks: int = 0
+    cache_bytes: int = 0
+    step_bytes: int = 0
+
+
 def _build_core(
     config: CoreConfig, channel: CoreChannel, device: Device, ranks: Ranks | None
 ) -> tuple[EngineCore, ModelInfo]:
@@ -147,13 +158,14 @@ def _build_core(
         groups, bar = None if ranks is None else ranks.groups, partial(_progress_bar, channel)
         loaded = load_model(config.folder, config.model_config, config.model, device, bar, groups)
         if isinstance(loaded.model, Encoder | CTCModel):
-            core, num_blocks, cache_bytes = _build_encoder(loaded, loaded.model, config, device, channel), 0, 0
+            built = _Built(_build_encoder(loaded, loaded.model, config, device, channel))
         elif isinstance(loaded.model, TransducerModel):
             scheduler, executor, cache_bytes = build_transducer(loaded, loaded.model, options, device)
-            vocab, num_blocks = loaded.vocab_size, 0
+            vocab = loaded.vocab_size
             core = EngineCore(scheduler, executor, channel, vocab_size=vocab, streaming=loaded.streaming)
+            built = _Built(core, cache_bytes=cache_bytes)
         else:
-            core, num_blocks, cache_bytes = _build_decoder(loaded, loaded.model, config, device, channel, ranks)
+            built = _build_decoder(loaded, loaded.model, config, device, channel, ranks)
     keep_freed_memory()  # after loading: memory that loading frees is not needed again
     info = ModelInfo(
         architecture=loaded.architecture,
@@ -161,18 +173,19 @@ def _build_core(
         device=device.name,
         dtype=str(loaded.dtype).removeprefix("torch."),
         vocab_size=loaded.vocab_size,
-        max_model_len=core.scheduler.limits.max_model_len,
-        num_blocks=num_blocks,
+        max_model_len=built.core.scheduler.limits.max_model_len,
+        num_blocks=built.num_blocks,
         block_size=options.block_size,
         weight_bytes=loaded.weight_bytes + (0 if ranks is None else ranks.weight_bytes),
-        cache_bytes=cache_bytes,
+        cache_bytes=built.cache_bytes,
+        step_bytes=built.step_bytes,
         tasks=_tasks(loaded),
         pooling=None if loaded.pooler is None else pooling_info(loaded.pooler, loaded.model),
-        speech=_speech_info(loaded, core.scheduler.limits.max_model_len),
+        speech=_speech_info(loaded, built.core.scheduler.limits.max_model_len),
         audio=loaded.audio,
         streaming=loaded.streaming,
     )
-    return core, info
+    return built.core, info
 
 
 def _speech_info(loaded: LoadedModel, context_len: int) -> SpeechToTextInfo | None:
@@ -204,9 +217,12 @@ def _build_encoder(
     def schedule(_: LoadedModel) -> EncoderScheduler:
         return EncoderScheduler(limits, by_priority=options.scheduling_policy == "priority")
 
+    executor = build(loaded, None)
+    if device.compiles_kernels:
+        warm_up_encoder(executor, loaded, options, partial(_stop_if_asked, channel))
     return EngineCore(
         schedule(loaded),
-        build(loaded, None),
+        executor,
         channel,
         vocab_size=loaded.vocab_size,
         pooler=loaded.pooler,
@@ -243,8 +259,8 @@ def _build_decoder(
     device: Device,
     channel: CoreChannel,
     ranks: Ranks | None,
-) -> tuple[EngineCore, int, int]:
-    """The core around a decoder, the number of blocks of its KV cache, and their bytes on all ranks."""
+) -> _Built:
+    """The core around a decoder."""
     options = config.engine
     poll = partial(_stop_if_asked, channel)
     if ranks is not None:
@@ -260,7 +276,7 @@ def _build_decoder(
     cross_len = 0 if loaded.speech is None else loaded.speech.info.num_positions
     cross_blocks = -(-cross_len // options.block_size)
     needed = loaded.context_len if streaming is None else streaming.longest(options, loaded.context_len)
-    available = partial(cache_memory, loaded, config, device, reserved)
+    available = cache_memory(loaded, config, device, reserved)
     num_blocks = count_blocks(options, per_block, needed + cross_blocks * options.block_size, available)
     if ranks is not None:
         num_blocks = ranks.least_blocks(num_blocks, poll)
@@ -275,10 +291,14 @@ def _build_decoder(
     executor = build.executor(loaded, allocate(), streaming, None if ranks is None else ranks.runner_type)
     if ranks is not None:
         ranks.wait_until_ready(poll)
+        executor = ranks.executor(executor)
+    if device.compiles_kernels and streaming is None:
+        plans = decoder_plans(decoder_limits(loaded, options, context_len, num_blocks))
+        warm_up(executor, plans, poll, executor.max_steps_in_flight if ranks is None else 1)
     schedule = partial(_scheduler, options, context_len, num_blocks, config.parallel.pipeline_parallel_size)
     core = EngineCore(
         schedule(loaded) if streaming is None else streaming.scheduler(options, context_len, num_blocks),
-        executor if ranks is None else ranks.executor(executor),
+        executor,
         channel,
         vocab_size=loaded.vocab_size,
         seed=options.seed,
@@ -289,7 +309,8 @@ def _build_decoder(
         streaming=loaded.streaming,
         sleeper=_sleeper(config, loaded, device, channel, allocate, schedule, build.executor),
     )
-    return core, num_blocks, num_blocks * per_block + (0 if ranks is None else ranks.cache_bytes)
+    cache_bytes = num_blocks * per_block + (0 if ranks is None else ranks.cache_bytes)
+    return _Built(core, num_blocks, cache_bytes, 0 if available is None else available.step_bytes)
 
 
 def _cached_embeddings(loaded: LoadedModel, options: EngineOptions) -> int:

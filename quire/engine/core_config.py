@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from quire.config.options import EngineOptions, ModelOptions, ParallelOptions
+from quire.engine.execution.memory import MemoryShare
 from quire.engine.models.model_config import ModelConfig
 
 
@@ -19,7 +20,7 @@ class CoreConfig:
     """Configuration of a core.
 
     Attributes:
-        memory_share: bytes for its KV cache, if several engines share the memory.
+        memory_share: what it takes of the memory, if several engines share it.
         start_process: called first in the processes of other ranks, where it starts logging. It can be pickled.
     """
 
@@ -28,5 +29,5 @@ class CoreConfig:
     model: ModelOptions
     engine: EngineOptions
     parallel: ParallelOptions = field(default_factory=ParallelOptions)
-    memory_share: int | None = None
+    memory_share: MemoryShare | None = None
     start_process: Callable[[], None] = _nothing

@@ -23,7 +23,7 @@ from quire.engine.execution.devices.select import find_device
 from quire.engine.execution.executor import Executor
 from quire.engine.execution.inputs import InputBuilder
 from quire.engine.execution.item_encoder import NoItemEncoder
-from quire.engine.execution.memory import free_memory
+from quire.engine.execution.memory import MemoryShare, free_memory
 from quire.engine.execution.pooling import hidden_states
 from quire.engine.execution.profile import run_largest_step
 from quire.engine.execution.ranks.executor import ShardedExecutor
@@ -171,12 +171,19 @@ def cache_dtype(loaded: LoadedModel, config: CoreConfig) -> torch.dtype:
     return {"auto": loaded.dtype, "int8": torch.int8, "fp8": torch.float8_e4m3fn}[config.engine.kv_cache_dtype]
 
 
-def cache_memory(loaded: LoadedModel, config: CoreConfig, device: Device, reserved: int) -> CacheMemory:
-    """The memory that this rank's KV cache may take. `reserved`: bytes that the engine needs for other state."""
+def cache_memory(loaded: LoadedModel, config: CoreConfig, device: Device, reserved: int) -> CacheMemory | None:
+    """The memory that this rank's KV cache may take; None where its size is configured.
+
+    `reserved`: bytes that the engine needs for other state.
+    """
     options, model = config.engine, cast("LanguageModel", loaded.model)
+    if options.kv_cache_memory_bytes is not None:
+        return None
     placement, share = Placement.of(config.parallel), config.memory_share
     if placement.ranks > 1 and device.torch_device.type == "cpu":
-        share = (free_memory() if share is None else share) // placement.ranks
+        share = MemoryShare((free_memory() if share is None else share.host_bytes) // placement.ranks)
+    elif share is not None:
+        share = replace(share, weights=share.weights // placement.ranks)
     # `largest_step` is one step, but as many as there are stages are in flight.
     hidden = cast("Decoder", model).spec.hidden if placement.stages > 1 else 0
     reserved += (placement.stages - 1) * options.max_num_batched_tokens * hidden * loaded.dtype.itemsize
@@ -269,7 +276,7 @@ def _build_follower(
     channel.receive()  # Connect
     _connect(groups, folder, device)
     per_block = block_bytes(cache_shapes(model, device), config.engine.block_size, cache_dtype(loaded, config))
-    available = partial(cache_memory, loaded, config, device, 0)
+    available = cache_memory(loaded, config, device, 0)
     channel.send(Counted(count_blocks(config.engine, per_block, loaded.context_len, available), per_block))
     message = channel.receive()
     assert isinstance(message, Allocate)

@@ -2,27 +2,50 @@
 
 from __future__ import annotations
 
-import torch
+from typing import NamedTuple
+
 from torch import Tensor
 
 
-def add_low_rank(y: Tensor, x: Tensor, down: Tensor, up: Tensor, rows: Tensor | None) -> Tensor:
-    """y + up (down x) for some rows; y is changed.
+class SortedRows(NamedTuple):
+    """Rows in the order of their adapters, for all products of a step.
+
+    Attributes:
+        order: (rows,) int32, of which only rows with an adapter are there.
+        totals: (adapters,) int32 rows of each adapter.
+    """
+
+    order: Tensor
+    totals: Tensor
+
+
+def sort_rows(adapters: Tensor, count: int) -> SortedRows:
+    """Sort rows by adapter, without waiting for the device.
 
     Args:
-        y: (tokens, size_out).
-        x: (tokens, size_in).
-        down: (rank, size_in).
-        up: (size_out, rank), times the adapter's scale.
-        rows: (n,) int64; None: all.
+        adapters: (rows,) integers: the adapter of each row; -1: none.
+        count: number of adapters.
+    """
+    from quire.kernels.triton.lora import sort_rows as kernel
+
+    return SortedRows(*kernel(adapters, count))
+
+
+def add_low_rank(y: Tensor, x: Tensor, down: Tensor, up: Tensor, rows: SortedRows) -> Tensor:
+    """y + up_a (down_a x) for rows with an adapter a; y is changed.
+
+    Which rows have which adapter is known to the device only, so a captured call can be replayed for any others.
+
+    Args:
+        y: (rows, size_out), last stride 1.
+        x: (rows, size_in).
+        down: (adapters, rank, size_in).
+        up: (adapters, size_out, rank), times the adapters' scales. Ranks that an adapter does not have are zero.
+        rows: see `sort_rows`.
 
     Returns:
         y.
     """
     from quire.kernels.triton.lora import add_low_rank as kernel
 
-    if rows is None:
-        adapters = torch.zeros(len(x), dtype=torch.int32, device=x.device)
-    else:
-        adapters = torch.full((len(x),), -1, dtype=torch.int32, device=x.device).index_fill_(0, rows, 0)
-    return kernel(y, x if x.stride(1) == 1 else x.contiguous(), down[None], up[None], adapters)
+    return kernel(y, x if x.stride(1) == 1 else x.contiguous(), down, up, *rows)

@@ -127,7 +127,6 @@ def test_a_store_that_cannot_be_used_is_said_at_start(
     from quire.config.commands import Serve
 
     monkeypatch.setattr(database, "LOCK_SECONDS", 0.0)
-    monkeypatch.setattr(lifecycle, "memory_share", lambda _: None)  # there are no models
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     file = tmp_path / "quire" / "responses.db"
     file.parent.mkdir()

@@ -12,6 +12,7 @@ from quire.config.options import EngineOptions
 from quire.engine.execution.cache import CacheMemory
 from quire.engine.execution.cuda_graphs import Graph
 from quire.engine.execution.devices.triton import TritonDevice
+from quire.engine.execution.memory import MemoryShare
 from quire.engine.execution.waiting import RefuseWaiting
 from quire.kernels import gpu, native
 
@@ -43,8 +44,10 @@ class InterpretedDevice(TritonDevice):
 
     name = "interpreted"
 
-    def __init__(self) -> None:
+    def __init__(self, *, warms_up: bool = False) -> None:
+        """`warms_up`: run the steps of the warm-up, which takes long with the interpreter."""
         self.torch_device = torch.device("cpu")
+        self.compiles_kernels = warms_up
         self.description = "Triton's interpreter"
         self.replayed: list[int] = []
 
@@ -54,7 +57,7 @@ class InterpretedDevice(TritonDevice):
             yield
 
     def cache_memory(
-        self, options: EngineOptions, share: int | None, reserved: int, largest_step: Callable[[], None]
+        self, options: EngineOptions, share: MemoryShare | None, reserved: int, largest_step: Callable[[], None]
     ) -> CacheMemory:
         largest_step()
         return CacheMemory((64 << 20) - reserved, "--gpu-memory-utilization")

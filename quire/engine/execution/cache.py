@@ -82,28 +82,32 @@ def scale_bytes(dtype: torch.dtype) -> int:
 
 @dataclass(frozen=True, slots=True)
 class CacheMemory:
-    """Memory that KV caches may take. `setting`: the flag that raises it."""
+    """Memory that a KV cache may take.
+
+    Attributes:
+        setting: the flag that raises it.
+        step_bytes: memory of intermediate results of the largest step, where it was measured.
+    """
 
     nbytes: int
     setting: str
+    step_bytes: int = 0
 
 
-def count_blocks(
-    options: EngineOptions, bytes_per_block: int, context_len: int, available: Callable[[], CacheMemory]
-) -> int:
+def count_blocks(options: EngineOptions, bytes_per_block: int, context_len: int, available: CacheMemory | None) -> int:
     """Number of blocks to allocate: as configured, or as much as memory and the largest possible need allow.
 
-    `available`: measures the memory that the engine may take, where it is not configured.
+    `available`: the memory that the KV cache may take; None: as --kv-cache-memory-bytes says.
 
     Raises:
         OutOfCacheMemory: not even one block fits.
     """
-    if options.kv_cache_memory_bytes is not None:
-        memory, advice = int(options.kv_cache_memory_bytes), "raise --kv-cache-memory-bytes"
+    if available is None:
+        memory, advice = int(options.kv_cache_memory_bytes or 0), "raise --kv-cache-memory-bytes"
     else:
-        max_needed, found = options.max_num_seqs * -(-context_len // options.block_size), available()
-        memory = min(found.nbytes, max_needed * bytes_per_block)
-        advice = f"free some memory or raise {found.setting}"
+        max_needed = options.max_num_seqs * -(-context_len // options.block_size)
+        memory = min(available.nbytes, max_needed * bytes_per_block)
+        advice = f"free some memory or raise {available.setting}"
     blocks = memory // bytes_per_block
     if blocks < 1:
         raise OutOfCacheMemory(

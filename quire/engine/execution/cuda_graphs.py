@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from tqdm import tqdm
 from typing_extensions import override
 
@@ -21,6 +21,7 @@ from quire.engine.execution.inputs import StepInputs
 from quire.engine.execution.step_graphs import EagerSteps, StepRunner
 from quire.engine.execution.waiting import RefuseWaiting
 from quire.engine.models.decoder import LanguageModel
+from quire.engine.models.layers.linear import LowRank
 
 logger = logging.getLogger(__name__)
 _SMALL = (1, 2, 4)  # sizes below multiples of _STRIDE
@@ -85,8 +86,11 @@ class CudaGraph(Graph):
 class GraphSteps(StepRunner):
     """Replays the graph of each padded step; others run layer by layer.
 
+    Where the model has an adapter, each size has two graphs: with the adapter's products and without them, as most
+    steps have no row that needs them. Which rows do, the former read from the step's inputs.
+
     Attributes:
-        graphs: the graphs by number of rows.
+        graphs: the graphs by number of rows; adapted: those with the model's adapter.
     """
 
     def __init__(
@@ -103,6 +107,7 @@ class GraphSteps(StepRunner):
         self._eager = EagerSteps(model)
         self._logits: Tensor | None = None  # of the largest graph
         self.graphs: dict[int, Graph] = {}
+        self.adapted: dict[int, Graph] = {}
 
     @torch.inference_mode()
     def capture(self) -> None:
@@ -112,8 +117,10 @@ class GraphSteps(StepRunner):
             OutOfCacheMemory: the KV cache leaves too little memory for a step.
         """
         sizes = sorted(self._inputs.padded_sizes, reverse=True)
-        for size in tqdm(sizes, desc="capturing CUDA graphs", unit="graph", leave=False, disable=None):
-            inputs = self._inputs.blank(size)
+        kinds = (False, True) if _is_adapted(self._model) else (False,)
+        steps = [(size, adapted) for size in sizes for adapted in kinds]
+        for size, adapted in tqdm(steps, desc="capturing CUDA graphs", unit="graph", leave=False, disable=None):
+            inputs = self._inputs.blank(size, adapted=adapted)
             prepared = self._attention.prepare(inputs)
             if self._logits is None:
                 shape = (sizes[0], self._model.lm_head.vocab_size)
@@ -129,14 +136,15 @@ class GraphSteps(StepRunner):
             except RuntimeError as error:
                 logger.warning("the model runs without CUDA graphs: its steps cannot be captured (%s)", error)
                 self.graphs.clear()
+                self.adapted.clear()
                 return
-            self.graphs[size] = graph
+            (self.adapted if adapted else self.graphs)[size] = graph
 
     @override
     def logits(self, inputs: StepInputs, attention: PreparedAttention) -> Tensor:
-        graph = self.graphs.get(inputs.num_tokens) if inputs.static and attention.static else None
-        plain = inputs.model.items is None and inputs.model.lora is None
-        if graph is None or self._logits is None or not plain:
+        graphs = self.graphs if inputs.model.lora is None else self.adapted
+        graph = graphs.get(inputs.num_tokens) if inputs.static and attention.static else None
+        if graph is None or self._logits is None or inputs.model.items is not None:
             return self._eager.logits(inputs, attention)
         graph.replay()
         return self._model.lm_head.adjust(self._logits[: inputs.num_logits])
@@ -144,3 +152,7 @@ class GraphSteps(StepRunner):
     def _compute(self, inputs: StepInputs, attention: PreparedAttention, out: Tensor) -> None:
         hidden = self._model.run(inputs.model, attention.attend, last_token_only=True, cross=attention.cross)
         self._model.lm_head.project(hidden, out=out)
+
+
+def _is_adapted(model: LanguageModel) -> bool:
+    return isinstance(model, nn.Module) and any(isinstance(module, LowRank) for module in model.modules())

@@ -24,11 +24,12 @@ from quire.engine.execution.inputs import (
 )
 from quire.engine.execution.pinned import PinnedBuffers, to_device
 from quire.engine.execution.request_table import RequestTable
-from quire.engine.models.inputs import ModelInputs
+from quire.engine.models.inputs import AdapterOfRow, LoRARows, ModelInputs
 from quire.engine.scheduling.plan import ScheduledSequence
 from quire.kernels.last_tokens import fill_last_tokens
 
 _NO_SLOT = -1  # of padding: its keys and values are not stored
+_NO_ADAPTER = -1
 _INT64, _INT32 = 8, 4  # bytes
 _ALIGNMENT = 16  # bytes; Triton compiles a kernel once more for pointers that are not aligned to them
 
@@ -66,6 +67,8 @@ class _Offsets(NamedTuple):
     span_lens: int
     logits_lens: int
     query_starts: int
+    adapters: int
+    logits_adapters: int
     changes: int
 
 
@@ -79,6 +82,8 @@ def _counts(sizes: Sizes) -> tuple[tuple[int, int], ...]:
         (sizes.spans, _INT32),
         (sizes.logits, _INT32),
         (sizes.spans + 1, _INT32),
+        (sizes.tokens, _INT32),
+        (sizes.logits, _INT32),
     )
 
 
@@ -98,7 +103,7 @@ class DeviceInputBuilder(InputBuilder):
     inputs at the addresses of all steps of that size, so that its kernels can be replayed.
 
     Attributes:
-        padded_sizes: in ascending order.
+        padded_sizes: in ascending order; none in models with cross-attention, whose inputs are not at fixed addresses.
         last_tokens: (rows,) int64 the token that was sampled last of each row of the request table. A token whose id
             the host does not know yet is read from it, see `RequestTable.append_unknown`.
     """
@@ -108,7 +113,7 @@ class DeviceInputBuilder(InputBuilder):
         rows, blocks = table.blocks.shape
         self._table = table
         self._device = device
-        self.padded_sizes = tuple(padded_sizes)
+        self.padded_sizes = () if table.cross_blocks.size else tuple(padded_sizes)
         self._max_len = table.tokens.shape[1]
         self._buffers = PinnedBuffers(device)
         most = self.padded_sizes[-1] if self.padded_sizes else 0
@@ -124,7 +129,7 @@ class DeviceInputBuilder(InputBuilder):
         queries = queries_of(spans)
         tokens = spans[-1].offset + spans[-1].count
         every = len(queries.sampling) == tokens == queries.singles
-        padded = self._padded_size(tokens) if every and self._table.cross_blocks.size == 0 else None
+        padded = self._padded_size(tokens) if every else None
         spans_of_prompts = len(queries.rows) - queries.singles
         sizes = Sizes(
             tokens if padded is None else padded,
@@ -132,11 +137,15 @@ class DeviceInputBuilder(InputBuilder):
             spans_of_prompts,
             0 if every else len(queries.sampling),
         )
-        return self._send(spans, queries, tokens, sizes, scheduled, every=every, static=padded is not None)
+        static, adapted = padded is not None, any(row in self._table.lora_rows for row in queries.rows)
+        return self._send(spans, queries, tokens, sizes, scheduled, every=every, static=static, adapted=adapted)
 
-    def blank(self, size: int) -> StepInputs:
-        """The inputs of a step of one of the padded sizes that consists of padding, with which steps are captured."""
-        return self._send([], queries_of([]), 0, Sizes(size, size, 0, 0), (), every=True, static=True)
+    def blank(self, size: int, *, adapted: bool = False) -> StepInputs:
+        """The inputs of a step of one of the padded sizes that consists of padding, with which steps are captured.
+
+        `adapted`: of a step in which a sequence may use the model's adapter.
+        """
+        return self._send([], queries_of([]), 0, Sizes(size, size, 0, 0), (), every=True, static=True, adapted=adapted)
 
     def _padded_size(self, tokens: int) -> int | None:
         return next((size for size in self.padded_sizes if size >= tokens), None)
@@ -151,8 +160,13 @@ class DeviceInputBuilder(InputBuilder):
         *,
         every: bool,
         static: bool,
+        adapted: bool,
     ) -> StepInputs:
-        """`every`: logits are computed for all rows. `static`: at the addresses of all steps of that size."""
+        """The inputs of a step.
+
+        `every`: logits are computed for all rows. `static`: at the addresses of all steps of that size. `adapted`: a
+        sequence uses the model's adapter.
+        """
         offsets = _offsets(sizes)
         changes, values = self._changed_blocks(scheduled)
         nbytes = offsets.changes + (_INT64 + _INT32) * len(changes)
@@ -167,7 +181,12 @@ class DeviceInputBuilder(InputBuilder):
         views = _views(sent, sizes, offsets)
         if unknown:
             fill_last_tokens(views.token_ids, self.last_tokens)
-        model = ModelInputs(views.token_ids, views.positions, None if every else views.logits_indices)
+        indices = None if every else views.logits_indices
+        lora = None
+        if adapted:
+            tokens_of, logits_of = (AdapterOfRow(part, 1) for part in (views.adapters, views.logits_adapters))
+            lora = LoRARows(tokens_of, None if every else logits_of)
+        model = ModelInputs(views.token_ids, views.positions, indices, lora=lora)
         metadata = self._metadata(spans, sizes, views, static=static)
         cross = self._cross(spans)
         return StepInputs(spans, model, views.slots, last_block, static, metadata, cross)
@@ -218,6 +237,10 @@ class DeviceInputBuilder(InputBuilder):
         arrays.logits_lens[:] = lengths[sampling]
         arrays.query_starts[0] = 0
         arrays.query_starts[1:] = np.cumsum(count[queries.singles :])
+        adapters = np.full(len(table.lengths), _NO_ADAPTER, np.int32)
+        adapters[[*table.lora_rows]] = 0
+        _put(arrays.adapters, adapters[rows], _NO_ADAPTER)
+        arrays.logits_adapters[:] = adapters[row[sampling]]
         return int(blocks.max(initial=0)), bool((known < 0).any())
 
     def _metadata(self, spans: Sequence[Span], sizes: Sizes, views: _Views, *, static: bool) -> DeviceMetadata:
@@ -261,6 +284,8 @@ class _Arrays:
         self.span_lens = array(offsets.span_lens, sizes.spans, np.int32)
         self.logits_lens = array(offsets.logits_lens, sizes.logits, np.int32)
         self.query_starts = array(offsets.query_starts, sizes.spans + 1, np.int32)
+        self.adapters = array(offsets.adapters, sizes.tokens, np.int32)
+        self.logits_adapters = array(offsets.logits_adapters, sizes.logits, np.int32)
 
 
 class _Views(NamedTuple):
@@ -275,6 +300,8 @@ class _Views(NamedTuple):
     span_lens: Tensor
     logits_lens: Tensor
     query_starts: Tensor
+    adapters: Tensor
+    logits_adapters: Tensor
 
 
 def _views(sent: Tensor, sizes: Sizes, offsets: _Offsets) -> _Views:

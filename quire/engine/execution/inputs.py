@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import NamedTuple, Protocol
 
@@ -165,6 +165,7 @@ class NumpyInputBuilder(InputBuilder):
                 torch.from_numpy(table.tokens[rows, positions].astype(np.int64)),
                 torch.from_numpy(positions + table.rope_offsets[rows]),
                 None if len(indices) == len(positions) else torch.tensor(indices, dtype=torch.int64),
+                lora=_lora_rows(spans, table.lora_rows),
             ),
             torch.from_numpy(blocks * table.block_size + offset),
             int(blocks.max()),
@@ -204,6 +205,8 @@ class NativeInputBuilder(InputBuilder):
         inputs, slots, metadata = arrays.views(tokens, len(queries.rows), None if every else len(queries.sampling))
         if self._table.long_rope_rows:
             inputs.positions.add_(_rope_offsets(spans, self._table))
+        if self._table.lora_rows:
+            inputs = replace(inputs, lora=_lora_rows(spans, self._table.lora_rows))
         cross = None if self._cross is None else self._cross.build(spans, static=static)
         return StepInputs(spans, inputs, slots, last_block, static, metadata, cross)
 
@@ -319,8 +322,8 @@ class _CrossAttentionRows:
         return tables[:count], lengths[:count]
 
 
-def lora_rows(spans: Sequence[Span], using_lora: Set[int], device: torch.device) -> LoRARows | None:
-    """The rows of a step whose sequences use LoRA; None if there are none.
+def _lora_rows(spans: Sequence[Span], using_lora: Set[int]) -> LoRARows | None:
+    """The rows of a step whose sequences use LoRA, on the host; None if there are none.
 
     `using_lora`: the rows of these sequences in the request table.
     """
@@ -333,9 +336,7 @@ def lora_rows(spans: Sequence[Span], using_lora: Set[int], device: torch.device)
     tokens = torch.tensor(flags).repeat_interleave(counts)
     sampling = [flag for span, flag in zip(spans, flags, strict=True) if span.samples and not span.draft]
     logits = torch.tensor(sampling, dtype=torch.bool).nonzero().flatten() if any(sampling) else None
-    return LoRARows(
-        RowSet(tokens.nonzero().flatten().to(device)), None if logits is None else RowSet(logits.to(device))
-    )
+    return LoRARows(RowSet(tokens.nonzero().flatten()), None if logits is None else RowSet(logits))
 
 
 def make_spans(scheduled: Sequence[ScheduledSequence], table: RequestTable) -> list[Span]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -33,24 +34,77 @@ def free_memory(cgroup: Path = _CGROUP) -> int:
     return available
 
 
-def gpu_cache_memory(device: torch.device, utilization: float, largest_step: Callable[[], None]) -> int:
-    """Bytes for a KV cache on a GPU: a share of its memory, less what else uses it while the largest step runs.
+@dataclass(frozen=True, slots=True)
+class MemoryShare:
+    """What an engine takes of the memory that it shares with the other engines of its server.
 
-    Args:
-        device: a CUDA device.
-        utilization: the share, for weights, KV cache and intermediate results together.
-        largest_step: runs the model's largest step, without a KV cache.
+    On the host all shares are computed before the engines load. On a GPU engines are built one after the other, and
+    each measures what the earlier ones have left.
+
+    Attributes:
+        host_bytes: bytes of the host's memory, beside weights.
+        engines: engines with a KV cache that are not built yet, this one included.
+        weights: bytes of the weights of the engines that are built after this one.
+        steps: bytes of the intermediate results of earlier engines, which they do not hold between steps.
     """
+
+    host_bytes: int
+    engines: int = 1
+    weights: int = 0
+    steps: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class GpuMemory:
+    """The use of a GPU's memory, in bytes.
+
+    Attributes:
+        total: all of it; free: what no process has.
+        reserved: what PyTorch has in this process; allocated: tensors in it; peak: most of them since a reset.
+    """
+
+    total: int
+    free: int
+    reserved: int
+    allocated: int
+    peak: int
+
+    @classmethod
+    def of(cls, device: torch.device) -> GpuMemory:
+        """That of a CUDA device, when its work is done."""
+        torch.cuda.synchronize(device)
+        free, total = torch.cuda.mem_get_info(device)
+        reserved, allocated = torch.cuda.memory_reserved(device), torch.cuda.memory_allocated(device)
+        return cls(total, free, reserved, allocated, torch.cuda.max_memory_allocated(device))
+
+
+def measure_largest_step(device: torch.device, largest_step: Callable[[], None]) -> tuple[GpuMemory, GpuMemory]:
+    """The use of a GPU's memory before and after a model's largest step, which runs without a KV cache."""
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
+    before = GpuMemory.of(device)
     largest_step()
-    torch.cuda.synchronize(device)
-    peak = torch.cuda.max_memory_allocated(device)
-    free, total = torch.cuda.mem_get_info(device)
-    outside = total - free - torch.cuda.memory_reserved(device)  # kernels, libraries and other processes
+    after = GpuMemory.of(device)
     torch.cuda.empty_cache()
-    return max(0, int(total * utilization) - outside - peak)
+    return before, after
+
+
+def gpu_cache_memory(before: GpuMemory, after: GpuMemory, utilization: float, share: MemoryShare | None) -> int:
+    """Bytes for a KV cache on a GPU: a part of its memory, less what else uses it while the largest step runs.
+
+    Args:
+        before: before the largest step, without unused memory that PyTorch could free.
+        after: after it.
+        utilization: the part, for weights, KV caches and intermediate results of all engines of the server.
+        share: of that part; None: there is one engine.
+    """
+    outside = after.total - after.free - after.reserved  # kernels, libraries and other processes
+    held = before.reserved - before.allocated  # by graphs of other engines, whose memory nothing else may use
+    left = int(after.total * utilization) - outside - held - after.peak
+    if share is not None:
+        left = (left - share.weights - share.steps) // share.engines
+    return max(0, left)
 
 
 def _read_int(path: Path) -> int | None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from quire.engine.execution.alignment import Aligner
 from quire.engine.execution.attention.backend import AttentionBackend
-from quire.engine.execution.inputs import InputBuilder, Span, StepInputs, lora_rows
+from quire.engine.execution.inputs import InputBuilder, Span, StepInputs
 from quire.engine.execution.item_encoder import ItemEncoder
 from quire.engine.execution.pooling import ChunkPooler, Pooler
 from quire.engine.execution.request_table import Changes, RequestTable
@@ -148,12 +148,9 @@ class ModelRunner:
         return compute_logits(self.model.lm_head, hidden, _rows_to_sample(sampling)) if sampling else None
 
     def _with_items(self, inputs: StepInputs, scheduled: Sequence[ScheduledSequence]) -> StepInputs:
-        """The inputs with the embeddings of items, and the rows that are computed with the model's adapter."""
+        """The inputs with the embeddings of items."""
         if not self.items.changes_embeddings:
             return inputs
-        if self._table.lora_rows:
-            rows = lora_rows(inputs.spans, self._table.lora_rows, inputs.model.token_ids.device)
-            inputs = replace(inputs, model=replace(inputs.model, lora=rows))
         of_row = {self._table.row_of(one.request_id): one for one in scheduled}
         items = self.items.embeddings([(span, of_row[span.row]) for span in inputs.spans])
         return inputs if items is None else replace(inputs, model=replace(inputs.model, items=items))

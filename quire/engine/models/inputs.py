@@ -7,6 +7,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from quire.kernels.low_rank import SortedRows, sort_rows
 from quire.kernels.paged_attention import AttentionParams
 from quire.kernels.projected_heads import ProjectedHeads
 from quire.kernels.qk_norm_rope import qk_norm_rope
@@ -42,6 +43,26 @@ class RowSet:
     indices: Tensor | None = None
 
 
+AdaptedRows = RowSet | SortedRows  # those of a linear layer's input that an adapter applies to
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterOfRow:
+    """The adapter of each row of a step, on devices whose kernels choose the rows.
+
+    Attributes:
+        adapters: (rows,) int32 index of the adapter; -1: none.
+        count: number of adapters.
+    """
+
+    adapters: Tensor
+    count: int
+
+    def sorted(self) -> SortedRows:
+        """What kernels read, computed on the device."""
+        return sort_rows(self.adapters, self.count)
+
+
 @dataclass(frozen=True, slots=True)
 class LoRARows:
     """The rows of a step that the model's LoRA adapter applies to.
@@ -51,13 +72,13 @@ class LoRARows:
         logits: rows among `logits_indices`; None: none of them.
     """
 
-    tokens: RowSet
-    logits: RowSet | None
+    tokens: RowSet | AdapterOfRow
+    logits: RowSet | AdapterOfRow | None
 
     @property
     def is_all(self) -> bool:
-        """Whether the adapter applies to the whole step."""
-        return self.tokens.indices is None
+        """Whether the adapter is known to apply to the whole step."""
+        return isinstance(self.tokens, RowSet) and self.tokens.indices is None
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from quire.engine.models.layers.linear import Linear
 from quire.engine.models.layers.parallel import VocabParallelEmbedding
 from quire.engine.models.layers.relative_bias import RelativeBiasTable
 from quire.engine.models.layers.rope import RopeTables, rope_switch
-from quire.engine.models.layers.step import StepContext
+from quire.engine.models.layers.step import StepContext, StepLoRA
 from quire.engine.models.parallel.group import RankGroup
 from quire.engine.models.rope_spec import Rope
 from quire.engine.models.spec import DecoderSpec, DisentangledAttention, GroupedQueryAttention, TransformerSpec
@@ -79,7 +79,7 @@ class Transformer(LayerStack):
             None if self.relative_bias is None else self.relative_bias(),
             None if self.relative_positions is None else self.relative_positions(),
             cross,
-            inputs.lora,
+            StepLoRA.of(inputs.lora),
         )
 
     @property

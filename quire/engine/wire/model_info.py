@@ -102,6 +102,8 @@ class ModelInfo(msgspec.Struct, frozen=True):
     """Facts about a loaded model, for the front end.
 
     Attributes:
+        step_bytes: memory of a GPU for intermediate results of the largest step, which is not held between steps; 0
+            where it was not measured.
         tasks: "generate", "transcribe", or the pooling tasks that the model can do.
         pooling: None if it has no pooling tasks.
         speech: facts about a model that only transcribes; None for others.
@@ -119,6 +121,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
     block_size: int
     weight_bytes: int
     cache_bytes: int
+    step_bytes: int = 0
     tasks: tuple[str, ...] = ("generate",)
     pooling: PoolingInfo | None = None
     speech: SpeechToTextInfo | None = None

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from quire.kernels.triton.ranked_tokens import choose_ranked
 from quire.kernels.triton.variants import KernelVariant
-from quire.kernels.triton.vocab import CHUNK, largest_of_row, load_logits, to_integer
+from quire.kernels.triton.vocab import CHUNK, ROW_SETTINGS, largest_of_row, load_logits, to_integer
 
 
 @triton.jit
@@ -46,7 +46,7 @@ def is_random(temperatures, top_k, top_p, row):
     return (tl.load(temperatures + row) > 0) & (tl.load(top_k + row) == 0) & (tl.load(top_p + row) >= 1)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=ROW_SETTINGS)
 def chunk_mass_kernel(
     logits,
     largest,
@@ -70,7 +70,7 @@ def chunk_mass_kernel(
         tl.store(masses + row * chunks + chunk, tl.sum(weights, 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=ROW_SETTINGS)
 def choose_kernel(
     logits,
     largest,

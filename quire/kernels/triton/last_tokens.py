@@ -11,7 +11,7 @@ from quire.kernels.triton.variants import KernelVariant
 _BLOCK = 1024
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def fill_last_tokens_kernel(token_ids, last_tokens, count, BLOCK: tl.constexpr):
     """One program for each BLOCK tokens."""
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)

@@ -42,7 +42,7 @@ def split_bounds(length, window, SPLIT: tl.constexpr, MAX_SPLITS: tl.constexpr, 
     return first, origin, size, tl.cdiv(length - origin, size)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["slots"])
 def decode_kernel(
     q, keys, values, key_scales, value_scales, tables, lengths, sinks, slopes, out, parts, stats, q_row, q_head,
     table_row, out_row, out_head, key_head, key_block, key_row, value_head, value_block, value_row, kv_heads, slots,
@@ -96,7 +96,7 @@ def decode_kernel(
             store_columns(rows, acc_tail, stored, VALUE_MAIN, VALUE_TAIL, VALUE_DIM)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["slots"])
 def reduce_kernel(
     parts, stats, lengths, sinks, out, out_row, out_head, heads, slots, value_scale, window,
     DIM: tl.constexpr, WIDTH: tl.constexpr, SLOTS: tl.constexpr, SINKS: tl.constexpr, BLOCK_N: tl.constexpr,

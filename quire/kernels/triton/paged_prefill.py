@@ -28,7 +28,7 @@ from quire.kernels.triton.variants import KernelVariant
 _TABLE = "attention"
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["spans"])
 def prefill_kernel(
     q, keys, values, key_scales, value_scales, tables, lengths, starts, sinks, slopes, biases, out, q_row, q_head,
     table_row, out_row, out_head, key_head, key_block, key_row, value_head, value_block, value_row, spans, scale,

@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.triton.variants import KernelVariant
-from quire.kernels.triton.vocab import CHUNK, largest_of_row, load_logits, of_key, ordered_key, to_integer
+from quire.kernels.triton.vocab import CHUNK, ROW_SETTINGS, largest_of_row, load_logits, of_key, ordered_key, to_integer
 
 _CAPACITY = 4096  # candidates of a row
 _BLOCK = 512  # tokens that a search reads at a time
@@ -55,7 +55,7 @@ def distance_bins(scaled, best):
     return tl.minimum(distance * BINS_PER_UNIT, BINS - 1.0).to(tl.int32)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=ROW_SETTINGS)
 def candidates_kernel(
     logits,
     largest,
@@ -155,7 +155,7 @@ def find_end(source, size, divisor, best, floor, target, BLOCK: tl.constexpr):
     return key, ties, above + ties * weight
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=ROW_SETTINGS)
 def choose_ranked_kernel(
     logits,
     largest,

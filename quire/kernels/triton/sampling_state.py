@@ -15,7 +15,7 @@ FIRST, SECOND = tl.constexpr(0xBF58476D1CE4E5B9), tl.constexpr(0x94D049BB133111E
 UNIT = tl.constexpr(1.0 / (1 << 53))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def randoms_kernel(states, rows, positions, out, count, BLOCK: tl.constexpr):
     """The output function of SplitMix64 (Steele et al. 2014) of state ^ position."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)

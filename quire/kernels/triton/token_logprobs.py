@@ -11,6 +11,7 @@ from quire.kernels.triton.variants import KernelVariant
 from quire.kernels.triton.vocab import CHUNK, load_logits, of_key, ordered_key
 
 LOW = tl.constexpr(32)  # bits of a sort key that hold the token
+_FEWEST = 32  # top tokens of a block; one compiled kernel serves all smaller numbers
 
 
 @triton.jit
@@ -65,7 +66,7 @@ def rank_kernel(
         tl.store(keys + row * vocab + ids, (ordered_key(x).to(tl.int64) << LOW) | low, mask=ids < vocab)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def top_kernel(keys, largest, sums, ids, logprobs, vocab, chunks, count, CHUNKS: tl.constexpr, BLOCK: tl.constexpr):
     """Tokens and log-probabilities from sort keys (rows, count); one program for a block of a row."""
     row = tl.program_id(0).to(tl.int64)
@@ -113,7 +114,7 @@ def token_logprobs(logits: Tensor, tokens: Tensor, top: int) -> tuple[Tensor, Te
     )
     if top:
         highest = keys.topk(top, -1).values
-        block = min(1024, triton.next_power_of_2(top))
+        block = min(1024, triton.next_power_of_2(max(top, _FEWEST)))
         top_kernel[(rows, triton.cdiv(top, block))](
             highest, largest, sums, ids, logprobs, *sizes, top, CHUNKS=width, BLOCK=block, num_warps=1
         )
@@ -147,8 +148,8 @@ VARIANTS = [
     ),
     KernelVariant(  # Triton makes integers that are 1 constants
         top_kernel,
-        {"keys": "*i64", **_ROWS, "ids": "*i64", "logprobs": "*fp32", "vocab": "i32"},
-        {"chunks": 1, "count": 1, "CHUNKS": 1, "BLOCK": 1},
+        {"keys": "*i64", **_ROWS, "ids": "*i64", "logprobs": "*fp32", "vocab": "i32", "count": "i32"},
+        {"chunks": 1, "CHUNKS": 1, "BLOCK": 32},
         num_warps=1,
     ),
 ]

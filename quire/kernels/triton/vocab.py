@@ -11,6 +11,8 @@ import triton
 import triton.language as tl
 
 CHUNK = 4096  # tokens that one program reads
+# Arguments with a number per row: rows of a matrix, whose alignment depends on the batch. It does not choose a variant.
+ROW_SETTINGS = ("temperatures", "randoms", "log_min_p", "top_k", "top_p")
 UNIT = tl.constexpr(float(1 << 44))  # weights of the most likely token
 
 

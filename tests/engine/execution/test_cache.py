@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -21,7 +20,7 @@ from quire.engine.execution.cache import (
     scale_bytes,
 )
 from quire.engine.execution.devices.reference import ReferenceDevice
-from quire.engine.execution.memory import free_memory
+from quire.engine.execution.memory import MemoryShare, free_memory
 from quire.engine.models.decoder import CacheShape
 from quire.kernels.int8_pages import SCALE
 
@@ -33,13 +32,13 @@ def test_block_bytes() -> None:
 
 
 def never() -> NoReturn:
-    pytest.fail("nothing has to be measured")
+    pytest.fail("no step has to run")
 
 
 def test_kv_cache_memory_sets_the_number_of_blocks() -> None:
-    assert count_blocks(EngineOptions(kv_cache_memory_bytes=1000), 90, 10_000, never) == 11
+    assert count_blocks(EngineOptions(kv_cache_memory_bytes=1000), 90, 10_000, None) == 11
     with pytest.raises(OutOfCacheMemory, match="needs 1001 bytes, 1000 are available; raise --kv-cache-memory-bytes"):
-        count_blocks(EngineOptions(kv_cache_memory_bytes=1000), 1001, 10_000, never)
+        count_blocks(EngineOptions(kv_cache_memory_bytes=1000), 1001, 10_000, None)
 
 
 @pytest.mark.parametrize("setting", ["kv_cache_free_memory_fraction", "gpu_memory_utilization"])
@@ -47,7 +46,7 @@ def test_memory_fraction_is_limited_to_what_max_num_seqs_needs(setting: str) -> 
     options = EngineOptions(**{setting: 0.5}, max_num_seqs=4, block_size=16)
 
     def count(per_block: int, context_len: int, share: int, reserved: int = 0) -> int:
-        available = partial(ReferenceDevice().cache_memory, options, share, reserved, never)
+        available = ReferenceDevice().cache_memory(options, MemoryShare(share), reserved, never)
         return count_blocks(options, per_block, context_len, available)
 
     assert count(1000, 100_000, 1_000_000) == 500

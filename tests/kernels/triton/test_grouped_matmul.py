@@ -10,11 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from quire.engine.execution.cuda_graphs import CudaGraph
 from quire.kernels import gpu
 from quire.kernels.activation import reference as act_and_mul
 from quire.kernels.experts import run_experts
 from quire.kernels.gpu_weights import StackedWeights, WeightData, prepare_rows
+from quire.kernels.low_rank import add_low_rank, sort_rows
 from quire.kernels.routing import softmax_top_k
+from tests.support.triton_device import FakeGraph
 from tests.support.weights import plain_rows, plain_weight
 
 
@@ -169,7 +172,6 @@ def test_no_tokens(device: torch.device) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_adapters(device: torch.device, rank: int, rows: int, size_in: int, dtype: torch.dtype) -> None:
     """Rows with any of several adapters; rows without one keep their bits."""
-    from quire.kernels.triton.lora import add_low_rank
 
     torch.manual_seed(0)
     x, y = torch.randn(rows, size_in, device=device).to(dtype), torch.randn(rows, 90, device=device).to(dtype)
@@ -183,8 +185,28 @@ def test_adapters(device: torch.device, rank: int, rows: int, size_in: int, dtyp
             expected[row] = (y[row].double() + inner.double() @ up[adapter].double().T).to(dtype)
     memory = torch.full((rows, 92), torch.nan, device=device, dtype=dtype)
     memory[:, 1:-1] = y
-    out = add_low_rank(memory[:, 1:-1], x, down, up, adapters)
+    out = add_low_rank(memory[:, 1:-1], x, down, up, sort_rows(adapters, 3))
     tolerance = 8e-2 if dtype == torch.bfloat16 else 1e-5
     torch.testing.assert_close(out, expected, rtol=tolerance, atol=tolerance)
     assert torch.equal(out[adapters < 0], y[adapters < 0])
     assert memory[:, [0, -1]].isnan().all()
+
+
+def test_a_captured_product_serves_any_mix_of_adapters(device: torch.device) -> None:
+    """A graph reads which row has which adapter when it is replayed."""
+    torch.manual_seed(0)
+    x, y = torch.randn(9, 64, device=device), torch.randn(9, 40, device=device)
+    down, up = torch.randn(3, 8, 64, device=device), torch.randn(3, 40, 8, device=device)
+    adapters, out = torch.full((9,), -1, dtype=torch.int32, device=device), torch.empty_like(y)
+
+    def compute() -> None:
+        add_low_rank(out.copy_(y), x, down, up, sort_rows(adapters, 3))
+
+    graph = FakeGraph([]) if gpu.is_interpreted() else CudaGraph.sharing_memory()()
+    graph.capture(compute)
+    for mix in ([-1] * 9, [2] * 9, [0, -1, 1, 2, 2, -1, 0, 1, 1], [-1] * 8 + [1]):
+        adapters.copy_(torch.tensor(mix, dtype=torch.int32))
+        graph.replay()
+        for row, adapter in enumerate(mix):
+            own = y[row] if adapter < 0 else y[row] + up[adapter] @ (down[adapter] @ x[row])
+            torch.testing.assert_close(out[row], own, rtol=1e-4, atol=1e-4)

@@ -13,6 +13,7 @@ from quire.engine.execution.attention.backend import AttentionBackend
 from quire.engine.execution.cache import CacheMemory, KVCache
 from quire.engine.execution.executor import BackgroundRunner, Executor, ParallelExecutor, Runner
 from quire.engine.execution.inputs import InputBuilder
+from quire.engine.execution.memory import MemoryShare
 from quire.engine.execution.request_table import RequestTable
 from quire.engine.execution.sampling.pending import TokenSampler
 from quire.engine.execution.sampling.sampler import GrammarStates
@@ -29,24 +30,26 @@ class Device(LoadTarget, Protocol):
         description: text for the log, e.g. the instruction set of the kernels.
         cache_alignment: keys and values are padded to a multiple of this many elements in pages.
         row_alignment: see `CacheShape`.
+        compiles_kernels: its kernels are compiled when they are first called, see `warm_up`.
     """
 
     name: str
     description: str
     cache_alignment: int
     row_alignment: int
+    compiles_kernels: bool
 
     def activate(self) -> AbstractContextManager[None]:
         """Select the device and its kernels for the calling thread; around loading and every step."""
 
     def cache_memory(
-        self, options: EngineOptions, share: int | None, reserved: int, largest_step: Callable[[], None]
+        self, options: EngineOptions, share: MemoryShare | None, reserved: int, largest_step: Callable[[], None]
     ) -> CacheMemory:
         """Measure the memory that the KV cache of an engine may take.
 
         Args:
             options: which part of the memory engines may take.
-            share: bytes that the engine may take beside its weights, where several share the memory of the host.
+            share: what the engine may take, where several share the memory; None: it is the only one.
             reserved: bytes that the engine needs for other state.
             largest_step: runs the model's largest step, without a KV cache.
         """

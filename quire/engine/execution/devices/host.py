@@ -12,7 +12,7 @@ from quire.engine.execution.cache import CacheMemory, KVCache
 from quire.engine.execution.devices.device import Device
 from quire.engine.execution.executor import BackgroundExecutor, BackgroundRunner, Executor, ParallelExecutor, Runner
 from quire.engine.execution.inputs import InputBuilder
-from quire.engine.execution.memory import free_memory
+from quire.engine.execution.memory import MemoryShare, free_memory
 from quire.engine.execution.request_table import RequestTable
 from quire.engine.execution.sampling.pending import TokenSampler
 from quire.engine.execution.sampling.sampler import GrammarStates, Sampler
@@ -21,11 +21,13 @@ from quire.engine.execution.sampling.sampler import GrammarStates, Sampler
 class HostDevice(Device):
     """A device that computes with the cores and the memory of the host."""
 
+    compiles_kernels = False
+
     @override
     def cache_memory(
-        self, options: EngineOptions, share: int | None, reserved: int, largest_step: Callable[[], None]
+        self, options: EngineOptions, share: MemoryShare | None, reserved: int, largest_step: Callable[[], None]
     ) -> CacheMemory:
-        available = (free_memory() if share is None else share) - reserved
+        available = (free_memory() if share is None else share.host_bytes) - reserved
         if options.gpu_memory_utilization is not None:  # vLLM's flag, in command lines that were written for it
             return CacheMemory(int(available * options.gpu_memory_utilization), "--gpu-memory-utilization")
         return CacheMemory(int(available * options.kv_cache_free_memory_fraction), "--kv-cache-free-memory-fraction")

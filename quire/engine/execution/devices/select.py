@@ -42,6 +42,11 @@ def find_device(name: Literal["auto", "cpu", "cuda", "reference"]) -> Device:
     assert_never(name)
 
 
+def uses_gpu(name: Literal["auto", "cpu", "cuda", "reference"]) -> bool:
+    """Whether `find_device` returns a GPU, or reports that there is none."""
+    return name == "cuda" or (name == "auto" and _missing_for_cuda() is None)
+
+
 def _missing_for_cuda() -> str | None:
     """What a CUDA device lacks here; None if there is one."""
     if torch.version.cuda is None:

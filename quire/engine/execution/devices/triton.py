@@ -12,13 +12,13 @@ from quire.allocator import return_freed_memory
 from quire.config.options import EngineOptions
 from quire.engine.execution.attention.backend import AttentionBackend
 from quire.engine.execution.attention.triton import TritonAttention
-from quire.engine.execution.cache import CacheMemory, DeviceKVCache, KVCache, OutOfCacheMemory
+from quire.engine.execution.cache import CacheMemory, DeviceKVCache, KVCache
 from quire.engine.execution.cuda_graphs import CudaGraph, Graph, GraphSteps, capture_sizes
 from quire.engine.execution.device_inputs import DeviceInputBuilder
 from quire.engine.execution.devices.device import Device
 from quire.engine.execution.executor import BackgroundExecutor, BackgroundRunner, Executor, ParallelExecutor, Runner
 from quire.engine.execution.inputs import InputBuilder
-from quire.engine.execution.memory import gpu_cache_memory
+from quire.engine.execution.memory import MemoryShare, gpu_cache_memory, measure_largest_step
 from quire.engine.execution.request_table import RequestTable
 from quire.engine.execution.sampling.device_sampler import DeviceSampler
 from quire.engine.execution.sampling.device_settings import settings_bytes
@@ -28,6 +28,8 @@ from quire.engine.execution.step_graphs import EagerSteps, StepRunner
 from quire.engine.models.decoder import CacheShape, LanguageModel
 
 _UTILIZATION = 0.9  # vLLM's default
+_SETTING = "--gpu-memory-utilization"
+_SHARED_SETTING = f"{_SETTING}, which all models share, or set --kv-cache-memory-bytes for each KV cache"
 
 
 class TritonDevice(Device):
@@ -39,6 +41,7 @@ class TritonDevice(Device):
     computes_float16 = True
     cache_alignment = 1
     row_alignment = 16  # bytes that a thread loads at a time
+    compiles_kernels = True
 
     def __init__(self, torch_device: torch.device) -> None:
         self.torch_device = torch_device
@@ -55,13 +58,12 @@ class TritonDevice(Device):
 
     @override
     def cache_memory(
-        self, options: EngineOptions, share: int | None, reserved: int, largest_step: Callable[[], None]
+        self, options: EngineOptions, share: MemoryShare | None, reserved: int, largest_step: Callable[[], None]
     ) -> CacheMemory:
-        if share is not None:
-            raise OutOfCacheMemory("several models on one GPU need --kv-cache-memory-bytes, the size of each KV cache")
-        utilization = options.gpu_memory_utilization or _UTILIZATION
-        nbytes = gpu_cache_memory(self.torch_device, utilization, largest_step)
-        return CacheMemory(nbytes - reserved, "--gpu-memory-utilization")
+        before, after = measure_largest_step(self.torch_device, largest_step)
+        nbytes = gpu_cache_memory(before, after, options.gpu_memory_utilization or _UTILIZATION, share)
+        setting = _SETTING if share is None else _SHARED_SETTING
+        return CacheMemory(nbytes - reserved, setting, after.peak - before.allocated)
 
     @override
     def allocate_cache(

@@ -8,12 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from quire.engine.models.inputs import RowSet
+from quire.engine.models.inputs import AdaptedRows
 from quire.kernels import gpu, native
 from quire.kernels.activation import activation, kernel_activation
 from quire.kernels.add_scaled import add_scaled
 from quire.kernels.linear import PackedWeight, Quantization, pack_weight
-from quire.kernels.low_rank import add_low_rank
+from quire.kernels.low_rank import SortedRows, add_low_rank
 from quire.kernels.take_rows import take_rows
 
 
@@ -82,7 +82,7 @@ class Linear(Packable):
         x: Tensor,
         *,
         act: str | None = None,
-        adapted: RowSet | None = None,
+        adapted: AdaptedRows | None = None,
         out_dtype: torch.dtype | None = None,
         out: Tensor | None = None,
     ) -> Tensor:
@@ -124,10 +124,12 @@ class LowRank(nn.Module):
             linear.plain = not native.supports(weight) and gpu.supports(weight)  # `add_low_rank` reads it
             linear.pack_weights("none")
 
-    def add(self, y: Tensor, x: Tensor, rows: RowSet) -> Tensor:
+    def add(self, y: Tensor, x: Tensor, rows: AdaptedRows) -> Tensor:
         """y (tokens, size_out), of which some rows get x's product; it may be changed. x: (tokens, size_in)."""
-        if self.down.plain and self.down.weight is not None and self.up.weight is not None:
-            return add_low_rank(y, x, self.down.weight, self.up.weight, rows.indices)
+        if isinstance(rows, SortedRows):
+            assert self.down.weight is not None
+            assert self.up.weight is not None
+            return add_low_rank(y, x, self.down.weight[None], self.up.weight[None], rows)
         if rows.indices is None:
             return add_scaled(y, self.up(self.down(x)))
         own = add_scaled(take_rows(y, rows.indices), self.up(self.down(take_rows(x, rows.indices))))

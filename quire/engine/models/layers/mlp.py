@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from quire.engine.models.inputs import RowSet
+from quire.engine.models.inputs import AdaptedRows
 from quire.engine.models.layers.linear import Linear
 from quire.engine.models.layers.parallel import row_parallel
 from quire.engine.models.parallel.group import RankGroup
@@ -39,7 +39,7 @@ class GatedMLPLayer(nn.Module):
         self.down = row_parallel(size, hidden, group, bias=bias if down_bias is None else down_bias)
         self.act = act
 
-    def forward(self, x: Tensor, adapted: RowSet | None = None) -> Tensor:
+    def forward(self, x: Tensor, adapted: AdaptedRows | None = None) -> Tensor:
         """(tokens, hidden) to (tokens, hidden). `adapted`: see `Linear`."""
         out: Tensor = self.down(act_and_mul(self.gate_up(x, adapted=adapted), self.act), adapted=adapted)
         return out
@@ -55,7 +55,7 @@ class PlainMLPLayer(nn.Module):
         self.down = row_parallel(size, hidden, group, bias=bias)
         self.act = act
 
-    def forward(self, x: Tensor, adapted: RowSet | None = None) -> Tensor:
+    def forward(self, x: Tensor, adapted: AdaptedRows | None = None) -> Tensor:
         """(tokens, hidden) to (tokens, hidden). `adapted`: see `Linear`."""
         out: Tensor = self.down(self.up(x, act=self.act, adapted=adapted), adapted=adapted)
         return out

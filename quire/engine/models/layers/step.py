@@ -6,10 +6,34 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from quire.engine.models.inputs import LoRARows, RowSet, StepAttention, StepCrossAttention
+from quire.engine.models.inputs import (
+    AdaptedRows,
+    AdapterOfRow,
+    LoRARows,
+    RowSet,
+    StepAttention,
+    StepCrossAttention,
+)
 from quire.engine.models.layers.pieces import Pieces
 from quire.engine.models.rope_spec import Rope
 from quire.kernels.projected_heads import CosSin
+
+
+@dataclass(frozen=True, slots=True)
+class StepLoRA:
+    """The rows that the adapter applies to, as layers read them; see `LoRARows`."""
+
+    tokens: AdaptedRows
+    logits: AdaptedRows | None
+
+    @classmethod
+    def of(cls, lora: LoRARows | None) -> StepLoRA | None:
+        """Those of a step. Where the device sorts rows it does so once, for all layers."""
+        return None if lora is None else cls(_rows(lora.tokens), None if lora.logits is None else _rows(lora.logits))
+
+
+def _rows(rows: RowSet | AdapterOfRow) -> AdaptedRows:
+    return rows.sorted() if isinstance(rows, AdapterOfRow) else rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +47,7 @@ class StepContext:
         relative_bias: see `AttentionParams.bias`.
         relative_positions: (rows, hidden) the table that `DisentangledAttentionLayer` reads.
         cross: the step's cross-attention; None in models without it.
-        lora: see `ModelInputs`.
+        lora: rows that the model's LoRA adapter applies to; None: none.
         pieces: the pieces of audio of the step; None in models that encode audio whole.
     """
 
@@ -35,10 +59,10 @@ class StepContext:
     relative_bias: Tensor | None = None
     relative_positions: Tensor | None = None
     cross: StepCrossAttention | None = None
-    lora: LoRARows | None = None
+    lora: StepLoRA | None = None
     pieces: Pieces | None = None
 
-    def lora_rows(self, *, last_layer: bool) -> RowSet | None:
+    def lora_rows(self, *, last_layer: bool) -> AdaptedRows | None:
         """Those of the tokens behind a layer's attention; None if the adapter applies to none of them."""
         if self.lora is None:
             return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from quire.engine.models.inputs import RowSet
+from quire.engine.models.inputs import AdapterOfRow
 from quire.engine.models.layers.embedding import Embedding
 from quire.engine.models.layers.linear import Linear
 from quire.kernels import native
@@ -29,9 +29,9 @@ def test_an_adapter_for_some_rows(device: torch.device, dtype: torch.dtype, indi
         up = torch.randn(48, 8, device=device).to(dtype)
         linear.adapt(down, up)
         plain = linear(x)
-        rows = RowSet(None if indices is None else torch.tensor(indices, dtype=torch.int64, device=device))
-        out = linear(x, adapted=rows)
         chosen = list(range(6)) if indices is None else indices
+        adapters = torch.tensor([0 if row in chosen else -1 for row in range(6)], dtype=torch.int32, device=device)
+        out = linear(x, adapted=AdapterOfRow(adapters, 1).sorted())
         expected = plain.clone()
         expected[chosen] += ((x[chosen].float() @ down.float().T).to(dtype).float() @ up.float().T).to(dtype)
     torch.testing.assert_close(out, expected, rtol=2e-2, atol=4e-2 if dtype == torch.bfloat16 else 1e-5)
