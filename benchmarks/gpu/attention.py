@@ -187,12 +187,13 @@ def _of_products(
 def candidates(kernel: str) -> Iterator[dict[str, int]]:
     """Configurations of a kernel to measure."""
     splits = [(256, 64), (512, 32), (1024, 32)] if kernel == "decode" else [(0, 0)]
-    rows = [0] if kernel == "decode" else [64, 128]
+    rows = [16, 32, 64] if kernel == "decode" else [64, 128]
     for block_m, block_n, (split, most), warps, stages in itertools.product(
         rows, (16, 32, 64, 128), splits, (4, 8), (2, 3, 4, 5)
     ):
         config = {"BLOCK_N": block_n, "num_warps": warps, "num_stages": stages}
-        yield config | ({"SPLIT": split, "MAX_SPLITS": most} if kernel == "decode" else {"BLOCK_M": block_m})
+        of_decode = {"MAX_HEADS": block_m, "SPLIT": split, "MAX_SPLITS": most}
+        yield config | (of_decode if kernel == "decode" else {"BLOCK_M": block_m})
 
 
 def best(kernel: str, cases: Sequence[Callable[[], Iterator[Callable[[], object]]]]) -> dict[str, int] | None:
