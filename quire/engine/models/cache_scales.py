@@ -19,7 +19,7 @@ from quire.engine.models.transformer import Transformer
 # projections; vLLM has attn or, for latent attention, mla_attn.mla_attn; SGLang has attn_mqa.
 _NAME = re.compile(
     r"(?:.*\.)?layers\.(?P<layer>\d+)\.self_attn\."
-    r"(?:(?:[kv]_proj|kv_b_proj|attn|attn_mqa|mla_attn(?:\.mla_attn)?)\.)?(?P<kind>k|v|kv)_scale"
+    r"(?:(?:[kv]_proj|kv_b_proj|attn|attn_mqa|mla_attn(?:\.mla_attn)?)\.)?(?P<kind>k|v|kv|q)_scale"
 )
 
 
@@ -34,6 +34,8 @@ class CacheScales:
 
     def without_scales(self, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         """Keep the scales of the decoder's layers, and yield all other tensors.
+
+        Scales of queries are left out: queries are not quantized.
 
         Raises:
             BrokenFolder: a scale is not one positive number.

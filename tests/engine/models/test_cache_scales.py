@@ -52,6 +52,7 @@ def test_each_layer_has_its_scales(tmp_path: Path) -> None:
         ({"k_proj.k_scale": 0.5, "v_proj.v_scale": 0.5}, (0.5, 0.5)),
         ({"kv_b_proj.k_scale": 0.5, "kv_b_proj.v_scale": 0.5}, (0.5, 0.5)),
         ({"attn_mqa.k_scale": 0.5, "attn_mqa.v_scale": 0.25}, (0.5, 0.25)),
+        ({"mla_attn.mla_attn.q_scale": 2.0, "mla_attn.mla_attn.k_scale": 0.5}, (0.5, 0.5)),
         ({"attn.v_scale": 0.25}, (1.0, 0.25)),
     ],
 )
