@@ -335,8 +335,9 @@ class EngineOptions(Options):
     )
     kv_cache_dtype: Literal["auto", "int8", "fp8"] = Field(
         "auto",
-        description="data type of the KV cache; auto: that of the model; int8: 8 bits with a scale per head; fp8: "
-        "float8_e4m3 with the checkpoint's scales, if it has any, on GPUs of compute capability 8.9 or more",
+        description="data type of the KV cache; auto: that of the model; int8: 8 bits with a scale for each head of "
+        "each token; fp8: float8_e4m3 with the checkpoint's scales, if it has any, on GPUs of compute capability 8.9 "
+        "or more",
     )
     kv_cache_free_memory_fraction: Annotated[float, Field(gt=0, le=1)] = Field(
         0.5,

@@ -117,9 +117,13 @@ VLLM: tuple[OtherServerFlag, ...] = (
     *refused("--hf-token", "set the environment variable HF_TOKEN"),
     *same("--task", "--pooler-config"),
     translated_to("--runner", "--task", "`pooling` is `--convert embed`, unless --convert is set"),
-    translated_to("--convert", "--convert", "`auto` is left out"),
+    translated_to("--convert", "--convert", "`auto` has no effect: it is the default"),
     *refused("--skip-tokenizer-init --enable-prompt-embeds", "prompts must be text or token ids"),
-    *refused("--disable-sliding-window", "sliding windows cannot be disabled", "--max-model-len"),
+    *refused(
+        "--disable-sliding-window",
+        "sliding windows cannot be disabled, but have no effect if this is at most the window",
+        "--max-model-len",
+    ),
     *ignored(
         "--safetensors-load-strategy --max-parallel-loading-workers --ignore-patterns",
         "weights are always read in one pass",
