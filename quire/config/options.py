@@ -283,7 +283,9 @@ class ParallelOptions(Options):
         "for models that generate text from text only; with several ranks there are no CUDA graphs",
     )
     pipeline_parallel_size: Annotated[int, Field(ge=1, le=64)] = Field(
-        1, description="number of stages: groups of ranks that each have a part of the layers"
+        1,
+        description="number of stages: groups of ranks that each have a part of the layers; as many steps are computed "
+        "at the same time, each with prompts or with a part of many running requests",
     )
     enable_expert_parallel: Flag = Field(
         False,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from quire.config.other_servers.table import OtherServerFlag, ignored, ignored_switch, refused, same, translated_to
 
 _ONE_MACHINE = "Quire runs a model once, on one machine"
+_ONE_COPY = "Quire runs one copy of a model; for more, start several servers behind a load balancer"
 _CONTEXT = "there is no context parallelism"
 _EXPERTS = "each rank has an equal, fixed part of the experts"
 _DUAL_BATCH = "a step is not divided into two batches"
@@ -210,8 +211,8 @@ VLLM: tuple[OtherServerFlag, ...] = (
     translated_to("-tp", "--tensor-parallel-size"),
     translated_to("-pp", "--pipeline-parallel-size"),
     translated_to("-ep", "--enable-expert-parallel", switch=True),
-    *ignored("--data-parallel-size|-dp", _ONE_MACHINE, only=["1"], ours="--tensor-parallel-size"),
-    *ignored("--data-parallel-size-local|-dpl", _ONE_MACHINE, only=["1"]),
+    *ignored("--data-parallel-size|-dp", _ONE_COPY, only=["1"]),
+    *ignored("--data-parallel-size-local|-dpl", _ONE_COPY, only=["1"]),
     *ignored("--renderer-num-workers", "the number of renderer processes cannot be set", only=["1"]),
     *ignored_switch("--worker-use-ray --engine-use-ray --ray-workers-use-nsight", _ONE_MACHINE),
     *ignored("--prefill-context-parallel-size|-pcp", _CONTEXT, only=["1"], ours="--tensor-parallel-size"),
@@ -219,12 +220,12 @@ VLLM: tuple[OtherServerFlag, ...] = (
     *ignored("--cp-kv-cache-interleave-size --dcp-kv-cache-interleave-size", _CONTEXT),
     *ignored("--dbo-decode-token-threshold --dbo-prefill-token-threshold", _DUAL_BATCH),
     *ignored_switch("--disable-nccl-for-dp-synchronization", _ONE_MACHINE),
-    *refused("--data-parallel-rank|-dpn --data-parallel-start-rank|-dpr --data-parallel-backend|-dpb", _ONE_MACHINE),
-    *refused("--data-parallel-external-lb|-dpe --data-parallel-hybrid-lb|-dph", _ONE_MACHINE),
+    *refused("--data-parallel-rank|-dpn --data-parallel-start-rank|-dpr --data-parallel-backend|-dpb", _ONE_COPY),
+    *refused("--data-parallel-external-lb|-dpe --data-parallel-hybrid-lb|-dph", _ONE_COPY),
     *refused("--device-ids", "set CUDA_VISIBLE_DEVICES"),
     *ignored("--nnodes|-n", _ONE_MACHINE, only=["1"]),
     *refused("--node-rank|-r --master-addr --master-port", _ONE_MACHINE),
-    *refused("--data-parallel-address|-dpa --data-parallel-rpc-port|-dpp", _ONE_MACHINE),
+    *refused("--data-parallel-address|-dpa --data-parallel-rpc-port|-dpp", _ONE_COPY),
     *refused("--worker-cls --worker-extension-cls --io-processor-plugin --additional-config", _BUILT_IN),
     *refused("--weight-transfer-config", "weights are only read from the model's directory"),
     *refused("--enable-return-routed-experts", "answers do not contain the experts of tokens"),
