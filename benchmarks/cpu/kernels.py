@@ -1,4 +1,4 @@
-"""Linear layers and decode attention, relative to the limits of memory bandwidth and arithmetic.
+"""Linear layers, products of heads and decode attention, relative to the limits of memory bandwidth and arithmetic.
 
 python -m benchmarks.cpu.kernels --out benchmarks/results/FILE.json
 """
@@ -20,6 +20,7 @@ from benchmarks.cpu.limits import Limits, timed
 from quire.engine.execution.cache import HostKVCache
 from quire.engine.models.decoder import CacheShape
 from quire.kernels import native
+from quire.kernels.head_linear import pack_head_weight, reference
 from quire.kernels.linear import Quantization, pack_weight
 from quire.kernels.paged_attention import AttentionParams, paged_decode
 
@@ -34,6 +35,7 @@ CASES = (  # sequences, positions, heads, kv_heads, dim
     (16, 256, 12, 4, 64),
     (64, 512, 16, 8, 128),
 )
+HEADS = ((16, 128, 512), (16, 512, 128))  # heads, inputs and outputs: queries into a latent space, values out of it
 BLOCK = 16
 
 
@@ -51,6 +53,19 @@ def linear(size_in: int, size_out: int, rows: int, limits: Limits) -> dict[str, 
         result[weight_format] = _microseconds(ours, runs)
     floor = max(2 * size_in * size_out / limits.bandwidth, 2 * rows * size_in * size_out / limits.operations) * 1e6
     return {**result, "share_of_limit": round(floor / result["none"]["best"], 2)}
+
+
+def head_products(heads: int, size_in: int, size_out: int, rows: int, dtype: torch.dtype) -> dict[str, Any]:
+    """Time torch's product of each head with its own weight, and ours, which writes to a part of a tensor: µs."""
+    count = max(2, WEIGHT_BYTES // (dtype.itemsize * heads * size_in * size_out))
+    weights = [torch.randn(heads, size_out, size_in).to(dtype) for _ in range(count)]
+    x = torch.randn(rows, heads, size_in + 64)[..., :size_in].to(dtype)
+    out = torch.empty(rows, heads, size_out + 64, dtype=dtype)[..., :size_out]
+    runs = 3 * count if rows <= 64 else 12
+    plain = [partial(reference, x, weight) for weight in weights]
+    ours = [partial(packed, x, out=out) for packed in map(pack_head_weight, weights) if packed is not None]
+    case = {"heads": heads, "inputs": size_in, "outputs": size_out, "rows": rows, "dtype": str(dtype)}
+    return {**case, "torch": _microseconds(plain, runs), "ours": _microseconds(ours, runs)}
 
 
 def attention(sequences: int, positions: int, heads: int, kv_heads: int, dim: int, limits: Limits) -> dict[str, Any]:
@@ -93,6 +108,12 @@ def main() -> None:
         "read_gb_per_s": round(limits.bandwidth / 1e9, 1),
         "bfloat16_tflop_per_s": round(limits.operations / 1e12, 3),
         "linear": [linear(*shape, rows, limits) for shape in SHAPES for rows in ROWS],
+        "heads": [
+            head_products(*shape, rows, dtype)
+            for dtype in (torch.bfloat16, torch.float32)
+            for shape in HEADS
+            for rows in ROWS
+        ],
         "attention": [attention(*case, limits) for case in CASES],
     }
     text = json.dumps(report, indent=1)

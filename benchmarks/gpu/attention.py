@@ -34,6 +34,7 @@ logger = logging.getLogger(__name__)
 BLOCK_SIZE = 16
 CALLS = 20  # of a CUDA graph
 BLOCKS_N, BLOCKS_M, SPLITS = (32, 64, 128), (64, 128), ((256, 64), (512, 32))  # that `tune` tries
+HEADS = (16, 32, 64)  # of a program of `decode`, at most
 WARPS, STAGES = (4, 8), (2, 3, 4)
 CACHE_BYTES = 256 << 20  # of distinct pages to cycle through, more than the L2 cache
 
@@ -209,7 +210,8 @@ def candidates(kernel: str) -> Iterator[dict[str, int]]:
     for block_n, warps, stages in itertools.product(BLOCKS_N, WARPS, STAGES):
         config = {"BLOCK_N": block_n, "num_warps": warps, "num_stages": stages}
         if kernel == "decode":
-            yield from (config | {"SPLIT": split, "MAX_SPLITS": most} for split, most in SPLITS)
+            for heads, (split, most) in itertools.product(HEADS, SPLITS):
+                yield config | {"MAX_HEADS": heads, "SPLIT": split, "MAX_SPLITS": most}
         else:
             yield from (config | {"BLOCK_M": block_m} for block_m in BLOCKS_M)
 

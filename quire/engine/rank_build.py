@@ -43,6 +43,7 @@ from quire.engine.execution.ranks.workers import Launcher, Workers, rank_process
 from quire.engine.execution.request_table import RequestTable
 from quire.engine.execution.runner import ModelRunner
 from quire.engine.execution.sampling.sampler import Sampler
+from quire.engine.models.cache_scales import check_scales
 from quire.engine.models.checkpoint import Progress
 from quire.engine.models.decoder import CacheShape, Decoder, LanguageModel
 from quire.engine.models.errors import ModelError, UnsupportedModel
@@ -52,6 +53,7 @@ from quire.engine.models.parallel.placement import Placement
 from quire.engine.models.parallel.shard import check_divisible
 from quire.engine.models.sharded_decoder import check_parallel
 from quire.engine.models.spec import DecoderSpec
+from quire.engine.models.transformer import Transformer
 from quire.kernels import gpu, native
 
 logger = logging.getLogger(__name__)
@@ -167,7 +169,13 @@ def check_cache_dtype(config: CoreConfig, device: Device) -> None:
 
 
 def cache_dtype(loaded: LoadedModel, config: CoreConfig) -> torch.dtype:
-    """Data type of the KV cache."""
+    """Data type of the KV cache.
+
+    Raises:
+        UnsupportedModel: it cannot represent the checkpoint's scales.
+    """
+    if config.engine.kv_cache_dtype == "fp8" and isinstance(loaded.model, Transformer):
+        check_scales(loaded.model)
     return {"auto": loaded.dtype, "int8": torch.int8, "fp8": torch.float8_e4m3fn}[config.engine.kv_cache_dtype]
 
 

@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import re
+import subprocess
 import sys
-from typing import Any
+import tempfile
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import triton
 from triton.backends.compiler import GPUTarget
@@ -40,14 +44,49 @@ def compile_variant(variant: KernelVariant, architecture: int = _HOPPER) -> Any:
     return compiled
 
 
-def main() -> None:
-    """Compile all variants of all modules and print the sizes of their code and shared memory."""
-    architecture = int(sys.argv[1]) if len(sys.argv) > 1 else _HOPPER
+class Resources(NamedTuple):
+    """What a compiled kernel takes of a multiprocessor.
+
+    Attributes:
+        registers: of a thread.
+        stack: bytes of a thread in memory, where registers are spilled to.
+        shared: bytes of shared memory of a program.
+    """
+
+    registers: int
+    stack: int
+    shared: int
+
+
+def resources(compiled: Any) -> Resources:
+    """The resources that the machine code of a result of `compile_variant` says it needs."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(compiled.asm["cubin"])
+        file.flush()
+        command = [triton.knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
+        usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = {name: int(value) for name, value in re.findall(r"(REG|STACK):(\d+)", usage)}
+    return Resources(found["REG"], found["STACK"], compiled.metadata.shared)
+
+
+def all_variants() -> Iterator[tuple[str, KernelVariant]]:
+    """Every module's name with each of its variants."""
     for info in pkgutil.iter_modules(quire.kernels.triton.__path__):
         module = importlib.import_module(f"quire.kernels.triton.{info.name}")
         for variant in getattr(module, "VARIANTS", ()):
-            compiled = compile_variant(variant, architecture)
-            print(info.name, compiled.name, len(compiled.asm["cubin"]), compiled.metadata.shared, flush=True)
+            yield info.name, variant
+
+
+def main() -> None:
+    """Compile all variants and print the sizes of their code and their resources."""
+    architecture = int(sys.argv[1]) if len(sys.argv) > 1 else _HOPPER
+    for name, variant in all_variants():
+        compiled = compile_variant(variant, architecture)
+        used = resources(compiled)
+        print(
+            name, compiled.name, f"bytes={len(compiled.asm['cubin'])}", f"registers={used.registers}",
+            f"stack={used.stack}", f"shared={used.shared}", flush=True,
+        )  # fmt: skip
 
 
 if __name__ == "__main__":

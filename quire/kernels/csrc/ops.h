@@ -13,6 +13,7 @@ constexpr OpEntry REGISTERED = {};
 #include "ops/add_rows.h"
 #include "ops/add_scaled.h"
 #include "ops/build_inputs.h"
+#include "ops/head_linear.h"
 #include "ops/layer_norm.h"
 #include "ops/linear.h"
 #include "ops/paged_decode.h"

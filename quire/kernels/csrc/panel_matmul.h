@@ -89,18 +89,69 @@ PanelMatmul<Epilogue> *panel_matmul_for(int64_t rows) {
     return panel_matmul_for<Epilogue>(rows, std::make_integer_sequence<int, int(MAX_ROWS)>{});
 }
 
+template <class T>
+Floats dot_word(Floats total, Words weights, uint32_t x) {
+    if constexpr (std::is_same_v<T, BFloat16>) return dot_add(total, weights, x);
+    else return total + (Floats)weights * (Floats)(Words{} + x);
+}
+
+struct NoPrefetch {
+    void fetch() {}
+};
+
+// See panel_matmul. Rows, their stride and the panel (words, 32) are counted in words: one float32 or two bfloat16 elements.
+template <class T, int rows, class Prefetch, class Epilogue>
+void word_matmul(const uint32_t *x, int64_t stride, const uint32_t *panel, int64_t words, Prefetch prefetch,
+                 const Epilogue &epilogue) {
+    Floats low[rows], high[rows];
+#pragma GCC unroll 12
+    for (int row = 0; row < rows; row++) low[row] = high[row] = broadcast(0.0f);
+    for (int64_t i = 0; i < words; i++) {
+        Words first = load_words(panel + i * PANEL), second = load_words(panel + i * PANEL + LANES);
+        prefetch.fetch();
+#pragma GCC unroll 12
+        for (int row = 0; row < rows; row++) {
+            uint32_t inputs;
+            std::memcpy(&inputs, x + row * stride + i, sizeof inputs);
+            low[row] = dot_word<T>(low[row], first, inputs);
+            high[row] = dot_word<T>(high[row], second, inputs);
+        }
+    }
+#pragma GCC unroll 12
+    for (int row = 0; row < rows; row++) epilogue(row, low[row], high[row]);
+}
+
+template <class Prefetch, class Epilogue>
+using WordMatmul = void(const uint32_t *, int64_t, const uint32_t *, int64_t, Prefetch, const Epilogue &);
+
+template <class T, class Prefetch, class Epilogue, int... rows>
+WordMatmul<Prefetch, Epilogue> *word_matmul_for(int64_t count, std::integer_sequence<int, rows...>) {
+    static WordMatmul<Prefetch, Epilogue> *const functions[] = {word_matmul<T, rows + 1, Prefetch, Epilogue>...};
+    return functions[count - 1];
+}
+
+// word_matmul for a number of rows that is known at run time.
+template <class T, class Prefetch, class Epilogue>
+WordMatmul<Prefetch, Epilogue> *word_matmul_for(int64_t rows) {
+    return word_matmul_for<T, Prefetch, Epilogue>(rows, std::make_integer_sequence<int, int(MAX_ROWS)>{});
+}
+
 // Adds the bias and stores 32 outputs of some rows, or as many of them as there are.
 template <class T>
 class OutputEpilogue {
   public:
+    typedef typename T::Element Element;
+    // Rows of up to 32 outputs, `stride` elements apart, without a bias.
+    OutputEpilogue(Element *out, int64_t stride, int64_t rows, int64_t outputs)
+        : out_(out), stride_(stride), count_(std::min<int64_t>(PANEL, outputs)) {
+        for (int64_t r = 0; r < rows; r++)  // all of them first: one store after the other would miss
+            prefetch_for_write(out_ + r * stride_, count_);
+    }
     // Call: Linear or QuantizedLinear.
     template <class Call>
     OutputEpilogue(const Call &a, int64_t row, int64_t rows, int64_t output)
-        : out_((Element *)a.out + row * a.size_out + output), stride_(a.size_out),
-          count_(std::min<int64_t>(PANEL, a.size_out - output)) {
+        : OutputEpilogue((Element *)a.out + row * a.size_out + output, a.size_out, rows, a.size_out - output) {
         if (a.bias) std::memcpy(bias_, a.bias + output, count_ * sizeof(float));
-        for (int64_t r = 0; r < rows; r++)  // all of them first: one store after the other would miss
-            prefetch_for_write(out_ + r * stride_, count_);
     }
     void operator()(int row, Floats low, Floats high) const {
         low += Float32::load(bias_), high += Float32::load(bias_ + LANES);
@@ -112,7 +163,6 @@ class OutputEpilogue {
     }
 
   private:
-    typedef typename T::Element Element;
     Element *out_;
     int64_t stride_, count_;
     alignas(64) float bias_[PANEL] = {};

@@ -24,7 +24,6 @@ from quire.kernels.triton.attention_tiles import (
 from quire.kernels.triton.variants import KernelVariant
 
 _TABLE = "attention"
-_MAX_HEADS = 64  # of a program of `decode`
 _NO_WINDOW = 1 << 30
 _PROGRAMS = 1024  # that `decode` aims at: several for each multiprocessor
 
@@ -55,7 +54,7 @@ def decode_kernel(
 ):  # fmt: skip
     """A program per row, KV head and tile of its query heads, on axis 0; those of axis 1 share the splits.
 
-    parts: (rows, heads, slots, value dim) and stats: (rows, heads, slots, 2) for `reduce_kernel`; not used if SINGLE.
+    parts: (rows, slots, heads, value dim) and stats: (rows, slots, heads, 2) for `reduce_kernel`; not used if SINGLE.
     """
     unit = tl.program_id(0)
     kv_head = (unit // TILES % kv_heads).to(tl.int64)
@@ -71,7 +70,9 @@ def decode_kernel(
     last = tl.full([BLOCK_M], 0, tl.int32) + length - 1
     slope = tl.load(slopes + head, mask=stored, other=0.0).to(tl.float32) if ALIBI else last
     sink = tl.load(sinks + head, mask=stored, other=0.0).to(tl.float32) if SINKS else last
-    for split in range(tl.program_id(1), tl.maximum(count, SINGLE), tl.num_programs(1)):
+    # The compiler removes a loop of one round, and then keeps no addresses of results in registers during it.
+    first_split, end, step = (0, 1, 1) if SINGLE else (tl.program_id(1), count, tl.num_programs(1))
+    for split in range(first_split, end, step):
         begin = origin + split * size
         acc, acc_tail, top, total = attend_pages(
             q_main, q_tail, last, slope,
@@ -87,10 +88,10 @@ def decode_kernel(
             factor = (normalizer(top, total, sink, SINKS) * value_scale)[:, None]
             acc, acc_tail = acc * factor, acc_tail * factor
         else:
-            place = (row * kv_heads * GROUP + head) * slots + split
-            rows = parts + place * VALUE_DIM
-            tl.store(stats + place * 2, top, mask=stored)
-            tl.store(stats + place * 2 + 1, total, mask=stored)
+            place = ((row * slots + split) * kv_heads + kv_head) * GROUP  # adjacent heads have one address
+            rows = parts + place * VALUE_DIM + member * VALUE_DIM
+            tl.store(stats + place * 2 + member * 2, top, mask=stored)
+            tl.store(stats + place * 2 + member * 2 + 1, total, mask=stored)
         store_columns(rows, acc, stored, 0, VALUE_MAIN, VALUE_DIM)
         if VALUE_TAIL > 0:
             store_columns(rows, acc_tail, stored, VALUE_MAIN, VALUE_TAIL, VALUE_DIM)
@@ -106,18 +107,18 @@ def reduce_kernel(
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     length = tl.load(lengths + row).to(tl.int32)
     _, _, _, count = split_bounds(length, window, SPLIT, MAX_SPLITS, BLOCK_N)
-    place = (row * heads + head) * slots
+    place = row * slots * heads + head  # of the first split; the next one is `heads` further
     index = tl.arange(0, SLOTS)
-    tops = tl.load(stats + (place + index) * 2, mask=index < count, other=float("-inf"))
+    tops = tl.load(stats + (place + index * heads) * 2, mask=index < count, other=float("-inf"))
     top = tl.max(tops, 0)
     base = tl.where(top == float("-inf"), 0.0, top)
     columns = tl.arange(0, WIDTH)
     acc = tl.zeros([WIDTH], tl.float32)
     total = 0.0
     for split in range(count):
-        weight = tl.exp2(tl.load(stats + (place + split) * 2) - base)
-        total += weight * tl.load(stats + (place + split) * 2 + 1)
-        acc += weight * tl.load(parts + (place + split) * DIM + columns, mask=columns < DIM, other=0.0)
+        weight = tl.exp2(tl.load(stats + (place + split * heads) * 2) - base)
+        total += weight * tl.load(stats + (place + split * heads) * 2 + 1)
+        acc += weight * tl.load(parts + (place + split * heads) * DIM + columns, mask=columns < DIM, other=0.0)
     sink = tl.load(sinks + head).to(tl.float32) if SINKS else top
     acc *= normalizer(top, total, sink, SINKS) * value_scale
     tl.store(out + row * out_row + head * out_head + columns, acc.to(out.dtype.element_ty), mask=columns < DIM)
@@ -164,17 +165,20 @@ def decode(
     out = q.new_empty((count, heads, pages.value_dim)) if out is None else out
     if not count:
         return out
-    config = tuning.config(
-        _TABLE, "decode", q.device, width=max(pages.key_dim, pages.value_dim), bits=8 * q.itemsize, page=pages.page_type
-    )
+    config = dict(
+        tuning.config(
+            _TABLE, "decode", q.device, width=max(pages.key_dim, pages.value_dim), bits=8 * q.itemsize,
+            page=pages.page_type,
+        )
+    )  # fmt: skip
     group = heads // kv_heads
-    block_m = min(_MAX_HEADS, max(16, triton.next_power_of_2(group)))
+    block_m = min(config.pop("MAX_HEADS"), max(16, triton.next_power_of_2(group)))
     units = count * kv_heads * triton.cdiv(group, block_m)
     reach = max_seq_len if window is None else min(max_seq_len, window + config["BLOCK_N"])
     slots = max(1, min(triton.cdiv(reach, config["SPLIT"]), config["MAX_SPLITS"]))
     single = slots == 1
-    parts = out if single else q.new_empty((count, heads, slots, pages.value_dim), dtype=torch.float32)
-    stats = out if single else q.new_empty((count, heads, slots, 2), dtype=torch.float32)
+    parts = out if single else q.new_empty((count, slots, heads, pages.value_dim), dtype=torch.float32)
+    stats = out if single else q.new_empty((count, slots, heads, 2), dtype=torch.float32)
     window = _NO_WINDOW if window is None else window
     decode_kernel[(units, min(slots, triton.cdiv(_PROGRAMS, units)))](
         q, pages.keys, pages.values, pages.key_scales, pages.value_scales, block_tables, seq_lens,
@@ -216,7 +220,7 @@ def _decode_variant(dtype: str, pages: str, group: int, dim: int, value_dim: int
     config = dict(
         tuning.config(_TABLE, "decode", torch.device("cpu"), width=max(dim, value_dim), bits=bits, page=page_type)
     )
-    block_m = min(_MAX_HEADS, max(16, triton.next_power_of_2(group)))
+    block_m = min(config.pop("MAX_HEADS"), max(16, triton.next_power_of_2(group)))
     launch = {name: config.pop(name) for name in ("num_warps", "num_stages")}
     constants = {
         "GROUP": group, "TILES": triton.cdiv(group, block_m), "SINGLE": False, **head_sizes(dim, value_dim),
@@ -235,7 +239,12 @@ VARIANTS = [
     _decode_variant("bf16", "u8", 4, 128, 128),
     _decode_variant("bf16", "bf16", 16, 576, 512),
     _decode_variant("bf16", "bf16", 128, 576, 512),
-    _decode_variant("fp32", "fp32", 16, 576, 512),
+    _decode_variant("bf16", "bf16", 128, 576, 512, SINGLE=True),
+    _decode_variant("bf16", "i8", 128, 576, 512),
+    _decode_variant("bf16", "i8", 128, 576, 512, SINGLE=True),
+    _decode_variant("bf16", "u8", 128, 576, 512),
+    _decode_variant("bf16", "u8", 128, 576, 512, SINGLE=True),
+    _decode_variant("fp32", "fp32", 128, 576, 512),
     KernelVariant(
         reduce_kernel,
         {name: kind for name, kind in _signature("bf16", "bf16").items() if name in reduce_kernel.arg_names},

@@ -116,11 +116,18 @@ def test_other_kinds_of_attention_do_not_depend_on_preemption(other: Path, kind:
     assert engine.preemptions > 0
 
 
-@pytest.mark.parametrize("case", [case for case in OTHERS if case != "deepseek_v3"])  # see decision 025
 @pytest.mark.parametrize("kind", ["bfloat16", "int8 pages"])
-def test_other_kinds_of_attention_do_not_depend_on_the_batch(case: str, kind: str, tmp_path: Path) -> None:
+def test_other_kinds_of_attention_do_not_depend_on_the_batch(other: Path, kind: str) -> None:
+    assert together(engine_for(other, kind), 20) == alone(other, kind, 20)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("case", ["deepseek_v3", "deepseek_v3-wide"])
+def test_latent_attention_does_not_depend_on_the_schedule(case: str, kind: str, tmp_path: Path) -> None:
+    """Its projections into the latent space and out of it, with heads that are padded in pages or not."""
     folder = save_model(make_model(case).bfloat16(), tmp_path)
-    assert together(engine_for(folder, kind), 20) == alone(folder, kind, 20)
+    for schedule in SCHEDULES.values():
+        assert together(engine_for(folder, kind, **schedule), 20) == alone(folder, kind, 20)
 
 
 @pytest.mark.parametrize("case", ["mixtral", "qwen3_moe", "gpt_oss", "deepseek_v3"])

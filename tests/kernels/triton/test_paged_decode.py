@@ -95,7 +95,7 @@ def test_bits_do_not_depend_on_the_number_of_programs(
     """Nor on the longest sequence that there may be; a long sequence has longer splits."""
     from quire.kernels.triton import paged_decode, tuning
 
-    config = {"BLOCK_N": 16, "SPLIT": 32, "MAX_SPLITS": 4, "num_warps": 4, "num_stages": 2}
+    config = {"MAX_HEADS": 64, "BLOCK_N": 16, "SPLIT": 32, "MAX_SPLITS": 4, "num_warps": 4, "num_stages": 2}
     monkeypatch.setattr(tuning, "config", lambda *_, **__: config)
     torch.manual_seed(0)
     cached = cache([300, 31, 128, 129, 0], dtype=torch.float32, device=device)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from quire.engine.models.layers.linear import Linear
 from quire.engine.models.layers.norm import RMSNorm
@@ -11,10 +12,56 @@ from quire.engine.models.layers.parallel import row_parallel
 from quire.engine.models.layers.step import StepContext
 from quire.engine.models.parallel.group import RankGroup
 from quire.engine.models.spec import LatentAttention, StackSpec
+from quire.kernels.head_linear import HeadWeight, pack_head_weight, reference
+from quire.kernels.linear import Quantization
 from quire.kernels.paged_attention import AttentionParams
 from quire.kernels.rope import apply_rope
 
 _EPS = 1e-6  # of the norms of the compressed vectors, independent of the decoder's
+
+
+class UpProjections(Linear):
+    """Up-projections of keys and values from the latent space, for each head. They are never quantized."""
+
+    def __init__(self, spec: LatentAttention) -> None:
+        super().__init__(spec.kv_rank, spec.heads * (spec.nope_dim + spec.value_dim))
+        self._heads = spec.heads
+        self._sizes = spec.nope_dim, spec.value_dim
+        self._keys: HeadWeight | None = None
+        self._values: HeadWeight | None = None
+
+    @override
+    def pack_weights(self, quantization: Quantization) -> None:
+        if self.weight is None:
+            return
+        self._keys, self._values = (pack_head_weight(part) for part in self._views())
+        if self._keys is not None and self._values is not None:
+            self.weight = None
+
+    @property
+    @override
+    def packed_bytes(self) -> int:
+        return sum(0 if part is None else part.nbytes for part in (self._keys, self._values))
+
+    def absorb(self, q: Tensor, out: Tensor) -> None:
+        """Queries (tokens, heads, nope_dim) in the latent space: the product with the transposed weight of keys.
+
+        out: (tokens, heads, kv_rank), written to.
+        """
+        if self._keys is None:
+            reference(q, self._views()[0], out=out)
+        else:
+            self._keys(q, out=out)
+
+    def values(self, attended: Tensor) -> Tensor:
+        """(tokens, heads, kv_rank) to (tokens, heads, value_dim)."""
+        return reference(attended, self._views()[1]) if self._values is None else self._values(attended)
+
+    def _views(self) -> tuple[Tensor, Tensor]:
+        """The transposed weight of keys (heads, kv_rank, nope_dim), and that of values (heads, value_dim, kv_rank)."""
+        assert self.weight is not None
+        keys, values = self.weight.unflatten(0, (self._heads, -1)).split(self._sizes, 1)
+        return keys.mT, values
 
 
 class LatentAttentionLayer(nn.Module):
@@ -22,6 +69,10 @@ class LatentAttentionLayer(nn.Module):
 
     The up-projections of keys and values are absorbed into queries and outputs: a head's query is taken into the
     latent space, where all heads attend as queries of a single key, and the attended latent is taken out of it.
+
+    Attributes:
+        key_scale: scale of a KV cache of float8; 1 if the checkpoint has none.
+        value_scale: the checkpoint's scale of values. Values are a part of keys: a KV cache of float8 has one scale.
     """
 
     def __init__(self, index: int, spec: LatentAttention, model: StackSpec, group: RankGroup | None = None) -> None:
@@ -36,8 +87,9 @@ class LatentAttentionLayer(nn.Module):
         self.q_b = Linear(spec.q_rank or model.hidden, queries)
         self.kv_a = Linear(model.hidden, spec.kv_rank + spec.rope.dim, bias=spec.bias)
         self.kv_a_norm = RMSNorm(spec.kv_rank, _EPS)
-        self.kv_b = Linear(spec.kv_rank, spec.heads * (spec.nope_dim + spec.value_dim), plain=True)
+        self.kv_b = UpProjections(spec)
         self.out = row_parallel(spec.heads * spec.value_dim, model.hidden, group, bias=spec.bias)
+        self.key_scale = self.value_scale = 1.0
 
     def forward(self, x: Tensor, step: StepContext, *, last_layer: bool = False) -> Tensor:
         """(tokens, hidden) to (tokens, hidden), or to (len(logits_indices), hidden); see `StepAttention`."""
@@ -49,10 +101,9 @@ class LatentAttentionLayer(nn.Module):
         q_rope, k_rope = (
             apply_rope(part, rope.cos, rope.sin, interleaved=rope.interleaved) for part in (q_rope, k_rope[:, None])
         )
-        assert self.kv_b.weight is not None
-        up = self.kv_b.weight.view(spec.heads, -1, spec.kv_rank)
-        key_up, value_up = up.split([spec.nope_dim, spec.value_dim], 1)
-        query = torch.cat((torch.einsum("thn,hnr->thr", q_nope, key_up), q_rope), -1)
+        query = q.new_empty((len(q), spec.heads, spec.kv_rank + spec.rope.dim))
+        self.kv_b.absorb(q_nope, query[..., : spec.kv_rank])
+        query[..., spec.kv_rank :] = q_rope
         key = torch.cat((self.kv_a_norm(latent)[:, None], k_rope), -1)
         last_token_only = last_layer and step.last_token_only
         attended = step.attend(
@@ -60,9 +111,9 @@ class LatentAttentionLayer(nn.Module):
             query,
             key,
             None,
-            AttentionParams(spec.scale),
+            AttentionParams(spec.scale, key_scale=self.key_scale, value_scale=self.key_scale),
             last_layer=last_layer,
             last_token_only=last_token_only,
         )
-        out: Tensor = self.out(torch.einsum("thr,hvr->thv", attended, value_up).flatten(1))
+        out: Tensor = self.out(self.kv_b.values(attended).flatten(1))
         return out

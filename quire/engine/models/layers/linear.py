@@ -42,16 +42,16 @@ class Linear(Packable):
     Attributes:
         size_in: inputs.
         parts: rows of each projection, in order.
+        plain: other code reads `weight`, so it is never packed.
         packed: the packed weight; `weight` is then None.
         adapter: adapter whose result is added for some rows; None for most layers.
     """
 
-    def __init__(self, size_in: int, *parts: int, bias: bool = False, plain: bool = False) -> None:
-        """`plain`: other code reads `weight`, so it is never packed."""
+    def __init__(self, size_in: int, *parts: int, bias: bool = False) -> None:
         super().__init__()
         self.size_in = size_in
         self.parts = parts
-        self.plain = plain
+        self.plain = False
         self.weight = nn.Parameter(torch.empty(sum(parts), size_in), requires_grad=False)
         self.bias = nn.Parameter(torch.empty(sum(parts)), requires_grad=False) if bias else None
         self.packed: PackedWeight | None = None

@@ -58,41 +58,6 @@ constexpr float LOG2_E = 1.44269504088896341f;
 
 inline int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
 
-template <class T>
-Floats dot_word(Floats total, Words weights, uint32_t x) {
-    if constexpr (std::is_same_v<T, BFloat16>) return dot_add(total, weights, x);
-    else return total + (Floats)weights * (Floats)(Words{} + x);
-}
-
-// Products of `rows` rows with one panel (words, 32); see panel_matmul.
-template <class T, int rows, class Epilogue>
-void word_matmul(const uint32_t *x, int64_t stride, const uint32_t *panel, int64_t words, const Epilogue &epilogue) {
-    Floats low[rows], high[rows];
-#pragma GCC unroll 12
-    for (int row = 0; row < rows; row++) low[row] = high[row] = broadcast(0.0f);
-    for (int64_t i = 0; i < words; i++) {
-        Words first = load_words(panel + i * PANEL), second = load_words(panel + i * PANEL + LANES);
-#pragma GCC unroll 12
-        for (int row = 0; row < rows; row++) {
-            uint32_t inputs;
-            std::memcpy(&inputs, x + row * stride + i, sizeof inputs);
-            low[row] = dot_word<T>(low[row], first, inputs);
-            high[row] = dot_word<T>(high[row], second, inputs);
-        }
-    }
-#pragma GCC unroll 12
-    for (int row = 0; row < rows; row++) epilogue(row, low[row], high[row]);
-}
-
-template <class Epilogue>
-using WordMatmul = void(const uint32_t *, int64_t, const uint32_t *, int64_t, const Epilogue &);
-
-template <class T, class Epilogue, int... rows>
-WordMatmul<Epilogue> *word_matmul_for(int64_t count, std::integer_sequence<int, rows...>) {
-    static WordMatmul<Epilogue> *const functions[] = {word_matmul<T, rows + 1, Epilogue>...};
-    return functions[count - 1];
-}
-
 struct StoreScores {
     float *scores;
     void operator()(int row, Floats low, Floats high) const { Float32::store2(scores + row * SCORE_STRIDE, low, high); }
@@ -219,10 +184,10 @@ class PackedAttention {
         for (int64_t row = 0; copies_ && row < rows; row++)
             std::memcpy(&q_[row * a_.dim], q + row * a_.q_stride, a_.dim * sizeof *q);
         if (copies_) q = q_.get();
-        constexpr auto counts = std::make_integer_sequence<int, int(MAX_ROWS)>{};
-        auto score = word_matmul_for<T, StoreScores>(rows, counts);
+        auto score = word_matmul_for<T, NoPrefetch, StoreScores>(rows);
         for (int64_t key = begin; key < end; key += PANEL)
-            score((const uint32_t *)q, copies_ ? words_ : a_.q_stride / PER_WORD, &keys_[(key - origin) * words_], words_, {scores_ + key - origin});
+            score((const uint32_t *)q, copies_ ? words_ : a_.q_stride / PER_WORD, &keys_[(key - origin) * words_], words_, {},
+                  {scores_ + key - origin});
         bool scaled = a_.softcap > 0.0f || a_.alibi_slopes || a_.biases;
         float scale = scaled ? LOG2_E : a_.scale * LOG2_E;
         alignas(64) float before[LANES] = {}, largest[LANES] = {}, factors[LANES];
@@ -241,11 +206,11 @@ class PackedAttention {
                                        begin, end, scale, largest[row] * scale);
             totals_[slot + row] = totals_[slot + row] * factors[row] + total;
         }
-        auto accumulate = word_matmul_for<T, AddValues>(rows, counts);
+        auto accumulate = word_matmul_for<T, NoPrefetch, AddValues>(rows);
         int64_t word = (begin - origin) / PER_WORD, used = (std::min(end, block.length) - begin + PER_WORD - 1) / PER_WORD;
         for (int64_t d = 0; d < padded_dim_; d += PANEL)
             accumulate((const uint32_t *)weights_ + word, WEIGHT_STRIDE / PER_WORD,
-                       &values_[d * (KEYS / PER_WORD) + word * PANEL], used, {&sums_[slot * padded_dim_ + d], padded_dim_, factors});
+                       &values_[d * (KEYS / PER_WORD) + word * PANEL], used, {}, {&sums_[slot * padded_dim_ + d], padded_dim_, factors});
     }
 
     // Scores of a query as they are in the softmax: scaled, capped, and with what depends on the distance.

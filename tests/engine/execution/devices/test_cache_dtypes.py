@@ -94,13 +94,28 @@ def test_keys_and_values_are_rounded_as_by_torch(dtype: str, case: str, folders:
     assert (found - rounded).abs().max() < 0.1 * (rounded - exact).abs().max()
 
 
-def test_scales_of_the_checkpoint_keep_large_values_in_range(folders: Path, tmp_path: Path) -> None:
+def enlarged(case: str, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Weights with which keys and values are ten thousand times as large, and the results of attention are the same."""
+    large = {}
+    for name, weight in weights.items():
+        factors = {"q_proj": 1e-4, "k_proj": 1e4, "v_proj": 1e4, "o_proj": 1e-4}
+        if case == "deepseek_v3":  # the norm of the latent vector, its up-projections, and the part with positions
+            factors = {"kv_a_layernorm": 1e4, "kv_b_proj": 1e-4}
+        if factor := factors.get(name.split(".")[-2]):
+            large[name] = weight * factor
+        if case == "deepseek_v3" and "kv_a_proj" in name:
+            large[name] = torch.cat((weight[:-8], weight[-8:] * 1e4))
+        if case == "deepseek_v3" and "q_b_proj" in name:
+            nope, rope = weight.unflatten(0, (4, -1)).split((16, 8), 1)
+            large[name] = torch.cat((nope, rope * 1e-4), 1).flatten(0, 1)
+    return large
+
+
+@pytest.mark.parametrize("case", ["llama", "deepseek_v3"])
+def test_scales_of_the_checkpoint_keep_large_values_in_range(case: str, tmp_path: Path) -> None:
     """Keys and values of some thousands are beyond float8_e4m3, whose largest number is 448."""
-    folder = save_model(make_model("llama", num_hidden_layers=2), tmp_path / "large")
-    weights = load_file(folder / "model.safetensors")
-    factors = {"q_proj": 1e-4, "k_proj": 1e4, "v_proj": 1e4, "o_proj": 1e-4}
-    large = {name: weights[name] * factors[name.split(".")[-2]] for name in weights if "self_attn" in name}
-    oracle.change_weights(folder, large)
+    folder = save_model(make_model(case, num_hidden_layers=2), tmp_path / "large")
+    oracle.change_weights(folder, enlarged(case, load_file(folder / "model.safetensors")))
     exact, saturated = logprobs(reference_engine(folder, "auto")), logprobs(reference_engine(folder, "fp8"))
     scales = {f"model.layers.{layer}.self_attn.{kind}_scale": torch.tensor([1e4]) for layer in (0, 1) for kind in "kv"}
     oracle.change_weights(folder, scales)
@@ -109,7 +124,8 @@ def test_scales_of_the_checkpoint_keep_large_values_in_range(folders: Path, tmp_
         engine = Engine(folder, model=MODEL, device=gpu_device(), kv_cache_dtype=dtype, enforce_eager=True, **SMALL)
         found, rounded = logprobs(engine), logprobs(reference_engine(folder, dtype))
         assert (found - rounded).abs().max() < 0.1 * (rounded - exact).abs().max() or dtype == "auto"
-        assert (found - exact).abs().max() < 0.2 * (saturated - exact).abs().max()
+        # A rounded input may let a router choose another expert for some token.
+        assert (found - exact).abs().mean() < 0.2 * (saturated - exact).abs().mean()
 
 
 def test_cross_attention_and_alignment_read_float8(tmp_path: Path) -> None:
