@@ -97,6 +97,16 @@ COMMON: list[tuple[str, dict[str, Any]]] = [
         'm --runner pooling --hf_overrides \'{"classifier_from_token": ["no", "yes"]}\'',
         {"task": "auto", "hf_overrides": {"classifier_from_token": ["no", "yes"]}},
     ),
+    ("m --attention-backend FLASH_ATTN --block-size 256", {"attention_backend": "flash_attn", "block_size": 256}),
+    ("m --attention_backend=FLASHINFER", {"attention_backend": "flashinfer"}),
+    ("m --attention-backend flashinfer", {"attention_backend": "flashinfer"}),
+    ("m --attention-config.backend TRITON_ATTN", {"attention_backend": "triton"}),
+    ("m -ac.backend=FLASH_ATTN", {"attention_backend": "flash_attn"}),
+    (
+        'm --attention-config \'{"backend": "FLASHINFER", "flash_attn_version": 2}\'',
+        {"attention_backend": "flashinfer"},
+    ),
+    ("m -ac '{\"flash_attn_version\": 2}'", {"attention_backend": "auto"}),
     ("m --spec-method ngram --spec-tokens 3", {"speculative_method": "ngram", "num_speculative_tokens": 3}),
 ]
 
@@ -128,6 +138,12 @@ def test_flags_of_vllm_are_understood(line: str, expected: dict[str, Any]) -> No
         ("m --enable-lora --lora-modules a=b", "--enable-lora of vLLM is not supported: LoRA adapters"),
         ("m --quantization awq", "--quantization expects none, int8, int4 or fp8, not 'awq'"),
         ("m --kv-cache-dtype fp8_e5m2", "--kv-cache-dtype expects auto, int8 or fp8, not 'fp8_e5m2'"),
+        (
+            "m --attention-backend FLASHMLA",
+            "--attention-backend expects auto, triton, flash_attn or flashinfer, not 'FLASHMLA'",
+        ),
+        ("m --attention-config [1]", "it expects a JSON object"),
+        ("m --attention-config.use_cudnn_prefill true", "of --attention-config: only its key backend has an effect"),
         ('m --speculative-config \'{"method": "eagle"}\'', "the only method is ngram"),
         ("m --speculative-config [1", "--speculative-config"),
         ("m --speculative-config.model x", "--speculative-config.model is not supported"),

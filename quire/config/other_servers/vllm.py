@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from quire.config.other_servers.table import OtherServerFlag, ignored, ignored_switch, refused, same, translated_to
+from quire.config.other_servers.values import ATTENTION_BACKENDS
 
 _ONE_MACHINE = "Quire runs a model once, on one machine"
 _ADAPTERS = (
@@ -10,7 +11,8 @@ _ADAPTERS = (
     "merge the adapter into the model"
 )
 _MEDIA = "audio is the only multimodal input, and its preprocessing cannot be configured"
-_GPU = "Quire has one kernel for each operation on a GPU"
+_GPU = "Quire chooses its kernels on a GPU; only that of attention is a setting"
+_ATTENTION = "VLLM_ATTENTION_BACKEND is QUIRE_ATTENTION_BACKEND"
 _PROXY = "put a reverse proxy in front of Quire"
 _BUILT_IN = "the engine has no plugins"
 _FORMAT = "only Hugging Face's file format is read"
@@ -227,8 +229,10 @@ VLLM: tuple[OtherServerFlag, ...] = (
         "--max-cudagraph-capture-size", "all sizes up to --max-num-seqs are captured", ours="--cudagraph-capture-sizes"
     ),
     *ignored("--compilation-config|-cc|-O --optimization-level --max-seq-len-to-capture", _GPU),
-    *ignored("--attention-backend", _GPU),
-    *ignored("--attention-config|-ac --moe-backend --mamba-ssm-cache-dtype --mamba-cache-dtype", _GPU),
+    translated_to("--attention-backend", "--attention-backend", _ATTENTION, values=ATTENTION_BACKENDS),
+    translated_to("--attention-config.backend -ac.backend", "--attention-backend", values=ATTENTION_BACKENDS),
+    translated_to("--attention-config -ac", "--attention-backend", "only its key backend has an effect"),
+    *ignored("--moe-backend --mamba-ssm-cache-dtype --mamba-cache-dtype", _GPU),
     *ignored("--kernel-config --linear-backend --ir-op-priority --mamba-backend --override-attention-dtype", _GPU),
     *ignored("--mamba-block-size --mamba-cache-mode", "state-space models (Mamba) are not supported"),
     *ignored_switch("--kv-sharing-fast-prefill --enable-cumem-allocator", _GPU),
