@@ -21,6 +21,8 @@ from quire.engine.execution.sampling.sampler import GrammarStates, Sampler
 class HostDevice(Device):
     """A device that computes with the cores and the memory of the host."""
 
+    attention_backends = ("auto",)
+
     @override
     def cache_memory(
         self, options: EngineOptions, share: int | None, reserved: int, largest_step: Callable[[], None]
