@@ -13,7 +13,7 @@ import itertools
 import json
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import date
 from pathlib import Path
@@ -58,10 +58,16 @@ class RecordingChannel:
 class SteppedCore:
     """An engine core with random weights, whose steps are called directly."""
 
-    def __init__(self, shape: str, folder: Path, sequences: int, context: int, **model: Any) -> None:
+    def __init__(
+        self, shape: str, folder: Path, sequences: int, context: int, options: Mapping[str, Any], **model: Any
+    ) -> None:
+        """`options`: further ones of `EngineOptions`; `model`: those of `ModelOptions`."""
         self.channel = RecordingChannel()
         engine = EngineOptions(
-            max_num_seqs=sequences, max_num_batched_tokens=_PREFILL_TOKENS, enable_prefix_caching=False
+            max_num_seqs=sequences,
+            max_num_batched_tokens=_PREFILL_TOKENS,
+            enable_prefix_caching=False,
+            **options,
         )
         options = ModelOptions(device="cuda", max_model_len=context + _STEPS + _WARMUP_STEPS + _SPARE, **model)
         write_folder(shape, folder)
@@ -167,11 +173,13 @@ def prefill_floor(shape: str, info: ModelInfo, limits: GpuLimits, tokens: int, c
     return float(tokens * (2 * parameters + attention) / (limits.bf16_tflops * 1e12))
 
 
-def measure(shape: str, limits: GpuLimits, batches: Sequence[int], context: int, **model: Any) -> dict[str, Any]:
+def measure(
+    shape: str, limits: GpuLimits, batches: Sequence[int], context: int, options: Mapping[str, Any], **model: Any
+) -> dict[str, Any]:
     """Measure prefill and decode of a shape at several batch sizes."""
     use_random_weights()
     with tempfile.TemporaryDirectory() as folder:
-        steps = SteppedCore(shape, Path(folder), max(batches), context, **model)
+        steps = SteppedCore(shape, Path(folder), max(batches), context, options, **model)
     rows = []
     for batch in batches:
         steps.prefill(batch, context)
@@ -205,6 +213,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--batches", type=int, nargs="*", default=[1, 16, 64])
     parser.add_argument("--context", type=int, default=512)
     parser.add_argument("--quantization", default="none")
+    parser.add_argument("--attention-backend", default="auto")
+    parser.add_argument("--block-size", type=int, default=16, help="flash_attn needs 256")
     parser.add_argument("--peer", action="store_true", help="measure transformers instead of Quire")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args(arguments)
@@ -215,12 +225,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
         found = measure_transformers(options.shape, options.batches, options.context)
     else:
-        found = measure(options.shape, limits, options.batches, options.context, quantization=options.quantization)
+        engine = {"attention_backend": options.attention_backend, "block_size": options.block_size}
+        quantization = options.quantization
+        found = measure(options.shape, limits, options.batches, options.context, engine, quantization=quantization)
     report = {
         "date": date.today().isoformat(),
         "shape": options.shape,
         "engine": "transformers" if options.peer else "quire",
         "quantization": options.quantization,
+        "attention_backend": options.attention_backend,
         "torch": torch.__version__,
         **limits.as_dict(),
         **found,
