@@ -14,9 +14,11 @@ from typing import Any
 import pytest
 import torch
 
-from quire.config.options import ModelOptions
+from quire.config.options import EngineOptions, ModelOptions
 from quire.engine.execution.cuda_graphs import GraphSteps
+from quire.engine.execution.devices import triton
 from quire.engine.execution.devices.select import find_device
+from quire.engine.execution.devices.triton import TritonDevice
 from quire.engine.models.errors import UnavailableLibrary, UnsupportedModel
 from quire.engine.wire.sampling_params import SamplingParams
 from tests.support import attention_libraries, oracle, whisper
@@ -100,8 +102,8 @@ def test_sequences_of_several_blocks_equal_those_of_transformers(backend: str, t
     """Blocks of 256 positions; the second of the sequences finds one of the first in the prefix cache."""
     changes: dict[str, Any] = {"head_dim": 64, "num_hidden_layers": 1, "max_position_embeddings": 768}
     folder = save_model(make_model("llama", **changes), tmp_path)
-    shared = random_prompt(1, 300)
-    prompts = [shared + random_prompt(2, 240), shared]
+    tokens = [1 + token for token in random_prompt(1, 540, 255)]  # transformers takes 0 for padding
+    prompts = [tokens, tokens[:300]]
     options = options_of(backend, block_size=256, max_num_batched_tokens=128)
     engine = oracle.assert_equal(folder, prompts, tokens=3, device=InterpretedDevice(), **options)
     assert engine.results["1-1"].outputs[0].cached_tokens == 256
@@ -237,6 +239,18 @@ def test_old_gpus_are_refused(backend: str, folders: Path, calls: Calls, monkeyp
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
     with pytest.raises(UnsupportedModel, match=r"needs a GPU of compute capability 8\.0 or more"):
         engine_of(save("llama", folders), backend, device=device)
+
+
+def test_the_workspace_is_not_given_to_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton, "gpu_cache_memory", lambda *_: 1 << 30)
+    found = {
+        name: TritonDevice.cache_memory(
+            InterpretedDevice(), EngineOptions(attention_backend=name), None, 5, lambda: None
+        ).nbytes
+        for name in ("auto", *BLOCK_SIZES)
+    }
+    plain = (1 << 30) - 5
+    assert found == {"auto": plain, "flash_attn": plain, "flashinfer": plain - (384 << 20)}
 
 
 PACKAGES = {"flash_attn": "flash-attn 2.6", "flashinfer": "flashinfer-python 0.2"}
