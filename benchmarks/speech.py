@@ -4,9 +4,10 @@ python -m benchmarks.speech --size tiny --out benchmarks/results/FILE.json
 
 Weights are random, files are 30 s of noise and become --tokens tokens each. Rounds alternate between all; a result is
 the fastest round. CTranslate2 (package ctranslate2) and whisper.cpp (package pywhispercpp) are left out where they are
-not installed. transformers runs as `generate` on all files at once, and as pipeline with each of --pipeline-batches as
-batch size, of which the report names the fastest. The pipeline and whisper.cpp compute features from samples, and so
-does Quire in one run; features are given to all others. Files are not decoded, and Quire makes no texts.
+not installed, and a peer that fails is reported by its error. transformers runs as `generate` on all files at once, and
+as pipeline with each of --pipeline-batches as batch size, of which the report names the fastest. The pipeline and
+whisper.cpp compute features from samples, and so does Quire in one run; features are given to all others. Files are not
+decoded, and Quire makes no texts.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ import argparse
 import hashlib
 import importlib.util
 import json
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -69,7 +71,8 @@ def make_folder(folder: Path, size: str) -> Path:
         vocab_size=_VOCAB, d_model=hidden, pad_token_id=_END, eos_token_id=_END, bos_token_id=_END, **stacks
     )
     model = transformers.WhisperForConditionalGeneration(config).to(torch.bfloat16)
-    model.get_output_embeddings().weight.data[_END] = 0.0  # greedy decoding never ends early
+    # Greedy decoding makes text only: no end, and no timestamps, after which transformers encodes a file's rest again.
+    model.get_output_embeddings().weight.data[_END:] = 0.0
     model.generation_config = transformers.GenerationConfig(eos_token_id=_END, pad_token_id=_END, max_length=448)
     for name, value in {
         "no_timestamps_token_id": _PROMPT[-1],
@@ -102,14 +105,27 @@ def encoder_operations(size: str) -> float:
 class Quire:
     """The engine core; its steps are called directly. `from_samples`: features are computed, too."""
 
-    def __init__(self, folder: Path, quantization: str, tokens: int, *, from_samples: bool = False) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        quantization: str,
+        tokens: int,
+        *,
+        cache_dtype: Literal["auto", "int8"] = "auto",
+        from_samples: bool = False,
+    ) -> None:
         self._from_samples = from_samples
         self._channel = RecordingChannel()
         config = CoreConfig(
             folder=folder,
             model_config=read_model_config(folder),
             model=ModelOptions(quantization=quantization, dtype="bfloat16"),
-            engine=EngineOptions(kv_cache_memory_bytes=3 << 30, max_num_seqs=32, enable_prefix_caching=False),
+            engine=EngineOptions(
+                kv_cache_memory_bytes=3 << 30,
+                kv_cache_dtype=cache_dtype,
+                max_num_seqs=32,
+                enable_prefix_caching=False,
+            ),
         )
         self._core, _ = build_core(config, self._channel)  # type: ignore[arg-type]
         self._params = SamplingParams(max_tokens=tokens, temperature=0.0)
@@ -199,6 +215,30 @@ def seconds(run: Run, files: Files) -> float:
     return time.perf_counter() - started
 
 
+def measure(runs: dict[str, Run], files: Files, rounds: int) -> tuple[dict[str, float], dict[str, str]]:
+    """Run all in turn, and print each speed as soon as it is known, for runs take minutes.
+
+    Returns:
+        The fastest seconds of each run, and the error of each that failed; those are left out from then on.
+    """
+    times: dict[str, float] = {}
+    errors: dict[str, str] = {}
+    for _ in range(rounds):
+        for name, run in runs.items():
+            if name in errors:
+                continue
+            try:
+                spent = seconds(run, files)
+            except (RuntimeError, AssertionError) as error:
+                errors[name] = str(error)
+                times.pop(name, None)
+                print(f"{name}: {error}", file=sys.stderr, flush=True)
+                continue
+            times[name] = min(spent, times.get(name, spent))
+            print(f"{name}: {len(files) * SECONDS / spent:.1f} audio s/s", file=sys.stderr, flush=True)
+    return times, errors
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the benchmark and print the report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -218,6 +258,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         runs: dict[str, Run] = {
             "quire bfloat16": Quire(folder, "none", tokens),
             "quire int8": Quire(folder, "int8", tokens),
+            "quire int8 with int8 KV cache": Quire(folder, "int8", tokens, cache_dtype="int8"),
             "quire bfloat16 from samples": Quire(folder, "none", tokens, from_samples=True),
             "transformers float32": transformers_run(folder, torch.float32, tokens),
             "transformers bfloat16": transformers_run(folder, torch.bfloat16, tokens),
@@ -233,8 +274,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 write_model(folder / f"{file_type}.bin", model, file_type)
                 run = whisper_cpp_run(folder / f"{file_type}.bin", tokens, threads)
                 runs[f"whisper.cpp {file_type}"] = _on_samples(run)
-        rounds = [{name: seconds(run, files) for name, run in runs.items()} for _ in range(options.rounds)]
-    times = {name: min(one[name] for one in rounds) for name in runs}
+        times, errors = measure(runs, files, options.rounds)
     speeds = {name: round(len(files) * SECONDS / spent, 1) for name, spent in times.items()}
     report: dict[str, Any] = {
         "date": date.today().isoformat(),
@@ -246,7 +286,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "bfloat16_gflops": round(limits.operations / 1e9),
         "encoding_floor_s_per_file": round(encoder_operations(options.size) / limits.operations, 4),
         "audio_seconds_per_second": speeds,
-        "fastest_pipeline": max(pipelines, key=speeds.__getitem__),
+        "fastest_pipeline": max((name for name in pipelines if name in speeds), key=speeds.__getitem__, default=None),
+        "failed": errors,
     }
     print(json.dumps(report, indent=1))
     if options.out:
