@@ -59,15 +59,15 @@ class SteppedCore:
     """An engine core with random weights, whose steps are called directly."""
 
     def __init__(
-        self, shape: str, folder: Path, sequences: int, context: int, options: Mapping[str, Any], **model: Any
+        self, shape: str, folder: Path, sequences: int, context: int, engine_options: Mapping[str, Any], **model: Any
     ) -> None:
-        """`options`: further ones of `EngineOptions`; `model`: those of `ModelOptions`."""
+        """`engine_options`: further ones of `EngineOptions`; `model`: those of `ModelOptions`."""
         self.channel = RecordingChannel()
         engine = EngineOptions(
             max_num_seqs=sequences,
             max_num_batched_tokens=_PREFILL_TOKENS,
             enable_prefix_caching=False,
-            **options,
+            **engine_options,
         )
         options = ModelOptions(device="cuda", max_model_len=context + _STEPS + _WARMUP_STEPS + _SPARE, **model)
         write_folder(shape, folder)

@@ -227,7 +227,7 @@ def test_models_without_a_decoder_of_this_kind_are_refused(backend: str, tmp_pat
 @pytest.mark.parametrize("device", ["cpu", "reference"])
 @pytest.mark.parametrize("backend", ["triton", *BLOCK_SIZES])
 def test_backends_of_gpus_are_refused_on_the_cpu(device: Any, backend: str, folders: Path) -> None:
-    options = {"attention_backend": backend, "device": find_device(device)}
+    options: dict[str, Any] = {"attention_backend": backend, "device": find_device(device)}
     with pytest.raises(UnsupportedModel, match=f"{backend} needs a GPU, but the device is {device}; .*: auto"):
         Engine(save("llama", folders), **options)
 
