@@ -100,10 +100,10 @@ def test_tokens_equal_those_of_transformers(backend: str, case: str, folders: Pa
 @pytest.mark.parametrize("backend", BLOCK_SIZES)
 def test_sequences_of_several_blocks_equal_those_of_transformers(backend: str, tmp_path: Path, calls: Calls) -> None:
     """Blocks of 256 positions; the second of the sequences finds one of the first in the prefix cache."""
-    changes: dict[str, Any] = {"head_dim": 64, "num_hidden_layers": 1, "max_position_embeddings": 768}
+    changes: dict[str, Any] = {"head_dim": 64, "num_hidden_layers": 1, "max_position_embeddings": 512}
     folder = save_model(make_model("llama", **changes), tmp_path)
-    tokens = [1 + token for token in random_prompt(1, 540, 255)]  # transformers takes 0 for padding
-    prompts = [tokens, tokens[:300]]
+    tokens = [1 + token for token in random_prompt(1, 290, 255)]  # transformers takes 0 for padding
+    prompts = [tokens, tokens[:260]]
     options = options_of(backend, block_size=256, max_num_batched_tokens=128)
     engine = oracle.assert_equal(folder, prompts, tokens=3, device=InterpretedDevice(), **options)
     assert engine.results["1-1"].outputs[0].cached_tokens == 256
