@@ -6,11 +6,12 @@ import asyncio
 from collections.abc import Coroutine, Iterable
 from typing import Annotated, Any, Literal, cast
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel
 from starlette.responses import Response
 
 from quire.api.http.errors import InvalidRequest
+from quire.api.http.sse import unless_disconnected
 from quire.api.protocol.common import ErrorBody
 from quire.api.serving.models import ServerState
 from quire.engine.wire.protocol import MemoryTag, SleepLevel
@@ -34,17 +35,20 @@ def router(state: ServerState) -> APIRouter:
 
     @routes.post("/sleep", response_class=Response, responses=_ERRORS)
     async def sleep(
+        request: Request,
         level: Annotated[int, Query(ge=1, le=2)] = 1,
         mode: Annotated[Literal["abort", "wait"], Query()] = "abort",
     ) -> Response:
         """Free the memory of weights and KV caches of all models.
 
         Level 1 keeps the weights in the memory of the host, level 2 drops them. Running requests are aborted, or with
-        the mode "wait" finished first. Answers when the memory is free.
+        the mode "wait" finished first, however long they take; a client that disconnects ends that wait. Answers when
+        the memory is free.
         """
         _require_sleep_mode(state)
-        wanted = cast("SleepLevel", level)
-        await _each(model.client.sleeping.sleep(wanted, wait=mode == "wait") for model in state.models)
+        wanted, wait = cast("SleepLevel", level), mode == "wait"
+        changes = _each(model.client.sleeping.sleep(wanted, wait=wait) for model in state.models)
+        await (unless_disconnected(request, changes) if wait else changes)
         return Response()
 
     @routes.post("/wake_up", response_class=Response, responses=_ERRORS)

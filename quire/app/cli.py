@@ -72,7 +72,7 @@ def _command_words(given: Sequence[str]) -> str:
 
 def _overview() -> str:
     width = max(len(command.name) for command in COMMANDS)
-    lines = [f"  quire {command.name:<{width}}   {command.summary}" for command in COMMANDS]
+    lines = [f"  quire {command.name:<{width}}   {command.summary()}" for command in COMMANDS]
     return "\n".join(
         [f"Quire {__version__}, an inference server", "", *lines, "", "Use --help after a command for its settings."]
     )

@@ -147,8 +147,8 @@ def _within_file_limit(wanted: int) -> int:
         return wanted
     allowed = max(1, files - min(_OTHER_FILES, files // 4) - _RESERVE)
     logger.warning(
-        "--limit-concurrency %d would need a limit of %d open files (ulimit -n), which is %d: reduced to %d",
-        *(wanted, needed, files, allowed),
+        "--limit-concurrency is reduced from %d to %d: %d open files are needed, but the limit (ulimit -n) is %d",
+        *(wanted, allowed, needed, files),
     )
     return allowed
 

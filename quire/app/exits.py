@@ -34,7 +34,9 @@ def end_process_after(seconds: float) -> None:
     def end() -> None:
         time.sleep(seconds)
         names = sorted({thread.name for thread in threading.enumerate()})
-        logger.error("the server did not stop in time and is ended; its threads: %s", ", ".join(names))
+        logger.error(
+            "the server did not stop in time: its process is ended by force; threads that run: %s", ", ".join(names)
+        )
         end_process(1)
 
     # Not threading.Thread: a signal handler calls this, and may have interrupted code that holds threading's lock.

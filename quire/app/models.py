@@ -9,7 +9,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from quire.config.command import ConfigError
-from quire.engine.models.weight_formats import NO_WEIGHTS, complaint_about, readable_weights
+from quire.engine.models.weight_files import NO_WEIGHTS, complaint_about, readable_weights
 
 # name -> directory in the package
 BUNDLED = {"quire-nano": "nano", "quire-nano-embed": "nano_embed", "quire-nano-hear": "nano_hear"}
@@ -39,8 +39,8 @@ def resolve_models(arguments: Sequence[str], served_names: Sequence[str], revisi
         ConfigError: a model cannot be found, or names are ambiguous.
     """
     models = list(arguments) or list(BUNDLED)
-    if len(set(models)) < len(models):
-        raise ConfigError("quire serve: MODEL contains the same model twice")
+    if twice := [model for model in models if models.count(model) > 1]:
+        raise ConfigError(f"quire serve: MODEL contains {twice[0]!r} twice")
     names = _names(models, served_names, first_only=not arguments)
     sources = [ModelSource(find_folder(model, revision), model, names[model]) for model in models]
     all_names = [name for source in sources for name in source.names]

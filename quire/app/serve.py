@@ -43,7 +43,10 @@ def run(settings: Serve) -> int:
 def _check(settings: Serve) -> None:
     """Refuse settings that contradict each other, or whose files cannot be used."""
     if settings.max_num_batched_tokens < settings.max_num_seqs:
-        raise ConfigError("quire serve: --max-num-batched-tokens must be at least --max-num-seqs")
+        raise ConfigError(
+            f"quire serve: --max-num-batched-tokens is {settings.max_num_batched_tokens}, but must be at least "
+            f"--max-num-seqs, which is {settings.max_num_seqs}"
+        )
     check_readable(settings, "chat_template", "utf-8")
     if settings.tool_server and importlib.util.find_spec("mcp") is None:
         raise ConfigError("quire serve: --tool-server needs the package mcp: pip install 'quire[mcp]'")

@@ -151,7 +151,7 @@ class Server(uvicorn.Server):
 
     def _abort_requests(self) -> None:
         """End running requests with an error."""
-        logger.info("requests that still run are aborted: %d", self._running)
+        logger.info("aborting the requests, responses and realtime sessions that still run: %d", self._running)
         for model in self._state.models:
             model.client.fail("the server is shutting down")
         self._loop.call_later(_ERROR_GRACE, self._close_connections)

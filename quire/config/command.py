@@ -21,7 +21,7 @@ from pydantic_settings import (
 )
 
 from quire.config.lists import shield_commas
-from quire.config.value_help import describe
+from quire.config.value_help import describe, size_text
 
 ENV_PREFIX = "QUIRE_"
 
@@ -31,7 +31,10 @@ class ConfigError(Exception):
 
 
 class Command(BaseSettings):
-    """Settings of a `quire` command. Subclasses add fields, mostly by inheriting option groups."""
+    """Settings of a `quire` command. Subclasses add fields, mostly by inheriting option groups.
+
+    The docstring of a subclass says what the command does; it is the beginning of its help.
+    """
 
     model_config = SettingsConfigDict(
         env_prefix=ENV_PREFIX,
@@ -42,7 +45,6 @@ class Command(BaseSettings):
         frozen=True,
     )
     name: ClassVar[str]
-    summary: ClassVar[str]
     positional: ClassVar[frozenset[str]] = frozenset()
 
     _notes: tuple[str, ...] = PrivateAttr(())
@@ -103,6 +105,11 @@ class Command(BaseSettings):
         return init_settings, env_settings, _TomlFile(settings_cls)
 
     @classmethod
+    def summary(cls) -> str:
+        """What the command does, in a sentence."""
+        return str(cls.__doc__)
+
+    @classmethod
     def flag(cls, field: str) -> str:
         """The flag, or the name of the positional argument, that sets a field."""
         return field.upper() if field in cls.positional else "--" + field.replace("_", "-")
@@ -124,18 +131,22 @@ def _shown(value: Any) -> str:
     return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
 
 
-_METAVARS = {"int": "N", "float": "X", "str": "TEXT", "Path": "FILE", "ByteSize": "SIZE", "dict[str,Any]": "JSON"}
+_METAVARS = {"int": "N", "float": "X", "str": "TEXT", "Path": "PATH", "ByteSize": "SIZE", "dict[str,Any]": "JSON"}
 _EMPTY_DEFAULT = re.compile(r" \(default: (null|\(\)|\{\})?\)$")
+_DEFAULT_SIZE = re.compile(r"(?<= \(default: )(\d+)(?=\)$)")
 
 
 def _add_argument(parser: ArgumentParser, *names: str, **settings: Any) -> Any:
-    """Add an argument whose help has a readable type and no empty default, and whose list items keep their commas."""
-    metavar = settings.get("metavar")
+    """Add an argument whose help has a readable type and default, and whose list items keep their commas."""
+    metavar, text = settings.get("metavar"), settings.get("help", "")
     if isinstance(metavar, str):
         if metavar.startswith("tuple") or settings.get("nargs") == "*":
             settings["type"] = shield_commas
-        settings["metavar"] = "NAME" if metavar.startswith("tuple") else _METAVARS.get(metavar, metavar)
-    settings["help"] = _EMPTY_DEFAULT.sub("", settings.get("help", ""))
+        if metavar == "ByteSize":
+            text = _DEFAULT_SIZE.sub(lambda found: size_text(int(found[0])), text)
+        item = ("int" if "int" in metavar else "str") if metavar.startswith("tuple") else metavar
+        settings["metavar"] = _METAVARS.get(item, item)
+    settings["help"] = _EMPTY_DEFAULT.sub("", text)
     return parser.add_argument(*names, **settings)
 
 

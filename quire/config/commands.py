@@ -1,4 +1,4 @@
-"""The commands of `quire` and their settings."""
+"""The commands of `quire` and their settings. The docstring of a class is the beginning of its command's help."""
 
 from __future__ import annotations
 
@@ -16,18 +16,15 @@ from quire.config.options import (
     ChatOptions,
     ConnectionOptions,
     EngineOptions,
-    Flag,
     LimitOptions,
     MediaOptions,
     ModelOptions,
-    NonNegativeInt,
     ParallelOptions,
-    PositiveInt,
     RealtimeOptions,
-    Seconds,
     ServerOptions,
 )
 from quire.config.other_servers.translate import translate_flags
+from quire.config.types import Flag, NonNegativeInt, PositiveInt, Seconds
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
@@ -45,10 +42,9 @@ class Serve(
     ConnectionOptions,
     ServerOptions,
 ):
-    """Settings of `quire serve`."""
+    """Serve models with an OpenAI-compatible HTTP API."""
 
     name = "serve"
-    summary = "serve models with an OpenAI-compatible HTTP API"
     positional = frozenset({"model"})
 
     model: CliPositionalArg[Names] = Field(
@@ -66,10 +62,9 @@ class Serve(
 
 
 class Chat(Command):
-    """Settings of `quire chat`."""
+    """Chat in the terminal with any OpenAI-compatible server."""
 
     name = "chat"
-    summary = "chat in the terminal with any OpenAI-compatible server"
 
     url: str = Field("http://127.0.0.1:8000/v1", description="base URL of the server")
     model_name: str | None = Field(None, description="model to chat with; default: the first model of the server")
@@ -81,10 +76,9 @@ class Chat(Command):
 
 
 class Listen(Command):
-    """Settings of `quire listen`."""
+    """Print a live transcription of a file, standard input or a microphone, using a server's realtime API."""
 
     name = "listen"
-    summary = "print a live transcription of a file, standard input or a microphone, using a server's realtime API"
     positional = frozenset({"file"})
 
     file: CliPositionalArg[Path | None] = Field(
@@ -107,10 +101,9 @@ class Listen(Command):
 
 
 class Embed(Command):
-    """Settings of `quire embed`."""
+    """Embed the texts of a file, with a server or with a model in this process."""
 
     name = "embed"
-    summary = "embed the texts of a file, with a server or with a model in this process"
     positional = frozenset({"file"})
 
     file: CliPositionalArg[Path] = Field(
@@ -144,10 +137,9 @@ class Embed(Command):
 
 
 class BenchServe(Command):
-    """Settings of `quire bench serve`."""
+    """Benchmark a server: TTFT, TPOT, ITL and throughput."""
 
     name = "bench serve"
-    summary = "benchmark a server: TTFT, TPOT, ITL and throughput"
 
     url: str = Field("http://127.0.0.1:8000/v1", description="base URL of an OpenAI-compatible server")
     model_name: str | None = Field(None, description="model to benchmark; default: the first model of the server")
@@ -177,10 +169,9 @@ class BenchServe(Command):
 
 
 class BenchPooling(Command):
-    """Settings of `quire bench pooling`."""
+    """Benchmark embeddings or rerank: throughput and latency."""
 
     name = "bench pooling"
-    summary = "benchmark embeddings or rerank: throughput and latency"
 
     url: str = Field("http://127.0.0.1:8000/v1", description="base URL of an OpenAI-compatible server")
     model_name: str | None = Field(None, description="model to benchmark; default: the first model that has the task")
@@ -208,10 +199,9 @@ class BenchPooling(Command):
 
 
 class BenchStartup(Command):
-    """Settings of `quire bench startup`."""
+    """Benchmark the start-up of a server, until it is ready and until its first token."""
 
     name = "bench startup"
-    summary = "benchmark the start-up of a server, until it is ready and until its first token"
     positional = frozenset({"model"})
 
     model: CliPositionalArg[Names] = Field((), description="model to start; default: the bundled quire-nano")

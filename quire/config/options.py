@@ -2,34 +2,24 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, WithJsonSchema
-from pydantic_settings import CliImplicitFlag, NoDecode
+from pydantic import BaseModel, ByteSize, ConfigDict, Field
 
 from quire.config.lists import Counts, Keys, Names, Origins
 from quire.config.tool_servers import ToolServers
-
-Flag = CliImplicitFlag[bool]
-PositiveInt = Annotated[int, Field(ge=1)]
-NonNegativeInt = Annotated[int, Field(ge=0)]
-_MAX_SECONDS = 10**9  # 31 years; clocks of operating systems overflow at some larger number
-Seconds = Annotated[float, Field(gt=0, le=_MAX_SECONDS, allow_inf_nan=False)]
-SecondsOrNever = Annotated[float, Field(ge=0, le=_MAX_SECONDS, allow_inf_nan=False)]
-
-
-def _parse_json(value: Any) -> Any:
-    try:
-        return json.loads(value) if isinstance(value, str) else value
-    except RecursionError as error:
-        raise ValueError("it is nested too deeply") from error
-
-
-JsonObject = Annotated[dict[str, Any], NoDecode, BeforeValidator(_parse_json)]
-Size = Annotated[ByteSize, WithJsonSchema({"accepts": "a size in bytes such as 512MiB or 4GiB"})]
-
+from quire.config.types import (
+    Flag,
+    JsonObject,
+    NonNegativeInt,
+    PositiveInt,
+    Seconds,
+    SecondsOrNever,
+    Size,
+    SizeFromKiB,
+    SizeFromMiB,
+)
 
 # Typed as Any because a command inherits from both BaseSettings and Options.
 _CONFIG: Any = ConfigDict(frozen=True, extra="forbid")
@@ -88,7 +78,7 @@ class ServerOptions(Options):
         description="database of stored responses, as a SQLAlchemy URL; sqlite:// is in memory; default: a SQLite file "
         "in the user's state directory",
     )
-    response_store_size: Annotated[Size, Field(ge=1 << 20)] | None = Field(
+    response_store_size: SizeFromMiB | None = Field(
         None,
         description="total size of stored responses, above which the oldest are deleted; default: 1GiB, or 256MiB in "
         "memory",
@@ -121,10 +111,8 @@ class ConnectionOptions(Options):
         "status 503 with Retry-After; reduced if the process's limit of open files is lower",
     )
     max_header_count: PositiveInt = Field(256, description="maximum number of headers of a request")
-    max_header_size: Size = Field(
-        ByteSize(32 << 10), description="maximum size of all headers of a request, e.g. 32KiB"
-    )
-    max_url_size: Size = Field(ByteSize(16 << 10), description="maximum size of the URL of a request, e.g. 16KiB")
+    max_header_size: Size = Field(ByteSize(32 << 10), description="maximum size of all headers of a request")
+    max_url_size: Size = Field(ByteSize(16 << 10), description="maximum size of the URL of a request")
     header_timeout: Seconds = Field(
         20.0, description="time for sending the headers of a request, in seconds; after it: status 408"
     )
@@ -142,7 +130,7 @@ class ConnectionOptions(Options):
 class LimitOptions(Options):
     """Limits of requests."""
 
-    max_body_size: Size = Field(ByteSize(32 << 20), description="largest request body, e.g. 32MiB")
+    max_body_size: Size = Field(ByteSize(32 << 20), description="largest request body")
     max_json_values: Annotated[int, Field(ge=1024)] = Field(
         1 << 20,
         description="maximum number of JSON values in a request body; at most a quarter of this number may be strings, "
@@ -175,13 +163,13 @@ class LimitOptions(Options):
 class AudioOptions(Options):
     """Limits of audio files, and the events of transcriptions."""
 
-    max_audio_size: Annotated[Size, Field(ge=1 << 10)] = Field(
-        ByteSize(25 << 20), description="largest audio file, e.g. 25MiB; --max-body-size must be larger"
+    max_audio_size: SizeFromKiB = Field(
+        ByteSize(25 << 20), description="largest audio file; --max-body-size must be larger"
     )
     max_audio_seconds: Annotated[float, Field(gt=0, le=24 * 3600)] = Field(
         3600.0, description="longest audio in seconds; an hour of audio takes 220 MiB of memory while it is transcribed"
     )
-    max_audio_decoded_size: Annotated[Size, Field(ge=1 << 20)] = Field(
+    max_audio_decoded_size: SizeFromMiB = Field(
         ByteSize(4 << 30),
         description="largest audio file after decompression, counted with all channels at the sample rate of the file; "
         "a larger one is refused (files are decoded in pieces, so decoding takes less memory than this)",
@@ -242,7 +230,8 @@ class ModelOptions(Options):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto",
         description="data type of weights and KV cache; auto: bfloat16, or float32 for float32 checkpoints on CPUs "
-        "without bfloat16 instructions, or float16 for float16 checkpoints on GPUs",
+        "without bfloat16 instructions, or float16 for float16 checkpoints on GPUs; float16 on CPUs: the same as auto, "
+        "with a warning",
     )
     quantization: Literal["none", "int8", "int4", "fp8"] = Field(
         "none",
@@ -252,8 +241,9 @@ class ModelOptions(Options):
     device: Literal["auto", "cpu", "cuda", "reference"] = Field(
         "auto",
         description="what runs the model; auto: cuda if there is a CUDA device and triton is installed, otherwise cpu; "
-        "cpu: compiled kernels on the CPU; cuda: Triton kernels on the first GPU of CUDA_VISIBLE_DEVICES; reference: "
-        "plain PyTorch on the CPU, several times slower, which cpu also uses if the compiled kernels are not installed",
+        "cpu: compiled kernels on the CPU; cuda: Triton kernels on the first GPU of CUDA_VISIBLE_DEVICES (with several "
+        "ranks, on one GPU for each); reference: plain PyTorch on the CPU, several times slower, which cpu also uses "
+        "if the compiled kernels are not installed",
     )
     max_model_len: PositiveInt | None = Field(
         None, description="context length in tokens; default: that of the model, reduced if the KV cache is smaller"
@@ -268,13 +258,13 @@ class ModelOptions(Options):
     )
     task: Literal["auto", "generate", "embed", "classify", "score", "token_embed", "token_classify"] = Field(
         "auto",
-        description="task of the model; auto: read from its configuration files, also for pooling models (vLLM's "
-        "`--runner pooling`); transcription models are always detected",
+        description="task of the model; auto: read from its configuration files, also for pooling models; "
+        "transcription models are always detected",
     )
     convert: Literal["none", "embed", "classify"] = Field(
         "none",
         description="use of a causal language model for another task; none: the model is used for its own task; "
-        "embed: its hidden states become embeddings; classify: its logits of the tokens in "
+        "embed: its hidden states become embeddings (vLLM's `--runner pooling`); classify: its logits of the tokens in "
         "classifier_from_token of config.json (default: no and yes) become scores, as for rerank",
     )
     pooler_config: JsonObject = Field(
@@ -290,15 +280,15 @@ class ParallelOptions(Options):
     tensor_parallel_size: Annotated[int, Field(ge=1, le=64)] = Field(
         1,
         description="number of ranks that share each layer; each has a GPU of its own, or a part of the CPU's cores; "
-        "models that generate text from text only",
+        "for models that generate text from text only; with several ranks there are no CUDA graphs",
     )
     pipeline_parallel_size: Annotated[int, Field(ge=1, le=64)] = Field(
-        1, description="number of groups of ranks that have different layers, one after the other"
+        1, description="number of stages: groups of ranks that each have a part of the layers"
     )
     enable_expert_parallel: Flag = Field(
         False,
-        description="divide the experts of a mixture of experts among the ranks of --tensor-parallel-size, instead of "
-        "cutting each expert",
+        description="give each rank of --tensor-parallel-size whole experts of a mixture of experts, instead of a part "
+        "of each expert",
     )
 
 
@@ -329,17 +319,19 @@ class ChatOptions(Options):
 class EngineOptions(Options):
     """Scheduling, and the memory of the KV cache."""
 
-    max_num_seqs: Annotated[int, Field(ge=1, le=1 << 16)] = Field(64, description="maximum number of running sequences")
+    max_num_seqs: Annotated[int, Field(ge=1, le=1 << 16)] = Field(
+        64, description="maximum number of running sequences; at most --max-num-batched-tokens"
+    )
     max_num_batched_tokens: Annotated[int, Field(ge=1, le=1 << 24)] = Field(
         512,
         description="maximum number of tokens in a step; longer prompts are computed in chunks (by encoder models: "
-        "whole, in a step of their own)",
+        "whole, in a step of their own); at least --max-num-seqs",
     )
     block_size: Annotated[int, Field(ge=1, le=256)] = Field(16, description="tokens in a KV block")
     kv_cache_memory_bytes: Size | None = Field(
         None,
         description="size of the KV cache of each model, e.g. 4GiB; with several ranks that of each rank; default: "
-        "from --kv-cache-free-memory-fraction",
+        "from --kv-cache-free-memory-fraction, or on GPUs from --gpu-memory-utilization",
     )
     kv_cache_dtype: Literal["auto", "int8", "fp8"] = Field(
         "auto",
@@ -360,7 +352,8 @@ class EngineOptions(Options):
     cudagraph_capture_sizes: Counts = Field(
         (),
         description="numbers of sequences of the decode steps for which CUDA graphs are captured; smaller steps are "
-        "padded to the next of them; default: 1, 2, 4 and multiples of 8 up to --max-num-seqs, at most 512",
+        "padded to the next of them, larger ones run without; sizes above --max-num-seqs are ignored; default: 1, 2, "
+        "4, multiples of 8 up to 256, multiples of 16 above, and --max-num-seqs itself; at most 512",
     )
     attention_backend: Literal["auto", "triton", "flash_attn", "flashinfer"] = Field(
         "auto",

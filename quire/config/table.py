@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from pydantic import ByteSize
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from quire.config.command import ENV_PREFIX, Command
 from quire.config.commands import COMMANDS
-from quire.config.value_help import describe
+from quire.config.value_help import describe, size_text
 
 _HEAD = """# Settings
 
@@ -30,7 +31,9 @@ concurrency = 32
 A switch that is on by default is turned off with `--no-...`. Lists are set by repeating the flag, by a variable with
 commas, or by a TOML array. Invalid values are refused with the name of the setting and its accepted values, and unknown
 variables or keys are refused as well. Settings of the same name have the same meaning in all commands and share their
-variable: `QUIRE_API_KEY` is the key that a server requires and that clients send.
+variable: `QUIRE_API_KEY` is the key that a server requires and that clients send. There are two exceptions, which are
+better set by flags or in the file: `--endpoint` accepts other values in `quire bench serve` than in
+`quire bench pooling`, and FILE is audio for `quire listen` and text for `quire embed`.
 
 `--reasoning-parser` and `--tool-call-parser` take names of parsers, which are listed in
 [structured outputs, reasoning and tools](api/structured-outputs-and-tools.md).
@@ -50,7 +53,7 @@ def _section(command: type[Command]) -> str:
         [
             f"## `quire {command.name}`",
             "",
-            f"{command.summary[0].upper()}{command.summary[1:]}.",
+            command.summary(),
             "",
             "| flag | variable | values | default | meaning |",
             "|---|---|---|---|---|",
@@ -74,6 +77,8 @@ def _row(command: type[Command], name: str, field: FieldInfo) -> str:
 def _default(value: Any) -> str:
     if value is PydanticUndefined or value is None or value == () or value == {} or value == "":
         return ""
+    if isinstance(value, ByteSize):
+        return f"`{size_text(value)}`"
     return f"`{value if isinstance(value, str) else json.dumps(value)}`"
 
 

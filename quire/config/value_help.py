@@ -17,6 +17,14 @@ def describe(field: FieldInfo) -> str:
     return _describe_schema(TypeAdapter[Any](annotated).json_schema())
 
 
+def size_text(nbytes: int) -> str:
+    """A size as it can be written in a setting, e.g. `32KiB`."""
+    for unit, shift in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
+        if nbytes and nbytes % (1 << shift) == 0:
+            return f"{nbytes >> shift}{unit}"
+    return str(nbytes)
+
+
 def _describe_schema(schema: dict[str, Any]) -> str:
     if "accepts" in schema:
         return str(schema["accepts"])

@@ -20,6 +20,7 @@ from quire.config.options import EngineOptions
 from quire.engine.attention_checks import check_attention_backend
 from quire.engine.core import EngineCore
 from quire.engine.core_config import CoreConfig
+from quire.engine.delayed_streams_build import delayed_streams_of
 from quire.engine.execution.cache import OutOfCacheMemory, block_bytes, count_blocks
 from quire.engine.execution.devices.device import Device
 from quire.engine.execution.devices.select import find_device
@@ -51,7 +52,6 @@ from quire.engine.scheduling.encoder_scheduler import EncoderScheduler
 from quire.engine.scheduling.limits import SchedulerLimits
 from quire.engine.scheduling.scheduler import Scheduler
 from quire.engine.sleep import Cache, EngineParts, Sleeper
-from quire.engine.streaming_build import streaming_of
 from quire.engine.transducer_build import build_transducer
 from quire.engine.wire.errors import FrontEndClosed
 from quire.engine.wire.model_info import ModelInfo, SpeechToTextInfo
@@ -254,7 +254,7 @@ def _build_decoder(
         ranks.connect(device, poll)
     per_block = block_bytes(cache_shapes(model, device), options.block_size, cache_dtype(loaded, config))
     reserved = _cached_embeddings(loaded, options) * _embedding_bytes(loaded)
-    streaming = streaming_of(loaded, options, device)
+    streaming = delayed_streams_of(loaded, options, device)
     if streaming is not None:
         reserved += streaming.nbytes
         options = options.model_copy(update={"max_num_seqs": streaming.streams})

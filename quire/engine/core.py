@@ -25,7 +25,6 @@ from quire.engine.scheduling.encoder_scheduler import EncoderScheduler
 from quire.engine.scheduling.plan import StepPlan
 from quire.engine.scheduling.scheduler import Scheduler
 from quire.engine.scheduling.streaming_scheduler import StreamingScheduler
-from quire.engine.scheduling.transducer_scheduler import TransducerScheduler
 from quire.engine.sleep import AsleepExecutor, Sleeper
 from quire.engine.validation import drop_unknown_end_tokens, invalid_reason, invalid_tokens
 from quire.engine.wire.audio import AudioInfo
@@ -48,7 +47,7 @@ from quire.engine.wire.protocol import (
     Wake,
 )
 from quire.engine.wire.sampling_params import SamplingParams
-from quire.engine.wire.streaming import LiveModelInfo
+from quire.engine.wire.streaming import StreamingInfo
 from quire.engine.wire.transport import CoreChannel
 
 logger = logging.getLogger(__name__)
@@ -71,7 +70,7 @@ class EngineCore:
 
     def __init__(
         self,
-        scheduler: Scheduler | StreamingScheduler | TransducerScheduler | EncoderScheduler,
+        scheduler: Scheduler | StreamingScheduler[Any] | EncoderScheduler,
         executor: Executor,
         channel: CoreChannel,
         *,
@@ -81,7 +80,7 @@ class EngineCore:
         pooler: PoolerSpec | None = None,
         speech: SpeechToTextInfo | None = None,
         audio: AudioInfo | None = None,
-        streaming: LiveModelInfo | None = None,
+        streaming: StreamingInfo | None = None,
         sleeper: Sleeper[Any] | None = None,
     ) -> None:
         """Assemble a core.

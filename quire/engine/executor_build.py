@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from quire.engine.core_config import CoreConfig
+from quire.engine.delayed_streams_build import DelayedStreams
 from quire.engine.execution.alignment import Aligner
 from quire.engine.execution.cache import KVCache
 from quire.engine.execution.devices.device import Device
@@ -22,7 +23,6 @@ from quire.engine.models.encoder import Encoder
 from quire.engine.models.loader import LoadedModel
 from quire.engine.models.spec import DecoderSpec
 from quire.engine.rank_build import input_builder, request_table
-from quire.engine.streaming_build import Streaming
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class ExecutorBuild:
         self,
         loaded: LoadedModel,
         cache: KVCache,
-        streaming: Streaming | None = None,
+        streaming: DelayedStreams | None = None,
         runner_type: type[ModelRunner] | None = None,
     ) -> Executor:
         """The executor of a decoder.
@@ -50,7 +50,7 @@ class ExecutorBuild:
         Args:
             loaded: the model.
             cache: its KV cache, which nothing else uses.
-            streaming: see `streaming_of`.
+            streaming: see `delayed_streams_of`.
             runner_type: the class of its runner; None for models that are not divided among ranks.
         """
         config, device, options = self.config, self.device, self.config.engine

@@ -9,7 +9,7 @@ import numpy as np
 from quire.engine.wire.audio import AudioInfo
 from quire.engine.wire.model_info import SpeechToTextInfo
 from quire.engine.wire.protocol import MediaItem
-from quire.engine.wire.streaming import LiveModelInfo, StreamingInfo
+from quire.engine.wire.streaming import DelayedStreamsInfo, StreamingInfo
 
 
 def invalid_items(
@@ -17,7 +17,7 @@ def invalid_items(
     tokens: int,
     speech: SpeechToTextInfo | None,
     audio: AudioInfo | None,
-    streaming: LiveModelInfo | None = None,
+    streaming: StreamingInfo | None = None,
 ) -> str | None:
     """What is wrong with the items of a prompt, or of a piece of one; None if they are valid.
 
@@ -40,7 +40,7 @@ def invalid_items(
 def _invalid_whole(items: Sequence[MediaItem], speech: SpeechToTextInfo) -> str | None:
     if len(items) != 1:
         return f"the model needs exactly one audio item, not {len(items)}"
-    item, rows, most = items[0], speech.num_mel_bins, speech.num_frames
+    item, rows, most = items[0], speech.num_mel_bins, speech.num_columns
     even = speech.kind == "whisper"
     if (item.start, item.length) != (0, 0):
         return "the model reads audio by cross-attention: its item must have start 0 and length 0"
@@ -51,8 +51,8 @@ def _invalid_whole(items: Sequence[MediaItem], speech: SpeechToTextInfo) -> str 
             f"the features are {item.features.dtype} {'x'.join(map(str, found))}, not float32 {rows}x{most}, "
             f"or fewer columns{', an even number of them' if even else ''}, but at least {speech.min_columns}"
         )
-    if item.encoded is not None:
-        return f"all columns of features are encoded, not {item.encoded} of {found[1]}"
+    if item.encoded_columns is not None:
+        return f"all columns of features are encoded, not {item.encoded_columns} of {found[1]}"
     return _invalid_content(item)
 
 
@@ -71,22 +71,26 @@ def _invalid_span(item: MediaItem, audio: AudioInfo) -> str | None:
     found, rows = item.features.shape, audio.num_mel_bins
     if item.features.dtype != np.float32 or len(found) != 2 or found[0] != rows:
         return f"the features are {item.features.dtype} {'x'.join(map(str, found))}, not float32 of {rows} rows"
-    if item.before not in (0, audio.before):
-        return f"{item.before} columns of features precede the encoded columns; accepted are 0 and {audio.before}"
-    columns, most = item.columns, min(found[1] - item.before, audio.item_columns)
-    if not 1 <= columns <= most or found[1] > item.before + audio.item_columns + audio.context:
+    if item.columns_before not in (0, audio.columns_before):
+        return (
+            f"{item.columns_before} columns of features precede the encoded columns; accepted are 0 and "
+            f"{audio.columns_before}"
+        )
+    columns, most = item.columns, min(found[1] - item.columns_before, audio.item_columns)
+    if not 1 <= columns <= most or found[1] > item.columns_before + audio.item_columns + audio.columns_after:
         return f"{columns} of {found[1]} columns of features are encoded; an item has 1 to {audio.item_columns} of them"
     if (length := audio.lengths.tokens(columns)) != item.length:
         return f"{columns} columns of features become {length} tokens, not {item.length}"
     return _invalid_content(item)
 
 
-def _invalid_frames(item: MediaItem, streaming: LiveModelInfo) -> str | None:
-    if (item.start, item.length, item.before) != (0, 0, 0) or item.encoded is not None:
+def _invalid_frames(item: MediaItem, streaming: StreamingInfo) -> str | None:
+    if (item.start, item.length, item.columns_before) != (0, 0, 0) or item.encoded_columns is not None:
         return (
-            "the model reads audio while it generates: an item must have start, length and before 0, and no `encoded`"
+            "the model reads audio while it generates: an item must have start, length and columns_before 0, and no "
+            "`encoded_columns`"
         )
-    found, each = item.features.shape, streaming.columns_per_frame if isinstance(streaming, StreamingInfo) else 1
+    found, each = item.features.shape, streaming.columns_per_frame if isinstance(streaming, DelayedStreamsInfo) else 1
     fits = len(found) == 2 and found[0] == streaming.num_mel_bins and found[1] > 0 and found[1] % each == 0
     if item.features.dtype != np.float32 or not fits:
         columns = "at least one column" if each == 1 else f"a multiple of {each} columns"

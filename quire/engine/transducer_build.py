@@ -12,12 +12,11 @@ from quire.engine.models.errors import UnsupportedModel
 from quire.engine.models.loader import LoadedModel
 from quire.engine.models.transducer import TransducerModel
 from quire.engine.scheduling.limits import SchedulerLimits
-from quire.engine.scheduling.streaming_scheduler import MAX_PIECE
+from quire.engine.scheduling.streaming_scheduler import frame_budget
 from quire.engine.scheduling.transducer_scheduler import TransducerScheduler
 from quire.engine.wire.streaming import TransducerInfo
 
 logger = logging.getLogger(__name__)
-_TOKENS_PER_FRAME = 4  # cost of encoding a frame, in tokens of a step's budget; an estimate
 _LEAST_COLUMNS = 50  # of features, in the shortest windows of files: half a second
 
 
@@ -49,7 +48,7 @@ def build_transducer(
         max_num_seqs=streams,
         max_num_batched_tokens=options.max_num_batched_tokens,
         max_model_len=loaded.context_len,
-        encoder_compute_budget=max(MAX_PIECE, options.max_num_batched_tokens // _TOKENS_PER_FRAME),
+        encoder_compute_budget=frame_budget(options.max_num_batched_tokens),
     )
     scheduler = TransducerScheduler(limits, info, by_priority=options.scheduling_policy == "priority")
     return scheduler, LocalExecutor(device.activate, TransducerRunner(model, info)), streams * size

@@ -13,7 +13,7 @@ from quire.engine.wire.model_info import SpeechToTextInfo
 from quire.engine.wire.pooling_params import PoolingParams
 from quire.engine.wire.protocol import AddRequest, TokenArray
 from quire.engine.wire.sampling_params import SamplingParams
-from quire.engine.wire.streaming import LiveModelInfo, StreamingInfo, TransducerInfo
+from quire.engine.wire.streaming import DelayedStreamsInfo, StreamingInfo, TransducerInfo
 from quire.engine.wire.token_mask import is_token_mask
 
 # Wider than the limits of any API; values within them do not overflow float32.
@@ -43,7 +43,7 @@ def invalid_reason(
     pooler: PoolerSpec | None = None,
     speech: SpeechToTextInfo | None = None,
     audio: AudioInfo | None = None,
-    streaming: LiveModelInfo | None = None,
+    streaming: StreamingInfo | None = None,
 ) -> str | None:
     """Why the request cannot be run; None if it can."""
     params = message.params
@@ -134,7 +134,7 @@ def _invalid_open(message: AddRequest) -> str | None:
     return None
 
 
-def _invalid_streaming(message: AddRequest, info: StreamingInfo, max_model_len: int) -> str | None:
+def _invalid_streaming(message: AddRequest, info: DelayedStreamsInfo, max_model_len: int) -> str | None:
     params = message.params
     if not isinstance(params, SamplingParams):
         return "the model only transcribes; it has no pooling tasks"
@@ -155,8 +155,8 @@ def _invalid_pooling(
     if speech is not None:
         tasks = ("align",) if speech.aligns_words else ()
         longest = speech.positions(message.items[0].features.shape[1])
-        if params.frames is not None and not 1 <= params.frames <= longest:
-            return f"frames must be from 1 to {longest}, not {params.frames}"
+        if params.num_positions is not None and not 1 <= params.num_positions <= longest:
+            return f"num_positions must be from 1 to {longest}, not {params.num_positions}"
     if params.task not in tasks:
         return f"the model has no task {params.task!r}; its pooling tasks are {', '.join(tasks) or 'none'}"
     if params.dimensions is not None and params.dimensions < 1:

@@ -168,29 +168,33 @@ class Metrics:
         self.step_seconds = self._histogram("step_duration_seconds", "Duration of an engine step", buckets.ITL)
 
     def _define_sizes(self, tokens: tuple[int, ...]) -> None:
-        self.request_prompt = self._histogram("request_prompt_tokens", "Prompt tokens of a request", tokens)
-        self.request_output = self._histogram("request_generation_tokens", "Tokens generated for a request", tokens)
+        self.request_prompt = self._histogram("request_prompt_tokens", "Prompt tokens of a sequence", tokens)
+        self.request_output = self._histogram("request_generation_tokens", "Tokens generated for a sequence", tokens)
         self.request_computed = self._histogram(
-            "request_prefill_kv_computed_tokens", "Prompt tokens of a request that were not in the prefix cache", tokens
+            "request_prefill_kv_computed_tokens",
+            "Prompt tokens of a sequence that were not in the prefix cache",
+            tokens,
         )
         self.request_longest = self._histogram(
-            "request_max_num_generation_tokens", "Tokens of the longest of a request's n answers", tokens
+            "request_max_num_generation_tokens", "Tokens of the longest of a prompt's n answers", tokens
         )
-        self.request_max = self._histogram("request_params_max_tokens", "max_tokens of a request", tokens)
-        self.request_n = self._histogram("request_params_n", "n of a request", buckets.ANSWERS)
+        self.request_max = self._histogram("request_params_max_tokens", "max_tokens of a sequence", tokens)
+        self.request_n = self._histogram("request_params_n", "n of a prompt", buckets.ANSWERS)
 
     def _define_latencies(self) -> None:
         self.ttft = self._histogram("time_to_first_token_seconds", "Time from arrival to the first token", buckets.TTFT)
-        self.itl = self._histogram("inter_token_latency_seconds", "Time between two tokens of a request", buckets.ITL)
+        self.itl = self._histogram("inter_token_latency_seconds", "Time between two tokens of a sequence", buckets.ITL)
         self.tpot = self._histogram(
             "request_time_per_output_token_seconds",
-            "Mean time per output token of a request, without the first token",
+            "Mean time per output token of a sequence, without the first token",
             buckets.ITL,
         )
         self.e2e = self._histogram(
-            "e2e_request_latency_seconds", "Time from arrival to the end of a request", buckets.LATENCY
+            "e2e_request_latency_seconds", "Time from arrival to the end of a sequence", buckets.LATENCY
         )
-        self.queue = self._histogram("request_queue_time_seconds", "Time until a request is scheduled", buckets.LATENCY)
+        self.queue = self._histogram(
+            "request_queue_time_seconds", "Time from arrival until a sequence is scheduled", buckets.LATENCY
+        )
         self.inference = self._histogram(
             "request_inference_time_seconds", "Time from being scheduled to the last token", buckets.LATENCY
         )

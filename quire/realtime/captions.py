@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.api.http.errors import ApiError, as_api_error
-from quire.api.serving.transcription.types import TextDelta
+from quire.api.serving.transcription.types import TranscriptDelta
 from quire.engine.wire.errors import EngineError, EngineOverloaded
 from quire.multimodal.errors import PromptError
 from quire.realtime.audio import RATE, Samples, to_float
@@ -249,7 +249,7 @@ class Captions:
         send_text = partial(self._send_text, utterance, previous)
         return _stripped(await streaming.transcribe(utterance.pieces(), utterance.settings, send_text))
 
-    async def _send_text(self, utterance: Utterance, previous: asyncio.Event, piece: TextDelta) -> None:
+    async def _send_text(self, utterance: Utterance, previous: asyncio.Event, piece: TranscriptDelta) -> None:
         logprobs = piece.logprobs if utterance.settings.logprobs else None
         if not piece.text and not logprobs:
             return
@@ -272,7 +272,7 @@ class Captions:
     async def _transcript(
         utterance: Utterance,
         audio: Samples,
-        send_text: Callable[[TextDelta], Awaitable[None]] | None = None,
+        send_text: Callable[[TranscriptDelta], Awaitable[None]] | None = None,
         *,
         draft: bool,
     ) -> Transcript:

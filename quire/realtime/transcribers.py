@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from quire.api.serving.models import ServedModel
 from quire.api.serving.transcription.streaming import LiveTranscription
 from quire.api.serving.transcription.transcriber import Transcriber
-from quire.api.serving.transcription.types import TextDelta, TokenLogprob, TranscriptionDone, TranscriptionOptions
+from quire.api.serving.transcription.types import TokenLogprob, TranscriptDelta, TranscriptionDone, TranscriptionOptions
 from quire.realtime.audio import RATE
 from quire.realtime.settings import SessionSettings
 from quire.realtime.transcript import Transcript, Usage
@@ -37,7 +37,7 @@ class WholeUtteranceTranscriber:
 
     async def transcribe(
         self, audio: NDArray[np.float32], settings: SessionSettings, *, draft: bool
-    ) -> AsyncGenerator[TextDelta | Transcript, None]:
+    ) -> AsyncGenerator[TranscriptDelta | Transcript, None]:
         """Transcribe an utterance; see `UtteranceTranscriber.transcribe`."""
         options = _options(settings, draft=draft)
         if draft and self._transcriber.generates:
@@ -48,7 +48,7 @@ class WholeUtteranceTranscriber:
             async with aclosing(self._transcriber.transcribe(audio, options)) as events:
                 async for event in events:
                     match event:
-                        case TextDelta():
+                        case TranscriptDelta():
                             logprobs += event.logprobs
                             yield event
                         case TranscriptionDone():
@@ -67,13 +67,13 @@ class OpenRequestTranscriber:
         self,
         audio: AsyncGenerator[NDArray[np.float32], None],
         settings: SessionSettings,
-        send_text: Callable[[TextDelta], Awaitable[None]],
+        send_text: Callable[[TranscriptDelta], Awaitable[None]],
     ) -> Transcript:
         """Transcribe an utterance while it is spoken; see `StreamingTranscriber.transcribe`."""
         live = LiveTranscription(self._model, _options(settings, draft=False))
         logprobs = list[TokenLogprob]()
 
-        async def send(piece: TextDelta) -> None:
+        async def send(piece: TranscriptDelta) -> None:
             logprobs.extend(piece.logprobs)
             await send_text(piece)
 

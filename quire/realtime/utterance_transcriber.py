@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.api.serving.models import ServedModel
-from quire.api.serving.transcription.types import TextDelta
+from quire.api.serving.transcription.types import TranscriptDelta
 from quire.realtime.settings import SessionSettings
 from quire.realtime.transcript import Transcript
 
@@ -27,7 +27,7 @@ class StreamingTranscriber(Protocol):
         self,
         audio: AsyncGenerator[NDArray[np.float32], None],
         settings: SessionSettings,
-        send_text: Callable[[TextDelta], Awaitable[None]],
+        send_text: Callable[[TranscriptDelta], Awaitable[None]],
     ) -> Transcript:
         """Transcribe an utterance. Cancelling aborts the engine's request.
 
@@ -59,7 +59,7 @@ class UtteranceTranscriber(Protocol):
 
     def transcribe(
         self, audio: NDArray[np.float32], settings: SessionSettings, *, draft: bool
-    ) -> AsyncGenerator[TextDelta | Transcript, None]:
+    ) -> AsyncGenerator[TranscriptDelta | Transcript, None]:
         """Transcribe an utterance at 16 kHz: pieces of text, then the transcript.
 
         Closing the generator aborts the engine's requests.

@@ -37,7 +37,7 @@ class Cause(Enum):
     MEMORY = "it needs too much memory"
     STACK = "it is nested too deeply"
     CRASH = "its process has crashed"
-    KILLED = "its process was killed twice"  # by the system or by a user
+    KILLED = "its worker process was killed, also when it was tried again; the machine may be out of memory"
 
 
 class JobKilled(WorkerError):

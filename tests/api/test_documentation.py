@@ -1,4 +1,4 @@
-"""docs/api names all request fields and parsers, and its examples run against the bundled model."""
+"""docs/api names all request fields, parsers and encoders, and its examples run against the bundled model."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from quire.api.protocol.pooling.requests import (
 )
 from quire.api.protocol.pooling.tei import TeiEmbedRequest, TeiPredictRequest, TeiRerankRequest
 from quire.api.protocol.speech_to_text import LanguageRequest, TranscriptionRequest, TranslationRequest
+from quire.engine.models.archs import ENCODERS
 from tests.support.process import ServerProcess, serving
 
 ROOT = Path(__file__).parents[2]
@@ -81,6 +82,11 @@ def test_every_field_of_speech_is_documented() -> None:
 def test_every_parser_is_documented() -> None:
     named = set(re.findall(r"`([a-z0-9_-]+)`", TEXT))
     assert {*PARSERS, *FORMATS} - named == set()
+
+
+def test_every_encoder_is_documented() -> None:
+    named = set(re.findall(r"`([a-z0-9_-]+)`", TEXT))
+    assert ENCODERS.keys() - named == set()
 
 
 def test_links_of_the_pages_exist() -> None:

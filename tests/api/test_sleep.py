@@ -89,6 +89,24 @@ async def test_with_mode_wait_running_requests_end_first(tmp_path: Path) -> None
         assert await is_sleeping(server) == {"is_sleeping": True}
 
 
+async def test_a_client_that_disconnects_ends_the_wait(tmp_path: Path) -> None:
+    core = FakeCore(answer=says("x" * 5))
+    core.hold.set()
+    async with running_server(tmp_path, core, enable_sleep_mode=True) as server:
+        control = server.state.models[0].client.sleeping
+        running = asyncio.create_task(server.post(COMPLETIONS, SHORT))
+        await until(lambda: core.active)
+        sleeping = asyncio.create_task(server.post("/sleep?mode=wait"))
+        await until(lambda: control.refusal_of_new)
+        sleeping.cancel()
+        await until(lambda: control.refusal_of_new is None)
+        core.hold.clear()
+        for answer in (await running, await server.post(COMPLETIONS, SHORT)):
+            assert answer.json()["choices"][0]["text"] == "x" * 5
+        assert await is_sleeping(server) == {"is_sleeping": False}
+        assert not changes(core)
+
+
 @pytest.mark.parametrize(
     ("path", "param", "part"),
     [

@@ -10,6 +10,7 @@ import openai
 import pytest
 from numpy.typing import NDArray
 
+from tests.support.patience import PATIENCE
 from tests.support.process import serving
 
 NAME = "quire-nano-embed"
@@ -33,7 +34,7 @@ def embed(client: openai.OpenAI, *texts: str) -> NDArray[np.float64]:
 
 
 def test_all_models_are_listed_with_their_tasks(server: str) -> None:
-    tasks = {card["id"]: card["tasks"] for card in httpx.get(f"{server}/v1/models").json()["data"]}
+    tasks = {card["id"]: card["tasks"] for card in httpx.get(f"{server}/v1/models", timeout=PATIENCE).json()["data"]}
     assert tasks == {
         "quire-nano": ["generate"],
         NAME: ["embed", "token_embed", "score"],
@@ -53,7 +54,7 @@ def test_texts_that_mean_the_same_are_near(client: openai.OpenAI) -> None:
 
 
 def test_embeddings_without_a_model_name_go_to_the_embedder(server: str) -> None:
-    answer = httpx.post(f"{server}/v1/embeddings", json={"input": "hello", "dimensions": 64}).json()
+    answer = httpx.post(f"{server}/v1/embeddings", json={"input": "hello", "dimensions": 64}, timeout=PATIENCE).json()
     assert answer["model"] == NAME
     assert len(answer["data"][0]["embedding"]) == 64
 
@@ -61,7 +62,7 @@ def test_embeddings_without_a_model_name_go_to_the_embedder(server: str) -> None
 def test_rerank_puts_the_answer_first(server: str) -> None:
     documents = ["It rains in Oslo.", "The order 4412 was shipped on Monday.", "Anna is 31 years old."]
     body = {"query": "When was order 4412 shipped?", "documents": documents}
-    results = httpx.post(f"{server}/rerank", json=body).json()["results"]
+    results = httpx.post(f"{server}/rerank", json=body, timeout=PATIENCE).json()["results"]
     assert results[0]["index"] == 1
 
 

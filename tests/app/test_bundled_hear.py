@@ -15,6 +15,7 @@ import soundfile
 from numpy.typing import NDArray
 
 from tests.support.audio import encode, wav
+from tests.support.patience import PATIENCE
 from tests.support.process import serving
 
 NAME = "quire-nano-hear"
@@ -40,7 +41,7 @@ def transcribe(client: openai.OpenAI, name: str, **options: Any) -> Any:
 
 
 def test_it_is_listed_with_its_task(server: str) -> None:
-    tasks = {card["id"]: card["tasks"] for card in httpx.get(f"{server}/v1/models").json()["data"]}
+    tasks = {card["id"]: card["tasks"] for card in httpx.get(f"{server}/v1/models", timeout=PATIENCE).json()["data"]}
     assert tasks[NAME] == ["transcribe"]
 
 
@@ -78,7 +79,9 @@ def test_silence_has_no_text(client: openai.OpenAI) -> None:
 
 def test_it_does_not_translate(server: str) -> None:
     with (RECORDINGS / "german.flac").open("rb") as file:
-        answer = httpx.post(f"{server}/v1/audio/translations", files={"file": file}, data={"model": NAME})
+        answer = httpx.post(
+            f"{server}/v1/audio/translations", files={"file": file}, data={"model": NAME}, timeout=PATIENCE
+        )
     assert answer.status_code == 400
     assert "does not support translation" in answer.json()["error"]["message"]
 

@@ -17,6 +17,7 @@ import openai
 import psutil
 import pytest
 
+from tests.support.patience import PATIENCE
 from tests.support.process import ServerProcess, eventually, free_port, serving, tiny_model
 
 PROMPT = {"prompt": "abc", "max_tokens": 12, "temperature": 0, "ignore_eos": True}
@@ -62,7 +63,7 @@ def test_thread_and_process_and_batch_give_the_same_tokens(server: ServerProcess
     """What one request gets alone, by the offline engine, many get at once, by either transport."""
     from tests.support.engine import Engine, greedy
 
-    ids = httpx.post(f"{server.url}/tokenize", json={"prompt": "abc"}).json()["tokens"]
+    ids = httpx.post(f"{server.url}/tokenize", json={"prompt": "abc"}, timeout=PATIENCE).json()["tokens"]
     expected = Engine(folder).generate(ids, greedy(12)).tokens
     with server.http as client, client.stream("POST", "/v1/completions", json={**PROMPT, "n": 8, "stream": True}):
         body = client.post("/v1/completions", json={**PROMPT, "n": 4, "return_token_ids": True}).json()
@@ -257,6 +258,6 @@ def test_a_name_with_two_addresses_is_served_at_both(folder: Path) -> None:
     with serving(str(folder), "--host", "localhost") as server:
         port = httpx.URL(server.url).port
         assert "127.0.0.1" in found
-        assert httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200
+        assert httpx.get(f"http://127.0.0.1:{port}/health", timeout=PATIENCE).status_code == 200
         if "::1" in found:
-            assert httpx.get(f"http://[::1]:{port}/health").status_code == 200
+            assert httpx.get(f"http://[::1]:{port}/health", timeout=PATIENCE).status_code == 200

@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from quire.api.responses.store import ResponseStore
+from tests.support.patience import PATIENCE
 from tests.support.process import ServerProcess, eventually, no_children_of, serving, tiny_model
 
 PROMPT = {"prompt": "abc", "max_tokens": 240, "temperature": 0, "ignore_eos": True}
@@ -42,7 +43,7 @@ def streaming(server: ServerProcess, body: dict[str, object]) -> Iterator[Iterat
 
 
 def in_flight(server: ServerProcess) -> int:
-    return int(httpx.get(f"{server.url}/load").json()["server_load"])
+    return int(httpx.get(f"{server.url}/load", timeout=PATIENCE).json()["server_load"])
 
 
 def assert_it_ended_well(server: ServerProcess) -> None:
@@ -97,12 +98,12 @@ def test_a_draining_server_still_listens(folder: Path) -> None:
     with serving(str(folder), "--shutdown-timeout", "1000", "--max-num-seqs", "1") as server:
         with streaming(server, LONG):
             server.process.send_signal(signal.SIGTERM)
-            eventually(lambda: httpx.get(f"{server.url}/ready").status_code == 503)
-            assert "shutting down" in httpx.get(f"{server.url}/ready").json()["error"]["message"]
+            eventually(lambda: httpx.get(f"{server.url}/ready", timeout=PATIENCE).status_code == 503)
+            assert "shutting down" in httpx.get(f"{server.url}/ready", timeout=PATIENCE).json()["error"]["message"]
             for path in ("/health", "/metrics"):
-                assert httpx.get(f"{server.url}{path}").status_code == 200
+                assert httpx.get(f"{server.url}{path}", timeout=PATIENCE).status_code == 200
             for path in ("/v1/completions", "/v1/messages"):
-                refused = httpx.post(f"{server.url}{path}", json=PROMPT)
+                refused = httpx.post(f"{server.url}{path}", json=PROMPT, timeout=PATIENCE)
                 assert refused.status_code == 503
                 assert int(refused.headers["retry-after"]) > 0
                 assert refused.headers["connection"] == "close"
@@ -110,7 +111,7 @@ def test_a_draining_server_still_listens(folder: Path) -> None:
         # The client has left, so nothing is left to finish.
         assert_it_ended_well(server)
         with pytest.raises(httpx.TransportError):
-            httpx.get(f"{server.url}/health")
+            httpx.get(f"{server.url}/health", timeout=PATIENCE)
 
 
 def test_clients_that_do_not_read_do_not_hold_the_server(folder: Path) -> None:
@@ -127,42 +128,34 @@ def test_clients_that_do_not_read_do_not_hold_the_server(folder: Path) -> None:
         assert_it_ended_well(server)
 
 
+@contextmanager
+def request_without_body(server: ServerProcess) -> Iterator[None]:
+    """A request whose body is never sent."""
+    url = httpx.URL(server.url)
+    head = ("POST /v1/completions HTTP/1.1", "Host: localhost", "Content-Type: application/json", "Content-Length: 9")
+    with socket.create_connection((url.host, url.port or 0)) as client:
+        client.sendall("\r\n".join([*head, "", ""]).encode())
+        eventually(lambda: in_flight(server) == 1)
+        yield
+
+
 def test_a_third_signal_ends_the_process_at_once(folder: Path) -> None:
     with serving(str(folder), "--shutdown-timeout", "1000", "--engine-process") as server:
         children = [child.pid for child in psutil.Process(server.process.pid).children(recursive=True)]
-        url = httpx.URL(server.url)
-        with socket.create_connection((url.host, url.port or 0)) as client:  # keeps the server for two seconds
-            head = (
-                "POST /v1/completions HTTP/1.1",
-                "Host: localhost",
-                "Content-Type: application/json",
-                "Content-Length: 9",
-            )
-            client.sendall("\r\n".join([*head, "", ""]).encode())
-            eventually(lambda: in_flight(server) == 1)
+        with request_without_body(server):  # keeps the server for two seconds
             server.process.send_signal(signal.SIGTERM)
             eventually(lambda: "shutting down" in server.log)
             server.process.send_signal(signal.SIGHUP)
-            eventually(lambda: "are aborted" in server.log)
+            eventually(lambda: "aborting the requests" in server.log)
             server.process.send_signal(signal.SIGINT)
             assert server.process.wait(60) == 1
         no_children_of(children)
 
 
 def test_a_client_that_never_sends_its_body_does_not_hold_the_server(folder: Path) -> None:
-    with serving(str(folder), "--shutdown-timeout", "0.1") as server:
-        url = httpx.URL(server.url)
-        with socket.create_connection((url.host, url.port or 0)) as client:
-            head = (
-                "POST /v1/completions HTTP/1.1",
-                "Host: localhost",
-                "Content-Type: application/json",
-                "Content-Length: 9",
-            )
-            client.sendall("\r\n".join([*head, "", ""]).encode())
-            eventually(lambda: in_flight(server) == 1)
-            server.process.send_signal(signal.SIGTERM)
-            assert_it_ended_well(server)
+    with serving(str(folder), "--shutdown-timeout", "0.1") as server, request_without_body(server):
+        server.process.send_signal(signal.SIGTERM)
+        assert_it_ended_well(server)
 
 
 def store_of(folder: Path) -> str:
@@ -196,6 +189,6 @@ def test_responses_that_would_take_too_long_are_kept_as_failed(folder: Path) -> 
         server.process.send_signal(signal.SIGTERM)
         assert_it_ended_well(server)
     with serving(*arguments) as server:
-        response = httpx.get(f"{server.url}/v1/responses/{last}").json()
+        response = httpx.get(f"{server.url}/v1/responses/{last}", timeout=PATIENCE).json()
     assert response["status"] == "failed"
     assert "shutting down" in response["error"]["message"]

@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
-import io
+import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import soundfile
 
+from quire.api.serving.models import ServedModel
 from quire.multimodal.audio.frames import frames_of
-from tests.support.audio import Samples, voice, wav
+from tests.support.audio import Samples, voice
 from tests.support.audio_chat import asked, encoded, input_audio
-from tests.support.realtime import Client, at_24k, client_of, pcm, session_of, silence, speech
-from tests.support.server import Server, until
+from tests.support.live import (
+    COMPLETED,
+    DELTA,
+    FRAME,
+    as_pcm,
+    check_cleared_and_killed_sessions,
+    check_death,
+    check_deltas,
+    left_nothing,
+    read,
+    transcribed,
+    vllm_session,
+)
+from tests.support.realtime import pcm, session_of, silence, speech
+from tests.support.server import until
 from tests.support.streaming_models import (
     expected_tokens,
     make_streaming_model,
@@ -28,9 +40,7 @@ from tests.support.streaming_models import (
     write_streaming_tokenizer,
 )
 
-DELTA = "conversation.item.input_audio_transcription.delta"
-COMPLETED = "conversation.item.input_audio_transcription.completed"
-FRAME = 1280  # samples
+LIMIT = 12345.0  # seconds
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +57,12 @@ def folder(model: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture
+def endless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No token ends the text, so that an utterance is open until its audio ends, however fast the engine is."""
+    monkeypatch.setattr(ServedModel, "eos_token_ids", ())
+
+
 def expected(model: Any, folder: Path, samples: Samples) -> tuple[str, int, int]:
     """What transformers makes of audio in 16 bits: the text, how many tokens up to the end, and which begins a word."""
     info = streaming_info(folder)
@@ -54,24 +70,6 @@ def expected(model: Any, folder: Path, samples: Samples) -> tuple[str, int, int]
     end = [index for index, token in enumerate(tokens) if token == 257]
     words = [index for index, token in enumerate(tokens) if token < 256 and text_of([token])]
     return text_of(tokens), end[0] + 1 if end else len(tokens), words[0]
-
-
-def read(samples: Samples) -> Samples:
-    """Samples as the server gets them, from a file of 16 bits."""
-    found: Samples = soundfile.read(io.BytesIO(wav(samples[:, None])), dtype="float32")[0]
-    return found
-
-
-async def transcribed(server: Server, samples: Samples, path: str = "transcriptions", **fields: Any) -> Any:
-    files = {"file": ("a.wav", wav(samples[:, None]))}
-    return await server.http.post(f"/v1/audio/{path}", files=files, data={"model": "fake", **fields})
-
-
-async def left_nothing(server: Server) -> None:
-    """The engine holds nothing, and no place is taken."""
-    client = server.state.models[0].client
-    await until(lambda: client.stats.running == client.stats.waiting == client.stats.blocks_used == 0)
-    await until(lambda: client.slots_in_use == client.open_streams == 0)
 
 
 async def test_transcriptions_are_those_of_transformers(model: Any, folder: Path) -> None:
@@ -137,14 +135,6 @@ async def test_what_the_model_cannot_do_is_refused_by_name(folder: Path) -> None
         assert (card["input_modalities"], card["tasks"]) == (["audio"], ["transcribe"])
 
 
-@asynccontextmanager
-async def vllm_session(server: Server) -> AsyncIterator[Client]:
-    async with client_of(server, "") as client:
-        await client.expect("session.created")
-        await client.send("session.update", model="fake")
-        yield client
-
-
 async def test_committed_audio_gives_the_text_of_a_file(model: Any, folder: Path) -> None:
     samples = voice(1.7)
     text, tokens, _ = expected(model, folder, samples)
@@ -152,7 +142,7 @@ async def test_committed_audio_gives_the_text_of_a_file(model: Any, folder: Path
         async with session_of(server, turn_detection=None) as client:
             await client.send("session.update", session={"include": ["item.input_audio_transcription.logprobs"]})
             await client.expect("session.updated")
-            await client.append(np.round(read(samples) * 32768).astype(np.int16))
+            await client.append(as_pcm(samples))
             await client.send("input_audio_buffer.commit")
             events = await client.until(COMPLETED)
         assert events[-1]["transcript"] == text == "".join(e["delta"] for e in events if e["type"] == DELTA)
@@ -168,32 +158,8 @@ async def test_committed_audio_gives_the_text_of_a_file(model: Any, folder: Path
 
 @pytest.mark.parametrize("dialect", ["ga", "beta", "vllm"])
 async def test_deltas_come_while_one_speaks(folder: Path, dialect: str) -> None:
-    """The first ones come before the rest of the audio is sent; together they are the transcript."""
-    delta, done = (DELTA, COMPLETED) if dialect != "vllm" else ("transcription.delta", "transcription.done")
     async with streaming_server(folder) as server:
-        if dialect == "vllm":
-            session = vllm_session(server)
-        elif dialect == "ga":
-            session = session_of(server)
-        else:
-            session = client_of(server, "?intent=transcription", additional_headers={"OpenAI-Beta": "realtime=v1"})
-        async with session as client:
-            rate = 24_000 if dialect == "beta" else 16_000
-            convert = at_24k if dialect == "beta" else np.asarray
-            audio = convert(speech(3.0))
-            await client.append(convert(silence(0.5)), rate=rate)
-            await client.append(audio[: rate * 2], rate=rate)
-            events = await client.until(delta)
-            assert done not in {event["type"] for event in events}
-            await client.append(audio[rate * 2 :], rate=rate)
-            await client.append(convert(silence(1.5)), rate=rate)
-            if dialect == "vllm":
-                await client.send("input_audio_buffer.commit", final=True)
-            events += await client.until(done)
-            text = events[-1]["text" if dialect == "vllm" else "transcript"]
-            assert "".join(event["delta"] for event in events if event["type"] == delta).strip() == text
-            assert len(text) > 10
-        await left_nothing(server)
+        await check_deltas(server, dialect)
 
 
 async def test_utterances_come_in_order_and_each_begins_anew(folder: Path) -> None:
@@ -210,61 +176,59 @@ async def test_utterances_come_in_order_and_each_begins_anew(folder: Path) -> No
     assert texts[0] == texts[1]
 
 
+@pytest.mark.usefixtures("endless")
 async def test_cleared_and_killed_sessions_leave_nothing_in_the_engine(folder: Path) -> None:
     async with streaming_server(folder) as server:
-        engine = server.state.models[0].client
-        async with session_of(server) as client:
-            await client.append(np.concatenate([silence(0.5), speech(2.0)]))
-            await client.until(DELTA)
-            assert engine.open_streams == 1
-            await client.send("input_audio_buffer.clear")
-            await client.until("input_audio_buffer.cleared")
-            await left_nothing(server)
-            await client.append(np.concatenate([silence(0.5), speech(1.0), silence(1.0)]))
-            assert (await client.until(COMPLETED))[-1]["transcript"]
-        async with session_of(server) as one, session_of(server) as other:
-            for client in (one, other):
-                await client.append(np.concatenate([silence(0.5), speech(2.0)]))
-            await one.until(DELTA)
-            await other.until(DELTA)
-            one.connection.transport.abort()
-            await until(lambda: engine.open_streams == 1)
-            await other.append(np.concatenate([speech(0.5), silence(1.0)]))
-            assert (await other.until(COMPLETED))[-1]["transcript"]
-        await until(lambda: server.sessions.running == 0)
-        await left_nothing(server)
+        await check_cleared_and_killed_sessions(server)
 
 
+@pytest.fixture
+def expire(monkeypatch: pytest.MonkeyPatch) -> Callable[[], bool]:
+    """Makes the latest timeout of `LIMIT` seconds expire now; False: it has been left, and there is no other yet."""
+    timeouts = list[asyncio.Timeout]()
+    timeout_of = asyncio.timeout
+
+    def recorded(delay: float | None) -> asyncio.Timeout:
+        timeout = timeout_of(delay)
+        if delay == LIMIT:
+            timeouts.append(timeout)
+        return timeout
+
+    def expire() -> bool:
+        try:
+            timeouts[-1].reschedule(asyncio.get_running_loop().time())
+        except RuntimeError:
+            return False
+        return True
+
+    monkeypatch.setattr(asyncio, "timeout", recorded)
+    return expire
+
+
+@pytest.mark.usefixtures("endless")
 @pytest.mark.parametrize(
-    ("settings", "code"),
-    [({"realtime_idle_timeout": 0.5}, "session_idle"), ({"realtime_session_timeout": 3.0}, "session_expired")],
+    ("setting", "code"), [("realtime_idle_timeout", "session_idle"), ("realtime_session_timeout", "session_expired")]
 )
-async def test_timeouts_free_what_an_open_utterance_holds(folder: Path, settings: dict[str, float], code: str) -> None:
+async def test_timeouts_free_what_an_open_utterance_holds(
+    folder: Path, setting: str, code: str, expire: Callable[[], bool]
+) -> None:
     """Its end was never committed."""
-    async with streaming_server(folder, settings=settings) as server:
+    async with streaming_server(folder, settings={setting: LIMIT}) as server:
         engine = server.state.models[0].client
-        async with client_of(server, "") as client:
-            await client.expect("session.created")
-            await client.send("session.update", model="fake")
+        async with vllm_session(server) as client:
             await client.append(np.concatenate([silence(0.5), speech(1.5)]))
             await client.until("transcription.delta")
             assert engine.open_streams == 1
+            await until(expire)
             assert (await client.until("error"))[-1]["code"] == code
             await client.connection.wait_closed()
         await left_nothing(server)
 
 
+@pytest.mark.usefixtures("endless")
 async def test_an_engine_that_dies_fails_the_utterance(folder: Path) -> None:
-    async with streaming_server(folder) as server, session_of(server) as client:
-        await client.append(np.concatenate([silence(0.5), speech(1.5)]))
-        await client.until(DELTA)
-        server.state.models[0].client.fail("told to die")
-        await client.append(silence(1.0))
-        failed = await client.until("conversation.item.input_audio_transcription.failed")
-        assert failed[-1]["error"]["type"] == "server_error"
-        await client.expect("conversation.item.done")
-        await client.send("input_audio_buffer.clear")
-        await client.expect("input_audio_buffer.cleared")
+    async with streaming_server(folder) as server:
+        await check_death(server)
 
 
 async def test_wrong_rates_are_refused(folder: Path) -> None:

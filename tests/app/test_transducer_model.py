@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import soundfile
 
 from quire.multimodal.audio.frames import frames_of
-from tests.support.audio import Samples, voice, wav
+from tests.support.audio import Samples, voice
 from tests.support.audio_chat import asked, encoded, input_audio
-from tests.support.realtime import Client, client_of, session_of, silence, speech
-from tests.support.server import Server, until
+from tests.support.live import (
+    COMPLETED,
+    DELTA,
+    FRAME,
+    as_pcm,
+    check_cleared_and_killed_sessions,
+    check_death,
+    check_deltas,
+    core_server,
+    left_nothing,
+    read,
+    transcribed,
+)
+from tests.support.realtime import Client, session_of
 from tests.support.transducer_models import (
     BLANK,
     PIECES,
@@ -25,12 +35,7 @@ from tests.support.transducer_models import (
     save_transducer,
     text_of,
     transducer_info,
-    transducer_server,
 )
-
-DELTA = "conversation.item.input_audio_transcription.delta"
-COMPLETED = "conversation.item.input_audio_transcription.completed"
-FRAME = 1280  # samples
 
 
 @pytest.fixture(scope="module")
@@ -46,28 +51,6 @@ def folder(model: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tokens_of(model: Any, folder: Path, samples: Samples) -> list[int]:
     """What transformers makes of audio in 16 bits, with the blanks."""
     return expected_tokens(model, frames_of(read(samples), transducer_info(folder)))
-
-
-def read(samples: Samples) -> Samples:
-    """Samples as the server gets them, from a file of 16 bits."""
-    found: Samples = soundfile.read(io.BytesIO(wav(samples[:, None])), dtype="float32")[0]
-    return found
-
-
-def as_pcm(samples: Samples) -> np.ndarray:
-    return np.round(read(samples) * 32768).astype(np.int16)
-
-
-async def transcribed(server: Server, samples: Samples, path: str = "transcriptions", **fields: Any) -> Any:
-    files = {"file": ("a.wav", wav(samples[:, None]))}
-    return await server.http.post(f"/v1/audio/{path}", files=files, data={"model": "fake", **fields})
-
-
-async def left_nothing(server: Server) -> None:
-    """The engine holds nothing, and no place is taken."""
-    client = server.state.models[0].client
-    await until(lambda: client.stats.running == client.stats.waiting == 0)
-    await until(lambda: client.slots_in_use == client.open_streams == 0)
 
 
 def words_of(tokens: list[int]) -> list[tuple[str, int]]:
@@ -88,7 +71,7 @@ async def test_transcriptions_are_those_of_transformers(model: Any, folder: Path
     tokens = tokens_of(model, folder, samples)
     text = text_of(tokens)
     assert len(text) > 20
-    async with transducer_server(folder) as server:
+    async with core_server(folder) as server:
         response = await transcribed(server, samples, include=["logprobs"])
         assert response.status_code == 200, response.text
         assert response.json()["text"] == text
@@ -123,14 +106,14 @@ async def test_transcriptions_are_those_of_transformers(model: Any, folder: Path
 async def test_long_files_are_cut_where_the_context_ends(folder: Path) -> None:
     """Each window is transcribed by itself; all of them together are the text."""
     samples = np.concatenate([voice(1.4), np.zeros(8000, np.float32), voice(1.2, hertz=180.0)])
-    async with transducer_server(folder, max_model_len=25) as server:
+    async with core_server(folder, max_model_len=25) as server:
         response = (await transcribed(server, samples, response_format="verbose_json")).json()
         assert len({one["seek"] for one in response["segments"]}) == 2
         await left_nothing(server)
 
 
 async def test_very_short_audio_is_transcribed(model: Any, folder: Path) -> None:
-    async with transducer_server(folder) as server:
+    async with core_server(folder) as server:
         for count in (1, 160, 2000):
             samples = voice(1.0)[:count]
             response = await transcribed(server, samples)
@@ -142,7 +125,7 @@ async def test_very_short_audio_is_transcribed(model: Any, folder: Path) -> None
 
 async def test_what_the_model_cannot_do_is_refused_by_name(folder: Path) -> None:
     samples = voice(0.5)
-    async with transducer_server(folder) as server:
+    async with core_server(folder) as server:
         fields = {"language": "en", "prompt": "words", "hotwords": "words", "temperature": "0.5", "top_p": "0.5"}
         for field, value in fields.items():
             response = await transcribed(server, samples, **{field: value})
@@ -169,7 +152,7 @@ async def test_committed_audio_gives_the_text_of_a_file(model: Any, folder: Path
     """Of the second and third no features are left when the audio ends; the third is whole chunks long."""
     samples = voice(2.0)[:count]
     tokens = tokens_of(model, folder, samples)
-    async with transducer_server(folder) as server:
+    async with core_server(folder) as server:
         async with session_of(server, turn_detection=None) as client:
             events = await committed(client, samples)
         text = text_of(tokens)
@@ -185,7 +168,7 @@ async def test_sessions_at_once_have_the_texts_that_they_have_alone(model: Any, 
     audio = [voice(1.0 + index / 4, hertz=100.0 + 30 * index) for index in range(5)]
     expected = [text_of(tokens_of(model, folder, samples)) for samples in audio]
     assert len(set(expected)) > 2
-    async with transducer_server(folder, encoder_cache_memory=25_000) as server:
+    async with core_server(folder, encoder_cache_memory=25_000) as server:
 
         async def one(samples: Samples) -> list[str]:
             async with session_of(server, turn_detection=None) as client:
@@ -201,59 +184,15 @@ async def test_sessions_at_once_have_the_texts_that_they_have_alone(model: Any, 
 
 @pytest.mark.parametrize("dialect", ["ga", "vllm"])
 async def test_deltas_come_while_one_speaks(folder: Path, dialect: str) -> None:
-    """The first ones come before the rest of the audio is sent; together they are the transcript."""
-    delta, done = (DELTA, COMPLETED) if dialect == "ga" else ("transcription.delta", "transcription.done")
-    async with transducer_server(folder) as server:
-        async with session_of(server) if dialect == "ga" else client_of(server, "") as client:
-            if dialect == "vllm":
-                await client.expect("session.created")
-                await client.send("session.update", model="fake")
-            audio = speech(3.0)
-            await client.append(silence(0.5))
-            await client.append(audio[:32_000])
-            events = await client.until(delta)
-            assert done not in {event["type"] for event in events}
-            await client.append(audio[32_000:])
-            await client.append(silence(1.5))
-            if dialect == "vllm":
-                await client.send("input_audio_buffer.commit", final=True)
-            events += await client.until(done)
-            text = events[-1]["text" if dialect == "vllm" else "transcript"]
-            assert "".join(event["delta"] for event in events if event["type"] == delta).strip() == text
-            assert len(text) > 10
-        await left_nothing(server)
+    async with core_server(folder) as server:
+        await check_deltas(server, dialect)
 
 
 async def test_cleared_and_killed_sessions_leave_nothing_in_the_engine(folder: Path) -> None:
-    async with transducer_server(folder) as server:
-        engine = server.state.models[0].client
-        async with session_of(server) as client:
-            await client.append(np.concatenate([silence(0.5), speech(2.0)]))
-            await client.until(DELTA)
-            assert engine.open_streams == 1
-            await client.send("input_audio_buffer.clear")
-            await client.until("input_audio_buffer.cleared")
-            await left_nothing(server)
-            await client.append(np.concatenate([silence(0.5), speech(1.0), silence(1.0)]))
-            assert (await client.until(COMPLETED))[-1]["transcript"]
-        async with session_of(server) as one, session_of(server) as other:
-            for client in (one, other):
-                await client.append(np.concatenate([silence(0.5), speech(2.0)]))
-            await one.until(DELTA)
-            await other.until(DELTA)
-            one.connection.transport.abort()
-            await until(lambda: engine.open_streams == 1)
-            await other.append(np.concatenate([speech(0.5), silence(1.0)]))
-            assert (await other.until(COMPLETED))[-1]["transcript"]
-        await until(lambda: server.sessions.running == 0)
-        await left_nothing(server)
+    async with core_server(folder) as server:
+        await check_cleared_and_killed_sessions(server)
 
 
 async def test_an_engine_that_dies_fails_the_utterance(folder: Path) -> None:
-    async with transducer_server(folder) as server, session_of(server) as client:
-        await client.append(np.concatenate([silence(0.5), speech(1.5)]))
-        await client.until(DELTA)
-        server.state.models[0].client.fail("told to die")
-        await client.append(silence(1.0))
-        failed = await client.until("conversation.item.input_audio_transcription.failed")
-        assert failed[-1]["error"]["type"] == "server_error"
+    async with core_server(folder) as server:
+        await check_death(server)

@@ -87,6 +87,14 @@ def test_flags_go_before_variables_before_the_file_before_defaults(
             ["--kv-cache-memory-bytes", "3XB"],
             "--kv-cache-memory-bytes expects a size in bytes such as 512MiB or 4GiB, not '3XB'",
         ),
+        (
+            ["--response-store-size", "10"],
+            "--response-store-size expects a size in bytes of at least 1MiB, such as 512MiB or 4GiB, not '10'",
+        ),
+        (
+            ["--max-audio-size", "10"],
+            "--max-audio-size expects a size in bytes of at least 1KiB, such as 512KiB or 25MiB, not '10'",
+        ),
         (["--default-chat-template-kwargs", "[1]"], "--default-chat-template-kwargs expects a JSON object, not [1]"),
         (["--default-chat-template-kwargs", "{"], "--default-chat-template-kwargs expects a JSON object, not '{'"),
         (["--max-num-seqs", "0"], "--max-num-seqs expects an integer from 1 to 65536, not '0'"),

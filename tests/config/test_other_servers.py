@@ -95,7 +95,7 @@ COMMON: list[tuple[str, dict[str, Any]]] = [
     ("m --cudagraph-capture-sizes=1,2 --device cuda", {"cudagraph_capture_sizes": (1, 2), "device": "cuda"}),
     (
         'm --runner pooling --hf_overrides \'{"classifier_from_token": ["no", "yes"]}\'',
-        {"task": "auto", "hf_overrides": {"classifier_from_token": ["no", "yes"]}},
+        {"task": "auto", "convert": "embed", "hf_overrides": {"classifier_from_token": ["no", "yes"]}},
     ),
     ("m --attention-backend FLASH_ATTN --block-size 256", {"attention_backend": "flash_attn", "block_size": 256}),
     ("m --attention_backend=FLASHINFER", {"attention_backend": "flashinfer"}),
@@ -107,6 +107,10 @@ COMMON: list[tuple[str, dict[str, Any]]] = [
         {"attention_backend": "flashinfer"},
     ),
     ("m -ac '{\"flash_attn_version\": 2}'", {"attention_backend": "auto"}),
+    ("m --convert classify --runner pooling", {"task": "auto", "convert": "classify"}),
+    ("m --runner=pooling --convert auto", {"task": "auto", "convert": "embed"}),
+    ("m --runner auto", {"task": "auto", "convert": "none"}),
+    ("m --runner generate", {"task": "generate", "convert": "none"}),
     ("m --spec-method ngram --spec-tokens 3", {"speculative_method": "ngram", "num_speculative_tokens": 3}),
 ]
 
@@ -147,11 +151,13 @@ def test_flags_of_vllm_are_understood(line: str, expected: dict[str, Any]) -> No
         ('m --speculative-config \'{"method": "eagle"}\'', "the only method is ngram"),
         ("m --speculative-config [1", "--speculative-config"),
         ("m --speculative-config.model x", "--speculative-config.model is not supported"),
+        ("m --runner draft", "--runner draft is not supported: it expects auto, generate or pooling"),
         ("m --allowed-origins [1]", "it expects a list of strings"),
         ("m --max-model-len 16x", "--max-model-len expects an integer of at least 1, not '16x'"),
         ("m --swap-space", "--swap-space expects a value"),
         ("m --no-enable-chunked-prefill", "Quire's is --max-num-batched-tokens"),
         ("m --ctx-size 4096", "--ctx-size of llama-server is not supported; Quire's is --max-model-len"),
+        ("m --main-gpu 1", "--main-gpu of llama-server is not supported; Quire's is --device: the first GPU"),
         ("m --embedding", "--embedding of llama-server is not supported; Quire's is --convert"),
         ("m --pooling mean", "--pooling of llama-server is not supported; Quire's is --pooler-config"),
         ("m -np 4", "-np of llama-server is not supported; Quire's is --max-num-seqs"),
@@ -173,7 +179,7 @@ def test_one_line_for_each_flag_says_what_became_of_it() -> None:
 
 def test_names_of_models_and_lists_are_told_apart() -> None:
     (note,) = Serve.parse(["m", "--api-key", "secret", "other"]).notes
-    assert note.startswith("--api-key has 2 values")
+    assert note.startswith("--api-key takes the 2 values that follow it")
     assert Serve.parse(["--served-model-name", "name", "m"]).model == ("m",)
     two = Serve.parse(["m", "n", "--served-model-name", "a=m", "--served-model-name", "b=n"])
     assert (two.model, two.served_model_name) == (("m", "n"), ("a=m", "b=n"))

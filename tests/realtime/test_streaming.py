@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.api.http.errors import InvalidRequest
-from quire.api.serving.transcription.types import TextDelta
+from quire.api.serving.transcription.types import TranscriptDelta
 from quire.engine.wire.errors import EngineOverloaded
 from quire.realtime.settings import SessionSettings
 from quire.realtime.transcript import Transcript, Usage
@@ -43,7 +43,7 @@ class FakeStreaming:
         self,
         audio: AsyncGenerator[NDArray[np.float32], None],
         settings: SessionSettings,
-        send_text: Callable[[TextDelta], Awaitable[None]],
+        send_text: Callable[[TranscriptDelta], Awaitable[None]],
     ) -> Transcript:
         if self.failures:
             raise self.failures.pop(0)
@@ -55,7 +55,7 @@ class FakeStreaming:
                 self.heard[number] = np.concatenate((self.heard[number], samples))
                 while len(words) < len(self.heard[number]) // (RATE // 2):
                     words.append(f"u{number}w{len(words)} ")
-                    await send_text(TextDelta(words[-1]))
+                    await send_text(TranscriptDelta(words[-1]))
                     if len(words) == self.max_words:
                         return self._transcript(number, words)
             return self._transcript(number, words)

@@ -19,9 +19,8 @@ import httpx
 import psutil
 
 from tests.support.models import make_model, save_model
+from tests.support.patience import PATIENCE
 from tests.support.tokenizer import write_tokenizer
-
-START_TIMEOUT = 120  # seconds, on a busy machine
 
 
 @dataclass
@@ -34,7 +33,7 @@ class ServerProcess:
 
     @property
     def http(self) -> httpx.Client:
-        return httpx.Client(base_url=self.url, timeout=120)
+        return httpx.Client(base_url=self.url, timeout=PATIENCE)
 
     @property
     def log(self) -> str:
@@ -42,7 +41,7 @@ class ServerProcess:
 
     def metric(self, name: str) -> float:
         """Sum of a metric's samples."""
-        page = httpx.get(f"{self.url}/metrics").text
+        page = httpx.get(f"{self.url}/metrics", timeout=PATIENCE).text
         return sum(float(line.split()[-1]) for line in page.splitlines() if re.match(rf"quire:{name}[{{ ]", line))
 
 
@@ -71,7 +70,7 @@ def serving(*arguments: str, env: dict[str, str] | None = None) -> Iterator[Serv
     reader = threading.Thread(target=read, daemon=True)
     reader.start()
     try:
-        assert listening.wait(START_TIMEOUT), server.log
+        assert listening.wait(PATIENCE), server.log
         assert server.url, server.log
         yield server
     finally:

@@ -18,12 +18,13 @@ from numpy.typing import NDArray
 from websockets.asyncio.client import ClientConnection, connect
 
 from quire.api.http.errors import InvalidRequest
-from quire.api.serving.transcription.types import TextDelta, TokenLogprob
+from quire.api.serving.transcription.types import TokenLogprob, TranscriptDelta
 from quire.realtime.settings import SessionSettings
 from quire.realtime.transcript import Transcript, Usage
 from quire.realtime.utterance_transcriber import StreamingTranscriber
 from tests.support.audio import voice
 from tests.support.fake_core import INFO, FakeCore
+from tests.support.patience import PATIENCE
 from tests.support.server import Server, running_server
 
 RATE = 16000
@@ -61,7 +62,7 @@ class FakeSpeech:
 
     async def transcribe(
         self, audio: NDArray[np.float32], settings: SessionSettings, *, draft: bool
-    ) -> AsyncGenerator[TextDelta | Transcript, None]:
+    ) -> AsyncGenerator[TranscriptDelta | Transcript, None]:
         self.active += 1
         self.heard.append((len(audio) / RATE, settings))
         try:
@@ -74,7 +75,7 @@ class FakeSpeech:
                 await asyncio.sleep(0)
                 given = TokenLogprob(f" {word}", -number / (2 if draft else 4), f" {word}".encode())
                 logprobs.append(given)
-                yield TextDelta(given.token if number else word, (given,) if settings.logprobs else ())
+                yield TranscriptDelta(given.token if number else word, (given,) if settings.logprobs else ())
             usage = Usage(len(audio) / RATE, audio_tokens=len(audio) // _WORD, text_tokens=4, output_tokens=3)
             yield Transcript(text, usage, settings.language, tuple(logprobs) if settings.logprobs else None)
         finally:
@@ -109,7 +110,7 @@ class Client:
         return await self.expect("session.updated")
 
     async def receive(self) -> dict[str, Any]:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             event: dict[str, Any] = json.loads(await self.connection.recv())
         return event
 

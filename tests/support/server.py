@@ -38,6 +38,7 @@ from quire.realtime.sessions import Sessions
 from quire.realtime.transcribers import transcriber_factory
 from quire.realtime.utterance_transcriber import UtteranceTranscriber
 from tests.support.fake_core import CONTEXT, FakeCore, running_client
+from tests.support.patience import PATIENCE
 from tests.support.tokenizer import EOS, write_tokenizer
 
 
@@ -131,7 +132,7 @@ async def running_server(
         event_size = int(options.max_realtime_event_size)
         url = await stack.enter_async_context(listening(app, connections=connections, event_size=event_size))
         # Without `verify` it reads no certificates, which takes longer than most requests; the server has none.
-        http = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=30, verify=False))  # noqa: S501
+        http = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=PATIENCE, verify=False))  # noqa: S501
         yield Server(url, http, state, app, connections, sessions)
 
 
@@ -167,7 +168,7 @@ async def listening(
 
 async def until(condition: Any) -> None:
     """Wait for a condition that another thread brings about."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE):
         while not condition():
             await asyncio.sleep(0.001)
 

@@ -35,8 +35,8 @@ SPEECH = SpeechToTextInfo(
     kind="whisper",
     sample_rate=16_000,
     num_mel_bins=80,
-    num_frames=3000,
-    chunk_seconds=30.0,
+    num_columns=3000,
+    window_seconds=30.0,
     num_positions=1500,
     max_output_tokens=448,
     languages={code: TOKEN[f"<|{code}|>"] for code in LANGUAGES},
@@ -139,9 +139,9 @@ def aligned(message: AddRequest) -> np.ndarray:
     """Each token belongs to the time at which its word is heard."""
     task = message.params
     assert isinstance(task, PoolingParams)
-    assert task.frames is not None
+    assert task.num_positions is not None
     rows = len(message.prompt) - task.skip_tokens
-    result = np.zeros((rows, task.frames), np.float32)
+    result = np.zeros((rows, task.num_positions), np.float32)
     row = 0
     for word, start, end in heard(message):
         first, last = round(start * 50), round(end * 50)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +17,12 @@ from numpy.typing import NDArray
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from transformers import AutoConfig, VoxtralRealtimeFeatureExtractor, VoxtralRealtimeForConditionalGeneration
 
-from quire.config.options import EngineOptions, ModelOptions
-from quire.engine.build import serve_core
-from quire.engine.core_config import CoreConfig
 from quire.engine.models.model_config import read_model_config
 from quire.engine.wire.protocol import MediaItem
-from quire.engine.wire.streaming import StreamingInfo
+from quire.engine.wire.streaming import DelayedStreamsInfo
+from tests.support.live import core_server
 from tests.support.models import draw_weights
-from tests.support.server import Server, running_server
+from tests.support.server import Server
 
 VOCAB, MELS, COLUMNS = 300, 16, 8
 START, PAD = 1, 32
@@ -94,10 +92,10 @@ def save_streaming_model(model: Any, folder: Path, **options: Any) -> Path:
     return folder
 
 
-def streaming_info(folder: Path) -> StreamingInfo:
+def streaming_info(folder: Path) -> DelayedStreamsInfo:
     """The facts about a model that its folder contains."""
     info = read_model_config(folder).streaming
-    assert isinstance(info, StreamingInfo)
+    assert isinstance(info, DelayedStreamsInfo)
     return info
 
 
@@ -155,17 +153,7 @@ def text_of(tokens: list[int]) -> str:
 async def streaming_server(
     folder: Path, max_model_len: int | None = None, settings: dict[str, Any] | None = None, **options: Any
 ) -> AsyncIterator[Server]:
-    """A server of a model of `save_streaming_model`, whose engine is a thread.
-
-    `settings` are those of `quire serve`, `options` the engine's.
-    """
+    """A server of a model of `save_streaming_model`; see `core_server`."""
     write_streaming_tokenizer(folder)
-    config = CoreConfig(
-        folder=folder,
-        model_config=read_model_config(folder),
-        model=ModelOptions(dtype="float32", max_model_len=max_model_len),
-        engine=EngineOptions(**{"kv_cache_memory_bytes": 64 << 20, "max_num_seqs": 8, **options}),
-    )
-    core = partial(serve_core, config)
-    async with running_server(folder, core, write=lambda _: None, **settings or {}) as server:
+    async with core_server(folder, max_model_len, settings, **options) as server:
         yield server

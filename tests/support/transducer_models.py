@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
-from functools import lru_cache, partial
+from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +16,10 @@ from numpy.typing import NDArray
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from transformers import NemotronAsrStreamingConfig, NemotronAsrStreamingFeatureExtractor, NemotronAsrStreamingForRNNT
 
-from quire.config.options import EngineOptions, ModelOptions
-from quire.engine.build import serve_core
-from quire.engine.core_config import CoreConfig
 from quire.engine.models.model_config import read_model_config
 from quire.engine.wire.protocol import MediaItem
 from quire.engine.wire.streaming import TransducerInfo
 from tests.support.models import draw_weights
-from tests.support.server import Server, running_server
 
 MELS, FACTOR = 16, 8  # rows of features, and columns of a frame
 LOOKAHEAD, WINDOW = 3, 13  # frames
@@ -172,22 +167,3 @@ def _lookahead(model: Any) -> int:
 def text_of(tokens: list[int]) -> str:
     """The text that a client gets for generated tokens."""
     return transducer_tokenizer().decode([token for token in tokens if token != BLANK]).strip()
-
-
-@asynccontextmanager
-async def transducer_server(
-    folder: Path, max_model_len: int | None = None, settings: dict[str, Any] | None = None, **options: Any
-) -> AsyncIterator[Server]:
-    """A server of a model of `save_transducer`, whose engine is a thread.
-
-    `settings` are those of `quire serve`, `options` the engine's.
-    """
-    config = CoreConfig(
-        folder=folder,
-        model_config=read_model_config(folder),
-        model=ModelOptions(dtype="float32", max_model_len=max_model_len),
-        engine=EngineOptions(**{"max_num_seqs": 8, **options}),
-    )
-    core = partial(serve_core, config)
-    async with running_server(folder, core, write=lambda _: None, **settings or {}) as server:
-        yield server

@@ -179,7 +179,7 @@ def test_exported_folder_gives_the_same_logits(tmp_path: Path, recorded: Recordi
         logits, _ = ours(features, tokens)
     assert torch.allclose(logits, expected, atol=1e-4)
     speech = read_speech(folder, theirs.config).info
-    assert (speech.languages, speech.chunk_seconds) == (made.ids.languages, 4.0)
+    assert (speech.languages, speech.window_seconds) == (made.ids.languages, 4.0)
     assert speech.timestamp_begin == made.ids.time(0)
     assert speech.translate_token is None
     extractor = WhisperFeatureExtractor.from_pretrained(folder)

@@ -54,7 +54,7 @@ def conversation_of(body: WithMessages, *, trusted: bool, audio: AudioInfo | Non
         add_special_tokens=bool(body.add_special_tokens),
         template=body.chat_template,
         variables=variables,
-        audio=None if audio is None else audio.text,
+        audio=None if audio is None else audio.placeholder_text,
     )
 
 

@@ -7,6 +7,7 @@ with --strict-fields.
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -105,8 +106,14 @@ def take_unknown_fields(body: BaseModel) -> list[str]:
         if name not in UNSUPPORTED:
             unknown.append(name)
         elif value not in UNSUPPORTED[name] and value not in ([], {}, ""):
-            raise InvalidRequest(f"`{name}` is not supported by this server.", name)
+            raise unsupported(name, UNSUPPORTED[name])
     return unknown
+
+
+def unsupported(name: str, defaults: Sequence[Any]) -> InvalidRequest:
+    """The error for a field that only accepts its default. `defaults`: the values that are accepted, without null."""
+    sent = f", or send {' or '.join(json.dumps(value) for value in defaults)}" if defaults else ""
+    return InvalidRequest(f"`{name}` is not supported by this server; leave it out{sent}.", name)
 
 
 def ignore(request: Request, names: Sequence[str]) -> None:

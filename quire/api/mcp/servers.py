@@ -99,10 +99,11 @@ class ToolServers:
                 )
             return tool.server_url
         if tool.server_label not in self._urls:
-            raise InvalidRequest(
-                f"There is no MCP server {tool.server_label!r}; start the server with --tool-server to allow it.",
-                f"{where}.server_label",
+            known = f" (this server allows {', '.join(self._urls)})" if self._urls else ""
+            text = (
+                f"There is no MCP server {tool.server_label!r}{known}; start the server with --tool-server to allow it."
             )
+            raise InvalidRequest(text, f"{where}.server_label")
         return self._urls[tool.server_label]
 
     async def _listed(self, tool: McpTool, url: str, index: int) -> OfferedTools:

@@ -201,7 +201,12 @@ def _check_dimensions(model: ServedModel, dimensions: int, field: str) -> None:
     if pooling is not None and dimensions == pooling.embedding_size:
         return
     if pooling is None or not pooling.matryoshka:
-        raise InvalidRequest(f"This model's embeddings cannot be shortened: it has no `{field}`.", field)
+        size = "" if pooling is None else f" from {pooling.embedding_size} values"
+        raise InvalidRequest(
+            f"`{field}` is not supported by this model: its embeddings are not Matryoshka embeddings, so they cannot "
+            f"be shortened{size}.",
+            field,
+        )
     if pooling.dimensions and dimensions not in pooling.dimensions:
         listed = ", ".join(map(str, pooling.dimensions))
         raise InvalidRequest(f"`{field}` must be one of {listed} for this model, not {dimensions}.", field)

@@ -129,7 +129,9 @@ class RequestBody(_BoundedModel):
     model_config = ConfigDict(extra="allow", allow_inf_nan=False)
     max_undeclared = 1024
 
-    model: str | None = Field(None, description="name of a served model; default: the first one")
+    model: str | None = Field(
+        None, description="name of a served model; default: the first one that has the endpoint's task"
+    )
 
 
 class StreamOptions(_BoundedModel):

@@ -11,8 +11,8 @@ from typing import Any
 from quire.api.http.sse import event
 from quire.api.serving.transcription.types import (
     SpeechTask,
-    TextDelta,
     TokenLogprob,
+    TranscriptDelta,
     TranscriptionDone,
     TranscriptionEvent,
 )
@@ -35,7 +35,7 @@ async def openai_events(
     entries: list[TokenLogprob] = []
     async with aclosing(events) as transcription:
         async for one in transcription:
-            if isinstance(one, TextDelta):
+            if isinstance(one, TranscriptDelta):
                 body: dict[str, Any] = {"type": "transcript.text.delta", "delta": one.text}
                 if logprobs:
                     entries += one.logprobs
@@ -72,12 +72,13 @@ async def vllm_chunks(
 ) -> AsyncGenerator[bytes, None]:
     """A chunk for each piece, one with the finish reason, and one with the usage if requested."""
     continuous = bool(body.stream_include_usage and body.stream_continuous_usage_stats)
-    pieces = 0
+    given = generated = 0
     async with aclosing(events) as transcription:
         async for one in transcription:
-            if isinstance(one, TextDelta):
-                pieces += 1
-                usage = {"usage": _counts(0, pieces)} if continuous else {}
+            if isinstance(one, TranscriptDelta):
+                given += one.input_tokens
+                generated += one.output_tokens
+                usage = {"usage": _counts(given, generated)} if continuous else {}
                 yield head.chunk([_choice({"content": one.text}, None)], **usage)
             elif isinstance(one, TranscriptionDone):
                 ended()

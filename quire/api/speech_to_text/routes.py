@@ -30,8 +30,8 @@ from quire.api.serving.models import ServedModel, ServerState
 from quire.api.serving.transcription.transcriber import Transcriber
 from quire.api.serving.transcription.types import (
     SpeechTask,
-    TextDelta,
     TokenLogprob,
+    TranscriptDelta,
     TranscriptionDone,
     TranscriptionOptions,
     VoiceOptions,
@@ -151,7 +151,7 @@ async def _collect(events: Events) -> tuple[TranscriptionDone, list[TokenLogprob
     logprobs: list[TokenLogprob] = []
     async with aclosing(events) as transcription:
         async for one in transcription:
-            if isinstance(one, TextDelta):
+            if isinstance(one, TranscriptDelta):
                 logprobs += one.logprobs
             elif isinstance(one, TranscriptionDone):
                 return one, logprobs
@@ -200,7 +200,7 @@ def _voice(voice: Any) -> VoiceOptions:
 def _check_supported(body: SpeechToTextRequest) -> None:
     for name, accepted in _UNSUPPORTED.items():
         if getattr(body, name, accepted[0]) not in accepted:
-            raise InvalidRequest(f"`{name}` is not supported by this server.", name)
+            raise fields.unsupported(name, [value for value in accepted if value is not None])
     if body.response_format == "diarized_json":
         raise InvalidRequest(
             "The format diarized_json is not supported: this server has no speaker diarization. Supported formats: "

@@ -34,7 +34,10 @@ def run(settings: BenchPooling) -> int:
     """Run the benchmark; returns the exit status, which is 1 if a request failed."""
     check_writable(settings, "result")
     if settings.min_len > settings.max_len:
-        raise ConfigError("quire bench pooling: --min-len must be at most --max-len")
+        raise ConfigError(
+            f"quire bench pooling: --min-len is {settings.min_len}, but must be at most --max-len, which is "
+            f"{settings.max_len}"
+        )
     try:
         result, model = asyncio.run(_measure(settings))
     except ServerError as error:

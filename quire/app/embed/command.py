@@ -39,7 +39,7 @@ def _check(settings: Embed) -> Path:
     if out.suffix.lower() not in FORMATS:
         raise file_error(settings, "out", "a .npy or .parquet file", "other formats are not supported")
     if out.suffix.lower() == ".parquet" and not has_parquet():
-        raise ConfigError("quire embed: .parquet files need the package pyarrow: pip install pyarrow")
+        raise ConfigError("quire embed: .parquet files need the package pyarrow: pip install 'quire[parquet]'")
     if settings.url is not None and settings.serve_args:
         raise ConfigError("quire embed: --serve-args has no effect with --url")
     return out

@@ -25,6 +25,8 @@ _CONVERTERS: Mapping[str, Callable[[str], list[str]]] = {
     "--speculative-config": values.speculative_config,
     "--structured-outputs-config": values.structured_outputs,
     "--model": lambda value: [value],
+    "--runner": values.runner,
+    "--convert": lambda value: [] if value == "auto" else ["--convert", value],
 }
 
 
@@ -49,7 +51,10 @@ def translate_flags(arguments: Sequence[str], own: frozenset[str]) -> tuple[list
                 result += (values_given := _repeated(name, given))
                 if len(values_given) > 1:
                     count = 1 + values_given.count(name)
-                    notes.append(f"{name} has {count} values, as in vLLM; a model has to be named before them")
+                    notes.append(
+                        f"{name} takes the {count} values that follow it, as in vLLM; put MODEL before all flags, "
+                        "otherwise only the first value belongs to it"
+                    )
             continue
         if found.kind == "refused":
             raise ConfigError(_refusal(name, found))
@@ -58,7 +63,10 @@ def translate_flags(arguments: Sequence[str], own: frozenset[str]) -> tuple[list
             while found.kind == "ignored" and given and given[0].isdecimal():  # vLLM's lists of numbers
                 given.pop(0)
         replaced, note = _replaced(name, found, value)
-        (models if found.ours == "MODEL" else result).extend(replaced)
+        if name == "--runner":
+            result[:0] = replaced  # --convert, if it is given, comes later and counts
+        else:
+            (models if found.ours == "MODEL" else result).extend(replaced)
         notes += note
     return [*models, *result], notes
 
@@ -85,7 +93,9 @@ def _find(name: str, own: frozenset[str]) -> OtherServerFlag | None:
     if entry is None and "." in name:
         entry = _BY_NAME.get(name.partition(".")[0])
         if entry is not None and entry.kind == "translated_to":
-            raise ConfigError(f"quire serve: {name} is not supported; of {entry.names[0]}: {entry.note}")
+            raise ConfigError(
+                f"quire serve: {name} is not supported; what Quire accepts of {entry.names[0]}: {entry.note}"
+            )
     if entry is None or entry.kind == "same":
         return None
     return None if name in own and not (entry.values or name in _CONVERTERS) else entry

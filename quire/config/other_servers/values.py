@@ -40,6 +40,14 @@ def context_length(value: str) -> list[str]:
     return [] if value in ("auto", "-1") else ["--max-model-len", count(value)]
 
 
+def runner(value: str) -> list[str]:
+    """--runner. `pooling` uses a causal language model as an embedder, if its files name no other pooling task."""
+    flags = {"auto": [], "generate": ["--task", "generate"], "pooling": ["--convert", "embed"]}
+    if value not in flags:
+        raise ValueError("it expects auto, generate or pooling")
+    return flags[value]
+
+
 def repeated(flag: str, value: str) -> list[str]:
     """A list, in JSON or as one name."""
     names = _json(value) if value.startswith("[") else [value]

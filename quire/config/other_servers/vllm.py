@@ -6,6 +6,9 @@ from quire.config.other_servers.table import OtherServerFlag, ignored, ignored_s
 from quire.config.other_servers.values import ATTENTION_BACKENDS
 
 _ONE_MACHINE = "Quire runs a model once, on one machine"
+_CONTEXT = "there is no context parallelism"
+_EXPERTS = "each rank has an equal, fixed part of the experts"
+_DUAL_BATCH = "a step is not divided into two batches"
 _ADAPTERS = (
     "LoRA adapters chosen by requests are not supported (a model's own speech adapter is); "
     "merge the adapter into the model"
@@ -13,6 +16,11 @@ _ADAPTERS = (
 _MEDIA = "audio is the only multimodal input, and its preprocessing cannot be configured"
 _GPU = "Quire chooses its kernels on a GPU; only that of attention is a setting"
 _ATTENTION = "VLLM_ATTENTION_BACKEND is QUIRE_ATTENTION_BACKEND"
+_COMPILATION = (
+    "nothing is compiled with torch.compile; CUDA graphs are set with --enforce-eager and --cudagraph-capture-sizes"
+)
+_MAMBA = "state-space models (Mamba) are not supported"
+_METRICS = "the metrics in /metrics cannot be configured"
 _PROXY = "put a reverse proxy in front of Quire"
 _BUILT_IN = "the engine has no plugins"
 _FORMAT = "only Hugging Face's file format is read"
@@ -38,8 +46,9 @@ VLLM: tuple[OtherServerFlag, ...] = (
         "--access-log",
     ),
     *ignored_switch("--disable-log-stats", "no statistics are logged; /metrics has them"),
-    *ignored_switch("--enable-log-deltas --enable-log-outputs --log-error-stack", "outputs are never logged"),
-    *ignored_switch("--aggregate-engine-logging", "there is only one engine process"),
+    *ignored_switch("--enable-log-deltas --enable-log-outputs", "outputs are never logged"),
+    *ignored_switch("--log-error-stack", "stack traces of internal errors are always logged"),
+    *ignored_switch("--aggregate-engine-logging", "each model has only one engine"),
     *ignored("--max-log-len", "prompts are never logged"),
     *refused("--log-config-file --logging-config", "logs go to standard error", "--log-level"),
     *same("--log-level"),
@@ -56,19 +65,16 @@ VLLM: tuple[OtherServerFlag, ...] = (
     *ignored_switch("--enable-per-request-metrics", "set `return_metrics` in requests"),
     *ignored_switch("--enable-scale-out", "/inference/v1/generate is always enabled"),
     *same("--enable-force-include-usage", "--enable-tokenizer-info-endpoint", "--return-tokens-as-token-ids"),
-    *refused("--disable-fastapi-docs --enable-offline-docs --fingerprint-mode --fingerprint-value", _PROXY),
+    *refused("--disable-fastapi-docs --enable-offline-docs", _PROXY),
+    *refused("--fingerprint-mode --fingerprint-value", "`system_fingerprint` cannot be configured"),
     *refused("--grpc-port --tokens-only --headless", "Quire serves HTTP only"),
     *refused("--otlp-traces-endpoint --collect-detailed-traces", "there is no tracing; /metrics has latencies"),
     *ignored("--show-hidden-metrics-for-version", "no metric is hidden"),
-    *refused(
-        "--kv-cache-metrics --kv-events-config --custom-histogram-buckets",
-        "the metrics in /metrics cannot be configured",
-    ),
-    *refused(
-        "--kv-cache-metrics-sample --cudagraph-metrics --profiler-config",
-        "the metrics in /metrics cannot be configured",
-    ),
-    *ignored_switch("--enable-logging-iteration-details --enable-layerwise-nvtx-tracing", "/metrics has latencies"),
+    *refused("--kv-cache-metrics --kv-cache-metrics-sample --cudagraph-metrics --custom-histogram-buckets", _METRICS),
+    *refused("--kv-events-config", "KV cache events are not published"),
+    *refused("--profiler-config", "there is no profiler"),
+    *ignored_switch("--enable-logging-iteration-details", "/metrics has latencies"),
+    *ignored_switch("--enable-layerwise-nvtx-tracing", "there is no NVTX tracing"),
     *ignored_switch("--fail-on-environ-validation", "unknown variables of Quire are always refused"),
     # chats
     *same("--chat-template", "--default-chat-template-kwargs", "--trust-request-chat-template", "--reasoning-parser"),
@@ -80,10 +86,8 @@ VLLM: tuple[OtherServerFlag, ...] = (
     *refused("--exclude-tools-when-tool-choice-none", "leave `tools` out of such requests"),
     *refused("--tool-parser-plugin", "parser plugins are not supported", "--tool-call-parser"),
     *refused("--reasoning-parser-plugin", "parser plugins are not supported", "--reasoning-parser"),
-    *ignored(
-        "--guided-decoding-backend --structured-outputs-config.backend --tool-strict-level",
-        "llguidance is the only grammar backend",
-    ),
+    *ignored("--guided-decoding-backend --structured-outputs-config.backend", "llguidance is the only grammar backend"),
+    *ignored("--tool-strict-level", "set `strict` in the function of a request"),
     translated_to("--structured-outputs-config.reasoning_parser", "--reasoning-parser"),
     translated_to("--structured-outputs-config", "--reasoning-parser", "only its key reasoning_parser has an effect"),
     translated_to("--generation-config", "--generation-config", values={"vllm": "none"}),
@@ -114,8 +118,8 @@ VLLM: tuple[OtherServerFlag, ...] = (
     *refused("--download-dir", "set the environment variable HF_HUB_CACHE"),
     *refused("--hf-token", "set the environment variable HF_TOKEN"),
     *same("--task", "--pooler-config"),
-    translated_to("--runner", "--task", values={"pooling": "auto", "auto": "auto", "generate": "generate"}),
-    translated_to("--convert", "--convert", values={"auto": "none"}),
+    translated_to("--runner", "--task", "`pooling` is `--convert embed`, unless --convert is set"),
+    translated_to("--convert", "--convert", "`auto` is left out"),
     *refused("--skip-tokenizer-init --enable-prompt-embeds", "prompts must be text or token ids"),
     *refused("--disable-sliding-window", "sliding windows cannot be disabled", "--max-model-len"),
     *ignored(
@@ -205,38 +209,46 @@ VLLM: tuple[OtherServerFlag, ...] = (
     translated_to("-pp", "--pipeline-parallel-size"),
     translated_to("-ep", "--enable-expert-parallel", switch=True),
     *ignored("--data-parallel-size|-dp", _ONE_MACHINE, only=["1"], ours="--tensor-parallel-size"),
-    *ignored("--data-parallel-size-local|-dpl --renderer-num-workers", _ONE_MACHINE, only=["1"]),
+    *ignored("--data-parallel-size-local|-dpl", _ONE_MACHINE, only=["1"]),
+    *ignored("--renderer-num-workers", "the number of renderer processes cannot be set", only=["1"]),
     *ignored_switch("--worker-use-ray --engine-use-ray --ray-workers-use-nsight", _ONE_MACHINE),
-    *ignored("--prefill-context-parallel-size|-pcp", _ONE_MACHINE, only=["1"], ours="--tensor-parallel-size"),
-    *ignored("--cp-kv-cache-interleave-size --dcp-kv-cache-interleave-size --eplb-config", _ONE_MACHINE),
-    *ignored("--dbo-decode-token-threshold --dbo-prefill-token-threshold", _ONE_MACHINE),
+    *ignored("--prefill-context-parallel-size|-pcp", _CONTEXT, only=["1"], ours="--tensor-parallel-size"),
+    *ignored("--decode-context-parallel-size|-dcp", _CONTEXT, only=["1"], ours="--tensor-parallel-size"),
+    *ignored("--cp-kv-cache-interleave-size --dcp-kv-cache-interleave-size", _CONTEXT),
+    *ignored("--dbo-decode-token-threshold --dbo-prefill-token-threshold", _DUAL_BATCH),
     *ignored_switch("--disable-nccl-for-dp-synchronization", _ONE_MACHINE),
     *refused("--data-parallel-rank|-dpn --data-parallel-start-rank|-dpr --data-parallel-backend|-dpb", _ONE_MACHINE),
-    *refused("--data-parallel-external-lb|-dpe --data-parallel-hybrid-lb|-dph --device-ids", _ONE_MACHINE),
+    *refused("--data-parallel-external-lb|-dpe --data-parallel-hybrid-lb|-dph", _ONE_MACHINE),
+    *refused("--device-ids", "set CUDA_VISIBLE_DEVICES"),
     *ignored("--nnodes|-n", _ONE_MACHINE, only=["1"]),
-    *ignored("--decode-context-parallel-size|-dcp", _ONE_MACHINE, only=["1"], ours="--tensor-parallel-size"),
     *refused("--node-rank|-r --master-addr --master-port", _ONE_MACHINE),
     *refused("--data-parallel-address|-dpa --data-parallel-rpc-port|-dpp", _ONE_MACHINE),
-    *refused("--worker-cls --worker-extension-cls --io-processor-plugin --weight-transfer-config", _BUILT_IN),
-    *refused("--additional-config --enable-return-routed-experts", _BUILT_IN),
+    *refused("--worker-cls --worker-extension-cls --io-processor-plugin --additional-config", _BUILT_IN),
+    *refused("--weight-transfer-config", "weights are only read from the model's directory"),
+    *refused("--enable-return-routed-experts", "answers do not contain the experts of tokens"),
     *ignored("--distributed-executor-backend", _ONE_MACHINE, only=["mp", "uni"], ours="--engine-process"),
-    *ignored_switch("--enable-eplb --enable-dbo", _ONE_MACHINE),
-    *ignored_switch("--disable-custom-all-reduce", _ONE_MACHINE),
-    *ignored("--all2all-backend --expert-placement-strategy", _ONE_MACHINE),
+    *ignored_switch("--enable-eplb", _EXPERTS),
+    *ignored("--eplb-config --all2all-backend --expert-placement-strategy", _EXPERTS),
+    *ignored_switch("--enable-dbo", _DUAL_BATCH),
+    *ignored_switch("--disable-custom-all-reduce", "there is one implementation of all-reduce for each device"),
     *same("--enforce-eager"),
     translated_to("--cudagraph-capture-sizes", "--cudagraph-capture-sizes", "also separated by spaces"),
     *ignored(
-        "--max-cudagraph-capture-size", "all sizes up to --max-num-seqs are captured", ours="--cudagraph-capture-sizes"
+        "--max-cudagraph-capture-size", "set the sizes with --cudagraph-capture-sizes", ours="--cudagraph-capture-sizes"
     ),
-    *ignored("--compilation-config|-cc|-O --optimization-level --max-seq-len-to-capture", _GPU),
+    *ignored("--compilation-config|-cc|-O --optimization-level", _COMPILATION),
+    *ignored("--max-seq-len-to-capture", "CUDA graphs serve sequences of any length"),
     translated_to("--attention-backend", "--attention-backend", _ATTENTION, values=ATTENTION_BACKENDS),
     translated_to("--attention-config.backend -ac.backend", "--attention-backend", values=ATTENTION_BACKENDS),
     translated_to("--attention-config -ac", "--attention-backend", "only its key backend has an effect"),
-    *ignored("--moe-backend --mamba-ssm-cache-dtype --mamba-cache-dtype", _GPU),
-    *ignored("--kernel-config --linear-backend --ir-op-priority --mamba-backend --override-attention-dtype", _GPU),
-    *ignored("--mamba-block-size --mamba-cache-mode", "state-space models (Mamba) are not supported"),
-    *ignored_switch("--kv-sharing-fast-prefill --enable-cumem-allocator", _GPU),
-    *ignored_switch("--disable-cascade-attn --enable-flashinfer-autotune --enable-mfu-metrics", _GPU),
+    *ignored("--moe-backend", _GPU),
+    *ignored("--kernel-config --linear-backend --ir-op-priority --override-attention-dtype", _GPU),
+    *ignored("--mamba-block-size --mamba-cache-mode --mamba-backend", _MAMBA),
+    *ignored("--mamba-ssm-cache-dtype --mamba-cache-dtype", _MAMBA),
+    *ignored_switch("--kv-sharing-fast-prefill", "layers do not share keys and values"),
+    *ignored_switch("--disable-cascade-attn --enable-flashinfer-autotune", _GPU),
+    *ignored_switch("--enable-cumem-allocator", "--enable-sleep-mode needs no allocator of its own"),
+    *ignored_switch("--enable-mfu-metrics", "there is no metric of model FLOPs utilization"),
     # media
     *same("--allowed-media-domains", "--allowed-local-media-path"),
     translated_to("--limit-mm-per-prompt", "--max-audio-parts", "the value of `audio` in the JSON object"),

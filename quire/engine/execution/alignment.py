@@ -1,4 +1,4 @@
-"""Aligner: alignment of the tokens of a transcription with the frames of its audio.
+"""Aligner: alignment of the tokens of a transcription with the encoded positions of its audio.
 
 The cross-attention of some heads follows the audio. Their weights are normalized over the tokens, smoothed over time
 and averaged, as for whisper's word timestamps (Radford et al. 2022).
@@ -26,7 +26,7 @@ from quire.kernels.paged_attention import AttentionParams
 
 @dataclass(slots=True)
 class _Weights:
-    """The weights of one sequence so far: (heads, tokens, frames) of each chunk, by layer and first position."""
+    """The weights of one sequence so far: (heads, tokens, positions) of each chunk, by layer and first position."""
 
     chunks: dict[int, dict[int, Tensor]] = field(default_factory=dict)
 
@@ -71,7 +71,7 @@ class Aligner:
         return attend_and_keep if watched else attend
 
     def finish(self, span: Span) -> PooledArray | None:
-        """The alignment (tokens - skip_tokens, frames) once the last token of a span of one of `rows` is computed."""
+        """The alignment (tokens - skip_tokens, positions), once the last token of a span of one of `rows` is done."""
         row = self._table[span.row]
         if span.length < row.prompt_len:
             return None
@@ -95,7 +95,7 @@ class Aligner:
         scores = pad_heads(q, cache.shape.key_elements).float().transpose(0, 1) @ keys.transpose(1, 2)
         pooling_params = table[span.row].params
         assert isinstance(pooling_params, PoolingParams)
-        weights = (scores * params.scale).softmax(-1)[..., : pooling_params.frames].contiguous()
+        weights = (scores * params.scale).softmax(-1)[..., : pooling_params.num_positions].contiguous()
         # By position: a step that fails is computed once more.
         self._rows[span.row].chunks.setdefault(layer, {})[span.start] = weights
 

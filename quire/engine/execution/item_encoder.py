@@ -74,7 +74,9 @@ def embed_items(encoder: AudioEncoder, items: Sequence[MediaItem]) -> tuple[list
     """The arguments of `AudioEncoder.run` for items: the input of the layers for each of them, and `cu_seqlens`."""
     sample = encoder.sample
     features = [torch.tensor(item.features, dtype=sample.dtype, device=sample.device) for item in items]
-    embedded = [encoder.embed(one, item.columns, item.before) for one, item in zip(features, items, strict=True)]
+    embedded = [
+        encoder.embed(one, item.columns, item.columns_before) for one, item in zip(features, items, strict=True)
+    ]
     return embedded, torch.tensor([0, *itertools.accumulate(map(len, embedded))])
 
 

@@ -71,7 +71,7 @@ def read_audio(folder: Path, config: Any, encoder: AudioEncoderSpec, vocab: int)
     return AudioInfo(
         placeholder=placeholder,
         sample_rate=_RATE,
-        **{"kind": kind, "text": _TEXTS.get(kind) or _text_of(folder, placeholder), **fields},
+        **{"kind": kind, "placeholder_text": _TEXTS.get(kind) or _text_of(folder, placeholder), **fields},
     )
 
 
@@ -132,7 +132,7 @@ def _padded(extractor: Mapping[str, Any], kind: str, encoder: AudioEncoderSpec, 
     columns = 2 * encoder.max_positions
     lengths = AudioLengths(columns, 1, encoder.averaged * encoder.joined)
     fields = {"num_mel_bins": stem.channels, "item_columns": columns, "lengths": lengths, "padded_columns": columns}
-    return fields | ({"encodes_padding": True} if kind == "voxtral" else {"context": _CONTEXT, "max_items": 1})
+    return fields | ({"encodes_padding": True} if kind == "voxtral" else {"columns_after": _CONTEXT, "max_items": 1})
 
 
 def _windowed(extractor: Mapping[str, Any], config: Any, encoder: AudioEncoderSpec, stem: LinearStem) -> Fields:
@@ -166,7 +166,7 @@ def _kaldi(extractor: Mapping[str, Any], encoder: AudioEncoderSpec, stem: Conv2d
         "num_mel_bins": stem.bands,
         "item_columns": columns,
         "lengths": AudioLengths(columns, stem.layers, 1),
-        "before": rate,
+        "columns_before": rate,
     }
 
 

@@ -22,7 +22,7 @@ from quire.engine.models.quantized import (
     unpack_mxfp4,
 )
 from quire.engine.models.safetensors import SafetensorsFile
-from quire.engine.models.weight_formats import complaint_about, readable_weights
+from quire.engine.models.weight_files import complaint_about, readable_weights
 
 _WHOLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"

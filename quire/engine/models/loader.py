@@ -22,6 +22,7 @@ from quire.engine.models.audio_encoder import CTCModel
 from quire.engine.models.cache_scales import CacheScales
 from quire.engine.models.checkpoint import Checkpoint, Progress, WindowOf
 from quire.engine.models.decoder import Decoder, LanguageModel
+from quire.engine.models.delayed_streams import fold_delay
 from quire.engine.models.encoder import Encoder
 from quire.engine.models.errors import BrokenFolder, UnsupportedModel, WeightMismatch
 from quire.engine.models.layers.heads import PoolerHeads
@@ -36,7 +37,6 @@ from quire.engine.models.sharded_weights import ShardedWeightFiller
 from quire.engine.models.spec import CTCSpec, DecoderSpec, EncoderSpec, TransducerSpec, TransformerSpec
 from quire.engine.models.speech_to_text import SpeechToTextSpec
 from quire.engine.models.static_embedding import plain_table
-from quire.engine.models.streaming import fold_delay
 from quire.engine.models.transducer import TransducerModel
 from quire.engine.models.weight_names import weight_names_of
 from quire.engine.models.weight_names.audio import audio_tensors
@@ -46,7 +46,7 @@ from quire.engine.models.weight_names.transducer import transducer_names
 from quire.engine.models.weight_shards import WeightShards
 from quire.engine.models.weights import EMBEDDING, HEAD, WeightFiller, allocate, check_unpacked
 from quire.engine.wire.audio import AudioInfo
-from quire.engine.wire.streaming import LiveModelInfo, StreamingInfo
+from quire.engine.wire.streaming import DelayedStreamsInfo, StreamingInfo
 from quire.kernels import gpu
 from quire.kernels.gpu_weights import BLOCK
 from quire.kernels.linear import Quantization
@@ -95,8 +95,59 @@ class LoadedModel:
     pooler: PoolerSpec | None = None
     speech: SpeechToTextSpec | None = None
     audio: AudioInfo | None = None
-    streaming: LiveModelInfo | None = None
+    streaming: StreamingInfo | None = None
     is_adapted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Load:
+    """The loading of one model by Quire's own implementation."""
+
+    folder: Path
+    config: ModelConfig
+    options: ModelOptions
+    checkpoint: Checkpoint
+    dtype: torch.dtype
+    target: LoadTarget
+    bar: ProgressBar
+
+    def allocate(self, model: nn.Module) -> None:
+        """Allocate the parameters of a model on the meta device.
+
+        Raises:
+            WeightMismatch: they are too large for the checkpoint.
+        """
+        needed = sum(parameter.numel() for parameter in model.parameters()) * self.dtype.itemsize
+        if needed > _MAX_EXPANSION * self.checkpoint.total_bytes:
+            raise WeightMismatch(
+                f"config.json describes {needed} bytes of weights, but the checkpoint has {self.checkpoint.total_bytes}"
+            )
+        allocate(model, self.dtype, self.target.torch_device)
+
+    def loaded(
+        self,
+        model: Decoder | Encoder | CTCModel | TransducerModel,
+        vocab: int,
+        context_len: int,
+        *,
+        is_adapted: bool = False,
+    ) -> LoadedModel:
+        """The model, whose weights are filled, with its facts."""
+        config = self.config
+        return LoadedModel(
+            model.eval(),
+            config.model_type,
+            "quire",
+            self.dtype,
+            vocab,
+            context_len,
+            _bytes(model),
+            config.pooler,
+            config.speech,
+            config.audio,
+            config.streaming,
+            is_adapted,
+        )
 
 
 def load_model(
@@ -122,17 +173,21 @@ def load_model(
             "--quantization fp8 needs a GPU of compute capability 8.9 or more; none, int8 and int4 are accepted here"
         )
     if quantize and not target.quantizable_dtypes:
-        raise UnsupportedModel("--quantization needs Quire's compiled kernels, which are not in use")
+        raise UnsupportedModel(
+            "--quantization needs --device cuda, or --device cpu with Quire's compiled kernels (if they are missing, "
+            "reinstall Quire with a C++ compiler)"
+        )
     with Checkpoint(folder / (config.static or ""), config.fp8) as checkpoint:
         dtype = _dtype(options, checkpoint, target, exact=config.static is not None)
         if quantize and dtype not in target.quantizable_dtypes:
             names = sorted(str(one).removeprefix("torch.") for one in target.quantizable_dtypes)
             raise UnsupportedModel(f"--quantization works with --dtype {' or '.join(names)}")
         total = checkpoint.total_bytes
+        load = _Load(folder, config, options, checkpoint, dtype, target, bar)
         if isinstance(config.spec, CTCSpec | TransducerSpec):
-            return _load_audio_model(config, config.spec, options, checkpoint, dtype, target, bar)
+            return _load_audio_model(load, config.spec)
         if config.spec is not None:
-            return _load_transformer(folder, config, config.spec, options, checkpoint, dtype, target, bar, groups)
+            return _load_transformer(load, config.spec, groups)
         for name in checkpoint.names():
             if name.endswith("weight"):  # masks may be integers
                 check_unpacked(name, checkpoint.dtype_of(name))
@@ -153,25 +208,9 @@ def load_model(
     return LoadedModel(model, hf_config.model_type, "transformers", dtype, vocab, context_len, total)
 
 
-def _load_transformer(
-    folder: Path,
-    config: ModelConfig,
-    spec: DecoderSpec | EncoderSpec,
-    options: ModelOptions,
-    checkpoint: Checkpoint,
-    dtype: torch.dtype,
-    target: LoadTarget,
-    bar: ProgressBar,
-    groups: RankGroups | None,
-) -> LoadedModel:
-    longest = _longest_input(folder, spec)
-    if isinstance(spec, EncoderSpec) and options.max_model_len is not None and options.max_model_len > longest:
-        logger.info(
-            "max_model_len is %d, not %d: %s has no positions beyond it", longest, options.max_model_len, folder.name
-        )
-        context_len = longest
-    else:
-        context_len = _context_len(options, longest)
+def _load_transformer(load: _Load, spec: DecoderSpec | EncoderSpec, groups: RankGroups | None) -> LoadedModel:
+    folder, config, checkpoint, dtype = load.folder, load.config, load.checkpoint, load.dtype
+    context_len = _transformer_context_len(load, spec)
     check_acts(spec)
     encoder = spec.encoder if isinstance(spec, DecoderSpec) else None
     _check_layers(len(spec.layers) + (0 if encoder is None else len(encoder.layers)), checkpoint)
@@ -181,11 +220,10 @@ def _load_transformer(
     with torch.device("meta"):
         model = _empty_model(spec, groups, dtype)
         model.heads = PoolerHeads(pooler, spec.hidden, spec.vocab)
-    _check_bytes(model, dtype, checkpoint)
-    allocate(model, dtype, target.torch_device)
+    load.allocate(model)
     names = weight_names_of(config.model_type, spec, config.pooler)
     filler_options: dict[str, Any] = {
-        "quantization": _quantization(options, config),
+        "quantization": _quantization(load.options, config),
         "tied": isinstance(spec, DecoderSpec) and spec.tied,
         "extra_layers": config.extra_layers,
         "embeds_with_head": all(names.target(name, {"embed.weight"}) is None for name in checkpoint.names()),
@@ -199,7 +237,7 @@ def _load_transformer(
         filler = WeightFiller(model, names, **filler_options)
     adapter = _adapter(config, names, folder)
     scales = CacheScales(spec) if isinstance(spec, DecoderSpec) else None
-    with bar(checkpoint.total_bytes) as progress:
+    with load.bar(checkpoint.total_bytes) as progress:
         tensors = _tensors(config, checkpoint.tensors(dtype, progress, window), adapter)
         if scales is not None:
             tensors = scales.without_scales(tensors)
@@ -207,21 +245,17 @@ def _load_transformer(
     if scales is not None:
         scales.apply(model)
     if adapter is not None:
-        adapter.apply(model, dtype, target.torch_device)
-    return LoadedModel(
-        model.eval(),
-        config.model_type,
-        "quire",
-        dtype,
-        spec.vocab,
-        context_len,
-        _bytes(model),
-        config.pooler,
-        config.speech,
-        config.audio,
-        config.streaming,
-        adapter is not None,
-    )
+        adapter.apply(model, dtype, load.target.torch_device)
+    return load.loaded(model, spec.vocab, context_len, is_adapted=adapter is not None)
+
+
+def _transformer_context_len(load: _Load, spec: DecoderSpec | EncoderSpec) -> int:
+    options, longest = load.options, _longest_input(load.folder, spec)
+    if isinstance(spec, EncoderSpec) and options.max_model_len is not None and options.max_model_len > longest:
+        name = load.folder.name
+        logger.info("max_model_len is %d, not %d: %s has no positions beyond it", longest, options.max_model_len, name)
+        return longest
+    return _context_len(options, longest)
 
 
 def _empty_model(spec: DecoderSpec | EncoderSpec, groups: RankGroups | None, dtype: torch.dtype) -> Decoder | Encoder:
@@ -236,7 +270,7 @@ def _tensors(
     """The tensors of a checkpoint as the model has them: without an adapter's, split, joined or folded."""
     if config.static is not None:
         tensors = plain_table(tensors)
-    if isinstance(config.streaming, StreamingInfo):
+    if isinstance(config.streaming, DelayedStreamsInfo):
         tensors = fold_delay(tensors, config.streaming.delay_frames)
     if adapter is not None:
         tensors = adapter.without_adapters(tensors)
@@ -257,37 +291,19 @@ def _adapter(config: ModelConfig, names: WeightNames, folder: Path) -> AdapterLo
     return loader
 
 
-def _load_audio_model(
-    config: ModelConfig,
-    spec: CTCSpec | TransducerSpec,
-    options: ModelOptions,
-    checkpoint: Checkpoint,
-    dtype: torch.dtype,
-    target: LoadTarget,
-    bar: ProgressBar,
-) -> LoadedModel:
-    is_ctc, encoder = isinstance(spec, CTCSpec), spec.encoder
+def _load_audio_model(load: _Load, spec: CTCSpec | TransducerSpec) -> LoadedModel:
+    checkpoint, options, encoder = load.checkpoint, load.options, spec.encoder
     check_acts(encoder, *(() if isinstance(spec, CTCSpec) else (spec.act,)))
     _check_layers(len(encoder.layers), checkpoint)
     with torch.device("meta"):
         model = CTCModel(spec) if isinstance(spec, CTCSpec) else TransducerModel(spec)
-    _check_bytes(model, dtype, checkpoint)
-    allocate(model, dtype, target.torch_device)
+    load.allocate(model)
     names = ctc_names(spec) if isinstance(spec, CTCSpec) else transducer_names(spec)
     filler = WeightFiller(model, names, options.quantization)
-    with bar(checkpoint.total_bytes) as progress:
-        filler.fill(split_positions(checkpoint.tensors(dtype, progress), encoder))
-    return LoadedModel(
-        model.eval(),
-        config.model_type,
-        "quire",
-        dtype,
-        spec.vocab,
-        encoder.max_positions if is_ctc else _context_len(options, encoder.max_positions),
-        _bytes(model),
-        speech=config.speech,
-        streaming=config.streaming,
-    )
+    with load.bar(checkpoint.total_bytes) as progress:
+        filler.fill(split_positions(checkpoint.tensors(load.dtype, progress), encoder))
+    longest = encoder.max_positions
+    return load.loaded(model, spec.vocab, longest if isinstance(spec, CTCSpec) else _context_len(options, longest))
 
 
 def _longest_input(folder: Path, spec: TransformerSpec) -> int:
@@ -302,7 +318,7 @@ def _with_head(spec: DecoderSpec, checkpoint: Checkpoint, pooler: PoolerSpec | N
     if pooler is not None and HEAD not in names:
         return replace(spec, tied=True)
     if spec.tied and {EMBEDDING, HEAD} <= names and not checkpoint.equal(EMBEDDING, HEAD):
-        logger.warning("the config says that the head shares the embedding's weight, but the checkpoint's differ")
+        logger.warning("tie_word_embeddings is ignored: embedding and LM head of the checkpoint have different weights")
         return replace(spec, tied=False)
     return spec
 
@@ -334,15 +350,6 @@ def _check_layers(layers: int, checkpoint: Checkpoint) -> None:
     if layers > checkpoint.num_tensors:
         raise WeightMismatch(
             f"config.json has {layers} layers, but the checkpoint has {checkpoint.num_tensors} tensors"
-        )
-
-
-def _check_bytes(model: nn.Module, dtype: torch.dtype, checkpoint: Checkpoint) -> None:
-    """Raise WeightMismatch for a model that is too large for its checkpoint, before memory is allocated for it."""
-    needed = sum(parameter.numel() for parameter in model.parameters()) * dtype.itemsize
-    if needed > _MAX_EXPANSION * checkpoint.total_bytes:
-        raise WeightMismatch(
-            f"config.json describes {needed} bytes of weights, but the checkpoint has {checkpoint.total_bytes}"
         )
 
 

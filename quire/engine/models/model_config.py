@@ -23,6 +23,7 @@ from quire.engine.models.archs import ARCHITECTURES, AUDIO_MODELS, CTC_MODELS, E
 from quire.engine.models.audio import read_audio, read_audio_adapter
 from quire.engine.models.config_checks import check_raw, check_spec
 from quire.engine.models.custom_configs import with_known_type
+from quire.engine.models.delayed_streams import read_delayed_streams
 from quire.engine.models.errors import BrokenFolder, ModelError, UnknownArchitecture, UnsupportedModel
 from quire.engine.models.fp8 import Fp8Scales
 from quire.engine.models.pooler_spec import PoolerSpec
@@ -33,10 +34,9 @@ from quire.engine.models.speech_ctc_moonshine import read_ctc, read_moonshine
 from quire.engine.models.speech_to_text import SpeechToTextSpec, read_speech
 from quire.engine.models.speech_transducer import read_transducer
 from quire.engine.models.static_embedding import static_spec
-from quire.engine.models.streaming import read_streaming
 from quire.engine.wire.audio import AudioInfo
 from quire.engine.wire.launch import end_with_parent
-from quire.engine.wire.streaming import LiveModelInfo
+from quire.engine.wire.streaming import StreamingInfo
 
 STATIC = "static"  # the model type of a table of embeddings
 ModelImplementation = Literal["auto", "quire", "transformers"]
@@ -69,7 +69,7 @@ class ModelConfig:
     speech: SpeechToTextSpec | None = None
     static: str | None = None
     audio: AudioInfo | None = None
-    streaming: LiveModelInfo | None = None
+    streaming: StreamingInfo | None = None
     adapter: AdapterConfig | None = None
 
 
@@ -124,7 +124,7 @@ def read_model_config(
         if isinstance(spec, DecoderSpec) and spec.has_cross_attention:
             return ModelConfig(config.model_type, spec, extra, scales, speech=_speech(folder, config, spec))
         if isinstance(spec, DecoderSpec) and spec.adds_encoder:
-            streaming = read_streaming(folder, config, spec)
+            streaming = read_delayed_streams(folder, config, spec)
             return ModelConfig(config.model_type, spec, extra, scales, streaming=streaming)
         audio = read_audio(folder, config, encoder, spec.vocab)
         adapter = read_audio_adapter(folder, config)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from quire.engine.models.spec import LayerNorm
+from quire.engine.models.spec import LayerNormSpec
 from quire.engine.wire.pooling_params import PoolingType
 
 ScoreMethod = Literal["cosine", "dot", "cross_encoder", "max_sim"]
@@ -22,7 +22,7 @@ class Dense:
     bias: bool = True
 
 
-HeadStep = Dense | LayerNorm
+HeadStep = Dense | LayerNormSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,7 @@ class SparseHead:
     """A masked language model's head: a value for each token of the vocabulary, the largest of all positions."""
 
     act: str
-    norm: LayerNorm
+    norm: LayerNormSpec
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,7 @@ from quire.engine.models.pooler_spec import (
     SparseHead,
 )
 from quire.engine.models.sentence_transformers import POOLING_NAMES, Modules, read_json, read_modules
-from quire.engine.models.spec import DecoderSpec, LayerNorm, TransformerSpec
+from quire.engine.models.spec import DecoderSpec, LayerNormSpec, TransformerSpec
 from quire.engine.wire.pooling_params import PoolingType
 
 TaskOption = Literal["auto", "generate", "embed", "classify", "score", "token_embed", "token_classify"]
@@ -164,7 +164,7 @@ def _late_interaction(size: int, modules: Modules | None) -> PoolerSpec:
 
 def _sparse(config: Any) -> PoolerSpec:
     act: str = getattr(config, "hidden_act", None) or config.activation
-    norm = LayerNorm(eps=getattr(config, "layer_norm_eps", 1e-12))
+    norm = LayerNormSpec(eps=getattr(config, "layer_norm_eps", 1e-12))
     return PoolerSpec(
         tasks=("embed",),
         normalize=False,

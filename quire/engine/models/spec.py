@@ -196,7 +196,7 @@ FeedForward = GatedMLP | PlainMLP | MoE
 
 
 @dataclass(frozen=True, kw_only=True)
-class RMSNorm:
+class RMSNormSpec:
     """x / rms(x) * (weight + offset); gemma stores weights minus 1."""
 
     eps: float
@@ -204,14 +204,14 @@ class RMSNorm:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LayerNorm:
+class LayerNormSpec:
     """(x - mean) / deviation * weight + bias."""
 
     eps: float
     bias: bool = True
 
 
-Norm = RMSNorm | LayerNorm
+Norm = RMSNormSpec | LayerNormSpec
 
 
 class ParallelResidual(Enum):

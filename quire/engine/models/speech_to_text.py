@@ -61,13 +61,13 @@ def read_speech(folder: Path, config: Any) -> SpeechToTextSpec:
     tasks = {name: tokens.get(f"<|{name}|>") for name in ("transcribe", "translate")}
     tasks |= {name: token for name, token in _ids(generation, "task_to_id", vocab).items() if name in tasks}
     languages = _languages(generation, tokens, vocab)
-    frames = _STRIDE * config.max_source_positions
+    columns = _STRIDE * config.max_source_positions
     info = SpeechToTextInfo(
         kind="whisper",
         sample_rate=_SAMPLE_RATE,
         num_mel_bins=config.num_mel_bins,
-        num_frames=frames,
-        chunk_seconds=frames * _HOP / _SAMPLE_RATE,
+        num_columns=columns,
+        window_seconds=columns * _HOP / _SAMPLE_RATE,
         num_positions=config.max_source_positions,
         max_output_tokens=config.max_target_positions,
         languages=languages,

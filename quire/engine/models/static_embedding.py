@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quire.engine.models.errors import BrokenFolder
-from quire.engine.models.spec import EncoderSpec, LayerNorm
+from quire.engine.models.spec import EncoderSpec, LayerNormSpec
 
 if TYPE_CHECKING:  # configs are read without torch
     from torch import Tensor
@@ -33,7 +33,7 @@ def static_spec(folder: Path) -> EncoderSpec:
     rows, hidden = found[0]
     vocab = shapes["mapping"][0] if shapes.get("mapping") else rows
     return EncoderSpec(
-        hidden=hidden, vocab=vocab, layers=(), norm=LayerNorm(eps=1e-5), max_positions=_MAX_TOKENS, final_norm=False
+        hidden=hidden, vocab=vocab, layers=(), norm=LayerNormSpec(eps=1e-5), max_positions=_MAX_TOKENS, final_norm=False
     )
 
 

@@ -102,7 +102,7 @@ class WeightShards:
         return rows, columns
 
     def _slice(self, whole: int, own: int, offset: int) -> slice:
-        """The rank's part of a dimension; key heads are divided into fewer pieces than there are ranks."""
+        """The rank's part of a dimension; KV heads are divided into fewer pieces than there are ranks."""
         pieces = whole // own
         begin = self._placement.tensor_rank * pieces // self._placement.tensor_size * own
         return slice(offset + begin, offset + begin + own)

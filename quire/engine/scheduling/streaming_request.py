@@ -22,6 +22,7 @@ class StreamingRequest(Request):
         encoded: number of frames that are encoded once the steps in flight have finished.
         complete: no more audio follows.
         dropped: number of blocks at the start that were freed because they left the window; not in `blocks`.
+        last_step: number of the last step with this sequence.
     """
 
     columns_per_frame: int = 1
@@ -29,6 +30,7 @@ class StreamingRequest(Request):
     encoded: int = 0
     complete: bool = False
     dropped: int = 0
+    last_step: int = 0
     _features: deque[FeatureArray] = field(default_factory=deque)  # of the frames that are not encoded
 
     def receive(self, items: Iterable[MediaItem], *, last: bool) -> None:

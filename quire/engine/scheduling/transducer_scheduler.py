@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from typing_extensions import override
 
-from quire.engine.scheduling.audio_scheduler import AudioScheduler, StepBudget
 from quire.engine.scheduling.limits import SchedulerLimits
 from quire.engine.scheduling.plan import EncodedAudio, SampledTokens, StepPlan
 from quire.engine.scheduling.streaming_request import StreamingRequest
-from quire.engine.scheduling.streaming_scheduler import MAX_PIECE
+from quire.engine.scheduling.streaming_scheduler import MAX_PIECE, StepBudget, StreamingScheduler
 from quire.engine.wire.protocol import AddRequest, FinishReason, TokensOutput
 from quire.engine.wire.streaming import TransducerInfo
 
@@ -25,14 +23,12 @@ class TransducerRequest(StreamingRequest):
     Attributes:
         chunk: number of columns of a chunk; the first chunk has `less` fewer of them.
         most_chunks: number of chunks of the longest piece.
-        last_step: number of the last step with this sequence.
         generated: number of tokens that are not blank.
     """
 
     chunk: int = 1
     less: int = 0
     most_chunks: int = 1
-    last_step: int = 0
     generated: int = 0
 
     @property
@@ -50,11 +46,8 @@ class TransducerRequest(StreamingRequest):
         return self.complete and self.encoded == self.frames
 
 
-class TransducerScheduler(AudioScheduler[TransducerRequest]):
-    """Schedules pieces of audio, those first of sequences that have waited longest. No sequence holds blocks.
-
-    Sequences enter the batch although a step may have no room for them, so that they have their turn in the next one.
-    """
+class TransducerScheduler(StreamingScheduler[TransducerRequest]):
+    """Schedules pieces of audio. No sequence holds blocks."""
 
     def __init__(self, limits: SchedulerLimits, info: TransducerInfo, *, by_priority: bool = False) -> None:
         """Make a scheduler without requests.
@@ -66,7 +59,6 @@ class TransducerScheduler(AudioScheduler[TransducerRequest]):
         """
         super().__init__(limits, by_priority=by_priority)
         self._info = info
-        self._steps = 0
 
     @override
     def _make(self, message: AddRequest, sort_key: tuple[int, ...], start: int) -> TransducerRequest:
@@ -94,26 +86,15 @@ class TransducerScheduler(AudioScheduler[TransducerRequest]):
         return True
 
     @override
-    def _turns(self, plan: StepPlan) -> Iterable[TransducerRequest]:
-        while (entering := self._next()) is not None:
-            self._enter(plan, entering)
-        self._steps += 1
-        return sorted(self._running, key=lambda request: (request.sort_key[0], request.last_step))  # first: priority
-
-    @override
-    def _schedule_sequence(
-        self, plan: StepPlan, scheduled: list[TransducerRequest], request: TransducerRequest, budget: StepBudget
-    ) -> None:
+    def _schedule_sequence(self, plan: StepPlan, request: TransducerRequest, budget: StepBudget) -> bool:
         columns = request.ready
         frames = -(-columns // self._info.columns_per_frame)
         if not columns or (frames > budget.frames and budget.frames < self.limits.encoder_compute_budget):
-            return
+            return False
         first, features = request.encoded, request.take(columns)
         plan.audio.append(EncodedAudio(request.id, first, features, last=request.has_ended))
-        scheduled.append(request)
-        request.steps_in_flight += 1
-        request.last_step = self._steps
         budget.frames -= frames
+        return True
 
     @override
     def _append(self, request: TransducerRequest, sampled: SampledTokens) -> TokensOutput:

@@ -55,7 +55,7 @@ class AudioInfo(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         kind: selects the transcription prompt.
         placeholder: the token that stands for each of an item's embeddings.
-        text: text that stands for a whole piece of audio in a rendered chat, with one placeholder in it.
+        placeholder_text: text that stands for a whole piece of audio in a rendered chat, with one placeholder in it.
         sample_rate: sample rate of the audio that features are made from, in Hz.
         features: algorithm that makes them of samples: "log_mel" as Whisper's, "stacked_log_mel" as Granite Speech's,
             "kaldi_log_mel" as Phi-4's.
@@ -67,16 +67,16 @@ class AudioInfo(msgspec.Struct, frozen=True, kw_only=True):
         padded_columns: features are made of audio that silence extends to a multiple of so many columns; 0: of the
             audio alone.
         encodes_padding: whether that silence is encoded, too.
-        context: columns after those that are encoded, which convolutions read.
-        before: columns before those that are encoded, which convolutions read; of all items of a piece of audio but the
-            first.
+        columns_after: columns after those that are encoded, which convolutions read.
+        columns_before: columns before those that are encoded, which convolutions read; of all items of a piece of audio
+            but the first.
         min_samples: shorter audio is extended by silence.
         max_items: maximum number of items of one piece of audio; None: any number.
     """
 
     kind: Literal["granite_speech", "phi4_multimodal", "qwen2_audio", "qwen3_asr", "voxtral"]
     placeholder: int
-    text: str
+    placeholder_text: str
     sample_rate: int
     features: Literal["log_mel", "stacked_log_mel", "kaldi_log_mel"] = "log_mel"
     num_mel_bins: int
@@ -85,7 +85,7 @@ class AudioInfo(msgspec.Struct, frozen=True, kw_only=True):
     lengths: AudioLengths | WindowLengths
     padded_columns: int = 0
     encodes_padding: bool = False
-    context: int = 0
-    before: int = 0
+    columns_after: int = 0
+    columns_before: int = 0
     min_samples: int = 0
     max_items: int | None = None

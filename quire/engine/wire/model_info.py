@@ -8,7 +8,7 @@ import msgspec
 
 from quire.engine.wire.audio import AudioInfo
 from quire.engine.wire.convolutions import Convolution, count_columns, count_positions
-from quire.engine.wire.streaming import LiveModelInfo
+from quire.engine.wire.streaming import StreamingInfo
 
 
 class PoolingInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,10 +43,10 @@ class SpeechToTextInfo(msgspec.Struct, frozen=True, kw_only=True):
         features: features of an item: whisper's log-mel spectrogram; one that is normalized over time; samples, or
             samples that are normalized to a mean of 0 and a variance of 1.
         sample_rate: sample rate of the audio that features are made from, in Hz.
-        num_mel_bins, num_frames: most rows and columns of an item's features; samples are one row. Whisper's may have
+        num_mel_bins, num_columns: most rows and columns of an item's features; samples are one row. Whisper's may have
             fewer columns, an even number of them, but most models have been trained with padded audio only.
         convolutions: steps from columns of features (before the encoder) to the encoder's positions.
-        chunk_seconds: seconds of audio in one item.
+        window_seconds: seconds of audio in one item.
         num_positions: positions after the encoder of one item, `time_precision` seconds each.
         max_output_tokens: maximum number of tokens of prompt and output together.
         languages: token of each ISO code; empty for models of one language.
@@ -67,9 +67,9 @@ class SpeechToTextInfo(msgspec.Struct, frozen=True, kw_only=True):
     features: Literal["log_mel", "normalized_log_mel", "samples", "normalized_samples"] = "log_mel"
     sample_rate: int
     num_mel_bins: int
-    num_frames: int
+    num_columns: int
     convolutions: tuple[Convolution, ...] = (Convolution(3, 1, 1), Convolution(3, 2, 1))
-    chunk_seconds: float
+    window_seconds: float
     num_positions: int
     max_output_tokens: int
     languages: dict[str, int] = {}
@@ -123,4 +123,4 @@ class ModelInfo(msgspec.Struct, frozen=True):
     pooling: PoolingInfo | None = None
     speech: SpeechToTextInfo | None = None
     audio: AudioInfo | None = None
-    streaming: LiveModelInfo | None = None
+    streaming: StreamingInfo | None = None

@@ -15,16 +15,16 @@ class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
     Attributes:
         task: "embed" gives (size,), "token_embed" (tokens, size), "classify" (labels,), "token_classify"
-            (tokens, labels), "score" (1,). "align" gives (tokens - skip_tokens, frames): how strongly each token of a
-            transcription belongs to each frame of its audio. "ctc" gives (positions, 2): the most likely token at each
-            encoded position, and its log-probability; the prompt is empty then.
+            (tokens, labels), "score" (1,). "align" gives (tokens - skip_tokens, num_positions): how strongly each
+            token of a transcription belongs to each encoded position of its audio. "ctc" gives (positions, 2): the most
+            likely token at each encoded position, and its log-probability; the prompt is empty then.
         pooling_type: how token hidden states are pooled, for tasks on whole texts; None for the
             model's own, which the core fills in.
         dimensions: number of values of an embedding to keep, the first ones.
         use_activation: normalize embeddings to length 1; apply softmax or sigmoid to labels and scores. None: as the
             model's files say.
         skip_tokens: number of tokens at the start that are not part of the mean or the alignment.
-        frames: for "align": number of encoder positions that hold audio, the first ones; None: all.
+        num_positions: for "align": number of encoder positions that hold audio, the first ones; None: all.
     """
 
     task: PoolingTask
@@ -32,7 +32,7 @@ class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     dimensions: int | None = None
     use_activation: bool | None = None
     skip_tokens: int = 0
-    frames: int | None = None
+    num_positions: int | None = None
 
     @property
     def needs_all_tokens(self) -> bool:

@@ -29,12 +29,13 @@ class MediaItem(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         hash: hash of everything that its encoding depends on; equal hashes mean equal items. Empty if the model reads
-            audio while it generates (see `LiveModelInfo`): such audio is never shared.
+            audio while it generates (see `StreamingInfo`): such audio is never shared.
         start, length: its placeholder tokens in the prompt, whose embeddings the item's encoding replaces. Both are 0
-            where the model only transcribes (see `SpeechToTextInfo`, `LiveModelInfo`): the item then has no tokens.
+            where the model only transcribes (see `SpeechToTextInfo`, `StreamingInfo`): the item then has no tokens.
         features: (rows, columns) float32: a spectrogram, or samples in one row; see `SpeechToTextInfo.features`.
-        encoded: number of columns (frames before the encoder) to encode; only convolutions read later ones. None: all.
-        before: number of columns before them, of the audio that the item continues; only convolutions read them.
+        encoded_columns: number of columns to encode; only convolutions read later ones. None: all.
+        columns_before: number of columns before them, of the audio that the item continues; only convolutions read
+            them.
     """
 
     hash: bytes
@@ -42,13 +43,14 @@ class MediaItem(msgspec.Struct, frozen=True, kw_only=True):
     start: int = 0
     length: int = 0
     features: FeatureArray
-    encoded: int | None = None
-    before: int = 0
+    encoded_columns: int | None = None
+    columns_before: int = 0
 
     @property
     def columns(self) -> int:
-        """Number of columns of features (frames, before the encoder) that are encoded."""
-        return self.features.shape[1] - self.before if self.encoded is None else self.encoded
+        """Number of columns of features that are encoded."""
+        left: int = self.features.shape[1] - self.columns_before
+        return left if self.encoded_columns is None else self.encoded_columns
 
 
 class AddRequest(msgspec.Struct, frozen=True, tag="add"):
@@ -57,7 +59,7 @@ class AddRequest(msgspec.Struct, frozen=True, tag="add"):
     Attributes:
         items: inputs beside the tokens, in the order of their spans, which do not overlap.
         open: more follows in `ExtendRequest` messages: of the prompt, and nothing is generated before its end; or of
-            the audio, if the model reads it while it generates (see `LiveModelInfo`).
+            the audio, if the model reads it while it generates (see `StreamingInfo`).
     """
 
     request_id: str

@@ -58,7 +58,8 @@ class SleepControl:
 
         Args:
             level: the level.
-            wait: let requests that have begun end first; else they are aborted. New ones are refused at once.
+            wait: let requests that have begun end first; else they are aborted. New ones are refused at once. To cancel
+                this wait leaves the engine awake.
 
         Raises:
             SleepFailed: the engine cannot sleep.

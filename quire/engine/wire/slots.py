@@ -47,7 +47,8 @@ class SlotClient(BatchClient, ABC):
         self.check_new()
         if self.slots_in_use + count > self.capacity:
             raise EngineOverloaded(
-                f"The server is busy: {self.slots_in_use} of at most {self.capacity} sequences are running or waiting.",
+                f"The server is busy: {self.slots_in_use} of at most {self.capacity} sequences are running or waiting; "
+                f"this request needs {count}.",
                 retry_after=1 + self.stats.waiting // max(1, self.stats.running),
             )
         self.slots_in_use += count

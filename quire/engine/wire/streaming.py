@@ -5,8 +5,10 @@ from __future__ import annotations
 import msgspec
 
 
-class StreamingInfo(msgspec.Struct, frozen=True, kw_only=True, tag="frames"):
+class DelayedStreamsInfo(msgspec.Struct, frozen=True, kw_only=True, tag="frames"):
     """A model that reads a frame of audio with each token: the frame's encoding is added to the token's embedding.
+
+    Such models are called delayed streams (Zeghidour et al. 2025).
 
     Its text lags behind the audio by a delay. The prompt has a token for each frame of silence before the audio, and
     for each frame of the delay; then one token is generated for each frame, most of which stand for no text.
@@ -69,4 +71,4 @@ class TransducerInfo(msgspec.Struct, frozen=True, kw_only=True, tag="transducer"
     bfloat16_filters: bool = False
 
 
-LiveModelInfo = StreamingInfo | TransducerInfo
+StreamingInfo = DelayedStreamsInfo | TransducerInfo

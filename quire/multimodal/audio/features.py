@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 SAMPLE_RATE = 16_000  # samples per second
-HOP = 160  # samples between frames
+HOP = 160  # samples between columns
 _WINDOW = 400  # samples of a frame
 REACH = _WINDOW // 2  # samples of a frame on each side of its center
 _FLOOR = 1e-10  # of the power
@@ -40,12 +40,12 @@ def log_mel(samples: NDArray[np.float32], num_mel_bins: int, seconds: float = 30
         Array of shape (num_mel_bins, 100 * seconds).
     """
     total = round(seconds * SAMPLE_RATE)
-    frames = total // HOP
+    columns = total // HOP
     samples = samples[:total]
     padded = _padded(samples, total)
-    # Frames that begin behind the audio are silent.
-    sounding = min(frames, -(-(len(samples) + REACH) // HOP) + 1)
-    spectrogram = np.full((num_mel_bins, frames), np.log10(_FLOOR), np.float64)
+    # Columns that begin behind the audio are silent.
+    sounding = min(columns, -(-(len(samples) + REACH) // HOP) + 1)
+    spectrogram = np.full((num_mel_bins, columns), np.log10(_FLOOR), np.float64)
     spectrogram[:, :sounding] = log_mel_columns(padded[: (sounding - 1) * HOP + _WINDOW], num_mel_bins)
     np.maximum(spectrogram, spectrogram.max() - _RANGE, out=spectrogram)
     spectrogram += 4.0
@@ -59,7 +59,7 @@ def log_mel_columns(samples: NDArray[np.float64], num_mel_bins: int) -> NDArray[
     Frames begin `HOP` samples apart.
 
     Returns:
-        Array of shape (num_mel_bins, frames).
+        Array of shape (num_mel_bins, columns).
     """
     filters = mel_filters(num_mel_bins)
     views = np.lib.stride_tricks.sliding_window_view(samples, _WINDOW)[::HOP]
@@ -75,7 +75,7 @@ def normalized_log_mel(samples: NDArray[np.float32], num_mel_bins: int) -> NDArr
     """The log-mel spectrogram of audio that is not padded, each band normalized over time, as NeMo makes it.
 
     Args:
-        samples: 1-D at 16 kHz; shorter audio than two frames is padded with silence.
+        samples: 1-D at 16 kHz; shorter audio than two columns is padded with silence.
         num_mel_bins: bands.
 
     Returns:
@@ -106,7 +106,7 @@ def nemo_log_mel_columns(
         bfloat16: window and filters are rounded to bfloat16.
 
     Returns:
-        Array of shape (num_mel_bins, frames).
+        Array of shape (num_mel_bins, columns).
     """
     window, filters = np.hanning(_WINDOW), mel_filters(num_mel_bins, _LONG_FRAME)
     if bfloat16:

@@ -9,13 +9,13 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from quire.engine.wire.protocol import FeatureArray
-from quire.engine.wire.streaming import LiveModelInfo, StreamingInfo, TransducerInfo
+from quire.engine.wire.streaming import DelayedStreamsInfo, StreamingInfo, TransducerInfo
 from quire.multimodal.audio.features import HOP, REACH, log_mel_columns, nemo_log_mel_columns, preemphasized
 
 Samples = NDArray[np.float32]
 
 
-def frame_samples(info: LiveModelInfo) -> int:
+def frame_samples(info: StreamingInfo) -> int:
     """Number of samples of a frame."""
     return info.columns_per_frame * HOP
 
@@ -40,7 +40,7 @@ class FeatureMaker(Protocol):
 class FrameMaker(FeatureMaker):
     """Features of whole frames, of which each token reads one. Silence precedes the audio and follows it."""
 
-    def __init__(self, info: StreamingInfo) -> None:
+    def __init__(self, info: DelayedStreamsInfo) -> None:
         self._info = info
         self._rest = np.zeros(REACH + info.left_frames * frame_samples(info), np.float32)
         self._received = 0
@@ -114,12 +114,12 @@ class ColumnMaker(FeatureMaker):
         return logs.astype(np.float32)
 
 
-def feature_maker(info: LiveModelInfo) -> FeatureMaker:
+def feature_maker(info: StreamingInfo) -> FeatureMaker:
     """The maker of a model's features, for one piece of audio."""
-    return FrameMaker(info) if isinstance(info, StreamingInfo) else ColumnMaker(info)
+    return FrameMaker(info) if isinstance(info, DelayedStreamsInfo) else ColumnMaker(info)
 
 
-def frames_of(samples: Samples, info: LiveModelInfo) -> FeatureArray:
+def frames_of(samples: Samples, info: StreamingInfo) -> FeatureArray:
     """The features of audio (1-D at 16 kHz). Takes milliseconds per second of audio."""
     maker = feature_maker(info)
     return np.concatenate((maker.push(samples), maker.finish()), 1)

@@ -52,9 +52,9 @@ def audio_items(samples: Samples, info: AudioInfo) -> list[MediaItem]:
     encoded, start, items = encoded_columns(len(samples), info), 0, []
     features = _features(samples, info)
     for first, columns in _pieces(encoded, info):
-        last, before = first + columns, min(first, info.before)
+        last, before = first + columns, min(first, info.columns_before)
         # An even number: the second convolution reads columns in pairs.
-        behind = min(features.shape[1], first + _whole(columns + info.context, 2)) if info.context else last
+        behind = min(features.shape[1], first + _whole(columns + info.columns_after, 2)) if info.columns_after else last
         part = np.ascontiguousarray(features[:, first - before : behind])
         length = info.lengths.tokens(columns)
         digest = hashlib.sha256(f"{before}:{columns}:{part.shape}".encode())
@@ -65,8 +65,8 @@ def audio_items(samples: Samples, info: AudioInfo) -> list[MediaItem]:
                 start=start,
                 length=length,
                 features=part,
-                encoded=columns,
-                before=before,
+                encoded_columns=columns,
+                columns_before=before,
             )
         )
         start += length

@@ -32,7 +32,7 @@ def place_audio(
     if len(found) != len(pieces):
         raise PromptError(
             f"The rendered chat has {len(found)} audio placeholders for {len(pieces)} audio parts. Texts must not "
-            f"contain any ({info.text}), and the chat template must render each part once.",
+            f"contain any ({info.placeholder_text}), and the chat template must render each part once.",
             "messages",
         )
     counts = [sum(item.length for item in piece) for piece in pieces]

@@ -16,7 +16,7 @@ def make_item(samples: NDArray[np.float32], info: SpeechToTextInfo) -> MediaItem
     """The item of audio. Takes up to some tens of milliseconds.
 
     Args:
-        samples: 1-D at 16 kHz, at least one and at most `info.chunk_seconds`. Very short audio is padded with silence.
+        samples: 1-D at 16 kHz, at least one and at most `info.window_seconds`. Very short audio is padded with silence.
         info: facts about the model.
     """
     features = np.ascontiguousarray(_features(samples, info))
@@ -26,7 +26,7 @@ def make_item(samples: NDArray[np.float32], info: SpeechToTextInfo) -> MediaItem
 def _features(samples: NDArray[np.float32], info: SpeechToTextInfo) -> FeatureArray:
     match info.features:
         case "log_mel":
-            return log_mel(samples, info.num_mel_bins, info.chunk_seconds)
+            return log_mel(samples, info.num_mel_bins, info.window_seconds)
         case "normalized_log_mel":
             return normalized_log_mel(samples, info.num_mel_bins)
         case "normalized_samples":

@@ -44,6 +44,24 @@ async def test_what_has_no_effect_is_named(tmp_path: Path, path: str, body: Any,
 COMPLETIONS = "/v1/completions"
 
 
+@pytest.mark.parametrize(
+    ("field", "complaint"),
+    [
+        ({"best_of": 2}, "`best_of` is not supported by this server; leave it out, or send 1."),
+        ({"modalities": ["audio"]}, '; leave it out, or send ["text"].'),
+        ({"functions": [1]}, "`functions` is not supported by this server; leave it out."),
+    ],
+)
+async def test_the_error_of_an_unsupported_field_names_its_default(
+    tmp_path: Path, field: dict[str, Any], complaint: str
+) -> None:
+    async with running_server(tmp_path) as server:
+        answer = await server.post(COMPLETIONS, {"prompt": "x", **field})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] in field
+    assert answer.json()["error"]["message"].endswith(complaint)
+
+
 async def test_field_names_cannot_forge_lines_of_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with running_server(tmp_path) as server:
         with caplog.at_level(logging.WARNING):

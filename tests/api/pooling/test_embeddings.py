@@ -125,6 +125,7 @@ async def test_embeddings_are_shortened_and_normalized_as_asked(tmp_path: Path) 
     async with pooling_server(tmp_path, facts={"matryoshka": False}) as server:
         refused = await server.post(PATH, {"input": "x", "dimensions": 8})
         assert refused.json()["error"]["param"] == "dimensions"
+        assert f"cannot be shortened from {SIZE} values" in refused.json()["error"]["message"]
 
 
 async def test_the_models_prompts_are_put_before_texts(tmp_path: Path) -> None:

@@ -340,6 +340,13 @@ async def test_a_configured_url_may_be_named(tmp_path: Path) -> None:
     assert "server_description" in answer.headers["x-quire-ignored-fields"]
 
 
+async def test_the_error_of_an_unknown_server_names_those_that_are_allowed(tmp_path: Path) -> None:
+    async with serving(tmp_path, ROME, "Warm.") as (server, _, _):
+        answer = await server.post(PATH, {"input": "hi", "tools": [{**WEATHER, "server_label": "news"}]})
+    assert answer.status_code == 400
+    assert "There is no MCP server 'news' (this server allows weather)" in answer.json()["error"]["message"]
+
+
 async def test_the_older_transport(tmp_path: Path) -> None:
     core = FakeCore(answer=says_in_turn(ROME, "Warm."))
     async with mcp_server(old=True) as tools:

@@ -48,5 +48,5 @@ async def test_errors_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 def test_lengths_must_fit_together() -> None:
-    with pytest.raises(ConfigError, match="--min-len must be at most --max-len"):
+    with pytest.raises(ConfigError, match=r"--min-len is \d+, but must be at most --max-len"):
         run(BenchPooling.parse(["--min-len", "9", "--max-len", "8"]))

@@ -148,7 +148,7 @@ def test_settings_that_cannot_work_are_refused(tmp_path: Path, flags: tuple[str,
 
 def test_parquet_needs_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quire.app.embed.command.has_parquet", lambda: False)
-    with pytest.raises(ConfigError, match="pip install pyarrow"):
+    with pytest.raises(ConfigError, match=r"pip install 'quire\[parquet\]'"):
         run(Embed.parse((str(corpus(tmp_path)), "--model-name", "x", "--out", str(tmp_path / "o.parquet"))))
 
 

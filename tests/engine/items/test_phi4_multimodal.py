@@ -37,7 +37,7 @@ def test_audio_of_several_chunks(tmp_path: Path) -> None:
         sound = noise(1, seconds)
         prompt, items = prompt_with(engine.info.audio, [4, 7], sound, [9])  # type: ignore[arg-type]
         assert len(items) == count
-        assert [item.before for item in items] == [0, *[8] * (count - 1)]
+        assert [item.columns_before for item in items] == [0, *[8] * (count - 1)]
         assert engine.generate(prompt, greedy(8), items=items).tokens == expected_tokens(model, prompt, [sound], 8)
 
 

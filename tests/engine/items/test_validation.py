@@ -44,9 +44,9 @@ CASES: dict[str, tuple[Callable[[tuple[MediaItem, ...]], tuple[MediaItem, ...]],
         "the prompt has 28 tokens",
     ),
     "another length": (first(length=11), "50 columns of features become 12 tokens, not 11"),
-    "other columns": (first(encoded=40), "40 columns of features become 10 tokens, not 12"),
-    "no columns": (first(encoded=0), "0 of 52 columns"),
-    "too many columns": (first(encoded=53), "53 of 52 columns"),
+    "other columns": (first(encoded_columns=40), "40 columns of features become 10 tokens, not 12"),
+    "no columns": (first(encoded_columns=0), "0 of 52 columns"),
+    "too many columns": (first(encoded_columns=53), "53 of 52 columns"),
     "too many features": (first(features=np.zeros((16, 300), np.float32)), "of 300 columns"),
     "rows": (first(features=np.zeros((8, 52), np.float32)), "float32 of 16 rows"),
     "flat": (first(features=np.zeros(52, np.float32)), "float32 of 16 rows"),
@@ -202,14 +202,14 @@ def test_the_text_of_the_placeholder_is_that_of_the_tokenizer(tmp_path: Path) ->
         (folder / "tokenizer.json").write_text(json.dumps({"added_tokens": added}))
         audio = read_model_config(folder).audio
         assert audio is not None
-        assert audio.text == text
+        assert audio.placeholder_text == text
 
 
 def test_columns_before_an_item(tmp_path: Path) -> None:
     """As many as the convolutions look back, or none."""
     engine = Engine(save_audio_model(make_audio_model("phi4_multimodal"), tmp_path))
     prompt, (item,) = prompt_with(engine.info.audio, [1], noise(0, 0.5))  # type: ignore[arg-type]
-    wrong = msgspec.structs.replace(item, before=3, encoded=item.columns - 3)
+    wrong = msgspec.structs.replace(item, columns_before=3, encoded_columns=item.columns - 3)
     assert "3 columns of features precede" in (engine.generate(prompt, greedy(1), items=(wrong,)).error or "")
 
 

@@ -61,7 +61,7 @@ async def test_items_and_probabilities(whisper_folder: Path) -> None:
         assert info.speech.start_token == START
         requests = [GenerateRequest(prompt=prompt, params=params, items=(item(seed),)) for seed in (1, 2, 1)]
         answers = await asyncio.gather(*(read(client, request) for request in requests))
-        task = PoolingParams(task="align", skip_tokens=3, frames=20)
+        task = PoolingParams(task="align", skip_tokens=3, num_positions=20)
         aligned = await client.pool(PoolRequest(prompt=ids(*prompt, 7, 8), params=task, items=(item(1),)))
     assert aligned.data.shape == (2, 20)
     engine = Engine(whisper_folder)

@@ -104,7 +104,7 @@ def test_facts_for_the_front_end(folder: Path) -> None:
     speech = info.speech
     assert speech is not None
     banded = speech.num_mel_bins > 1
-    assert (speech.kind, speech.chunk_seconds, speech.languages) == ("ctc", 30.0, {})
+    assert (speech.kind, speech.window_seconds, speech.languages) == ("ctc", 30.0, {})
     assert speech.time_precision == pytest.approx(0.08 if banded else 0.02)
     assert speech.num_positions == (375 if banded else 1499)
     assert speech.min_columns == (1 if banded else 400)
@@ -129,7 +129,7 @@ def test_requests_that_cannot_be_run(folder: Path) -> None:
     assert "exactly one audio item, not 0" in refused(TASK)
     assert "NaN" in refused(TASK, changed(np.full((rows, columns), np.inf, np.float32)))
     assert "at least" in refused(TASK, changed(good.features[:, : speech.min_columns - 1]))
-    assert "float32" in refused(TASK, changed(np.zeros((rows, speech.num_frames + 1), np.float32)))
+    assert "float32" in refused(TASK, changed(np.zeros((rows, speech.num_columns + 1), np.float32)))
     assert "float32" in refused(TASK, changed(np.zeros((rows + 1, columns), np.float32)))
     assert engine.generate([], TASK, items=(good,)).pooled is not None
 

@@ -96,7 +96,7 @@ def test_facts_for_the_front_end(folder: Path) -> None:
     assert (speech.kind, speech.features) == ("moonshine", "samples")
     assert (speech.start_token, speech.end_token, speech.timestamp_begin) == (START, END, None)
     assert (speech.languages, speech.aligns_words, speech.translate_token) == ({}, False, None)
-    assert (speech.min_columns, speech.num_frames, speech.num_positions) == (895, 480_000, 1248)
+    assert (speech.min_columns, speech.num_columns, speech.num_positions) == (895, 480_000, 1248)
     assert speech.max_output_tokens == CONTEXT
 
 

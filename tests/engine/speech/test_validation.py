@@ -43,7 +43,7 @@ NAN = np.full((MELS, 2 * POSITIONS), np.nan, np.float32)
         ((changed(features=item(0).features.astype(np.float64)),), "float64"),
         ((changed(features=item(0).features[0]),), "features are float32 80"),
         ((changed(features=NAN),), "NaN"),
-        ((changed(encoded=40),), "all columns of features are encoded, not 40 of 80"),
+        ((changed(encoded_columns=40),), "all columns of features are encoded, not 40 of 80"),
         ((changed(length=1),), "start 0 and length 0"),
         ((changed(hash=b""),), "must not be empty"),
     ],
@@ -63,7 +63,7 @@ def test_items(engine: Engine, items: tuple[MediaItem, ...], text: str) -> None:
         (greedy(2, timestamp_rule=TimestampRule(begin=89, no_timestamps=88, end=999)), "token id 999"),
         (greedy(2, timestamp_rule=TimestampRule(begin=89, no_timestamps=88, end=8, max_initial=-1)), "max_initial"),
         (PoolingParams(task="embed"), "its pooling tasks are align"),
-        (PoolingParams(task="align", frames=41), "frames must be from 1 to 40"),
+        (PoolingParams(task="align", num_positions=41), "num_positions must be from 1 to 40"),
         (PoolingParams(task="align", skip_tokens=1), "skip_tokens"),
     ],
 )

@@ -90,8 +90,8 @@ def test_shorter_items(whisper: Any, whisper_folder: Path, device: str) -> None:
     for length in (1, 7, 16, 33, 40):
         expected = expected_tokens(shortened(whisper, length), 4, prompt, 10, length)
         assert engine.results[str(length)].tokens == expected
-    refused = engine.generate([*prompt, 9], PoolingParams(task="align", frames=8), items=(item(4, 7),))
-    assert "frames must be from 1 to 7" in (refused.error or "")
+    refused = engine.generate([*prompt, 9], PoolingParams(task="align", num_positions=8), items=(item(4, 7),))
+    assert "num_positions must be from 1 to 7" in (refused.error or "")
 
 
 @pytest.mark.parametrize("timestamps", [False, True])
@@ -164,7 +164,7 @@ def test_alignment_equals_transformers(whisper: Any, whisper_folder: Path, frame
     weights = (weights - weights.mean(1, keepdim=True)) / weights.std(1, keepdim=True, unbiased=False)
     padded = torch.nn.functional.pad(weights, (3, 3), mode="reflect")
     expected = padded.unfold(-1, 7, 1).sort().values[..., 3].mean(0)
-    task = PoolingParams(task="align", skip_tokens=len(prompt), frames=frames)
+    task = PoolingParams(task="align", skip_tokens=len(prompt), num_positions=frames)
     engine = Engine(whisper_folder, max_num_batched_tokens=6, max_num_seqs=4)
     for run in range(2):  # the second finds the item, and would find the tokens
         engine.add(f"other-{run}", prompt, greedy(8), items=(item(run),))
@@ -198,7 +198,7 @@ def test_facts_for_the_front_end(whisper: Any, whisper_folder: Path, tmp_path: P
     assert (speech.start_token, speech.transcribe_token, speech.translate_token) == (START, TRANSCRIBE, TRANSLATE)
     assert (speech.no_speech_token, speech.previous_token) == (NO_SPEECH, PREVIOUS)
     assert (speech.no_timestamps_token, speech.timestamp_begin) == (NO_TIMESTAMPS, BEGIN)
-    assert (speech.num_frames, speech.num_positions, speech.chunk_seconds) == (80, 40, 0.8)
+    assert (speech.num_columns, speech.num_positions, speech.window_seconds) == (80, 40, 0.8)
     assert speech.suppress_tokens == tuple(SUPPRESS)
     english = save_whisper(whisper, tmp_path, without=("lang_to_id", "task_to_id", "alignment_heads"))
     other = Engine(english).info.speech

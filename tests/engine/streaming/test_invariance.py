@@ -36,6 +36,7 @@ SCHEDULES: dict[str, dict[str, Any]] = {
     "by priority": {"scheduling_policy": "priority", "max_num_seqs": 3},
     "reference device": {"model": ModelOptions(device="reference"), "max_num_batched_tokens": 9, "max_num_seqs": 4},
 }
+ALL = greedy(1 << 20)
 Case = tuple[list[int], Features, SamplingParams]
 
 
@@ -176,7 +177,7 @@ def test_memory_stays_flat_over_many_minutes(streaming_folder: Path) -> None:
     items = engine.runner.items
     minutes, most = 5 * 750, 0
     audio = features(0, 200)
-    engine.add("r", [START, PAD, PAD], greedy(1 << 20), open=True)
+    engine.add("r", [START, PAD, PAD], ALL, open=True)
     for first in range(0, minutes, 5):
         part = piece(audio, first % 200, first % 200 + 5)
         engine.extend("r", [], items=(audio_of(part),), last=first + 5 >= minutes)
@@ -198,8 +199,8 @@ def test_the_end_of_the_audio_may_come_after_its_last_frame(streaming_folder: Pa
     """Then the token behind the last frame has been generated."""
     engine = Engine(streaming_folder)
     audio = features(0, 30)
-    whole = engine.generate([START, PAD], greedy(1 << 20), items=(audio_of(audio),)).tokens
-    engine.add("r", [START, PAD], greedy(1 << 20), items=(audio_of(audio),), open=True)
+    whole = engine.generate([START, PAD], ALL, items=(audio_of(audio),)).tokens
+    engine.add("r", [START, PAD], ALL, items=(audio_of(audio),), open=True)
     engine.run()
     assert not engine.results["r"].finish_reason
     engine.extend("r", [], last=True)
@@ -209,13 +210,29 @@ def test_the_end_of_the_audio_may_come_after_its_last_frame(streaming_folder: Pa
     assert engine.blocks_used == engine.runner.items.streams == 0
     # Of a sequence whose next token is being computed, that is the last one.
     engine = Engine(streaming_folder, in_flight=2)
-    engine.add("r", [START, PAD], greedy(1 << 20), items=(audio_of(audio),), open=True)
+    engine.add("r", [START, PAD], ALL, items=(audio_of(audio),), open=True)
     while len(engine.results["r"].tokens) < 28:
         engine.step()
     engine.extend("r", [], last=True)
     engine.run()
     assert engine.results["r"].tokens[:28] == whole
     assert engine.results["r"].finish_reason == "stop"
+
+
+def test_long_files_do_not_hold_up_live_audio(streaming_folder: Path) -> None:
+    """A step has room for two pieces of the prompts of files; the live sequence has its turn in the next one."""
+    engine = Engine(streaming_folder)
+    for index in range(4):
+        engine.add(f"file-{index}", [START, *[PAD] * 999], ALL, items=(audio_of(features(index, 1010)),))
+    engine.add("live", [START], ALL, open=True)
+    engine.step()
+    for number in range(3):
+        before = len(engine.results["live"].tokens)
+        engine.extend("live", [], items=(audio_of(features(number, 1)),))
+        for _ in range(3):
+            engine.step()
+        assert len(engine.results["live"].tokens) > before
+    assert not any(engine.results[f"file-{index}"].tokens for index in range(4))
 
 
 def test_a_step_that_fails_ends_one_sequence(streaming_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,8 +38,8 @@ ITEMS: dict[str, tuple[Callable[[MediaItem], MediaItem], str]] = {
     "doubles": (changed(features=np.zeros((MELS, 80))), "float64 16x80"),
     "nothing": (changed(features=np.zeros((MELS, 0), np.float32)), "at least one column"),
     "nan": (changed(features=np.full((MELS, 80), np.nan, np.float32)), "NaN or infinite"),
-    "tokens": (changed(start=0, length=3), "must have start, length and before 0"),
-    "columns": (changed(encoded=8), "no `encoded`"),
+    "tokens": (changed(start=0, length=3), "must have start, length and columns_before 0"),
+    "columns": (changed(encoded_columns=8), "no `encoded_columns`"),
 }
 
 

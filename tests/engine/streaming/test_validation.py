@@ -47,9 +47,9 @@ ITEMS: dict[str, tuple[Callable[[MediaItem], MediaItem], str]] = {
     "part of a frame": (changed(features=np.zeros((MELS, 81), np.float32)), "a multiple of 8 columns"),
     "nothing": (changed(features=np.zeros((MELS, 0), np.float32)), "a multiple of 8 columns"),
     "nan": (changed(features=np.full((MELS, 80), np.nan, np.float32)), "NaN or infinite"),
-    "tokens": (changed(start=0, length=3), "must have start, length and before 0"),
-    "columns": (changed(encoded=8), "no `encoded`"),
-    "columns before": (changed(before=8), "must have start, length and before 0"),
+    "tokens": (changed(start=0, length=3), "must have start, length and columns_before 0"),
+    "columns": (changed(encoded_columns=8), "no `encoded_columns`"),
+    "columns before": (changed(columns_before=8), "must have start, length and columns_before 0"),
 }
 
 

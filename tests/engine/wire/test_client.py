@@ -177,6 +177,8 @@ async def test_requests_beyond_the_capacity_are_rejected() -> None:
             with pytest.raises(EngineOverloaded) as refused, client.slots(1):
                 pass
             assert refused.value.retry_after >= 1
+            assert "2 of at most 2 sequences" in str(refused.value)
+            assert "this request needs 1" in str(refused.value)
             core.hold.clear()
             assert [text for text, _ in await asyncio.gather(*tasks)] == ["HELLO", "HELLO"]
         assert client.slots_in_use == 0

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from transformers import NemotronAsrStreamingFeatureExtractor, VoxtralRealtimeFeatureExtractor
 
-from quire.engine.wire.streaming import StreamingInfo, TransducerInfo
+from quire.engine.wire.streaming import DelayedStreamsInfo, TransducerInfo
 from quire.multimodal.audio.frames import ColumnMaker, FrameMaker, frames_of
 from tests.support.audio import voice
 
-INFO = StreamingInfo(
+INFO = DelayedStreamsInfo(
     sample_rate=16_000,
     num_mel_bins=128,
     columns_per_frame=8,

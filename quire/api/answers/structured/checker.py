@@ -90,7 +90,9 @@ class GrammarChecker:
         except WorkerError as error:
             raise Unavailable(f"Grammars cannot be compiled: {error}.") from error
         if isinstance(result, str):
-            raise InvalidRequest(f"The grammar of the structured output is not supported: {result}", param)
+            raise InvalidRequest(
+                f"The constraint of the structured output is invalid, not supported or too large: {result}", param
+            )
         return CheckedGrammar(grammar if result.text is None else result.text, result.size)
 
     async def close(self) -> None:

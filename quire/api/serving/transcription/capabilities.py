@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from quire.api.http.errors import InvalidRequest, shorten
 from quire.api.serving.transcription.types import TranscriptionOptions
 from quire.engine.wire.model_info import SpeechToTextInfo
-from quire.engine.wire.streaming import LiveModelInfo, TransducerInfo
+from quire.engine.wire.streaming import StreamingInfo, TransducerInfo
 from quire.multimodal.audio.frames import frame_samples
 
 _NO_LANGUAGE = "it transcribes one language only"
@@ -50,7 +50,7 @@ def speech_to_text_capabilities(info: SpeechToTextInfo) -> Capabilities:
     """Capabilities of a model that only transcribes."""
     only = only_language(info)
     return Capabilities(
-        window_seconds=info.chunk_seconds,
+        window_seconds=info.window_seconds,
         languages=tuple(info.languages) or (() if only is None else (only,)),
         detects_language=True,
         translates=info.translate_token is not None,
@@ -60,7 +60,7 @@ def speech_to_text_capabilities(info: SpeechToTextInfo) -> Capabilities:
     )
 
 
-def streaming_capabilities(info: LiveModelInfo, max_model_len: int) -> Capabilities:
+def streaming_capabilities(info: StreamingInfo, max_model_len: int) -> Capabilities:
     """Capabilities of a model that transcribes audio while it arrives."""
     is_transducer = isinstance(info, TransducerInfo)
     frames = max_model_len if isinstance(info, TransducerInfo) else max_model_len - info.silent_frames - 1

@@ -110,14 +110,14 @@ async def transcription_prompt(served: ServedModel, options: TranscriptionOption
     if info.kind == "voxtral":
         special = renderer.tokenizer.special
         told = f"lang:{options.language}" if options.language else ""
-        text = f"{special.get('bos_token', '<s>')}[INST]{info.text}[/INST]{told}[TRANSCRIBE]"
+        text = f"{special.get('bos_token', '<s>')}[INST]{info.placeholder_text}[/INST]{told}[TRANSCRIBE]"
         _require(served, "[TRANSCRIBE]")
         return await renderer.text(text, add_special_tokens=False, tenant=tenant)
     conversation = _qwen3_asr(options) if info.kind == "qwen3_asr" else _instruction(info, options)
     if info.kind == "qwen3_asr":
         _require(served, _MARK)
     rendered = await renderer.chat(
-        Conversation(**conversation, audio=info.text), max_tokens=served.info.max_model_len, tenant=tenant
+        Conversation(**conversation, audio=info.placeholder_text), max_tokens=served.info.max_model_len, tenant=tenant
     )
     return rendered.prompt
 
@@ -150,7 +150,7 @@ def _instruction(info: AudioInfo, options: TranscriptionOptions) -> dict[str, An
         asked += f" Words that may occur: {context}"
     content: Any = [dict(AUDIO_PART), {"type": "text", "text": asked}]
     if info.kind != "qwen2_audio":  # nothing stands between the two, as in training; parts of a text would be lines
-        content = info.text + asked
+        content = info.placeholder_text + asked
     return {"messages": [{"role": "user", "content": content}]}
 
 

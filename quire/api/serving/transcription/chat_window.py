@@ -1,4 +1,4 @@
-"""Decodes windows of audio with a language model that reads audio."""
+"""Transcribes windows of audio with a language model that reads audio."""
 
 from __future__ import annotations
 
@@ -12,7 +12,12 @@ from numpy.typing import NDArray
 from quire.api.serving.models import ServedModel
 from quire.api.serving.transcription.chat_prompt import AnswerReader, reader_of, transcription_prompt
 from quire.api.serving.transcription.deadline import Deadline
-from quire.api.serving.transcription.decoding_attempt import DecodingAttempt, WindowResult, make_piece, sampling_params
+from quire.api.serving.transcription.decoding_attempt import (
+    DecodingAttempt,
+    WindowResult,
+    sampling_params,
+    token_logprobs,
+)
 from quire.api.serving.transcription.quality import TEMPERATURES
 from quire.api.serving.transcription.segments import SegmentSpan
 from quire.api.serving.transcription.text_stream import TextStream
@@ -33,8 +38,8 @@ Samples = NDArray[np.float32]
 _TOKENS_PER_SECOND, _MORE_TOKENS = 25, 64
 
 
-class ChatWindowDecoder:
-    """Decodes windows with a language model that reads audio; implements `Decoder`."""
+class ChatWindowTranscriber:
+    """Transcribes windows with a language model that reads audio; implements `WindowTranscriber`."""
 
     def __init__(
         self, served: ServedModel, info: AudioInfo, reader: AudioReader, options: TranscriptionOptions, tenant: str
@@ -53,7 +58,7 @@ class ChatWindowDecoder:
         if windows:
             self._prompt = await transcription_prompt(self._served, self._options, self._tenant)
 
-    async def decode(self, audio: Samples, window: Window, text_stream: TextStream) -> list[WindowResult]:
+    async def transcribe(self, audio: Samples, window: Window, text_stream: TextStream) -> list[WindowResult]:
         """Transcribe a window by one request, repeated at higher temperatures where the text is poor."""
         samples = audio[window.start : window.end]
         if not token_count(len(samples), self._info):
@@ -62,7 +67,6 @@ class ChatWindowDecoder:
         assert self._prompt is not None
         prompt, placed = place_audio(self._prompt.token_ids, self._info, [items])
         attempt, text = await self._best_attempt(prompt, placed, window.seconds, text_stream)
-        audio_tokens = sum(item.length for item in placed)
         spans = [SegmentSpan(0.0, window.seconds, 0, len(text), tuple(text))] if text else []
         return [
             WindowResult(
@@ -72,8 +76,6 @@ class ChatWindowDecoder:
                 spans=spans,
                 words=(),
                 text_tokens=text,
-                prompt_tokens=len(prompt) - audio_tokens,
-                audio_tokens=audio_tokens,
             )
         ]
 
@@ -95,7 +97,8 @@ class ChatWindowDecoder:
         self, request: GenerateRequest, text_stream: TextStream
     ) -> tuple[DecodingAttempt, list[int], AnswerReader]:
         """The output of a request, and those of its tokens that are text."""
-        attempt, text = DecodingAttempt(request.params.temperature), list[int]()
+        audio_tokens, text = sum(item.length for item in request.items), list[int]()
+        attempt = DecodingAttempt(request.params.temperature, len(request.prompt) - audio_tokens, audio_tokens)
         answer = reader_of(self._served, self._options)
         tokenizer = self._served.renderer.tokenizer
         detokenizer = Detokenizer(tokenizer.backend, (), TextParams())
@@ -115,10 +118,8 @@ class ChatWindowDecoder:
                 tokens, probs = [held_tokens[index] for index in shown], [held_logprobs[index] for index in shown]
                 text += tokens
                 given = detokenizer.push(tokens, last=last)
-                piece = make_piece(tokenizer, given, tokens, probs if self._options.logprobs else None)
+                attempt.add_piece(given, token_logprobs(tokenizer, tokens, probs) if self._options.logprobs else ())
                 held_tokens, held_logprobs = [], []
-                if piece is not None:
-                    attempt.pieces.append(piece)
                 if text_stream.live:
                     text_stream.send(attempt.pieces)
         return attempt, text, answer

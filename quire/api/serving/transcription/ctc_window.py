@@ -1,4 +1,4 @@
-"""Decodes windows of audio with a CTC model: one request for each, nothing is generated."""
+"""Transcribes windows of audio with a CTC model: one request for each, nothing is generated."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.api.serving.transcription.aligned_words import AlignedToken, align_words, segment_words, timed_words
+from quire.api.serving.transcription.aligned_words import align_words, segment_words, timed_words
 from quire.api.serving.transcription.ctc import collapse
 from quire.api.serving.transcription.deadline import Deadline
-from quire.api.serving.transcription.decoding_attempt import DecodingAttempt, WindowResult
+from quire.api.serving.transcription.decoding_attempt import DecodingAttempt, WindowResult, token_logprobs
 from quire.api.serving.transcription.text_stream import TextStream
-from quire.api.serving.transcription.types import TextDelta, TokenLogprob, TranscriptionOptions
+from quire.api.serving.transcription.types import TranscriptionOptions
 from quire.engine.wire.client import EngineClient
 from quire.engine.wire.model_info import SpeechToTextInfo
 from quire.engine.wire.pooling_params import PoolingParams
@@ -27,8 +27,8 @@ from quire.multimodal.tokenizer import Tokenizer
 _NO_TOKENS = np.zeros(0, np.int32)
 
 
-class CTCWindowDecoder:
-    """Decodes windows with a CTC model, which does not report a language; implements `Decoder`."""
+class CTCWindowTranscriber:
+    """Transcribes windows with a CTC model, which does not report a language; implements `WindowTranscriber`."""
 
     def __init__(
         self,
@@ -53,7 +53,9 @@ class CTCWindowDecoder:
     async def prepare(self, audio: NDArray[np.float32], windows: Sequence[Window]) -> None:
         """Do nothing: a CTC model has no prompt."""
 
-    async def decode(self, audio: NDArray[np.float32], window: Window, text_stream: TextStream) -> list[WindowResult]:
+    async def transcribe(
+        self, audio: NDArray[np.float32], window: Window, text_stream: TextStream
+    ) -> list[WindowResult]:
         """Transcribe a window by one request for the most likely token at each position."""
         samples = audio[window.start : window.end]
         item = await self._reader.run(partial(make_item, samples, self._info), tenant=self._tenant)
@@ -80,12 +82,12 @@ class CTCWindowDecoder:
         spaced = self._tokenizer.separates_words
         words = align_words(tokens, contents, info.time_precision, window.seconds, spaced=spaced)
         ids = [one.token for one in tokens]
-        attempt = DecodingAttempt(0.0, output=ids, logprobs=[one.logprob for one in tokens])
+        logprobs = [one.logprob for one in tokens]
+        attempt = DecodingAttempt(0.0, audio_tokens=len(positions), output=ids, logprobs=logprobs)
         attempt.truncated = len(tokens) < len(found)
         text = self._tokenizer.decode(ids, skip_special_tokens=True)
-        if text:
-            details = tuple(self._logprob(one) for one in tokens) if self._options.logprobs else ()
-            attempt.pieces.append(TextDelta(text, details))
+        wanted = text and self._options.logprobs
+        attempt.add_piece(text, token_logprobs(self._tokenizer, ids, logprobs) if wanted else ())
         return WindowResult(
             window=window,
             attempt=attempt,
@@ -93,10 +95,4 @@ class CTCWindowDecoder:
             spans=segment_words(words, tokens),
             words=timed_words(words, window.offset) if self._options.words else (),
             text_tokens=ids,
-            prompt_tokens=0,
-            audio_tokens=len(positions),
         )
-
-    def _logprob(self, placed: AlignedToken) -> TokenLogprob:
-        tokenizer = self._tokenizer
-        return TokenLogprob(tokenizer.token_text(placed.token), placed.logprob, tokenizer.token_bytes(placed.token))

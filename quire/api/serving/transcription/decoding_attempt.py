@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from quire.api.serving.transcription.quality import Quality, compression_ratio
 from quire.api.serving.transcription.segments import SegmentSpan
-from quire.api.serving.transcription.types import TextDelta, TokenLogprob, TranscriptionOptions, Word
+from quire.api.serving.transcription.types import TokenLogprob, TranscriptDelta, TranscriptionOptions, Word
 from quire.engine.wire.protocol import FinishReason
 from quire.engine.wire.sampling_params import SamplingParams
 from quire.multimodal.audio.cuts import Window
@@ -33,24 +33,12 @@ def sampling_params(
     )
 
 
-def make_piece(
-    tokenizer: Tokenizer, text: str, tokens: Sequence[int], logprobs: Sequence[float] | None
-) -> TextDelta | None:
-    """A piece of text; None if it is empty.
-
-    Args:
-        tokenizer: the model's tokenizer.
-        text: the text that the tokens have completed.
-        tokens: the tokens that were added.
-        logprobs: log-probability of each; None if they are not wanted.
-    """
-    details: tuple[TokenLogprob, ...] = ()
-    if logprobs is not None:
-        details = tuple(
-            TokenLogprob(tokenizer.token_text(token), logprob, tokenizer.token_bytes(token))
-            for token, logprob in zip(tokens, logprobs, strict=True)
-        )
-    return TextDelta(text, details) if text or details else None
+def token_logprobs(tokenizer: Tokenizer, tokens: Sequence[int], logprobs: Sequence[float]) -> tuple[TokenLogprob, ...]:
+    """Log-probabilities of tokens, with their texts."""
+    return tuple(
+        TokenLogprob(tokenizer.token_text(token), logprob, tokenizer.token_bytes(token))
+        for token, logprob in zip(tokens, logprobs, strict=True)
+    )
 
 
 @dataclass(slots=True)
@@ -58,6 +46,8 @@ class DecodingAttempt:
     """The output of one request to the engine.
 
     Attributes:
+        prompt_tokens: tokens of the prompt.
+        audio_tokens: positions of the encoder that hold audio.
         output: all tokens, with timestamps and the end.
         pieces: pieces of the text, in order.
         limited: whether it ended because there was no room for more tokens.
@@ -65,12 +55,31 @@ class DecodingAttempt:
     """
 
     temperature: float
+    prompt_tokens: int = 0
+    audio_tokens: int = 0
     output: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-    pieces: list[TextDelta] = field(default_factory=list)
+    pieces: list[TranscriptDelta] = field(default_factory=list)
     no_speech_prob: float = 0.0
     limited: bool = False
     truncated: bool = False
+    _counted: int = 0  # tokens of the output that are counted in pieces
+
+    def add_piece(self, text: str, logprobs: tuple[TokenLogprob, ...] = ()) -> None:
+        """Append a piece of the text, unless it is empty. It counts the tokens of the output so far."""
+        if text or logprobs:
+            self.pieces.append(replace(self.uncounted, text=text, logprobs=logprobs))
+            self._counted = len(self.output)
+
+    def discard(self) -> None:
+        """Drop the output, which is not the text of the audio."""
+        self.output, self.pieces, self._counted = [], [], 0
+
+    @property
+    def uncounted(self) -> TranscriptDelta:
+        """An empty piece with the numbers of tokens that no piece has counted."""
+        given = 0 if self.pieces else self.prompt_tokens + self.audio_tokens
+        return TranscriptDelta("", input_tokens=given, output_tokens=len(self.output) - self._counted)
 
     def end(self, finish_reason: FinishReason | None, options: TranscriptionOptions) -> None:
         """Note why the request has ended, if it has."""
@@ -100,5 +109,3 @@ class WindowResult:
     spans: Sequence[SegmentSpan]
     words: Sequence[tuple[int, Word]]
     text_tokens: Sequence[int]
-    prompt_tokens: int
-    audio_tokens: int

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.api.serving.transcription.types import TextDelta
+from quire.api.serving.transcription.types import TranscriptDelta
 
 _WITHOUT_SPACES = frozenset({"zh", "ja", "th", "lo", "my", "yue"})
 
@@ -14,6 +14,7 @@ class Joiner:
         self._spaced = language not in _WITHOUT_SPACES
         self._texts: list[str] = []
         self._held = ""  # white space that is given once something follows
+        self._held_input = self._held_output = 0  # tokens that are counted once something follows
         self._fresh = False  # the next piece is the first of a window
 
     @property
@@ -25,7 +26,7 @@ class Joiner:
         """A window follows."""
         self._fresh = True
 
-    def add(self, piece: TextDelta) -> TextDelta | None:
+    def add(self, piece: TranscriptDelta) -> TranscriptDelta | None:
         """The piece as it is given; None if there is nothing to give yet."""
         text = self._held + piece.text
         if not self._texts:
@@ -35,6 +36,12 @@ class Joiner:
         self._fresh = self._fresh and not piece.text
         given = text.rstrip()
         self._held = text[len(given) :]
+        self._held_input += piece.input_tokens
+        self._held_output += piece.output_tokens
+        if not given and not piece.logprobs:
+            return None
         if given:
             self._texts.append(given)
-        return TextDelta(given, piece.logprobs) if given or piece.logprobs else None
+        delta = TranscriptDelta(given, piece.logprobs, self._held_input, self._held_output)
+        self._held_input = self._held_output = 0
+        return delta

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.api.serving.transcription.decoder import Decoder
 from quire.api.serving.transcription.decoding_attempt import WindowResult
 from quire.api.serving.transcription.text_stream import TextStream
+from quire.api.serving.transcription.window_transcriber import WindowTranscriber
 from quire.engine.wire.client import EngineClient
 from quire.multimodal.audio.cuts import Window
 
@@ -21,11 +21,15 @@ class RunningWindows:
     """Runs the windows in order. The first slot is the caller's; others are taken while half of all slots are free."""
 
     def __init__(
-        self, client: EngineClient, decoder: Decoder, audio: NDArray[np.float32], windows: Sequence[Window]
+        self,
+        client: EngineClient,
+        transcriber: WindowTranscriber,
+        audio: NDArray[np.float32],
+        windows: Sequence[Window],
     ) -> None:
         """Start the first windows."""
         self._client = client
-        self._decoder = decoder
+        self._transcriber = transcriber
         self._audio = audio
         self._windows = windows
         self._streams = [TextStream() for _ in windows]
@@ -66,7 +70,7 @@ class RunningWindows:
 
     async def _run(self, number: int) -> list[WindowResult]:
         try:
-            results = await self._decoder.decode(self._audio, self._windows[number], self._streams[number])
+            results = await self._transcriber.transcribe(self._audio, self._windows[number], self._streams[number])
         finally:
             self._streams[number].end()
             if number in self._running:  # else they were closed

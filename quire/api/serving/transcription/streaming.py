@@ -20,11 +20,16 @@ from quire.api.serving.transcription.aligned_words import (
     timed_words,
 )
 from quire.api.serving.transcription.deadline import Deadline
-from quire.api.serving.transcription.decoding_attempt import DecodingAttempt, WindowResult, make_piece, sampling_params
+from quire.api.serving.transcription.decoding_attempt import (
+    DecodingAttempt,
+    WindowResult,
+    sampling_params,
+    token_logprobs,
+)
 from quire.api.serving.transcription.joining import Joiner
 from quire.api.serving.transcription.text_stream import TextStream
 from quire.api.serving.transcription.types import (
-    TextDelta,
+    TranscriptDelta,
     TranscriptionDone,
     TranscriptionOptions,
     TranscriptionUsage,
@@ -32,21 +37,21 @@ from quire.api.serving.transcription.types import (
 from quire.engine.wire.detokenizer import Detokenizer, TextParams
 from quire.engine.wire.protocol import FeatureArray, MediaItem
 from quire.engine.wire.stream import Delta, GenerateRequest
-from quire.engine.wire.streaming import LiveModelInfo, StreamingInfo, TransducerInfo
+from quire.engine.wire.streaming import DelayedStreamsInfo, StreamingInfo, TransducerInfo
 from quire.multimodal.audio.cuts import Window
 from quire.multimodal.audio.features import SAMPLE_RATE
 from quire.multimodal.audio.frames import feature_maker, frame_samples, frames_of
 from quire.multimodal.audio.reader import AudioReader
 
 Samples = NDArray[np.float32]
-SendText = Callable[[TextDelta], Awaitable[None]]
+SendText = Callable[[TranscriptDelta], Awaitable[None]]
 _NO_TOKENS = np.empty(0, np.int32)
 
 
 class _FrameClock:
     """Tells to which frame of the audio each generated token belongs."""
 
-    def __init__(self, info: LiveModelInfo) -> None:
+    def __init__(self, info: StreamingInfo) -> None:
         self._info = info if isinstance(info, TransducerInfo) else None
         self._frame = 0
         self._symbols = 0  # tokens of the frame so far
@@ -63,8 +68,10 @@ class _FrameClock:
 class StreamedText:
     """The text of a request: of its tokens without those that stand for no text."""
 
-    def __init__(self, served: ServedModel, options: TranscriptionOptions) -> None:
-        """Start without tokens."""
+    def __init__(
+        self, served: ServedModel, options: TranscriptionOptions, prompt_tokens: int, audio_tokens: int = 0
+    ) -> None:
+        """Start without generated tokens. For the numbers see `DecodingAttempt`."""
         info = served.info.streaming
         assert info is not None
         self._tokenizer = served.renderer.tokenizer
@@ -73,7 +80,7 @@ class StreamedText:
         self._clock = _FrameClock(info)
         self._detokenizer = Detokenizer(self._tokenizer.backend, (), TextParams())
         self._options = options
-        self.attempt = DecodingAttempt(options.temperature)
+        self.attempt = DecodingAttempt(options.temperature, prompt_tokens, audio_tokens)
         self.tokens: list[AlignedToken] = []  # tokens of the text, with their frames
 
     def push(self, delta: Delta) -> None:
@@ -91,9 +98,8 @@ class StreamedText:
         self.tokens += shown
         tokens = [one.token for one in shown]
         text = self._detokenizer.push(tokens, last=delta.finish_reason is not None)
-        wanted = [one.logprob for one in shown] if self._options.logprobs else None
-        if (piece := make_piece(self._tokenizer, text, tokens, wanted)) is not None:
-            attempt.pieces.append(piece)
+        logprobs = [one.logprob for one in shown]
+        attempt.add_piece(text, token_logprobs(self._tokenizer, tokens, logprobs) if self._options.logprobs else ())
 
     def words(self, seconds_per_frame: float, seconds: float) -> list[AlignedWord]:
         """The words of a window of `seconds`, with the times at which they were generated, minus the delay."""
@@ -102,13 +108,13 @@ class StreamedText:
         return align_words(self.tokens, contents, seconds_per_frame, seconds, spaced=tokenizer.separates_words)
 
 
-class StreamingWindowDecoder:
-    """Decodes windows of files, without temperature fallback; implements `Decoder`."""
+class StreamingWindowTranscriber:
+    """Transcribes windows of files, without temperature fallback; implements `WindowTranscriber`."""
 
     language: str | None = None
 
     def __init__(
-        self, served: ServedModel, info: LiveModelInfo, reader: AudioReader, options: TranscriptionOptions, tenant: str
+        self, served: ServedModel, info: StreamingInfo, reader: AudioReader, options: TranscriptionOptions, tenant: str
     ) -> None:
         self._served = served
         self._info = info
@@ -120,18 +126,19 @@ class StreamingWindowDecoder:
     async def prepare(self, audio: Samples, windows: Sequence[Window]) -> None:
         """Do nothing: all windows have the same prompt."""
 
-    async def decode(self, audio: Samples, window: Window, text_stream: TextStream) -> list[WindowResult]:
+    async def transcribe(self, audio: Samples, window: Window, text_stream: TextStream) -> list[WindowResult]:
         """Transcribe a window by one request with all of its audio."""
         samples = audio[window.start : window.end]
         features = await self._reader.run(partial(frames_of, samples, self._info), tenant=self._tenant)
         request = _request(self._served, self._info, self._options, (_item(features),), self._deadline.seconds_left())
-        text = StreamedText(self._served, self._options)
+        frame = frame_samples(self._info)
+        text = StreamedText(self._served, self._options, len(request.prompt), -(-len(samples) // frame))
         async with aclosing(self._served.client.generate(request)) as deltas:
             async for delta in deltas:
                 text.push(delta)
                 if text_stream.live:
                     text_stream.send(text.attempt.pieces)
-        attempt, frame = text.attempt, frame_samples(self._info)
+        attempt = text.attempt
         words = text.words(frame / SAMPLE_RATE, window.seconds)
         return [
             WindowResult(
@@ -141,8 +148,6 @@ class StreamingWindowDecoder:
                 spans=segment_words(words, text.tokens),
                 words=timed_words(words, window.offset) if self._options.words else (),
                 text_tokens=[one.token for one in text.tokens],
-                prompt_tokens=len(request.prompt),
-                audio_tokens=-(-len(samples) // frame),
             )
         ]
 
@@ -180,7 +185,7 @@ class LiveTranscription:
     ) -> TranscriptionDone:
         request = _request(self._served, self._info, self._options, (), self._options.timeout, is_open=True)
         assert request.request_id is not None
-        text, joiner = StreamedText(self._served, self._options), Joiner(None)
+        text, joiner = StreamedText(self._served, self._options, len(request.prompt)), Joiner(None)
         async with aclosing(self._served.client.generate(request)) as deltas:
             # It begins once this task waits: then the request has been sent.
             feeding = group.create_task(self._feed(request.request_id, audio))
@@ -219,7 +224,7 @@ class LiveTranscription:
 
 def _request(
     served: ServedModel,
-    info: LiveModelInfo,
+    info: StreamingInfo,
     options: TranscriptionOptions,
     items: tuple[MediaItem, ...],
     timeout: float | None,
@@ -227,7 +232,7 @@ def _request(
     is_open: bool = False,
 ) -> GenerateRequest:
     """A request that transcribes audio: it generates the tokens of all frames, or up to `max_tokens` of the options."""
-    if isinstance(info, StreamingInfo):
+    if isinstance(info, DelayedStreamsInfo):
         prompt, most, eos = info.prompt, served.info.max_model_len, served.eos_token_ids
     else:
         prompt, most, eos = [], served.info.max_model_len * info.max_symbols, ()

@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Sequence
 
-from quire.api.serving.transcription.types import TextDelta
+from quire.api.serving.transcription.types import TranscriptDelta
 
 
 class TextStream:
@@ -20,11 +20,11 @@ class TextStream:
     def __init__(self) -> None:
         self.live = False
         self.sent = 0
-        self._pieces: deque[TextDelta] = deque()
+        self._pieces: deque[TranscriptDelta] = deque()
         self._arrived = asyncio.Event()
         self._ended = False
 
-    def send(self, pieces: Sequence[TextDelta]) -> None:
+    def send(self, pieces: Sequence[TranscriptDelta]) -> None:
         """Send those of all pieces so far that have not been sent."""
         if len(pieces) > self.sent:
             self._pieces.extend(pieces[self.sent :])
@@ -36,7 +36,7 @@ class TextStream:
         self._ended = True
         self._arrived.set()
 
-    async def next(self) -> TextDelta | None:
+    async def next(self) -> TranscriptDelta | None:
         """The next piece; None at the end."""
         while not self._pieces:
             if self._ended:

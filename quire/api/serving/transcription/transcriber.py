@@ -18,13 +18,13 @@ from quire.api.serving.transcription.capabilities import (
     streaming_capabilities,
 )
 from quire.api.serving.transcription.chat_prompt import capabilities_of
-from quire.api.serving.transcription.chat_window import ChatWindowDecoder
-from quire.api.serving.transcription.ctc_window import CTCWindowDecoder
-from quire.api.serving.transcription.decoder import Decoder
+from quire.api.serving.transcription.chat_window import ChatWindowTranscriber
+from quire.api.serving.transcription.ctc_window import CTCWindowTranscriber
 from quire.api.serving.transcription.decoding_attempt import WindowResult
 from quire.api.serving.transcription.joining import Joiner
 from quire.api.serving.transcription.running import RunningWindows
-from quire.api.serving.transcription.streaming import StreamingWindowDecoder
+from quire.api.serving.transcription.seq2seq_window import Seq2SeqWindowTranscriber
+from quire.api.serving.transcription.streaming import StreamingWindowTranscriber
 from quire.api.serving.transcription.tokens import TranscriptionTokens
 from quire.api.serving.transcription.types import (
     Segment,
@@ -36,7 +36,7 @@ from quire.api.serving.transcription.types import (
     VoiceOptions,
     Word,
 )
-from quire.api.serving.transcription.window import WindowDecoder
+from quire.api.serving.transcription.window_transcriber import WindowTranscriber
 from quire.multimodal.audio.cuts import Window, cut, cut_between
 from quire.multimodal.audio.features import SAMPLE_RATE
 from quire.multimodal.audio.voice_activity import find_speech
@@ -112,12 +112,12 @@ class Transcriber:
         self.check(options)
         tenant = current_tenant()
         served = self._served
-        decoder = self._decoder(options)
+        transcriber = self._window_transcriber(options)
         seconds = self._capabilities.window_seconds
         windows = await self._audio.run(partial(_windows, audio, seconds, options.voice), tenant=tenant)
-        await decoder.prepare(audio, windows)
-        joiner, collected = Joiner(decoder.language), _Collected()
-        async with aclosing(RunningWindows(served.client, decoder, audio, windows)) as running:
+        await transcriber.prepare(audio, windows)
+        joiner, collected = Joiner(transcriber.language), _Collected()
+        async with aclosing(RunningWindows(served.client, transcriber, audio, windows)) as running:
             for number in range(len(windows)):
                 text_stream = running.take_turn(number, live=options.live)
                 joiner.next_window()
@@ -127,14 +127,14 @@ class Transcriber:
                 for index, result in enumerate(await running.results(number)):
                     if index:
                         joiner.next_window()
-                    for rest in result.attempt.pieces[text_stream.sent :]:
+                    for rest in (*result.attempt.pieces[text_stream.sent :], result.attempt.uncounted):
                         if (given := joiner.add(rest)) is not None:
                             yield given
                     for event in collected.add(result, served):
                         yield event
         seconds = len(audio) / SAMPLE_RATE
         served.client.observer.on_audio(seconds)
-        yield collected.finished(joiner.text, decoder.language, seconds)
+        yield collected.finished(joiner.text, transcriber.language, seconds)
 
     def check_detection(self, options: TranscriptionOptions) -> None:
         """Refuse to detect the language of speech if the model does not give probabilities of languages.
@@ -166,26 +166,28 @@ class Transcriber:
         self.check_detection(options)
         assert self._tokens is not None
         window = Window(0, min(len(audio), round(self._capabilities.window_seconds * SAMPLE_RATE)))
-        found = await self._window_decoder(self._tokens, options).detect(audio, window)
+        found = await self._seq2seq(self._tokens, options).detect(audio, window)
         chosen = {code: found[code] for code in options.languages or found}
         total = sum(chosen.values())
         return {code: value / total if total else 1 / len(chosen) for code, value in chosen.items()}
 
-    def _decoder(self, options: TranscriptionOptions) -> Decoder:
+    def _window_transcriber(self, options: TranscriptionOptions) -> WindowTranscriber:
         if self._tokens is not None:
-            return self._window_decoder(self._tokens, options)
+            return self._seq2seq(self._tokens, options)
         served, tenant = self._served, current_tenant()
         speech, audio = served.info.speech, served.info.audio
         if speech is not None:
-            return CTCWindowDecoder(served.client, self._audio, served.renderer.tokenizer, speech, options, tenant)
+            return CTCWindowTranscriber(served.client, self._audio, served.renderer.tokenizer, speech, options, tenant)
         if served.info.streaming is not None:
-            return StreamingWindowDecoder(served, served.info.streaming, self._audio, options, tenant)
+            return StreamingWindowTranscriber(served, served.info.streaming, self._audio, options, tenant)
         assert audio is not None
-        return ChatWindowDecoder(served, audio, self._audio, options, tenant)
+        return ChatWindowTranscriber(served, audio, self._audio, options, tenant)
 
-    def _window_decoder(self, tokens: TranscriptionTokens, options: TranscriptionOptions) -> WindowDecoder:
+    def _seq2seq(self, tokens: TranscriptionTokens, options: TranscriptionOptions) -> Seq2SeqWindowTranscriber:
         served = self._served
-        return WindowDecoder(served.client, self._audio, served.renderer.tokenizer, tokens, options, current_tenant())
+        return Seq2SeqWindowTranscriber(
+            served.client, self._audio, served.renderer.tokenizer, tokens, options, current_tenant()
+        )
 
 
 class _Collected:
@@ -199,8 +201,8 @@ class _Collected:
 
     def add(self, result: WindowResult, served: ServedModel) -> list[SegmentDone]:
         """The segments of a window."""
-        self._audio_tokens += result.audio_tokens
-        self._text_tokens += result.prompt_tokens
+        self._audio_tokens += result.attempt.audio_tokens
+        self._text_tokens += result.attempt.prompt_tokens
         self._output_tokens += len(result.attempt.output)
         self._truncated = self._truncated or result.attempt.truncated
         events = []

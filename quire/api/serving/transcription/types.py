@@ -122,11 +122,18 @@ class TranscriptionUsage:
 
 
 @dataclass(frozen=True, slots=True)
-class TextDelta:
-    """The next piece of the text. All pieces together are the text."""
+class TranscriptDelta:
+    """The next piece of the text. All pieces together are the text.
+
+    Attributes:
+        input_tokens: tokens of audio and prompts that no piece before it has counted.
+        output_tokens: generated tokens that no piece before it has counted.
+    """
 
     text: str
     logprobs: tuple[TokenLogprob, ...] = ()
+    input_tokens: int = 0
+    output_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,4 +164,4 @@ class TranscriptionDone:
     truncated: bool = False
 
 
-TranscriptionEvent = TextDelta | SegmentDone | TranscriptionDone
+TranscriptionEvent = TranscriptDelta | SegmentDone | TranscriptionDone

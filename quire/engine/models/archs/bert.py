@@ -13,7 +13,7 @@ from quire.engine.models.spec import (
     EncoderSpec,
     GroupedQueryAttention,
     Layer,
-    LayerNorm,
+    LayerNormSpec,
     PlainMLP,
     RelativeBias,
 )
@@ -55,7 +55,7 @@ def electra(config: Any) -> EncoderSpec:
 
 def distilbert(config: Any) -> EncoderSpec:
     """DistilBERT: BERT without token types."""
-    norm = LayerNorm(eps=1e-12)
+    norm = LayerNormSpec(eps=1e-12)
     heads, dim = config.n_heads, config.dim // config.n_heads
     attn = GroupedQueryAttention(
         heads=heads, kv_heads=heads, head_dim=dim, scale=dim**-0.5, rope=None, qkv_bias=True, out_bias=True
@@ -137,7 +137,7 @@ def _encoder(
     size: int | None = None,
     norm_projected: bool = False,
 ) -> EncoderSpec:
-    norm = LayerNorm(eps=config.layer_norm_eps)
+    norm = LayerNormSpec(eps=config.layer_norm_eps)
     ffn = PlainMLP(size=config.intermediate_size, act=config.hidden_act)
     rows = _positions(config) if positions is None else positions
     return EncoderSpec(

@@ -21,7 +21,7 @@ from quire.engine.models.spec import (
     CTCSpec,
     GroupedQueryAttention,
     Layer,
-    LayerNorm,
+    LayerNormSpec,
     PlainMLP,
 )
 from quire.engine.wire.convolutions import count_positions
@@ -90,7 +90,7 @@ def parakeet(config: Any) -> CTCSpec:
             positions=None,
             hidden=hidden,
             layers=(layer,) * encoder.num_hidden_layers,
-            norm=LayerNorm(eps=1e-5),
+            norm=LayerNormSpec(eps=1e-5),
             max_positions=count_positions(stem.convolutions, columns),
             final_norm=False,
         ),
@@ -127,7 +127,7 @@ def _wave_model(config: Any, *, projection_norm: bool) -> CTCSpec:
             positions=positions,
             hidden=hidden,
             layers=(layer,) * config.num_hidden_layers,
-            norm=LayerNorm(eps=config.layer_norm_eps),
+            norm=LayerNormSpec(eps=config.layer_norm_eps),
             max_positions=count_positions(stem.convolutions, round(WINDOW_SECONDS * SAMPLE_RATE)),
             final_norm=stable,
         ),

@@ -7,7 +7,7 @@ from typing import Any
 
 from quire.engine.models.audio_spec import BlockAttention, LinearStem, QueryProjector, TimeConv
 from quire.engine.models.errors import UnsupportedModel
-from quire.engine.models.spec import AudioEncoderSpec, ConformerLayer, DecoderSpec, LayerNorm, PlainMLP
+from quire.engine.models.spec import AudioEncoderSpec, ConformerLayer, DecoderSpec, LayerNormSpec, PlainMLP
 
 _COLUMNS_PER_SECOND = 50  # two frames of a spectrogram are a column
 _LONGEST = 300  # seconds of an item: its positions depend on each other, so it is encoded at once
@@ -50,7 +50,7 @@ def granite_speech(config: Any, text: DecoderSpec) -> DecoderSpec:
         positions=None,
         hidden=audio.hidden_dim,
         layers=tuple(layers),
-        norm=LayerNorm(eps=1e-5),
+        norm=LayerNormSpec(eps=1e-5),
         max_positions=_MAX_POSITIONS,
         final_norm=False,
         concatenated=concatenated,

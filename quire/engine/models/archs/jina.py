@@ -6,7 +6,15 @@ from typing import Any
 
 from quire.engine.models.archs.layer_norm_decoders import alibi_slopes
 from quire.engine.models.errors import UnsupportedModel
-from quire.engine.models.spec import Embeddings, EncoderSpec, GatedMLP, GroupedQueryAttention, Layer, LayerNorm, QKNorm
+from quire.engine.models.spec import (
+    Embeddings,
+    EncoderSpec,
+    GatedMLP,
+    GroupedQueryAttention,
+    Layer,
+    LayerNormSpec,
+    QKNorm,
+)
 
 _ACTS = {"geglu": "gelu", "reglu": "relu"}
 _QK_NORM = "jina-bert-v2-qk-post-norm"  # the repository whose code runs the second variant
@@ -21,7 +29,7 @@ def jina_bert(config: Any) -> EncoderSpec:
     kind = getattr(config, "feed_forward_type", "original")
     if kind not in _ACTS:
         raise UnsupportedModel(f"feed_forward_type {kind!r} is not supported; supported are {', '.join(_ACTS)}")
-    heads, norm = config.num_attention_heads, LayerNorm(eps=config.layer_norm_eps)
+    heads, norm = config.num_attention_heads, LayerNormSpec(eps=config.layer_norm_eps)
     dim = config.hidden_size // heads
     has_qk_norm = _QK_NORM in str(getattr(config, "auto_map", None))
     attn = GroupedQueryAttention(

@@ -14,7 +14,7 @@ from quire.engine.models.spec import (
     Embeddings,
     GroupedQueryAttention,
     Layer,
-    LayerNorm,
+    LayerNormSpec,
     ParallelResidual,
     PlainMLP,
 )
@@ -149,7 +149,7 @@ def bloom(config: Any) -> DecoderSpec:
     attn = _attention(heads, config.hidden_size // heads, alibi=alibi_slopes(heads))
     layer = Layer(attn=attn, ffn=PlainMLP(size=4 * config.hidden_size, act="gelu_pytorch_tanh"))
     eps = config.layer_norm_epsilon
-    embeddings = Embeddings(norm=LayerNorm(eps=eps))
+    embeddings = Embeddings(norm=LayerNormSpec(eps=eps))
     length = getattr(config, "seq_length", None) or _ALIBI_LENGTH  # of the training; ALiBi itself has no limit
     return _decoder(config, [layer] * config.n_layer, eps, embeddings=embeddings, positions=length)
 
@@ -188,7 +188,7 @@ def _decoder(
         hidden=config.hidden_size,
         vocab=config.vocab_size,
         layers=tuple(layers),
-        norm=LayerNorm(eps=eps, bias=bias),
+        norm=LayerNormSpec(eps=eps, bias=bias),
         max_positions=max_positions(config) if positions is None else positions,
         tied=bool(config.tie_word_embeddings),
         **overrides,

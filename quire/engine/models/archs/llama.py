@@ -16,7 +16,7 @@ from quire.engine.models.spec import (
     GroupedQueryAttention,
     Layer,
     QKNorm,
-    RMSNorm,
+    RMSNormSpec,
 )
 
 
@@ -64,7 +64,7 @@ def decoder(config: Any, layers: Sequence[Layer], *, norm_offset: float = 0.0, *
         hidden=config.hidden_size,
         vocab=config.vocab_size,
         layers=tuple(layers),
-        norm=RMSNorm(eps=config.rms_norm_eps, offset=norm_offset),
+        norm=RMSNormSpec(eps=config.rms_norm_eps, offset=norm_offset),
         max_positions=max_positions(config),
         tied=bool(config.tie_word_embeddings),
         **overrides,

@@ -15,12 +15,12 @@ from quire.engine.models.spec import (
     GatedMLP,
     GroupedQueryAttention,
     Layer,
-    LayerNorm,
+    LayerNormSpec,
     PlainMLP,
 )
 from quire.engine.wire.convolutions import count_positions
 
-_NORM = LayerNorm(eps=1e-5, bias=False)
+_NORM = LayerNormSpec(eps=1e-5, bias=False)
 
 
 def moonshine(config: Any) -> DecoderSpec:

@@ -14,7 +14,7 @@ from quire.engine.models.spec import (
     DecoderSpec,
     GatedMLP,
     GroupedQueryAttention,
-    LayerNorm,
+    LayerNormSpec,
 )
 
 _CHUNK = 500  # positions that attend to each other: longer audio is encoded in chunks
@@ -78,7 +78,7 @@ def phi4_multimodal(config: Any, text: DecoderSpec) -> DecoderSpec:
         positions=None,
         hidden=hidden,
         layers=(layer,) * audio.num_blocks,
-        norm=LayerNorm(eps=1e-5),
+        norm=LayerNormSpec(eps=1e-5),
         max_positions=_CHUNK,
         final_norm=False,
         chunk=_CHUNK,

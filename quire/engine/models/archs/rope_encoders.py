@@ -15,13 +15,13 @@ from quire.engine.models.spec import (
     GatedMLP,
     GroupedQueryAttention,
     Layer,
-    LayerNorm,
+    LayerNormSpec,
 )
 
 
 def modernbert(config: Any) -> EncoderSpec:
     """ModernBERT: local and global layers with different RoPE parameters, norms before the branches."""
-    norm = LayerNorm(eps=config.norm_eps, bias=config.norm_bias)
+    norm = LayerNormSpec(eps=config.norm_eps, bias=config.norm_bias)
     dim = config.hidden_size // config.num_attention_heads
     attns = {
         kind: _attention(
@@ -41,7 +41,7 @@ def modernbert(config: Any) -> EncoderSpec:
 
 def nomic_bert(config: Any) -> EncoderSpec:
     """Nomic Embed: BERT with a rope and gated feed-forward layers, without biases."""
-    norm = LayerNorm(eps=config.layer_norm_eps)
+    norm = LayerNormSpec(eps=config.layer_norm_eps)
     attn = _attention(config, _rope(config), bias=False)
     layer = Layer(
         attn=attn, ffn=GatedMLP(size=config.intermediate_size, act=config.hidden_act), pre_norm=False, post_ln=True
@@ -52,7 +52,7 @@ def nomic_bert(config: Any) -> EncoderSpec:
 
 def gte(config: Any) -> EncoderSpec:
     """GTE v1.5 and multilingual: BERT with a rope and gated feed-forward layers."""
-    norm = LayerNorm(eps=config.layer_norm_eps)
+    norm = LayerNormSpec(eps=config.layer_norm_eps)
     attn = _attention(config, _rope(config), bias=True)
     ffn = GatedMLP(size=config.intermediate_size, act=config.hidden_act, down_bias=True)
     embeddings = Embeddings(types=config.type_vocab_size, norm=norm)
@@ -64,7 +64,7 @@ def modernbert_head(config: Any) -> tuple[HeadStep, ...]:
     """ModernBERT's dense layer and norm."""
     size = config.hidden_size
     dense = Dense(size_in=0, size_out=size, act=config.classifier_activation, bias=config.classifier_bias)
-    return (dense, LayerNorm(eps=config.norm_eps, bias=config.norm_bias))
+    return (dense, LayerNormSpec(eps=config.norm_eps, bias=config.norm_bias))
 
 
 def is_bidirectional(config: Any) -> bool:
@@ -106,7 +106,7 @@ def _rope(config: Any) -> Rope:
 
 
 def _encoder(
-    config: Any, layers: list[Layer], norm: LayerNorm, embeddings: Embeddings, *, final_norm: bool
+    config: Any, layers: list[Layer], norm: LayerNormSpec, embeddings: Embeddings, *, final_norm: bool
 ) -> EncoderSpec:
     if not layers:
         raise UnsupportedModel("the model's config.json describes a model without layers")

@@ -7,7 +7,7 @@ from typing import Any
 
 from quire.engine.models.audio_spec import CausalConv2dStem, ChunkedAttention, Projector, TimeConv
 from quire.engine.models.errors import UnsupportedModel
-from quire.engine.models.spec import AudioEncoderSpec, ConformerLayer, LayerNorm, PlainMLP, TransducerSpec
+from quire.engine.models.spec import AudioEncoderSpec, ConformerLayer, LayerNormSpec, PlainMLP, TransducerSpec
 
 MAX_FRAMES = 1 << 20  # of one request: 23 hours
 _MAX_LOOKAHEAD = 1000  # frames
@@ -63,7 +63,7 @@ def nemotron_asr_streaming(config: Any) -> TransducerSpec:
             positions=None,
             hidden=hidden,
             layers=(layer,) * encoder.num_hidden_layers,
-            norm=LayerNorm(eps=_EPS),
+            norm=LayerNormSpec(eps=_EPS),
             max_positions=MAX_FRAMES,
             final_norm=False,
             projector=Projector(sizes=(config.decoder_hidden_size,), bias=True),

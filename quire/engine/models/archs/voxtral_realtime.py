@@ -8,7 +8,7 @@ from typing import Any
 from quire.engine.models.archs.llama import attention, mistral
 from quire.engine.models.audio_spec import CausalConvStem, Projector
 from quire.engine.models.errors import UnsupportedModel
-from quire.engine.models.spec import AudioEncoderSpec, DecoderSpec, GatedMLP, Layer, RMSNorm
+from quire.engine.models.spec import AudioEncoderSpec, DecoderSpec, GatedMLP, Layer, RMSNormSpec
 
 _HALVINGS = 2  # columns of features that the stem makes one position of
 
@@ -30,7 +30,7 @@ def voxtral_realtime(config: Any) -> DecoderSpec:
         positions=None,
         hidden=audio.hidden_size,
         layers=(layer,) * audio.num_hidden_layers,
-        norm=RMSNorm(eps=audio.rms_norm_eps),
+        norm=RMSNormSpec(eps=audio.rms_norm_eps),
         max_positions=joined * text.max_positions,
         joined=joined,
         projector=Projector(sizes=(text.hidden, text.hidden), bias=False, act=config.projector_hidden_act),

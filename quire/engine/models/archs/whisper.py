@@ -12,11 +12,11 @@ from quire.engine.models.spec import (
     Embeddings,
     GroupedQueryAttention,
     Layer,
-    LayerNorm,
+    LayerNormSpec,
     PlainMLP,
 )
 
-WHISPER_NORM = LayerNorm(eps=1e-5)
+WHISPER_NORM = LayerNormSpec(eps=1e-5)
 
 
 def whisper(config: Any) -> DecoderSpec:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from quire.engine.models.layers.linear import Linear
 from quire.engine.models.layers.norm import LayerNorm
 from quire.engine.models.pooler_spec import Dense, HeadStep, PoolerSpec, SparseHead
-from quire.engine.models.spec import LayerNorm as LayerNormSpec
+from quire.engine.models.spec import LayerNormSpec
 from quire.kernels.activation import ACTIVATIONS
 
 

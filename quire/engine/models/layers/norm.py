@@ -50,6 +50,6 @@ def add_and_norm(norm: nn.Module, x: Tensor, branch: Tensor, scale: float) -> tu
 
 def make_norm(dim: int, norm: spec.Norm) -> RMSNorm | LayerNorm:
     """The layer of a norm over `dim` elements."""
-    if isinstance(norm, spec.RMSNorm):
+    if isinstance(norm, spec.RMSNormSpec):
         return RMSNorm(dim, norm.eps, norm.offset)
     return LayerNorm(dim, norm.eps, bias=norm.bias)

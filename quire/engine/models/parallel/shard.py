@@ -142,26 +142,28 @@ def _problem(spec: DecoderSpec, size: int, expert_parallel: bool) -> str | None:
 
 def _attention_problem(layer: Layer, size: int) -> str | None:
     attn = layer.attn
-    if isinstance(attn, DisentangledAttention) or layer.cross is not None:
-        return "this kind of attention"
+    if isinstance(attn, DisentangledAttention):
+        return "disentangled attention"
+    if layer.cross is not None:
+        return "cross-attention"
     if attn.heads % size:
         return f"{attn.heads} attention heads"
     if not isinstance(attn, GroupedQueryAttention):
         return None
     if attn.kv_heads % size and size % attn.kv_heads:
-        return f"{attn.kv_heads} key heads"
+        return f"{attn.kv_heads} KV heads"
     if attn.qk_norm is QKNorm.ALL:
         return "a norm of queries and keys over all heads"
-    return None if attn.relative_bias is None else "this kind of attention"
+    return None if attn.relative_bias is None else "attention with a relative position bias"
 
 
 def _feed_forward_problem(ffn: FeedForward, size: int, expert_parallel: bool) -> str | None:
     if not isinstance(ffn, MoE):
-        return _indivisible(ffn.size, size, "elements of a feed-forward")
+        return _indivisible(ffn.size, size, "an intermediate size")
     if ffn.shared % size:
-        return f"{ffn.shared} elements of a shared expert"
-    return None if expert_parallel else _indivisible(ffn.size, size, "elements of an expert")
+        return f"a shared expert's intermediate size of {ffn.shared}"
+    return None if expert_parallel else _indivisible(ffn.size, size, "an expert's intermediate size")
 
 
 def _indivisible(count: int, size: int, what: str) -> str | None:
-    return f"{count} {what}" if count % size else None
+    return f"{what} of {count}" if count % size else None

@@ -12,7 +12,7 @@ import pytest
 
 from quire.api.http.errors import InvalidRequest
 from quire.api.serving.transcription.transcriber import Transcriber
-from quire.api.serving.transcription.types import SegmentDone, TextDelta, TranscriptionDone, TranscriptionOptions
+from quire.api.serving.transcription.types import SegmentDone, TranscriptDelta, TranscriptionDone, TranscriptionOptions
 from quire.engine.wire.protocol import AddRequest
 from tests.support.audio import Samples, voice, wav
 from tests.support.audio_chat import (
@@ -130,7 +130,7 @@ async def test_the_language_in_the_answer(tmp_path: Path, answer: str, text: str
     last = events[-1]
     assert isinstance(last, TranscriptionDone)
     assert (last.text, last.language) == (text, language)
-    pieces = [event for event in events if isinstance(event, TextDelta)]
+    pieces = [event for event in events if isinstance(event, TranscriptDelta)]
     assert "".join(piece.text for piece in pieces) == text
     assert "".join(one.token for piece in pieces for one in piece.logprobs) == text
 

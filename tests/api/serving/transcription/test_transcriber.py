@@ -15,7 +15,7 @@ from quire.api.http.errors import InvalidRequest
 from quire.api.serving.transcription.transcriber import Transcriber
 from quire.api.serving.transcription.types import (
     SegmentDone,
-    TextDelta,
+    TranscriptDelta,
     TranscriptionDone,
     TranscriptionEvent,
     TranscriptionOptions,
@@ -62,7 +62,7 @@ async def transcribe(server: Server, audio: Samples, **options: Any) -> Transcri
 
 
 def deltas(events: list[TranscriptionEvent]) -> list[str]:
-    return [event.text for event in events if isinstance(event, TextDelta)]
+    return [event.text for event in events if isinstance(event, TranscriptDelta)]
 
 
 async def test_the_pieces_are_the_text_and_the_language_is_detected(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ async def test_text_is_given_while_more_is_generated(tmp_path: Path) -> None:
             core.allow(3)
             async with aclosing(stream) as events:
                 first = await anext(events)
-                assert isinstance(first, TextDelta)
+                assert isinstance(first, TranscriptDelta)
                 assert "alpha".startswith(first.text)
                 assert core.active
                 core.hold.clear()
@@ -301,7 +301,7 @@ async def test_log_probabilities_belong_to_the_tokens_of_the_text(tmp_path: Path
     core = SpeechCore(logprob=lambda message, index: -index / 100)
     async with speech_server(tmp_path, core) as server:
         events = await events_of(server, spoken((A, 1.0)), logprobs=True, timestamps=True)
-        entries = [entry for event in events if isinstance(event, TextDelta) for entry in event.logprobs]
+        entries = [entry for event in events if isinstance(event, TranscriptDelta) for entry in event.logprobs]
         assert b"".join(entry.bytes for entry in entries) == b" alpha"
         assert [entry.logprob for entry in entries] == pytest.approx([-(1 + i) / 100 for i in range(6)])
 

@@ -117,7 +117,7 @@ def test_cross_attention_and_alignment_read_float8(tmp_path: Path) -> None:
     prompt = [whisper.START, whisper.ENGLISH, whisper.TRANSCRIBE, whisper.NO_TIMESTAMPS]
     on_gpu = Engine(folder, device=gpu_device(), kv_cache_dtype="fp8", enforce_eager=True, max_num_seqs=2)
     on_cpu = reference_engine(folder, "fp8")
-    task = PoolingParams(task="align", skip_tokens=len(prompt), frames=20)
+    task = PoolingParams(task="align", skip_tokens=len(prompt), num_positions=20)
     found, expected = (
         engine.generate([*prompt, 7, 8], task, items=(whisper.item(1),)).pooled for engine in (on_gpu, on_cpu)
     )

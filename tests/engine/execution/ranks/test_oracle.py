@@ -26,7 +26,7 @@ EP = {**TP, "enable_expert_parallel": True}
 CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("llama", {"vocab_size": 301}, TP),
     ("llama-biased-tied", {"vocab_size": 301}, TP),
-    ("llama", {}, {"tensor_parallel_size": 4}),  # two key heads
+    ("llama", {}, {"tensor_parallel_size": 4}),  # two KV heads
     ("qwen3", {"tie_word_embeddings": True}, TP),
     ("phi3", {}, TP),  # fused projections
     ("gemma2", {}, TP),

@@ -100,10 +100,10 @@ REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         "llama",
         {"num_attention_heads": 12, "num_key_value_heads": 3, "hidden_size": 96},
         {"tensor_size": 4},
-        "3 key heads cannot be divided among 4 ranks: --tensor-parallel-size must be one of 1, 3, 6",
+        "3 KV heads cannot be divided among 4 ranks: --tensor-parallel-size must be one of 1, 3, 6",
     ),
-    ("llama", {"intermediate_size": 90}, {"tensor_size": 4}, "90 elements of a feed-forward .* must be 1 or 2"),
-    ("mixtral", {"intermediate_size": 90}, {"tensor_size": 4}, "90 elements of an expert cannot"),
+    ("llama", {"intermediate_size": 90}, {"tensor_size": 4}, "an intermediate size of 90 .* must be 1 or 2"),
+    ("mixtral", {"intermediate_size": 90}, {"tensor_size": 4}, "an expert's intermediate size of 90 cannot"),
     ("olmo2", {}, {"tensor_size": 2}, "norm of queries and keys over all heads .* must be 1"),
     ("llama", {}, {"stages": 5}, "--pipeline-parallel-size is 5, but the model has 4 layers"),
 ]
@@ -124,5 +124,5 @@ def test_experts_that_cannot_be_cut_can_be_divided() -> None:
     whole = spec("mixtral", intermediate_size=90)
     check_divisible(whole, Placement(tensor_size=4, expert_parallel=True))
     layers = [replace(layer, ffn=replace(experts(whole), shared=30)) for layer in whole.layers]
-    with pytest.raises(UnsupportedModel, match="elements of a shared expert"):
+    with pytest.raises(UnsupportedModel, match="a shared expert's intermediate size of 30"):
         check_divisible(replace(whole, layers=tuple(layers)), Placement(tensor_size=4, expert_parallel=True))

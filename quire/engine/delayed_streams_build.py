@@ -1,4 +1,4 @@
-"""Builds scheduler and encoder of models that transcribe audio while it arrives, and divides memory among them."""
+"""Builds scheduler and encoder of models that read audio with each token, and divides memory among them."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from quire.engine.models.decoder import Decoder
 from quire.engine.models.loader import LoadedModel
 from quire.engine.models.spec import DecoderSpec, GroupedQueryAttention
 from quire.engine.scheduling.blocks import BlockPool
+from quire.engine.scheduling.delayed_streams_scheduler import DelayedStreamsScheduler, most_blocks
 from quire.engine.scheduling.limits import SchedulerLimits
-from quire.engine.scheduling.streaming_scheduler import MAX_PIECE, StreamingScheduler, most_blocks
-from quire.engine.wire.streaming import StreamingInfo
+from quire.engine.scheduling.streaming_scheduler import frame_budget
+from quire.engine.wire.streaming import DelayedStreamsInfo
 
 logger = logging.getLogger(__name__)
-_TOKENS_PER_FRAME = 4  # cost of encoding a frame, in tokens of a step's budget; an estimate
 
 
 @dataclass(frozen=True, slots=True)
-class Streaming:
-    """Configuration of a model that transcribes audio while it arrives.
+class DelayedStreams:
+    """Configuration of a model that reads a frame of audio with each token.
 
     Attributes:
         size: size of the encoder state of a sequence.
@@ -32,7 +32,7 @@ class Streaming:
         window: number of positions that a token of the decoder attends to; None: all.
     """
 
-    info: StreamingInfo
+    info: DelayedStreamsInfo
     model: Decoder
     size: StreamingCacheSize
     streams: int
@@ -66,9 +66,9 @@ class Streaming:
         assert self.model.encoder is not None
         return StreamingEncoder(self.model.encoder, device, self.size, self.streams)
 
-    def scheduler(self, options: EngineOptions, context_len: int, num_blocks: int) -> StreamingScheduler:
+    def scheduler(self, options: EngineOptions, context_len: int, num_blocks: int) -> DelayedStreamsScheduler:
         """The scheduler."""
-        return StreamingScheduler(
+        return DelayedStreamsScheduler(
             self._limits(options, context_len),
             BlockPool(num_blocks, options.block_size),
             columns_per_frame=self.info.columns_per_frame,
@@ -81,16 +81,16 @@ class Streaming:
             max_num_seqs=self.streams,
             max_num_batched_tokens=options.max_num_batched_tokens,
             max_model_len=context_len,
-            encoder_compute_budget=max(MAX_PIECE, options.max_num_batched_tokens // _TOKENS_PER_FRAME),
+            encoder_compute_budget=frame_budget(options.max_num_batched_tokens),
         )
 
 
-def streaming_of(loaded: LoadedModel, options: EngineOptions, device: Device) -> Streaming | None:
-    """The configuration of a model that transcribes audio while it arrives; None for others.
+def delayed_streams_of(loaded: LoadedModel, options: EngineOptions, device: Device) -> DelayedStreams | None:
+    """The configuration of a model that reads a frame of audio with each token; None for others.
 
     As many sequences run as --encoder-cache-memory has room for, but at least one.
     """
-    if not isinstance(loaded.streaming, StreamingInfo):
+    if not isinstance(loaded.streaming, DelayedStreamsInfo):
         return None
     model = cast("Decoder", loaded.model)
     spec = cast("DecoderSpec", model.spec)
@@ -107,4 +107,4 @@ def streaming_of(loaded: LoadedModel, options: EngineOptions, device: Device) ->
         )
     windows = [cast("GroupedQueryAttention", layer.attn).window for layer in spec.layers]
     window = None if None in windows else max(cast("list[int]", windows))
-    return Streaming(loaded.streaming, model, size, streams, window)
+    return DelayedStreams(loaded.streaming, model, size, streams, window)

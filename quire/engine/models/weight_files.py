@@ -1,4 +1,4 @@
-"""Files of weights that are not loaded, and why.
+"""Which files of a folder are weights that can be loaded, and why others are not.
 
 Without torch: a server looks at a model's files before it imports torch.
 """

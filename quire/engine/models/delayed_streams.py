@@ -1,4 +1,4 @@
-"""Models that read a frame of audio with each token: their StreamingInfo, and weights that depend on the delay."""
+"""Models that read a frame of audio with each token (delayed streams): config, and weights that depend on the delay."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from quire.engine.models.audio import check_log_mel
 from quire.engine.models.errors import BrokenFolder, UnsupportedModel
 from quire.engine.models.spec import DecoderSpec
-from quire.engine.wire.streaming import StreamingInfo
+from quire.engine.wire.streaming import DelayedStreamsInfo
 
 if TYPE_CHECKING:  # configs are read without torch
     from torch import Tensor
@@ -27,7 +27,7 @@ _FOLDED = re.compile(rf"(?P<layer>.*\blayers\.\d+\.)(?P<part>{'|'.join(map(re.es
 _THETA = 10_000.0
 
 
-def read_streaming(folder: Path, config: Any, spec: DecoderSpec) -> StreamingInfo:
+def read_delayed_streams(folder: Path, config: Any, spec: DecoderSpec) -> DelayedStreamsInfo:
     """Read the facts about a model that the front end needs.
 
     Args:
@@ -53,7 +53,7 @@ def read_streaming(folder: Path, config: Any, spec: DecoderSpec) -> StreamingInf
         raise UnsupportedModel(f"default_num_delay_tokens must be from 0 to {_MAX_DELAY}, not {delay!r}")
     ids = _special_ids(folder)
     start, pad = (_token(ids, *token, spec.vocab) for token in (_START, _PAD))
-    return StreamingInfo(
+    return DelayedStreamsInfo(
         sample_rate=16_000,
         num_mel_bins=rows,
         columns_per_frame=config.audio_length_per_tok,

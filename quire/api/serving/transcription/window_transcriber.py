@@ -1,4 +1,4 @@
-"""The interface of window decoders, one for each kind of model that transcribes."""
+"""WindowTranscriber: the interface of what transcribes a window, with an implementation for each kind of model."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from quire.multimodal.audio.cuts import Window
 Samples = NDArray[np.float32]
 
 
-class Decoder(Protocol):
-    """Decodes the windows of one transcription.
+class WindowTranscriber(Protocol):
+    """Transcribes the windows of one transcription.
 
     Attributes:
         language: ISO code of the speech; None as long as it is not known.
@@ -33,8 +33,8 @@ class Decoder(Protocol):
             QueueFull: too many jobs wait.
         """
 
-    async def decode(self, audio: Samples, window: Window, text_stream: TextStream) -> list[WindowResult]:
-        """Decode a window, or parts of it one after the other. Text sent to `text_stream` is not changed later.
+    async def transcribe(self, audio: Samples, window: Window, text_stream: TextStream) -> list[WindowResult]:
+        """Transcribe a window, or parts of it one after the other. Text sent to `text_stream` is not changed later.
 
         Raises:
             EngineError: the engine failed.

@@ -1,4 +1,4 @@
-"""Decodes windows of audio with Whisper and Moonshine: attempts at rising temperatures, segments, times of words."""
+"""Transcribes windows with Whisper and Moonshine: attempts at rising temperatures, segments, times of words."""
 
 from __future__ import annotations
 
@@ -13,7 +13,12 @@ from numpy.typing import NDArray
 
 from quire.api.serving.transcription.capabilities import only_language
 from quire.api.serving.transcription.deadline import Deadline
-from quire.api.serving.transcription.decoding_attempt import DecodingAttempt, WindowResult, make_piece, sampling_params
+from quire.api.serving.transcription.decoding_attempt import (
+    DecodingAttempt,
+    WindowResult,
+    sampling_params,
+    token_logprobs,
+)
 from quire.api.serving.transcription.quality import TEMPERATURES, probably_silent
 from quire.api.serving.transcription.segments import SegmentSpan, spans_of
 from quire.api.serving.transcription.text_stream import TextStream
@@ -36,8 +41,8 @@ Samples = NDArray[np.float32]
 _SHORTEST = 10 * SAMPLE_RATE  # samples of a window that is not divided any more
 
 
-class WindowDecoder:
-    """Decodes windows with an encoder-decoder model (Whisper, Moonshine); implements `Decoder`."""
+class Seq2SeqWindowTranscriber:
+    """Transcribes windows with an encoder-decoder model (Whisper, Moonshine); implements `WindowTranscriber`."""
 
     def __init__(
         self,
@@ -99,20 +104,20 @@ class WindowDecoder:
         total = sum(probabilities) or 1.0
         return {code: value / total for code, value in zip(codes, probabilities, strict=True)}
 
-    async def decode(self, audio: Samples, window: Window, text_stream: TextStream) -> list[WindowResult]:
+    async def transcribe(self, audio: Samples, window: Window, text_stream: TextStream) -> list[WindowResult]:
         """Transcribe a window. If its text exceeds the token limit, its two halves are transcribed instead."""
         samples = audio[window.start : window.end]
         kept, self._kept = self._kept, None
         item = kept[1] if kept is not None and kept[0] == window else await self._item(samples)
         prompt = self._tokens.prompt(self._options, self.language, self._earlier)
-        attempt = await self._best_attempt(item, prompt, text_stream)
+        attempt = await self._best_attempt(item, prompt, self._positions(len(samples)), text_stream)
         quality = attempt.quality
         if attempt.limited and not text_stream.sent and not quality.repeats and len(samples) > _SHORTEST:
             middle = window.start + len(samples) // 4 + quietest(samples[len(samples) // 4 : -len(samples) // 4])
             halves = Window(window.start, middle), Window(middle, window.end)
-            return [result for half in halves for result in await self.decode(audio, half, TextStream())]
+            return [result for half in halves for result in await self.transcribe(audio, half, TextStream())]
         if quality.silent and not text_stream.sent:
-            attempt.output, attempt.pieces = [], []
+            attempt.discard()
         text_tokens = [token for token in attempt.output if self._tokens.is_text(token)]
         spans = spans_of(attempt.output, self._tokens, window.seconds)
         return [
@@ -123,30 +128,28 @@ class WindowDecoder:
                 spans=spans,
                 words=await self._words(item, text_tokens, spans, window) if self._options.words else (),
                 text_tokens=text_tokens,
-                prompt_tokens=len(prompt.tokens),
-                audio_tokens=self._positions(len(samples)),
             )
         ]
 
     async def _best_attempt(
-        self, item: MediaItem, prompt: TranscriptionPrompt, text_stream: TextStream
+        self, item: MediaItem, prompt: TranscriptionPrompt, audio_tokens: int, text_stream: TextStream
     ) -> DecodingAttempt:
         """The first attempt that can be trusted, or the last one. Text that was sent is not replaced."""
         given = self._options.temperature
         for temperature in (given,) if given else TEMPERATURES:
-            attempt = await self._attempt(item, prompt, temperature, text_stream)
+            attempt = DecodingAttempt(temperature, len(prompt.tokens), audio_tokens)
+            await self._run(attempt, item, prompt, text_stream)
             if text_stream.sent or attempt.limited or not attempt.quality.failed:
                 break
         return attempt
 
-    async def _attempt(
-        self, item: MediaItem, prompt: TranscriptionPrompt, temperature: float, text_stream: TextStream
-    ) -> DecodingAttempt:
-        attempt = DecodingAttempt(temperature)
+    async def _run(
+        self, attempt: DecodingAttempt, item: MediaItem, prompt: TranscriptionPrompt, text_stream: TextStream
+    ) -> None:
         detokenizer = Detokenizer(self._tokenizer.backend, (), TextParams())
         request = GenerateRequest(
             prompt=prompt.tokens,
-            params=self._params(prompt, temperature),
+            params=self._params(prompt, attempt.temperature),
             items=(item,),
             timeout=self._deadline.seconds_left(),
         )
@@ -155,7 +158,6 @@ class WindowDecoder:
                 self._take(attempt, delta, detokenizer)
                 if text_stream.live and not probably_silent(attempt.no_speech_prob):
                     text_stream.send(attempt.pieces)
-        return attempt
 
     def _take(self, attempt: DecodingAttempt, delta: Delta, detokenizer: Detokenizer) -> None:
         if delta.token_probs:
@@ -168,9 +170,8 @@ class WindowDecoder:
         shown = [index for index, token in enumerate(delta.token_ids) if self._tokens.is_text(token)]
         tokens = [delta.token_ids[index] for index in shown]
         text = detokenizer.push(tokens, last=last)
-        wanted = [logprobs[index] for index in shown] if self._options.logprobs else None
-        if (piece := make_piece(self._tokenizer, text, tokens, wanted)) is not None:
-            attempt.pieces.append(piece)
+        wanted = [logprobs[index] for index in shown]
+        attempt.add_piece(text, token_logprobs(self._tokenizer, tokens, wanted) if self._options.logprobs else ())
 
     def _params(self, prompt: TranscriptionPrompt, temperature: float) -> SamplingParams:
         info, options = self._tokens.info, self._options
@@ -194,7 +195,7 @@ class WindowDecoder:
         if not known or not info.aligns_words:
             return []
         params = PoolingParams(
-            task="align", skip_tokens=len(control) - 1, frames=self._positions(window.end - window.start)
+            task="align", skip_tokens=len(control) - 1, num_positions=self._positions(window.end - window.start)
         )
         prompt = np.array([*control, *known, self._tokens.end], np.int32)
         request = PoolRequest(prompt=prompt, params=params, items=(item,), timeout=self._deadline.seconds_left())

@@ -1,0 +1,35 @@
+"""Types of the values of options; for lists see `lists.py`."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, ByteSize, Field, WithJsonSchema
+from pydantic_settings import CliImplicitFlag, NoDecode
+
+Flag = CliImplicitFlag[bool]
+PositiveInt = Annotated[int, Field(ge=1)]
+NonNegativeInt = Annotated[int, Field(ge=0)]
+_MAX_SECONDS = 10**9  # 31 years; clocks of operating systems overflow at some larger number
+Seconds = Annotated[float, Field(gt=0, le=_MAX_SECONDS, allow_inf_nan=False)]
+SecondsOrNever = Annotated[float, Field(ge=0, le=_MAX_SECONDS, allow_inf_nan=False)]
+
+
+def _parse_json(value: Any) -> Any:
+    try:
+        return json.loads(value) if isinstance(value, str) else value
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
+JsonObject = Annotated[dict[str, Any], NoDecode, BeforeValidator(_parse_json)]
+Size = Annotated[ByteSize, WithJsonSchema({"accepts": "a size in bytes such as 512MiB or 4GiB"})]
+SizeFromKiB = Annotated[
+    ByteSize,
+    Field(ge=1 << 10),
+    WithJsonSchema({"accepts": "a size in bytes of at least 1KiB, such as 512KiB or 25MiB"}),
+]
+SizeFromMiB = Annotated[
+    ByteSize, Field(ge=1 << 20), WithJsonSchema({"accepts": "a size in bytes of at least 1MiB, such as 512MiB or 4GiB"})
+]
