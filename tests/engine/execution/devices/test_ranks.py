@@ -103,8 +103,8 @@ def test_tokens_are_those_of_one_rank(case: str, parallel: dict[str, Any], tmp_p
 def test_each_rank_attends_with_its_heads_in_a_library(
     backend: str, block_size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    attention_libraries.install(monkeypatch)
     folder = save_model(make_model("llama", head_dim=64, num_hidden_layers=2), tmp_path)
+    attention_libraries.install(monkeypatch)  # now, as transformers looks for the specs of modules
     with running(folder, TP, attention_backend=backend, block_size=block_size) as engine:
         assert together(engine) == expected(folder)
 
