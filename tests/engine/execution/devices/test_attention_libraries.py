@@ -100,9 +100,12 @@ def test_tokens_equal_those_of_transformers(backend: str, case: str, folders: Pa
 @pytest.mark.parametrize("backend", BLOCK_SIZES)
 def test_sequences_of_several_blocks_equal_those_of_transformers(backend: str, tmp_path: Path, calls: Calls) -> None:
     """Blocks of 256 positions; the second of the sequences finds one of the first in the prefix cache."""
-    changes: dict[str, Any] = {"head_dim": 64, "num_hidden_layers": 1, "max_position_embeddings": 512}
+    changes: dict[str, Any] = {
+        "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 64, "intermediate_size": 32,
+        "num_hidden_layers": 1, "max_position_embeddings": 512,
+    }  # fmt: skip
     folder = save_model(make_model("llama", **changes), tmp_path)
-    tokens = [1 + token for token in random_prompt(1, 290, 255)]  # transformers takes 0 for padding
+    tokens = [1 + token for token in random_prompt(1, 270, 255)]  # transformers takes 0 for padding
     prompts = [tokens, tokens[:260]]
     options = options_of(backend, block_size=256, max_num_batched_tokens=128)
     engine = oracle.assert_equal(folder, prompts, tokens=3, device=InterpretedDevice(), **options)
