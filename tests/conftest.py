@@ -12,7 +12,7 @@ import pytest
 # Before torch, transformers or triton are imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 if not glob.glob("/dev/nvidia[0-9]*"):  # without a GPU, Triton kernels run in Triton's interpreter
-    os.environ["TRITON_INTERPRET"] = "1"
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
 for name in [name for name in os.environ if name.startswith("QUIRE_")]:

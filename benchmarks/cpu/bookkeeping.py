@@ -24,7 +24,7 @@ from torch import Tensor
 from quire.config.options import EngineOptions
 from quire.engine.core import EngineCore
 from quire.engine.execution.devices.cpu import CpuDevice
-from quire.engine.execution.executor import LocalExecutor
+from quire.engine.execution.executor import BackgroundExecutor
 from quire.engine.execution.item_encoder import NoItemEncoder
 from quire.engine.execution.pooling import hidden_states
 from quire.engine.execution.request_table import RequestTable
@@ -112,7 +112,8 @@ def measure(batch: int, params: SamplingParams) -> dict[str, float]:
     runner = ModelRunner(model, inputs, attention, steps, table, sampler, hidden_states(), NoItemEncoder())
     limits = SchedulerLimits(max_num_seqs=batch, max_num_batched_tokens=max(1024, batch), max_model_len=_CONTEXT)
     scheduler = Scheduler(limits, BlockPool(blocks, _BLOCK), hasher=hasher_named("sha256"))
-    core = EngineCore(scheduler, LocalExecutor(device.activate, runner, cache), DiscardingChannel(), vocab_size=_VOCAB)  # type: ignore[arg-type]
+    executor = BackgroundExecutor(device.activate, runner, 1, cache)
+    core = EngineCore(scheduler, executor, DiscardingChannel(), vocab_size=_VOCAB)  # type: ignore[arg-type]
     rng = np.random.default_rng(batch)
     for number in range(batch):
         core._handle(AddRequest(f"cmpl-{number}", rng.integers(0, _VOCAB, PROMPT).astype(np.int32), params))

@@ -4,17 +4,17 @@ python -m benchmarks.gpu.attention measure --out benchmarks/results/FILE.json
 python -m benchmarks.gpu.attention tune
 
 `tune` measures configurations of the kernels on this GPU and stores the best in its table (see
-quire/kernels/triton/tuning.py). How many positions a split has must suit all batches, as it decides the order of sums:
-the geometric mean over the cases of a shape decides.
+quire/kernels/triton/tuning.py). It compiles about 70 kernels for each width and kind of pages, which takes minutes. How
+many positions a split has must suit all batches, as it decides the order of sums: the geometric mean over the cases of
+a shape decides.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
-import json
+import logging
 import math
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
@@ -26,9 +26,15 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.limits import GpuLimits, seconds
+from benchmarks.gpu.limits import GpuLimits, require_gpu, seconds
+from benchmarks.gpu.report import Report
+
+logger = logging.getLogger(__name__)
 
 BLOCK_SIZE = 16
+CALLS = 20  # of a CUDA graph
+BLOCKS_N, BLOCKS_M, SPLITS = (32, 64, 128), (64, 128), ((256, 64), (512, 32))  # that `tune` tries
+WARPS, STAGES = (4, 8), (2, 3, 4)
 CACHE_BYTES = 256 << 20  # of distinct pages to cycle through, more than the L2 cache
 
 
@@ -63,6 +69,7 @@ SHAPES = (
 )
 DECODE = ((1, 1024), (1, 16384), (16, 1024), (64, 1024), (64, 4096), (256, 512))  # sequences, positions
 PREFILL = ((1, 512), (1, 2048), (1, 8192), (16, 512))  # spans, tokens
+VARLEN = ((256, 32), (64, 512), (8, 4096))  # sequences, tokens
 PAGES = {"bfloat16": torch.bfloat16, "int8": torch.int8, "float8": torch.float8_e4m3fn}
 
 
@@ -137,12 +144,12 @@ def timed(calls: Iterator[Callable[[], object]]) -> float:
     """Seconds of one call on the device: launched from a CUDA graph, so that Python takes no part."""
     for call in itertools.islice(calls, 3):
         call()
-    count = 20
+    torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        for call in itertools.islice(calls, count):
+        for call in itertools.islice(calls, CALLS):
             call()
-    return seconds(graph.replay) / count
+    return seconds(graph.replay) / CALLS
 
 
 def flops(shape: Shape, sequences: int, tokens: int, *, causal: bool) -> float:
@@ -151,54 +158,64 @@ def flops(shape: Shape, sequences: int, tokens: int, *, causal: bool) -> float:
     return 2 * sequences * pairs * shape.heads * (shape.dim + shape.value_dim)
 
 
-def measure(limits: GpuLimits) -> list[dict[str, Any]]:
+def measure(report: Report) -> None:
     """Microseconds of each kernel, and its share of the limit that it meets first."""
-    results = []
     for shape, (pages, dtype), (sequences, positions) in itertools.product(SHAPES, PAGES.items(), DECODE):
-        cache = Cache(shape, dtype, sequences, positions)
-        took = timed(decode_calls(shape, cache))
-        # A copy counts each byte twice: read and written.
-        results.append(_result("decode", shape, sequences, positions, took, pages=pages) | {
-            "gb_per_s": round(cache.bytes / took / 1e9, 1),
-            "share_of_bandwidth": round(cache.bytes / took / 1e9 / limits.copy_gb_per_s, 3),
-        })  # fmt: skip
+        case = _case("decode", shape, sequences, positions) | {"pages": pages}
+        report.add(case, partial(_decode, report.limits, shape, dtype, sequences, positions))
     for shape, (pages, dtype), (spans, tokens) in itertools.product(SHAPES, PAGES.items(), PREFILL):
-        took = timed(prefill_calls(shape, Cache(shape, dtype, spans, tokens)))
-        results.append(_of_products("prefill", shape, spans, tokens, took, limits, causal=True) | {"pages": pages})
-    for shape, (sequences, tokens) in itertools.product(SHAPES[:3], ((256, 32), (64, 512), (8, 4096))):
-        took = timed(varlen_calls(shape, sequences, tokens))
-        results.append(_of_products("varlen", shape, sequences, tokens, took, limits, causal=False))
-    return results
+        case = _case("prefill", shape, spans, tokens) | {"pages": pages}
+        report.add(case, partial(_prefill, report.limits, shape, dtype, spans, tokens))
+    for shape, (sequences, tokens) in itertools.product(SHAPES[:3], VARLEN):
+        report.add(_case("varlen", shape, sequences, tokens), partial(_varlen, report.limits, shape, sequences, tokens))
 
 
-def _result(kernel: str, shape: Shape, sequences: int, tokens: int, took: float, **more: str) -> dict[str, Any]:
-    case = {"kernel": kernel, "shape": shape.name, "sequences": sequences, "tokens": tokens, **more}
-    return {**case, "microseconds": round(took * 1e6, 1)}
+def _case(kernel: str, shape: Shape, sequences: int, tokens: int) -> dict[str, Any]:
+    return {"kernel": kernel, "shape": shape.name, "sequences": sequences, "tokens": tokens}
 
 
-def _of_products(
-    kernel: str, shape: Shape, sequences: int, tokens: int, took: float, limits: GpuLimits, *, causal: bool
-) -> dict[str, Any]:
-    rate = flops(shape, sequences, tokens, causal=causal) / took / 1e12
-    result = _result(kernel, shape, sequences, tokens, took)
-    return {**result, "tflops": round(rate, 1), "share_of_matrix_products": round(rate / limits.bf16_tflops, 3)}
+def _decode(limits: GpuLimits, shape: Shape, dtype: torch.dtype, sequences: int, positions: int) -> dict[str, float]:
+    cache = Cache(shape, dtype, sequences, positions)
+    took = timed(decode_calls(shape, cache))
+    rate = cache.bytes / took / 1e9
+    return {
+        "microseconds": round(took * 1e6, 1),
+        "gb_per_s": round(rate, 1),
+        "share_of_bandwidth": round(rate / limits.copy_gb_per_s, 3),  # a copy counts each byte twice: read and written
+    }
+
+
+def _prefill(limits: GpuLimits, shape: Shape, dtype: torch.dtype, spans: int, tokens: int) -> dict[str, float]:
+    took = timed(prefill_calls(shape, Cache(shape, dtype, spans, tokens)))
+    return _of_products(took, flops(shape, spans, tokens, causal=True), limits)
+
+
+def _varlen(limits: GpuLimits, shape: Shape, sequences: int, tokens: int) -> dict[str, float]:
+    took = timed(varlen_calls(shape, sequences, tokens))
+    return _of_products(took, flops(shape, sequences, tokens, causal=False), limits)
+
+
+def _of_products(took: float, operations: float, limits: GpuLimits) -> dict[str, float]:
+    rate = operations / took / 1e12
+    return {
+        "microseconds": round(took * 1e6, 1),
+        "tflops": round(rate, 1),
+        "share_of_matrix_products": round(rate / limits.bf16_tflops, 3),
+    }
 
 
 def candidates(kernel: str) -> Iterator[dict[str, int]]:
     """Configurations of a kernel to measure."""
-    splits = [(256, 64), (512, 32), (1024, 32)] if kernel == "decode" else [(0, 0)]
-    rows = [0] if kernel == "decode" else [64, 128]
-    for block_m, block_n, (split, most), warps, stages in itertools.product(
-        rows, (16, 32, 64, 128), splits, (4, 8), (2, 3, 4, 5)
-    ):
+    for block_n, warps, stages in itertools.product(BLOCKS_N, WARPS, STAGES):
         config = {"BLOCK_N": block_n, "num_warps": warps, "num_stages": stages}
-        yield config | ({"SPLIT": split, "MAX_SPLITS": most} if kernel == "decode" else {"BLOCK_M": block_m})
+        if kernel == "decode":
+            yield from (config | {"SPLIT": split, "MAX_SPLITS": most} for split, most in SPLITS)
+        else:
+            yield from (config | {"BLOCK_M": block_m} for block_m in BLOCKS_M)
 
 
 def best(kernel: str, cases: Sequence[Callable[[], Iterator[Callable[[], object]]]]) -> dict[str, int] | None:
-    """The configuration with the least geometric mean over the cases; those that do not fit into an SM are left out."""
-    from triton.runtime.errors import OutOfResources  # noqa: PLC0415 not installed for CPUs
-
+    """The configuration with the least geometric mean over the cases; those that cannot be compiled are left out."""
     from quire.kernels.triton import tuning  # noqa: PLC0415 not installed for CPUs
 
     times: list[tuple[float, dict[str, int]]] = []
@@ -206,61 +223,53 @@ def best(kernel: str, cases: Sequence[Callable[[], Iterator[Callable[[], object]
         with mock.patch.object(tuning, "config", lambda *_, config=config, **__: config):
             try:
                 took = [timed(case()) for case in cases]
-            except OutOfResources:
+            except Exception:  # error boundary: it needs more of an SM than there is, or the compiler refuses it
+                logger.exception("%s with %s", kernel, config)
                 continue
         times.append((math.fsum(map(math.log, took)), config))
+        print(kernel, config, [round(1e6 * one, 1) for one in took], "us", flush=True)
     return min(times, key=lambda timed_config: timed_config[0])[1] if times else None
 
 
-def tune(device: torch.device) -> None:
-    """Measure all configurations and store the best of each shape."""
+def tune(device: torch.device, pages: Sequence[str], widths: Sequence[int]) -> None:
+    """Measure configurations for some kinds of pages and widths of heads, and store the best one of each in turn."""
     import triton  # noqa: PLC0415 not installed for CPUs
 
     from quire.kernels.triton import tuning  # noqa: PLC0415 not installed for CPUs
 
     measured = {"date": date.today().isoformat(), "torch": torch.__version__, "triton": triton.__version__}
     rules: dict[str, list[Mapping[str, Any]]] = {"decode": [], "prefill": [], "varlen": []}
-    widths = {shape.width: shape for shape in SHAPES}  # the last of each
-    for (pages, dtype), (width, shape) in itertools.product(enumerate(PAGES.values()), widths.items()):
+    of_width = {shape.width: shape for shape in SHAPES if shape.width in widths}  # the last of each
+    kinds = [(number, dtype) for number, (name, dtype) in enumerate(PAGES.items()) if name in pages]
+    for (page, dtype), (width, shape) in itertools.product(kinds, of_width.items()):
         of_kernel: dict[str, list[Callable[[], Iterator[Callable[[], object]]]]] = {
             "decode": [partial(decode_calls, shape, Cache(shape, dtype, *case)) for case in DECODE[1::2]],
             "prefill": [partial(prefill_calls, shape, Cache(shape, dtype, *case)) for case in PREFILL[1::2]],
         }
-        if not pages and not shape.latent:
-            of_kernel["varlen"] = [partial(varlen_calls, shape, *case) for case in ((256, 32), (8, 2048))]
+        if not page and not shape.latent:
+            of_kernel["varlen"] = [partial(varlen_calls, shape, *case) for case in VARLEN[::2]]
         for kernel, cases in of_kernel.items():
             config = best(kernel, cases)
             if config is not None:
-                key = {"width": width, "bits": 16} | ({} if kernel == "varlen" else {"page": pages})
+                key = {"width": width, "bits": 16} | ({} if kernel == "varlen" else {"page": page})
                 rules[kernel].append({"shape": key, "config": config})
-                print(kernel, key, config, flush=True)
-    for kernel, of_one in rules.items():
-        print("stored", tuning.store("attention", kernel, device, of_one, measured))
+                print("stored", key, config, tuning.store("attention", kernel, device, rules[kernel], measured))
 
 
-def main() -> None:
-    """Measure and print a report, or tune."""
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure and write a report, or tune."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", choices=("measure", "tune"), nargs="?", default="measure")
     parser.add_argument("--out", type=Path)
-    options = parser.parse_args()
-    if not torch.cuda.is_available():
-        sys.exit("benchmarks.gpu.attention needs a CUDA GPU, and this machine has none that torch can use")
+    parser.add_argument("--pages", choices=PAGES, nargs="*", default=["bfloat16"], help="to tune")
+    parser.add_argument("--widths", type=int, nargs="*", default=[128], help="of heads, to tune")
+    options = parser.parse_args(arguments)
+    require_gpu("benchmarks.gpu.attention")
     torch.manual_seed(0)
     if options.command == "tune":
-        tune(torch.device("cuda", torch.cuda.current_device()))
+        tune(torch.device("cuda", torch.cuda.current_device()), options.pages, options.widths)
         return
-    limits = GpuLimits.measured()
-    report = {
-        "date": date.today().isoformat(),
-        "torch": torch.__version__,
-        "limits": limits.as_dict(),
-        "results": measure(limits),
-    }
-    text = json.dumps(report, indent=1)
-    print(text)
-    if options.out:
-        options.out.write_text(text + "\n", encoding="utf-8")
+    measure(Report(options.out))
 
 
 if __name__ == "__main__":

@@ -3,41 +3,61 @@
 The core runs without server and tokenizer. `--peer` runs transformers' generate, with a static cache and compiled, and
 its continuous batching, with the same shape.
 
-    python -m benchmarks.gpu.engine qwen3-0.6b --out FILE.json
+    python -m benchmarks.gpu.engine llama-3-8b --out gpu-llama-3-8b.json
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
-import json
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import date
+from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from benchmarks.gpu.limits import GpuLimits
-from benchmarks.gpu.models import SHAPES, use_random_weights, write_folder
+from benchmarks.gpu.floors import decode_floors, prefill_floor
+from benchmarks.gpu.limits import GpuLimits, keep_busy, require_gpu
+from benchmarks.gpu.models import GENERATED, SHAPES, use_random_weights, write_folder
+from benchmarks.gpu.report import Report
 from quire.config.options import EngineOptions, ModelOptions
 from quire.engine.build import build_core
 from quire.engine.core import EngineCore
 from quire.engine.core_config import CoreConfig
 from quire.engine.models.model_config import read_model_config
 from quire.engine.wire.model_info import ModelInfo
-from quire.engine.wire.protocol import Abort, AddRequest, StepOutput
+from quire.engine.wire.protocol import Abort, AddRequest, ErrorOutput, StepOutput
 from quire.engine.wire.sampling_params import SamplingParams
 
 _STEPS = 128
+_DEVICE_STEPS = 24  # steps whose time on the device is measured
 _WARMUP_STEPS = 16
-_PREFILL_TOKENS = 8192
 _SPARE = 64  # tokens that the first sequences generate while others are prefilled
+_MAX_TOKENS = _STEPS + _DEVICE_STEPS + _WARMUP_STEPS + _SPARE
+_PREFILL_TOKENS = 8192
+_HOLD = 0.005  # seconds; more than the host needs to submit a step
+
+
+class Case(NamedTuple):
+    """Sequences that run together, and the tokens of each prompt."""
+
+    batch: int
+    context: int
+
+    @classmethod
+    def parse(cls, text: str) -> Case:
+        """Read a case such as "64x2048"."""
+        batch, context = text.split("x")
+        return cls(int(batch), int(context))
+
+
+CASES = (Case(1, 512), Case(64, 2048), Case(64, 512), Case(16, 512))
+PEER_CASES = (Case(64, 512), Case(1, 512))
 
 
 class RecordingChannel:
@@ -47,75 +67,104 @@ class RecordingChannel:
         self.started_requests: set[str] = set()
 
     def send(self, message: Any) -> None:
-        """Record the requests of a step output."""
-        if isinstance(message, StepOutput):
-            self.started_requests.update(output.request_id for output in message.outputs)
+        """Record the requests of a step output.
+
+        Raises:
+            RuntimeError: a request has failed, so that times would be those of nothing.
+        """
+        for output in message.outputs if isinstance(message, StepOutput) else ():
+            if isinstance(output, ErrorOutput):
+                raise RuntimeError(f"request {output.request_id} failed: {output.error}")
+            self.started_requests.add(output.request_id)
 
     def receive(self, _: float | None) -> None:
         """Return None: there are no messages."""
 
 
 class SteppedCore:
-    """An engine core with random weights, whose steps are called directly."""
+    """An engine core with random weights, whose steps are called directly.
 
-    def __init__(
-        self, shape: str, folder: Path, sequences: int, context: int, engine_options: Mapping[str, Any], **model: Any
-    ) -> None:
-        """`engine_options`: further ones of `EngineOptions`; `model`: those of `ModelOptions`."""
+    Attributes:
+        graphs: number of CUDA graphs that were captured.
+        added: all requests so far.
+        failed_steps: steps that failed and were tried again, so that times are not those of steps.
+    """
+
+    def __init__(self, shape: str, folder: Path, cases: Sequence[Case], **model: Any) -> None:
         self.channel = RecordingChannel()
+        tokens = max(case.context for case in cases) + _MAX_TOKENS
         engine = EngineOptions(
-            max_num_seqs=sequences,
+            max_num_seqs=max(case.batch for case in cases),
             max_num_batched_tokens=_PREFILL_TOKENS,
             enable_prefix_caching=False,
-            **engine_options,
         )
-        options = ModelOptions(device="cuda", max_model_len=context + _STEPS + _WARMUP_STEPS + _SPARE, **model)
+        options = ModelOptions(device="cuda", max_model_len=tokens, **model)
         write_folder(shape, folder)
         config = CoreConfig(folder=folder, model_config=read_model_config(folder), model=options, engine=engine)
         self.core: EngineCore
         self.info: ModelInfo
         self.core, self.info = build_core(config, self.channel)  # type: ignore[arg-type]
+        self.runner: Any = self.core.executor._runner  # type: ignore[attr-defined]
+        self._retry = self.runner._execute_alone
+        self.runner._execute_alone = self._note_retry
+        self.graphs = len(getattr(self.runner.steps, "graphs", ()))
+        self.added: list[str] = []
+        self.failed_steps = 0
 
-    def add(self, batch: int, context: int, **params: Any) -> list[str]:
+    def _note_retry(self, *step: Any) -> None:
+        """A step has failed, and its sequences are computed one by one."""
+        self.failed_steps += 1
+        self._retry(*step)
+
+    def add(self, case: Case, max_tokens: int) -> list[str]:
         """Add requests of random prompts."""
-        names = [f"{batch}-{context}-{number}-{time.monotonic_ns()}" for number in range(batch)]
-        rng = np.random.default_rng(context)
+        names = [f"{case}-{number}-{time.monotonic_ns()}" for number in range(case.batch)]
+        rng = np.random.default_rng(case.context)
         for name in names:
-            prompt = rng.integers(10, 1000, context).astype(np.int32)
-            sampling = SamplingParams(**{"max_tokens": _STEPS + _WARMUP_STEPS + _SPARE, "temperature": 0.0, **params})
-            self.core._handle(AddRequest(name, prompt, sampling))
+            prompt = rng.integers(10, 1000, case.context).astype(np.int32)
+            self.core._handle(AddRequest(name, prompt, SamplingParams(max_tokens=max_tokens, temperature=0.0)))
+        self.added += names
         return names
 
-    def prefill(self, batch: int, context: int) -> float:
-        """Seconds until all of `batch` prompts have their first token."""
-        names = self.add(batch, context, max_tokens=1)
-        torch.cuda.synchronize()
-        started = time.perf_counter()
-        while not self.channel.started_requests.issuperset(names):
-            self.core.step()
-        torch.cuda.synchronize()
-        taken = time.perf_counter() - started
+    def prefill(self, case: Case) -> float:
+        """Seconds until all prompts have their first token."""
+        names = self.add(case, max_tokens=1)
+        with _timed() as taken:
+            self._start(names)
         self.finish(names)
-        return taken
+        return taken()
 
-    def decode(self, batch: int, context: int) -> dict[str, float]:
-        """Seconds of a decode step, of the device within it, and of the device's wait for the next one."""
-        names = self.add(batch, context)
-        while not self.channel.started_requests.issuperset(names):
-            self.core.step()
+    def generate(self, case: Case) -> float:
+        """Seconds until all requests have generated `GENERATED` tokens, their prompts included."""
+        self.add(case, max_tokens=GENERATED)
+        with _timed() as taken:
+            while self.core.has_work:
+                self.core.step()
+        return taken()
+
+    def decode(self, case: Case) -> dict[str, float]:
+        """Seconds of a decode step, and of the device in it."""
+        names = self.add(case, _MAX_TOKENS)
+        self._start(names)
         for _ in range(_WARMUP_STEPS):
             self.core.step()
-        with _step_events(self.core) as events:
-            torch.cuda.synchronize()
-            started = time.perf_counter()
+        with _timed() as taken:
             for _ in range(_STEPS):
                 self.core.step()
+        with _held_steps(self.runner) as events:
+            for _ in range(_DEVICE_STEPS):
+                self.core.step()
             torch.cuda.synchronize()
-            taken = (time.perf_counter() - started) / _STEPS
         self.finish(names)
-        busy = [begin.elapsed_time(end) / 1e3 for begin, end in events]
-        gaps = [end.elapsed_time(begin) / 1e3 for (_, end), (begin, _) in itertools.pairwise(events)]
-        return {"step": taken, "device": median(busy), "gap": median(gaps)}
+        device = median(begin.elapsed_time(end) / 1e3 for begin, end in events)
+        return {"step": taken() / _STEPS, "device": device}
+
+    def _start(self, names: list[str]) -> None:
+        """Run steps until all of these requests generate."""
+        while not self.channel.started_requests.issuperset(names):
+            if not self.core.has_work:
+                raise RuntimeError("requests have ended without a token")
+            self.core.step()
 
     def finish(self, names: list[str]) -> None:
         """Abort requests, and run what is left of them."""
@@ -125,13 +174,23 @@ class SteppedCore:
 
 
 @contextmanager
-def _step_events(core: EngineCore) -> Iterator[list[tuple[torch.cuda.Event, torch.cuda.Event]]]:
-    """Events around the work of each step, on the device."""
-    runner: Any = core.executor._runner  # type: ignore[attr-defined]
+def _timed() -> Iterator[Callable[[], float]]:
+    """Gives a function that returns the seconds of the block, the work of the device included."""
+    torch.cuda.synchronize()
+    started, ended = time.perf_counter(), list[float]()
+    yield lambda: ended[0] - started
+    torch.cuda.synchronize()
+    ended.append(time.perf_counter())
+
+
+@contextmanager
+def _held_steps(runner: Any) -> Iterator[list[tuple[torch.cuda.Event, torch.cuda.Event]]]:
+    """Events around the work of each step on the device, which begins it when the host has submitted all of it."""
     start, events = runner.start, list[tuple[torch.cuda.Event, torch.cuda.Event]]()
 
     def timed(plan: Any) -> Any:
         pair = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        keep_busy(_HOLD)
         pair[0].record()
         started = start(plan)
         pair[1].record()
@@ -145,101 +204,67 @@ def _step_events(core: EngineCore) -> Iterator[list[tuple[torch.cuda.Event, torc
         del runner.start
 
 
-def decode_floor(shape: str, info: ModelInfo, limits: GpuLimits, batch: int, context: int) -> float:
-    """Seconds for reading the weights that a step needs and the KV cache once, at the speed of a copy."""
-    config = SHAPES[shape]
-    embedding = 0 if config["tie_word_embeddings"] else info.vocab_size * config["hidden_size"] * 2
-    weights = info.weight_bytes - embedding
-    if experts := config.get("num_experts", 0):
-        per_expert = 3 * config["hidden_size"] * config["moe_intermediate_size"] * 2
-        unused = (1 - config["num_experts_per_tok"] / experts) ** batch  # share of experts that no token chooses
-        weights -= int(config["num_hidden_layers"] * experts * per_expert * unused)
-    cache = batch * context * info.cache_bytes / (info.num_blocks * info.block_size)
-    return float(weights + cache) / (limits.copy_gb_per_s * 1e9)
+def measure_case(steps: SteppedCore, shape: str, limits: GpuLimits, case: Case) -> dict[str, Any]:
+    """Prefill, decode and both together of one case."""
+    failed_before = steps.failed_steps
+    steps.prefill(case)
+    prefill = min(steps.prefill(case) for _ in range(2))
+    times = steps.decode(case)
+    together = min(steps.generate(case) for _ in range(2))
+    if steps.failed_steps > failed_before:
+        raise RuntimeError("a step failed; the log says why")
+    floors = decode_floors(shape, steps.info, limits, case.batch, case.context + _WARMUP_STEPS + _STEPS // 2)
+    tokens = case.batch * case.context
+    return {
+        "step_ms": round(times["step"] * 1e3, 3),
+        "device_ms": round(times["device"] * 1e3, 3),
+        "gap_us": round((times["step"] - times["device"]) * 1e6, 1),
+        "tokens_per_s": round(case.batch / times["step"], 1),
+        "weights_share": round(floors.weights / times["step"], 3),
+        "decode_floor_share": round(floors.larger / times["step"], 3),
+        "prefill_tokens_per_s": round(tokens / prefill, 1),
+        "prefill_floor_share": round(prefill_floor(shape, limits, tokens, case.context) / prefill, 3),
+        "tokens_per_s_with_prefill": round(case.batch * GENERATED / together, 1),
+    }
 
 
-def prefill_floor(shape: str, info: ModelInfo, limits: GpuLimits, tokens: int, context: int) -> float:
-    """Seconds for the products of a prefill at the rate of large matrices."""
-    config = SHAPES[shape]
-    hidden, heads = config["hidden_size"], config["num_attention_heads"]
-    dim = config.get("head_dim", hidden // heads)
-    parameters = info.weight_bytes / 2 - 2 * info.vocab_size * hidden
-    if config["tie_word_embeddings"]:
-        parameters += info.vocab_size * hidden
-    if experts := config.get("num_experts", 0):
-        per_expert = 3 * hidden * config["moe_intermediate_size"]
-        parameters -= config["num_hidden_layers"] * (experts - config["num_experts_per_tok"]) * per_expert
-    attention = 2 * config["num_hidden_layers"] * heads * dim * context  # causal: half of 4 * context
-    return float(tokens * (2 * parameters + attention) / (limits.bf16_tflops * 1e12))
-
-
-def measure(
-    shape: str, limits: GpuLimits, batches: Sequence[int], context: int, options: Mapping[str, Any], **model: Any
-) -> dict[str, Any]:
-    """Measure prefill and decode of a shape at several batch sizes."""
+def measure_quire(report: Report, shape: str, cases: Sequence[Case], **model: Any) -> None:
+    """Measure the engine."""
     use_random_weights()
     with tempfile.TemporaryDirectory() as folder:
-        steps = SteppedCore(shape, Path(folder), max(batches), context, options, **model)
-    rows = []
-    for batch in batches:
-        steps.prefill(batch, context)
-        prefill = min(steps.prefill(batch, context) for _ in range(2))
-        times = steps.decode(batch, context)
-        floors = (
-            decode_floor(shape, steps.info, limits, batch, context + _STEPS // 2),
-            prefill_floor(shape, steps.info, limits, batch * context, context),
-        )
-        rows.append(
-            {
-                "batch": batch,
-                "context": context,
-                "step_ms": round(times["step"] * 1e3, 3),
-                "device_ms": round(times["device"] * 1e3, 3),
-                "gap_ms": round(times["gap"] * 1e3, 3),
-                "tokens_per_s": round(batch / times["step"], 1),
-                "decode_floor_share": round(floors[0] / times["step"], 3),
-                "prefill_tokens_per_s": round(batch * context / prefill, 1),
-                "prefill_floor_share": round(floors[1] / prefill, 3),
-            }
-        )
-        print(rows[-1], flush=True)
-    return {"weight_bytes": steps.info.weight_bytes, "kv_blocks": steps.info.num_blocks, "rows": rows}
+        steps = SteppedCore(shape, Path(folder), cases, **model)
+    report.facts |= {"weight_bytes": steps.info.weight_bytes, "kv_blocks": steps.info.num_blocks}
+    report.facts["graphs"] = steps.graphs
+    for case in cases:
+        report.add(case._asdict(), partial(measure_case, steps, shape, report.limits, case))
+        steps.finish(steps.added)  # if it failed
+
+
+def measure_transformers(report: Report, shape: str, cases: Sequence[Case]) -> None:
+    """Measure transformers."""
+    from benchmarks.gpu.peer import Transformers  # noqa: PLC0415 seconds of imports
+
+    model = Transformers(shape)
+    for case in cases:
+        report.add(case._asdict(), partial(model.measure, *case))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the benchmark and write the report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("shape", choices=SHAPES)
-    parser.add_argument("--batches", type=int, nargs="*", default=[1, 16, 64])
-    parser.add_argument("--context", type=int, default=512)
+    parser.add_argument("--cases", type=Case.parse, nargs="*", help="sequences x tokens of a prompt, such as 64x2048")
     parser.add_argument("--quantization", default="none")
-    parser.add_argument("--attention-backend", default="auto")
-    parser.add_argument("--block-size", type=int, default=16, help="flash_attn needs 256")
     parser.add_argument("--peer", action="store_true", help="measure transformers instead of Quire")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args(arguments)
-    limits = GpuLimits.measured()
-    print(limits, flush=True)
+    require_gpu("benchmarks.gpu.engine")
+    cases = options.cases or (PEER_CASES if options.peer else CASES)
     if options.peer:
-        from benchmarks.gpu.peer import measure_transformers  # noqa: PLC0415 a minute of compilation
-
-        found = measure_transformers(options.shape, options.batches, options.context)
-    else:
-        engine = {"attention_backend": options.attention_backend, "block_size": options.block_size}
-        quantization = options.quantization
-        found = measure(options.shape, limits, options.batches, options.context, engine, quantization=quantization)
-    report = {
-        "date": date.today().isoformat(),
-        "shape": options.shape,
-        "engine": "transformers" if options.peer else "quire",
-        "quantization": options.quantization,
-        "attention_backend": options.attention_backend,
-        "torch": torch.__version__,
-        **limits.as_dict(),
-        **found,
-    }
-    if options.out:
-        options.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        measure_transformers(Report(options.out, shape=options.shape, engine="transformers"), options.shape, cases)
+        return
+    report = Report(options.out, shape=options.shape, engine="quire", quantization=options.quantization)
+    measure_quire(report, options.shape, cases, quantization=options.quantization)
 
 
 if __name__ == "__main__":

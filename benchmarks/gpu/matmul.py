@@ -9,10 +9,7 @@ are those of the device. Products of quantized weights include the quantization 
 from __future__ import annotations
 
 import argparse
-import json
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from datetime import date
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +19,8 @@ import torch.nn.functional as F
 import triton
 from torch import Tensor
 
-from benchmarks.gpu.limits import GpuLimits, seconds
+from benchmarks.gpu.limits import require_gpu, seconds
+from benchmarks.gpu.report import Report
 from quire.kernels.activation import act_and_mul
 from quire.kernels.experts import run_experts
 from quire.kernels.gpu_weights import GpuWeight, StackedWeights
@@ -105,7 +103,7 @@ def captured_seconds(calls: Sequence[Callable[[], object]]) -> float:
     return seconds(graph.replay) / len(calls)
 
 
-def linear(shape: Shape, rows: int, bandwidth: float, rates: Rates) -> Iterator[dict[str, Any]]:
+def linear(report: Report, shape: Shape, rows: int, rates: Rates) -> None:
     """Time a linear layer by PyTorch and by our kernels."""
     count = min(MAX_WEIGHTS, max(2, WEIGHT_BYTES // (2 * shape.size_in * shape.size_out)))
     weights = [torch.randn(shape.size_out, shape.size_in, device="cuda").bfloat16() for _ in range(count)]
@@ -113,23 +111,24 @@ def linear(shape: Shape, rows: int, bandwidth: float, rates: Rates) -> Iterator[
     operations = 2 * rows * shape.size_in * shape.size_out
     moved = (rows * (shape.size_in + shape.size_out)) * x.itemsize
 
-    def result(kernel: str, calls: Sequence[Callable[[], object]], nbytes: int, rate: float) -> dict[str, Any]:
-        limit = max((nbytes + moved) / bandwidth, operations / rate)
-        return {**shape._asdict(), "rows": rows, **_timed(kernel, calls, operations, nbytes + moved, limit)}
+    def result(calls: Sequence[Callable[[], object]], nbytes: int, rate: float) -> dict[str, Any]:
+        limit = max((nbytes + moved) / report.limits.copy_bytes_per_s, operations / rate)
+        return _timed(calls, operations, nbytes + moved, limit)
 
-    yield result("torch bfloat16", [partial(F.linear, x, weight) for weight in weights], weights[0].nbytes, rates.none)
-    for quantization in FORMATS:
+    def quantized(quantization: str) -> dict[str, Any]:
         packed = [GpuWeight(weight, quantization) for weight in weights]
-        calls = [partial(weight, x, None) for weight in packed]
-        yield result(quantization, calls, packed[0].nbytes, getattr(rates, quantization))
+        return result([partial(one, x, None) for one in packed], packed[0].nbytes, getattr(rates, quantization))
+
+    case = {**shape._asdict(), "rows": rows}
+    calls = [partial(F.linear, x, weight) for weight in weights]
+    report.add(case | {"kernel": "torch bfloat16"}, lambda: result(calls, weights[0].nbytes, rates.none))
+    for quantization in FORMATS:
+        report.add(case | {"kernel": quantization}, partial(quantized, quantization))
 
 
-def _timed(
-    kernel: str, calls: Sequence[Callable[[], object]], operations: int, nbytes: int, limit: float
-) -> dict[str, Any]:
+def _timed(calls: Sequence[Callable[[], object]], operations: int, nbytes: int, limit: float) -> dict[str, Any]:
     taken = captured_seconds(calls)
     return {
-        "kernel": kernel,
         "microseconds": round(taken * 1e6, 2),
         "tflops": round(operations / taken / 1e12, 1),
         "gb_per_s": round(nbytes / taken / 1e9, 1),
@@ -137,25 +136,32 @@ def _timed(
     }
 
 
-def experts(shape: MoEShape, rows: int, bandwidth: float, rates: Rates) -> Iterator[dict[str, Any]]:
+def experts(report: Report, shape: MoEShape, rows: int, rates: Rates) -> None:
     """Time a layer's experts, and its router."""
     x = torch.randn(rows, shape.hidden, device="cuda").bfloat16()
     logits = torch.randn(rows, shape.experts, device="cuda")
     chosen, weights = softmax_top_k(logits, shape.top_k, renormalize=True)
     operations = 2 * rows * shape.top_k * 3 * shape.hidden * shape.size
-    used = len(chosen.unique()) / shape.experts
-    route = captured_seconds([partial(softmax_top_k, logits, shape.top_k, renormalize=True)] * 8)
-    yield {**shape._asdict(), "rows": rows, "kernel": "router", "microseconds": round(route * 1e6, 2)}
-    for quantization in FORMATS:
+    used = len(chosen.unique())
+
+    def route() -> dict[str, Any]:
+        taken = captured_seconds([partial(softmax_top_k, logits, shape.top_k, renormalize=True)] * 8)
+        return {"microseconds": round(taken * 1e6, 2)}
+
+    def run(quantization: str) -> dict[str, Any]:
         stacks = (
             _stack(shape, 2 * shape.size, shape.hidden, quantization),
             _stack(shape, shape.hidden, shape.size, quantization),
         )
         call = partial(run_experts, x, *stacks, partial(act_and_mul, act="silu"), chosen, weights)
-        nbytes = int(used * sum(stack.data.nbytes for stack in stacks)) + 2 * x.nbytes
-        limit = max(nbytes / bandwidth, operations / getattr(rates, quantization))
-        timed = _timed(quantization, [call] * 4, operations, nbytes, limit)
-        yield {**shape._asdict(), "rows": rows, "experts_used": round(used * shape.experts), **timed}
+        nbytes = sum(stack.data.nbytes for stack in stacks) * used // shape.experts + 2 * x.nbytes
+        limit = max(nbytes / report.limits.copy_bytes_per_s, operations / getattr(rates, quantization))
+        return {"experts_used": used, **_timed([call] * 4, operations, nbytes, limit)}
+
+    case = {**shape._asdict(), "rows": rows}
+    report.add(case | {"kernel": "router"}, route)
+    for quantization in FORMATS:
+        report.add(case | {"kernel": quantization}, partial(run, quantization))
 
 
 def _stack(shape: MoEShape, size_out: int, size_in: int, quantization: str) -> StackedWeights:
@@ -170,43 +176,34 @@ def adapter(shape: Shape, rows: int) -> dict[str, Any]:
     x, y = (torch.randn(rows, size, device="cuda").bfloat16() for size in (shape.size_in, shape.size_out))
     down, up = (torch.randn(size, device="cuda").bfloat16() for size in ((RANK, shape.size_in), (shape.size_out, RANK)))
     taken = captured_seconds([partial(_add, y, x, down, up)] * 8)
-    return {**shape._asdict(), "rows": rows, "kernel": f"adapter of rank {RANK}", "microseconds": round(taken * 1e6, 2)}
+    return {"microseconds": round(taken * 1e6, 2)}
 
 
 def _add(y: Tensor, x: Tensor, down: Tensor, up: Tensor) -> None:
     add_low_rank(y, x, down, up, None)
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Measure all shapes and write a report."""
     parser = argparse.ArgumentParser(description="matrix products on a GPU, relative to its limits")
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--out", type=Path)
     parser.add_argument("--models", nargs="*", help="only these, e.g. Llama-3-8B")
     parser.add_argument("--rows", nargs="*", type=int, default=ROWS)
-    arguments = parser.parse_args()
-    if not torch.cuda.is_available():
-        sys.exit("benchmarks.gpu.matmul measures a CUDA device, and PyTorch finds none")
-    limits = GpuLimits.measured()
-    rates, bandwidth = Rates.measured(limits.bf16_tflops * 1e12), limits.copy_gb_per_s * 1e9
-    results: list[dict[str, Any]] = []
-    for rows in arguments.rows:
+    options = parser.parse_args(arguments)
+    require_gpu("benchmarks.gpu.matmul")
+    report = Report(options.out, triton=triton.__version__)
+    rates = Rates.measured(report.limits.bf16_tflops * 1e12)
+    report.facts["tflops_by_format"] = {name: round(rate / 1e12, 1) for name, rate in rates._asdict().items()}
+    for rows in options.rows:
         for shape in LINEARS:
-            if not arguments.models or shape.model in arguments.models:
-                results += linear(shape, rows, bandwidth, rates)
-                results.append(adapter(shape, rows))
+            if not options.models or shape.model in options.models:
+                linear(report, shape, rows, rates)
+                case = {**shape._asdict(), "rows": rows, "kernel": f"adapter of rank {RANK}"}
+                report.add(case, partial(adapter, shape, rows))
         for moe in MOES:
-            if not arguments.models or moe.model in arguments.models:
-                results += experts(moe, rows, bandwidth, rates)
+            if not options.models or moe.model in options.models:
+                experts(report, moe, rows, rates)
         torch.cuda.empty_cache()
-    report = {
-        "date": date.today().isoformat(),
-        "torch": torch.__version__,
-        "triton": triton.__version__,
-        "limits": {**limits.as_dict(), "tflops_by_format": {k: round(v / 1e12, 1) for k, v in rates._asdict().items()}},
-        "results": results,
-    }
-    arguments.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    print(f"{len(results)} results in {arguments.out}")
 
 
 if __name__ == "__main__":

@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from quire.engine.models import loader
-from quire.engine.models.checkpoint import Progress
+from quire.engine.models.checkpoint import Progress, WindowOf
 from quire.engine.models.fp8 import Fp8Scales
 
 _STD = 0.02
 DEVICE = "cuda"
+GENERATED = 64  # tokens of each request where prefill and decode are measured together
 _LLAMA = {"rms_norm_eps": 1e-6, "hidden_act": "silu", "max_position_embeddings": 40960}
 SHAPES: dict[str, dict[str, Any]] = {
     "qwen3-0.6b": {
@@ -122,7 +123,9 @@ class RandomCheckpoint:
         """Whether two tensors have the same values."""
         return False
 
-    def tensors(self, dtype: torch.dtype, progress: Progress) -> Iterator[tuple[str, Tensor]]:
+    def tensors(
+        self, dtype: torch.dtype, progress: Progress, window_of: WindowOf | None = None
+    ) -> Iterator[tuple[str, Tensor]]:
         """Yield names and tensors; norms are 1."""
         for name, shape in self._shapes.items():
             tensor = torch.ones(shape, dtype=torch.bfloat16, device=DEVICE)

@@ -9,18 +9,16 @@ write at least once. Needs a CUDA device.
 from __future__ import annotations
 
 import argparse
-import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import date
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from benchmarks.gpu.limits import GpuLimits, seconds
+from benchmarks.gpu.limits import GpuLimits, require_gpu, seconds
+from benchmarks.gpu.report import Report
 from quire.kernels.activation import act_and_mul, clamped_swiglu
 from quire.kernels.add_rms_norm import add_rms_norm
 from quire.kernels.adjust_logits import Penalties, TokenCounts, penalize
@@ -58,7 +56,7 @@ def layer_cases() -> Iterator[Case]:
     yield Case("layer_norm with residual", 3 * x.nbytes, lambda: layer_norm(x, weight, weight, 1e-5, y))
     both = _normal(TOKENS, 2 * INNER)
     yield Case("act_and_mul silu", both.nbytes * 3 // 2, lambda: act_and_mul(both, "silu"))
-    yield Case("act_and_mul gelu_tanh", both.nbytes * 3 // 2, lambda: act_and_mul(both, "gelu_tanh"))
+    yield Case("act_and_mul gelu_pytorch_tanh", both.nbytes * 3 // 2, lambda: act_and_mul(both, "gelu_pytorch_tanh"))
     yield Case("clamped_swiglu", both.nbytes * 3 // 2, lambda: clamped_swiglu(both, 1.702, 7.0))
 
 
@@ -133,42 +131,27 @@ def captured(call: Callable[[], object]) -> Callable[[], None]:
     return replay
 
 
-def report() -> dict[str, Any]:
-    """Measure all ops beside a copy."""
-    limits = GpuLimits.measured()
-    results = {}
-    for cases in (layer_cases, head_cases, logits_cases):
-        for case in cases():
-            taken = seconds(captured(case.run))
-            bandwidth = case.nbytes / taken / 1e9
-            results[case.name] = {
-                "microseconds": round(taken * 1e6, 1),
-                "gb_per_s": round(bandwidth, 1),
-                "share_of_copy": round(bandwidth / limits.copy_gb_per_s, 3),
-            }
-        torch.cuda.empty_cache()
+def measure(limits: GpuLimits, case: Case) -> dict[str, float]:
+    """Microseconds of an op, and its share of the bandwidth of a copy."""
+    taken = seconds(captured(case.run))
     return {
-        "date": date.today().isoformat(),
-        "limits": limits.as_dict(),
-        "torch": torch.__version__,
-        "tokens": TOKENS,
-        "rows": ROWS,
-        "vocabulary": VOCAB,
-        "ops": results,
+        "microseconds": round(taken * 1e6, 1),
+        "gb_per_s": round(case.nbytes / taken / 1e9, 1),
+        "share_of_copy": round(case.nbytes / taken / limits.copy_bytes_per_s, 3),
     }
 
 
-def main() -> None:
-    """Run the benchmark and print the report."""
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure all ops and write a report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path)
-    options = parser.parse_args()
-    if not torch.cuda.is_available():
-        raise SystemExit("benchmarks.gpu.small_ops needs a CUDA device, and torch finds none: nothing was measured")
-    found = report()
-    print(json.dumps(found, indent=1))
-    if options.out is not None:
-        options.out.write_text(json.dumps(found, indent=1) + "\n")
+    options = parser.parse_args(arguments)
+    require_gpu("benchmarks.gpu.small_ops")
+    report = Report(options.out, tokens=TOKENS, rows=ROWS, vocabulary=VOCAB)
+    for cases in (layer_cases, head_cases, logits_cases):
+        for case in cases():
+            report.add({"op": case.name}, partial(measure, report.limits, case))
+        torch.cuda.empty_cache()
 
 
 if __name__ == "__main__":

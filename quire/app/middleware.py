@@ -119,8 +119,10 @@ def authentication(keys: Sequence[str], may_open_session: Callable[[str], bool])
 
 def _is_page(scope: Scope) -> bool:
     """Whether a request is for the built-in page, which shows nothing without a key."""
-    path = scope["path"].removeprefix(scope.get("root_path", ""))
-    return scope["type"] == "http" and (path in ("", "/") or path.startswith(PAGE_FILES))
+    if scope["type"] != "http" or scope["method"] not in ("GET", "HEAD"):  # `POST /` is an endpoint
+        return False
+    path: str = scope["path"].removeprefix(scope.get("root_path", ""))
+    return path in ("", "/") or path.startswith(PAGE_FILES)
 
 
 def _encodings(key: str) -> list[bytes]:

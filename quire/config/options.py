@@ -283,7 +283,9 @@ class ParallelOptions(Options):
         "for models that generate text from text only; with several ranks there are no CUDA graphs",
     )
     pipeline_parallel_size: Annotated[int, Field(ge=1, le=64)] = Field(
-        1, description="number of stages: groups of ranks that each have a part of the layers"
+        1,
+        description="number of stages: groups of ranks that each have a part of the layers; as many steps are computed "
+        "at the same time, each with prompts or with a part of many running requests",
     )
     enable_expert_parallel: Flag = Field(
         False,
@@ -335,8 +337,9 @@ class EngineOptions(Options):
     )
     kv_cache_dtype: Literal["auto", "int8", "fp8"] = Field(
         "auto",
-        description="data type of the KV cache; auto: that of the model; int8: 8 bits with a scale per head; fp8: "
-        "float8_e4m3 with the checkpoint's scales, if it has any, on GPUs of compute capability 8.9 or more",
+        description="data type of the KV cache; auto: that of the model; int8: 8 bits with a scale for each head of "
+        "each token; fp8: float8_e4m3 with the checkpoint's scales, if it has any, on GPUs of compute capability 8.9 "
+        "or more",
     )
     kv_cache_free_memory_fraction: Annotated[float, Field(gt=0, le=1)] = Field(
         0.5,

@@ -27,7 +27,6 @@ from quire.engine.execution.devices.select import find_device
 from quire.engine.execution.executor import Executor
 from quire.engine.execution.pooling import pooling_info
 from quire.engine.execution.ranks.errors import RankDied
-from quire.engine.execution.ranks.runner import LeadingRunner
 from quire.engine.execution.ranks.workers import Launcher, rank_process
 from quire.engine.execution.sampling.compiler import GrammarCompiler
 from quire.engine.executor_build import ExecutorBuild, encoder_executor
@@ -120,7 +119,8 @@ def build_core(
         return _build_core(config, channel, device, None)
     ranks = Ranks(config, device, launch)
     try:
-        return _build_core(config, channel, device, ranks)
+        with ranks.noticing_death():
+            return _build_core(config, channel, device, ranks)
     except BaseException:
         ranks.close()
         raise
@@ -275,10 +275,10 @@ def _build_decoder(
     allocate = cache_allocator(loaded, model, config, device, num_blocks)
     grammars = GrammarCompiler(config.folder, loaded.vocab_size)
     build = ExecutorBuild(config, device, context_len, grammars)
-    executor = build.executor(loaded, allocate(), streaming, None if ranks is None else LeadingRunner)
+    executor = build.executor(loaded, allocate(), streaming, None if ranks is None else ranks.runner_type)
     if ranks is not None:
         ranks.wait_until_ready(poll)
-    schedule = partial(_scheduler, options, context_len, num_blocks)
+    schedule = partial(_scheduler, options, context_len, num_blocks, config.parallel.pipeline_parallel_size)
     core = EngineCore(
         schedule(loaded) if streaming is None else streaming.scheduler(options, context_len, num_blocks),
         executor if ranks is None else ranks.executor(executor),
@@ -309,7 +309,9 @@ def _embedding_bytes(loaded: LoadedModel) -> int:
     return cast("Decoder", loaded.model).spec.hidden * loaded.dtype.itemsize
 
 
-def _scheduler(options: EngineOptions, context_len: int, num_blocks: int, loaded: LoadedModel) -> Scheduler:
+def _scheduler(
+    options: EngineOptions, context_len: int, num_blocks: int, stages: int, loaded: LoadedModel
+) -> Scheduler:
     speech = None if loaded.speech is None else loaded.speech.info
     limits = SchedulerLimits(
         max_num_seqs=options.max_num_seqs,
@@ -321,6 +323,7 @@ def _scheduler(options: EngineOptions, context_len: int, num_blocks: int, loaded
         encoder_compute_budget=options.max_num_batched_tokens,
         encoder_cache_size=_cached_embeddings(loaded, options),
         lora_for_items=loaded.is_adapted,
+        stages=stages,
     )
     return Scheduler(
         limits,

@@ -6,7 +6,7 @@ import gc
 import logging
 import multiprocessing
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection
@@ -35,16 +35,16 @@ from quire.engine.execution.ranks.messages import (
     Loaded,
     RankChannel,
     Ready,
-    RunStep,
-    Stop,
+    ReceivedSteps,
     ToWorker,
 )
-from quire.engine.execution.ranks.runner import FollowingRunner
+from quire.engine.execution.ranks.runner import FollowingRunner, LeadingRunner, PipelineRunner
 from quire.engine.execution.ranks.workers import Launcher, Workers, rank_process
 from quire.engine.execution.request_table import RequestTable
+from quire.engine.execution.runner import ModelRunner
 from quire.engine.execution.sampling.sampler import Sampler
 from quire.engine.models.checkpoint import Progress
-from quire.engine.models.decoder import CacheShape, LanguageModel
+from quire.engine.models.decoder import CacheShape, Decoder, LanguageModel
 from quire.engine.models.errors import ModelError, UnsupportedModel
 from quire.engine.models.loader import LoadedModel, load_model
 from quire.engine.models.parallel.group import RankGroups
@@ -63,7 +63,8 @@ class Ranks:
     """The core's view of the ranks of its model.
 
     Attributes:
-        groups: the groups of rank 0.
+        groups: the connections of rank 0.
+        runner_type: the class of its runner.
         weight_bytes: bytes of the workers' weights.
         cache_bytes: bytes of the workers' KV caches.
     """
@@ -89,6 +90,7 @@ class Ranks:
             placement.stages,
         )
         self.groups = RankGroups.of(placement)
+        self.runner_type: type[ModelRunner] = LeadingRunner if placement.stages == 1 else PipelineRunner
         self.weight_bytes = self.cache_bytes = 0
         self._workers = Workers(partial(run_rank, config), placement.ranks, launch)
 
@@ -100,8 +102,12 @@ class Ranks:
         """
         self.weight_bytes = sum(reply.weight_bytes for reply in self._workers.collect(Loaded, poll))
         self._workers.send(Connect())
-        self.groups.connect(self._workers.folder, device.torch_device)
+        self._workers.run(partial(_connect, self.groups, self._workers.folder, device), poll)
         self._workers.watch(self.groups.abort)
+
+    def noticing_death(self) -> AbstractContextManager[None]:
+        """Raise RankDied in place of an error that the end of a worker has caused."""
+        return self._workers.noticing_death()
 
     def least_blocks(self, num_blocks: int, poll: Poll) -> int:
         """The number of KV blocks that every rank has memory for. `num_blocks`: those of this one."""
@@ -168,9 +174,12 @@ def cache_dtype(loaded: LoadedModel, config: CoreConfig) -> torch.dtype:
 def cache_memory(loaded: LoadedModel, config: CoreConfig, device: Device, reserved: int) -> CacheMemory:
     """The memory that this rank's KV cache may take. `reserved`: bytes that the engine needs for other state."""
     options, model = config.engine, cast("LanguageModel", loaded.model)
-    ranks, share = Placement.of(config.parallel).ranks, config.memory_share
-    if ranks > 1 and device.torch_device.type == "cpu":
-        share = (free_memory() if share is None else share) // ranks
+    placement, share = Placement.of(config.parallel), config.memory_share
+    if placement.ranks > 1 and device.torch_device.type == "cpu":
+        share = (free_memory() if share is None else share) // placement.ranks
+    # `largest_step` is one step, but as many as there are stages are in flight.
+    hidden = cast("Decoder", model).spec.hidden if placement.stages > 1 else 0
+    reserved += (placement.stages - 1) * options.max_num_batched_tokens * hidden * loaded.dtype.itemsize
 
     def largest_step() -> None:
         model.set_context(loaded.context_len)
@@ -223,13 +232,15 @@ def run_rank(config: CoreConfig, rank: int, folder: Path, connection: Connection
             runner, cache = _build_follower(config, groups, device, folder, channel)
             if multiprocessing.parent_process() is not None:  # not in a thread of a test
                 gc.freeze()  # as the core does
+            steps, prefaults = ReceivedSteps(channel), True
             while True:
-                while not channel.connection.poll(_PREFAULT_AFTER) and cache.prefault():
-                    pass
-                message = _receive(channel)
-                assert isinstance(message, RunStep)
+                message = steps.next(_PREFAULT_AFTER if prefaults else None)
+                if message is None:
+                    prefaults = cache.prefault()
+                    continue
                 runner.append(message.sampled)
                 runner.execute(message.plan)
+                prefaults = True
     except (EOFError, BrokenPipeError):
         logger.debug("a rank ended with its core")
     except (ModelError, OutOfCacheMemory) as error:
@@ -247,19 +258,6 @@ def _report(channel: RankChannel, error: str) -> None:
         channel.send(Failed(error))
 
 
-def _receive(channel: RankChannel) -> Connect | Allocate | RunStep:
-    """The core's next message.
-
-    Raises:
-        EOFError: it is the last one, or the core has ended.
-    """
-    message = channel.receive()
-    if isinstance(message, Stop):
-        raise EOFError
-    assert isinstance(message, Connect | Allocate | RunStep)
-    return message
-
-
 def _build_follower(
     config: CoreConfig, groups: RankGroups, device: Device, folder: Path, channel: RankChannel
 ) -> tuple[FollowingRunner, KVCache]:
@@ -268,12 +266,12 @@ def _build_follower(
     keep_freed_memory()
     model = cast("LanguageModel", loaded.model)
     channel.send(Loaded(loaded.weight_bytes))
-    _receive(channel)
-    groups.connect(folder, device.torch_device)
+    channel.receive()  # Connect
+    _connect(groups, folder, device)
     per_block = block_bytes(cache_shapes(model, device), config.engine.block_size, cache_dtype(loaded, config))
     available = partial(cache_memory, loaded, config, device, 0)
     channel.send(Counted(count_blocks(config.engine, per_block, loaded.context_len, available), per_block))
-    message = _receive(channel)
+    message = channel.receive()
     assert isinstance(message, Allocate)
     model.set_context(message.context_len)
     cache = cache_allocator(loaded, model, config, device, message.num_blocks)()
@@ -292,6 +290,11 @@ def _build_follower(
     )
     channel.send(Ready())
     return runner, cache
+
+
+def _connect(groups: RankGroups, folder: Path, device: Device) -> None:
+    with device.activate():
+        groups.connect(folder, device.torch_device)
 
 
 @contextmanager

@@ -22,6 +22,9 @@ async def test_keys_are_needed_everywhere_but_for_probes(tmp_path: Path) -> None
             answer = await server.http.get(path)
             assert answer.status_code == 401, path
             assert answer.json()["error"]["code"] == 401
+        for path in ("/", "/page/page.js", COMPLETIONS):  # the page needs no key, the endpoint of the same path does
+            assert (await server.post(path, {"prompt": "x"})).status_code == 401, path
+        assert (await server.http.get("/")).status_code == 200
         for key in ("", "Bearer", "Bearer three", "one", "Basic one", "Bearer one two"):
             assert (await server.http.get("/v1/models", headers={"authorization": key})).status_code == 401
         for key in ("one", "two"):

@@ -66,7 +66,7 @@ def test_two_ranks_answer_a_chat_as_one_does(temporary: Path) -> None:
     assert "Traceback" not in server.log
 
 
-@pytest.mark.parametrize("flags", [["-tp", "2"], ["-pp", "2", "--engine-process"]], ids=" ".join)
+@pytest.mark.parametrize("flags", [["-tp", "2"], ["-pp", "2", "--engine-process"], ["-pp", "3"]], ids=" ".join)
 def test_a_rank_that_is_killed_ends_the_server(flags: list[str], tmp_path: Path, temporary: Path) -> None:
     """A stream that runs is told so; afterwards no process, socket or folder is left."""
     folder = tiny_model(tmp_path / "tiny")
@@ -79,9 +79,10 @@ def test_a_rank_that_is_killed_ends_the_server(flags: list[str], tmp_path: Path,
             rank_of(server).kill()
             rest = [line.removeprefix("data: ") for line in lines if line]
         assert rest[-1] == "[DONE]"
-        assert "rank 1 of 2 has stopped" in json.loads(rest[-2])["error"]["message"]
+        ended = f"rank {int(flags[1]) - 1} of {flags[1]} has stopped"
+        assert ended in json.loads(rest[-2])["error"]["message"]
         assert server.process.wait(60) == 1
-        eventually(lambda: "the server stops: The engine has stopped: rank 1 of 2 has stopped" in server.log)
+        eventually(lambda: f"the server stops: The engine has stopped: {ended}" in server.log)
         assert "Traceback" not in server.log
     assert_nothing_is_left(processes, temporary)
 
@@ -97,19 +98,26 @@ def test_a_rank_that_is_killed_while_idle_is_noticed_and_the_engine_restarts(tmp
         assert after == before
 
 
-@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    ("sent", "to_all", "status"), [(signal.SIGTERM, False, 0), (signal.SIGKILL, False, -9), (signal.SIGINT, True, 130)]
+)
 def test_a_server_that_is_ended_while_it_loads_leaves_nothing(
-    sent: signal.Signals, tmp_path: Path, temporary: Path
+    sent: signal.Signals, to_all: bool, status: int, tmp_path: Path, temporary: Path
 ) -> None:
+    """A terminal sends Ctrl-C to the ranks as well, which have just been started."""
     folder = tiny_model(tmp_path / "tiny")
     command = [sys.executable, "-m", "quire", "serve", str(folder), "--port", "0", "-tp", "2"]
     env = {**os.environ, "TMPDIR": str(temporary)}
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=env) as process:
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=env, start_new_session=True) as process:
         assert process.stderr is not None
         next(line for line in process.stderr if "2 ranks" in line)  # the workers are started next
         eventually(lambda: any("spawn_main" in command_of(p) for p in psutil.Process(process.pid).children()))
         processes = psutil.Process(process.pid).children(recursive=True)
         assert list(temporary.glob("quire-ranks-*"))
-        process.send_signal(sent)
-        assert process.wait(60) == (0 if sent == signal.SIGTERM else -sent)
+        if to_all:
+            os.killpg(process.pid, sent)
+        else:
+            process.send_signal(sent)
+        assert process.wait(60) == status
+        assert "Traceback" not in process.stderr.read()
     assert_nothing_is_left(processes, temporary)

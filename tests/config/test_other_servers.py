@@ -137,7 +137,8 @@ def test_flags_of_vllm_are_understood(line: str, expected: dict[str, Any]) -> No
 @pytest.mark.parametrize(
     ("line", "complaint"),
     [
-        ("m -dp 4", "-dp 4 of vLLM is not supported; Quire's is --tensor-parallel-size: Quire runs a model once"),
+        ("m -dp 4", "-dp 4 of vLLM is not supported: Quire runs one copy of a model; for more, start several servers"),
+        ("m -dpr 1", "-dpr of vLLM is not supported: Quire runs one copy of a model; for more, start several servers"),
         ("m -tp 0", "--tensor-parallel-size expects an integer from 1 to 64, not '0'"),
         ("m --enable-lora --lora-modules a=b", "--enable-lora of vLLM is not supported: LoRA adapters"),
         ("m --quantization awq", "--quantization expects none, int8, int4 or fp8, not 'awq'"),

@@ -26,29 +26,16 @@ from tests.support.audio_models import make_audio_model, noise, prompt_with, sav
 from tests.support.encoders import tiny_embedder
 from tests.support.engine import Engine, greedy, random_prompt
 from tests.support.models import make_model, save_model
+from tests.support.sleep import ALL, AWAKE, answer, sleep
 from tests.support.streaming_models import make_streaming_model, save_streaming_model
 from tests.support.whisper import ENGLISH, START, TRANSCRIBE, item, make_whisper, save_whisper
 
-ALL: frozenset[MemoryTag] = frozenset(("weights", "kv_cache"))
-AWAKE = SleepState(frozenset())
 MIB = 1 << 20
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_model(make_model("llama", num_hidden_layers=1), tmp_path_factory.mktemp("model"))
-
-
-def answer(engine: Engine, message: Sleep | Wake) -> SleepState:
-    """The core's answer to a message."""
-    engine.core._handle(message)
-    (state,) = [sent for sent in engine.channel.sent if isinstance(sent, SleepState)]
-    engine.channel.sent.clear()
-    return state
-
-
-def sleep(engine: Engine, level: SleepLevel) -> None:
-    assert answer(engine, Sleep(level)) == SleepState(ALL)
 
 
 def resident() -> float:

@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import pytest
 import torch
 
 from quire.config.options import EngineOptions
 from quire.engine.execution.cache import CacheMemory
 from quire.engine.execution.cuda_graphs import Graph
 from quire.engine.execution.devices.triton import TritonDevice
+from quire.engine.execution.waiting import RefuseWaiting
 from quire.kernels import gpu, native
+
+# For tests of `InterpretedDevice` itself.
+interpreted_only = pytest.mark.skipif(not gpu.is_interpreted(), reason="there is a GPU, and no interpreter")
 
 
 class FakeGraph:
@@ -23,6 +28,8 @@ class FakeGraph:
 
     def capture(self, function: Callable[[], None]) -> None:
         function()
+        with RefuseWaiting():
+            function()
         self._function = function
 
     def replay(self) -> None:

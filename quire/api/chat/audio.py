@@ -160,14 +160,17 @@ def _check_length(audio: DecodedAudio, part: _Part, model: ServedModel, info: Au
     if longest is not None and samples > longest:
         raise AudioError(
             f"The audio is {audio.seconds:.1f} s long; this model takes at most {longest / SAMPLE_RATE:g} s in one "
-            "piece.",
+            "audio part.",
             part.where,
         )
     tokens, limit = token_count(samples, info), model.info.max_model_len
     if not tokens:
-        raise AudioError(f"The audio is too short: {audio.seconds:.3f} s.", part.where)
+        raise AudioError(
+            f"The audio is too short: its {audio.seconds:.3f} s give no audio token of this model.", part.where
+        )
     if before + tokens >= limit:
         raise AudioError(
-            f"This model's maximum context length is {limit} tokens. However, the audio has {before + tokens} tokens.",
+            f"This model's maximum context length is {limit} tokens. However, the audio has {before + tokens} tokens, "
+            "and text and an answer must fit as well.",
             part.where,
         )

@@ -98,7 +98,10 @@ def take_unknown_fields(body: BaseModel) -> list[str]:
     undeclared = (body.model_extra or {}) | _stream_options(body)
     (body.model_extra or {}).clear()
     if len(undeclared) > _MAX_UNDECLARED:
-        raise InvalidRequest(f"The body has {len(undeclared)} fields that this server does not know.")
+        raise InvalidRequest(
+            f"The body has {len(undeclared)} fields that this server does not know; at most {_MAX_UNDECLARED} are "
+            "allowed."
+        )
     unknown = []
     for name, value in undeclared.items():
         if name in HARMLESS or value is None:

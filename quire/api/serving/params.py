@@ -192,7 +192,7 @@ def output_token_limit(prompt: Prompt, model: ServedModel, max_tokens: int | Non
     if length + (max_tokens or 1) > limit:
         raise InvalidRequest(
             f"This model's maximum context length is {limit} tokens. However, your request has {length} input tokens"
-            + (f" and asks for {max_tokens} output tokens" if max_tokens else "")
+            + (f" and asks for {max_tokens} output tokens" if max_tokens else ", and one output token must fit as well")
             + ". Please reduce the length of the input.",
             "input_tokens" if length >= limit or not max_tokens else "max_tokens",
         )
@@ -296,8 +296,8 @@ def _bad_words(words: Sequence[str], model: ServedModel) -> tuple[tuple[int, ...
     total = sum(map(len, found))
     if total > _MAX_BAD_WORD_TOKENS:
         raise InvalidRequest(
-            f"`bad_words` may have at most {_MAX_BAD_WORD_TOKENS} tokens, at the start of a text and after a space "
-            f"together, not {total}.",
+            f"`bad_words` may have at most {_MAX_BAD_WORD_TOKENS} tokens in total, where each word counts twice, "
+            f"without and with a space in front of it; these have {total}.",
             "bad_words",
         )
     return tuple(found)

@@ -6,6 +6,7 @@ from quire.config.other_servers.table import OtherServerFlag, ignored, ignored_s
 from quire.config.other_servers.values import ATTENTION_BACKENDS
 
 _ONE_MACHINE = "Quire runs a model once, on one machine"
+_ONE_COPY = "Quire runs one copy of a model; for more, start several servers behind a load balancer"
 _CONTEXT = "there is no context parallelism"
 _EXPERTS = "each rank has an equal, fixed part of the experts"
 _DUAL_BATCH = "a step is not divided into two batches"
@@ -119,9 +120,13 @@ VLLM: tuple[OtherServerFlag, ...] = (
     *refused("--hf-token", "set the environment variable HF_TOKEN"),
     *same("--task", "--pooler-config"),
     translated_to("--runner", "--task", "`pooling` is `--convert embed`, unless --convert is set"),
-    translated_to("--convert", "--convert", "`auto` is left out"),
+    translated_to("--convert", "--convert", "`auto` has no effect: it is the default"),
     *refused("--skip-tokenizer-init --enable-prompt-embeds", "prompts must be text or token ids"),
-    *refused("--disable-sliding-window", "sliding windows cannot be disabled", "--max-model-len"),
+    *refused(
+        "--disable-sliding-window",
+        "sliding windows cannot be disabled, but have no effect if this is at most the window",
+        "--max-model-len",
+    ),
     *ignored(
         "--safetensors-load-strategy --max-parallel-loading-workers --ignore-patterns",
         "weights are always read in one pass",
@@ -208,8 +213,8 @@ VLLM: tuple[OtherServerFlag, ...] = (
     translated_to("-tp", "--tensor-parallel-size"),
     translated_to("-pp", "--pipeline-parallel-size"),
     translated_to("-ep", "--enable-expert-parallel", switch=True),
-    *ignored("--data-parallel-size|-dp", _ONE_MACHINE, only=["1"], ours="--tensor-parallel-size"),
-    *ignored("--data-parallel-size-local|-dpl", _ONE_MACHINE, only=["1"]),
+    *ignored("--data-parallel-size|-dp", _ONE_COPY, only=["1"]),
+    *ignored("--data-parallel-size-local|-dpl", _ONE_COPY, only=["1"]),
     *ignored("--renderer-num-workers", "the number of renderer processes cannot be set", only=["1"]),
     *ignored_switch("--worker-use-ray --engine-use-ray --ray-workers-use-nsight", _ONE_MACHINE),
     *ignored("--prefill-context-parallel-size|-pcp", _CONTEXT, only=["1"], ours="--tensor-parallel-size"),
@@ -217,12 +222,12 @@ VLLM: tuple[OtherServerFlag, ...] = (
     *ignored("--cp-kv-cache-interleave-size --dcp-kv-cache-interleave-size", _CONTEXT),
     *ignored("--dbo-decode-token-threshold --dbo-prefill-token-threshold", _DUAL_BATCH),
     *ignored_switch("--disable-nccl-for-dp-synchronization", _ONE_MACHINE),
-    *refused("--data-parallel-rank|-dpn --data-parallel-start-rank|-dpr --data-parallel-backend|-dpb", _ONE_MACHINE),
-    *refused("--data-parallel-external-lb|-dpe --data-parallel-hybrid-lb|-dph", _ONE_MACHINE),
+    *refused("--data-parallel-rank|-dpn --data-parallel-start-rank|-dpr --data-parallel-backend|-dpb", _ONE_COPY),
+    *refused("--data-parallel-external-lb|-dpe --data-parallel-hybrid-lb|-dph", _ONE_COPY),
     *refused("--device-ids", "set CUDA_VISIBLE_DEVICES"),
     *ignored("--nnodes|-n", _ONE_MACHINE, only=["1"]),
     *refused("--node-rank|-r --master-addr --master-port", _ONE_MACHINE),
-    *refused("--data-parallel-address|-dpa --data-parallel-rpc-port|-dpp", _ONE_MACHINE),
+    *refused("--data-parallel-address|-dpa --data-parallel-rpc-port|-dpp", _ONE_COPY),
     *refused("--worker-cls --worker-extension-cls --io-processor-plugin --additional-config", _BUILT_IN),
     *refused("--weight-transfer-config", "weights are only read from the model's directory"),
     *refused("--enable-return-routed-experts", "answers do not contain the experts of tokens"),

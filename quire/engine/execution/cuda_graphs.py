@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
@@ -14,15 +15,18 @@ from typing_extensions import override
 
 from quire.config.options import EngineOptions
 from quire.engine.execution.attention.backend import AttentionBackend, PreparedAttention
+from quire.engine.execution.cache import OutOfCacheMemory
 from quire.engine.execution.device_inputs import DeviceInputBuilder
 from quire.engine.execution.inputs import StepInputs
 from quire.engine.execution.step_graphs import EagerSteps, StepRunner
+from quire.engine.execution.waiting import RefuseWaiting
 from quire.engine.models.decoder import LanguageModel
 
 logger = logging.getLogger(__name__)
 _SMALL = (1, 2, 4)  # sizes below multiples of _STRIDE
 _STRIDE = 8
 _WIDE = 256  # above it every other multiple
+_capturing = threading.Lock()  # torch allows one capture at a time in a process, of which several engines are threads
 _LARGEST = 512  # sequences; larger steps take so long that launching kernels does not matter
 
 
@@ -42,7 +46,8 @@ class Graph(Protocol):
         """Call a function once, to find out its work.
 
         Raises:
-            RuntimeError: it waits for the device, so that it cannot be captured.
+            RuntimeError: it cannot be captured, as it waits for the device.
+            torch.OutOfMemoryError: there is no memory for its results.
         """
 
     def replay(self) -> None:
@@ -66,14 +71,10 @@ class CudaGraph(Graph):
     @override
     def capture(self, function: Callable[[], None]) -> None:
         function()  # compiles kernels and fills caches
-        before = torch.cuda.get_sync_debug_mode()
-        torch.cuda.set_sync_debug_mode("error")  # to fail here, as a failed capture may leave the device unusable
-        try:
+        with RefuseWaiting():  # to fail here, as a failed capture may leave the device unusable
             function()
-        finally:
-            torch.cuda.set_sync_debug_mode(before)
         torch.cuda.synchronize()
-        with torch.cuda.graph(self._graph, pool=self._pool, capture_error_mode="thread_local"):
+        with _capturing, torch.cuda.graph(self._graph, pool=self._pool, capture_error_mode="thread_local"):
             function()
 
     @override
@@ -105,7 +106,11 @@ class GraphSteps(StepRunner):
 
     @torch.inference_mode()
     def capture(self) -> None:
-        """Capture a graph of each size, the largest first, as its memory then serves all others."""
+        """Capture a graph of each size, the largest first, as its memory then serves all others.
+
+        Raises:
+            OutOfCacheMemory: the KV cache leaves too little memory for a step.
+        """
         sizes = sorted(self._inputs.padded_sizes, reverse=True)
         for size in tqdm(sizes, desc="capturing CUDA graphs", unit="graph", leave=False, disable=None):
             inputs = self._inputs.blank(size)
@@ -116,8 +121,13 @@ class GraphSteps(StepRunner):
             graph, out = self._new_graph(), self._logits[:size]
             try:
                 graph.capture(partial(self._compute, inputs, prepared, out))
+            except torch.OutOfMemoryError as error:
+                raise OutOfCacheMemory(
+                    f"a decode step of {size} sequences does not fit into memory beside the KV cache: "
+                    "lower --gpu-memory-utilization or --max-num-seqs"
+                ) from error
             except RuntimeError as error:
-                logger.warning("the model runs without CUDA graphs: it waits for the device in each step (%s)", error)
+                logger.warning("the model runs without CUDA graphs: its steps cannot be captured (%s)", error)
                 self.graphs.clear()
                 return
             self.graphs[size] = graph

@@ -22,7 +22,7 @@ from quire.engine.execution.inputs import (
     make_spans,
     queries_of,
 )
-from quire.engine.execution.pinned import PinnedBuffers
+from quire.engine.execution.pinned import PinnedBuffers, to_device
 from quire.engine.execution.request_table import RequestTable
 from quire.engine.models.inputs import ModelInputs
 from quire.engine.scheduling.plan import ScheduledSequence
@@ -242,7 +242,7 @@ class DeviceInputBuilder(InputBuilder):
         sampling = [span.row for span in spans if span.samples and not span.draft]
         parts = (table.cross_blocks[rows], table.cross_lengths[rows])
         logits = (table.cross_blocks[sampling], table.cross_lengths[sampling])
-        return CrossAttentionInputs(*(torch.from_numpy(part).to(self._device) for part in (*parts, *logits)))
+        return CrossAttentionInputs(*(to_device(part, self._device) for part in (*parts, *logits)))
 
 
 class _Arrays:

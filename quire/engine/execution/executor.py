@@ -114,11 +114,10 @@ class LocalExecutor(Executor):
 
     max_steps_in_flight = 1
 
-    def __init__(self, activate: Activate, runner: Runner, cache: KVCache | None = None) -> None:
-        """`activate`: see `Device.activate`. `cache`: the KV cache of the runner's model; None if it has none."""
+    def __init__(self, activate: Activate, runner: Runner) -> None:
+        """`activate`: see `Device.activate`."""
         self._activate = activate
         self._runner = runner
-        self._cache = cache
 
     @override
     def submit(self, plan: StepPlan) -> PendingStep:
@@ -127,7 +126,7 @@ class LocalExecutor(Executor):
 
     @override
     def prefault(self) -> bool:
-        return self._cache is not None and self._cache.prefault()
+        return False
 
     @override
     def check(self) -> None:
@@ -158,10 +157,13 @@ class _ThreadStep(PendingStep):
 class BackgroundExecutor(Executor):
     """Submits steps to a device from the calling thread, and waits for their results later."""
 
-    def __init__(self, activate: Activate, runner: BackgroundRunner, max_steps_in_flight: int) -> None:
-        """`activate`: see `Device.activate`."""
+    def __init__(
+        self, activate: Activate, runner: BackgroundRunner, max_steps_in_flight: int, cache: KVCache | None = None
+    ) -> None:
+        """`activate`: see `Device.activate`. `cache`: the KV cache, if parts of it are mapped in the background."""
         self._activate = activate
         self._runner = runner
+        self._cache = cache
         self.max_steps_in_flight = max_steps_in_flight
 
     @override
@@ -171,7 +173,7 @@ class BackgroundExecutor(Executor):
 
     @override
     def prefault(self) -> bool:
-        return False
+        return self._cache is not None and self._cache.prefault()
 
     @override
     def check(self) -> None:

@@ -51,6 +51,13 @@ def pinned_empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.devic
     return torch.empty(shape, dtype=dtype, pin_memory=device.type == "cuda")
 
 
+def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
+    """A copy of an array, which the device makes in the background."""
+    source = pinned_empty(array.shape, torch.from_numpy(array).dtype, device)
+    source.numpy()[...] = array
+    return source.to(device, non_blocking=True)
+
+
 class PinnedBuffers:
     """Buffers that are filled in turn; one is filled again when the device has copied what it held."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -44,17 +44,21 @@ class StartedStep:
     Attributes:
         known: what is known of its result.
         pending: tokens that are sampled, with the ids of their sequences.
+        rest: waits for the logits and samples, if that is not done yet.
     """
 
     known: StepResult = field(default_factory=StepResult)
     pending: list[tuple[list[str], PendingTokens]] = field(default_factory=list)
+    rest: Callable[[], None] | None = None
 
     def is_done(self) -> bool:
         """Whether all tokens are known."""
-        return all(tokens.is_done() for _, tokens in self.pending)
+        return self.rest is None and all(tokens.is_done() for _, tokens in self.pending)
 
     def result(self) -> StepResult:
         """The result of the step; waits for its tokens. Called once."""
+        if self.rest is not None:
+            self.rest()
         for request_ids, tokens in self.pending:
             for request_id, choice in zip(request_ids, tokens.result(), strict=True):
                 _report(request_id, [choice], self.known)
@@ -136,9 +140,12 @@ class ModelRunner:
         if self._aligner is not None and cross is not None:
             cross = self._aligner.watch(cross, inputs.spans)
         hidden = self.model.run(inputs.model, attention.attend, cross=cross)
-        sampling = [span for span in inputs.spans if span.samples]
-        logits = compute_logits(self.model.lm_head, hidden, _rows_to_sample(sampling)) if sampling else None
-        return Computed(inputs.spans, logits, hidden)
+        return Computed(inputs.spans, self._sampled_logits(hidden, inputs.spans), hidden)
+
+    def _sampled_logits(self, hidden: Tensor, spans: Sequence[Span]) -> Tensor | None:
+        """Logits of the tokens from which spans sample, of the hidden states of all tokens; None if none samples."""
+        sampling = [span for span in spans if span.samples]
+        return compute_logits(self.model.lm_head, hidden, _rows_to_sample(sampling)) if sampling else None
 
     def _with_items(self, inputs: StepInputs, scheduled: Sequence[ScheduledSequence]) -> StepInputs:
         """The inputs with the embeddings of items, and the rows that are computed with the model's adapter."""

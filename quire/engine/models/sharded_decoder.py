@@ -41,8 +41,8 @@ def check_parallel(config: ModelConfig) -> None:
 class ShardedDecoder(Decoder):
     """A pipeline stage, of which the ranks of a tensor-parallel group have a part each.
 
-    Hidden states are the same on all ranks of a stage. Every rank calls `run`, and then the head, for the same steps
-    in the same order.
+    Hidden states are the same on all ranks of a stage. Every rank calls `run` for the same steps in the same order, and
+    the head as well. Rank 0 of a pipeline may call `run` for further steps before it calls the head.
 
     Attributes:
         whole: spec of the whole decoder.
@@ -88,19 +88,16 @@ class ShardedDecoder(Decoder):
         cross: StepCrossAttention | None = None,
     ) -> Tensor:
         """Hidden states, as `LanguageModel.run` describes; in a stage before the last, only their number is right."""
-        placement, world = self.placement, self._groups.world
-        if placement.is_first_stage:
+        groups = self._groups
+        if groups.previous is None:
             x = self._embedded(inputs)
         else:
-            assert world is not None
-            device = inputs.positions.device
-            x = world.receive((len(inputs.positions), self.spec.hidden), self._dtype, device, placement.previous)
+            x = groups.previous.receive((len(inputs.positions), self.spec.hidden), self._dtype)
         step = self._step(inputs, attend, last_token_only=last_token_only, cross=cross)
-        hidden = self.run_layers(x, step, more_layers=not placement.is_last_stage)
-        if placement.is_last_stage:
+        hidden = self.run_layers(x, step, more_layers=groups.next is not None)
+        if groups.next is None:
             return hidden
-        assert world is not None
-        world.send(hidden, placement.next)
+        groups.next.send(hidden)
         indices = inputs.logits_indices if last_token_only else None
         return hidden if indices is None else hidden[: len(indices)]
 
@@ -115,18 +112,18 @@ class ShardedHead(LMHead):
     @override
     def project(self, hidden: Tensor, *, rows: Tensor | slice | None = None, out: Tensor | None = None) -> Tensor:
         """(rows, vocab) float32 on rank 0, and (0, vocab) on the others."""
-        placement, tensor, world = self._groups.placement, self._groups.tensor, self._groups.world
+        placement, tensor, link = self._groups.placement, self._groups.tensor, self._groups.logits
         hidden = hidden if rows is None else hidden[rows]
         logits = hidden.new_empty((0, self.vocab_size), dtype=torch.float32)
+        if not len(hidden):
+            return logits
         if placement.is_last_stage:
             part = super().project(hidden)
             parts = [part] if tensor is None else tensor.gather(part)
             if parts:
                 logits = torch.cat(parts, 1)[:, : self.vocab_size]
-        if world is not None:
-            if placement.rank == placement.logits_rank:
-                world.send(logits, 0)
-            if placement.rank == 0:
-                shape = (len(hidden), self.vocab_size)
-                logits = world.receive(shape, torch.float32, hidden.device, placement.logits_rank)
+        if link is not None and placement.rank:
+            link.send(logits)
+        elif link is not None:
+            logits = link.receive((len(hidden), self.vocab_size), torch.float32)
         return logits if out is None or placement.rank else out.copy_(logits)

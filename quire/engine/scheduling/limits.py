@@ -20,6 +20,7 @@ class SchedulerLimits:
         encoder_cache_size: embeddings of items with placeholder tokens that are kept; 0 if the model reads no such
             items.
         lora_for_items: requests with such items are computed with the model's LoRA adapter.
+        stages: pipeline stages, each of which computes another step at the same time.
     """
 
     max_num_seqs: int
@@ -31,6 +32,7 @@ class SchedulerLimits:
     encoder_compute_budget: int = 0
     encoder_cache_size: int = 0
     lora_for_items: bool = False
+    stages: int = 1
 
     def __post_init__(self) -> None:
         if self.max_num_batched_tokens < self.max_num_seqs:

@@ -49,7 +49,8 @@ class Request:
         num_computed_tokens: tokens whose keys and values are in `blocks` once the steps in flight have finished.
         num_output_placeholders: number of tokens that steps in flight will append to `tokens`.
         steps_in_flight: submitted steps that hold this sequence and have not finished.
-        verifies_draft: a step in flight verifies a draft, so how many tokens it appends is not known.
+        awaits_tokens: it is not scheduled on before the tokens of a step in flight are known: the step verifies a
+            draft, so that their number is unknown, or the device does not keep sampled tokens.
         blocks: the block table.
         root_hash: seed of the block hashes, from what vLLM calls extra keys (cache salt, LoRA, an item for
             cross-attention) and from the RoPE variant; only sequences with equal ones share blocks.
@@ -79,7 +80,7 @@ class Request:
     num_computed_tokens: int = 0
     num_output_placeholders: int = 0
     steps_in_flight: int = 0
-    verifies_draft: bool = False
+    awaits_tokens: bool = False
     blocks: list[int] = field(default_factory=list)
     hashes: list[BlockHash] = field(default_factory=list)
     num_cached_blocks: int = 0
@@ -109,7 +110,7 @@ class Request:
 
     def num_new_tokens(self, max_model_len: int, rope_switch: int | None = None) -> int:
         """Tokens that can be scheduled now."""
-        if self.num_output_placeholders and (self.verifies_draft or self._ends_with_placeholders(max_model_len)):
+        if self.num_output_placeholders and (self.awaits_tokens or self._ends_with_placeholders(max_model_len)):
             return 0
         longest = len(self.tokens) - self.held_back + self.num_output_placeholders
         return (
@@ -153,6 +154,11 @@ class Request:
         self.tokens += tokens
         self.prompt_len = len(self.tokens)
         self.held_back = 0 if last else 1
+
+    @property
+    def decodes(self) -> bool:
+        """Whether all of its prompt is scheduled, or computed."""
+        return self.num_computed_tokens >= self.prompt_len
 
     @property
     def is_idle(self) -> bool:
@@ -210,7 +216,7 @@ class Request:
     def take_sampled(self, sampled: SampledTokens, max_model_len: int) -> TokensOutput:
         """Append the tokens that a step has sampled, up to the one that finishes the request; returns its output."""
         self.num_output_placeholders -= 1
-        self.verifies_draft = False
+        self.awaits_tokens = False
         taken = 0
         finish_reason, stop_reason = None, None
         while taken < len(sampled.tokens) and finish_reason is None:

@@ -17,6 +17,7 @@ from quire.engine.scheduling.drafter import Drafter
 from quire.engine.scheduling.items import EncoderCache, PlaceholderRanges
 from quire.engine.scheduling.limits import SchedulerLimits
 from quire.engine.scheduling.open_requests import OpenRequests
+from quire.engine.scheduling.pipeline import StepShares
 from quire.engine.scheduling.plan import ScheduledSequence, StepPlan, StepResult
 from quire.engine.scheduling.prefix_cache import PrefixCache
 from quire.engine.scheduling.request import Hasher, Request
@@ -69,6 +70,7 @@ class Scheduler:
         self._cross_attention = CrossAttentionBlocks(pool, hasher, limits.convolutions)
         self._speculation = Speculation(limits, pool)
         self._encoder_cache = EncoderCache(limits.encoder_cache_size, limits.encoder_compute_budget)
+        self._shares = StepShares(limits.stages)
         self._running: list[Request] = []  # sorted by sort key
         self._waiting = WaitingQueue(self._requests, by_priority=by_priority, fair=fair)
         self._in_flight: deque[list[Request]] = deque()  # the sequences of each plan that has not finished
@@ -162,11 +164,14 @@ class Scheduler:
         plan.prompt_extensions = self._open.take_extensions(plan.new)
         if scheduled:
             self._in_flight.append(scheduled)
+            self._shares.submit()
         return plan
 
     def update(self, plan: StepPlan, result: StepResult) -> list[RequestOutput]:
         """Apply the results of the oldest step in flight; returns the outputs for the front end."""
         live: dict[str, Request] = {}
+        if plan.scheduled:
+            self._shares.finish()
         for request in self._in_flight.popleft() if plan.scheduled else ():
             request.steps_in_flight -= 1
             if self._requests.get(request.id) is request:  # else aborted, or finished by an earlier step
@@ -244,6 +249,7 @@ class Scheduler:
             else len(request.tokens) - request.held_back - request.num_computed_tokens
             for request in self._running
         ]
+        self._shares.begin_step(self._running, pending)
         decoding = pending.count(1)
         self._speculation.begin_step(decoding)
         index = 0
@@ -276,7 +282,8 @@ class Scheduler:
 
     def _schedule_waiting(self, plan: StepPlan, scheduled: list[Request], budget: int) -> None:
         encoded = self.limits.encoder_compute_budget  # positions that this step may still encode
-        while budget > 0 and (request := self._waiting.first()):
+        most = self._shares.share(min(len(self._requests), self.limits.max_num_seqs))
+        while budget > 0 and len(scheduled) < most and (request := self._waiting.first()):
             if len(self._running) >= self.limits.max_num_seqs and not self._preempt_idle():
                 return
             if request.steps_in_flight:
@@ -362,7 +369,7 @@ class Scheduler:
         request.steps_in_flight += 1
         if samples:
             request.num_output_placeholders += 1
-            request.verifies_draft = bool(draft)
+            request.awaits_tokens = bool(draft) or self.limits.stages > 1
         self._prefix_cache.cache_full_blocks(request, min(end, len(request.tokens)))
         plan.stats.step_tokens += max(0, min(end, request.prompt_len) - start)
 

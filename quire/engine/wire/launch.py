@@ -24,6 +24,7 @@ from typing import Protocol
 
 from quire.allocator import use_one_arena
 
+_SERVERS_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # which a terminal or supervisor sends
 _LAST_MESSAGES = 0.1  # seconds in which the reason that a process has sent before its end is received
 CoreEntry = Callable[[str], None]  # runs a core on an address until it is shut down
 
@@ -91,7 +92,7 @@ class ProcessCore:
             target=_run_in_process, args=(pickle.dumps(entry), self.address), name="quire-engine"
         )
         kill_with_process(self)
-        process.start()
+        start_without_signals(process)
         self._process = process
         loop = asyncio.get_running_loop()
 
@@ -170,13 +171,22 @@ def _run_in_process(entry: bytes, address: str) -> None:
     run(address)
 
 
+def start_without_signals(process: multiprocessing.process.BaseProcess) -> None:
+    """Start a process that `end_with_parent` protects from signals, before it has called it."""
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _SERVERS_SIGNALS)
+    try:
+        process.start()  # it inherits what this thread blocks
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+
+
 def end_with_parent(clean_up: Callable[[], None] = lambda: None) -> None:
     """End this process when the server does, and not by signals: the server decides when its children end.
 
     A terminal or supervisor sends signals to all processes, and the server first finishes its requests.
     `clean_up` is called when the server has ended without ending this process.
     """
-    for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for ignored in _SERVERS_SIGNALS:
         signal.signal(ignored, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     if parent is None:

@@ -32,7 +32,7 @@ def quantize_kernel(
     columns = tl.program_id(1) * group + inner
     inside = (inner < group) & (columns < size)
     values = tl.load(x + row * x_stride + columns, mask=inside, other=0.0).to(tl.float32)
-    scale = tl.max(tl.abs(values), 0) / LIMIT
+    scale = tl.div_rn(tl.max(tl.abs(values), 0), tl.full((), LIMIT, tl.float32))  # as exact as on CPUs
     divisor = tl.where(scale == 0.0, 1.0, scale)
     quotients = tl.div_rn(values, tl.zeros_like(values) + divisor)
     if out.dtype.element_ty == tl.int8:

@@ -362,6 +362,6 @@ async def test_audio_that_is_one_item_is_limited(tmp_path: Path) -> None:
     """Granite Speech encodes a piece of audio at once; what is too short for a column is refused, too."""
     async with audio_server(tmp_path, AudioCore(kind="granite_speech", context=32_000)) as server:
         error = await refused(server, asked(input_audio(encoded(sound(301.0))), "?"))
-        assert error["message"] == "The audio is 301.0 s long; this model takes at most 300 s in one piece."
+        assert error["message"] == "The audio is 301.0 s long; this model takes at most 300 s in one audio part."
         error = await refused(server, asked(input_audio(encoded(sound(0.015))), "?"))
-        assert error["message"] == "The audio is too short: 0.015 s."
+        assert error["message"] == "The audio is too short: its 0.015 s give no audio token of this model."

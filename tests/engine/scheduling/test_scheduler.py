@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quire.engine.scheduling import pipeline
 from quire.engine.scheduling.blocks import BlockPool, hasher_named
 from quire.engine.scheduling.limits import SchedulerLimits
 from quire.engine.scheduling.plan import SampledTokens, ScheduledSequence, StepPlan, StepResult
@@ -29,6 +31,7 @@ def make(
     by_priority: bool = False,
     draft: int = 0,
     rope_switch: int | None = None,
+    stages: int = 1,
 ) -> Scheduler:
     limits = SchedulerLimits(
         max_num_seqs=seqs,
@@ -36,6 +39,7 @@ def make(
         max_model_len=min(length, blocks * BLOCK),
         max_draft=draft,
         rope_switch=rope_switch,
+        stages=stages,
     )
     hasher = hasher_named("sha256") if caching else None
     return Scheduler(limits, BlockPool(blocks, BLOCK), hasher=hasher, by_priority=by_priority)
@@ -47,7 +51,10 @@ def request(name: str, prompt: Iterable[int], max_tokens: int = 4, **fields: obj
 
 
 class FakeRunner:
-    """Stands in for the model runner: applies all plans and asserts that they are valid."""
+    """Stands in for the model runner: applies all plans and asserts that they are valid.
+
+    With several stages the result of a step is known when as many steps are in flight, or no other can be planned.
+    """
 
     def __init__(self, scheduler: Scheduler, *, varied: bool = True) -> None:
         """`varied`: the model's tokens are hard to predict for a drafter."""
@@ -59,6 +66,7 @@ class FakeRunner:
         # Block -> whether its keys are those of a long sequence, and all tokens up to its end when it was written.
         self.written: dict[int, tuple[bool, tuple[int, ...]]] = {}
         self.extended: dict[str, bool] = {}
+        self.in_flight: deque[tuple[StepPlan, StepResult]] = deque()
 
     def step(self) -> StepPlan:
         plan = self.scheduler.schedule()
@@ -76,17 +84,26 @@ class FakeRunner:
         for item in plan.scheduled:
             self._apply(item)
         sampled = [SampledTokens(item.request_id, self._sample(item)) for item in plan.scheduled if item.samples]
-        for output in self.scheduler.update(plan, StepResult(sampled)):
+        awaited = {item.request_id for before, _ in self.in_flight for item in before.scheduled if item.samples}
+        assert awaited.isdisjoint(item.request_id for item in plan.scheduled)
+        if not plan.is_empty or not self.in_flight:
+            self.in_flight.append((plan, StepResult(sampled)))
+        if len(self.in_flight) == limits.stages or plan.is_empty:
+            self.finish()
+        self.scheduler.check()
+        return plan
+
+    def finish(self) -> None:
+        """Give the scheduler the result of the oldest step."""
+        for output in self.scheduler.update(*self.in_flight.popleft()):
             assert isinstance(output, TokensOutput)
             self.tokens[output.request_id] += output.token_ids
             if output.finish_reason is not None:
                 self.ended[output.request_id] = output.finish_reason
-        self.scheduler.check()
-        return plan
 
     def run(self, max_steps: int = 2000) -> None:
         for _ in range(max_steps):
-            if not self.scheduler.has_work:
+            if not self.scheduler.has_work and not self.in_flight:
                 return
             self.step()
         pytest.fail("requests do not finish")
@@ -144,6 +161,8 @@ ARRIVALS = st.lists(
     by_priority=st.booleans(),
     draft=st.sampled_from([0, 1, 6]),
     rope_switch=st.sampled_from([None, 10, 25]),
+    stages=st.sampled_from([1, 1, 2, 3]),
+    least=st.sampled_from([1, 2, 8]),
     varied=st.booleans(),
     aborts=st.lists(st.tuples(st.integers(0, 11), st.integers(0, 30)), max_size=4),
 )
@@ -157,6 +176,26 @@ def test_all_requests_finish_and_state_is_consistent(
     by_priority: bool,
     draft: int,
     rope_switch: int | None,
+    stages: int,
+    least: int,
+    varied: bool,
+    aborts: list[tuple[int, int]],
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pipeline, "_LEAST", least)
+        run_arrivals(arrivals, blocks, seqs, tokens, caching, by_priority, draft, rope_switch, stages, varied, aborts)
+
+
+def run_arrivals(
+    arrivals: list[tuple[list[int], int, int, int, str | None]],
+    blocks: int,
+    seqs: int,
+    tokens: int,
+    caching: bool,
+    by_priority: bool,
+    draft: int,
+    rope_switch: int | None,
+    stages: int,
     varied: bool,
     aborts: list[tuple[int, int]],
 ) -> None:
@@ -169,12 +208,13 @@ def test_all_requests_finish_and_state_is_consistent(
         by_priority=by_priority,
         draft=draft,
         rope_switch=rope_switch,
+        stages=stages,
     )
     runner = FakeRunner(scheduler, varied=varied)
     aborted = set()
     step = 0
     waiting = sorted(enumerate(arrivals), key=lambda item: item[1][2])
-    while waiting or scheduler.has_work:
+    while waiting or scheduler.has_work or runner.in_flight:
         while waiting and waiting[0][1][2] <= step:
             index, (prompt, max_tokens, _, priority, salt) = waiting.pop(0)
             scheduler.add(request(f"r{index}", prompt, max_tokens, priority=priority, cache_salt=salt))
@@ -184,7 +224,7 @@ def test_all_requests_finish_and_state_is_consistent(
                     aborted.add(f"r{index}")
                 scheduler.abort(f"r{index}")
         scheduler.check()
-        if scheduler.has_work:
+        if scheduler.has_work or runner.in_flight:
             runner.step()
         step += 1
         assert step < 3000
@@ -218,6 +258,59 @@ def test_a_long_prompt_of_higher_priority_does_not_starve_decoding() -> None:
     plan = runner.step()
     plan = runner.step()
     assert {item.request_id: item.count for item in plan.scheduled} == {"urgent": 7, "late": 1}
+
+
+@pytest.mark.parametrize("stages", [2, 3])
+def test_the_steps_of_all_stages_have_equal_parts_of_the_sequences(stages: int) -> None:
+    """Also after others have entered, and with every sequence in turn."""
+    scheduler = make(512, seqs=48, stages=stages)
+    runner = FakeRunner(scheduler)
+    for count in (24, 48):
+        for index in range(count - 24, count):
+            scheduler.add(request(f"r{index}", range(index % 5 + 1), 60))
+        for _ in range(3 * stages):  # those that were in flight when the others came have other parts
+            runner.step()
+        plans = [runner.step() for _ in range(2 * stages)]
+        assert {len(plan.scheduled) for plan in plans} == {count // stages}
+        for first in range(stages + 1):
+            turn = [item.request_id for plan in plans[first : first + stages] for item in plan.scheduled]
+            assert len({*turn}) == count
+
+
+def test_few_sequences_are_not_divided_among_steps() -> None:
+    """They come together though they entered one after the other: a step with one takes as long as one with all."""
+    scheduler = make(stages=2)
+    runner = FakeRunner(scheduler)
+    for index in range(4):
+        scheduler.add(request(f"r{index}", range(3), 30))
+        runner.step()
+    for _ in range(4):
+        runner.step()
+    plans = [runner.step() for _ in range(6)]
+    assert [len(plan.scheduled) for plan in plans] == [4, 0] * 3 or [len(plan.scheduled) for plan in plans] == [
+        0,
+        4,
+    ] * 3
+
+
+def test_a_prompt_is_computed_while_a_step_of_all_sequences_is() -> None:
+    scheduler = make(stages=2)
+    runner = FakeRunner(scheduler)
+    scheduler.add(request("first", range(3), 30))
+    runner.step()
+    runner.step()
+    assert [item.request_id for item in scheduler.schedule().scheduled] == ["first"]
+    scheduler.add(request("second", range(3), 30))
+    assert [item.request_id for item in scheduler.schedule().scheduled] == ["second"]
+
+
+def test_chunks_of_a_prompt_are_in_flight_at_once() -> None:
+    """The next chunk needs no token of the one before; the next token does."""
+    scheduler = make(tokens=8, stages=3)
+    scheduler.add(request("long", range(20)))
+    plans = [scheduler.schedule() for _ in range(4)]
+    assert [(item.start, item.count) for plan in plans for item in plan.scheduled] == [(0, 8), (8, 8), (16, 4)]
+    assert plans[3].is_empty
 
 
 def test_a_cached_prefix_is_not_recomputed() -> None:

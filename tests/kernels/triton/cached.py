@@ -67,7 +67,9 @@ def cache(
         slots = table[position // block_size].long() * block_size + position % block_size
         k, v = (torch.randn(length, kv_heads, size).to(dtype) for size in (dim, value_dim))
         write_reference(keys, values, slots, k, None if latent else v, (KEY_SCALE, VALUE_SCALE))
-    return Cached(keys.to(device), values.to(device), tables.to(device), torch.tensor(lengths, device=device))
+    keys = keys.to(device)
+    values = keys[..., : value_dim + extra] if latent else values.to(device)  # a view there, too
+    return Cached(keys, values, tables.to(device), torch.tensor(lengths, device=device))
 
 
 def params(heads: int, which: str, device: torch.device) -> dict[str, Any]:

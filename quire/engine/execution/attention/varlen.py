@@ -30,6 +30,8 @@ class VarlenAttention(StepAttention):
         last_token_only: bool = False,
     ) -> Tensor:
         assert v is not None
+        if self._cu_seqlens.device != q.device:
+            self._cu_seqlens = self._cu_seqlens.to(q.device)  # once for all layers
         own = EncoderAttentionParams(
             params.scale,
             None if params.window is None else params.window - 1,

@@ -10,7 +10,7 @@ from quire.allocator import return_freed_memory
 from quire.config.options import EngineOptions
 from quire.engine.execution.cache import CacheMemory, KVCache
 from quire.engine.execution.devices.device import Device
-from quire.engine.execution.executor import BackgroundRunner, Executor, LocalExecutor, ParallelExecutor, Runner
+from quire.engine.execution.executor import BackgroundExecutor, BackgroundRunner, Executor, ParallelExecutor, Runner
 from quire.engine.execution.inputs import InputBuilder
 from quire.engine.execution.memory import free_memory
 from quire.engine.execution.request_table import RequestTable
@@ -48,7 +48,7 @@ class HostDevice(Device):
 
     @override
     def executor(self, runner: BackgroundRunner, cache: KVCache, max_steps_in_flight: int) -> Executor:
-        return LocalExecutor(self.activate, runner, cache)
+        return BackgroundExecutor(self.activate, runner, max_steps_in_flight, cache)
 
     @override
     def encoder_executor(self, runner: Runner) -> ParallelExecutor:

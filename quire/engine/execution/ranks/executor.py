@@ -2,39 +2,53 @@
 
 from __future__ import annotations
 
+from collections import deque
+from dataclasses import dataclass
+
 from typing_extensions import override
 
-from quire.engine.execution.executor import Executor, FinishedStep, PendingStep
+from quire.engine.execution.executor import Executor, PendingStep
 from quire.engine.execution.ranks.messages import RunStep
 from quire.engine.execution.ranks.workers import Workers
 from quire.engine.models.parallel.group import RankGroups
-from quire.engine.scheduling.plan import SampledTokens, StepPlan
+from quire.engine.scheduling.plan import SampledTokens, StepPlan, StepResult
 
 
 class ShardedExecutor(Executor):
     """Sends each plan to the workers, and runs the core's part of the step.
 
-    The tokens that a step samples are sent with the next plan, because only the core samples.
+    The tokens that steps have sampled are sent with the next plan, because only the core samples. With several pipeline
+    stages as many steps are in flight: the first stage computes one while the others compute those before it.
     """
-
-    max_steps_in_flight = 1
 
     def __init__(self, inner: Executor, workers: Workers, groups: RankGroups) -> None:
         """`inner`: runs the steps of this rank."""
+        self.max_steps_in_flight = groups.placement.stages
         self._inner = inner
         self._workers = workers
         self._groups = groups
+        self._in_flight: deque[_RankStep] = deque()
         self._sampled: list[SampledTokens] = []
 
     @override
     def submit(self, plan: StepPlan) -> PendingStep:
+        self._finish_steps_of({*plan.removed})
         self._workers.send(RunStep(plan, self._sampled))
-        try:
-            result = self._inner.submit(plan).result()
-        except (RuntimeError, OSError) as error:  # torch.distributed raises them when another rank has ended
-            self._workers.raise_death(error)
-        self._sampled = [SampledTokens(one.request_id, one.tokens) for one in result.sampled]
-        return FinishedStep(result)
+        self._sampled = []
+        with self._workers.noticing_death():
+            step = _RankStep(self, plan, self._inner.submit(plan))
+        self._in_flight.append(step)
+        return step
+
+    def finish(self, step: _RankStep) -> StepResult:
+        """The result of a step; waits for it and those before it."""
+        while step.value is None:
+            oldest = self._in_flight.popleft()
+            with self._workers.noticing_death():
+                oldest.value = oldest.pending.result()
+            self._workers.ensure_alive()  # else a GPU did not wait for the rank that has ended: the tokens are wrong
+            self._sampled += [SampledTokens(one.request_id, one.tokens) for one in oldest.value.sampled]
+        return step.value
 
     @override
     def prefault(self) -> bool:
@@ -53,3 +67,29 @@ class ShardedExecutor(Executor):
         self._inner.close()
         self._workers.close()
         self._groups.close()
+
+    def _finish_steps_of(self, removed: set[str]) -> None:
+        """Finish the steps of sequences that leave the batch now: their rows are free afterwards."""
+        if not removed or not self._in_flight:
+            return
+        last = [step for step in self._in_flight if any(one.request_id in removed for one in step.plan.scheduled)]
+        if last:
+            self.finish(last[-1])
+
+
+@dataclass(slots=True)
+class _RankStep(PendingStep):
+    """A step that the workers were told to run. `pending`: the core's part of it."""
+
+    executor: ShardedExecutor
+    plan: StepPlan
+    pending: PendingStep
+    value: StepResult | None = None
+
+    @override
+    def wait(self, seconds: float) -> bool:
+        return self.value is not None or self.pending.wait(seconds)
+
+    @override
+    def result(self) -> StepResult:
+        return self.executor.finish(self)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from multiprocessing.connection import Connection
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import msgspec
@@ -23,7 +25,7 @@ class Allocate(msgspec.Struct, frozen=True, tag=True):
 
 
 class RunStep(msgspec.Struct, frozen=True, tag=True):
-    """Run a step. `sampled`: the tokens that the step before has yielded."""
+    """Run a step. `sampled`: the tokens that earlier steps have yielded since the last message."""
 
     plan: StepPlan
     sampled: list[SampledTokens]
@@ -72,13 +74,16 @@ class RankChannel:
         """Wait for a message.
 
         Raises:
-            EOFError: the other end is closed.
-            OSError: like it.
+            EOFError: the other end is closed, or tells this one to end.
+            OSError: the other end is closed.
         """
         frames = [self.connection.recv_bytes()]
         while frames[-1]:
             frames.append(self.connection.recv_bytes())
-        return self._decoder.decode(frames[:-1])
+        message = self._decoder.decode(frames[:-1])
+        if isinstance(message, Stop):
+            raise EOFError
+        return message
 
     def send(self, message: ToWorker | FromWorker) -> None:
         """Send a message.
@@ -104,3 +109,35 @@ def send_frames(connections: list[Connection], message: ToWorker | FromWorker) -
         for frame in frames:
             connection.send_bytes(frame)
         connection.send_bytes(b"")  # the end of the message
+
+
+class ReceivedSteps:
+    """The steps that a worker has to run, received in a thread, so that the core never waits for a worker to read."""
+
+    def __init__(self, channel: RankChannel) -> None:
+        """`channel`: nothing else receives from it any more."""
+        self._channel = channel
+        self._received: SimpleQueue[RunStep | EOFError | OSError] = SimpleQueue()
+        threading.Thread(target=self._receive, name="quire-plans", daemon=True).start()
+
+    def next(self, seconds: float | None) -> RunStep | None:
+        """Wait for the next step, at most so long; None if there is none yet.
+
+        Raises:
+            EOFError: there will be none any more.
+            OSError: like it.
+        """
+        try:
+            received = self._received.get(timeout=seconds)
+        except Empty:
+            return None
+        if isinstance(received, RunStep):
+            return received
+        raise received
+
+    def _receive(self) -> None:
+        try:
+            while True:
+                self._received.put(self._channel.receive())
+        except (EOFError, OSError) as error:
+            self._received.put(error)

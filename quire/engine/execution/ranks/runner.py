@@ -3,19 +3,52 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from functools import partial
 
+import torch
 from typing_extensions import override
 
 from quire.engine.execution.request_table import Changes
 from quire.engine.execution.runner import Computed, ModelRunner, StartedStep
-from quire.engine.scheduling.plan import SampledTokens
+from quire.engine.models.decoder import compute_logits
+from quire.engine.scheduling.plan import SampledTokens, ScheduledSequence
 
 
 class LeadingRunner(ModelRunner):
     """The core's, which samples. The other ranks wait in a step that fails here, so it ends the engine."""
 
     contains_failures = False
+
+
+class PipelineRunner(LeadingRunner):
+    """The core's, of the first stage. It does not wait for the other stages before a step's result is asked for.
+
+    Until then the rows of the step's sequences must not be freed.
+    """
+
+    @override
+    def _compute(self, scheduled: Sequence[ScheduledSequence]) -> Computed:
+        """Run the first stage; of the hidden states only their number is right."""
+        inputs = self._inputs.build(scheduled)
+        attention, last_token_only = self._attention.prepare(inputs), not self._wants_hidden(inputs.spans)
+        return Computed(
+            inputs.spans, None, self.model.run(inputs.model, attention.attend, last_token_only=last_token_only)
+        )
+
+    @override
+    def _finish(self, computed: Computed, step: StartedStep) -> None:
+        step.rest = partial(self._finish_later, computed, step)
+
+    @torch.inference_mode()
+    def _finish_later(self, computed: Computed, step: StartedStep) -> None:
+        """Wait for the logits, and sample."""
+        spans, hidden = computed.spans, computed.hidden
+        assert hidden is not None
+        if self._wants_hidden(spans):
+            super()._finish(Computed(spans, self._sampled_logits(hidden, spans), hidden), step)
+        else:
+            super()._finish(Computed(spans, compute_logits(self.model.lm_head, hidden)), step)
 
 
 class FollowingRunner(ModelRunner):

@@ -11,17 +11,19 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
+from contextlib import contextmanager
 from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, NoReturn, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from quire.allocator import use_one_arena
 from quire.engine.execution.ranks.errors import RankDied
 from quire.engine.execution.ranks.messages import Failed, FromWorker, RankChannel, Stop, ToWorker, send_frames
-from quire.engine.wire.launch import end_with_parent, forget, kill_with_process
+from quire.engine.wire.launch import end_with_parent, forget, kill_with_process, start_without_signals
 
 Reply = TypeVar("Reply", bound=FromWorker)
 RankEntry = Callable[[int, Path, Connection], None]  # runs a rank, given its index, the ranks' folder and the core
@@ -57,7 +59,7 @@ def rank_process(entry: RankEntry, rank: int, folder: Path, connection: Connecti
     process = multiprocessing.get_context("spawn").Process(
         target=_run_in_process, args=arguments, name=f"quire-rank-{rank}"
     )
-    process.start()
+    start_without_signals(process)
     connection.close()  # the process has its own, whose end is noticed here
     return process
 
@@ -65,11 +67,26 @@ def rank_process(entry: RankEntry, rank: int, folder: Path, connection: Connecti
 def _run_in_process(entry: bytes, rank: int, folder: Path, connection: Connection) -> None:
     end_with_parent(partial(shutil.rmtree, folder, ignore_errors=True))
     use_one_arena()
-    gpus = os.environ.get(_VISIBLE_GPUS, "").split(",")
-    os.environ[_VISIBLE_GPUS] = gpus[rank] if rank < len(gpus) else str(rank)  # CUDA has not been initialized yet
+    os.environ[_VISIBLE_GPUS] = gpu_of_rank(rank, os.environ.get(_VISIBLE_GPUS))  # CUDA is not initialized yet
     run: RankEntry = pickle.loads(entry)  # noqa: S301 from our own core
     run(rank, folder, connection)
     os._exit(0)  # Python's own exit takes seconds with torch
+
+
+def gpu_of_rank(rank: int, visible: str | None) -> str:
+    """The GPU that the process of a rank sees: the one with its index among those that the core sees.
+
+    Args:
+        rank: index of the rank.
+        visible: the core's CUDA_VISIBLE_DEVICES, None if it is not set.
+
+    Returns:
+        The CUDA_VISIBLE_DEVICES of the rank; "" for none, on servers that run on CPUs.
+    """
+    if visible is None:
+        return str(rank)
+    gpus = [gpu.strip() for gpu in visible.split(",")]
+    return gpus[rank] if rank < len(gpus) else ""
 
 
 class Workers:
@@ -107,16 +124,37 @@ class Workers:
             replies.append(message)
         return replies
 
+    def run(self, function: Callable[[], None], poll: Callable[[], None]) -> None:
+        """Run a function that waits for the workers in another thread; `poll` is called meanwhile.
+
+        Raises:
+            RankDied: a worker has ended. The thread may then wait for it forever.
+        """
+        done: Future[None] = Future()
+
+        def call() -> None:
+            try:
+                function()
+            except BaseException as error:  # noqa: BLE001 raised again by `result`
+                done.set_exception(error)
+            else:
+                done.set_result(None)
+
+        threading.Thread(target=call, name="quire-connect", daemon=True).start()
+        while not wait([done], _LOOK_EVERY).done:
+            poll()
+            self.ensure_alive()
+        with self.noticing_death():
+            done.result()
+
     def send(self, message: ToWorker) -> None:
         """Send a message to all workers.
 
         Raises:
             RankDied: a worker has ended.
         """
-        try:
+        with self.noticing_death():
             send_frames([channel.connection for channel in self._channels], message)
-        except OSError as error:
-            self.raise_death(error)
 
     def ensure_alive(self, besides: int = 0) -> None:
         """Check that all workers are alive, but for one.
@@ -130,16 +168,20 @@ class Workers:
                     self._receive(rank, channel)
                 raise self._died(rank, "")
 
-    def raise_death(self, error: Exception) -> NoReturn:
-        """Raise RankDied in place of an error that the end of a worker has caused, or the error itself."""
-        end = time.monotonic() + _STOP_SECONDS
-        while time.monotonic() < end:
-            try:
-                self.ensure_alive()
-            except RankDied as died:
-                raise died from error
-            time.sleep(0.01)
-        raise error
+    @contextmanager
+    def noticing_death(self) -> Iterator[None]:
+        """Raise RankDied in place of an error that the end of a worker has caused; torch.distributed raises many."""
+        try:
+            yield
+        except (RuntimeError, OSError) as error:
+            end = time.monotonic() + _STOP_SECONDS
+            while time.monotonic() < end:
+                try:
+                    self.ensure_alive()
+                except RankDied as died:
+                    raise died from error
+                time.sleep(0.01)
+            raise
 
     def watch(self, on_death: Callable[[], None]) -> None:
         """Call `on_death`, in a thread, when a worker's process has ended before `close`.
@@ -148,13 +190,13 @@ class Workers:
         """
         sentinels = [handle.sentinel for handle in self._handles if isinstance(handle, BaseProcess)]
 
-        def wait() -> None:
+        def watch() -> None:
             multiprocessing.connection.wait(sentinels)
             if not self._closing:
                 on_death()
 
         if sentinels:
-            threading.Thread(target=wait, name="quire-ranks", daemon=True).start()
+            threading.Thread(target=watch, name="quire-ranks", daemon=True).start()
 
     def close(self) -> None:
         """End all workers."""

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from quire.engine.execution.pinned import Event, new_event, pinned_empty
+from quire.engine.execution.pinned import Event, new_event, pinned_empty, to_device
 from quire.engine.execution.request_table import RequestTable, Row
-from quire.engine.execution.sampling.device_settings import DeviceSettings, NewRow, RowUse, has_settings, to_device
+from quire.engine.execution.sampling.device_settings import DeviceSettings, NewRow, RowUse, has_settings
 from quire.engine.execution.sampling.grammar import GrammarProcessor
 from quire.engine.execution.sampling.pending import PendingTokens, SampledToken, TokenSampler
 from quire.engine.execution.sampling.sampler import GrammarStates, Sampler, verify_in_rounds

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from quire.engine.execution.pinned import pinned_empty
+from quire.engine.execution.pinned import to_device
 from quire.engine.wire.sampling_params import SamplingParams
 from quire.kernels.adjust_logits import IN_PROMPT, Biases, Penalties, TokenCounts
 from quire.kernels.choose_tokens import ChoiceSettings
@@ -56,13 +55,6 @@ def has_settings(params: SamplingParams) -> bool:
 def settings_bytes(rows: int, vocab_size: int) -> int:
     """Bytes of device memory that `DeviceSettings` takes: almost all of them for counts of tokens."""
     return 4 * rows * (vocab_size + mask_words(vocab_size) + 3 * MAX_BIASES)
-
-
-def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
-    """A copy of an array, which the device makes in the background."""
-    source = pinned_empty(array.shape, torch.from_numpy(array).dtype, device)
-    source.numpy()[...] = array
-    return source.to(device, non_blocking=True)
 
 
 @dataclass(frozen=True, slots=True)

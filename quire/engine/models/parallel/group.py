@@ -1,22 +1,19 @@
-"""RankGroup: ranks that exchange tensors, over torch.distributed (NCCL on GPUs, Gloo on CPUs)."""
+"""RankGroup: ranks that call collectives; RankGroups: all connections of a rank."""
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from quire.engine.models.parallel.connection import connect, disconnect, torch_distributed
+from quire.engine.models.parallel.link import RankLink
 from quire.engine.models.parallel.placement import Placement
 from quire.kernels.capture import break_capture
 
-_CONNECT_TIMEOUT = timedelta(minutes=1)
-_TIMEOUT = timedelta(minutes=10)  # of a collective; a rank that has ended is noticed at once
 _ONE_SHOT = 256 << 10  # bytes of a rank, up to which an all-reduce of more than two ranks takes one message
 
 
@@ -35,6 +32,7 @@ class RankGroup:
         self.rank = rank
         self.size = size
         self._backend: Any = None
+        self._device = torch.device("cpu")
 
     def connect(self, store: Path, device: torch.device) -> None:
         """Connect to the other ranks, which do the same.
@@ -43,21 +41,10 @@ class RankGroup:
             store: file in which the ranks find each other; not there at first.
             device: device of all tensors.
         """
-        dist = _torch_distributed()
-        files = dist.FileStore(str(store), self.size)
-        files.set_timeout(_CONNECT_TIMEOUT)
+        self._backend = connect(store, self.rank, self.size, device)
+        self._device = device
         if device.type == "cuda":
-            options = dist.ProcessGroupNCCL.Options()
-            options._timeout = _TIMEOUT
-            self._backend = dist.ProcessGroupNCCL(files, self.rank, self.size, options)
-            self._backend._set_sequence_number_for_group()
-            self.all_reduce(torch.zeros(1, device=device))  # NCCL connects at the first call
-            return
-        options = dist.ProcessGroupGloo._Options()
-        options._timeout = _CONNECT_TIMEOUT
-        options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
-        self._backend = dist.ProcessGroupGloo(files, self.rank, self.size, options)
-        self._backend._set_default_timeout(_TIMEOUT)
+            self.all_reduce(torch.zeros(1, device=device))  # NCCL connects at the first call, and takes memory then
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """The sum of the ranks' tensors, on all ranks; x may be overwritten.
@@ -82,22 +69,10 @@ class RankGroup:
         break_capture()
         x = x.contiguous()
         gathered = [torch.empty_like(x) for _ in range(self.size)] if self.rank == 0 else []
-        options = _torch_distributed().GatherOptions()
+        options = torch_distributed().GatherOptions()
         options.rootRank = 0
         self._backend.gather([gathered] if gathered else [], [x], options).wait()
         return gathered
-
-    def send(self, x: Tensor, rank: int) -> None:
-        """Send a tensor to a rank of the group."""
-        break_capture()
-        self._backend.send([x.contiguous()], rank, 0).wait()
-
-    def receive(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device, rank: int) -> Tensor:
-        """Receive a tensor from a rank of the group, which sends it in this shape and dtype."""
-        break_capture()
-        x = torch.empty(tuple(shape), dtype=dtype, device=device)
-        self._backend.recv([x], rank, 0).wait()
-        return x
 
     def abort(self) -> None:
         """End the collectives that other threads wait in, with an error."""
@@ -106,6 +81,8 @@ class RankGroup:
 
     def close(self) -> None:
         """Disconnect."""
+        if self._backend is not None:
+            disconnect(self._backend, self._device)
         self._backend = None
 
     def _all_gather(self, x: Tensor) -> Tensor:
@@ -113,11 +90,6 @@ class RankGroup:
         gathered = x.new_empty(self.size, *x.shape)
         self._backend._allgather_base(gathered.view(-1), x.view(-1)).wait()
         return gathered
-
-
-def _torch_distributed() -> Any:
-    """The module, whose import takes a tenth of a second that one rank does not need; its stubs lack the backends."""
-    return importlib.import_module("torch.distributed")
 
 
 def _sum(gathered: Tensor) -> Tensor:
@@ -130,40 +102,58 @@ def _sum(gathered: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class RankGroups:
-    """The groups of a rank.
+    """The connections of a rank.
 
     Attributes:
         placement: position of the rank.
         tensor: the ranks that share its layers; None: it has whole layers.
-        world: all ranks; None if there is one pipeline stage.
+        previous: receives hidden states from the stage before; None in the first stage.
+        next: sends hidden states to the stage after it; None in the last stage.
+        logits: from the rank that gathers the logits to rank 0; None on other ranks, and if there is one stage.
     """
 
     placement: Placement
     tensor: RankGroup | None
-    world: RankGroup | None
+    previous: RankLink | None
+    next: RankLink | None
+    logits: RankLink | None
 
     @classmethod
     def of(cls, placement: Placement) -> RankGroups:
-        """Groups that are not connected yet."""
+        """Connections that are not made yet."""
+        rank, steps = placement.rank, placement.stages  # as many steps as stages are in flight
         tensor = RankGroup(placement.tensor_rank, placement.tensor_size) if placement.tensor_size > 1 else None
-        world = RankGroup(placement.rank, placement.ranks) if placement.stages > 1 else None
-        return cls(placement, tensor, world)
+        previous = following = logits = None
+        if not placement.is_first_stage:
+            previous = RankLink(f"hidden-{placement.previous}-{rank}", sends=False, depth=steps)
+        if not placement.is_last_stage:
+            following = RankLink(f"hidden-{rank}-{placement.next}", sends=True, depth=steps)
+        if steps > 1 and rank in (0, placement.logits_rank):
+            logits = RankLink("logits", sends=rank != 0, depth=steps)
+        return cls(placement, tensor, previous, following, logits)
 
     def connect(self, folder: Path, device: torch.device) -> None:
-        """Connect all groups. `folder`: the same for all ranks; files are made in it."""
-        if self.world is not None:
-            self.world.connect(folder / "world", device)
+        """Make all connections, in an order in which no ranks wait for each other.
+
+        `folder`: the same for all ranks; files are made in it.
+        """
         if self.tensor is not None:
             self.tensor.connect(folder / f"stage-{self.placement.stage}", device)
+        for link in self._links():
+            link.connect(folder, device)
 
     def abort(self) -> None:
-        """End the collectives that other threads wait in, with an error."""
-        for group in (self.tensor, self.world):
-            if group is not None:
-                group.abort()
+        """End the transfers that other threads wait for, with an error."""
+        for connection in self._connections():
+            connection.abort()
 
     def close(self) -> None:
-        """Disconnect all groups."""
-        for group in (self.tensor, self.world):
-            if group is not None:
-                group.close()
+        """Disconnect."""
+        for connection in self._connections():
+            connection.close()
+
+    def _links(self) -> list[RankLink]:
+        return [link for link in (self.previous, self.next, self.logits) if link is not None]
+
+    def _connections(self) -> list[RankGroup | RankLink]:
+        return [*self._links(), *([] if self.tensor is None else [self.tensor])]

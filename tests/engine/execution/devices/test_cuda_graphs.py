@@ -6,12 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from quire.config.options import EngineOptions
+from quire.engine.execution.cache import OutOfCacheMemory
 from quire.engine.execution.cuda_graphs import GraphSteps, capture_sizes
 from tests.support.engine import Engine, greedy, random_prompt
 from tests.support.models import make_model, save_model
-from tests.support.triton_device import FakeGraph, InterpretedDevice
+from tests.support.triton_device import FakeGraph, InterpretedDevice, interpreted_only
 
 
 @pytest.mark.parametrize(
@@ -37,6 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_model(make_model("llama", num_hidden_layers=1), tmp_path_factory.mktemp("model"))
 
 
+@interpreted_only
 def test_decode_steps_are_replayed_and_others_are_not(folder: Path) -> None:
     device = InterpretedDevice()
     engine = Engine(folder, device=device, max_num_seqs=3, cudagraph_capture_sizes=(1, 2))
@@ -53,6 +56,7 @@ def test_decode_steps_are_replayed_and_others_are_not(folder: Path) -> None:
     assert len(device.replayed) == 6
 
 
+@interpreted_only
 def test_enforce_eager_captures_nothing(folder: Path) -> None:
     device = InterpretedDevice()
     engine = Engine(folder, device=device, enforce_eager=True)
@@ -60,6 +64,7 @@ def test_enforce_eager_captures_nothing(folder: Path) -> None:
     assert not device.replayed
 
 
+@interpreted_only
 def test_a_model_that_waits_for_the_device_runs_without_graphs(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -72,4 +77,16 @@ def test_a_model_that_waits_for_the_device_runs_without_graphs(
     engine = Engine(folder, device=device, max_num_seqs=2)
     assert engine.generate(random_prompt(1, 5), greedy(4)).tokens == expected
     assert not device.replayed
-    assert "without CUDA graphs: it waits for the device in each step (called a synchronizing" in caplog.text
+    assert "without CUDA graphs: its steps cannot be captured (called a synchronizing" in caplog.text
+
+
+@interpreted_only
+def test_too_little_memory_for_a_step_is_no_reason_to_run_without_graphs(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: FakeGraph, function: Callable[[], None]) -> None:
+        raise torch.OutOfMemoryError("tried to allocate 2 GiB")
+
+    monkeypatch.setattr(FakeGraph, "capture", refuse)
+    with pytest.raises(OutOfCacheMemory, match="a decode step of 2 sequences does not fit into memory"):
+        Engine(folder, device=InterpretedDevice(), max_num_seqs=2)

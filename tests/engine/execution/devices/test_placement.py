@@ -8,12 +8,15 @@ from typing import Any
 import pytest
 import torch
 
+from quire.engine.execution.attention import varlen
+from quire.engine.execution.attention.varlen import VarlenAttention
 from quire.engine.execution.profile import run_largest_step
 from quire.engine.models.decoder import Decoder
 from quire.engine.models.model_config import read_model_config
 from quire.engine.models.spec import DecoderSpec, MoE
 from quire.engine.models.weights import allocate
 from quire.kernels import native
+from quire.kernels.paged_attention import AttentionParams
 from tests.support.models import BASE, DECODERS
 
 
@@ -41,6 +44,17 @@ def test_a_step_stays_on_the_device(case: str, tmp_path: Path) -> None:
         allocate(model, torch.bfloat16, device)
         model.set_context(64)
         run_largest_step(model, 12, 4, 64, device)
+
+
+def test_an_encoder_attends_on_the_device_of_its_queries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The starts of sequences, which the host has made, follow them once: kernels read both."""
+    found: list[torch.Tensor] = []
+    monkeypatch.setattr(varlen, "varlen_attention", lambda q, k, v, starts, params: found.append(starts))
+    attend, q = VarlenAttention(torch.tensor([0, 2, 5])), torch.empty(5, 2, 16, device="meta")
+    for _ in range(2):
+        attend(0, q, q, q, AttentionParams(0.25))
+    assert found[0].device == q.device
+    assert found[1] is found[0]
 
 
 def test_tensors_of_two_devices_are_refused() -> None:

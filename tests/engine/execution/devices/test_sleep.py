@@ -12,10 +12,10 @@ import torch
 from quire.engine.execution.cuda_graphs import GraphSteps
 from quire.engine.sleep import AsleepExecutor
 from quire.engine.wire.protocol import Sleep, SleepLevel, Wake
-from tests.engine.test_sleep import ALL, AWAKE, answer, sleep
 from tests.support.engine import Engine, greedy, random_prompt
 from tests.support.models import make_model, save_model
-from tests.support.triton_device import InterpretedDevice, gpu_device
+from tests.support.sleep import ALL, AWAKE, answer, sleep
+from tests.support.triton_device import InterpretedDevice, gpu_device, interpreted_only
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +39,7 @@ def test_tokens_are_the_same_afterwards(folder: Path, level: SleepLevel) -> None
     assert after.outputs[0].cached_tokens == 0
 
 
+@interpreted_only
 def test_graphs_are_captured_again(folder: Path) -> None:
     device = InterpretedDevice()
     engine = Engine(folder, device=device, enable_sleep_mode=True, cudagraph_capture_sizes=(1,))

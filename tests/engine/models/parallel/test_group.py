@@ -10,7 +10,8 @@ from typing import TypeVar
 import pytest
 import torch
 
-from quire.engine.models.parallel.group import RankGroup
+from quire.engine.models.parallel.group import RankGroup, RankGroups
+from quire.engine.models.parallel.link import RankLink
 from quire.engine.models.parallel.placement import Placement
 
 Result = TypeVar("Result")
@@ -52,17 +53,56 @@ def test_the_sum_does_not_depend_on_the_place_of_a_row(
         assert torch.equal(last, whole[-1:])
 
 
-def test_tensors_are_gathered_and_sent(tmp_path: Path) -> None:
-    def exchange(group: RankGroup) -> tuple[list[float], float]:
-        gathered = [float(one[0, 0]) for one in group.gather(torch.full((2, 3), float(group.rank)).T)]
-        if group.rank == 2:
-            group.send(torch.full((4,), 7.0)[::2], 0)
-            return gathered, 0.0
-        if group.rank == 0:
-            return gathered, float(group.receive((2,), torch.float32, torch.device("cpu"), 2).sum())
-        return gathered, 0.0
+def test_tensors_are_gathered(tmp_path: Path) -> None:
+    def gather(group: RankGroup) -> list[float]:
+        return [float(one[0, 0]) for one in group.gather(torch.full((2, 3), float(group.rank)).T)]
 
-    assert on_ranks(3, tmp_path, exchange) == [([0.0, 1.0, 2.0], 14.0), ([], 0.0), ([], 0.0)]
+    assert on_ranks(3, tmp_path, gather) == [[0.0, 1.0, 2.0], [], []]
+
+
+def test_ranks_send_to_each_other_before_they_receive(tmp_path: Path) -> None:
+    """As many tensors as the links are deep, in order."""
+
+    def exchange(rank: int) -> list[float]:
+        links = [RankLink(name, sends=sends == rank, depth=3) for sends, name in enumerate(("there", "back"))]
+        for link in links:
+            link.connect(tmp_path, torch.device("cpu"))
+        mine, theirs = links if rank == 0 else links[::-1]
+        received = []
+        for turn in range(4):
+            for index in range(3):
+                mine.send(torch.full((1000, 4), float(10 * turn + index))[::2])
+            received += [float(theirs.receive((500, 4), torch.float32).mean()) for _ in range(3)]
+        for link in links:
+            link.close()
+        return received
+
+    with ThreadPoolExecutor(2) as threads:
+        found = list(threads.map(exchange, range(2)))
+    assert found == [[float(10 * turn + index) for turn in range(4) for index in range(3)]] * 2
+
+
+@pytest.mark.parametrize(("tensor_size", "stages"), [(1, 2), (1, 4), (2, 3), (3, 1)])
+def test_all_ranks_connect(tmp_path: Path, tensor_size: int, stages: int) -> None:
+    """None waits for one that waits for it; hidden states pass through all stages, and logits come back."""
+
+    def run(rank: int) -> float:
+        groups = RankGroups.of(Placement(rank, tensor_size, stages))
+        groups.connect(tmp_path, torch.device("cpu"))
+        x = torch.zeros(2, 2) if groups.previous is None else groups.previous.receive((2, 2), torch.float32)
+        x = x + 1 if groups.tensor is None else groups.tensor.all_reduce((x + 1) / tensor_size)
+        if groups.next is not None:
+            groups.next.send(x)
+        if groups.logits is not None and rank:
+            groups.logits.send(x)
+        elif groups.logits is not None:
+            x = groups.logits.receive((2, 2), torch.float32)
+        groups.close()
+        return round(float(x.mean()), 3)
+
+    with ThreadPoolExecutor(tensor_size * stages) as threads:
+        found = list(threads.map(run, range(tensor_size * stages)))
+    assert found[0] == found[-1] == stages
 
 
 def test_a_rank_that_ends_is_an_error_for_those_that_wait(tmp_path: Path) -> None:

@@ -1,0 +1,1 @@
+"""The benchmarks of GPUs in miniature, on the CPU."""

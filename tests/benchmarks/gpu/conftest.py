@@ -1,0 +1,41 @@
+"""Runs the benchmarks in miniature: no GPU, small sizes, Triton's interpreter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton")
+
+from benchmarks.gpu import attention, engine, limits, matmul, models, small_ops
+from quire.kernels import gpu
+from tests.support.fake_cuda import fake_cuda
+from tests.support.triton_device import InterpretedDevice
+from tests.support.triton_interpreter import accept_computed_bounds, separate_rows
+
+accept_computed_bounds()
+separate_rows()
+SMALL: dict[str, Any] = {"hidden_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}
+SMALL |= {"num_hidden_layers": 1, "intermediate_size": 48, "vocab_size": 1024}  # prompts have ids up to 1000
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Small sizes of everything, without a GPU."""
+    if not gpu.is_interpreted():
+        pytest.skip("there is a GPU, on which the benchmarks run themselves")
+    for module in (attention, engine, matmul, small_ops):
+        monkeypatch.setattr(module, "require_gpu", lambda _: None)
+    monkeypatch.setattr(limits, "_BYTES", 1 << 16)
+    monkeypatch.setattr(limits, "_SIZE", 32)
+    monkeypatch.setattr(limits, "_REPEATS", 2)
+    for name, shape in models.SHAPES.items():
+        experts = {"moe_intermediate_size": 16, "num_experts": 4, "num_experts_per_tok": 2}
+        monkeypatch.setitem(models.SHAPES, name, {**shape, **SMALL, **(experts if "num_experts" in shape else {})})
+    monkeypatch.setattr(models, "DEVICE", "cpu")
+    monkeypatch.setattr("quire.engine.models.loader.Checkpoint", models.RandomCheckpoint)  # is restored afterwards
+    monkeypatch.setattr("quire.engine.build.find_device", lambda _: InterpretedDevice())
+    with fake_cuda(monkeypatch):
+        yield

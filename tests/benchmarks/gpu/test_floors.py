@@ -1,0 +1,51 @@
+"""The least time of steps, from the tensors that a step reads."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from benchmarks.gpu.floors import decode_floors, prefill_floor
+from benchmarks.gpu.limits import GpuLimits
+from benchmarks.gpu.models import SHAPES, tensor_shapes
+from quire.engine.wire.model_info import ModelInfo
+
+LIMITS = GpuLimits("no GPU", copy_gb_per_s=3000.0, bf16_tflops=800.0, fp32_tflops=50.0)
+
+
+def parameters(shape: str, part: str) -> int:
+    """Those of a shape's tensors whose names have a part."""
+    return sum(math.prod(size) for name, size in tensor_shapes(SHAPES[shape]).items() if part in name and len(size) > 1)
+
+
+def info_of(shape: str, tokens: int) -> ModelInfo:
+    """A model with a KV cache of 1,000 bytes for each of `tokens` tokens."""
+    nbytes = 2 * parameters(shape, "")
+    return ModelInfo("", "quire", "cuda", "bfloat16", 0, 0, tokens // 16, 16, nbytes, 1000 * tokens)
+
+
+@pytest.mark.parametrize("shape", ["llama-3-8b", "qwen3-0.6b"])
+def test_a_dense_model(shape: str) -> None:
+    layers, head = parameters(shape, "layers"), parameters(shape, "embed_tokens")
+    floors = decode_floors(shape, info_of(shape, 16_000), LIMITS, 1, 0)
+    assert floors.weights == floors.memory == pytest.approx(2 * (layers + head) / 3e12)
+    assert floors.products == pytest.approx(2 * (layers + head) / 8e14)
+    cached = decode_floors(shape, info_of(shape, 16_000), LIMITS, 64, 2000)
+    assert cached.memory - cached.weights == pytest.approx(64 * 2000 * 1000 / 3e12)
+    config = SHAPES[shape]
+    pairs = 4 * config["num_hidden_layers"] * config["num_attention_heads"] * 128 * 2000
+    assert cached.products == pytest.approx(64 * (2 * (layers + head) + pairs) / 8e14)
+    assert cached.larger == cached.memory
+    assert prefill_floor(shape, LIMITS, 100, 2000) == pytest.approx(100 * (2 * layers + pairs / 2) / 8e14)
+
+
+def test_a_mixture_of_experts() -> None:
+    """One token reads eight experts of 128, many tokens read all."""
+    shape = "qwen3-30b-a3b"
+    experts, rest = parameters(shape, "mlp.experts"), parameters(shape, "") - parameters(shape, "mlp.experts")
+    rest -= parameters(shape, "embed_tokens")
+    one, many = (decode_floors(shape, info_of(shape, 160), LIMITS, batch, 0) for batch in (1, 10_000))
+    assert one.weights == pytest.approx(2 * (rest + experts / 16) / 3e12)
+    assert many.weights == pytest.approx(2 * (rest + experts) / 3e12)
+    assert many.larger == many.products == pytest.approx(10_000 * 2 * (rest + experts / 16) / 8e14)

@@ -1,0 +1,126 @@
+"""How ranks on GPUs are connected. NCCL is replaced by a backend that records what it is asked for."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from quire.engine.models.parallel import connection
+from quire.engine.models.parallel.group import RankGroup, RankGroups
+from quire.engine.models.parallel.link import RankLink
+from quire.engine.models.parallel.placement import Placement
+
+CUDA = torch.device("cuda", 0)
+SETTINGS = {"NCCL_SOCKET_IFNAME": "lo", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
+
+
+class Work:
+    def __init__(self, log: list[str], name: str) -> None:
+        self.log, self.name = log, name
+
+    def wait(self) -> None:
+        self.log.append(f"wait {self.name}")
+
+
+class FakeNCCL:
+    """What ProcessGroupNCCL is asked for, in order; `made` has all of them."""
+
+    made: list[FakeNCCL]
+
+    class Options:
+        _timeout: Any = None
+
+    def __init__(self, store: Path, rank: int, size: int, options: Options) -> None:
+        assert options._timeout is not None
+        self.store, self.rank, self.size = store.name, rank, size
+        self.log: list[str] = []
+        self.made.append(self)
+
+    def _set_sequence_number_for_group(self) -> None:
+        pass
+
+    def allreduce(self, _: list[torch.Tensor]) -> Work:
+        return self._started("allreduce")
+
+    def send(self, _: list[torch.Tensor], rank: int, __: int) -> Work:
+        return self._started(f"send {rank}")
+
+    def recv(self, _: list[torch.Tensor], rank: int, __: int) -> Work:
+        return self._started(f"recv {rank}")
+
+    def abort(self) -> None:
+        self.log.append("abort")
+
+    def _started(self, name: str) -> Work:
+        self.log.append(name)
+        return Work(self.log, name)
+
+
+class FakeDistributed:
+    ProcessGroupNCCL = FakeNCCL
+
+    class FileStore:
+        def __init__(self, path: str, _: int) -> None:
+            self.name = Path(path).name
+
+        def set_timeout(self, _: Any) -> None:
+            pass
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[FakeNCCL]:
+    """The backends that are made; tensors of GPUs are on the CPU."""
+    backends = FakeNCCL.made = []
+    for name in SETTINGS:
+        monkeypatch.setenv(name, "")  # so that it is restored
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(connection, "torch_distributed", FakeDistributed)
+    for name in ("zeros", "empty"):
+        real = getattr(torch, name)
+        monkeypatch.setattr(torch, name, lambda *args, _real=real, **kw: _real(*args, **{**kw, "device": "cpu"}))
+    return backends
+
+
+def test_each_direction_has_a_communicator_which_connects_at_once(tmp_path: Path, made: list[FakeNCCL]) -> None:
+    """Later, connecting would take memory that was counted as free for the KV cache."""
+    for rank in range(2):
+        RankGroups.of(Placement(rank, 1, 2)).connect(tmp_path, CUDA)
+    assert [(one.store, one.rank, one.size, one.log) for one in made] == [
+        ("hidden-0-1", 0, 2, ["send 1"]),
+        ("logits", 1, 2, ["recv 0", "wait recv 0"]),
+        ("hidden-0-1", 1, 2, ["recv 0", "wait recv 0"]),
+        ("logits", 0, 2, ["send 1"]),
+    ]
+
+
+def test_settings_of_nccl_can_be_changed(tmp_path: Path, made: list[FakeNCCL], monkeypatch: pytest.MonkeyPatch) -> None:
+    RankGroup(0, 2).connect(tmp_path / "first", CUDA)
+    assert {name: os.environ[name] for name in SETTINGS} == SETTINGS
+    own = {"NCCL_SOCKET_IFNAME": "eth0", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3"}
+    for name, value in own.items():
+        monkeypatch.setenv(name, value)
+    RankGroup(0, 2).connect(tmp_path / "second", CUDA)
+    assert {name: os.environ[name] for name in SETTINGS} == own
+    assert [one.log for one in made] == [["allreduce", "wait allreduce"]] * 2
+
+
+def test_a_sender_waits_for_the_oldest_tensor_only_when_the_link_is_full(tmp_path: Path, made: list[FakeNCCL]) -> None:
+    link = RankLink("there", sends=True, depth=2)
+    link.connect(tmp_path, CUDA)
+    link.send(torch.ones(1))
+    assert made[0].log == ["send 1"] * 2
+    link.send(torch.ones(1))
+    assert made[0].log == ["send 1", "send 1", "wait send 1", "send 1"]
+
+
+def test_ranks_do_not_wait_for_each_other_when_they_disconnect(tmp_path: Path, made: list[FakeNCCL]) -> None:
+    groups = RankGroups.of(Placement(1, 2, 2))
+    groups.connect(tmp_path, CUDA)
+    groups.close()
+    groups.close()
+    assert [one.log[-1] for one in made] == ["abort"] * 2
+    assert sum(one.log.count("abort") for one in made) == 2
