@@ -106,7 +106,7 @@ def measure(batch: int, params: SamplingParams) -> dict[str, float]:
     table = RequestTable(batch, _CONTEXT, _BLOCK)
     device = CpuDevice()
     cache = device.allocate_cache(model.caches, blocks, _BLOCK, torch.bfloat16, 0)
-    attention = device.attention(cache, table, torch.bfloat16)
+    attention = device.attention(cache, table, model, torch.bfloat16, EngineOptions())
     inputs, sampler = device.input_builder(table, EngineOptions()), Sampler(table, _VOCAB)
     steps = EagerSteps(model)
     runner = ModelRunner(model, inputs, attention, steps, table, sampler, hidden_states(), NoItemEncoder())

@@ -358,6 +358,13 @@ class EngineOptions(Options):
         "padded to the next of them, larger ones run without; sizes above --max-num-seqs are ignored; default: 1, 2, "
         "4, multiples of 8 up to 256, multiples of 16 above, and --max-num-seqs itself; at most 512",
     )
+    attention_backend: Literal["auto", "triton", "flash_attn", "flashinfer"] = Field(
+        "auto",
+        description="kernels of attention over the KV cache; auto: Quire's own, which alone give a request the same "
+        "bits in any batch; triton: the same, on GPUs only; flash_attn: FlashAttention 2, which needs "
+        "--block-size 256; flashinfer: FlashInfer; these two are on GPUs, if the package is installed, with "
+        "--dtype float16 or bfloat16",
+    )
     encoder_cache_memory: Size = Field(
         ByteSize(256 << 20),
         description="size of the encoder cache: embeddings of audio, kept for later chunks of a prompt and for other "

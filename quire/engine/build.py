@@ -17,6 +17,7 @@ from tqdm import tqdm
 
 from quire.allocator import keep_freed_memory
 from quire.config.options import EngineOptions
+from quire.engine.attention_checks import check_attention_backend
 from quire.engine.core import EngineCore
 from quire.engine.core_config import CoreConfig
 from quire.engine.delayed_streams_build import delayed_streams_of
@@ -104,7 +105,8 @@ def build_core(
     `device`: what runs the model; None for the device that the options name. `launch`: starts the other ranks.
 
     Raises:
-        ModelError: the model cannot be loaded, or the device has no kernels for the KV cache's data type.
+        ModelError: the model cannot be loaded, or the device has no kernels for the KV cache's data type, or the
+            attention backend does not support the model.
         OutOfCacheMemory: the KV cache does not fit, or holds too little.
         RankDied: another rank could not load its part of the model.
         LoadingStopped: the front end asked to stop.
@@ -112,6 +114,7 @@ def build_core(
     set_threads(config)
     _check_sleep(config)
     device = device or find_device(config.model.device)
+    check_attention_backend(config, device)
     logger.info("%s", device.description)
     if config.parallel.tensor_parallel_size * config.parallel.pipeline_parallel_size == 1:
         return _build_core(config, channel, device, None)

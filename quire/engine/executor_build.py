@@ -58,7 +58,8 @@ class ExecutorBuild:
         model.set_context(self.context_len)
         cross_len = 0 if loaded.speech is None else loaded.speech.info.num_positions
         table = request_table(config, model, self.context_len, cross_len)
-        inputs, attention = input_builder(config, device, table), device.attention(cache, table, loaded.dtype)
+        inputs = input_builder(config, device, table)
+        attention = device.attention(cache, table, model, loaded.dtype, options)
         sampler = device.sampler(table, loaded.vocab_size, self.grammars.initial_state, inputs)
         runner = (runner_type or ModelRunner)(
             model,

@@ -291,7 +291,8 @@ def _build_follower(
     model.set_context(message.context_len)
     cache = cache_allocator(loaded, model, config, device, message.num_blocks)()
     table = request_table(config, model, message.context_len)
-    inputs, attention = input_builder(config, device, table), device.attention(cache, table, loaded.dtype)
+    inputs = input_builder(config, device, table)
+    attention = device.attention(cache, table, model, loaded.dtype, config.engine)
     runner = FollowingRunner(
         model,
         inputs,

@@ -21,6 +21,7 @@ _CONVERTERS: Mapping[str, Callable[[str], list[str]]] = {
     "--h11-max-incomplete-event-size": lambda value: ["--max-header-size", value],
     "--allowed-origins": lambda value: values.repeated("--allowed-origins", value),
     "--limit-mm-per-prompt": values.media_limits,
+    "--attention-config": values.attention_config,
     "--speculative-config": values.speculative_config,
     "--structured-outputs-config": values.structured_outputs,
     "--model": lambda value: [value],

@@ -19,6 +19,13 @@ _UNITS = {
     "G": 1 << 30,
     "T": 1 << 40,
 }
+# vLLM takes these names in capitals and in small letters.
+ATTENTION_BACKENDS = {
+    "FLASH_ATTN": "flash_attn",
+    "FLASHINFER": "flashinfer",
+    "TRITON_ATTN": "triton",
+    "triton_attn": "triton",
+}
 _NGRAM = ("ngram", "[ngram]", "ngram_gpu")
 
 
@@ -65,6 +72,12 @@ def structured_outputs(value: str) -> list[str]:
     if unknown := sorted(config.keys() - {"backend"}):
         raise ValueError(f"{', '.join(unknown)} cannot be set")
     return ["--reasoning-parser", str(parser)] if parser else []
+
+
+def attention_config(value: str) -> list[str]:
+    """--attention-config as JSON."""
+    backend = _object(value).get("backend")
+    return [] if backend is None else ["--attention-backend", ATTENTION_BACKENDS.get(str(backend), str(backend))]
 
 
 def media_limits(value: str) -> list[str]:

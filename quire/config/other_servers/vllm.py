@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from quire.config.other_servers.table import OtherServerFlag, ignored, ignored_switch, refused, same, translated_to
+from quire.config.other_servers.values import ATTENTION_BACKENDS
 
 _ONE_MACHINE = "Quire runs a model once, on one machine"
 _ONE_COPY = "Quire runs one copy of a model; for more, start several servers behind a load balancer"
@@ -14,7 +15,8 @@ _ADAPTERS = (
     "merge the adapter into the model"
 )
 _MEDIA = "audio is the only multimodal input, and its preprocessing cannot be configured"
-_GPU = "Quire has one kernel for each operation on a GPU"
+_GPU = "Quire chooses its kernels on a GPU; only that of attention is a setting"
+_ATTENTION = "VLLM_ATTENTION_BACKEND is QUIRE_ATTENTION_BACKEND"
 _COMPILATION = (
     "nothing is compiled with torch.compile; CUDA graphs are set with --enforce-eager and --cudagraph-capture-sizes"
 )
@@ -241,8 +243,10 @@ VLLM: tuple[OtherServerFlag, ...] = (
     ),
     *ignored("--compilation-config|-cc|-O --optimization-level", _COMPILATION),
     *ignored("--max-seq-len-to-capture", "CUDA graphs serve sequences of any length"),
-    *ignored("--attention-backend", _GPU),
-    *ignored("--attention-config|-ac --moe-backend", _GPU),
+    translated_to("--attention-backend", "--attention-backend", _ATTENTION, values=ATTENTION_BACKENDS),
+    translated_to("--attention-config.backend -ac.backend", "--attention-backend", values=ATTENTION_BACKENDS),
+    translated_to("--attention-config -ac", "--attention-backend", "only its key backend has an effect"),
+    *ignored("--moe-backend", _GPU),
     *ignored("--kernel-config --linear-backend --ir-op-priority --override-attention-dtype", _GPU),
     *ignored("--mamba-block-size --mamba-cache-mode --mamba-backend", _MAMBA),
     *ignored("--mamba-ssm-cache-dtype --mamba-cache-dtype", _MAMBA),

@@ -3,6 +3,7 @@
 ModelError
 ├── BrokenFolder          files are missing or unreadable
 ├── UnavailableDevice     the device that is to run the model is not available
+├── UnavailableLibrary    a package that an option needs cannot be imported
 ├── UnknownArchitecture   no implementation supports this kind of model
 ├── UnsupportedModel      the architecture is supported, but not this variant (quantization, option)
 └── WeightMismatch        a weight is missing, unexpected or of the wrong shape
@@ -21,6 +22,10 @@ class BrokenFolder(ModelError):
 
 class UnavailableDevice(ModelError):
     """The device that is to run the model is not available."""
+
+
+class UnavailableLibrary(ModelError):
+    """A package that an option needs cannot be imported."""
 
 
 class UnknownArchitecture(ModelError):

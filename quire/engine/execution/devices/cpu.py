@@ -50,7 +50,9 @@ class CpuDevice(HostDevice):
         return NativeInputBuilder(table, MAX_TOKENS)
 
     @override
-    def attention(self, cache: KVCache, table: RequestTable, dtype: torch.dtype) -> AttentionBackend:
+    def attention(
+        self, cache: KVCache, table: RequestTable, model: LanguageModel, dtype: torch.dtype, options: EngineOptions
+    ) -> AttentionBackend:
         # pages of other shapes than the kernels read are gathered
         return (
             NativeAttention(cache, table, dtype) if supports_cache(cache, dtype) else ReferenceAttention(cache, table)

@@ -28,6 +28,7 @@ class Device(LoadTarget, Protocol):
     Attributes:
         name: value of ``--device``.
         description: text for the log, e.g. the instruction set of the kernels.
+        attention_backends: values of ``--attention-backend``.
         cache_alignment: keys and values are padded to a multiple of this many elements in pages.
         row_alignment: see `CacheShape`.
         compiles_kernels: its kernels are compiled when they are first called, see `warm_up`.
@@ -35,6 +36,7 @@ class Device(LoadTarget, Protocol):
 
     name: str
     description: str
+    attention_backends: tuple[str, ...]
     cache_alignment: int
     row_alignment: int
     compiles_kernels: bool
@@ -62,8 +64,15 @@ class Device(LoadTarget, Protocol):
     def input_builder(self, table: RequestTable, options: EngineOptions) -> InputBuilder:
         """The builder of step inputs."""
 
-    def attention(self, cache: KVCache, table: RequestTable, dtype: torch.dtype) -> AttentionBackend:
-        """Attention over `cache`; `dtype` is that of queries, keys and values."""
+    def attention(
+        self, cache: KVCache, table: RequestTable, model: LanguageModel, dtype: torch.dtype, options: EngineOptions
+    ) -> AttentionBackend:
+        """Attention of a model over `cache`; `dtype` is that of queries, keys and values.
+
+        Raises:
+            UnavailableLibrary: the backend is a library that cannot be imported.
+            UnsupportedModel: it does not compute with `dtype`.
+        """
 
     def step_runner(self, model: LanguageModel, inputs: InputBuilder, attention: AttentionBackend) -> StepRunner:
         """The runner of steps that only need logits of last tokens; it uses step graphs where the device has them."""

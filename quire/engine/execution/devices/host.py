@@ -22,6 +22,7 @@ class HostDevice(Device):
     """A device that computes with the cores and the memory of the host."""
 
     compiles_kernels = False
+    attention_backends = ("auto",)
 
     @override
     def cache_memory(

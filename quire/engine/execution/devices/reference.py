@@ -78,7 +78,9 @@ class ReferenceDevice(HostDevice):
         return NumpyInputBuilder(table)
 
     @override
-    def attention(self, cache: KVCache, table: RequestTable, dtype: torch.dtype) -> AttentionBackend:
+    def attention(
+        self, cache: KVCache, table: RequestTable, model: LanguageModel, dtype: torch.dtype, options: EngineOptions
+    ) -> AttentionBackend:
         return ReferenceAttention(cache, table)
 
     @override

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from typing import cast
 
 import torch
 from typing_extensions import override
@@ -11,6 +12,9 @@ from typing_extensions import override
 from quire.allocator import return_freed_memory
 from quire.config.options import EngineOptions
 from quire.engine.execution.attention.backend import AttentionBackend
+from quire.engine.execution.attention.flash_attn import FlashAttention
+from quire.engine.execution.attention.flashinfer import FlashInferAttention, attention_kinds
+from quire.engine.execution.attention.libraries import LIBRARIES
 from quire.engine.execution.attention.triton import TritonAttention
 from quire.engine.execution.cache import CacheMemory, DeviceKVCache, KVCache
 from quire.engine.execution.cuda_graphs import CudaGraph, Graph, GraphSteps, capture_sizes
@@ -25,7 +29,8 @@ from quire.engine.execution.sampling.device_settings import settings_bytes
 from quire.engine.execution.sampling.pending import TokenSampler
 from quire.engine.execution.sampling.sampler import GrammarStates
 from quire.engine.execution.step_graphs import EagerSteps, StepRunner
-from quire.engine.models.decoder import CacheShape, LanguageModel
+from quire.engine.models.decoder import CacheShape, Decoder, LanguageModel
+from quire.engine.models.spec import DecoderSpec
 
 _UTILIZATION = 0.9  # vLLM's default
 _SETTING = "--gpu-memory-utilization"
@@ -36,6 +41,7 @@ class TritonDevice(Device):
     """A CUDA device."""
 
     name = "cuda"
+    attention_backends = ("auto", "triton", *LIBRARIES)
     quantizable_dtypes = frozenset((torch.float32, torch.float16, torch.bfloat16))
     computes_bfloat16 = True
     computes_float16 = True
@@ -62,6 +68,8 @@ class TritonDevice(Device):
     ) -> CacheMemory:
         before, after = measure_largest_step(self.torch_device, largest_step)
         nbytes = gpu_cache_memory(before, after, options.gpu_memory_utilization or _UTILIZATION, share)
+        library = LIBRARIES.get(options.attention_backend)
+        reserved += 0 if library is None else library.workspace
         setting = _SETTING if share is None else _SHARED_SETTING
         return CacheMemory(nbytes - reserved, setting, after.peak - before.allocated)
 
@@ -77,7 +85,15 @@ class TritonDevice(Device):
         return DeviceInputBuilder(table, self.torch_device, sizes)
 
     @override
-    def attention(self, cache: KVCache, table: RequestTable, dtype: torch.dtype) -> AttentionBackend:
+    def attention(
+        self, cache: KVCache, table: RequestTable, model: LanguageModel, dtype: torch.dtype, options: EngineOptions
+    ) -> AttentionBackend:
+        match options.attention_backend:
+            case "flash_attn":
+                return FlashAttention(cache, dtype)
+            case "flashinfer":
+                kinds = attention_kinds(cast("DecoderSpec", cast("Decoder", model).spec))
+                return FlashInferAttention(cache, table, dtype, kinds, self.torch_device)
         return TritonAttention(cache)
 
     @override

@@ -18,6 +18,7 @@ from quire.engine.execution.cuda_graphs import GraphSteps
 from quire.engine.execution.ranks.workers import rank_process
 from quire.engine.wire.sampling_params import SamplingParams
 from tests.engine.execution.test_invariance import mask
+from tests.support import attention_libraries
 from tests.support.engine import Engine, greedy, random_prompt
 from tests.support.models import make_model, save_model
 from tests.support.ranks import ThreadRank
@@ -94,6 +95,17 @@ def test_tokens_are_those_of_one_rank(case: str, parallel: dict[str, Any], tmp_p
         assert engine.core.executor.max_steps_in_flight == parallel.get("pipeline_parallel_size", 1)
         assert not isinstance(engine.runner.steps, GraphSteps)
         assert together(engine) == expected(folder)
+        assert together(engine) == expected(folder)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the stand-ins of the libraries compute on the CPU")
+@pytest.mark.parametrize(("backend", "block_size"), [("flash_attn", 256), ("flashinfer", 4)])
+def test_each_rank_attends_with_its_heads_in_a_library(
+    backend: str, block_size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = save_model(make_model("llama", head_dim=64, num_hidden_layers=2), tmp_path)
+    attention_libraries.install(monkeypatch)  # now, as transformers looks for the specs of modules
+    with running(folder, TP, attention_backend=backend, block_size=block_size) as engine:
         assert together(engine) == expected(folder)
 
 

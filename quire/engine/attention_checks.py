@@ -1,0 +1,82 @@
+"""What --attention-backend works with; checked before a model is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from quire.engine.core_config import CoreConfig
+from quire.engine.execution.attention.libraries import (
+    LIBRARIES,
+    MIN_CAPABILITY,
+    AttentionLibrary,
+    check_installed,
+)
+from quire.engine.execution.devices.device import Device
+from quire.engine.models.errors import UnsupportedModel
+from quire.engine.models.spec import Attention, DecoderSpec, GroupedQueryAttention
+
+
+def check_attention_backend(config: CoreConfig, device: Device) -> None:
+    """Check that the device, the model and the other options work with the configured attention backend.
+
+    Raises:
+        UnsupportedModel: one does not; the message names it and what is accepted.
+        UnavailableLibrary: the backend is a library that cannot be imported.
+    """
+    name = config.engine.attention_backend
+    if name not in device.attention_backends:
+        accepted = " and ".join(device.attention_backends)
+        raise UnsupportedModel(
+            f"--attention-backend {name} needs a GPU, but the device is {device.name}; accepted here: {accepted}"
+        )
+    library = LIBRARIES.get(name)
+    if library is None:
+        return
+    for refusal in (*_device_refusals(device), *_model_refusals(config), *_option_refusals(library, config)):
+        raise UnsupportedModel(f"--attention-backend {name} {refusal}; --attention-backend auto is accepted")
+    check_installed(name)
+
+
+def _device_refusals(device: Device) -> Iterator[str]:
+    if device.torch_device.type == "cuda" and torch.cuda.get_device_capability(device.torch_device) < MIN_CAPABILITY:
+        yield "needs a GPU of compute capability {}.{} or more".format(*MIN_CAPABILITY)
+
+
+def _model_refusals(config: CoreConfig) -> Iterator[str]:
+    """Why it does not work with a model of this kind."""
+    spec = config.model_config.spec
+    if spec is None:
+        yield "works with Quire's implementation of a model only, not with --model-impl transformers"
+    elif not isinstance(spec, DecoderSpec):
+        yield f"works with models that have a KV cache; {config.folder.name} has none"
+    elif spec.has_cross_attention:
+        yield "does not support cross-attention"
+    elif config.model_config.streaming is not None:
+        yield "does not work with models that transcribe audio while it arrives"
+
+
+def _option_refusals(library: AttentionLibrary, config: CoreConfig) -> Iterator[str]:
+    """Why it does not work with the options of the KV cache, or with the layers of a decoder."""
+    options, spec = config.engine, config.model_config.spec
+    if options.kv_cache_dtype != "auto":
+        yield f"needs --kv-cache-dtype auto, not {options.kv_cache_dtype}"
+    if library.block_sizes is not None and options.block_size not in library.block_sizes:
+        sizes = " or ".join(map(str, library.block_sizes))
+        yield f"needs --block-size {sizes}, not {options.block_size}"
+    if isinstance(spec, DecoderSpec):
+        for layer in spec.layers:
+            yield from _layer_refusals(library, layer.attn)
+
+
+def _layer_refusals(library: AttentionLibrary, attn: Attention) -> Iterator[str]:
+    if not isinstance(attn, GroupedQueryAttention):
+        yield "does not support latent attention (MLA)"
+        return
+    if attn.sinks:
+        yield "does not support attention sinks"
+    if attn.alibi is not None and not library.alibi:
+        yield "does not support ALiBi biases"
+    if attn.head_dim not in library.head_dims:
+        yield f"needs heads of {library.head_sizes} elements; those of the model have {attn.head_dim}"
