@@ -80,10 +80,10 @@ def head_cases() -> Iterator[Case]:
     heads = ProjectedHeads(qkv, HEADS, KV_HEADS, norms, angles)
     yield Case("qk_norm_rope", 2 * changed + tables, lambda: qk_norm_rope(heads))
     shape = CacheShape(KV_HEADS, HEAD_DIM, HEAD_DIM, row_alignment=16)
-    slots = torch.randperm(TOKENS, device="cuda")
+    slots, blocks = torch.randperm(TOKENS, device="cuda"), -(-TOKENS // BLOCK_SIZE)
     for dtype in (torch.bfloat16, torch.int8, torch.float8_e4m3fn):
-        layer = DeviceKVCache([shape], TOKENS // BLOCK_SIZE, BLOCK_SIZE, dtype, qkv.device).layers[0]
-        pages = block_bytes([shape], BLOCK_SIZE, dtype) * (TOKENS // BLOCK_SIZE)
+        layer = DeviceKVCache([shape], blocks, BLOCK_SIZE, dtype, qkv.device).layers[0]
+        pages = block_bytes([shape], BLOCK_SIZE, dtype) * blocks
         nbytes = qkv.nbytes + x.nbytes + pages + tables + slots.nbytes
         name = f"qk_norm_rope_write {dtype}".replace("torch.", "")
         given = (heads, layer.keys, layer.values, slots, 1.0, 1.0)

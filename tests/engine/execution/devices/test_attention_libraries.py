@@ -19,6 +19,7 @@ from quire.engine.execution.cuda_graphs import GraphSteps
 from quire.engine.execution.devices import triton
 from quire.engine.execution.devices.select import find_device
 from quire.engine.execution.devices.triton import TritonDevice
+from quire.engine.execution.memory import GpuMemory
 from quire.engine.models.errors import UnavailableLibrary, UnsupportedModel
 from quire.engine.wire.sampling_params import SamplingParams
 from tests.support import attention_libraries, oracle, whisper
@@ -245,6 +246,8 @@ def test_old_gpus_are_refused(backend: str, folders: Path, calls: Calls, monkeyp
 
 
 def test_the_workspace_is_not_given_to_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = GpuMemory(total=1 << 31, free=1 << 31, reserved=0, allocated=0, peak=0)
+    monkeypatch.setattr(triton, "measure_largest_step", lambda *_: (memory, memory))
     monkeypatch.setattr(triton, "gpu_cache_memory", lambda *_: 1 << 30)
     found = {
         name: TritonDevice.cache_memory(

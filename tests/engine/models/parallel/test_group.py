@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 from typing import TypeVar
 
 import pytest
@@ -62,6 +63,7 @@ def test_tensors_are_gathered(tmp_path: Path) -> None:
 
 def test_ranks_send_to_each_other_before_they_receive(tmp_path: Path) -> None:
     """As many tensors as the links are deep, in order."""
+    received_all = Barrier(2)
 
     def exchange(rank: int) -> list[float]:
         links = [RankLink(name, sends=sends == rank, depth=3) for sends, name in enumerate(("there", "back"))]
@@ -73,6 +75,7 @@ def test_ranks_send_to_each_other_before_they_receive(tmp_path: Path) -> None:
             for index in range(3):
                 mine.send(torch.full((1000, 4), float(10 * turn + index))[::2])
             received += [float(theirs.receive((500, 4), torch.float32).mean()) for _ in range(3)]
+        received_all.wait(60)  # a link that is closed drops what the other rank has not received
         for link in links:
             link.close()
         return received
