@@ -119,5 +119,7 @@ def test_a_server_that_is_ended_while_it_loads_leaves_nothing(
         else:
             process.send_signal(sent)
         assert process.wait(60) == status
-        assert "Traceback" not in process.stderr.read()
+        errors = process.stderr.read()
+        # A rank that Python is just starting may not get its arguments from a process that was killed.
+        assert sent == signal.SIGKILL or "Traceback" not in errors
     assert_nothing_is_left(processes, temporary)

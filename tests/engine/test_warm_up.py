@@ -82,7 +82,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize(
+    "options", [pytest.param(name, marks=() if name == "graphs" else pytest.mark.slow) for name in OPTIONS]
+)
 def test_requests_compile_nothing(options: str, tmp_path: Path) -> None:
     folder, model = save("llama", tmp_path), ModelOptions(dtype="bfloat16")
 
@@ -92,6 +94,7 @@ def test_requests_compile_nothing(options: str, tmp_path: Path) -> None:
     check(engine, run_requests)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "quantization"), [("gemma2", "none"), ("qwen3_moe", "none"), ("deepseek_v3", "none"), ("llama", "int8")]
 )
@@ -143,6 +146,7 @@ def test_an_encoder_of_audio(tmp_path: Path) -> None:
     check(lambda device: Engine(folder, model=model, device=device, **options), run)
 
 
+@pytest.mark.slow
 def test_cross_attention_to_audio(tmp_path: Path) -> None:
     folder, model = save_whisper(make_whisper(), tmp_path), ModelOptions(dtype="bfloat16")
 
@@ -155,6 +159,7 @@ def test_cross_attention_to_audio(tmp_path: Path) -> None:
     check(lambda device: Engine(folder, model=model, device=device, **SMALL), run)
 
 
+@pytest.mark.slow
 def test_audio_among_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With an adapter for requests with audio."""
     folder, model = save_audio_model(make_audio_model("granite_speech"), tmp_path), ModelOptions(dtype="bfloat16")
@@ -175,6 +180,7 @@ def test_audio_among_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     check(lambda device: Engine(folder, model=model, device=device, **SMALL), run)
 
 
+@pytest.mark.slow
 def test_nothing_is_left_of_it(tmp_path: Path) -> None:
     """Rows, blocks and tokens are those of an engine without a warm-up."""
     folder = save("llama", tmp_path)

@@ -167,7 +167,7 @@ def test_each_step_is_planned_once_for_each_kind_of_attention(folders: Path, cal
 
 
 @pytest.mark.parametrize("backend", BLOCK_SIZES)
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float16", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_queries_of_16_bits_are_those_of_the_own_kernels(backend: str, dtype: Any, folders: Path, calls: Calls) -> None:
     folder, found = save("llama", folders), []
     for name in (backend, "triton"):
