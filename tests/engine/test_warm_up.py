@@ -82,9 +82,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "options", [pytest.param(name, marks=() if name == "graphs" else pytest.mark.slow) for name in OPTIONS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("options", OPTIONS)
 def test_requests_compile_nothing(options: str, tmp_path: Path) -> None:
     folder, model = save("llama", tmp_path), ModelOptions(dtype="bfloat16")
 

@@ -56,6 +56,7 @@ def test_the_engine(shape: str, cases: list[str], tmp_path: Path) -> None:
     assert json.loads((tmp_path / "report.json").read_text())["graphs"] == len(cases)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few_steps")
 def test_a_case_that_fails_leaves_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     project, calls = LMHead.project, []
@@ -108,6 +109,7 @@ def test_attention(tmp_path: Path) -> None:
     assert len(rows) == 2 * 3 * 2 + 2 * 3 * 2 + 2
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_attention")
 def test_tuning_of_attention(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "PAGES", {"bfloat16": torch.bfloat16})

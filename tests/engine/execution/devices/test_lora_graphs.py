@@ -107,13 +107,10 @@ WAKE_UPS: dict[str, list[frozenset[MemoryTag]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("level", "order"),
-    [
-        (2, "at once"),
-        pytest.param(1, "cache first", marks=pytest.mark.slow),
-        pytest.param(2, "weights first", marks=pytest.mark.slow),
-    ],
+    [(1, "cache first"), (2, "at once"), (2, "weights first")],
 )
 def test_graphs_read_the_adapter_that_was_loaded_last(
     folder: Path, expected: list[list[int]], level: SleepLevel, order: str, monkeypatch: pytest.MonkeyPatch
