@@ -19,19 +19,18 @@ from quire.engine.wire.sampling_params import SamplingParams
 from quire.engine.wire.token_mask import token_mask
 from quire.kernels import gpu
 from quire.multimodal.audio.speech_items import make_item
+from tests.support import triton_interpreter
 from tests.support.audio_models import make_audio_model, noise, prompt_with, save_audio_model
 from tests.support.ctc import make_ctc, save_ctc
 from tests.support.encoders import tiny_embedder
 from tests.support.engine import Engine, greedy, random_prompt
 from tests.support.models import make_model, save_model
 from tests.support.triton_device import InterpretedDevice
-from tests.support.triton_interpreter import accept_computed_bounds, separate_rows
 from tests.support.triton_variants import differences, recorded_variants
 from tests.support.whisper import ENGLISH, START, TRANSCRIBE, make_whisper, save_whisper
 from tests.support.whisper import item as whisper_item
 
-accept_computed_bounds()
-separate_rows()
+triton_interpreter.prepare()
 
 pytestmark = pytest.mark.skipif(not gpu.is_interpreted(), reason="the interpreter's calls are recorded")
 SMALL: dict[str, Any] = {"max_num_seqs": 3, "max_num_batched_tokens": 20, "block_size": 8}

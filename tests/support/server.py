@@ -153,17 +153,35 @@ async def listening(
         ws_ping_timeout=None,
         ws_per_message_deflate=False,
     )
-    server = uvicorn.Server(config)
-    server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
-    task = asyncio.create_task(server._serve())
-    while not server.started:
-        await asyncio.sleep(0)
+    server = _Uvicorn(config)
+    config.load()
+    server.lifespan = config.lifespan_class(config)
+    await server.startup()
+    await server.on_tick(0)  # sets the headers of all answers
     port = server.servers[0].sockets[0].getsockname()[1]
     try:
         yield f"http://127.0.0.1:{port}"
     finally:
-        server.should_exit = True
-        await task
+        await server.shutdown()
+
+
+class _Uvicorn(uvicorn.Server):
+    """Uvicorn that ends when its connections have ended; uvicorn itself looks every tenth of a second."""
+
+    async def shutdown(self, sockets: Any = None) -> None:
+        for server in self.servers:
+            server.close()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+        try:
+            async with asyncio.timeout(self.config.timeout_graceful_shutdown):
+                while self.server_state.connections or self.server_state.tasks:
+                    await asyncio.sleep(0.001)
+        except TimeoutError:
+            for task in self.server_state.tasks:
+                task.cancel()
+        for server in self.servers:
+            await server.wait_closed()
 
 
 async def until(condition: Any) -> None:

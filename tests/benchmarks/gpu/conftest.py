@@ -11,12 +11,11 @@ pytest.importorskip("triton")
 
 from benchmarks.gpu import attention, engine, limits, matmul, models, small_ops
 from quire.kernels import gpu
+from tests.support import triton_interpreter
 from tests.support.fake_cuda import fake_cuda
 from tests.support.triton_device import InterpretedDevice
-from tests.support.triton_interpreter import accept_computed_bounds, separate_rows
 
-accept_computed_bounds()
-separate_rows()
+triton_interpreter.prepare()
 SMALL: dict[str, Any] = {"hidden_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}
 SMALL |= {"num_hidden_layers": 1, "intermediate_size": 48, "vocab_size": 1024}  # prompts have ids up to 1000
 

@@ -25,10 +25,9 @@ from quire.engine.scheduling.plan import NewSequence, SequenceError, StepPlan
 from quire.engine.wire.sampling_params import SamplingParams, TimestampRule
 from quire.engine.wire.token_mask import token_mask
 from quire.kernels import gpu
-from tests.support.triton_interpreter import accept_computed_bounds, separate_rows
+from tests.support import triton_interpreter
 
-accept_computed_bounds()
-separate_rows()
+triton_interpreter.prepare()
 VOCAB = 50
 GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if GPU else "cpu")

@@ -12,10 +12,9 @@ from quire.kernels import gpu
 
 pytest.importorskip("triton")
 
-from tests.support.triton_interpreter import accept_computed_bounds, separate_rows
+from tests.support import triton_interpreter
 
-accept_computed_bounds()
-separate_rows()
+triton_interpreter.prepare()
 
 
 @pytest.fixture

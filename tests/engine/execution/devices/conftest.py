@@ -6,7 +6,6 @@ import pytest
 
 pytest.importorskip("triton")
 
-from tests.support.triton_interpreter import accept_computed_bounds, separate_rows
+from tests.support import triton_interpreter
 
-accept_computed_bounds()
-separate_rows()
+triton_interpreter.prepare()
