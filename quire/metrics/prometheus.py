@@ -144,7 +144,7 @@ class Metrics:
         )
         self.generation_tokens = self._counter("generation_tokens", "Generated tokens")
         self.restarts = self._counter("engine_restarts", "Restarts of the engine after its death")
-        self.audio_seconds = self._counter("audio_seconds", "Seconds of transcribed audio")
+        self.audio_seconds = self._counter("audio_seconds", "Seconds of transcribed audio; interim transcriptions of realtime sessions do not count")
         self.success = self._counter("request_success", "Finished sequences by finish reason", "finished_reason")
 
     def _define_realtime(self) -> None:
