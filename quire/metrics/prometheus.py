@@ -82,8 +82,8 @@ class Metrics:
         self._define_latencies()
         self.http_requests = Counter(
             "http_requests",
-            "HTTP requests by method, handler and class of status (2xx to 5xx; 4xx also if the client disconnects before "
-            "the response); /health, /ready, /ping, /metrics, /load and /version are not counted",
+            "HTTP requests by method, handler and class of status (2xx to 5xx; 4xx also if the client disconnects "
+            "before the response); /health, /ready, /ping, /metrics, /load and /version are not counted",
             ("method", "handler", "status"),
             registry=self._process,
         )
