@@ -43,7 +43,7 @@ def router(state: ServerState) -> APIRouter:
     async def retrieve_model(name: str) -> ModelCard:
         """One of the names."""
         if not name:
-            raise NotFound("The model `` does not exist.", "model")
+            raise NotFound("The path lacks the name of a model.", "model")
         return _card(state.model(name), name)
 
     @routes.post("/tokenize", response_model=TokenizeResponse)

@@ -50,14 +50,16 @@ class ServerOptions(Options):
     allowed_hosts: Origins = Field(
         (),
         description="host names that clients may use in URLs of this server, * for all; default: all, or on a loopback "
-        "address without --api-key: localhost, names in .internal and --host; IP addresses are always accepted",
+        "address without --api-key: localhost, names in .localhost and .internal, and --host; IP addresses are always "
+        "accepted",
     )
     root_path: str = Field("", description="path prefix that a reverse proxy strips")
     ssl_certfile: Path | None = Field(None, description="certificate file; with --ssl-keyfile the server speaks HTTPS")
     ssl_keyfile: Path | None = Field(None, description="private key of --ssl-certfile")
     strict_fields: Flag = Field(
         False,
-        description="refuse unknown request fields with status 400; default: they are ignored and named in a header",
+        description="refuse request fields that are unknown or have no effect, with status 400; default: they are "
+        "ignored and named in a header",
     )
     sse_keep_alive_interval: SecondsOrNever = Field(
         15.0,
@@ -360,8 +362,8 @@ class EngineOptions(Options):
     )
     attention_backend: Literal["auto", "triton", "flash_attn", "flashinfer"] = Field(
         "auto",
-        description="kernels of attention over the KV cache; auto: Quire's own, which alone give a request the same "
-        "bits in any batch; triton: the same, on GPUs only; flash_attn: FlashAttention 2, which needs "
+        description="kernels of attention over the KV cache; auto: Quire's own, which alone are batch-invariant "
+        "(bitwise); triton: the same, on GPUs only; flash_attn: FlashAttention 2, which needs "
         "--block-size 256; flashinfer: FlashInfer; these two are on GPUs, if the package is installed, with "
         "--dtype float16 or bfloat16",
     )

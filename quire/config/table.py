@@ -31,9 +31,11 @@ concurrency = 32
 A switch that is on by default is turned off with `--no-...`. Lists are set by repeating the flag, by a variable with
 commas, or by a TOML array. Invalid values are refused with the name of the setting and its accepted values, and unknown
 variables or keys are refused as well. Settings of the same name have the same meaning in all commands and share their
-variable: `QUIRE_API_KEY` is the key that a server requires and that clients send. There are two exceptions, which are
+variable: `QUIRE_API_KEY` is the key that a server requires and that clients send. There are exceptions, which are
 better set by flags or in the file: `--endpoint` accepts other values in `quire bench serve` than in
-`quire bench pooling`, and FILE is audio for `quire listen` and text for `quire embed`.
+`quire bench pooling`; FILE is audio for `quire listen` and text for `quire embed`; `--timeout` is that of a request,
+but in `quire bench startup` that of a whole start; `--model-name` is the name of a served model, but in `quire embed`
+without `--url` a Hugging Face id or a directory.
 
 `--reasoning-parser` and `--tool-call-parser` take names of parsers, which are listed in
 [structured outputs, reasoning and tools](api/structured-outputs-and-tools.md).

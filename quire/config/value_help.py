@@ -36,7 +36,7 @@ def _describe_schema(schema: dict[str, Any]) -> str:
     if kind in ("integer", "number"):
         return ("an integer" if kind == "integer" else "a number") + _bounds(schema)
     if kind == "array":
-        return "a list"
+        return "one or more strings"
     if schema.get("format") == "path":
         return "a path"
     return _KINDS.get(str(kind), "a value")

@@ -82,13 +82,14 @@ class Metrics:
         self._define_latencies()
         self.http_requests = Counter(
             "http_requests",
-            "HTTP requests by method, handler and status",
+            "HTTP requests by method, handler and class of status (2xx to 5xx; 4xx also if the client disconnects "
+            "before the response); /health, /ready, /ping, /metrics, /load and /version are not counted",
             ("method", "handler", "status"),
             registry=self._process,
         )
         self.http_seconds = Histogram(
             "http_request_duration_seconds",
-            "Duration of an HTTP request, until its response has been sent",
+            "Duration of a counted HTTP request, until its response has been sent",
             ("method", "handler"),
             buckets=buckets.HTTP,
             registry=self._process,
@@ -117,7 +118,10 @@ class Metrics:
 
     def _define_engine(self) -> None:
         self.running = self._gauge("num_requests_running", "Running sequences")
-        self.waiting = self._gauge("num_requests_waiting", "Sequences waiting to be scheduled")
+        self.waiting = self._gauge(
+            "num_requests_waiting",
+            "Sequences that are not running: they wait to be scheduled, or for more input (streaming input)",
+        )
         self.kv_usage = self._gauge("kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1")
         self.cache_config = Gauge(
             _PREFIX + "cache_config_info", "Settings of the KV cache", (*_LABELS, *_CACHE_LABELS), registry=self._engine
@@ -144,7 +148,9 @@ class Metrics:
         )
         self.generation_tokens = self._counter("generation_tokens", "Generated tokens")
         self.restarts = self._counter("engine_restarts", "Restarts of the engine after its death")
-        self.audio_seconds = self._counter("audio_seconds", "Seconds of transcribed audio")
+        self.audio_seconds = self._counter(
+            "audio_seconds", "Seconds of transcribed audio; interim transcriptions of realtime sessions do not count"
+        )
         self.success = self._counter("request_success", "Finished sequences by finish reason", "finished_reason")
 
     def _define_realtime(self) -> None:
@@ -183,7 +189,11 @@ class Metrics:
 
     def _define_latencies(self) -> None:
         self.ttft = self._histogram("time_to_first_token_seconds", "Time from arrival to the first token", buckets.TTFT)
-        self.itl = self._histogram("inter_token_latency_seconds", "Time between two tokens of a sequence", buckets.ITL)
+        self.itl = self._histogram(
+            "inter_token_latency_seconds",
+            "Time between two outputs of a sequence, which have one token each, or more with speculation",
+            buckets.ITL,
+        )
         self.tpot = self._histogram(
             "request_time_per_output_token_seconds",
             "Mean time per output token of a sequence, without the first token",

@@ -9,7 +9,7 @@ from quire.realtime.audio import PCM_24K, AudioFormat
 
 Delay = Literal["minimal", "low", "medium", "high", "xhigh"]
 NoiseReduction = Literal["near_field", "far_field"]
-# Below these levels, in dB of full scale, is noise: close to a microphone, noise is quieter than speech by more.
+# Below these levels, in dBFS, is noise: close to a microphone, noise is quieter than speech by more.
 _NOISE_FLOORS: dict[NoiseReduction, float] = {"near_field": -45.0, "far_field": -55.0}
 
 
@@ -19,7 +19,7 @@ class TurnDetection:
 
     Attributes:
         threshold: probability from which on audio counts as speech, 0 to 1.
-        noise_floor: level in dB of full scale below which there is no speech; None: no such level.
+        noise_floor: level in dBFS below which there is no speech; None: no such level.
     """
 
     threshold: float = 0.5

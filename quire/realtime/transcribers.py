@@ -45,7 +45,7 @@ class WholeUtteranceTranscriber:
             options = replace(options, max_tokens=int(len(audio) / RATE * _TOKENS_PER_SECOND) + _MORE_TOKENS)
         logprobs = list[TokenLogprob]()
         with self._model.client.slots(1):
-            async with aclosing(self._transcriber.transcribe(audio, options)) as events:
+            async with aclosing(self._transcriber.transcribe(audio, options, draft=draft)) as events:
                 async for event in events:
                     match event:
                         case TranscriptDelta():

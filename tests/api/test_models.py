@@ -22,6 +22,8 @@ async def test_the_models_page(tmp_path: Path) -> None:
         assert (await server.http.get("/v1/models/alias")).json() == cards[1]
         answer = await server.http.get("/v1/models/some/other")
         assert (answer.status_code, answer.json()["error"]["param"]) == (404, "model")
+        answer = await server.http.get("/v1/models/")
+        assert (answer.status_code, answer.json()["error"]["message"]) == (404, "The path lacks the name of a model.")
 
 
 async def test_the_models_page_tells_tasks(tmp_path: Path) -> None:

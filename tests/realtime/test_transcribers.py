@@ -7,6 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
+from quire.realtime.settings import SessionSettings
+from quire.realtime.transcribers import WholeUtteranceTranscriber
 from tests.support.audio_chat import TOKEN as AUDIO_TOKEN
 from tests.support.audio_chat import AudioCore, audio_server, audio_tokenizer
 from tests.support.realtime import Client, client_of, pcm, session_of, silence, speech
@@ -15,6 +17,7 @@ from tests.support.speech import TOKEN, SpeechCore, added, prompts, speaks, spok
 from tests.support.speech import speech_server as tone_server
 
 COMPLETED = "conversation.item.input_audio_transcription.completed"
+METRIC = "quire:audio_seconds_total{"
 DELTA = "conversation.item.input_audio_transcription.delta"
 
 
@@ -70,6 +73,18 @@ async def test_the_same_audio_gives_the_same_text_in_every_dialect(tmp_path: Pat
             await client.append(audio)
             texts = [(await client.until(COMPLETED))[-1]["transcript"] for _ in range(2)]
         assert " ".join(texts) == text
+
+
+async def test_interim_transcriptions_do_not_count_as_transcribed_audio(tmp_path: Path) -> None:
+    async with tone_server(tmp_path) as server:
+        transcriber = WholeUtteranceTranscriber(server.state.models[0])
+        counts = []
+        for seconds, draft in ((1.0, True), (2.0, True), (3.0, False)):
+            audio = np.zeros(int(seconds * 16000), np.float32)
+            assert [piece async for piece in transcriber.transcribe(audio, SessionSettings(), draft=draft)]
+            lines = (await server.http.get("/metrics")).text.splitlines()
+            counts.append(next(float(line.split()[-1]) for line in lines if line.startswith(METRIC)))
+        assert counts == [0, 0, 3]
 
 
 async def test_a_client_that_goes_leaves_nothing_in_the_engine(tmp_path: Path) -> None:

@@ -140,7 +140,7 @@ class GrammarWriter:
         """
         alternatives = " | ".join(expressions)
         if not alternatives:
-            raise ValueError("A list of alternatives is empty.")
+            raise ValueError("The constraint of the answer has an empty list of alternatives.")
         return self.rule(alternatives)
 
     def finish(self, start: str) -> str:

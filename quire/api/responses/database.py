@@ -143,8 +143,8 @@ class Database:
         """
         if row["size"] > self._limit:
             raise TooLargeToStore(
-                f"The response takes {row['size']} bytes, more than all stored responses may ({self._limit} bytes; "
-                "--response-store-size)."
+                f"The response takes {row['size']} bytes, more than the limit of all stored responses together "
+                f"({self._limit} bytes; --response-store-size)."
             )
         by_id = _responses.c.id == row["id"]
 

@@ -55,7 +55,7 @@ class ResponseLimits:
 
     def timeout_error(self) -> DeadlineExceeded:
         """The error of a response whose timeout has passed."""
-        return DeadlineExceeded(f"The request was ended after {self._timeout:g} seconds.")
+        return DeadlineExceeded(f"The request timed out after {self._timeout:g} seconds.")
 
     def _seconds_left(self) -> float | None:
         if self._end is None:

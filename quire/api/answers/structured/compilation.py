@@ -75,7 +75,7 @@ def complete_grammar(grammar: str) -> str:
 
 def _check_depth(depth: int) -> None:
     if depth > MAX_DEPTH:
-        raise GrammarError(f"it nests or refers {depth} levels deep; at most {MAX_DEPTH} are allowed")
+        raise GrammarError(f"its nesting and references are {depth} levels deep; at most {MAX_DEPTH} are allowed")
 
 
 def _lark(text: str) -> str:

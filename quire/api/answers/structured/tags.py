@@ -66,7 +66,7 @@ def format_tree(writer: GrammarWriter, node: Any, depth: int = 0) -> str:
             case "sequence":
                 return writer.sequence(*(format_tree(writer, each, depth + 1) for each in _items(node, "elements")))
             case "or":
-                return writer.either(format_tree(writer, each, depth + 1) for each in _items(node, "elements"))
+                return writer.either(format_tree(writer, each, depth + 1) for each in _alternatives(node, "elements"))
             case "tag":
                 return _tag(writer, node, depth)
             case "triggered_tags":
@@ -86,13 +86,13 @@ def _tag(writer: GrammarWriter, node: Any, depth: int) -> str:
 
 
 def _triggered_tags(writer: GrammarWriter, node: Any, depth: int) -> str:
-    tags = [
-        (begin, format_tree(writer, content, depth + 1), end)
-        for begin, end, content in map(_parts, _items(node, "tags"))
-    ]
     triggers = _items(node, "triggers")
     if not all(isinstance(trigger, str) for trigger in triggers):
         raise ValueError("The `triggers` of the structural tag must be strings.")
+    tags = [
+        (begin, format_tree(writer, content, depth + 1), end)
+        for begin, end, content in map(_parts, _alternatives(node, "tags"))
+    ]
     return triggered_tags(
         writer, triggers, tags,
         at_least_one=bool(node.get("at_least_one")), only_one=bool(node.get("stop_after_first")),
@@ -100,7 +100,7 @@ def _triggered_tags(writer: GrammarWriter, node: Any, depth: int) -> str:
 
 
 def _separated(writer: GrammarWriter, node: Any, depth: int) -> str:
-    tag = writer.either(_tag(writer, each, depth + 1) for each in _items(node, "tags"))
+    tag = writer.either(_tag(writer, each, depth + 1) for each in _alternatives(node, "tags"))
     optional = "" if node.get("at_least_one") else "?"
     if node.get("stop_after_first"):
         return writer.rule(f"{tag}{optional}")
@@ -127,3 +127,11 @@ def _items(node: dict[str, Any], name: str) -> list[Any]:
     if not isinstance(value, list):
         raise ValueError(f"`{name}` of the structural tag must be an array.")
     return value
+
+
+def _alternatives(node: dict[str, Any], name: str) -> list[Any]:
+    """Items of which one is chosen, so there must be one."""
+    items = _items(node, name)
+    if not items:
+        raise ValueError(f"`{name}` of the `{node['type']}` format of the structural tag has no entry.")
+    return items

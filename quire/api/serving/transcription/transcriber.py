@@ -93,13 +93,14 @@ class Transcriber:
         check_options(self._served.names[0], self._capabilities, options)
 
     async def transcribe(
-        self, audio: Samples, options: TranscriptionOptions
+        self, audio: Samples, options: TranscriptionOptions, *, draft: bool = False
     ) -> AsyncGenerator[TranscriptionEvent, None]:
         """Transcribe audio. Closing the generator aborts the engine's requests.
 
         Args:
             audio: 1-D float32 at 16 kHz, in [-1, 1].
             options: options of the transcription.
+            draft: the audio will be transcribed again, so it is not counted in the metrics.
 
         Yields:
             Pieces of text; behind those of a window its segments; at last `TranscriptionDone`.
@@ -133,7 +134,8 @@ class Transcriber:
                     for event in collected.add(result, served):
                         yield event
         seconds = len(audio) / SAMPLE_RATE
-        served.client.observer.on_audio(seconds)
+        if not draft:
+            served.client.observer.on_audio(seconds)
         yield collected.finished(joiner.text, transcriber.language, seconds)
 
     def check_detection(self, options: TranscriptionOptions) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from quire.api.answers.grammar_writer import GrammarTooLong, GrammarWriter
@@ -38,3 +40,16 @@ def test_triggers_of_many_lengths() -> None:
 def test_a_structural_tag_that_is_too_long() -> None:
     with pytest.raises(GrammarTooLong, match="more than 1048576 characters"):
         triggered_tags(GrammarWriter({}), ["<" + "x" * 2000] * 1000, [])
+
+
+@pytest.mark.parametrize(
+    ("node", "field"),
+    [
+        ({"type": "or", "elements": []}, "elements"),
+        ({"type": "triggered_tags", "triggers": ["<"], "tags": []}, "tags"),
+        ({"type": "tags_with_separator", "tags": [], "separator": ","}, "tags"),
+    ],
+)
+def test_a_list_without_alternatives_is_refused_by_name(node: dict[str, Any], field: str) -> None:
+    with pytest.raises(ValueError, match=f"^`{field}` of the `{node['type']}` format of the structural tag"):
+        format_tree(GrammarWriter({}), node)
