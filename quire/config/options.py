@@ -10,6 +10,7 @@ from pydantic import BaseModel, ByteSize, ConfigDict, Field
 from quire.config.lists import Counts, Keys, Names, Origins
 from quire.config.tool_servers import ToolServers
 from quire.config.types import (
+    AttentionBackendName,
     Flag,
     JsonObject,
     NonNegativeInt,
@@ -358,7 +359,7 @@ class EngineOptions(Options):
         "padded to the next of them, larger ones run without; sizes above --max-num-seqs are ignored; default: 1, 2, "
         "4, multiples of 8 up to 256, multiples of 16 above, and --max-num-seqs itself; at most 512",
     )
-    attention_backend: Literal["auto", "triton", "flash_attn", "flashinfer"] = Field(
+    attention_backend: AttentionBackendName = Field(
         "auto",
         description="kernels of attention over the KV cache; auto: Quire's own, which alone give a request the same "
         "bits in any batch; triton: the same, on GPUs only; flash_attn: FlashAttention 2, which needs "
