@@ -15,7 +15,7 @@ from functools import partial
 import numpy as np
 
 from quire.api.serving.transcription.words import starts_of_tokens
-from quire.config.options import AudioOptions
+from quire.config.media_options import AudioOptions
 from quire.multimodal.audio.cuts import cut
 from quire.multimodal.audio.decode import decode
 from quire.multimodal.audio.features import SAMPLE_RATE, log_mel

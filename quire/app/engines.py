@@ -17,7 +17,8 @@ from quire.api.serving.models import ServedModel
 from quire.app.logs import flush_logs, start_logging
 from quire.app.models import ModelSource
 from quire.config.commands import Serve
-from quire.config.options import AudioOptions, ChatOptions, EngineOptions, ModelOptions, ParallelOptions
+from quire.config.media_options import AudioOptions
+from quire.config.options import ChatOptions, EngineOptions, ModelOptions, ParallelOptions
 from quire.engine.build import serve_core
 from quire.engine.core_config import CoreConfig
 from quire.engine.execution.devices.select import uses_gpu

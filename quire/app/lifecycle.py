@@ -24,11 +24,11 @@ from quire.app.models import ModelSource
 from quire.app.server import Server
 from quire.app.supervision import supervise
 from quire.config.commands import Serve
+from quire.config.media_options import MediaOptions
 from quire.config.options import (
     ConnectionOptions,
     EngineOptions,
     LimitOptions,
-    MediaOptions,
     RealtimeOptions,
     ServerOptions,
 )

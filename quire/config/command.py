@@ -106,8 +106,8 @@ class Command(BaseSettings):
 
     @classmethod
     def summary(cls) -> str:
-        """What the command does, in a sentence."""
-        return str(cls.__doc__)
+        """What the command does, in a sentence; empty under `python -OO`, which has no docstrings."""
+        return cls.__doc__ or ""
 
     @classmethod
     def flag(cls, field: str) -> str:

@@ -11,13 +11,12 @@ from pydantic_settings import CliPositionalArg
 
 from quire.config.command import Command
 from quire.config.lists import Names
+from quire.config.media_options import AudioOptions, MediaOptions
 from quire.config.options import (
-    AudioOptions,
     ChatOptions,
     ConnectionOptions,
     EngineOptions,
     LimitOptions,
-    MediaOptions,
     ModelOptions,
     ParallelOptions,
     RealtimeOptions,

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ByteSize, ConfigDict, Field
 from quire.config.lists import Counts, Keys, Names, Origins
 from quire.config.tool_servers import ToolServers
 from quire.config.types import (
+    AttentionBackendName,
     Flag,
     JsonObject,
     NonNegativeInt,
@@ -17,7 +18,6 @@ from quire.config.types import (
     Seconds,
     SecondsOrNever,
     Size,
-    SizeFromKiB,
     SizeFromMiB,
 )
 
@@ -160,41 +160,6 @@ class LimitOptions(Options):
         description="maximum of `top_logprobs`, `prompt_logprobs` and `logprobs` of completions: alternatives for "
         "each token; -1: no limit, and a request for the whole vocabulary then gets megabytes for each token",
     )
-
-
-class AudioOptions(Options):
-    """Limits of audio files, and the events of transcriptions."""
-
-    max_audio_size: SizeFromKiB = Field(
-        ByteSize(25 << 20), description="largest audio file; --max-body-size must be larger"
-    )
-    max_audio_seconds: Annotated[float, Field(gt=0, le=24 * 3600)] = Field(
-        3600.0, description="longest audio in seconds; an hour of audio takes 220 MiB of memory while it is transcribed"
-    )
-    max_audio_decoded_size: SizeFromMiB = Field(
-        ByteSize(4 << 30),
-        description="largest audio file after decompression, counted with all channels at the sample rate of the file; "
-        "a larger one is refused (files are decoded in pieces, so decoding takes less memory than this)",
-    )
-    transcription_events: Literal["openai", "vllm"] = Field(
-        "openai",
-        description="format of streamed transcriptions without `stream_format`: OpenAI's events or vLLM's chunks",
-    )
-
-
-class MediaOptions(Options):
-    """Media in messages, and the URLs that may be fetched."""
-
-    allowed_media_domains: Origins = Field(
-        (),
-        description="host names from which audio in messages may be fetched, without redirects; default: none, so "
-        "audio must be sent in data URLs",
-    )
-    allowed_local_media_path: Path | None = Field(
-        None, description="directory whose files may be used in messages by file:// URLs; default: none"
-    )
-    media_fetch_timeout: Seconds = Field(10.0, description="timeout of fetching a URL in a message, in seconds")
-    max_audio_parts: NonNegativeInt = Field(16, description="maximum number of audio content parts in a chat")
 
 
 class RealtimeOptions(Options):
@@ -360,7 +325,7 @@ class EngineOptions(Options):
         "padded to the next of them, larger ones run without; sizes above --max-num-seqs are ignored; default: 1, 2, "
         "4, multiples of 8 up to 256, multiples of 16 above, and --max-num-seqs itself; at most 512",
     )
-    attention_backend: Literal["auto", "triton", "flash_attn", "flashinfer"] = Field(
+    attention_backend: AttentionBackendName = Field(
         "auto",
         description="kernels of attention over the KV cache; auto: Quire's own, which alone are batch-invariant "
         "(bitwise); triton: the same, on GPUs only; flash_attn: FlashAttention 2, which needs "

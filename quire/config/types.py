@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ByteSize, Field, WithJsonSchema
 from pydantic_settings import CliImplicitFlag, NoDecode
@@ -32,4 +33,23 @@ SizeFromKiB = Annotated[
 ]
 SizeFromMiB = Annotated[
     ByteSize, Field(ge=1 << 20), WithJsonSchema({"accepts": "a size in bytes of at least 1MiB, such as 512MiB or 4GiB"})
+]
+
+# vLLM's names of backends, which it takes in capitals and in small letters. The last three have no counterpart.
+ATTENTION_BACKENDS: Mapping[str, str] = {
+    "FLASH_ATTN": "flash_attn",
+    "FLASHINFER": "flashinfer",
+    "TRITON_ATTN": "triton",
+    "CPU_ATTN": "auto",
+    "TORCH_SDPA": "auto",
+    "XFORMERS": "auto",
+}
+
+
+def _attention_backend(value: Any) -> Any:
+    return ATTENTION_BACKENDS.get(value.upper(), value) if isinstance(value, str) else value
+
+
+AttentionBackendName = Annotated[
+    Literal["auto", "triton", "flash_attn", "flashinfer"], BeforeValidator(_attention_backend)
 ]

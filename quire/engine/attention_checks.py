@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 
@@ -15,14 +17,26 @@ from quire.engine.execution.attention.libraries import (
 )
 from quire.engine.execution.devices.device import Device
 from quire.engine.models.errors import UnsupportedModel
-from quire.engine.models.spec import Attention, DecoderSpec, GroupedQueryAttention
+from quire.engine.models.spec import (
+    Attention,
+    CTCSpec,
+    DecoderSpec,
+    EncoderSpec,
+    GroupedQueryAttention,
+    TransducerSpec,
+)
+
+logger = logging.getLogger(__name__)
 
 
-def check_attention_backend(config: CoreConfig, device: Device) -> None:
-    """Check that the device, the model and the other options work with the configured attention backend.
+def with_attention_backend(config: CoreConfig, device: Device) -> CoreConfig:
+    """The configuration with the attention backend of this model: `auto` where a library does not apply to its kind.
+
+    One --attention-backend is for all models of a server, and may suit some of them only.
 
     Raises:
-        UnsupportedModel: one does not; the message names it and what is accepted.
+        UnsupportedModel: the device, the model or another option does not work with the configured backend; the
+            message names it and what is accepted.
         UnavailableLibrary: the backend is a library that cannot be imported.
     """
     name = config.engine.attention_backend
@@ -33,10 +47,26 @@ def check_attention_backend(config: CoreConfig, device: Device) -> None:
         )
     library = LIBRARIES.get(name)
     if library is None:
-        return
+        return config
+    if reason := _no_effect(config):
+        logger.warning("--attention-backend %s has no effect for %s: %s", name, config.folder.name, reason)
+        return replace(config, engine=config.engine.model_copy(update={"attention_backend": "auto"}))
     for refusal in (*_device_refusals(device), *_model_refusals(config), *_option_refusals(library, config)):
         raise UnsupportedModel(f"--attention-backend {name} {refusal}; --attention-backend auto is accepted")
     check_installed(name)
+    return config
+
+
+def _no_effect(config: CoreConfig) -> str:
+    """Why Quire's own kernels run a model of this kind; empty if they need not."""
+    spec = config.model_config.spec
+    if isinstance(spec, EncoderSpec | CTCSpec | TransducerSpec):
+        return "it has no KV cache"
+    if isinstance(spec, DecoderSpec) and spec.has_cross_attention:
+        return "the library has no cross-attention"
+    if config.model_config.streaming is not None:
+        return "audio arrives while it transcribes"
+    return ""
 
 
 def _device_refusals(device: Device) -> Iterator[str]:
@@ -45,16 +75,9 @@ def _device_refusals(device: Device) -> Iterator[str]:
 
 
 def _model_refusals(config: CoreConfig) -> Iterator[str]:
-    """Why it does not work with a model of this kind."""
-    spec = config.model_config.spec
-    if spec is None:
+    """Why it does not work with the implementation of a model."""
+    if config.model_config.spec is None:
         yield "works with Quire's implementation of a model only, not with --model-impl transformers"
-    elif not isinstance(spec, DecoderSpec):
-        yield f"works with models that have a KV cache; {config.folder.name} has none"
-    elif spec.has_cross_attention:
-        yield "does not support cross-attention"
-    elif config.model_config.streaming is not None:
-        yield "does not work with models that transcribe audio while it arrives"
 
 
 def _option_refusals(library: AttentionLibrary, config: CoreConfig) -> Iterator[str]:

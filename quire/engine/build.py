@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from quire.allocator import keep_freed_memory
 from quire.config.options import EngineOptions
-from quire.engine.attention_checks import check_attention_backend
+from quire.engine.attention_checks import with_attention_backend
 from quire.engine.core import EngineCore
 from quire.engine.core_config import CoreConfig
 from quire.engine.delayed_streams_build import delayed_streams_of
@@ -114,7 +114,7 @@ def build_core(
     set_threads(config)
     _check_sleep(config)
     device = device or find_device(config.model.device)
-    check_attention_backend(config, device)
+    config = with_attention_backend(config, device)
     logger.info("%s", device.description)
     if config.parallel.tensor_parallel_size * config.parallel.pipeline_parallel_size == 1:
         return _build_core(config, channel, device, None)

@@ -196,6 +196,8 @@ def cache_memory(loaded: LoadedModel, config: CoreConfig, device: Device, reserv
     hidden = cast("Decoder", model).spec.hidden if placement.stages > 1 else 0
     reserved += (placement.stages - 1) * options.max_num_batched_tokens * hidden * loaded.dtype.itemsize
 
+    reserved += device.attention_bytes(model, options, loaded.context_len)
+
     def largest_step() -> None:
         model.set_context(loaded.context_len)
         run_largest_step(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -48,37 +49,22 @@ def run_experts(
     from quire.kernels.triton.routing import sum_pairs
 
     order, totals = sort_pairs(chosen.flatten(), gate_up.experts)
-    pairs, (kind, values, scales) = chosen.numel(), gate_up.data
-    rows = prepare_rows(x, gate_up.data)
-    inner = torch.empty((pairs, values.shape[1]), dtype=x.dtype, device=x.device)
-    grouped_matmul(
-        rows.values,
-        values,
-        inner,
-        order,
-        totals,
-        kind=kind,
-        x_scales=rows.scales,
-        scales=scales,
-        scale_rows=gate_up.data.scale_rows,
-        bias=gate_up_bias,
-        gather=chosen.shape[1],
-    )
-    rows = prepare_rows(act(inner), down.data)
-    kind, values, scales = down.data
-    out = torch.empty((pairs, values.shape[1]), dtype=x.dtype, device=x.device)
-    grouped_matmul(
-        rows.values,
-        values,
-        out,
-        order,
-        totals,
-        kind=kind,
-        x_scales=rows.scales,
-        scales=scales,
-        scale_rows=down.data.scale_rows,
-        bias=down_bias,
-        row_weights=weights,
-        scatter=True,
-    )
-    return sum_pairs(out, chosen)
+
+    def products(rows: Tensor, stack: StackedWeights, **options: Any) -> Tensor:
+        """Those of pairs with their experts, of x's dtype."""
+        inputs, (kind, values, scales) = prepare_rows(rows, stack.data), stack.data
+        return grouped_matmul(
+            inputs.values,
+            values,
+            torch.empty((len(order), values.shape[1]), dtype=x.dtype, device=x.device),
+            order,
+            totals,
+            kind=kind,
+            x_scales=inputs.scales,
+            scales=scales,
+            scale_rows=stack.data.scale_rows,
+            **options,
+        )
+
+    inner = products(x, gate_up, bias=gate_up_bias, gather=chosen.shape[1])
+    return sum_pairs(products(act(inner), down, bias=down_bias, row_weights=weights, scatter=True), chosen)

@@ -153,6 +153,15 @@ def test_help_shows_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
             assert command.flag(field) in shown
 
 
+def test_help_works_without_docstrings(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As under `python -OO`."""
+    monkeypatch.setattr(Serve, "__doc__", None)
+    assert Serve.summary() == ""
+    with pytest.raises(SystemExit):
+        Serve.parse(["--help"])
+    assert "None" not in capsys.readouterr().out.split("options:")[0]
+
+
 def test_variables_that_name_nothing_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert unknown_variables(COMMANDS) == []
     monkeypatch.setenv("QUIRE_PROT", "1")

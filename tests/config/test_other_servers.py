@@ -107,6 +107,13 @@ COMMON: list[tuple[str, dict[str, Any]]] = [
         {"attention_backend": "flashinfer"},
     ),
     ("m -ac '{\"flash_attn_version\": 2}'", {"attention_backend": "auto"}),
+    ("m -ac.flash_attn_version 2 -ac.backend flash_attn", {"attention_backend": "flash_attn"}),
+    ("m --attention-backend TORCH_SDPA", {"attention_backend": "auto"}),
+    ("m --attention-backend CPU_ATTN", {"attention_backend": "auto"}),
+    ("m --attention-backend XFORMERS", {"attention_backend": "auto"}),
+    ("m --attention-backend cpu_attn", {"attention_backend": "auto"}),
+    ("m --attention-backend triton_attn", {"attention_backend": "triton"}),
+    ('m --attention-config \'{"backend": "TORCH_SDPA"}\'', {"attention_backend": "auto"}),
     ("m --convert classify --runner pooling", {"task": "auto", "convert": "classify"}),
     ("m --runner=pooling --convert auto", {"task": "auto", "convert": "embed"}),
     ("m --runner auto", {"task": "auto", "convert": "none"}),
@@ -148,6 +155,12 @@ def test_flags_of_vllm_are_understood(line: str, expected: dict[str, Any]) -> No
             "--attention-backend expects auto, triton, flash_attn or flashinfer, not 'FLASHMLA'",
         ),
         ("m --attention-config [1]", "it expects a JSON object"),
+        (
+            'm --attention-config \'{"backend": "FLASH_ATTN", "flash_attn_version": 3}\'',
+            "is not supported: flash_attn_version 3 cannot be set: FlashAttention 2 is used",
+        ),
+        ("m -ac.flash_attn_version 3", "-ac.flash_attn_version 3 of vLLM is not supported: FlashAttention 2 is used"),
+        ("m -ac '{\"use_cudnn_prefill\": true}'", "is not supported: use_cudnn_prefill cannot be set"),
         ("m --attention-config.use_cudnn_prefill true", "of --attention-config: only its key backend has an effect"),
         ('m --speculative-config \'{"method": "eagle"}\'', "the only method is ngram"),
         ("m --speculative-config [1", "--speculative-config"),
@@ -176,6 +189,28 @@ def test_one_line_for_each_flag_says_what_became_of_it() -> None:
     assert scheduling.startswith("--async-scheduling has no effect: ")
     assert tokens.startswith("--max-num-batched-tokens 8k is taken as --max-num-batched-tokens 8000")
     assert log == "--disable-uvicorn-access-log is taken as --no-access-log"
+
+
+def test_a_backend_that_quire_has_not_is_named() -> None:
+    (note,) = Serve.parse(["m", "--attention-backend", "XFORMERS"]).notes
+    assert note.startswith("--attention-backend XFORMERS is taken as --attention-backend auto (`auto` is Quire's own")
+
+
+def test_names_of_attention_backends_are_vllms_in_variables_and_files_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QUIRE_ATTENTION_BACKEND", "FLASH_ATTN")
+    assert Serve.parse([]).attention_backend == "flash_attn"
+    monkeypatch.setenv("QUIRE_ATTENTION_BACKEND", "FLASHMLA")
+    with pytest.raises(ConfigError, match="expects auto, triton, flash_attn or flashinfer, not 'FLASHMLA'"):
+        Serve.parse([])
+    monkeypatch.delenv("QUIRE_ATTENTION_BACKEND")
+    path = tmp_path / "quire.toml"
+    path.write_text('[serve]\nattention-backend = "torch_sdpa"\n', encoding="utf-8")
+    assert Serve.parse(["--config", str(path)]).attention_backend == "auto"
+    path.write_text("[serve]\nattention-backend = 1\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match="expects auto, triton, flash_attn or flashinfer, not 1"):
+        Serve.parse(["--config", str(path)])
 
 
 def test_names_of_models_and_lists_are_told_apart() -> None:

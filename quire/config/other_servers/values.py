@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
+
+from quire.config.types import ATTENTION_BACKENDS
 
 _COUNT = re.compile(r"(\d+(?:\.\d+)?)([kmgtKMGT]?)")
 _UNITS = {
@@ -18,13 +21,6 @@ _UNITS = {
     "M": 1 << 20,
     "G": 1 << 30,
     "T": 1 << 40,
-}
-# vLLM takes these names in capitals and in small letters.
-ATTENTION_BACKENDS = {
-    "FLASH_ATTN": "flash_attn",
-    "FLASHINFER": "flashinfer",
-    "TRITON_ATTN": "triton",
-    "triton_attn": "triton",
 }
 _NGRAM = ("ngram", "[ngram]", "ngram_gpu")
 
@@ -69,14 +65,17 @@ def structured_outputs(value: str) -> list[str]:
     """--structured-outputs-config as JSON."""
     config = _object(value)
     parser = config.pop("reasoning_parser", None)
-    if unknown := sorted(config.keys() - {"backend"}):
-        raise ValueError(f"{', '.join(unknown)} cannot be set")
+    _check_keys(config, "backend")
     return ["--reasoning-parser", str(parser)] if parser else []
 
 
 def attention_config(value: str) -> list[str]:
     """--attention-config as JSON."""
-    backend = _object(value).get("backend")
+    config = _object(value)
+    _check_keys(config, "backend", "flash_attn_version")
+    backend, version = config.get("backend"), config.get("flash_attn_version")
+    if version not in (None, 2):
+        raise ValueError(f"flash_attn_version {version} cannot be set: FlashAttention 2 is used")
     return [] if backend is None else ["--attention-backend", ATTENTION_BACKENDS.get(str(backend), str(backend))]
 
 
@@ -87,6 +86,11 @@ def media_limits(value: str) -> list[str]:
     if limit is not None and type(limit) is not int:
         raise ValueError("the limit of audio is not a number")
     return [] if limit is None else ["--max-audio-parts", str(limit)]
+
+
+def _check_keys(config: Mapping[str, Any], *known: str) -> None:
+    if unknown := sorted(config.keys() - set(known)):
+        raise ValueError(f"{', '.join(unknown)} cannot be set")
 
 
 def _object(value: str) -> dict[str, Any]:

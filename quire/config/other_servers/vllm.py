@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quire.config.other_servers.table import OtherServerFlag, ignored, ignored_switch, refused, same, translated_to
-from quire.config.other_servers.values import ATTENTION_BACKENDS
+from quire.config.types import ATTENTION_BACKENDS
 
 _ONE_MACHINE = "Quire runs a model once, on one machine"
 _ONE_COPY = "Quire runs one copy of a model; for more, start several servers behind a load balancer"
@@ -16,7 +16,7 @@ _ADAPTERS = (
 )
 _MEDIA = "audio is the only multimodal input, and its preprocessing cannot be configured"
 _GPU = "Quire chooses its kernels on a GPU; only that of attention is a setting"
-_ATTENTION = "VLLM_ATTENTION_BACKEND is QUIRE_ATTENTION_BACKEND"
+_ATTENTION = "`auto` is Quire's own kernels; VLLM_ATTENTION_BACKEND is QUIRE_ATTENTION_BACKEND, with the same values"
 _COMPILATION = (
     "nothing is compiled with torch.compile; CUDA graphs are set with --enforce-eager and --cudagraph-capture-sizes"
 )
@@ -245,6 +245,7 @@ VLLM: tuple[OtherServerFlag, ...] = (
     *ignored("--max-seq-len-to-capture", "CUDA graphs serve sequences of any length"),
     translated_to("--attention-backend", "--attention-backend", _ATTENTION, values=ATTENTION_BACKENDS),
     translated_to("--attention-config.backend -ac.backend", "--attention-backend", values=ATTENTION_BACKENDS),
+    *ignored("--attention-config.flash_attn_version|-ac.flash_attn_version", "FlashAttention 2 is used", only=["2"]),
     translated_to("--attention-config -ac", "--attention-backend", "only its key backend has an effect"),
     *ignored("--moe-backend", _GPU),
     *ignored("--kernel-config --linear-backend --ir-op-priority --override-attention-dtype", _GPU),

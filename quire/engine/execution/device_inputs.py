@@ -184,7 +184,7 @@ class DeviceInputBuilder(InputBuilder):
         indices = None if every else views.logits_indices
         lora = None
         if adapted:
-            tokens_of, logits_of = (AdapterOfRow(part, 1) for part in (views.adapters, views.logits_adapters))
+            tokens_of, logits_of = (AdapterOfRow(part) for part in (views.adapters, views.logits_adapters))
             lora = LoRARows(tokens_of, None if every else logits_of)
         model = ModelInputs(views.token_ids, views.positions, indices, lora=lora)
         metadata = self._metadata(spans, sizes, views, static=static)

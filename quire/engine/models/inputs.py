@@ -48,19 +48,17 @@ AdaptedRows = RowSet | SortedRows  # those of a linear layer's input that an ada
 
 @dataclass(frozen=True, slots=True)
 class AdapterOfRow:
-    """The adapter of each row of a step, on devices whose kernels choose the rows.
+    """Which rows of a step the adapter applies to, on devices whose kernels choose the rows.
 
     Attributes:
-        adapters: (rows,) int32 index of the adapter; -1: none.
-        count: number of adapters.
+        adapters: (rows,) int32: 0: the adapter; -1: none.
     """
 
     adapters: Tensor
-    count: int
 
     def sorted(self) -> SortedRows:
         """What kernels read, computed on the device."""
-        return sort_rows(self.adapters, self.count)
+        return sort_rows(self.adapters, 1)
 
 
 @dataclass(frozen=True, slots=True)

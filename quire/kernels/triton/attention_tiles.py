@@ -17,8 +17,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quire.kernels.triton import tuning
 from quire.kernels.triton.numerics import tanh
 
+TABLE = "attention"  # of `tuning`
 PLAIN = tl.constexpr(0)  # pages of the queries' kind of dtype
 INT8 = tl.constexpr(1)  # int8 with the scale of each row in front of it
 FP8 = tl.constexpr(2)  # float8_e4m3fn
@@ -244,6 +246,12 @@ def as_pages(keys: Tensor, values: Tensor) -> Pages:
     sizes = head_sizes(keys.shape[3], values.shape[3])
     shared = same and sizes["KEY_MAIN"] == sizes["VALUE_MAIN"] and sizes["VALUE_TAIL"] == 0
     return Pages(keys, values, *scales, page_type, sizes, shared)
+
+
+def page_config(kernel: str, q: Tensor, pages: Pages) -> Mapping[str, int]:
+    """The arguments of a kernel for queries that attend to pages; see `tuning.config`."""
+    width = max(pages.key_dim, pages.value_dim)
+    return tuning.config(TABLE, kernel, q.device, width=width, bits=8 * q.itemsize, page=pages.page_type)
 
 
 def head_sizes(key_dim: int, value_dim: int) -> dict[str, int]:

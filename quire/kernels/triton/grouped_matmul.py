@@ -209,11 +209,17 @@ def grouped_matmul(
         HAS_BIAS=bias is not None, WEIGHTED=row_weights is not None, EXPERTS=triton.next_power_of_2(experts),
         BLOCK_K=block, EVEN=size_in % block == 0, INTERPRETED=gpu.is_interpreted(), **tiles,
     )  # fmt: skip
-    if partial:
-        add_segments_kernel[(pairs, -(-size_out // _REDUCED))](
-            target, none, none, none, out, pairs, size_out, segments, out.stride(0),
-            FORMAT=kind, HAS_BIAS=False, ACT=None, BLOCK=_REDUCED,
-        )  # fmt: skip
+    return _sum_segments(target, out, kind) if partial else out
+
+
+def _sum_segments(parts: Tensor, out: Tensor, kind: str) -> Tensor:
+    """Write the sums of parts (segments, pairs, size_out) to `out`."""
+    segments, pairs, size_out = parts.shape
+    none = parts  # where the kernel reads nothing
+    add_segments_kernel[(pairs, -(-size_out // _REDUCED))](
+        parts, none, none, none, out, pairs, size_out, segments, out.stride(0),
+        FORMAT=kind, HAS_BIAS=False, ACT=None, BLOCK=_REDUCED,
+    )  # fmt: skip
     return out
 
 

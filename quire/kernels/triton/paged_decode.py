@@ -6,6 +6,8 @@ result has the same bits whatever else is in the call, and how many programs the
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 import triton
 import triton.language as tl
@@ -14,16 +16,17 @@ from torch import Tensor
 from quire.kernels import gpu
 from quire.kernels.triton import tuning
 from quire.kernels.triton.attention_tiles import (
+    TABLE,
     as_pages,
     attend_pages,
     head_sizes,
     load_columns,
     normalizer,
+    page_config,
     store_columns,
 )
 from quire.kernels.triton.variants import KernelVariant
 
-_TABLE = "attention"
 _NO_WINDOW = 1 << 30
 _PROGRAMS = 1024  # that `decode` aims at: several for each multiprocessor
 
@@ -165,20 +168,15 @@ def decode(
     out = q.new_empty((count, heads, pages.value_dim)) if out is None else out
     if not count:
         return out
-    config = dict(
-        tuning.config(
-            _TABLE, "decode", q.device, width=max(pages.key_dim, pages.value_dim), bits=8 * q.itemsize,
-            page=pages.page_type,
-        )
-    )  # fmt: skip
+    config = dict(page_config("decode", q, pages))
     group = heads // kv_heads
     block_m = min(config.pop("MAX_HEADS"), max(16, triton.next_power_of_2(group)))
     units = count * kv_heads * triton.cdiv(group, block_m)
     reach = max_seq_len if window is None else min(max_seq_len, window + config["BLOCK_N"])
     slots = max(1, min(triton.cdiv(reach, config["SPLIT"]), config["MAX_SPLITS"]))
-    single = slots == 1
-    parts = out if single else q.new_empty((count, slots, heads, pages.value_dim), dtype=torch.float32)
-    stats = out if single else q.new_empty((count, slots, heads, 2), dtype=torch.float32)
+    single, shape = slots == 1, (count, slots, heads)
+    parts = out if single else q.new_empty((*shape, pages.value_dim), dtype=torch.float32)
+    stats = out if single else q.new_empty((*shape, 2), dtype=torch.float32)
     window = _NO_WINDOW if window is None else window
     decode_kernel[(units, min(slots, triton.cdiv(_PROGRAMS, units)))](
         q, pages.keys, pages.values, pages.key_scales, pages.value_scales, block_tables, seq_lens,
@@ -189,13 +187,27 @@ def decode(
         PAGE_TYPE=pages.page_type, SHARED=pages.shared, SINKS=sinks is not None, SOFTCAP=softcap is not None,
         ALIBI=alibi is not None, INTERPRETED=gpu.is_interpreted(), BLOCK_M=block_m, **config, enable_fp_fusion=False,
     )  # fmt: skip
-    if not single:
-        sizes = {name: config[name] for name in ("BLOCK_N", "SPLIT", "MAX_SPLITS")}
-        reduce_kernel[(count, heads)](
-            parts, stats, seq_lens, q if sinks is None else sinks, out, out.stride(0), out.stride(1), heads, slots,
-            value_scale, window, DIM=pages.value_dim, WIDTH=triton.next_power_of_2(pages.value_dim),
-            SLOTS=triton.next_power_of_2(slots), SINKS=sinks is not None, **sizes, enable_fp_fusion=False,
-        )  # fmt: skip
+    return out if single else _add_splits(parts, stats, seq_lens, sinks, value_scale, window, config, out)
+
+
+def _add_splits(
+    parts: Tensor,
+    stats: Tensor,
+    seq_lens: Tensor,
+    sinks: Tensor | None,
+    value_scale: float,
+    window: int,
+    config: Mapping[str, int],
+    out: Tensor,
+) -> Tensor:
+    """Write what `decode_kernel` computed of all splits to `out` (sequences, heads, value_dim)."""
+    count, slots, heads, dim = parts.shape
+    sizes = {name: config[name] for name in ("BLOCK_N", "SPLIT", "MAX_SPLITS")}
+    reduce_kernel[(count, heads)](
+        parts, stats, seq_lens, parts if sinks is None else sinks, out, out.stride(0), out.stride(1), heads, slots,
+        value_scale, window, DIM=dim, WIDTH=triton.next_power_of_2(dim), SLOTS=triton.next_power_of_2(slots),
+        SINKS=sinks is not None, **sizes, enable_fp_fusion=False,
+    )  # fmt: skip
     return out
 
 
@@ -218,7 +230,7 @@ def _decode_variant(dtype: str, pages: str, group: int, dim: int, value_dim: int
     bits = 32 if dtype == "fp32" else 16
     page_type = {"i8": 1, "u8": 2}.get(pages, 0)
     config = dict(
-        tuning.config(_TABLE, "decode", torch.device("cpu"), width=max(dim, value_dim), bits=bits, page=page_type)
+        tuning.config(TABLE, "decode", torch.device("cpu"), width=max(dim, value_dim), bits=bits, page=page_type)
     )
     block_m = min(config.pop("MAX_HEADS"), max(16, triton.next_power_of_2(group)))
     launch = {name: config.pop(name) for name in ("num_warps", "num_stages")}

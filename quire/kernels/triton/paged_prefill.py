@@ -15,17 +15,17 @@ from torch import Tensor
 from quire.kernels import gpu
 from quire.kernels.triton import tuning
 from quire.kernels.triton.attention_tiles import (
+    TABLE,
     as_pages,
     attend_pages,
     find_sequence,
     head_sizes,
     load_columns,
     normalizer,
+    page_config,
     store_columns,
 )
 from quire.kernels.triton.variants import KernelVariant
-
-_TABLE = "attention"
 
 
 @triton.jit(do_not_specialize=["spans"])
@@ -137,14 +137,7 @@ def prefill(
     out = q.new_empty((tokens, heads, pages.value_dim)) if out is None else out
     if not tokens or not spans:
         return out
-    config = tuning.config(
-        _TABLE,
-        "prefill",
-        q.device,
-        width=max(pages.key_dim, pages.value_dim),
-        bits=8 * q.itemsize,
-        page=pages.page_type,
-    )
+    config = page_config("prefill", q, pages)
     group = heads // kv_heads
     tiles = triton.cdiv(group, config["BLOCK_M"])
     prefill_kernel[prefill_grid(tokens, spans, heads, kv_heads, config["BLOCK_M"])](
@@ -171,7 +164,7 @@ def prefill_variant(
     """The kernel as `kernel` of the table configures it; `features`: constants that differ from plain attention."""
     page_type, bits = {"i8": 1, "u8": 2}.get(pages, 0), 32 if dtype == "fp32" else 16
     device = torch.device("cpu")
-    config = dict(tuning.config(_TABLE, kernel, device, width=max(dim, value_dim), bits=bits, page=page_type))
+    config = dict(tuning.config(TABLE, kernel, device, width=max(dim, value_dim), bits=bits, page=page_type))
     signature = dict.fromkeys(("q", "out"), f"*{dtype}") | dict.fromkeys(("keys", "values"), f"*{pages}")
     signature |= {"tables": "*i32", "lengths": "*i64", "starts": "*i32"}
     signature |= dict.fromkeys(("key_scales", "value_scales", "sinks", "slopes", "biases"), "*fp32")

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from quire.kernels import gpu
 from quire.kernels.triton import tuning
-from quire.kernels.triton.attention_tiles import PLAIN, head_sizes
+from quire.kernels.triton.attention_tiles import PLAIN, TABLE, head_sizes
 from quire.kernels.triton.paged_prefill import prefill_grid, prefill_kernel, prefill_variant
 
 
@@ -45,7 +45,7 @@ def varlen_attention(
     out = torch.empty((tokens, heads, v.shape[2]), dtype=q.dtype, device=q.device)
     if not tokens or not sequences:
         return out
-    config = tuning.config("attention", "varlen", q.device, width=max(dim, v.shape[2]), bits=8 * q.itemsize)
+    config = tuning.config(TABLE, "varlen", q.device, width=max(dim, v.shape[2]), bits=8 * q.itemsize)
     group = heads // kv_heads
     prefill_kernel[prefill_grid(tokens, sequences, heads, kv_heads, config["BLOCK_M"])](
         q, k, v, k, v, cu_seqlens, cu_seqlens, cu_seqlens, q, q if alibi_slopes is None else alibi_slopes,

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.config.options import AudioOptions
+from quire.config.media_options import AudioOptions
 from quire.multimodal.audio.decode import AudioError, DecodedAudio
 from quire.multimodal.audio.features import SAMPLE_RATE, log_mel
 from quire.multimodal.audio.limits import AudioLimits

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import numpy as np
 import pytest
 
-from quire.config.options import AudioOptions
+from quire.config.media_options import AudioOptions
 from quire.multimodal.audio.decode import AudioError
 from quire.multimodal.audio.features import log_mel
 from quire.multimodal.audio.reader import AudioReader

@@ -24,12 +24,15 @@ from quire.engine.execution.cache import KVCache, LayerCache
 from quire.engine.execution.inputs import DeviceMetadata, StepInputs, queries_of
 from quire.engine.execution.pinned import PinnedBuffers, new_event
 from quire.engine.execution.request_table import RequestTable
+from quire.engine.models.errors import UnavailableLibrary
 from quire.engine.models.spec import DecoderSpec, GroupedQueryAttention
 from quire.kernels.paged_attention import AttentionParams
 from quire.kernels.write_pages import with_dense_rows
 
+_INT32 = 4
 _LAYOUT = "HND"  # pages are (blocks, heads, positions, elements), as in `DeviceKVCache`
 _PLAN_BYTES = 8 << 20  # of a plan; the library's own size
+_PAIR_BYTES = 20 << 20  # of two plans: PyTorch's allocator takes blocks of this size from the device for them
 
 
 class AttentionKind(NamedTuple):
@@ -51,6 +54,22 @@ def attention_kinds(spec: DecoderSpec) -> list[AttentionKind]:
         assert isinstance(attn, GroupedQueryAttention)
         found[AttentionKind(attn.heads, attn.kv_heads, attn.head_dim, attn.scale, attn.window, attn.softcap)] = None
     return list(found)
+
+
+def flashinfer_bytes(kinds: int, rows: int, blocks: int) -> int:
+    """Bytes of the device's memory that `FlashInferAttention` takes.
+
+    Args:
+        kinds: kinds of attention of the layers.
+        rows: of the request table.
+        blocks: blocks of the longest sequence.
+    """
+    # Each kind has a plan of single tokens, and one of spans that the library allocates. It also allocates one for each
+    # wrapper of single tokens, which is freed at once.
+    plans = 2 * kinds + 1
+    starts, last_lens = rows + 1, rows
+    static = _INT32 * (starts + rows * blocks + last_lens)
+    return LIBRARIES["flashinfer"].workspace + -(-plans // 2) * _PAIR_BYTES + static
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +151,7 @@ class FlashInferAttention(AttentionBackend):
             device: where the pages are.
 
         Raises:
-            UnavailableLibrary: the library cannot be imported.
+            UnavailableLibrary: the library cannot be imported, or cannot compile its kernels.
             UnsupportedModel: it does not compute with `dtype`.
         """
         rows, blocks = table.blocks.shape
@@ -152,9 +171,19 @@ class FlashInferAttention(AttentionBackend):
         self._plans = {kind: torch.empty(_PLAN_BYTES, dtype=torch.uint8, device=device) for kind in kinds}
         self._singles: dict[tuple[AttentionKind, int], _PlannedCalls] = {}
         self._spans = {kind: self._new_spans() for kind in kinds}
+        self._compile()
+
+    def _compile(self) -> None:
+        """Plan steps of one token, as the first plan of each kind compiles kernels."""
         one = self._page_lists(np.zeros(1, np.int64), np.ones(1, np.int64))
-        self._plan_singles(one, 0)
-        self._plan_spans(one, [1])
+        try:
+            self._plan_singles(one, 0)
+            self._plan_spans(one, [1])
+        except torch.OutOfMemoryError:
+            raise
+        except (OSError, RuntimeError) as error:  # e.g. where no compiler of CUDA is found
+            cause = f"{type(error).__name__}: {error}"
+            raise UnavailableLibrary(f"--attention-backend flashinfer cannot compile its kernels: {cause}") from error
 
     @override
     def prepare(self, inputs: StepInputs) -> PreparedAttention:

@@ -22,7 +22,7 @@ class AttentionLibrary:
         functions: what is used of it.
         package: name by which it is installed.
         version: major and minor number of the first version that has these functions with the arguments used.
-        head_dims: sizes of heads; head_sizes: the same in words.
+        head_dims: sizes of heads: a list, or the multiples of a number.
         block_sizes: positions of a block; None: any number.
         alibi: scores may have ALiBi biases.
         dtypes: of queries and of pages.
@@ -33,14 +33,22 @@ class AttentionLibrary:
     functions: tuple[str, ...]
     package: str
     version: tuple[int, int]
-    head_dims: Collection[int]
-    head_sizes: str
+    head_dims: range | tuple[int, ...]
     block_sizes: Collection[int] | None = None
     alibi: bool = False
     dtypes: tuple[torch.dtype, ...] = (torch.float16, torch.bfloat16)
     workspace: int = 0
 
+    @property
+    def head_sizes(self) -> str:
+        """The sizes of heads in words."""
+        if isinstance(self.head_dims, range):
+            return f"multiples of {self.head_dims.step} up to {max(self.head_dims)}"
+        return f"{', '.join(map(str, self.head_dims[:-1]))} or {self.head_dims[-1]}"
 
+
+# Also where a package was built for another torch, a library of CUDA is missing, or no compiler of CUDA is found.
+_IMPORT_ERRORS = (ImportError, OSError, RuntimeError, AttributeError)
 MIN_CAPABILITY = (8, 0)  # compute capability that both libraries need for bfloat16
 
 # By the value of --attention-backend.
@@ -51,7 +59,6 @@ LIBRARIES: Mapping[str, AttentionLibrary] = {
         package="flash-attn",
         version=(2, 6),  # softcap
         head_dims=range(8, 257, 8),  # heads of other sizes are padded, and so is the whole KV cache, in each call
-        head_sizes="multiples of 8 up to 256",
         block_sizes=(256,),  # multiples of 256 in the library; larger blocks than 256 are not in --block-size
         alibi=True,
     ),
@@ -61,7 +68,6 @@ LIBRARIES: Mapping[str, AttentionLibrary] = {
         package="flashinfer-python",
         version=(0, 2),  # plan and run
         head_dims=(64, 128, 256),  # others are not refused by the library, and some give wrong results
-        head_sizes="64, 128 or 256",
         workspace=384 << 20,  # the 128 MiB of its documentation are too small for graphs of large batches
     ),
 }
@@ -102,8 +108,9 @@ def _imported(name: str, library: AttentionLibrary) -> Any:
     needs = f"--attention-backend {name} needs the package {wanted}"
     try:
         module = importlib.import_module(library.module)
-    except ImportError as error:  # also where it was built for another torch
-        raise UnavailableLibrary(f"{needs}, which cannot be imported: {error}") from error
+    except _IMPORT_ERRORS as error:
+        cause = f"{type(error).__name__}: {error}"
+        raise UnavailableLibrary(f"{needs}, which cannot be imported: {cause}") from error
     version = str(getattr(module, "__version__", "of an unknown version"))
     numbers = [int(number) for number in re.findall(r"\d+", version)[:2]]
     missing = [function for function in library.functions if not hasattr(module, function)]

@@ -64,6 +64,9 @@ class Device(LoadTarget, Protocol):
     def input_builder(self, table: RequestTable, options: EngineOptions) -> InputBuilder:
         """The builder of step inputs."""
 
+    def attention_bytes(self, model: LanguageModel, options: EngineOptions, context_len: int) -> int:
+        """Bytes of the device's memory that `attention` takes; `context_len`: tokens of the longest sequence."""
+
     def attention(
         self, cache: KVCache, table: RequestTable, model: LanguageModel, dtype: torch.dtype, options: EngineOptions
     ) -> AttentionBackend:

@@ -16,6 +16,7 @@ from quire.engine.execution.memory import MemoryShare, free_memory
 from quire.engine.execution.request_table import RequestTable
 from quire.engine.execution.sampling.pending import TokenSampler
 from quire.engine.execution.sampling.sampler import GrammarStates, Sampler
+from quire.engine.models.decoder import LanguageModel
 
 
 class HostDevice(Device):
@@ -32,6 +33,10 @@ class HostDevice(Device):
         if options.gpu_memory_utilization is not None:  # vLLM's flag, in command lines that were written for it
             return CacheMemory(int(available * options.gpu_memory_utilization), "--gpu-memory-utilization")
         return CacheMemory(int(available * options.kv_cache_free_memory_fraction), "--kv-cache-free-memory-fraction")
+
+    @override
+    def attention_bytes(self, model: LanguageModel, options: EngineOptions, context_len: int) -> int:
+        return 0
 
     @override
     def sampler_bytes(self, rows: int, vocab_size: int) -> int:

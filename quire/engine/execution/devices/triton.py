@@ -13,7 +13,12 @@ from quire.allocator import return_freed_memory
 from quire.config.options import EngineOptions
 from quire.engine.execution.attention.backend import AttentionBackend
 from quire.engine.execution.attention.flash_attn import FlashAttention
-from quire.engine.execution.attention.flashinfer import FlashInferAttention, attention_kinds
+from quire.engine.execution.attention.flashinfer import (
+    AttentionKind,
+    FlashInferAttention,
+    attention_kinds,
+    flashinfer_bytes,
+)
 from quire.engine.execution.attention.libraries import LIBRARIES
 from quire.engine.execution.attention.triton import TritonAttention
 from quire.engine.execution.cache import CacheMemory, DeviceKVCache, KVCache
@@ -68,8 +73,6 @@ class TritonDevice(Device):
     ) -> CacheMemory:
         before, after = measure_largest_step(self.torch_device, largest_step)
         nbytes = gpu_cache_memory(before, after, options.gpu_memory_utilization or _UTILIZATION, share)
-        library = LIBRARIES.get(options.attention_backend)
-        reserved += 0 if library is None else library.workspace
         setting = _SETTING if share is None else _SHARED_SETTING
         return CacheMemory(nbytes - reserved, setting, after.peak - before.allocated)
 
@@ -85,6 +88,13 @@ class TritonDevice(Device):
         return DeviceInputBuilder(table, self.torch_device, sizes)
 
     @override
+    def attention_bytes(self, model: LanguageModel, options: EngineOptions, context_len: int) -> int:
+        if options.attention_backend != "flashinfer":
+            return 0
+        kinds, blocks = _attention_kinds(model), -(-context_len // options.block_size)
+        return flashinfer_bytes(len(kinds), options.max_num_seqs, blocks)
+
+    @override
     def attention(
         self, cache: KVCache, table: RequestTable, model: LanguageModel, dtype: torch.dtype, options: EngineOptions
     ) -> AttentionBackend:
@@ -92,8 +102,7 @@ class TritonDevice(Device):
             case "flash_attn":
                 return FlashAttention(cache, dtype)
             case "flashinfer":
-                kinds = attention_kinds(cast("DecoderSpec", cast("Decoder", model).spec))
-                return FlashInferAttention(cache, table, dtype, kinds, self.torch_device)
+                return FlashInferAttention(cache, table, dtype, _attention_kinds(model), self.torch_device)
         return TritonAttention(cache)
 
     @override
@@ -132,3 +141,7 @@ class TritonDevice(Device):
 
     def _graph_factory(self) -> Callable[[], Graph]:
         return CudaGraph.sharing_memory()
+
+
+def _attention_kinds(model: LanguageModel) -> list[AttentionKind]:
+    return attention_kinds(cast("DecoderSpec", cast("Decoder", model).spec))

@@ -5,7 +5,9 @@ Tokens equal transformers' and do not depend on the schedule; what a library lac
 
 from __future__ import annotations
 
+import re
 import sys
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -15,19 +17,25 @@ import pytest
 import torch
 
 from quire.config.options import EngineOptions, ModelOptions
+from quire.engine.attention_checks import with_attention_backend
+from quire.engine.core_config import CoreConfig
+from quire.engine.execution.attention.libraries import check_installed
+from quire.engine.execution.cache import CacheMemory
 from quire.engine.execution.cuda_graphs import GraphSteps
-from quire.engine.execution.devices import triton
 from quire.engine.execution.devices.select import find_device
-from quire.engine.execution.devices.triton import TritonDevice
-from quire.engine.execution.memory import GpuMemory
 from quire.engine.models.errors import UnavailableLibrary, UnsupportedModel
+from quire.engine.models.model_config import read_model_config
 from quire.engine.wire.sampling_params import SamplingParams
-from tests.support import attention_libraries, oracle, whisper
+from tests.support import attention_libraries, oracle
 from tests.support.attention_libraries import Calls
+from tests.support.ctc import make_ctc, save_ctc
 from tests.support.encoders import tiny_embedder
 from tests.support.engine import Engine, greedy, random_prompt
 from tests.support.models import make_model, save_model
+from tests.support.streaming_models import make_streaming_model, save_streaming_model
+from tests.support.transducer_models import make_transducer, save_transducer
 from tests.support.triton_device import InterpretedDevice
+from tests.support.whisper import make_whisper, save_whisper
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the stand-ins compute on the CPU")
 
@@ -217,15 +225,34 @@ def test_float32_is_refused(folders: Path, monkeypatch: pytest.MonkeyPatch) -> N
             engine_of(save("llama", folders), backend)
 
 
-@pytest.mark.parametrize("backend", BLOCK_SIZES)
-def test_models_without_a_decoder_of_this_kind_are_refused(backend: str, tmp_path: Path, calls: Calls) -> None:
-    (encoder := tmp_path / "encoder").mkdir()
-    tiny_embedder(encoder)
-    with pytest.raises(UnsupportedModel, match="works with models that have a KV cache; encoder has none"):
-        engine_of(encoder, backend)
-    folder = whisper.save_whisper(whisper.make_whisper(), tmp_path / "whisper")
-    with pytest.raises(UnsupportedModel, match="does not support cross-attention"):
-        engine_of(folder, backend)
+OTHER_KINDS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "embedder": (tiny_embedder, "it has no KV cache"),
+    "ctc": (lambda folder: save_ctc(make_ctc("wav2vec2"), folder), "it has no KV cache"),
+    "transducer": (lambda folder: save_transducer(make_transducer(), folder), "it has no KV cache"),
+    "whisper": (lambda folder: save_whisper(make_whisper(), folder), "the library has no cross-attention"),
+    "voxtral": (lambda folder: save_streaming_model(make_streaming_model(), folder), "audio arrives while it"),
+}
+
+
+@pytest.mark.parametrize("kind", OTHER_KINDS)
+def test_models_of_other_kinds_can_be_served_beside_a_decoder(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Their own attention runs them, with any options and without the library."""
+    monkeypatch.setitem(sys.modules, "flash_attn", None)
+    save_kind, reason = OTHER_KINDS[kind]
+    (folder := tmp_path / kind).mkdir()
+    save_kind(folder)
+    options = EngineOptions(attention_backend="flash_attn", block_size=16, kv_cache_dtype="int8")
+    config = CoreConfig(folder=folder, model_config=read_model_config(folder), model=ModelOptions(), engine=options)
+    used = with_attention_backend(config, InterpretedDevice())
+    assert used.engine == options.model_copy(update={"attention_backend": "auto"})
+    assert f"--attention-backend flash_attn has no effect for {kind}: {reason}" in caplog.text
+
+
+def test_an_embedder_starts_with_a_library(tmp_path: Path, calls: Calls) -> None:
+    engine = engine_of(tiny_embedder(tmp_path), "flash_attn")
+    assert engine.info.tasks == ("embed", "token_embed")
 
 
 @pytest.mark.parametrize("device", ["cpu", "reference"])
@@ -245,33 +272,64 @@ def test_old_gpus_are_refused(backend: str, folders: Path, calls: Calls, monkeyp
         engine_of(save("llama", folders), backend, device=device)
 
 
-def test_the_workspace_is_not_given_to_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    memory = GpuMemory(total=1 << 31, free=1 << 31, reserved=0, allocated=0, peak=0)
-    monkeypatch.setattr(triton, "measure_largest_step", lambda *_: (memory, memory))
-    monkeypatch.setattr(triton, "gpu_cache_memory", lambda *_: 1 << 30)
-    found = {
-        name: TritonDevice.cache_memory(
-            InterpretedDevice(), EngineOptions(attention_backend=name), None, 5, lambda: None
-        ).nbytes
-        for name in ("auto", *BLOCK_SIZES)
-    }
-    plain = (1 << 30) - 5
-    assert found == {"auto": plain, "flash_attn": plain, "flashinfer": plain - (384 << 20)}
+def test_memory_of_the_library_is_not_given_to_the_cache(
+    folders: Path, calls: Calls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """gemma2 has two kinds of attention."""
+    reserved = list[int]()
+
+    def cache_memory(_: Any, __: Any, ___: Any, nbytes: int, ____: Any) -> CacheMemory:
+        reserved.append(nbytes)
+        return CacheMemory(1 << 20, "--gpu-memory-utilization")
+
+    monkeypatch.setattr(InterpretedDevice, "cache_memory", cache_memory)
+    folder, model = save("gemma2", folders), ModelOptions(max_model_len=30)
+    sizes: dict[str, Any] = {"kv_cache_memory_bytes": None, "max_num_seqs": 6, "enforce_eager": True}
+    for name, block_size in (("triton", 4), ("flash_attn", 256), ("flashinfer", 4)):
+        Engine(folder, device=InterpretedDevice(), attention_backend=name, block_size=block_size, model=model, **sizes)
+    own, flash_attn, flashinfer = reserved
+    plans, lists = 5, 7 + 6 * 8 + 6
+    assert flash_attn == own
+    assert flashinfer - own == 1024 + 4 * lists + (plans + 1) // 2 * (20 << 20)  # the allocator's blocks hold two plans
 
 
 PACKAGES = {"flash_attn": "flash-attn 2.6", "flashinfer": "flashinfer-python 0.2"}
 
 
+CAUSES = {
+    "": "ModuleNotFoundError: ",  # not installed
+    "import no_such_module": "ModuleNotFoundError: No module named 'no_such_module'",
+    "import ctypes; ctypes.CDLL('libnone.so.12')": "OSError: libnone.so.12: ",
+    "raise RuntimeError('Could not find nvcc')": "RuntimeError: Could not find nvcc",
+    "import torch; torch.no_such_function": "AttributeError: module 'torch' has no attribute 'no_such_function'",
+}
+
+
 @pytest.mark.parametrize("backend", BLOCK_SIZES)
+@pytest.mark.parametrize("code", CAUSES)
 def test_a_package_that_cannot_be_imported_is_named(
-    backend: str, folders: Path, monkeypatch: pytest.MonkeyPatch
+    backend: str, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, backend, None)
-    complaint = (
-        f"--attention-backend {backend} needs the package {PACKAGES[backend]} or later, which cannot be imported"
-    )
-    with pytest.raises(UnavailableLibrary, match=complaint):
-        engine_of(save("llama", folders), backend)
+    if code:
+        (tmp_path / f"{backend}.py").write_text(code, encoding="utf-8")
+        monkeypatch.syspath_prepend(tmp_path)
+    else:
+        monkeypatch.setitem(sys.modules, backend, None)
+    needs = f"--attention-backend {backend} needs the package {PACKAGES[backend]} or later, which cannot be imported: "
+    with pytest.raises(UnavailableLibrary, match=re.escape(needs + CAUSES[code])):
+        check_installed(backend)
+
+
+def test_kernels_that_cannot_be_compiled_are_named(
+    folders: Path, calls: Calls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def plan(*_: Any, **__: Any) -> None:
+        raise RuntimeError("Could not find nvcc")
+
+    library: Any = sys.modules["flashinfer"]
+    monkeypatch.setattr(library.BatchDecodeWithPagedKVCacheWrapper, "plan", plan)
+    with pytest.raises(UnavailableLibrary, match="flashinfer cannot compile its kernels: RuntimeError: Could not find"):
+        engine_of(save("llama", folders), "flashinfer")
 
 
 @pytest.mark.parametrize("backend", BLOCK_SIZES)
