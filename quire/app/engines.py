@@ -66,13 +66,17 @@ async def start_engines(
         for source, reading in zip(sources, model_configs, strict=True):
             yield RunningEngine(source, model_config_of(reading), settings, share)
         return
-    configs, steps = [model_config_of(reading) for reading in model_configs], 0
+    configs = [model_config_of(reading) for reading in model_configs]
+    steps: list[tuple[RunningEngine, int]] = []  # bytes of their intermediate results
     for index, (source, config) in enumerate(zip(sources, configs, strict=True)):
-        engine = RunningEngine(source, config, settings, gpu_share(sources[index:], configs[index:], steps))
+        share = gpu_share(sources[index:], configs[index:], sum(nbytes for _, nbytes in steps))
+        engine = RunningEngine(source, config, settings, share)
         yield engine
         info = await engine.client.ready()
-        if not settings.engine_process:  # the memory of other processes is seen as it is
-            steps += info.step_bytes
+        # The memory of other processes is seen as it is.
+        steps.append((engine, 0 if settings.engine_process else info.step_bytes))
+    for engine, own in steps:
+        engine.set_memory_share(MemoryShare(0, steps=sum(nbytes for _, nbytes in steps) - own))
 
 
 def gpu_share(sources: Sequence[ModelSource], configs: Sequence[ModelConfig], steps: int) -> MemoryShare:
@@ -169,6 +173,10 @@ class RunningEngine:
         self._model = model
         return model
 
+    def set_memory_share(self, share: MemoryShare) -> None:
+        """Set what a core that is started later may take, when all other engines are built."""
+        self._config = replace(self._config, memory_share=share)
+
     async def restart(self) -> None:
         """Start another core in place of one that has died, and wait until it is loaded.
 
@@ -178,8 +186,6 @@ class RunningEngine:
         await self._handle.join(_STOP_TIMEOUT)
         gc.unfreeze()
         gc.collect()  # of a core in a thread: its model and KV cache, before the next ones need their memory
-        if (share := self._config.memory_share) is not None:  # all other engines are built
-            self._config = replace(self._config, memory_share=replace(share, engines=1, weights=0))
         self._handle = self._new_handle()
         await self.client.reconnect(ClientChannel(self._handle.address))
         self._start()

@@ -29,7 +29,7 @@ from quire.engine.execution.pooling import pooling_info
 from quire.engine.execution.ranks.errors import RankDied
 from quire.engine.execution.ranks.workers import Launcher, rank_process
 from quire.engine.execution.sampling.compiler import GrammarCompiler
-from quire.engine.executor_build import ExecutorBuild, encoder_executor
+from quire.engine.executor_build import ExecutorBuild, closing_after_errors, encoder_executor
 from quire.engine.models.audio_encoder import CTCModel
 from quire.engine.models.checkpoint import Progress
 from quire.engine.models.decoder import Decoder, LanguageModel
@@ -222,7 +222,8 @@ def _build_encoder(
 
     executor = build(loaded, None)
     if device.compiles_kernels:
-        warm_up_encoder(executor, loaded, options, partial(_stop_if_asked, channel))
+        with closing_after_errors(executor):
+            warm_up_encoder(executor, loaded, options, partial(_stop_if_asked, channel))
     return EngineCore(
         schedule(loaded),
         executor,
@@ -292,12 +293,13 @@ def _build_decoder(
     grammars = GrammarCompiler(config.folder, loaded.vocab_size)
     build = ExecutorBuild(config, device, context_len, grammars)
     executor = build.executor(loaded, allocate(), streaming, None if ranks is None else ranks.runner_type)
-    if ranks is not None:
-        ranks.wait_until_ready(poll)
-        executor = ranks.executor(executor)
-    if device.compiles_kernels and streaming is None:
-        plans = decoder_plans(decoder_limits(loaded, options, context_len, num_blocks))
-        warm_up(executor, plans, poll, executor.max_steps_in_flight if ranks is None else 1)
+    with closing_after_errors(executor, grammars):  # the caller closes `ranks`
+        if ranks is not None:
+            ranks.wait_until_ready(poll)
+            executor = ranks.executor(executor)
+        if device.compiles_kernels and streaming is None:
+            plans = decoder_plans(decoder_limits(loaded, options, context_len, num_blocks))
+            warm_up(executor, plans, poll, executor.max_steps_in_flight if ranks is None else 1)
     schedule = partial(_scheduler, options, context_len, num_blocks, config.parallel.pipeline_parallel_size)
     core = EngineCore(
         schedule(loaded) if streaming is None else streaming.scheduler(options, context_len, num_blocks),

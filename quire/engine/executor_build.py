@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import cast
 
@@ -102,3 +104,14 @@ def _encoder_runner(loaded: LoadedModel, device: Device) -> PackedRunner:
         return CTCRunner(model)
     model.set_context(loaded.context_len)
     return EncoderRunner(model, Pooler(model.pooler_heads, model), device.torch_device)
+
+
+@contextmanager
+def closing_after_errors(*owners: Executor | GrammarCompiler) -> Iterator[None]:
+    """Close owners of threads if an exception is raised within."""
+    try:
+        yield
+    except BaseException:
+        for owner in owners:
+            owner.close()
+        raise

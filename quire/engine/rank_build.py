@@ -41,17 +41,17 @@ from quire.engine.execution.ranks.messages import (
 from quire.engine.execution.ranks.runner import FollowingRunner, LeadingRunner, PipelineRunner
 from quire.engine.execution.ranks.workers import Launcher, Workers, rank_process
 from quire.engine.execution.request_table import RequestTable
-from quire.engine.execution.runner import ModelRunner
+from quire.engine.execution.runner import LOGITS_CHUNK, ModelRunner
 from quire.engine.execution.sampling.sampler import Sampler
 from quire.engine.models.cache_scales import check_scales
 from quire.engine.models.checkpoint import Progress
-from quire.engine.models.decoder import CacheShape, Decoder, LanguageModel
+from quire.engine.models.decoder import CacheShape, LanguageModel
 from quire.engine.models.errors import ModelError, UnsupportedModel
 from quire.engine.models.loader import LoadedModel, load_model
 from quire.engine.models.parallel.group import RankGroups
 from quire.engine.models.parallel.placement import Placement
 from quire.engine.models.parallel.shard import check_divisible
-from quire.engine.models.sharded_decoder import check_parallel
+from quire.engine.models.sharded_decoder import ShardedDecoder, check_parallel
 from quire.engine.models.spec import DecoderSpec
 from quire.engine.models.transformer import Transformer
 from quire.kernels import gpu, native
@@ -192,9 +192,8 @@ def cache_memory(loaded: LoadedModel, config: CoreConfig, device: Device, reserv
         share = MemoryShare((free_memory() if share is None else share.host_bytes) // placement.ranks)
     elif share is not None:
         share = replace(share, weights=share.weights // placement.ranks)
-    # `largest_step` is one step, but as many as there are stages are in flight.
-    hidden = cast("Decoder", model).spec.hidden if placement.stages > 1 else 0
-    reserved += (placement.stages - 1) * options.max_num_batched_tokens * hidden * loaded.dtype.itemsize
+    if isinstance(model, ShardedDecoder) and placement.stages > 1:
+        reserved += _bytes_in_flight(model, config, loaded.dtype)
 
     reserved += device.attention_bytes(model, options, loaded.context_len)
 
@@ -205,6 +204,19 @@ def cache_memory(loaded: LoadedModel, config: CoreConfig, device: Device, reserv
         )
 
     return device.cache_memory(options, share, reserved, largest_step)
+
+
+def _bytes_in_flight(model: ShardedDecoder, config: CoreConfig, dtype: torch.dtype) -> int:
+    """Bytes that a rank of a pipeline holds while steps are in flight, beside those of its largest step.
+
+    As many steps as there are stages are in flight. Links keep what they send until it has arrived.
+    """
+    options, placement = config.engine, model.placement
+    nbytes = (placement.stages - 1) * options.max_num_batched_tokens * model.spec.hidden * dtype.itemsize
+    if placement.rank == placement.logits_rank:
+        rows = max(options.max_num_seqs, LOGITS_CHUNK)
+        nbytes += placement.stages * rows * model.whole.vocab * torch.float32.itemsize
+    return nbytes
 
 
 def input_builder(config: CoreConfig, device: Device, table: RequestTable) -> InputBuilder:
@@ -283,13 +295,12 @@ def _build_follower(
     keep_freed_memory()
     model = cast("LanguageModel", loaded.model)
     channel.send(Loaded(loaded.weight_bytes))
-    channel.receive()  # Connect
+    channel.receive_one(Connect)
     _connect(groups, folder, device)
     per_block = block_bytes(cache_shapes(model, device), config.engine.block_size, cache_dtype(loaded, config))
     available = cache_memory(loaded, config, device, 0)
     channel.send(Counted(count_blocks(config.engine, per_block, loaded.context_len, available), per_block))
-    message = channel.receive()
-    assert isinstance(message, Allocate)
+    message = channel.receive_one(Allocate)
     model.set_context(message.context_len)
     cache = cache_allocator(loaded, model, config, device, message.num_blocks)()
     table = request_table(config, model, message.context_len)

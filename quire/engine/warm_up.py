@@ -20,6 +20,7 @@ from tqdm import tqdm
 
 from quire.config.options import EngineOptions
 from quire.engine.execution.executor import Executor, PendingStep
+from quire.engine.execution.runner import LOGITS_CHUNK
 from quire.engine.models.loader import LoadedModel
 from quire.engine.models.pooler_spec import PoolerSpec
 from quire.engine.scheduling.plan import (
@@ -40,7 +41,6 @@ from quire.engine.wire.token_mask import token_mask
 
 logger = logging.getLogger(__name__)
 _GREEDY = SamplingParams(max_tokens=1, temperature=0)
-_LOGITS_ROWS = 256  # whose logits are computed at a time, for the log-probabilities of prompts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,7 +263,7 @@ def _sampling_steps(limits: WarmUpLimits) -> Iterator[list[_Sequence]]:
     sampled = [_Sequence(2, 1, generated=True, params=params) for params in _kinds_of_sampling(limits.vocab_size)]
     yield from ([one] for one in sampled)
     yield sampled
-    for tokens in _powers(min(_LOGITS_ROWS, limits.tokens, limits.length)):
+    for tokens in _powers(min(LOGITS_CHUNK, limits.tokens, limits.length)):
         yield [_Sequence(tokens, prompt_logprobs=1)]
     if limits.draft:
         for rows in _powers(limits.sequences):

@@ -9,14 +9,18 @@ from typing import Any, ClassVar
 import pytest
 
 from quire.app import engines
-from quire.app.engines import gpu_share, host_share, start_engines
+from quire.app.engines import RunningEngine, gpu_share, host_share, start_engines
 from quire.app.models import ModelSource
 from quire.config.commands import Serve
+from quire.engine.core_config import CoreConfig
 from quire.engine.execution.memory import MemoryShare
 from quire.engine.models.model_config import read_model_config
 from quire.engine.wire.errors import EngineDead
+from tests.engine.wire.test_client import collect, request
 from tests.support.encoders import tiny_embedder
+from tests.support.fake_core import FakeCore
 from tests.support.models import make_model, save_model
+from tests.support.tokenizer import write_tokenizer
 
 
 def source(folder: Path, weights: int) -> ModelSource:
@@ -43,11 +47,15 @@ def test_models_without_a_kv_cache_take_no_share_of_a_gpu(tmp_path: Path) -> Non
     assert gpu_share(sources[2:], [embedder], 7).engines == 1
 
 
+STEP_BYTES = {"a": 10, "b": 200, "c": 3000}
+
+
 class FakeEngine:
     """Records when engines start, and when the server waits for them."""
 
     log: ClassVar[list[str]] = []
     shares: ClassVar[list[MemoryShare | None]] = []
+    later_shares: ClassVar[list[MemoryShare]] = []
     broken = ""
 
     def __init__(self, of: ModelSource, _: Any, settings: Serve, share: MemoryShare | None) -> None:
@@ -55,18 +63,21 @@ class FakeEngine:
         self.log.append(f"start {self.name}")
         self.shares.append(share)
 
+    def set_memory_share(self, share: MemoryShare) -> None:
+        self.later_shares.append(share)
+
     async def ready(self) -> Any:
         self.log.append(f"wait {self.name}")
         if self.name == self.broken:
             raise EngineDead("no memory")
-        return SimpleNamespace(step_bytes=10)
+        return SimpleNamespace(step_bytes=STEP_BYTES[self.name])
 
 
 @pytest.fixture
 def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[ModelSource]:
     monkeypatch.setattr(engines, "RunningEngine", FakeEngine)
     monkeypatch.setattr(engines, "model_config_of", lambda _: SimpleNamespace(spec=None))
-    for name, value in (("log", []), ("shares", []), ("broken", "")):
+    for name, value in (("log", []), ("shares", []), ("later_shares", []), ("broken", "")):
         monkeypatch.setattr(FakeEngine, name, value)
     return [source(tmp_path / name, 100) for name in "abc"]
 
@@ -83,12 +94,38 @@ async def test_engines_on_a_gpu_load_one_after_the_other(
     monkeypatch.setattr(engines, "uses_gpu", lambda _: True)
     assert await started(sources, engine_process=own_processes) == 3
     assert FakeEngine.log == ["start a", "wait a", "start b", "wait b", "start c", "wait c"]
-    step = 0 if own_processes else 10
+    steps = (0, 0) if own_processes else (10, 210)
     assert FakeEngine.shares == [
         MemoryShare(0, 3, 200, 0),
-        MemoryShare(0, 2, 100, step),
-        MemoryShare(0, 1, 0, 2 * step),
+        MemoryShare(0, 2, 100, steps[0]),
+        MemoryShare(0, 1, 0, steps[1]),
     ]
+    # An engine that is started again leaves room for the steps of all others, also of those that were built after it.
+    others = (0, 0, 0) if own_processes else (3200, 3010, 210)
+    assert FakeEngine.later_shares == [MemoryShare(0, 1, 0, steps) for steps in others]
+
+
+async def test_an_engine_is_started_again_with_its_new_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[MemoryShare | None] = []
+
+    def serve(config: CoreConfig, address: str) -> None:
+        used.append(config.memory_share)
+        FakeCore(die_at_step=1)(address)
+
+    monkeypatch.setattr(engines, "serve_core", serve)
+    folder = save_model(make_model("llama", num_hidden_layers=1), tmp_path)
+    write_tokenizer(folder)
+    given = MemoryShare(0, engines=2, weights=23)
+    engine = RunningEngine(ModelSource(folder, str(folder), ("a",)), read_model_config(folder), Serve(), given)
+    try:
+        await engine.client.ready()
+        engine.set_memory_share(MemoryShare(0, steps=7))
+        with pytest.raises(EngineDead, match="told to die"):
+            await collect(engine.client, request())
+        await engine.restart()
+    finally:
+        await engine.stop()
+    assert used == [given, MemoryShare(0, steps=7)]
 
 
 async def test_no_engine_starts_after_one_that_fails(

@@ -187,13 +187,13 @@ def test_one_line_for_each_flag_says_what_became_of_it() -> None:
     line = "m --async-scheduling --max-num-batched-tokens 8k --disable-uvicorn-access-log --port 1 --enforce-eager"
     scheduling, tokens, log = Serve.parse(shlex.split(line)).notes
     assert scheduling.startswith("--async-scheduling has no effect: ")
-    assert tokens.startswith("--max-num-batched-tokens 8k is taken as --max-num-batched-tokens 8000")
-    assert log == "--disable-uvicorn-access-log is taken as --no-access-log"
+    assert tokens.startswith("--max-num-batched-tokens 8k is translated to --max-num-batched-tokens 8000")
+    assert log == "--disable-uvicorn-access-log is translated to --no-access-log"
 
 
 def test_a_backend_that_quire_has_not_is_named() -> None:
     (note,) = Serve.parse(["m", "--attention-backend", "XFORMERS"]).notes
-    assert note.startswith("--attention-backend XFORMERS is taken as --attention-backend auto (`auto` is Quire's own")
+    assert note.startswith("--attention-backend XFORMERS is translated to --attention-backend auto (`auto` is Quire's own")
 
 
 def test_names_of_attention_backends_are_vllms_in_variables_and_files_as_well(

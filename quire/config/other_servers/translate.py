@@ -126,7 +126,7 @@ def _replaced(name: str, flag: OtherServerFlag, value: str) -> tuple[list[str], 
         return [], [f"{shown} has no effect: {flag.note}"]
     if flag.switch:
         ours = _negated(flag.ours) if name.startswith("--no-") else flag.ours
-        return [ours], [f"{name} is taken as {ours}"]
+        return [ours], [f"{name} is translated to {ours}"]
     convert = _CONVERTERS.get(flag.names[0])
     try:
         new = convert(value) if convert is not None else [flag.ours, flag.values.get(value, value)]
@@ -137,7 +137,7 @@ def _replaced(name: str, flag: OtherServerFlag, value: str) -> tuple[list[str], 
     if not new:
         return new, [f"{shown} has no effect: it is the default, or sets nothing that Quire has"]
     remark = f" ({flag.note})" if convert is None and flag.note else ""
-    return new, [f"{shown} is taken as {' '.join(new)}{remark}"]
+    return new, [f"{shown} is translated to {' '.join(new)}{remark}"]
 
 
 def _negated(flag: str) -> str:

@@ -42,12 +42,14 @@ class Sizes(NamedTuple):
         singles: queries of one token.
         spans: spans of prompts.
         logits: rows `logits_indices`; 0 if these are all rows.
+        adapted: a sequence uses the model's adapter, so that there are arrays of adapters.
     """
 
     tokens: int
     singles: int
     spans: int
     logits: int
+    adapted: bool
 
     @property
     def queries(self) -> int:
@@ -82,8 +84,8 @@ def _counts(sizes: Sizes) -> tuple[tuple[int, int], ...]:
         (sizes.spans, _INT32),
         (sizes.logits, _INT32),
         (sizes.spans + 1, _INT32),
-        (sizes.tokens, _INT32),
-        (sizes.logits, _INT32),
+        (sizes.tokens if sizes.adapted else 0, _INT32),
+        (sizes.logits if sizes.adapted else 0, _INT32),
     )
 
 
@@ -131,21 +133,23 @@ class DeviceInputBuilder(InputBuilder):
         every = len(queries.sampling) == tokens == queries.singles
         padded = self._padded_size(tokens) if every else None
         spans_of_prompts = len(queries.rows) - queries.singles
+        using = self._table.lora_rows
         sizes = Sizes(
             tokens if padded is None else padded,
             queries.singles if padded is None else padded,
             spans_of_prompts,
             0 if every else len(queries.sampling),
+            bool(using) and not using.isdisjoint(queries.rows),
         )
-        static, adapted = padded is not None, any(row in self._table.lora_rows for row in queries.rows)
-        return self._send(spans, queries, tokens, sizes, scheduled, every=every, static=static, adapted=adapted)
+        return self._send(spans, queries, tokens, sizes, scheduled, every=every, static=padded is not None)
 
     def blank(self, size: int, *, adapted: bool = False) -> StepInputs:
         """The inputs of a step of one of the padded sizes that consists of padding, with which steps are captured.
 
         `adapted`: of a step in which a sequence may use the model's adapter.
         """
-        return self._send([], queries_of([]), 0, Sizes(size, size, 0, 0), (), every=True, static=True, adapted=adapted)
+        sizes = Sizes(size, size, 0, 0, adapted)
+        return self._send([], queries_of([]), 0, sizes, (), every=True, static=True)
 
     def _padded_size(self, tokens: int) -> int | None:
         return next((size for size in self.padded_sizes if size >= tokens), None)
@@ -160,12 +164,10 @@ class DeviceInputBuilder(InputBuilder):
         *,
         every: bool,
         static: bool,
-        adapted: bool,
     ) -> StepInputs:
         """The inputs of a step.
 
-        `every`: logits are computed for all rows. `static`: at the addresses of all steps of that size. `adapted`: a
-        sequence uses the model's adapter.
+        `every`: logits are computed for all rows. `static`: at the addresses of all steps of that size.
         """
         offsets = _offsets(sizes)
         changes, values = self._changed_blocks(scheduled)
@@ -183,7 +185,7 @@ class DeviceInputBuilder(InputBuilder):
             fill_last_tokens(views.token_ids, self.last_tokens)
         indices = None if every else views.logits_indices
         lora = None
-        if adapted:
+        if sizes.adapted:
             tokens_of, logits_of = (AdapterOfRow(part) for part in (views.adapters, views.logits_adapters))
             lora = LoRARows(tokens_of, None if every else logits_of)
         model = ModelInputs(views.token_ids, views.positions, indices, lora=lora)
@@ -237,10 +239,11 @@ class DeviceInputBuilder(InputBuilder):
         arrays.logits_lens[:] = lengths[sampling]
         arrays.query_starts[0] = 0
         arrays.query_starts[1:] = np.cumsum(count[queries.singles :])
-        adapters = np.full(len(table.lengths), _NO_ADAPTER, np.int32)
-        adapters[[*table.lora_rows]] = 0
-        _put(arrays.adapters, adapters[rows], _NO_ADAPTER)
-        arrays.logits_adapters[:] = adapters[row[sampling]]
+        if len(arrays.adapters):
+            adapters = np.full(len(table.lengths), _NO_ADAPTER, np.int32)
+            adapters[[*table.lora_rows]] = 0
+            _put(arrays.adapters, adapters[rows], _NO_ADAPTER)
+            arrays.logits_adapters[:] = adapters[row[sampling]]
         return int(blocks.max(initial=0)), bool((known < 0).any())
 
     def _metadata(self, spans: Sequence[Span], sizes: Sizes, views: _Views, *, static: bool) -> DeviceMetadata:
@@ -284,8 +287,8 @@ class _Arrays:
         self.span_lens = array(offsets.span_lens, sizes.spans, np.int32)
         self.logits_lens = array(offsets.logits_lens, sizes.logits, np.int32)
         self.query_starts = array(offsets.query_starts, sizes.spans + 1, np.int32)
-        self.adapters = array(offsets.adapters, sizes.tokens, np.int32)
-        self.logits_adapters = array(offsets.logits_adapters, sizes.logits, np.int32)
+        self.adapters = array(offsets.adapters, sizes.tokens if sizes.adapted else 0, np.int32)
+        self.logits_adapters = array(offsets.logits_adapters, sizes.logits if sizes.adapted else 0, np.int32)
 
 
 class _Views(NamedTuple):
@@ -320,4 +323,4 @@ def _put(array: NDArray[np.int64 | np.int32], values: NDArray[np.int64 | np.int3
 
 def _static_bytes(size: int, rows: int, blocks: int) -> int:
     """Bytes of the inputs of the largest padded step, in which every sequence may have new blocks."""
-    return _offsets(Sizes(size, size, 0, 0)).changes + (_INT64 + _INT32) * rows * blocks if size else 0
+    return _offsets(Sizes(size, size, 0, 0, adapted=True)).changes + (_INT64 + _INT32) * rows * blocks if size else 0

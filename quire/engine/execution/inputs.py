@@ -165,7 +165,7 @@ class NumpyInputBuilder(InputBuilder):
                 torch.from_numpy(table.tokens[rows, positions].astype(np.int64)),
                 torch.from_numpy(positions + table.rope_offsets[rows]),
                 None if len(indices) == len(positions) else torch.tensor(indices, dtype=torch.int64),
-                lora=_lora_rows(spans, table.lora_rows),
+                lora=_lora_rows(spans, table.lora_rows) if table.lora_rows else None,
             ),
             torch.from_numpy(blocks * table.block_size + offset),
             int(blocks.max()),

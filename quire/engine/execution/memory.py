@@ -45,7 +45,7 @@ class MemoryShare:
         host_bytes: bytes of the host's memory, beside weights.
         engines: engines with a KV cache that are not built yet, this one included.
         weights: bytes of the weights of the engines that are built after this one.
-        steps: bytes of the intermediate results of earlier engines, which they do not hold between steps.
+        steps: bytes of the intermediate results of the engines that are built, which they do not hold between steps.
     """
 
     host_bytes: int

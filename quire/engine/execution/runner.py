@@ -25,7 +25,7 @@ from quire.engine.wire.protocol import TokenLogprobs
 from quire.engine.wire.sampling_params import TokenProbs
 
 logger = logging.getLogger(__name__)
-_LOGITS_CHUNK = 256  # rows of logits at a time, for the log-probabilities of prompts
+LOGITS_CHUNK = 256  # rows of logits at a time, for the log-probabilities of prompts
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,8 +304,8 @@ class ModelRunner:
         row = self._table[span.row]
         # The token after each position; the token after the prompt's last one is not a prompt token.
         tokens = self._table.tokens[span.row, span.start + 1 : min(span.length, row.prompt_len - 1) + 1].tolist()
-        for begin in range(0, len(tokens), _LOGITS_CHUNK):
-            chunk, first = tokens[begin : begin + _LOGITS_CHUNK], span.offset + begin
+        for begin in range(0, len(tokens), LOGITS_CHUNK):
+            chunk, first = tokens[begin : begin + LOGITS_CHUNK], span.offset + begin
             yield chunk, compute_logits(self.model.lm_head, hidden, slice(first, first + len(chunk)))
 
 

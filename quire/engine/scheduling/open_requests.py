@@ -42,6 +42,14 @@ class OpenRequests:
         self._open.pop(request.id, None)
         self.waiting_for_input.discard(request.id)
 
+    def refusal(self, request: Request, count: int, longest: int) -> str | None:
+        """Why `count` tokens cannot be appended to a prompt of at most `longest`; None if they can."""
+        if request.id not in self._open:
+            return "the prompt is already complete"
+        if len(request.tokens) + count > longest:
+            return f"the prompt would have more than {longest} tokens"
+        return None
+
     def extend(self, request: Request, tokens: list[int], *, last: bool, items: tuple[MediaItem, ...] = ()) -> bool:
         """Append to the prompt of one of the requests; returns whether it waited for input and can continue."""
         request.extend(tokens, last=last, items=items)

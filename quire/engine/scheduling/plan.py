@@ -151,8 +151,9 @@ class StepPlan:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to do, not even a row to free."""
-        return not (self.removed or self.prompt_extensions or self.scheduled or self.audio or self.encoder_requests)
+        """Whether there is nothing to do, not even a row to free or to fill."""
+        work = (self.removed, self.new, self.prompt_extensions, self.scheduled, self.audio, self.encoder_requests)
+        return not any(work)
 
 
 class SampledTokens(msgspec.Struct, frozen=True):

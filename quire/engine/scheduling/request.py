@@ -252,3 +252,11 @@ class Request:
         if generated >= params.max_tokens or len(self.tokens) >= max_model_len:
             return "length", None
         return None, None
+
+    def check(self, block_size: int, *, running: bool) -> None:
+        """Assert that the request holds the blocks that it needs. `running`: it is in the batch."""
+        assert self.num_computed_tokens <= len(self.blocks) * block_size, "computed tokens without a block"
+        assert running or not self.blocks, "a waiting request holds blocks"
+        if (cross := self.cross_attention) is not None:
+            needed = -(-cross.length // block_size) if running else 0
+            assert len(cross.blocks) == needed, "encoded positions without a block"

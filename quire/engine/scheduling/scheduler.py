@@ -121,11 +121,7 @@ class Scheduler:
         request = self._requests.get(request_id)
         if request is None:
             return None
-        longest, error = self.limits.max_model_len - 1, None
-        if request_id not in self._open:
-            error = "the prompt is already complete"
-        elif len(request.tokens) + len(tokens) > longest:
-            error = f"the prompt would have more than {longest} tokens"
+        error = self._open.refusal(request, len(tokens), self.limits.max_model_len - 1)
         if error is not None:
             self._leave(request)
         else:
@@ -234,12 +230,7 @@ class Scheduler:
         self._open.check()
         assert self._running == sorted(self._running, key=_SORT_KEY), "running requests are out of order"
         for request in self._requests.values():
-            held = len(request.blocks) * self.pool.block_size
-            assert request.num_computed_tokens <= held, "computed tokens without a block"
-            assert request.id in running or not request.blocks, "a waiting request holds blocks"
-            if request.cross_attention is not None:
-                needed = self.pool.blocks_for(request.cross_attention.length) if request.id in running else 0
-                assert len(request.cross_attention.blocks) == needed, "encoded positions without a block"
+            request.check(self.pool.block_size, running=request.id in running)
 
     def _schedule_running(self, plan: StepPlan, scheduled: list[Request], budget: int) -> int:
         max_model_len, switch = self.limits.max_model_len, self.limits.rope_switch

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable
+from typing import Any
 
 from quire.engine.wire.errors import EngineAsleep, EngineDead, EngineError, SleepFailed
 from quire.engine.wire.protocol import MemoryTag, Sleep, SleepLevel, SleepState, Wake
@@ -48,6 +49,7 @@ class SleepControl:
     def __init__(self, client: SleepingClient) -> None:
         self._client = client
         self._lock = asyncio.Lock()
+        self._change: asyncio.Future[None] | None = None  # the loop alone would not keep it alive
         self._reply: asyncio.Future[SleepState] | None = None
         self.asleep: frozenset[MemoryTag] = frozenset()
         self.refusal: EngineAsleep | None = None
@@ -59,24 +61,24 @@ class SleepControl:
         Args:
             level: the level.
             wait: let requests that have begun end first; else they are aborted. New ones are refused at once. To cancel
-                this wait leaves the engine awake.
+                this wait leaves the engine awake; once the engine has been told, it falls asleep all the same.
 
         Raises:
             SleepFailed: the engine cannot sleep.
             EngineDead: the engine has stopped.
         """
-        async with self._lock:
+        await self._lock.acquire()
+        try:
             self.refusal_of_new = EngineAsleep(_ASLEEP)
-            try:
-                while wait and not self._client.is_idle:
-                    if (dead := self._client.dead) is not None:
-                        raise dead
-                    await asyncio.sleep(_LOOK_EVERY)
-                self.refusal = self.refusal_of_new
-                self._client.end_all(EngineAsleep(_ABORTED))
-                await self._ask(Sleep(level))
-            finally:
-                self._settle()
+            while wait and not self._client.is_idle:
+                if (dead := self._client.dead) is not None:
+                    raise dead
+                await asyncio.sleep(_LOOK_EVERY)
+        except BaseException:
+            self._settle()
+            self._lock.release()
+            raise
+        await self._complete(self._fall_asleep(level))
 
     async def wake_up(self, tags: Iterable[MemoryTag]) -> None:
         """Restore what sleeps of these tags; nothing happens if none of them does.
@@ -85,9 +87,8 @@ class SleepControl:
             SleepFailed: there is not enough memory, or the checkpoint cannot be read; the engine still sleeps.
             EngineDead: the engine has stopped.
         """
-        async with self._lock:
-            if wanted := self.asleep.intersection(tags):
-                await self._ask(Wake(wanted))
+        await self._lock.acquire()
+        await self._complete(self._wake(tags))
 
     def received(self, state: SleepState) -> None:
         """The core has answered."""
@@ -102,6 +103,28 @@ class SleepControl:
         self._settle()
         if self._reply is not None and not self._reply.done():
             self._reply.set_exception(error)
+
+    async def _complete(self, change: Coroutine[Any, Any, None]) -> None:
+        """Run the part of a change that talks to the engine, then release the lock, which the caller has acquired.
+
+        A task of its own does so. If the caller is cancelled, the state would otherwise not be that of the engine, and
+        the answer could be taken for that to the next message.
+        """
+        self._change = asyncio.ensure_future(change)
+        self._change.add_done_callback(lambda _: self._lock.release())
+        await asyncio.shield(self._change)
+
+    async def _fall_asleep(self, level: SleepLevel) -> None:
+        try:
+            self.refusal = self.refusal_of_new
+            self._client.end_all(EngineAsleep(_ABORTED))
+            await self._ask(Sleep(level))
+        finally:
+            self._settle()
+
+    async def _wake(self, tags: Iterable[MemoryTag]) -> None:
+        if wanted := self.asleep.intersection(tags):
+            await self._ask(Wake(wanted))
 
     async def _ask(self, message: Sleep | Wake) -> None:
         self._reply = asyncio.get_running_loop().create_future()

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
 from quire.engine.execution.device_inputs import DeviceInputBuilder
 from quire.engine.execution.inputs import DeviceMetadata, NumpyInputBuilder, StepInputs
+from quire.engine.execution.pinned import PinnedBuffers
 from quire.engine.execution.request_table import RequestTable
+from quire.engine.models.inputs import AdapterOfRow
 from quire.engine.scheduling.plan import NewSequence, ScheduledSequence, StepPlan
 from quire.engine.wire.sampling_params import SamplingParams
 
@@ -127,6 +132,36 @@ def test_decode_steps_are_padded_and_stay_where_they_are() -> None:
     assert (
         len({tensors[:3] for tensors in addresses}) == len({tensors for tensors in addresses if len(tensors) > 3}) == 1
     )
+
+
+def test_adapters_are_sent_only_in_steps_that_use_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All other inputs stay where they are."""
+    sent, original = list[int](), PinnedBuffers.next
+
+    def recording(self: PinnedBuffers, nbytes: int) -> Any:
+        sent.append(nbytes)
+        return original(self, nbytes)
+
+    monkeypatch.setattr(PinnedBuffers, "next", recording)
+    batch = Batch(2)
+    entering = [replace(batch.enter("a", 5), uses_lora=True), batch.enter("b", 5)]
+    batch.builder.build(batch.apply(*(batch.item(name, 0, 5, 0) for name in "ab"), new=entering))
+
+    def decode(names: str, position: int) -> StepInputs:
+        for name in names:
+            batch.table.append(batch.table.row_of(name), 50)
+        return batch.builder.build(batch.apply(*(batch.item(name, position, 1, position) for name in names)))
+
+    both, one = decode("ab", 5), decode("b", 6)
+    assert both.model.lora is not None
+    assert isinstance(both.model.lora.tokens, AdapterOfRow)
+    adapted = batch.table.row_of("a")
+    assert both.model.lora.tokens.adapters.tolist() == [0 if span.row == adapted else -1 for span in both.spans]
+    assert one.model.lora is None
+    assert one.static
+    for tensors in ([step.model.token_ids for step in (both, one)], [step.slots for step in (both, one)]):
+        assert tensors[0].data_ptr() == tensors[1].data_ptr()
+    assert sent[1] - sent[2] == 16  # two indices of 4 bytes, and padding
 
 
 @pytest.mark.parametrize("sizes", [(), (1, 2)])

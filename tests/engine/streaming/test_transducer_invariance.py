@@ -207,3 +207,17 @@ def test_a_step_that_fails_ends_one_sequence(transducer_folder: Path, monkeypatc
     for name in ("good", "other"):
         assert engine.results[name].tokens == expected[name]
     assert engine.runner.streams == 0
+
+
+def test_a_sequence_may_enter_during_a_step_with_too_little_audio_to_compute(transducer_folder: Path) -> None:
+    """The plan has no audio then, but it must not be dropped: the next one has the sequence's first piece."""
+    audio = [features(index, 20 * FACTOR * CHUNK) for index in range(2)]
+    expected = [Engine(transducer_folder).generate([], ALL, items=(audio_of(one),)).tokens for one in audio]
+    engine = Engine(transducer_folder, in_flight=2)
+    engine.add("long", [], ALL, items=(audio_of(audio[0]),))
+    assert engine.core._submit()
+    engine.add("late", [], ALL, items=(audio_of(audio[1][:, :1]),), open=True)
+    engine.step()
+    engine.extend("late", [], items=(audio_of(audio[1][:, 1:]),), last=True)
+    engine.run()
+    assert [engine.results[name].tokens for name in ("long", "late")] == expected

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from typing_extensions import override
 
-from quire.engine.wire.errors import EngineAsleep, EngineDead, SleepFailed
+from quire.engine.wire.errors import EngineAsleep, EngineDead, EngineError, SleepFailed
 from quire.engine.wire.pooling_params import PoolingParams
-from quire.engine.wire.protocol import MemoryTag, Sleep, Wake
+from quire.engine.wire.protocol import MemoryTag, Sleep, SleepState, Wake
+from quire.engine.wire.sleep import SleepControl, SleepingClient
 from quire.engine.wire.stream import PoolRequest
 from tests.engine.wire.test_client import collect, request, until
 from tests.support.fake_core import FakeCore, prompt_of, running_client, says
@@ -114,3 +116,60 @@ async def test_the_end_of_the_engine_ends_the_wait_for_it() -> None:
             await sleeping
         with pytest.raises(EngineDead, match="killed"):
             await client.sleeping.sleep(1, wait=True)
+
+
+class SlowClient(SleepingClient):
+    """The client of an idle engine that has not answered yet; it keeps the messages that were sent."""
+
+    is_idle, dead = True, None
+
+    def __init__(self) -> None:
+        self.sent: list[Sleep | Wake] = []
+
+    @override
+    def end_all(self, error: EngineError) -> None:
+        """There are no requests."""
+
+    @override
+    def send_control(self, message: Sleep | Wake) -> None:
+        self.sent.append(message)
+
+
+async def test_an_engine_that_was_told_to_sleep_does_so_although_the_caller_is_cancelled() -> None:
+    client = SlowClient()
+    control = SleepControl(client)
+    cancelled = asyncio.create_task(control.sleep(1, wait=True))
+    await until(lambda: client.sent)
+    cancelled.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await cancelled
+    assert control.refusal is not None
+    deeper = asyncio.create_task(control.sleep(2))
+    waking = asyncio.create_task(control.wake_up(TAGS))
+    control.received(SleepState(frozenset(TAGS)))
+    await until(lambda: len(client.sent) > 1)
+    assert client.sent == [Sleep(1), Sleep(2)]  # the answer to the first message is not taken for that to the second
+    assert not deeper.done()
+    control.received(SleepState(frozenset(TAGS)))
+    await deeper
+    await until(lambda: len(client.sent) > 2)
+    assert client.sent[2] == Wake(frozenset(TAGS))
+    control.received(SleepState(frozenset()))
+    await waking
+    assert control.refusal is control.refusal_of_new is None
+
+
+async def test_a_cancelled_wake_up_is_completed() -> None:
+    client = SlowClient()
+    control = SleepControl(client)
+    control.received(SleepState(frozenset(TAGS)))
+    cancelled = asyncio.create_task(control.wake_up(TAGS))
+    await until(lambda: client.sent)
+    cancelled.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await cancelled
+    again = asyncio.create_task(control.wake_up(TAGS))
+    await asyncio.sleep(0)  # it now waits for the first one
+    control.received(SleepState(frozenset()))
+    await again
+    assert client.sent == [Wake(frozenset(TAGS))]

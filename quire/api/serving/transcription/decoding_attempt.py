@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from quire.api.serving.transcription.quality import Quality, compression_ratio
 from quire.api.serving.transcription.segments import SegmentSpan
@@ -68,7 +68,7 @@ class DecodingAttempt:
     def add_piece(self, text: str, logprobs: tuple[TokenLogprob, ...] = ()) -> None:
         """Append a piece of the text, unless it is empty. It counts the tokens of the output so far."""
         if text or logprobs:
-            self.pieces.append(replace(self.uncounted, text=text, logprobs=logprobs))
+            self.pieces.append(self._piece(text, logprobs))
             self._counted = len(self.output)
 
     def discard(self) -> None:
@@ -78,8 +78,11 @@ class DecodingAttempt:
     @property
     def uncounted(self) -> TranscriptDelta:
         """An empty piece with the numbers of tokens that no piece has counted."""
+        return self._piece("")
+
+    def _piece(self, text: str, logprobs: tuple[TokenLogprob, ...] = ()) -> TranscriptDelta:
         given = 0 if self.pieces else self.prompt_tokens + self.audio_tokens
-        return TranscriptDelta("", input_tokens=given, output_tokens=len(self.output) - self._counted)
+        return TranscriptDelta(text, logprobs, input_tokens=given, output_tokens=len(self.output) - self._counted)
 
     def end(self, finish_reason: FinishReason | None, options: TranscriptionOptions) -> None:
         """Note why the request has ended, if it has."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 import threading
 from multiprocessing.connection import Connection
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from quire.engine.scheduling.plan import SampledTokens, StepPlan
+from quire.engine.wire.errors import MalformedMessage
 from quire.engine.wire.transport import MessageDecoder, MessageEncoder
 
 
@@ -58,6 +59,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     error: str
 
 
+Message = TypeVar("Message", bound=msgspec.Struct)
 ToWorker = Connect | Allocate | RunStep | Stop
 FromWorker = Loaded | Counted | Ready | Failed
 
@@ -76,6 +78,7 @@ class RankChannel:
         Raises:
             EOFError: the other end is closed, or tells this one to end.
             OSError: the other end is closed.
+            MalformedMessage: what arrived is no message.
         """
         frames = [self.connection.recv_bytes()]
         while frames[-1]:
@@ -83,6 +86,17 @@ class RankChannel:
         message = self._decoder.decode(frames[:-1])
         if isinstance(message, Stop):
             raise EOFError
+        return message
+
+    def receive_one(self, kind: type[Message]) -> Message:
+        """Wait for a message of a kind.
+
+        Raises:
+            MalformedMessage: another message arrived. Other errors: see `receive`.
+        """
+        message = self.receive()
+        if not isinstance(message, kind):
+            raise MalformedMessage(f"{type(message).__name__} arrived in place of {kind.__name__}")
         return message
 
     def send(self, message: ToWorker | FromWorker) -> None:
@@ -117,7 +131,7 @@ class ReceivedSteps:
     def __init__(self, channel: RankChannel) -> None:
         """`channel`: nothing else receives from it any more."""
         self._channel = channel
-        self._received: SimpleQueue[RunStep | EOFError | OSError] = SimpleQueue()
+        self._received: SimpleQueue[RunStep | Exception] = SimpleQueue()
         threading.Thread(target=self._receive, name="quire-plans", daemon=True).start()
 
     def next(self, seconds: float | None) -> RunStep | None:
@@ -126,6 +140,7 @@ class ReceivedSteps:
         Raises:
             EOFError: there will be none any more.
             OSError: like it.
+            MalformedMessage: something else arrived.
         """
         try:
             received = self._received.get(timeout=seconds)
@@ -138,6 +153,6 @@ class ReceivedSteps:
     def _receive(self) -> None:
         try:
             while True:
-                self._received.put(self._channel.receive())
-        except (EOFError, OSError) as error:
+                self._received.put(self._channel.receive_one(RunStep))
+        except (EOFError, OSError, MalformedMessage) as error:
             self._received.put(error)

@@ -1,4 +1,4 @@
-"""Connections among ranks, over torch.distributed's backends: NCCL on GPUs, Gloo on CPUs."""
+"""RankConnection: a connection among ranks, over torch.distributed's backends: NCCL on GPUs, Gloo on CPUs."""
 
 from __future__ import annotations
 
@@ -14,17 +14,46 @@ _CONNECT_TIMEOUT = timedelta(minutes=1)
 _TIMEOUT = timedelta(minutes=10)  # of a transfer; a rank that has ended is noticed at once
 
 
-def connect(store: Path, rank: int, size: int, device: torch.device) -> Any:
-    """Connect to other ranks, which do the same; returns the backend.
+class RankConnection:
+    """A connection among some ranks, over which subclasses transfer tensors.
 
-    With NCCL the ranks are connected once the first transfer has been submitted.
-
-    Args:
-        store: file in which the ranks find each other; not there at first.
+    Attributes:
         rank: index of this rank among them.
         size: their number.
-        device: device of all tensors.
     """
+
+    def __init__(self, rank: int, size: int) -> None:
+        """A connection that is not made yet."""
+        self.rank = rank
+        self.size = size
+        self._backend: Any = None
+        self._device = torch.device("cpu")
+
+    def abort(self) -> None:
+        """End the transfers that other threads wait for, with an error."""
+        if self._backend is not None:
+            self._backend.abort()
+
+    def close(self) -> None:
+        """Disconnect without waiting for the other ranks, which may have ended."""
+        if self._device.type == "cuda":
+            self.abort()  # the destructor would wait for kernels that wait for another rank
+        self._backend = None
+
+    def _connect(self, store: Path, device: torch.device) -> None:
+        """Connect to the other ranks, which do the same.
+
+        With NCCL the ranks are connected once the first transfer has been submitted.
+
+        Args:
+            store: file in which the ranks find each other; not there at first.
+            device: device of all tensors.
+        """
+        self._backend = _backend(store, self.rank, self.size, device)
+        self._device = device
+
+
+def _backend(store: Path, rank: int, size: int, device: torch.device) -> Any:
     dist = torch_distributed()
     files = dist.FileStore(str(store), size)
     files.set_timeout(_CONNECT_TIMEOUT)
@@ -44,12 +73,6 @@ def connect(store: Path, rank: int, size: int, device: torch.device) -> Any:
     backend = dist.ProcessGroupGloo(files, rank, size, options)
     backend._set_default_timeout(_TIMEOUT)
     return backend
-
-
-def disconnect(backend: Any, device: torch.device) -> None:
-    """Disconnect without waiting for the other ranks, which may have ended."""
-    if device.type == "cuda":
-        backend.abort()  # the destructor would wait for kernels that wait for another rank
 
 
 def torch_distributed() -> Any:

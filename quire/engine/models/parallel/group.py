@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from quire.engine.models.parallel.connection import connect, disconnect, torch_distributed
+from quire.engine.models.parallel.connection import RankConnection, torch_distributed
 from quire.engine.models.parallel.link import RankLink
 from quire.engine.models.parallel.placement import Placement
 from quire.kernels.capture import break_capture
@@ -17,22 +16,11 @@ from quire.kernels.capture import break_capture
 _ONE_SHOT = 256 << 10  # bytes of a rank, up to which an all-reduce of more than two ranks takes one message
 
 
-class RankGroup:
+class RankGroup(RankConnection):
     """Some ranks that call the same collectives in the same order.
 
     The results do not depend on the place of a row in a tensor, so that they are the same in any batch.
-
-    Attributes:
-        rank: index of this rank in the group.
-        size: number of ranks.
     """
-
-    def __init__(self, rank: int, size: int) -> None:
-        """A group that is not connected yet."""
-        self.rank = rank
-        self.size = size
-        self._backend: Any = None
-        self._device = torch.device("cpu")
 
     def connect(self, store: Path, device: torch.device) -> None:
         """Connect to the other ranks, which do the same.
@@ -41,8 +29,7 @@ class RankGroup:
             store: file in which the ranks find each other; not there at first.
             device: device of all tensors.
         """
-        self._backend = connect(store, self.rank, self.size, device)
-        self._device = device
+        self._connect(store, device)
         if device.type == "cuda":
             self.all_reduce(torch.zeros(1, device=device))  # NCCL connects at the first call, and takes memory then
 
@@ -73,17 +60,6 @@ class RankGroup:
         options.rootRank = 0
         self._backend.gather([gathered] if gathered else [], [x], options).wait()
         return gathered
-
-    def abort(self) -> None:
-        """End the collectives that other threads wait in, with an error."""
-        if self._backend is not None:
-            self._backend.abort()
-
-    def close(self) -> None:
-        """Disconnect."""
-        if self._backend is not None:
-            disconnect(self._backend, self._device)
-        self._backend = None
 
     def _all_gather(self, x: Tensor) -> Tensor:
         """(size, *shape): the ranks' tensors."""
@@ -155,5 +131,5 @@ class RankGroups:
     def _links(self) -> list[RankLink]:
         return [link for link in (self.previous, self.next, self.logits) if link is not None]
 
-    def _connections(self) -> list[RankGroup | RankLink]:
+    def _connections(self) -> list[RankConnection]:
         return [*self._links(), *([] if self.tensor is None else [self.tensor])]

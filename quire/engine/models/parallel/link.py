@@ -9,12 +9,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
-from quire.engine.models.parallel.connection import connect, disconnect
+from quire.engine.models.parallel.connection import RankConnection
 from quire.kernels.capture import break_capture
 
 
-class RankLink:
+class RankLink(RankConnection):
     """One direction between two ranks: tensors arrive in the order in which they were sent.
 
     Each direction has a connection of its own. On one of both directions NCCL would run transfers one after the other,
@@ -29,11 +30,10 @@ class RankLink:
             sends: this rank sends, the other one receives.
             depth: tensors that are sent before the first of them is received.
         """
+        super().__init__(int(not sends), 2)
         self._name = name
         self._sends = sends
         self._depth = depth
-        self._backend: Any = None
-        self._device = torch.device("cpu")
         self._sent: deque[tuple[Any, Tensor]] = deque()  # a tensor must not be freed before it has arrived
 
     def connect(self, folder: Path, device: torch.device) -> None:
@@ -43,8 +43,7 @@ class RankLink:
             folder: the same for all ranks; a file is made in it.
             device: device of all tensors.
         """
-        self._backend = connect(folder / self._name, int(not self._sends), 2, device)
-        self._device = device
+        self._connect(folder / self._name, device)
         if device.type == "cuda":  # NCCL connects at the first transfer, and takes memory then
             if self._sends:
                 self.send(torch.zeros(1, device=device))
@@ -54,7 +53,7 @@ class RankLink:
     def send(self, x: Tensor) -> None:
         """Send a tensor, which is not changed afterwards, in the background."""
         break_capture()
-        if len(self._sent) == self._depth:
+        while self._sent and (len(self._sent) == self._depth or self._sent[0][0].is_completed()):
             self._sent.popleft()[0].wait()
         x = x.contiguous()
         self._sent.append((self._backend.send([x], 1, 0), x))
@@ -66,14 +65,7 @@ class RankLink:
         self._backend.recv([x], 0, 0).wait()
         return x
 
-    def abort(self) -> None:
-        """End the transfers that other threads wait for, with an error."""
-        if self._backend is not None:
-            self._backend.abort()
-
+    @override
     def close(self) -> None:
-        """Disconnect."""
-        if self._backend is not None:
-            disconnect(self._backend, self._device)
-        self._backend = None
+        super().close()
         self._sent.clear()

@@ -12,11 +12,20 @@ import pytest
 from quire.engine.execution.executor import FinishedStep
 from quire.engine.execution.ranks.errors import RankDied
 from quire.engine.execution.ranks.executor import ShardedExecutor
-from quire.engine.execution.ranks.messages import Connect, Failed, RankChannel, ReceivedSteps, RunStep, ToWorker
+from quire.engine.execution.ranks.messages import (
+    Allocate,
+    Connect,
+    Failed,
+    RankChannel,
+    ReceivedSteps,
+    RunStep,
+    ToWorker,
+)
 from quire.engine.execution.ranks.workers import RankEntry, Workers, gpu_of_rank
 from quire.engine.models.parallel.group import RankGroups
 from quire.engine.models.parallel.placement import Placement
 from quire.engine.scheduling.plan import NewSequence, SampledTokens, ScheduledSequence, StepPlan, StepResult
+from quire.engine.wire.errors import MalformedMessage
 from tests.support.engine import greedy
 
 
@@ -187,11 +196,23 @@ def test_the_core_does_not_wait_for_a_worker_to_read_a_plan() -> None:
         steps.next(None)
 
 
+def test_a_message_that_is_no_step_ends_a_worker_that_waits_for_one() -> None:
+    workers, (rank,) = make_workers()
+    steps = ReceivedSteps(RankChannel(rank.connection, ToWorker))
+    workers.send(Connect())
+    with pytest.raises(MalformedMessage, match="Connect arrived in place of RunStep"):
+        steps.next(None)
+    workers.close()
+
+
 def test_messages_before_the_first_step_are_no_steps() -> None:
     workers, (rank,) = make_workers()
     channel = RankChannel(rank.connection, ToWorker)
     workers.send(Connect())
-    assert channel.receive() == Connect()
+    assert channel.receive_one(Connect) == Connect()
+    workers.send(Connect())
+    with pytest.raises(MalformedMessage, match="Connect arrived in place of Allocate"):
+        channel.receive_one(Allocate)
     workers.close()
     with pytest.raises(EOFError):
         channel.receive()

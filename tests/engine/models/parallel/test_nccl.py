@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,10 @@ SETTINGS = {"NCCL_SOCKET_IFNAME": "lo", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
 
 class Work:
     def __init__(self, log: list[str], name: str) -> None:
-        self.log, self.name = log, name
+        self.log, self.name, self.done = log, name, False
+
+    def is_completed(self) -> bool:
+        return self.done
 
     def wait(self) -> None:
         self.log.append(f"wait {self.name}")
@@ -38,6 +42,7 @@ class FakeNCCL:
         assert options._timeout is not None
         self.store, self.rank, self.size = store.name, rank, size
         self.log: list[str] = []
+        self.works: list[Work] = []
         self.made.append(self)
 
     def _set_sequence_number_for_group(self) -> None:
@@ -57,7 +62,8 @@ class FakeNCCL:
 
     def _started(self, name: str) -> Work:
         self.log.append(name)
-        return Work(self.log, name)
+        self.works.append(Work(self.log, name))
+        return self.works[-1]
 
 
 class FakeDistributed:
@@ -115,6 +121,20 @@ def test_a_sender_waits_for_the_oldest_tensor_only_when_the_link_is_full(tmp_pat
     assert made[0].log == ["send 1"] * 2
     link.send(torch.ones(1))
     assert made[0].log == ["send 1", "send 1", "wait send 1", "send 1"]
+
+
+def test_a_tensor_that_has_arrived_is_freed_at_the_next_transfer(tmp_path: Path, made: list[FakeNCCL]) -> None:
+    link = RankLink("there", sends=True, depth=4)
+    link.connect(tmp_path, CUDA)
+    tensors = [torch.ones(1) for _ in range(3)]
+    held = [weakref.ref(one) for one in tensors]
+    for one in tensors[:2]:
+        link.send(one)
+    made[0].works[0].done = made[0].works[1].done = True  # that of `connect`, and the first one
+    link.send(tensors.pop())
+    tensors.clear()
+    del one
+    assert [ref() is not None for ref in held] == [False, True, True]
 
 
 def test_ranks_do_not_wait_for_each_other_when_they_disconnect(tmp_path: Path, made: list[FakeNCCL]) -> None:
