@@ -193,7 +193,7 @@ def test_one_line_for_each_flag_says_what_became_of_it() -> None:
 
 def test_a_backend_that_quire_has_not_is_named() -> None:
     (note,) = Serve.parse(["m", "--attention-backend", "XFORMERS"]).notes
-    assert note.startswith("--attention-backend XFORMERS is translated to --attention-backend auto (`auto` is Quire's own")
+    assert note.startswith("--attention-backend XFORMERS is translated to --attention-backend auto (`auto` is Quire")
 
 
 def test_names_of_attention_backends_are_vllms_in_variables_and_files_as_well(
