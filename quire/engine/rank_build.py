@@ -194,7 +194,6 @@ def cache_memory(loaded: LoadedModel, config: CoreConfig, device: Device, reserv
         share = replace(share, weights=share.weights // placement.ranks)
     if isinstance(model, ShardedDecoder) and placement.stages > 1:
         reserved += _bytes_in_flight(model, config, loaded.dtype)
-
     reserved += device.attention_bytes(model, options, loaded.context_len)
 
     def largest_step() -> None:

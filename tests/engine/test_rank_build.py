@@ -30,10 +30,12 @@ def reserved(placement: Placement, max_num_seqs: int) -> int:
     parallel = ParallelOptions(tensor_parallel_size=placement.tensor_size, pipeline_parallel_size=placement.stages)
     nothing: Any = None
     config = CoreConfig(folder=Path(), model_config=nothing, model=ModelOptions(), engine=options, parallel=parallel)
-    loaded: Any = SimpleNamespace(model=model, dtype=torch.bfloat16)
+    loaded: Any = SimpleNamespace(model=model, dtype=torch.bfloat16, context_len=64)
     found: list[int] = []
     device: Any = SimpleNamespace(
-        torch_device=torch.device("cuda"), cache_memory=lambda _, share, nbytes, step: found.append(nbytes)
+        torch_device=torch.device("cuda"),
+        attention_bytes=lambda *_: 0,
+        cache_memory=lambda _, share, nbytes, step: found.append(nbytes),
     )
     cache_memory(loaded, config, device, 7)
     return found[0] - 7
