@@ -66,7 +66,15 @@ def test_two_ranks_answer_a_chat_as_one_does(temporary: Path) -> None:
     assert "Traceback" not in server.log
 
 
-@pytest.mark.parametrize("flags", [["-tp", "2"], ["-pp", "2", "--engine-process"], ["-pp", "3"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "flags",
+    [
+        pytest.param(["-tp", "2"], marks=pytest.mark.slow),
+        ["-pp", "2", "--engine-process"],
+        pytest.param(["-pp", "3"], marks=pytest.mark.slow),
+    ],
+    ids=" ".join,
+)
 def test_a_rank_that_is_killed_ends_the_server(flags: list[str], tmp_path: Path, temporary: Path) -> None:
     """A stream that runs is told so; afterwards no process, socket or folder is left."""
     folder = tiny_model(tmp_path / "tiny")
@@ -99,7 +107,12 @@ def test_a_rank_that_is_killed_while_idle_is_noticed_and_the_engine_restarts(tmp
 
 
 @pytest.mark.parametrize(
-    ("sent", "to_all", "status"), [(signal.SIGTERM, False, 0), (signal.SIGKILL, False, -9), (signal.SIGINT, True, 130)]
+    ("sent", "to_all", "status"),
+    [
+        (signal.SIGTERM, False, 0),
+        (signal.SIGKILL, False, -9),
+        pytest.param(signal.SIGINT, True, 130, marks=pytest.mark.slow),
+    ],
 )
 def test_a_server_that_is_ended_while_it_loads_leaves_nothing(
     sent: signal.Signals, to_all: bool, status: int, tmp_path: Path, temporary: Path

@@ -28,9 +28,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_model(tmp_path_factory.mktemp("models") / "tiny")
 
 
-@pytest.fixture(params=["thread", "process"])
-def where(request: pytest.FixtureRequest) -> list[str]:
-    return ["--engine-process"] if request.param == "process" else []
+WHERE = pytest.mark.parametrize("where", [[], ["--engine-process"]], ids=["thread", "process"])
+WHERE_QUICKLY = pytest.mark.parametrize(
+    "where", [pytest.param([], id="thread"), pytest.param(["--engine-process"], id="process", marks=pytest.mark.slow)]
+)
 
 
 @contextmanager
@@ -53,6 +54,7 @@ def assert_it_ended_well(server: ServerProcess) -> None:
         assert word not in server.log
 
 
+@WHERE
 def test_sigterm_drains_then_stops(folder: Path, where: list[str]) -> None:
     with serving(str(folder), *where) as server:
         with streaming(server, PROMPT) as lines:
@@ -63,6 +65,7 @@ def test_sigterm_drains_then_stops(folder: Path, where: list[str]) -> None:
         assert_it_ended_well(server)
 
 
+@WHERE_QUICKLY
 def test_a_drain_that_takes_too_long_ends_requests_with_an_error(folder: Path, where: list[str]) -> None:
     with (
         serving(str(folder), "--shutdown-timeout", "0.5", "--max-num-seqs", "1", *where) as server,
@@ -169,6 +172,7 @@ def begin(server: ServerProcess, count: int) -> list[str]:
         return [str(client.post("/v1/responses", json=body).json()["id"]) for _ in range(count)]
 
 
+@WHERE_QUICKLY
 def test_responses_in_the_background_are_drained(folder: Path, where: list[str]) -> None:
     with serving(str(folder), "--max-num-seqs", "1", "--response-store", store_of(folder), *where) as server:
         ids = begin(server, 4)

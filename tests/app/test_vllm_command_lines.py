@@ -15,6 +15,12 @@ from tests.support.process import serving, tiny_model
 
 WITHOUT_EFFECT = {"--enable-auto-tool-choice", "--swap-space", "--trust-remote-code"}
 LINES = [(line, expected) for line, expected in DOCUMENTED if isinstance(expected, dict)]  # the others are refused
+# Starts of servers that differ most; tests/config reads all lines.
+QUICK = ("--uds", "--tensor-parallel-size 4", "--speculative_config", "--model ")
+CASES = [
+    pytest.param(*case, id=case[0], marks=() if any(flag in case[0] for flag in QUICK) else pytest.mark.slow)
+    for case in LINES
+]
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +46,7 @@ def test_there_are_ten_of_them() -> None:
     assert len(LINES) >= 10
 
 
-@pytest.mark.parametrize(("line", "expected"), LINES, ids=[line for line, _ in LINES])
+@pytest.mark.parametrize(("line", "expected"), CASES)
 def test_a_server_answers(line: str, expected: dict[str, Any], folder: Path, tmp_path: Path) -> None:
     socket = tmp_path / "s"
     with serving(*arguments(line, folder, tmp_path / "t.jinja", socket)) as server:

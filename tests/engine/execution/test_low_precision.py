@@ -92,7 +92,7 @@ def alone(folder: Path, kind: str, number: int) -> list[list[int]]:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_tokens_do_not_depend_on_the_schedule(folder: Path, kind: str, schedule: str) -> None:
-    assert together(engine_for(folder, kind, **SCHEDULES[schedule]), 20) == alone(folder, kind, 20)
+    assert together(engine_for(folder, kind, **SCHEDULES[schedule]), 12) == alone(folder, kind, 12)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -118,7 +118,7 @@ def test_other_kinds_of_attention_do_not_depend_on_preemption(other: Path, kind:
 
 @pytest.mark.parametrize("kind", ["bfloat16", "int8 pages"])
 def test_other_kinds_of_attention_do_not_depend_on_the_batch(other: Path, kind: str) -> None:
-    assert together(engine_for(other, kind), 20) == alone(other, kind, 20)
+    assert together(engine_for(other, kind), 12) == alone(other, kind, 12)
 
 
 @pytest.mark.parametrize(

@@ -171,11 +171,11 @@ def test_pieces_of_one_frame_give_the_bits_of_the_whole_in_bfloat16(tmp_path: Pa
 
 
 def test_memory_stays_flat_over_many_minutes(streaming_folder: Path) -> None:
-    """Five minutes in pieces of 0.4 s: blocks, encoder and features that wait are bounded by the windows."""
+    """Two minutes in pieces of 0.4 s: blocks, encoder and features that wait are bounded by the windows."""
     engine = Engine(streaming_folder, block_size=4, max_num_batched_tokens=16, max_num_seqs=2)
     scheduler: Any = engine.core.scheduler
     items = engine.runner.items
-    minutes, most = 5 * 750, 0
+    minutes, most = 2 * 750, 0
     audio = features(0, 200)
     engine.add("r", [START, PAD, PAD], ALL, open=True)
     for first in range(0, minutes, 5):

@@ -65,8 +65,15 @@ def logprobs(engine: Engine) -> torch.Tensor:
     return torch.tensor([entry.logprobs[0] for entry in entries or () if entry is not None])
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize(
+    ("dtype", "schedule"),
+    [
+        *(("int8", schedule) for schedule in SCHEDULES),
+        ("fp8", "preempted"),
+        pytest.param("fp8", "small chunks, eager", marks=pytest.mark.slow),
+        pytest.param("fp8", "speculation", marks=pytest.mark.slow),
+    ],
+)
 def test_tokens_do_not_depend_on_the_schedule(dtype: str, schedule: str, folders: Path) -> None:
     """Eight blocks, of which the requests need eighteen."""
     folder = save("llama", folders)

@@ -23,7 +23,7 @@ TOKENS = 20
 TP = {"tensor_parallel_size": 2}
 PP = {"pipeline_parallel_size": 2}
 EP = {**TP, "enable_expert_parallel": True}
-CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+CASES = [
     ("llama", {"vocab_size": 301}, TP),
     ("llama-biased-tied", {"vocab_size": 301}, TP),
     ("llama", {}, {"tensor_parallel_size": 4}),  # two KV heads
@@ -31,20 +31,19 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("phi3", {}, TP),  # fused projections
     ("gemma2", {}, TP),
     ("gemma3", {}, PP),
-    ("mixtral", {}, TP),
-    ("qwen3_moe", {}, TP),
     ("qwen3_moe", {}, EP),
-    ("gpt_oss", {}, TP),
     ("gpt_oss", {}, EP),
-    ("deepseek_v3", {}, TP),
     ("deepseek_v3", {}, EP),
     ("deepseek_v3", {}, PP),
     ("gpt2", {}, TP),  # positions, transposed weights
     ("bloom", {}, TP),  # ALiBi, interleaved projections
     ("falcon", {}, TP),  # one key head
-    ("cohere", {}, TP),  # parallel branches
     ("phi3-longrope", {}, PP),
     ("llama-biased-tied", {}, {**TP, **PP}),
+    *(
+        pytest.param(case, {}, TP, marks=pytest.mark.slow)
+        for case in ("cohere", "mixtral", "qwen3_moe", "gpt_oss", "deepseek_v3")
+    ),
 ]
 
 
