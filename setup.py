@@ -28,5 +28,5 @@ setup(
             extra_link_args=["-fopenmp"],
             optional=True,  # without a compiler it is left out, and the torch references run
         )
-    ]
+    ],
 )
