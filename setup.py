@@ -7,7 +7,6 @@ from setuptools import Extension, setup
 CSRC = "quire/kernels/csrc"
 
 setup(
-    options={"build_ext": {"parallel": True}},
     ext_modules=[
         Extension(
             "quire.kernels._native",

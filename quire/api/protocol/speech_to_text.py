@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -209,7 +208,6 @@ class VerboseTranscription(BaseModel):
     usage: TranscriptionUsageBody
 
 
-@cache
 def form_schema(model: type[BaseModel]) -> dict[str, Any]:
     """OpenAPI's description of a form with these fields and a file."""
     schema = model.model_json_schema(ref_template="#/components/schemas/{model}")

@@ -174,9 +174,10 @@ def decode(
     units = count * kv_heads * triton.cdiv(group, block_m)
     reach = max_seq_len if window is None else min(max_seq_len, window + config["BLOCK_N"])
     slots = max(1, min(triton.cdiv(reach, config["SPLIT"]), config["MAX_SPLITS"]))
-    single, shape = slots == 1, (count, slots, heads)
-    parts = out if single else q.new_empty((*shape, pages.value_dim), dtype=torch.float32)
-    stats = out if single else q.new_empty((*shape, 2), dtype=torch.float32)
+    single = slots == 1
+    parts, stats = (
+        out if single else q.new_empty((count, slots, heads, n), dtype=torch.float32) for n in (pages.value_dim, 2)
+    )
     window = _NO_WINDOW if window is None else window
     decode_kernel[(units, min(slots, triton.cdiv(_PROGRAMS, units)))](
         q, pages.keys, pages.values, pages.key_scales, pages.value_scales, block_tables, seq_lens,
