@@ -47,6 +47,11 @@ def _check(settings: Serve) -> None:
             f"quire serve: --max-num-batched-tokens is {settings.max_num_batched_tokens}, but must be at least "
             f"--max-num-seqs, which is {settings.max_num_seqs}"
         )
+    if settings.max_total_body_size < settings.max_body_size:
+        raise ConfigError(
+            f"quire serve: --max-total-body-size is {settings.max_total_body_size:d} bytes, but must be at least "
+            f"--max-body-size, which is {settings.max_body_size:d} bytes"
+        )
     check_readable(settings, "chat_template", "utf-8")
     if settings.tool_server and importlib.util.find_spec("mcp") is None:
         raise ConfigError("quire serve: --tool-server needs the package mcp: pip install 'quire[mcp]'")

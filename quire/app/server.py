@@ -77,6 +77,7 @@ class Server(uvicorn.Server):
                 ssl_certfile=settings.ssl_certfile,
                 ssl_keyfile=settings.ssl_keyfile,
                 server_header=False,
+                root_path=settings.root_path,
             )
         )
 

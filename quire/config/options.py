@@ -14,6 +14,7 @@ from quire.config.types import (
     Flag,
     JsonObject,
     NonNegativeInt,
+    PathPrefix,
     PositiveInt,
     Seconds,
     SecondsOrNever,
@@ -53,7 +54,10 @@ class ServerOptions(Options):
         "address without --api-key: localhost, names in .localhost and .internal, and --host; IP addresses are always "
         "accepted",
     )
-    root_path: str = Field("", description="path prefix that a reverse proxy strips")
+    root_path: PathPrefix = Field(
+        "",
+        description="path prefix of a reverse proxy; requests are served with and without it, and redirects have it",
+    )
     ssl_certfile: Path | None = Field(None, description="certificate file; with --ssl-keyfile the server speaks HTTPS")
     ssl_keyfile: Path | None = Field(None, description="private key of --ssl-certfile")
     strict_fields: Flag = Field(
@@ -115,6 +119,11 @@ class ConnectionOptions(Options):
     max_header_count: PositiveInt = Field(256, description="maximum number of headers of a request")
     max_header_size: Size = Field(ByteSize(32 << 10), description="maximum size of all headers of a request")
     max_url_size: Size = Field(ByteSize(16 << 10), description="maximum size of the URL of a request")
+    max_total_body_size: Size = Field(
+        ByteSize(512 << 20),
+        description="maximum size of all request bodies together that are arriving or being parsed, uploaded files "
+        "included; beyond it the slowest get status 503 with Retry-After; at least --max-body-size",
+    )
     header_timeout: Seconds = Field(
         20.0, description="time for sending the headers of a request, in seconds; after it: status 408"
     )

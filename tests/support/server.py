@@ -130,7 +130,7 @@ async def running_server(
         app = create_app(state, metrics, ResponseService(state, store, tool_servers), sessions, options)
         connections = Connections(options)
         event_size = int(options.max_realtime_event_size)
-        url = await stack.enter_async_context(listening(app, connections=connections, event_size=event_size))
+        url = await stack.enter_async_context(listening(app, connections=connections, event_size=event_size, root_path=options.root_path))
         # Without `verify` it reads no certificates, which takes longer than most requests; the server has none.
         http = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=PATIENCE, verify=False))  # noqa: S501
         yield Server(url, http, state, app, connections, sessions)
@@ -138,7 +138,7 @@ async def running_server(
 
 @asynccontextmanager
 async def listening(
-    app: Any, port: int = 0, connections: Connections | None = None, event_size: int = 1 << 20
+    app: Any, port: int = 0, connections: Connections | None = None, event_size: int = 1 << 20, root_path: str = ""
 ) -> AsyncIterator[str]:
     """Uvicorn around an app, on a free port if none is given, with the bounds of `connections`."""
     config = uvicorn.Config(
@@ -152,6 +152,7 @@ async def listening(
         ws_max_size=2 * event_size,
         ws_ping_timeout=None,
         ws_per_message_deflate=False,
+        root_path=root_path,
     )
     server = _Uvicorn(config)
     config.load()
