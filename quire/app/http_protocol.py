@@ -21,7 +21,7 @@ from quire.app.arriving_bodies import ArrivingBody
 from quire.app.connections import Connections, UnreadResponse, reset
 from quire.app.middleware import PROBE_PATHS
 from quire.app.websocket import BoundedWebSocket, handshake_of
-from quire.workers.turns import ARRIVALS, turns
+from quire.workers.turns import ARRIVALS, ENDINGS, turns
 
 _MAX_PIPELINED = 64  # requests that a client may send ahead of their responses
 _BYTES_PER_SECOND = 1024  # slowest accepted body
@@ -67,11 +67,14 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._table.remove(self)
-        self._tell_running_app()
         for body in self._bodies.values():
             body.release()
         self._bodies.clear()
+        self.cycle = None  # type: ignore[assignment]  # uvicorn would wake its app at once
         super().connection_lost(exc)
+        if self._running is not None and not self._running.response_complete:
+            self._running.disconnected = True
+            turns().run(ENDINGS, self._running.message_event.set)  # thousands of clients may leave together
 
     def data_received(self, data: bytes) -> None:
         if self._refused:
@@ -316,7 +319,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self.transport.write_eof()
 
     def _tell_running_app(self) -> None:
-        """Tell the app that its client has gone. Uvicorn tells only the app of the newest request."""
+        """Tell the app that its client has gone."""
         if self._running is not None and not self._running.response_complete:
             self._running.disconnected = True
             self._running.message_event.set()

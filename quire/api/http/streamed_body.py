@@ -45,6 +45,7 @@ class _Pieces(Response):
 
     async def _send(self, send: Send) -> None:
         data = self._start
+        await take_turn()
         while data:
             await send({"type": "http.response.body", "body": data, "more_body": True})
             await take_turn()
