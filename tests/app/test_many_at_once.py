@@ -26,11 +26,13 @@ COUNT = 100
 GET = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
-def open_clients(stack: ExitStack, url: str, data: bytes) -> None:
-    """Open connections and send data on them, while the event loop waits."""
+async def open_clients(stack: ExitStack, url: str, table: Connections, data: bytes) -> None:
+    """Open connections, then send data on all of them while the event loop waits."""
     host, port = url.removeprefix("http://").split(":")
-    for _ in range(COUNT):
-        client = stack.enter_context(socket.create_connection((host, int(port))))
+    before = len(table)
+    made = [stack.enter_context(socket.create_connection((host, int(port)))) for _ in range(COUNT)]
+    await until(lambda: len(table) == before + COUNT)
+    for client in made:
         client.sendall(data)
 
 
@@ -42,8 +44,9 @@ async def test_requests_that_arrive_together_begin_one_by_one() -> None:
             iterations.note()
             await receive()
 
-        async with listening(app, connections=Connections(ConnectionOptions())) as url:
-            open_clients(stack, url, GET)
+        table = Connections(ConnectionOptions())
+        async with listening(app, connections=table) as url:
+            await open_clients(stack, url, table, GET)
             await until(lambda: iterations.total == COUNT)
             stack.close()
     assert iterations.most == 1
@@ -61,8 +64,9 @@ async def test_clients_that_leave_together_are_noticed_one_by_one() -> None:
             assert (await receive())["type"] == "http.disconnect"
             iterations.note()
 
-        async with listening(app, connections=Connections(ConnectionOptions())) as url:
-            open_clients(stack, url, GET)
+        table = Connections(ConnectionOptions())
+        async with listening(app, connections=table) as url:
+            await open_clients(stack, url, table, GET)
             await until(lambda: waiting == COUNT)
             stack.close()
             await until(lambda: iterations.total == COUNT)
@@ -84,7 +88,7 @@ async def test_connections_that_are_late_together_are_closed_one_by_one(monkeypa
         monkeypatch.setattr(http_protocol.BoundedProtocol, "_refuse", noted)
         table = Connections(ConnectionOptions(header_timeout=0.5))
         async with listening(app, connections=table) as url:
-            open_clients(stack, url, GET[:-2])
+            await open_clients(stack, url, table, GET[:-2])
             await until(lambda: iterations.total == COUNT)
             await until(lambda: len(table) == 0)
     assert iterations.most == 1
@@ -136,11 +140,11 @@ async def test_readers_of_a_response_in_the_background_are_served_in_turn(
 
             monkeypatch.setattr(responses_routes, "typed_event", noted)
             path = f"/v1/responses/{response_id}?stream=true"
-            open_clients(stack, server.url, GET.replace(b"/ ", path.encode() + b" "))
-            await until(lambda: iterations.total >= COUNT * 4)
+            await open_clients(stack, server.url, server.connections, GET.replace(b"/ ", path.encode() + b" "))
+            await until(lambda: iterations.total >= COUNT * 2 and iterations.total % COUNT == 0)
             before = iterations.total
-            core.allow(1)
-            await until(lambda: iterations.total > before)
+            core.allow(3)
+            await until(lambda: iterations.total >= before + 3 * COUNT)
             assert iterations.most < 20
             async with connected(server) as client:
                 await client.send(GET.replace(b"/ ", b"/health "))
