@@ -13,8 +13,8 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from quire.api.http.errors import ApiError, HeadersTooLarge, InvalidRequest, Overloaded, TimedOut, UrlTooLong
 from quire.api.http.body import RELEASE_BODY
+from quire.api.http.errors import ApiError, HeadersTooLarge, InvalidRequest, Overloaded, TimedOut, UrlTooLong
 from quire.api.http.paths import endpoint_path, path_below, put_below
 from quire.api.http.request_ids import REQUEST_ID, new_request_id, request_id_of
 from quire.app.arriving_bodies import ArrivingBody

@@ -21,6 +21,7 @@ from quire.config.options import (
     ParallelOptions,
     RealtimeOptions,
     ServerOptions,
+    TlsOptions,
 )
 from quire.config.other_servers.translate import translate_flags
 from quire.config.types import Flag, NonNegativeInt, PositiveInt, Seconds
@@ -39,6 +40,7 @@ class Serve(
     AudioOptions,
     LimitOptions,
     ConnectionOptions,
+    TlsOptions,
     ServerOptions,
 ):
     """Serve models with an OpenAI-compatible HTTP API."""

@@ -58,8 +58,6 @@ class ServerOptions(Options):
         "",
         description="path prefix of a reverse proxy; requests are served with and without it, and redirects have it",
     )
-    ssl_certfile: Path | None = Field(None, description="certificate file; with --ssl-keyfile the server speaks HTTPS")
-    ssl_keyfile: Path | None = Field(None, description="private key of --ssl-certfile")
     strict_fields: Flag = Field(
         False,
         description="refuse request fields that are unknown or have no effect, with status 400; default: they are "
@@ -106,6 +104,33 @@ class ServerOptions(Options):
     )
     access_log: Flag = Field(True, description="log each HTTP request")
     vllm_metric_names: Flag = Field(True, description="export metrics under vLLM's names as well")
+
+
+class TlsOptions(Options):
+    """HTTPS. Names and values are uvicorn's."""
+
+    ssl_certfile: Path | None = Field(None, description="certificate file; with --ssl-keyfile the server speaks HTTPS")
+    ssl_keyfile: Path | None = Field(None, description="private key of --ssl-certfile")
+    ssl_keyfile_password: str | None = Field(None, description="password of --ssl-keyfile, if it is encrypted")
+    ssl_ca_certs: Path | None = Field(
+        None, description="file with certificates of authorities, for the certificates of clients"
+    )
+    ssl_cert_reqs: Literal["0", "1", "2"] = Field(
+        "0",
+        description="certificates of clients (mutual TLS); 0: not asked for; 1: checked if a client sends one; 2: "
+        "required; 1 and 2 need --ssl-ca-certs",
+    )
+    ssl_ciphers: str | None = Field(
+        None, description="cipher suites of TLS 1.2, as OpenSSL's cipher list; default: those that Python chooses"
+    )
+    ssl_version: Literal["17", "5"] = Field(
+        "17", description="versions of TLS, as a number of Python's ssl module; 17: 1.2 and 1.3; 5: 1.2 only"
+    )
+    enable_ssl_refresh: Flag = Field(
+        False,
+        description="read the files of --ssl-certfile, --ssl-keyfile and --ssl-ca-certs again when they change; "
+        "authorities are added, but removed only by a restart",
+    )
 
 
 class ConnectionOptions(Options):

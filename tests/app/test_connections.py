@@ -139,6 +139,7 @@ def test_the_file_limit_is_raised_and_kept_to(
     assert limits[1:] == ([] if raised is None else [(raised, hard)])
     assert ("ulimit -n" in caplog.text) == (allowed < 8192)
 
+
 UPGRADE = (
     "GET /v1/realtime?model=fake HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
     "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n"

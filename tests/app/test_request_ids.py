@@ -80,7 +80,10 @@ async def test_late_and_surplus_requests_have_the_id(tmp_path: Path) -> None:
     core.hold.set()
     settings: dict[str, Any] = {"limit_concurrency": 1, "body_timeout": 0.2, "header_timeout": 0.2}
     async with running_server(tmp_path, core, **settings) as server:
-        for late in (post({"prompt": "x"}, "X-Request-Id: mine")[:-3], b"GET / HTTP/1.1\r\nX-Request-Id: mine\r\na: b\r\n"):
+        for late in (
+            post({"prompt": "x"}, "X-Request-Id: mine")[:-3],
+            b"GET / HTTP/1.1\r\nX-Request-Id: mine\r\na: b\r\n",
+        ):
             async with connected(server) as client:
                 await client.send(late)
                 answer = await client.answer()

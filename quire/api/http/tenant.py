@@ -1,4 +1,4 @@
-"""The tenant of the current request: its API key and address. Queues of jobs are fair among tenants, and so is the loop."""
+"""The tenant of the current request: its API key and address. Queues and the event loop are fair among tenants."""
 
 from __future__ import annotations
 

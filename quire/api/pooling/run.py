@@ -6,7 +6,6 @@ it has; `PooledBatch` takes further slots while enough are free.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing

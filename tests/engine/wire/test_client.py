@@ -366,7 +366,7 @@ async def test_requests_that_end_together_do_not_hold_up_the_event_loop(cause: s
             tasks = [asyncio.create_task(run()) for _ in range(count)]
             await until(lambda: client.open_streams == count)
             if late:
-                time.sleep(max(0.0, deadline + 0.1 - loop.time()))  # all deadlines pass in one iteration
+                time.sleep(max(0.0, deadline + 0.1 - loop.time()))  # noqa: ASYNC251 all deadlines pass in one iteration
             elif cause == "death":
                 client.fail("it was killed")
             else:
