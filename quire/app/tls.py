@@ -174,5 +174,6 @@ class TlsHandshake(asyncio.Protocol, Connection):
             del self._received[:size]
             reader.buffer_updated(size)
         secured = await starting
-        assert secured is not None
+        if secured is None or self.transport.is_closing():  # uvloop does not say that the connection was lost
+            raise ConnectionResetError
         return secured

@@ -8,7 +8,7 @@ import ipaddress
 import socket
 import ssl
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,7 +83,9 @@ async def hello(scope: Scope, receive: Receive, send: Send) -> None:
 async def https(pair: Pair, table: Connections | None = None, **options: Any) -> AsyncIterator[tuple[str, Tls]]:
     """The URL of a server."""
     tls = Tls(TlsOptions(ssl_certfile=pair.certificate, ssl_keyfile=pair.key, **options))
-    async with listening(hello, connections=table or Connections(ConnectionOptions()), tls=tls) as url:
+    async with listening(
+        hello, connections=Connections(ConnectionOptions()) if table is None else table, tls=tls
+    ) as url:
         yield url, tls
 
 
@@ -182,19 +184,26 @@ async def test_a_renewed_certificate_is_used_once_its_key_fits(
         refreshing.cancel()
 
 
+def open_plain(stack: ExitStack, url: str, data: bytes = b"") -> socket.socket:
+    """A connection whose client does not speak TLS."""
+    made = stack.enter_context(socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))))
+    made.sendall(data)
+    made.setblocking(False)
+    return made
+
+
 @on_uvloop
 async def test_clients_that_do_not_shake_hands_are_closed(tmp_path: Path) -> None:
     pair = make_pair(tmp_path, "server")
     table = Connections(ConnectionOptions(header_timeout=0.3))
-    async with https(pair, table) as (url, _), AsyncExitStack() as stack:
-        host, port = "127.0.0.1", int(url.rpartition(":")[2])
-        for data in (b"", b"\x16\x03\x01\x02\x00\x01\x00", b"GET / HTTP/1.1\r\n\r\n"):
-            reader, writer = await asyncio.open_connection(host, port)
-            stack.callback(writer.transport.abort)
-            writer.write(data)
-            async with asyncio.timeout(60):
-                with suppress(ConnectionResetError):
-                    await reader.read()
+    async with https(pair, table) as (url, _):
+        with ExitStack() as stack:
+            for data in (b"", b"\x16\x03\x01\x02\x00\x01\x00", b"GET / HTTP/1.1\r\n\r\n"):
+                client = open_plain(stack, url, data)
+                async with asyncio.timeout(60):
+                    with suppress(ConnectionResetError):
+                        while await asyncio.get_running_loop().sock_recv(client, 1000):
+                            pass
         await until(lambda: len(table) == 0)
         assert await get(url, trusting(pair)) == "https"
 
@@ -204,12 +213,13 @@ async def test_handshakes_make_room_for_probes(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr("quire.app.connections._RESERVE", 2)
     pair = make_pair(tmp_path, "server")
     table = Connections(ConnectionOptions(limit_concurrency=1))
-    async with https(pair, table) as (url, _), AsyncExitStack() as stack:
-        for _ in range(10):
-            _, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
-            stack.callback(writer.transport.abort)
-        assert await get(f"{url}/health", trusting(pair)) == "https"
-        assert len(table) <= 3
+    async with https(pair, table) as (url, _):
+        with ExitStack() as stack:
+            for _ in range(10):
+                open_plain(stack, url)
+            await until(lambda: len(table) == 3)
+            assert await get(f"{url}/health", trusting(pair)) == "https"
+            assert len(table) <= 3
 
 
 def test_settings_that_cannot_work_are_refused(tmp_path: Path) -> None:
