@@ -275,7 +275,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """
         handshake = handshake_of(self.url, self.headers, self.parser.get_http_version())
         self._table.remove(self)
-        self.connections.discard(self)  # type: ignore[arg-type]  # as in uvicorn
+        self.connections.discard(self)
         protocol: BoundedWebSocket = self.ws_protocol_class(  # type: ignore[assignment, call-arg, misc]
             config=self.config, server_state=self.server_state, app_state=self.app_state
         )

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
+from quire.api.http import sse
 from quire.api.http.sse import EventStream
 from quire.api.http.streamed_body import response_of
-from quire.api.responses import routes as responses_routes
 from quire.app import http_protocol
 from quire.app.connections import Connections
 from quire.config.options import ConnectionOptions
@@ -104,7 +104,8 @@ async def test_readers_of_long_answers_are_served_in_turn(kind: str) -> None:
     with Iterations() as iterations:
 
         async def never() -> Message:
-            return await asyncio.get_running_loop().create_future()
+            await asyncio.Event().wait()
+            raise AssertionError
 
         async def send(message: Message) -> None:
             iterations.note(len(message.get("body", b"")))
@@ -128,7 +129,7 @@ async def test_readers_of_a_response_in_the_background_are_served_in_turn(
     core = FakeCore(answer=says("y" * 50))
     core.hold.set()
     core.allow(1)
-    encode = responses_routes.typed_event
+    encode = sse.typed_event
     async with running_server(tmp_path, core) as server:
         body = {"input": "x", "background": True, "stream": False}
         response_id = (await server.post("/v1/responses", body)).json()["id"]
@@ -138,7 +139,7 @@ async def test_readers_of_a_response_in_the_background_are_served_in_turn(
                 iterations.note()
                 return encode(event)  # type: ignore[arg-type]
 
-            monkeypatch.setattr(responses_routes, "typed_event", noted)
+            monkeypatch.setattr("quire.api.responses.routes.typed_event", noted)
             path = f"/v1/responses/{response_id}?stream=true"
             await open_clients(stack, server.url, server.connections, GET.replace(b"/ ", path.encode() + b" "))
             await until(lambda: iterations.total >= COUNT * 2 and iterations.total % COUNT == 0)

@@ -91,8 +91,8 @@ async def test_late_and_surplus_requests_have_the_id(tmp_path: Path) -> None:
         async with connected(server) as client:
             await client.send(post({"prompt": "x"}))
             await until(lambda: core.active)
-            answer = await server.http.get("/v1/models", headers=MINE)
-            assert (answer.status_code, answer.headers["x-request-id"]) == (503, "mine")
+            refused = await server.http.get("/v1/models", headers=MINE)
+            assert (refused.status_code, refused.headers["x-request-id"]) == (503, "mine")
             core.hold.clear()
 
 
