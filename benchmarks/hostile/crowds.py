@@ -93,6 +93,8 @@ def _slow_bodies(address: Address, timeout: float) -> Counter[int]:
 def _readers(address: Address, timeout: float) -> Counter[int]:
     body = response(background=True, store=True, stream=False, max_output_tokens=_LONG)
     made = _ask(address, "POST", RESPONSES, body, timeout)
+    if "status" not in made:
+        return Counter([made["error"]["code"]])
     end = time.monotonic() + timeout
     while made["status"] in ("queued", "in_progress") and time.monotonic() < end:
         time.sleep(0.1)
