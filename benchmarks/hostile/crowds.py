@@ -22,7 +22,7 @@ _HANDSHAKE = (
     b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n"
 )
 _LONG = 1500  # tokens of the response that is read by many
-_BODY, _SENT = 31 << 20, 20 << 20  # bytes of a slow body, and those that are sent at once
+_BODY, _SENT = 31 << 20, 28 << 20  # bytes of a slow body, and those that are sent at once
 _READ = 1 << 18
 
 
@@ -57,7 +57,7 @@ def crowds() -> list[Crowd]:
     return [
         Crowd("crowd: 100 handshakes with a body", _refused_upgrades, frozenset({400})),
         Crowd("crowd: 100 handshakes with large headers", _large_upgrades, frozenset({101, 404, 503})),
-        Crowd("crowd: 24 bodies of 31 MiB that stop after 20 MiB", _slow_bodies, frozenset({0, 408, 503})),
+        Crowd("crowd: 24 bodies of 31 MiB that stop after 28 MiB", _slow_bodies, frozenset({0, 408, 503})),
         Crowd("crowd: 200 readers of a long response", _readers, frozenset({200})),
         Crowd("crowd: 500 deadlines at once", _deadlines, frozenset({408, 503})),
         Crowd("crowd: 500 clients leave at once", _leavers, frozenset({0, 503})),
@@ -139,14 +139,14 @@ def _statuses(
         end = time.monotonic() + timeout
         while selector.get_map() and time.monotonic() < end:
             for key, _ in selector.select(0.5):
-                client = key.fileobj
-                assert isinstance(client, socket.socket)
-                data = client.recv(_READ)
+                answering = key.fileobj
+                assert isinstance(answering, socket.socket)
+                data = answering.recv(_READ)
                 if key.data is None:
                     statuses[_status_of(data)] += 1
-                    selector.modify(client, selectors.EVENT_READ, "begun")
+                    selector.modify(answering, selectors.EVENT_READ, "begun")
                 if not data or not to_the_end:
-                    selector.unregister(client)
+                    selector.unregister(answering)
         statuses[0] += sum(key.data is None for key in selector.get_map().values())
     return +statuses
 
