@@ -131,6 +131,7 @@ REFUSED_HANDSHAKES = (
     (HANDSHAKE.replace("AAAAAAAAAAAAAAAAAAAAAA==", "x") + VERSION + "\r\n", "Sec-WebSocket-Key"),
     (HANDSHAKE.replace("HTTP/1.1", "HTTP/1.0") + VERSION + "\r\n", "HTTP/1"),
 )
+NOT_ASCII = HANDSHAKE.replace("{path}", REALTIME + "\xe9") + VERSION + "\r\n"
 UNUSUAL_HANDSHAKES = (
     (HANDSHAKE + VERSION + f"a: {'b' * 9000}\r\n\r\n", REALTIME),
     (HANDSHAKE + VERSION + "a: b\r\n" * 130 + "\r\n", REALTIME),
@@ -145,7 +146,7 @@ async def test_handshakes_that_cannot_be_accepted_are_answered_and_closed(
     tmp_path: Path, keys: tuple[str, ...]
 ) -> None:
     async with speech_server(tmp_path, api_key=keys) as server:
-        for text, reason in REFUSED_HANDSHAKES:
+        for text, reason in (*REFUSED_HANDSHAKES, (NOT_ASCII, "Invalid char in url")):
             async with connected(server) as client:
                 await client.send(text.format(path=REALTIME))
                 answer = await client.answer()
