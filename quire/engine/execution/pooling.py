@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +12,7 @@ from torch import Tensor
 from quire.engine.execution.inputs import Span
 from quire.engine.execution.request_table import RequestTable
 from quire.engine.models.layers.heads import PoolerHeads, run_steps
-from quire.engine.models.pooler_spec import Dense, HeadStep, PoolerSpec
+from quire.engine.models.pooler_spec import Dense, HeadStep, PoolerSpec, SparseHead
 from quire.engine.models.transformer import Transformer
 from quire.engine.wire.model_info import PoolingInfo
 from quire.engine.wire.pooling_params import PoolingParams, PoolingType
@@ -111,6 +111,34 @@ class _Max(_Pooling):
         return self._max
 
 
+class _Sparse(_Pooling):
+    """The values of a masked language model's head, a few positions at a time: their logits are large."""
+
+    def __init__(self, spec: SparseHead, logits: Callable[[Tensor], Tensor]) -> None:
+        """`logits`: from hidden states to logits."""
+        self._spec = spec
+        self._logits = logits
+        self._values: Tensor | None = None
+
+    def add(self, hidden: Tensor) -> None:
+        for part in hidden.split(_SPARSE_TOKENS):
+            values = F.relu(self._logits(part))
+            if self._spec.pooling == "max":
+                values = values.amax(0)  # log(1 + x) is monotonic: of the largest only
+                self._values = values if self._values is None else torch.maximum(self._values, values)
+            else:
+                values = self._logged(values).sum(0)
+                self._values = values if self._values is None else self._values + values
+
+    def result(self) -> Tensor:
+        assert self._values is not None
+        return self._values if self._spec.pooling == "sum" else self._logged(self._values)
+
+    def _logged(self, values: Tensor) -> Tensor:
+        values = values.log1p()
+        return values.log1p() if self._spec.log_twice else values
+
+
 class _All(_Pooling):
     def __init__(self) -> None:
         self._chunks: list[Tensor] = []
@@ -122,6 +150,7 @@ class _All(_Pooling):
         return self._chunks[0] if len(self._chunks) == 1 else torch.cat(self._chunks)
 
 
+_SPARSE_TOKENS = 128  # 16 MB of logits for a vocabulary of 32,768
 _POOLINGS: dict[PoolingType, type[_Pooling]] = {
     "last": _Last,
     "cls": _First,
@@ -143,7 +172,9 @@ class Pooler:
 
     def start(self, params: PoolingParams) -> _Pooling:
         """The state of a new sequence."""
-        if params.task.startswith("token_") or self._spec.sparse_head is not None:
+        if self._spec.sparse_head is not None:
+            return _Sparse(self._spec.sparse_head, self._vocabulary_logits)
+        if params.task.startswith("token_"):
             return _All()
         return _POOLINGS[params.pooling_type or self._spec.pooling_type]()
 
@@ -159,18 +190,22 @@ class Pooler:
 
     def _embedding(self, pooled: Tensor, params: PoolingParams) -> Tensor:
         heads, spec = self._heads, self._spec
-        if heads.sparse_head is not None:
-            assert self._model is not None
-            table = self._model.embed.weight
-            assert table is not None
-            values: Tensor = heads.sparse_head(pooled, table)
-            return values
+        if spec.sparse_head is not None:
+            return pooled
         steps = heads.embed if params.task == "embed" else heads.token_embed
         vectors = run_steps(steps, pooled.float())
         if params.dimensions is not None:
             vectors = vectors[..., : params.dimensions]
         normalize = spec.normalize if params.use_activation is None else params.use_activation
         return F.normalize(vectors, dim=-1) if normalize else vectors.contiguous()
+
+    def _vocabulary_logits(self, hidden: Tensor) -> Tensor:
+        assert self._heads.sparse_head is not None
+        assert self._model is not None
+        table = self._model.embed.weight
+        assert table is not None
+        logits: Tensor = self._heads.sparse_head(hidden, table)
+        return logits
 
     def _labels(self, pooled: Tensor, params: PoolingParams) -> Tensor:
         spec = self._spec

@@ -216,12 +216,12 @@ def _load_transformer(load: _Load, spec: DecoderSpec | EncoderSpec, groups: Rank
     _check_layers(len(spec.layers) + (0 if encoder is None else len(encoder.layers)), checkpoint)
     if isinstance(spec, DecoderSpec):
         spec = _with_head(spec, checkpoint, config.pooler)
-    pooler = config.pooler or PoolerSpec(tasks=())
+    names = weight_names_of(config.model_type, spec, config.pooler)
+    pooler = _with_sparse_head(config.pooler or PoolerSpec(tasks=()), checkpoint, names)
     with torch.device("meta"):
         model = _empty_model(spec, groups, dtype)
         model.heads = PoolerHeads(pooler, spec.hidden, spec.vocab)
     load.allocate(model)
-    names = weight_names_of(config.model_type, spec, config.pooler)
     filler_options: dict[str, Any] = {
         "quantization": _quantization(load.options, config),
         "tied": isinstance(spec, DecoderSpec) and spec.tied,
@@ -241,6 +241,9 @@ def _load_transformer(load: _Load, spec: DecoderSpec | EncoderSpec, groups: Rank
         tensors = _tensors(config, checkpoint.tensors(dtype, progress, window), adapter)
         if scales is not None:
             tensors = scales.without_scales(tensors)
+        if pooler.sparse_head is not None:
+            superseded = names.superseded(checkpoint.names(), dict(model.named_parameters()))
+            tensors = ((name, tensor) for name, tensor in tensors if name not in superseded)
         filler.fill(itertools.chain(_with_label_rows(tensors, pooler), _extra_weights(folder, pooler)))
     if scales is not None:
         scales.apply(model)
@@ -321,6 +324,21 @@ def _with_head(spec: DecoderSpec, checkpoint: Checkpoint, pooler: PoolerSpec | N
         logger.warning("tie_word_embeddings is ignored: embedding and LM head of the checkpoint have different weights")
         return replace(spec, tied=False)
     return spec
+
+
+def _with_sparse_head(pooler: PoolerSpec, checkpoint: Checkpoint, names: WeightNames) -> PoolerSpec:
+    """The pooler with a masked language model's head as the checkpoint has it: tied weights may have been trained."""
+    head = pooler.sparse_head
+    if head is None or not head.tied:
+        return pooler
+    embedding, table = (
+        next((name for name in checkpoint.names() if names.target(name, {parameter}) is not None), None)
+        for parameter in ("embed.weight", "heads.sparse_head.table")
+    )
+    if embedding is None or table is None or checkpoint.equal(embedding, table):
+        return pooler
+    logger.warning("%s and %s of the checkpoint have different weights: both are used", embedding, table)
+    return replace(pooler, sparse_head=replace(head, tied=False))
 
 
 def _with_label_rows(tensors: Iterable[tuple[str, Tensor]], pooler: PoolerSpec) -> Iterator[tuple[str, Tensor]]:

@@ -27,10 +27,22 @@ HeadStep = Dense | LayerNormSpec
 
 @dataclass(frozen=True, kw_only=True)
 class SparseHead:
-    """A masked language model's head: a value for each token of the vocabulary, the largest of all positions."""
+    """A masked language model's head, which gives a value for each token of the vocabulary.
 
-    act: str
-    norm: LayerNormSpec
+    Attributes:
+        dense, norm: steps before the output projection; None for none.
+        bias: the output projection has a bias.
+        tied: the output projection shares the embedding's weight.
+        pooling: the values of all positions are summed, or the largest is taken.
+        log_twice: values become log(1 + x) twice.
+    """
+
+    dense: Dense | None
+    norm: LayerNormSpec | None
+    bias: bool
+    tied: bool = True
+    pooling: Literal["max", "sum"] = "max"
+    log_twice: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from quire.engine.models.archs.bert import bert_head, deberta_head, distilbert_head, electra_head
+from quire.engine.models.archs.masked_lm import masked_lm_head
 from quire.engine.models.archs.rope_encoders import modernbert_head
 from quire.engine.models.errors import UnknownArchitecture, UnsupportedModel
 from quire.engine.models.pooler_spec import (
@@ -17,10 +18,9 @@ from quire.engine.models.pooler_spec import (
     LabelActivation,
     PoolerSpec,
     ScoreMethod,
-    SparseHead,
 )
 from quire.engine.models.sentence_transformers import POOLING_NAMES, Modules, read_json, read_modules
-from quire.engine.models.spec import DecoderSpec, LayerNormSpec, TransformerSpec
+from quire.engine.models.spec import DecoderSpec, TransformerSpec
 from quire.engine.wire.pooling_params import PoolingType
 
 TaskOption = Literal["auto", "generate", "embed", "classify", "score", "token_embed", "token_classify"]
@@ -90,8 +90,8 @@ def _of_files(
         return _converted_classifier(folder, config)
     if options.task == "generate":
         return None
-    if modules is not None and modules.splade:
-        return _sparse(config)
+    if (modules is not None and modules.splade) or "SpladeSparse" in name:
+        return _sparse(config, modules)
     if modules is not None:
         return _embedder(folder, config, modules)
     if name.startswith("ColModernBert") or "ColBERT" in name or getattr(config, "colbert_dim", None):
@@ -162,15 +162,11 @@ def _late_interaction(size: int, modules: Modules | None) -> PoolerSpec:
     )
 
 
-def _sparse(config: Any) -> PoolerSpec:
-    act: str = getattr(config, "hidden_act", None) or config.activation
-    norm = LayerNormSpec(eps=getattr(config, "layer_norm_eps", 1e-12))
-    return PoolerSpec(
-        tasks=("embed",),
-        normalize=False,
-        score_method="dot",
-        sparse_head=SparseHead(act="gelu" if config.model_type in ("roberta", "xlm-roberta") else act, norm=norm),
-    )
+def _sparse(config: Any, modules: Modules | None) -> PoolerSpec:
+    head = masked_lm_head(config)
+    if modules is not None:
+        head = replace(head, pooling=modules.sparse_pooling, log_twice=modules.log_twice)
+    return PoolerSpec(tasks=("embed",), normalize=False, score_method="dot", sparse_head=head)
 
 
 def _classifier(folder: Path, config: Any, name: str) -> PoolerSpec:

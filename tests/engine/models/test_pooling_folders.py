@@ -231,23 +231,6 @@ def test_late_interaction(tmp_path: Path) -> None:
     assert_close(pool(engine, [text], PoolingParams(task="token_embed"))[0], vectors)
 
 
-@pytest.mark.parametrize("case", ["bert", "distilbert", "roberta"])
-def test_sparse_embeddings(case: str, tmp_path: Path) -> None:
-    """SPLADE: log(1 + relu) of a masked language model's logits, the largest of all positions."""
-    model = make_encoder(case, AutoModelForMaskedLM)
-    model.save_pretrained(tmp_path)
-    entries = [
-        {"path": "", "type": "sentence_transformers.sparse_encoder.models.MLMTransformer"},
-        {"path": "1_SpladePooling", "type": "sentence_transformers.sparse_encoder.models.SpladePooling"},
-    ]
-    (tmp_path / "modules.json").write_text(json.dumps(entries))
-    engine, text = Engine(tmp_path), random_text(1, 12)
-    assert engine.info.pooling is not None
-    assert engine.info.pooling.sparse
-    expected = output(model, text).logits[0].relu().log1p().amax(0)
-    assert_close(pool(engine, [text], EMBED)[0], expected)
-
-
 def test_matryoshka_dimensions_of_the_config(tmp_path: Path) -> None:
     make_encoder("bert").save_pretrained(tmp_path)
     path = tmp_path / "config.json"

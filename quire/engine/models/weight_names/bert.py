@@ -47,19 +47,27 @@ _HEADS = (
     (r"classifier\.out_proj" + KIND, "heads.classify.1.{kind}"),
     (r"classifier" + KIND, "heads.classify.{last}.{kind}"),
 )
-_MASKED_LM = (
-    (r"cls\.predictions\.transform\.dense" + KIND, "heads.sparse_head.dense.{kind}"),
-    (r"cls\.predictions\.transform\.LayerNorm" + KIND, "heads.sparse_head.norm.{kind}"),
-    (r"cls\.predictions\.bias", "heads.sparse_head.bias"),
+# Where a checkpoint has a parameter under two names, the first rule is that of the name which transformers reads.
+MASKED_LM = (
+    (r"(?:cls\.)?predictions\.decoder\.weight", "heads.sparse_head.table"),
+    (r"lm_head\.decoder\.weight", "heads.sparse_head.table"),
+    (r"(?:vocab_projector|generator_lm_head|lm_head)\.weight", "heads.sparse_head.table"),
+    (r"(?:cls\.)?predictions\.decoder\.bias", "heads.sparse_head.bias"),
+    (r"lm_head\.decoder\.bias", "heads.sparse_head.bias"),
+    (r"(?:vocab_projector|generator_lm_head|lm_head)\.bias", "heads.sparse_head.bias"),
+    (r"(?:cls\.)?predictions\.bias", "heads.sparse_head.bias"),
+    (r"lm_predictions\.lm_head\.bias", "heads.sparse_head.bias"),
+    (r"(?:cls\.)?predictions\.(?:transform\.)?dense" + KIND, "heads.sparse_head.dense.{kind}"),
     (r"lm_head\.dense" + KIND, "heads.sparse_head.dense.{kind}"),
-    (r"lm_head\.layer_norm" + KIND, "heads.sparse_head.norm.{kind}"),
-    (r"lm_head\.bias", "heads.sparse_head.bias"),
-    (r"vocab_transform" + KIND, "heads.sparse_head.dense.{kind}"),
-    (r"vocab_layer_norm" + KIND, "heads.sparse_head.norm.{kind}"),
-    (r"vocab_projector\.bias", "heads.sparse_head.bias"),
+    (r"(?:vocab_transform|generator_predictions\.dense)" + KIND, "heads.sparse_head.dense.{kind}"),
+    (r"lm_predictions\.lm_head\.dense" + KIND, "heads.sparse_head.dense.{kind}"),
+    (r"(?:cls\.)?predictions\.(?:transform\.)?(?:LayerNorm|layer_norm)" + KIND, "heads.sparse_head.norm.{kind}"),
+    (r"lm_head\.(?:layer_norm|norm)" + KIND, "heads.sparse_head.norm.{kind}"),
+    (r"(?:vocab_layer_norm|generator_predictions\.LayerNorm)" + KIND, "heads.sparse_head.norm.{kind}"),
+    (r"lm_predictions\.lm_head\.LayerNorm" + KIND, "heads.sparse_head.norm.{kind}"),
 )
 _IGNORED = (
-    r"embeddings\.(position_ids|token_type_ids)|pooler\.dense\.\w+|cls\..*|lm_head\..*|vocab_\w+\..*|"
+    r"embeddings\.(position_ids|token_type_ids)|pooler\.dense\.\w+|cls\..*|lm_head\..*|vocab_\w+\..*|predictions\..*|"
     r"(discriminator|generator)_\w+\..*|mask_predictions\..*|lm_predictions\..*"
 )
 _DISTILBERT_LAYER = LAYER.replace("layers", "transformer\\.layer")
@@ -82,5 +90,5 @@ def bert_like(head_steps: int, *, ups_first: bool = False) -> WeightNames:
     """
     heads = tuple((pattern, target.replace("{last}", str(max(0, head_steps - 1)))) for pattern, target in _HEADS)
     convert = {"ffn.gate_up.weight": swap_halves} if ups_first else {}
-    rules = (*_EMBEDDINGS, *_LAYERS, *_DISTILBERT, *heads, *_MASKED_LM)
+    rules = (*_EMBEDDINGS, *_LAYERS, *_DISTILBERT, *heads, *MASKED_LM)
     return WeightNames(rules, prefixes=_PREFIXES, ignored=_IGNORED, gamma_beta=True, convert=convert)

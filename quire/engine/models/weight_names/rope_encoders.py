@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from quire.engine.models.weight_names.bert import MASKED_LM
 from quire.engine.models.weight_names.rules import KIND, LAYER, WeightNames, swap_halves
 
 _ENCODER_LAYER = LAYER.replace("layers", r"encoder\.layers?")
@@ -23,6 +24,10 @@ _MODERNBERT = (
     (r"head\.dense" + KIND, "heads.classify.0.{kind}"),
     (r"head\.norm" + KIND, "heads.classify.1.{kind}"),
     (r"classifier" + KIND, "heads.classify.2.{kind}"),
+    (r"head\.dense" + KIND, "heads.sparse_head.dense.{kind}"),
+    (r"head\.norm" + KIND, "heads.sparse_head.norm.{kind}"),
+    (r"decoder\.weight", "heads.sparse_head.table"),
+    (r"decoder\.bias", "heads.sparse_head.bias"),
     *_COLBERT,
 )
 _NOMIC = (
@@ -48,7 +53,7 @@ _HEADS = (
     (r"pooler\.dense" + KIND, "heads.classify.0.{kind}"),
     (r"classifier" + KIND, "heads.classify.{last}.{kind}"),
 )
-_MASKED_LM = r"pooler\.dense\.\w+|cls\..*|lm_head\..*|head\..*|decoder\..*"
+_IGNORED = r"pooler\.dense\.\w+|cls\..*|lm_head\..*|head\..*|decoder\..*"
 
 
 def rope_encoder_names(model_type: str, head_steps: int) -> WeightNames | None:
@@ -56,11 +61,11 @@ def rope_encoder_names(model_type: str, head_steps: int) -> WeightNames | None:
     heads = tuple((pattern, target.replace("{last}", str(max(0, head_steps - 1)))) for pattern, target in _HEADS)
     match model_type:
         case "modernbert":
-            return WeightNames(_MODERNBERT, ignored=_MASKED_LM)
+            return WeightNames(_MODERNBERT, ignored=_IGNORED)
         case "nomic_bert":
-            return WeightNames((*_NOMIC, *heads), r"(?:model|nomic_bert)\.", _MASKED_LM)
+            return WeightNames((*_NOMIC, *heads, *MASKED_LM), r"(?:model|nomic_bert)\.", _IGNORED)
         case "gte" | "new":
             return WeightNames(
-                (*_GTE, *heads), r"(?:model|gte|new)\.", _MASKED_LM, convert={"ffn.gate_up.weight": swap_halves}
+                (*_GTE, *heads, *MASKED_LM), r"(?:model|gte|new)\.", _IGNORED, convert={"ffn.gate_up.weight": swap_halves}
             )
     return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -84,6 +84,23 @@ class WeightNames:
                     part = _PARTS[groups["part"]] if "part" in groups else None
                     return WeightTarget(parameter, part, "stacked" in groups, self.convert.get(inner))
         return None
+
+    def superseded(self, names: Iterable[str], parameters: Container[str]) -> set[str]:
+        """The names of tensors whose parameter another tensor fills, which an earlier rule names.
+
+        Checkpoints keep the biases of masked language models under two names.
+        """
+        chosen: dict[str, tuple[int, str]] = {}
+        dropped = set()
+        for name in names:
+            if (target := self.target(name, parameters)) is None or target.part is not None:
+                continue
+            rank = (next(i for i, (rule, _) in enumerate(self._compiled) if rule.fullmatch(self._bare(name))), name)
+            first, last = sorted((rank, chosen.get(target.parameter, rank)))
+            chosen[target.parameter] = first
+            if first[0] != last[0]:
+                dropped.add(last[1])
+        return dropped
 
     def _bare(self, name: str) -> str:
         name = re.sub(rf"^(?:{self.prefixes})", "", name)
