@@ -174,7 +174,7 @@ class Pooler:
         """The state of a new sequence."""
         if self._spec.sparse_head is not None:
             return _Sparse(self._spec.sparse_head, self._vocabulary_logits)
-        if params.task.startswith("token_"):
+        if params.task.startswith("token_") or (self._spec.classify_tokens and params.task != "embed"):
             return _All()
         return _POOLINGS[params.pooling_type or self._spec.pooling_type]()
 
@@ -210,6 +210,8 @@ class Pooler:
     def _labels(self, pooled: Tensor, params: PoolingParams) -> Tensor:
         spec = self._spec
         logits = run_steps(self._heads.classify, pooled.float())
+        if spec.classify_tokens:
+            logits = logits.mean(0)
         if spec.subtract_labels:
             logits = logits[..., -1:] - logits[..., :1]
         act = spec.label_act if params.use_activation is not False else "none"

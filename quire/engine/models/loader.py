@@ -37,6 +37,7 @@ from quire.engine.models.sharded_weights import ShardedWeightFiller
 from quire.engine.models.spec import CTCSpec, DecoderSpec, EncoderSpec, TransducerSpec, TransformerSpec
 from quire.engine.models.speech_to_text import SpeechToTextSpec
 from quire.engine.models.static_embedding import plain_table
+from quire.engine.models.task_adapter import merged
 from quire.engine.models.transducer import TransducerModel
 from quire.engine.models.weight_names import weight_names_of
 from quire.engine.models.weight_names.audio import audio_tensors
@@ -273,6 +274,8 @@ def _tensors(
     """The tensors of a checkpoint as the model has them: without an adapter's, split, joined or folded."""
     if config.static is not None:
         tensors = plain_table(tensors)
+    if config.task_adapter is not None:
+        tensors = merged(tensors, config.task_adapter)
     if isinstance(config.streaming, DelayedStreamsInfo):
         tensors = fold_delay(tensors, config.streaming.delay_frames)
     if adapter is not None:

@@ -34,6 +34,7 @@ from quire.engine.models.speech_ctc_moonshine import read_ctc, read_moonshine
 from quire.engine.models.speech_to_text import SpeechToTextSpec, read_speech
 from quire.engine.models.speech_transducer import read_transducer
 from quire.engine.models.static_embedding import static_spec
+from quire.engine.models.task_adapter import TaskAdapter, read_task_adapter
 from quire.engine.wire.audio import AudioInfo
 from quire.engine.wire.launch import end_with_parent
 from quire.engine.wire.streaming import StreamingInfo
@@ -59,6 +60,7 @@ class ModelConfig:
         audio: facts about a language model that reads audio; None for others.
         streaming: facts about a model that transcribes audio while it arrives; None for others.
         adapter: adapter that requests with audio are computed with; None: there is none.
+        task_adapter: adapter that is merged into the weights; None: there is none.
     """
 
     model_type: str
@@ -71,6 +73,7 @@ class ModelConfig:
     audio: AudioInfo | None = None
     streaming: StreamingInfo | None = None
     adapter: AdapterConfig | None = None
+    task_adapter: TaskAdapter | None = None
 
 
 def read_model_config(
@@ -116,7 +119,8 @@ def read_model_config(
             _check_generates(config, pooling)
         encoder = spec.encoder if isinstance(spec, DecoderSpec) else None
         if encoder is None:
-            return ModelConfig(config.model_type, spec, extra, scales, pooler)
+            adapted = read_task_adapter(config)
+            return ModelConfig(config.model_type, spec, extra, scales, pooler, task_adapter=adapted)
         if pooler is not None:
             raise UnsupportedModel(
                 f"{config.model_type} is supported for transcription only, not for embeddings or classification"

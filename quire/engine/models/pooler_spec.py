@@ -62,6 +62,7 @@ class PoolerSpec:
         matryoshka: embeddings may be cut; dimensions: to one of these, or to any if there are none.
         sparse_head: head of sparse embeddings (SPLADE); None: embeddings are dense.
         label_tokens: the weight of `classify` are the rows of these tokens in the output projection.
+        classify_tokens: `classify` is computed for every token, and the mean of the logits is taken (EuroBERT).
         subtract_labels: the score is the difference of the last label's and the first one's logits.
         extra_weights: files in the model's folder with weights of the steps: (step, folder).
     """
@@ -79,5 +80,6 @@ class PoolerSpec:
     dimensions: tuple[int, ...] = ()
     sparse_head: SparseHead | None = None
     label_tokens: tuple[int, ...] = ()
+    classify_tokens: bool = False
     subtract_labels: bool = False
     extra_weights: tuple[tuple[str, str], ...] = ()

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 
 from quire.engine.models.archs.bert import bert_head, deberta_head, distilbert_head, electra_head
 from quire.engine.models.archs.masked_lm import masked_lm_head
-from quire.engine.models.archs.rope_encoders import modernbert_head
+from quire.engine.models.archs.rope_encoders import eurobert_head, modernbert_head
 from quire.engine.models.errors import UnknownArchitecture, UnsupportedModel
 from quire.engine.models.pooler_spec import (
     Dense,
@@ -26,13 +26,17 @@ from quire.engine.wire.pooling_params import PoolingType
 TaskOption = Literal["auto", "generate", "embed", "classify", "score", "token_embed", "token_classify"]
 _EMBED = ("embed", "token_embed")
 _HEADS: dict[str, Callable[[Any], tuple[HeadStep, ...]]] = {
-    **dict.fromkeys(("bert", "roberta", "xlm-roberta", "camembert", "mpnet"), bert_head),
+    **dict.fromkeys(("bert", "roberta", "xlm-roberta", "camembert", "mpnet", "ernie", "albert"), bert_head),
+    **dict.fromkeys(("data2vec-text", "xlm-roberta-xl", "jina_embeddings_v3"), bert_head),
+    "eurobert": eurobert_head,
     "electra": electra_head,
     "distilbert": distilbert_head,
     "deberta-v2": deberta_head,
     "modernbert": modernbert_head,
     **dict.fromkeys(("nomic_bert", "gte"), bert_head),
 }
+# Where the config of a classifier says which hidden state it reads; "late": all, and it averages their logits.
+_CLASSIFIER_POOLING: dict[str, PoolingType] = {"cls": "cls", "bos": "cls", "mean": "mean", "late": "mean"}
 _REWARD = ("ForRewardModel", "ForProcessRewardModel")
 _MAX_LABELS = 10_000
 _COLBERT_SIZE = 128
@@ -182,9 +186,13 @@ def _classifier(folder: Path, config: Any, name: str) -> PoolerSpec:
     encoder_head = _HEADS.get(config.model_type)
     before = () if encoder_head is None else encoder_head(config)
     is_score = len(labels) == 1
+    named = getattr(config, "classifier_pooling", None) or "cls"
+    if encoder_head is not None and named not in _CLASSIFIER_POOLING:
+        raise UnsupportedModel(f"classifier_pooling {named!r} is not supported: {', '.join(_CLASSIFIER_POOLING)}")
     return PoolerSpec(
         tasks=("score", "classify") if is_score else ("classify",),
-        pooling_type="last" if encoder_head is None else getattr(config, "classifier_pooling", "cls"),
+        pooling_type="last" if encoder_head is None else _CLASSIFIER_POOLING[named],
+        classify_tokens=encoder_head is not None and named == "late",
         classify=(*before, _last(labels, config.hidden_size if before else 0, bias=encoder_head is not None)),
         labels=labels,
         label_act=_label_act(config, labels),

@@ -5,12 +5,17 @@ from __future__ import annotations
 from quire.engine.models.weight_names.rules import KIND, LAYER, WeightNames, swap_halves
 
 _LAYER = LAYER.replace("layers", "encoder\\.layer")
-_PREFIXES = r"(?:model\.|bert\.|roberta\.|electra\.|distilbert\.|mpnet\.|deberta\.|xlm_roberta\.|camembert\.)"
+_PREFIXES = (
+    r"(?:model|bert|roberta|electra|distilbert|mpnet|deberta|xlm_roberta|camembert|albert|ernie|data2vec_text|xlm_roberta_xl)"
+    r"\."
+)
 _EMBEDDINGS = (
     (r"embeddings\.word_embeddings\.weight", "embed.weight"),
     (r"embeddings\.position_embeddings\.weight", "embed_sum.positions"),
     (r"embeddings\.token_type_embeddings\.weight", "embed_sum.types"),
+    (r"embeddings\.task_type_embeddings\.weight", "embed_sum.tasks"),
     (r"embeddings\.LayerNorm" + KIND, "embed_sum.norm.{kind}"),
+    (r"encoder\.embedding_hidden_mapping_in" + KIND, "embed_sum.project.{kind}"),
     (r"embeddings_project" + KIND, "embed_sum.project.{kind}"),
     (r"embeddings\.embed_proj" + KIND, "embed_sum.project.{kind}"),
 )
@@ -34,14 +39,26 @@ _LAYERS = (
     (_LAYER + r"intermediate\.dense" + KIND, "ffn.up.{kind}"),
     (_LAYER + r"output\.dense" + KIND, "ffn.down.{kind}"),
     (_LAYER + r"output\.LayerNorm" + KIND, "ffn_post_ln.{kind}"),
+    (_LAYER + r"attention\.self_attn_layer_norm" + KIND, "attn_norm.{kind}"),  # XLM-RoBERTa XL
+    (_LAYER + r"LayerNorm" + KIND, "ffn_norm.{kind}"),
+    (r"encoder\.LayerNorm" + KIND, "norm.{kind}"),
     (r"encoder\.relative_attention_bias\.weight", "relative_bias.weight"),
     (r"encoder\.rel_embeddings\.weight", "relative_positions.weight"),
     (r"encoder\.LayerNorm" + KIND, "relative_positions.norm.{kind}"),
 )
+_ALBERT_LAYER = LAYER.replace("layers", r"encoder\.albert_layer_groups") + r"albert_layers\.0\."
+_ALBERT = (
+    (_ALBERT_LAYER + r"attention\.(?P<part>query|key|value)" + KIND, "attn.qkv.{kind}"),
+    (_ALBERT_LAYER + r"attention\.dense" + KIND, "attn.out.{kind}"),
+    (_ALBERT_LAYER + r"attention\.LayerNorm" + KIND, "attn_post_ln.{kind}"),
+    (_ALBERT_LAYER + r"ffn" + KIND, "ffn.up.{kind}"),
+    (_ALBERT_LAYER + r"ffn_output" + KIND, "ffn.down.{kind}"),
+    (_ALBERT_LAYER + r"full_layer_layer_norm" + KIND, "ffn_post_ln.{kind}"),
+)
 # A head is one linear layer after the pooler's layer, or two linear layers.
 _HEADS = (
     (r"linear\.weight", "heads.token_embed.0.weight"),  # ColBERT
-    (r"pooler\.dense" + KIND, "heads.classify.0.{kind}"),
+    (r"pooler(?:\.dense)?" + KIND, "heads.classify.0.{kind}"),
     (r"classifier\.dense" + KIND, "heads.classify.0.{kind}"),
     (r"pre_classifier" + KIND, "heads.classify.0.{kind}"),
     (r"classifier\.out_proj" + KIND, "heads.classify.1.{kind}"),
@@ -67,8 +84,8 @@ MASKED_LM = (
     (r"lm_predictions\.lm_head\.LayerNorm" + KIND, "heads.sparse_head.norm.{kind}"),
 )
 _IGNORED = (
-    r"embeddings\.(position_ids|token_type_ids)|pooler\.dense\.\w+|cls\..*|lm_head\..*|vocab_\w+\..*|predictions\..*|"
-    r"(discriminator|generator)_\w+\..*|mask_predictions\..*|lm_predictions\..*"
+    r"embeddings\.(position_ids|token_type_ids)|pooler\.(dense\.)?\w+|cls\..*|lm_head\..*|vocab_\w+\..*|predictions\..*|"
+    r"(discriminator|generator)_\w+\..*|mask_predictions\..*|lm_predictions\..*|sop_classifier\..*"
 )
 _DISTILBERT_LAYER = LAYER.replace("layers", "transformer\\.layer")
 _DISTILBERT = (
@@ -90,5 +107,5 @@ def bert_like(head_steps: int, *, ups_first: bool = False) -> WeightNames:
     """
     heads = tuple((pattern, target.replace("{last}", str(max(0, head_steps - 1)))) for pattern, target in _HEADS)
     convert = {"ffn.gate_up.weight": swap_halves} if ups_first else {}
-    rules = (*_EMBEDDINGS, *_LAYERS, *_DISTILBERT, *heads, *MASKED_LM)
+    rules = (*_EMBEDDINGS, *_LAYERS, *_DISTILBERT, *_ALBERT, *heads, *MASKED_LM)
     return WeightNames(rules, prefixes=_PREFIXES, ignored=_IGNORED, gamma_beta=True, convert=convert)
