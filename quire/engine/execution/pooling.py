@@ -165,7 +165,7 @@ class Pooler:
     """Turns hidden states into the arrays that pooling requests ask for."""
 
     def __init__(self, heads: PoolerHeads, embedding: Transformer | None = None) -> None:
-        """`embedding`: the model whose embedding table a sparse head multiplies with."""
+        """`embedding`: the model whose embedding table a sparse head multiplies with; None: the model has the head."""
         self._heads = heads
         self._spec = heads.spec
         self._model = embedding
@@ -201,7 +201,8 @@ class Pooler:
 
     def _vocabulary_logits(self, hidden: Tensor) -> Tensor:
         assert self._heads.sparse_head is not None
-        assert self._model is not None
+        if self._model is None:  # its outputs are the logits
+            return hidden.float()
         table = self._model.embed.weight
         assert table is not None
         logits: Tensor = self._heads.sparse_head(hidden, table)
@@ -259,10 +260,8 @@ def hidden_states() -> Pooler:
     return Pooler(PoolerHeads(PoolerSpec(tasks=("embed", "token_embed"), normalize=False), 0, 0))
 
 
-def pooling_info(spec: PoolerSpec, model: object) -> PoolingInfo:
-    """Facts about a model that pools, for the front end."""
-    assert isinstance(model, Transformer)
-    hidden, vocab = model.spec.hidden, model.spec.vocab
+def pooling_info(spec: PoolerSpec, hidden: int, vocab: int) -> PoolingInfo:
+    """Facts about a model that pools, for the front end. `hidden`: elements of its hidden states."""
 
     def size(steps: Sequence[HeadStep]) -> int:
         return next((step.size_out for step in reversed(steps) if isinstance(step, Dense)), hidden)

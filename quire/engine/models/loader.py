@@ -23,7 +23,7 @@ from quire.engine.models.cache_scales import CacheScales
 from quire.engine.models.checkpoint import Checkpoint, Progress, WindowOf
 from quire.engine.models.decoder import Decoder, LanguageModel
 from quire.engine.models.delayed_streams import fold_delay
-from quire.engine.models.encoder import Encoder
+from quire.engine.models.encoder import Encoder, TextEncoder
 from quire.engine.models.errors import BrokenFolder, UnsupportedModel, WeightMismatch
 from quire.engine.models.layers.heads import PoolerHeads
 from quire.engine.models.layers.linear import Packable
@@ -34,7 +34,7 @@ from quire.engine.models.safetensors import SafetensorsFile
 from quire.engine.models.sentence_transformers import read_json
 from quire.engine.models.sharded_decoder import ShardedDecoder, check_parallel
 from quire.engine.models.sharded_weights import ShardedWeightFiller
-from quire.engine.models.spec import CTCSpec, DecoderSpec, EncoderSpec, TransducerSpec, TransformerSpec
+from quire.engine.models.spec import CTCSpec, DecoderSpec, EncoderSpec, TransducerSpec
 from quire.engine.models.speech_to_text import SpeechToTextSpec
 from quire.engine.models.static_embedding import plain_table
 from quire.engine.models.task_adapter import merged
@@ -86,7 +86,7 @@ class LoadedModel:
         is_adapted: requests with audio are computed with an adapter.
     """
 
-    model: LanguageModel | Encoder | CTCModel | TransducerModel
+    model: LanguageModel | TextEncoder | CTCModel | TransducerModel
     architecture: str
     implementation: Literal["quire", "transformers"]
     dtype: torch.dtype
@@ -196,10 +196,12 @@ def load_model(
         raise UnsupportedModel(
             f"--quantization works with Quire's own decoder only, which does not support {config.model_type}"
         )
+    hf_config = read_config(folder, options.hf_overrides)
+    if config.pooler is not None:
+        return _load_transformers_encoder(load, hf_config, config.pooler)
     from quire.engine.models.transformers_checks import check_class  # noqa: PLC0415 a second of imports, for few models
     from quire.engine.models.transformers_model import load_transformers_model  # noqa: PLC0415 like it
 
-    hf_config = read_config(folder, options.hf_overrides)
     check_class(hf_config)
     context_len = _context_len(options, _max_positions(hf_config.get_text_config()))
     with bar(total) as progress:
@@ -207,6 +209,28 @@ def load_model(
         progress(total)
     vocab = hf_config.get_text_config().vocab_size
     return LoadedModel(model, hf_config.model_type, "transformers", dtype, vocab, context_len, total)
+
+
+def _load_transformers_encoder(load: _Load, hf_config: Any, pooler: PoolerSpec) -> LoadedModel:
+    """Load an encoder that transformers runs."""
+    from quire.engine.models.transformers_encoder import (  # noqa: PLC0415 seconds of imports, for few models
+        load_transformers_encoder,
+        position_limit,
+    )
+
+    device, total = load.target.torch_device, load.checkpoint.total_bytes
+    with load.bar(total) as progress:
+        model = load_transformers_encoder(load.folder, hf_config, pooler, load.dtype, device)
+        progress(total)
+    heads = nn.ModuleDict({"heads": model.pooler_heads})
+    WeightFiller(heads, WeightNames(())).fill(_extra_weights(load.folder, pooler))
+    heads.to(device)
+    text = hf_config.get_text_config()
+    longest = position_limit(model) or _max_positions(text)
+    context_len = _shortened(load, _sentence_limit(load.folder, longest))
+    return LoadedModel(
+        model, hf_config.model_type, "transformers", load.dtype, text.vocab_size, context_len, total, pooler
+    )
 
 
 def _load_transformer(load: _Load, spec: DecoderSpec | EncoderSpec, groups: RankGroups | None) -> LoadedModel:
@@ -254,12 +278,17 @@ def _load_transformer(load: _Load, spec: DecoderSpec | EncoderSpec, groups: Rank
 
 
 def _transformer_context_len(load: _Load, spec: DecoderSpec | EncoderSpec) -> int:
-    options, longest = load.options, _longest_input(load.folder, spec)
-    if isinstance(spec, EncoderSpec) and options.max_model_len is not None and options.max_model_len > longest:
-        name = load.folder.name
-        logger.info("max_model_len is %d, not %d: %s has no positions beyond it", longest, options.max_model_len, name)
+    longest = _sentence_limit(load.folder, spec.max_positions)
+    return _shortened(load, longest) if isinstance(spec, EncoderSpec) else _context_len(load.options, longest)
+
+
+def _shortened(load: _Load, longest: int) -> int:
+    """The context length of an encoder; --max-model-len beyond its positions is reduced, as in vLLM."""
+    wanted = load.options.max_model_len
+    if wanted is not None and wanted > longest:
+        logger.info("max_model_len is %d, not %d: %s has no positions beyond it", longest, wanted, load.folder.name)
         return longest
-    return _context_len(options, longest)
+    return _context_len(load.options, longest)
 
 
 def _empty_model(spec: DecoderSpec | EncoderSpec, groups: RankGroups | None, dtype: torch.dtype) -> Decoder | Encoder:
@@ -312,10 +341,10 @@ def _load_audio_model(load: _Load, spec: CTCSpec | TransducerSpec) -> LoadedMode
     return load.loaded(model, spec.vocab, longest if isinstance(spec, CTCSpec) else _context_len(options, longest))
 
 
-def _longest_input(folder: Path, spec: TransformerSpec) -> int:
+def _sentence_limit(folder: Path, positions: int) -> int:
     """Tokens of the longest input: sentence-transformers may allow fewer than there are positions."""
     given = read_json(folder / "sentence_bert_config.json").get("max_seq_length")
-    return min(spec.max_positions, given) if type(given) is int and given > 0 else spec.max_positions
+    return min(positions, given) if type(given) is int and given > 0 else positions
 
 
 def _with_head(spec: DecoderSpec, checkpoint: Checkpoint, pooler: PoolerSpec | None) -> DecoderSpec:

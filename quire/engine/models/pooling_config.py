@@ -18,6 +18,7 @@ from quire.engine.models.pooler_spec import (
     LabelActivation,
     PoolerSpec,
     ScoreMethod,
+    SparseHead,
 )
 from quire.engine.models.sentence_transformers import POOLING_NAMES, Modules, read_json, read_modules
 from quire.engine.models.spec import DecoderSpec, TransformerSpec
@@ -57,13 +58,13 @@ class PoolingOptions:
     pooler: Mapping[str, Any] = field(default_factory=dict)
 
 
-def read_pooler(folder: Path, config: Any, spec: TransformerSpec, options: PoolingOptions) -> PoolerSpec | None:
+def read_pooler(folder: Path, config: Any, spec: TransformerSpec | None, options: PoolingOptions) -> PoolerSpec | None:
     """How a model pools; None if it generates.
 
     Args:
         folder: the model's directory.
         config: the model's Hugging Face config.
-        spec: the model's architecture.
+        spec: the model's architecture; None: transformers runs it, with its head for labels or for masked tokens.
         options: the settings.
 
     Raises:
@@ -81,7 +82,12 @@ def read_pooler(folder: Path, config: Any, spec: TransformerSpec, options: Pooli
 
 
 def _of_files(
-    folder: Path, config: Any, spec: TransformerSpec, modules: Modules | None, name: str, options: PoolingOptions
+    folder: Path,
+    config: Any,
+    spec: TransformerSpec | None,
+    modules: Modules | None,
+    name: str,
+    options: PoolingOptions,
 ) -> PoolerSpec | None:
     wants_labels = options.convert == "classify" or options.task in ("classify", "score")
     # vLLM's users name the architecture of a classifier, too, if the labels are tokens of a language model.
@@ -89,13 +95,14 @@ def _of_files(
     if from_tokens and isinstance(spec, DecoderSpec):
         return _converted_classifier(folder, config)
     if any(kind in name for kind in ("ForSequenceClassification", "ForTokenClassification", *_REWARD)):
-        return _classifier(folder, config, name)
+        pooler = _classifier(config, name)
+        return pooler if spec is not None else _without_head(pooler, name)
     if wants_labels and isinstance(spec, DecoderSpec):
         return _converted_classifier(folder, config)
     if options.task == "generate":
         return None
     if (modules is not None and modules.splade) or "SpladeSparse" in name:
-        return _sparse(config, modules)
+        return _sparse(config, modules, has_head=spec is not None)
     if modules is not None:
         return _embedder(folder, config, modules)
     if name.startswith("ColModernBert") or "ColBERT" in name or getattr(config, "colbert_dim", None):
@@ -103,7 +110,8 @@ def _of_files(
     is_base = _letters(name) == f"{_letters(config.model_type)}model"
     if isinstance(spec, DecoderSpec) and not (is_base or _wants_embedding(options)):
         return None
-    pooling_type: PoolingType = "last" if isinstance(spec, DecoderSpec) else "mean"
+    is_causal = isinstance(spec, DecoderSpec) or "CausalLM" in name or "LMHead" in name
+    pooling_type: PoolingType = "last" if is_causal else "mean"
     return _with_matryoshka(PoolerSpec(tasks=_EMBED, pooling_type=pooling_type, score_method="cosine"), config)
 
 
@@ -166,14 +174,15 @@ def _late_interaction(size: int, modules: Modules | None) -> PoolerSpec:
     )
 
 
-def _sparse(config: Any, modules: Modules | None) -> PoolerSpec:
-    head = masked_lm_head(config)
+def _sparse(config: Any, modules: Modules | None, *, has_head: bool) -> PoolerSpec:
+    """`has_head`: the logits are computed by a head of the pooler, not by transformers."""
+    head = masked_lm_head(config) if has_head else SparseHead(dense=None, norm=None, bias=False)
     if modules is not None:
         head = replace(head, pooling=modules.sparse_pooling, log_twice=modules.log_twice)
     return PoolerSpec(tasks=("embed",), normalize=False, score_method="dot", sparse_head=head)
 
 
-def _classifier(folder: Path, config: Any, name: str) -> PoolerSpec:
+def _classifier(config: Any, name: str) -> PoolerSpec:
     labels = _labels(config)
     if "ForTokenClassification" in name:
         before = modernbert_head(config) if config.model_type == "modernbert" else ()
@@ -198,6 +207,13 @@ def _classifier(folder: Path, config: Any, name: str) -> PoolerSpec:
         label_act=_label_act(config, labels),
         score_method="cross_encoder" if is_score else None,
     )
+
+
+def _without_head(pooler: PoolerSpec, name: str) -> PoolerSpec:
+    """The pooler of a classifier whose logits transformers computes: one row for each text, or for each token."""
+    if any(kind in name for kind in _REWARD):
+        raise UnsupportedModel(f"{name} is not supported: transformers has no class of that name")
+    return replace(pooler, classify=(), pooling_type="last", classify_tokens=False)
 
 
 def _last(labels: tuple[str, ...], size_in: int = 0, *, bias: bool = True) -> Dense:

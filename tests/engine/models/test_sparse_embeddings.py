@@ -56,7 +56,7 @@ def test_every_masked_language_model(case: str, tied: bool, tmp_path: Path) -> N
 @pytest.mark.parametrize("case", ["bert", "camembert", "mpnet", "electra", "distilbert", "gte", "nomic_bert"])
 def test_activations_that_a_head_does_not_share_with_its_layers(case: str, tmp_path: Path) -> None:
     """Only some of the heads read the config's activation."""
-    changes = {"activation": "relu"} if case == "distilbert" else {"hidden_act": "relu"}
+    changes: dict[str, Any] = {"activation": "relu"} if case == "distilbert" else {"hidden_act": "relu"}
     model = make_encoder(case, AutoModelForMaskedLM, **changes)
     model.save_pretrained(tmp_path)
     assert_sparse(splade(tmp_path), model)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from quire.engine.models.archs.jina import jina_bert
-from quire.engine.models.errors import UnsupportedModel
+from quire.engine.models.errors import UnsupportedModel, UnsupportedOption
 from quire.engine.models.pooler_spec import Dense, HeadStep
 from quire.engine.models.spec import (
     DisentangledAttention,
@@ -41,7 +41,7 @@ def ernie(config: Any) -> EncoderSpec:
 def albert(config: Any) -> EncoderSpec:
     """ALBERT: BERT whose layers share their weights in groups, with smaller embeddings."""
     if config.inner_group_num != 1:
-        raise UnsupportedModel("ALBERT with an inner_group_num other than 1 is not supported")
+        raise UnsupportedOption("ALBERT with an inner_group_num other than 1 is not supported")
     layers, groups = config.num_hidden_layers, config.num_hidden_groups
     spec = _encoder(config, _attention(config), size=config.embedding_size)
     order = tuple(int(index / (layers / groups)) for index in range(layers))
@@ -99,9 +99,9 @@ def distilbert(config: Any) -> EncoderSpec:
 def deberta_v2(config: Any) -> EncoderSpec:
     """DeBERTa v2 and v3: disentangled attention."""
     if getattr(config, "conv_kernel_size", 0):
-        raise UnsupportedModel("DeBERTa with a convolution (conv_kernel_size) is not supported")
+        raise UnsupportedOption("DeBERTa with a convolution (conv_kernel_size) is not supported")
     if not config.relative_attention:
-        raise UnsupportedModel("DeBERTa without relative_attention is not supported")
+        raise UnsupportedOption("DeBERTa without relative_attention is not supported")
     kinds = set(config.pos_att_type or ())
     attn = DisentangledAttention(
         heads=config.num_attention_heads,

@@ -45,9 +45,7 @@ def _embedding_sized(config: Any) -> SparseHead:
 
 
 def _modernbert(config: Any) -> SparseHead:
-    dense = Dense(
-        size_in=0, size_out=config.hidden_size, act=config.classifier_activation, bias=config.classifier_bias
-    )
+    dense = Dense(size_in=0, size_out=config.hidden_size, act=config.classifier_activation, bias=config.classifier_bias)
     norm = LayerNormSpec(eps=config.norm_eps, bias=config.norm_bias)
     return SparseHead(dense=dense, norm=norm, bias=config.decoder_bias)
 

@@ -82,7 +82,6 @@ _IGNORED = r"pooler\.dense\.\w+|cls\..*|lm_head\..*|head\..*|decoder\..*"
 def rope_encoder_names(model_type: str, head_steps: int) -> WeightNames | None:
     """How a newer encoder names its tensors; None for other models. `head_steps`: of the classification head."""
 
-
     def heads_of(rules: Rules) -> Rules:
         return tuple((pattern, target.replace("{last}", str(max(0, head_steps - 1)))) for pattern, target in rules)
 
@@ -93,9 +92,8 @@ def rope_encoder_names(model_type: str, head_steps: int) -> WeightNames | None:
         case "nomic_bert":
             return WeightNames((*_NOMIC, *heads, *MASKED_LM), r"(?:model|nomic_bert)\.", _IGNORED)
         case "gte" | "new":
-            return WeightNames(
-                (*_GTE, *heads, *MASKED_LM), r"(?:model|gte|new)\.", _IGNORED, convert={"ffn.gate_up.weight": swap_halves}
-            )
+            prefixes, convert = r"(?:model|gte|new)\.", {"ffn.gate_up.weight": swap_halves}
+            return WeightNames((*_GTE, *heads, *MASKED_LM), prefixes, _IGNORED, convert=convert)
         case "jina_embeddings_v3":
             return WeightNames((*_JINA, *heads, *MASKED_LM), r"(?:model|roberta)\.", _IGNORED)
         case "eurobert":
