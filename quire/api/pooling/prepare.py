@@ -40,20 +40,32 @@ InputRequest = (
     | PoolingChatRequest
 )
 Side = Literal["left", "right"]
+_UNLIMITED = (1 << 31) - 1  # the size of the body and of the results are limits
 
 
-def truncation_of(model: ServedModel, keep: int | None, side: Side | None) -> Truncation:
+def longest_input(model: ServedModel, *, embeds: bool = False) -> int:
+    """Tokens of the longest input; `embeds`: for embeddings of texts, which may be made of chunks."""
+    limit, facts = model.info.max_model_len, model.info.pooling
+    if not embeds or facts is None:
+        return limit
+    if facts.chunked:
+        return facts.max_embed_len or _UNLIMITED
+    return min(limit, facts.max_embed_len or limit)
+
+
+def truncation_of(model: ServedModel, keep: int | None, side: Side | None, *, embeds: bool = False) -> Truncation:
     """The maximum length of prompts.
 
     Args:
         model: the model that gets the prompts.
         keep: number of tokens to which longer prompts are truncated; -1: the context length; None: they are refused.
         side: the side that is cut; None: the tokenizer's.
+        embeds: see `longest_input`.
 
     Raises:
         InvalidRequest: `keep` is more than the context length.
     """
-    limit = model.info.max_model_len
+    limit = longest_input(model, embeds=embeds)
     if keep is not None and keep > limit:
         raise InvalidRequest(
             f"`truncate_prompt_tokens` must be at most the context length of {limit} tokens, not {keep}. "
@@ -144,7 +156,8 @@ async def input_group(
         InvalidRequest: a field is not valid.
         PromptError: the conversation cannot be rendered, or token ids are not valid.
     """
-    truncation = truncation_of(model, body.truncate_prompt_tokens, body.truncation_side)
+    embeds = params.task == "embed"
+    truncation = truncation_of(model, body.truncate_prompt_tokens, body.truncation_side, embeds=embeds)
     if isinstance(body, TextInput):
         prefix = ""
         if isinstance(body, EmbedFields):

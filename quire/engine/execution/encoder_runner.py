@@ -89,7 +89,8 @@ class EncoderRunner(PackedRunner):
         params = request.params
         assert isinstance(params, PoolingParams)
         state = self._pooler.start(params)
-        state.add(hidden[params.skip_tokens :])
+        skipped = params.skip_tokens
+        state.add(self._pooler.steps(hidden[skipped:], request.prompt[skipped:], params))
         return self._pooler.finish(state, params)
 
 

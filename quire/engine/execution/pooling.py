@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Sequence
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -16,7 +17,7 @@ from quire.engine.models.pooler_spec import Dense, HeadStep, PoolerSpec, SparseH
 from quire.engine.models.transformer import Transformer
 from quire.engine.wire.model_info import PoolingInfo
 from quire.engine.wire.pooling_params import PoolingParams, PoolingType
-from quire.engine.wire.protocol import PooledArray
+from quire.engine.wire.protocol import PooledArray, TokenArray
 from quire.kernels.add_rows import add_rows
 
 
@@ -178,6 +179,12 @@ class Pooler:
             return _All()
         return _POOLINGS[params.pooling_type or self._spec.pooling_type]()
 
+    def steps(self, hidden: Tensor, tokens: TokenArray, params: PoolingParams) -> Tensor:
+        """The hidden states that results are made of: those of some tokens only, if the model rates steps."""
+        if self._spec.step_tag is None or not params.task.startswith("token_"):
+            return hidden
+        return hidden[torch.from_numpy(np.flatnonzero(tokens == self._spec.step_tag)).to(hidden.device)]
+
     def finish(self, state: _Pooling, params: PoolingParams) -> PooledArray:
         """The array of a sequence whose tokens were all added."""
         pooled = state.result()
@@ -194,8 +201,8 @@ class Pooler:
             return pooled
         steps = heads.embed if params.task == "embed" else heads.token_embed
         vectors = run_steps(steps, pooled.float())
-        if params.dimensions is not None:
-            vectors = vectors[..., : params.dimensions]
+        if (size := params.dimensions or spec.default_dimensions) is not None:
+            vectors = vectors[..., :size]
         normalize = spec.normalize if params.use_activation is None else params.use_activation
         return F.normalize(vectors, dim=-1) if normalize else vectors.contiguous()
 
@@ -215,6 +222,7 @@ class Pooler:
             logits = logits.mean(0)
         if spec.subtract_labels:
             logits = logits[..., -1:] - logits[..., :1]
+        logits = (logits - spec.logit_mean) / spec.logit_sigma
         act = spec.label_act if params.use_activation is not False else "none"
         if params.use_activation and act == "none":
             act = "sigmoid" if len(spec.labels) == 1 else "softmax"
@@ -251,7 +259,9 @@ class ChunkPooler:
         params = row.params
         assert isinstance(params, PoolingParams)
         state = self._rows[span.row]
-        state.add(hidden[min(span.count, max(0, params.skip_tokens - span.start)) :])
+        skipped = min(span.count, max(0, params.skip_tokens - span.start))
+        tokens = self._table.tokens[span.row, span.start + skipped : span.length]
+        state.add(self._pooler.steps(hidden[skipped:], tokens, params))
         return self._pooler.finish(state, params) if span.length == row.prompt_len else None
 
 
@@ -274,4 +284,6 @@ def pooling_info(spec: PoolerSpec, hidden: int, vocab: int) -> PoolingInfo:
         labels=spec.labels,
         score_method=spec.score_method,
         sparse=spec.sparse_head is not None,
+        chunked=spec.chunked,
+        max_embed_len=spec.max_embed_len,
     )

@@ -64,6 +64,11 @@ class PoolerSpec:
         label_tokens: the weight of `classify` are the rows of these tokens in the output projection.
         classify_tokens: `classify` is computed for every token, and the mean of the logits is taken (EuroBERT).
         subtract_labels: the score is the difference of the last label's and the first one's logits.
+        default_dimensions: values of an embedding that a request gets if it does not say; None: all.
+        chunked: texts beyond the context length are embedded in chunks; only the front end reads it.
+        max_embed_len: tokens of the longest text; None: the context length, or no limit with `chunked`.
+        logit_mean, logit_sigma: logits of labels become (logits - mean) / sigma.
+        step_tag: results of tokens are those of this token only; None: of all.
         extra_weights: files in the model's folder with weights of the steps: (step, folder).
     """
 
@@ -82,4 +87,10 @@ class PoolerSpec:
     label_tokens: tuple[int, ...] = ()
     classify_tokens: bool = False
     subtract_labels: bool = False
+    default_dimensions: int | None = None
+    chunked: bool = False
+    max_embed_len: int | None = None
+    logit_mean: float = 0.0
+    logit_sigma: float = 1.0
+    step_tag: int | None = None
     extra_weights: tuple[tuple[str, str], ...] = ()

@@ -6,12 +6,13 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast
 
 from quire.engine.models.archs.bert import bert_head, deberta_head, distilbert_head, electra_head
 from quire.engine.models.archs.masked_lm import masked_lm_head
 from quire.engine.models.archs.rope_encoders import eurobert_head, modernbert_head
 from quire.engine.models.errors import UnknownArchitecture, UnsupportedModel
+from quire.engine.models.pooler_settings import PoolerSettings, read_pooler_settings
 from quire.engine.models.pooler_spec import (
     Dense,
     HeadStep,
@@ -20,7 +21,7 @@ from quire.engine.models.pooler_spec import (
     ScoreMethod,
     SparseHead,
 )
-from quire.engine.models.sentence_transformers import POOLING_NAMES, Modules, read_json, read_modules
+from quire.engine.models.sentence_transformers import Modules, read_json, read_modules
 from quire.engine.models.spec import DecoderSpec, TransformerSpec
 from quire.engine.wire.pooling_params import PoolingType
 
@@ -72,13 +73,43 @@ def read_pooler(folder: Path, config: Any, spec: TransformerSpec | None, options
     """
     modules = read_modules(folder)
     name = next(iter(getattr(config, "architectures", None) or []), "")
-    pooler = _of_files(folder, config, spec, modules, name, options)
+    settings = read_pooler_settings(options.pooler)
+    options = _with_task(options, settings)
+    vocab = config.get_text_config().vocab_size if spec is None else spec.vocab
+    if settings.returned_token_ids:
+        pooler: PoolerSpec | None = _token_logits(spec, name, settings)
+    else:
+        pooler = _of_files(folder, config, spec, modules, name, options)
     if pooler is None:
+        if options.pooler:
+            raise UnsupportedModel("--pooler-config: the model generates; --convert embed makes it pool")
         return None
-    pooler = _with_settings(pooler, options)
+    pooler = _with_settings(pooler, settings, vocab)
     if options.task != "auto" and options.task not in pooler.tasks:
         raise UnsupportedModel(f"--task {options.task}: the model's tasks are {', '.join(pooler.tasks)}")
     return pooler
+
+
+def _with_task(options: PoolingOptions, settings: PoolerSettings) -> PoolingOptions:
+    """The options with the task of --pooler-config, which is that of --task."""
+    if settings.task is None or settings.task == options.task:
+        return options
+    if options.task != "auto":
+        raise UnsupportedModel(f"--pooler-config: task {settings.task} differs from --task {options.task}")
+    return replace(options, task=cast("TaskOption", settings.task))
+
+
+def _token_logits(spec: TransformerSpec | None, name: str, settings: PoolerSettings) -> PoolerSpec:
+    """A language model that rates steps: the logits of a few tokens at each position (Math-Shepherd)."""
+    if not isinstance(spec, DecoderSpec) or not ("CausalLM" in name or "LMHead" in name):
+        raise _inapplicable("returned_token_ids", "the model has no logits of tokens that Quire can compute")
+    tokens = settings.returned_token_ids
+    return PoolerSpec(
+        tasks=("token_classify",),
+        classify=(Dense(size_in=0, size_out=len(tokens), bias=False),),
+        labels=tuple(f"token_{token}" for token in tokens),
+        label_tokens=tokens,
+    )
 
 
 def _of_files(
@@ -278,25 +309,48 @@ def _label_act(config: Any, labels: tuple[str, ...]) -> LabelActivation:
     return "sigmoid" if problem == "multi_label_classification" or len(labels) == 1 else "softmax"
 
 
-def _with_settings(pooler: PoolerSpec, options: PoolingOptions) -> PoolerSpec:
-    """The values of --pooler-config in place of the model's."""
-    given = dict(options.pooler)
-    kind = given.pop("pooling_type", None)
-    if kind is not None:
-        found = POOLING_NAMES.get(str(kind).lower())
-        if found is None:
-            known = ", ".join(kind.upper() for kind in get_args(PoolingType))
-            raise UnsupportedModel(f"--pooler-config: pooling_type must be one of {known}, not {kind!r}")
-        pooler = replace(pooler, pooling_type=found)
-    for name in ("normalize", "use_activation"):
-        value = given.pop(name, None)
-        if value is not None:
-            if not isinstance(value, bool):
-                raise UnsupportedModel(f"--pooler-config: {name} must be true or false, not {value!r}")
-            pooler = replace(pooler, normalize=value, label_act=pooler.label_act if value else "none")
-    if given:
-        raise UnsupportedModel(
-            f"--pooler-config: {', '.join(given)} is not supported; supported are pooling_type, normalize and "
-            "use_activation"
-        )
-    return pooler
+def _with_settings(pooler: PoolerSpec, settings: PoolerSettings, vocab: int) -> PoolerSpec:
+    """The settings in place of the model's.
+
+    Raises:
+        UnsupportedModel: one does not apply to the model.
+    """
+    _check_applies(pooler, settings, vocab)
+    if settings.pooling_type is not None and pooler.labels and not pooler.classify:
+        raise _inapplicable("pooling_type", "transformers runs the model with a pooling of its own")
+    if (activates := settings.use_activation) is not None:
+        pooler = replace(pooler, normalize=activates, label_act=pooler.label_act if activates else "none")
+    return replace(
+        pooler,
+        pooling_type=settings.pooling_type or pooler.pooling_type,
+        default_dimensions=settings.dimensions,
+        chunked=settings.chunked,
+        max_embed_len=settings.max_embed_len,
+        logit_mean=settings.logit_mean or 0.0,
+        logit_sigma=settings.logit_sigma or 1.0,
+        step_tag=settings.step_tag_id,
+    )
+
+
+def _check_applies(pooler: PoolerSpec, settings: PoolerSettings, vocab: int) -> None:
+    embeds = "embed" in pooler.tasks and pooler.sparse_head is None
+    for name, value in (("enable_chunked_processing", settings.chunked), ("max_embed_len", settings.max_embed_len)):
+        if value and not embeds:
+            raise _inapplicable(name, "the model has no dense embeddings of texts")
+    for name in ("logit_mean", "logit_sigma"):
+        if getattr(settings, name) is not None and not pooler.labels:
+            raise _inapplicable(name, "the model has no labels")
+    if settings.steps_only and not any(task.startswith("token_") for task in pooler.tasks):
+        raise _inapplicable("tok_pooling_type STEP", "the model has no results of tokens")
+    if (size := settings.dimensions) is not None:
+        if not pooler.matryoshka:
+            raise _inapplicable("dimensions", "the model has no Matryoshka embeddings")
+        if pooler.dimensions and size not in pooler.dimensions:
+            raise _inapplicable("dimensions", f"the model's are {', '.join(map(str, pooler.dimensions))}")
+    for token in (settings.step_tag_id, *settings.returned_token_ids):
+        if token is not None and token >= vocab:
+            raise UnsupportedModel(f"--pooler-config: token id {token} is not in the vocabulary of {vocab}")
+
+
+def _inapplicable(name: str, reason: str) -> UnsupportedModel:
+    return UnsupportedModel(f"--pooler-config: {name} does not apply: {reason}")

@@ -127,7 +127,7 @@ def test_a_language_model_embeds_if_told_to(tmp_path: Path) -> None:
     model = make_model("llama")
     save_model(model, tmp_path)
     assert Engine(tmp_path).info.tasks == ("generate",)
-    options = ModelOptions(task="embed", pooler_config={"pooling_type": "MEAN", "normalize": False})
+    options = ModelOptions(task="embed", pooler_config={"pooling_type": "MEAN", "use_activation": False})
     engine, text = Engine(tmp_path, model=options), random_text(1, 30)
     mean = output(model.model, text).last_hidden_state[0].mean(0)
     assert_close(pool(engine, [text], EMBED)[0], mean)
@@ -137,7 +137,7 @@ def test_a_language_model_embeds_if_told_to(tmp_path: Path) -> None:
 def test_pooler_config_names_every_kind_of_pooling(tmp_path: Path, name: str) -> None:
     model = make_model("llama")
     save_model(model, tmp_path)
-    options = ModelOptions(task="embed", pooler_config={"pooling_type": name, "normalize": False})
+    options = ModelOptions(task="embed", pooler_config={"pooling_type": name, "use_activation": False})
     engine, text = Engine(tmp_path, model=options), random_text(1, 30)
     hidden = output(model.model, text).last_hidden_state[0]
     weights = torch.arange(1.0, len(hidden) + 1)[:, None]
