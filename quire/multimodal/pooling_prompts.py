@@ -20,10 +20,16 @@ _SLICE_CHARACTERS = 1 << 15  # 10 to 15 ms
 
 
 class PoolingPrompt(NamedTuple):
-    """A tokenized text or pair. `second_text_start`: index of the first token of type 1, of the second text."""
+    """A tokenized text or pair.
+
+    Attributes:
+        second_text_start, second_text_end: index of the first token of type 1, of the second text, and of the first one
+            behind it; None for the end of the prompt.
+    """
 
     token_ids: TokenArray
     second_text_start: int | None = None
+    second_text_end: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +52,23 @@ class Truncation:
         tokens: the limit.
         truncate: longer ones are cut, not refused.
         side: the side on which they are cut.
+        pad_to: shorter ones are padded to so many tokens.
+        pad_id: the token that they are padded with.
     """
 
     tokens: int
     truncate: bool = False
     side: Literal["left", "right"] = "right"
+    pad_to: int = 0
+    pad_id: int = 0
+
+    def padded(self, prompt: PoolingPrompt) -> PoolingPrompt:
+        """The prompt with padding behind it, which has the token type 0."""
+        ids, missing = prompt.token_ids, self.pad_to - len(prompt.token_ids)
+        if missing <= 0:
+            return prompt
+        end = None if prompt.second_text_start is None else len(ids)
+        return PoolingPrompt(np.pad(ids, (0, missing), constant_values=self.pad_id), prompt.second_text_start, end)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +142,7 @@ def tokenize_texts(job: TextsJob, tokenizer: Tokenizer, *, lower_case: bool) -> 
         if len(ids) > job.truncation.tokens:
             _check_fit(len(ids), job, index)
             ids = _truncated(tokenizer.backend, texts[index], job.truncation, special=special)
-        prompts.append(PoolingPrompt(_checked(ids, job, index)))
+        prompts.append(job.truncation.padded(PoolingPrompt(_checked(ids, job, index))))
     return prompts
 
 
@@ -154,7 +172,8 @@ def tokenize_pairs(job: PairsJob, tokenizer: Tokenizer, template: PairTemplate |
             _check_fit(len(encoding.ids), job, index)
             encoding = _truncated_pair(tokenizer.backend, *pairs[index], job.truncation)
         types = encoding.type_ids
-        prompts.append(PoolingPrompt(_checked(encoding.ids, job, index), types.index(1) if 1 in types else None))
+        start = types.index(1) if 1 in types else None
+        prompts.append(job.truncation.padded(PoolingPrompt(_checked(encoding.ids, job, index), start)))
     return prompts
 
 
@@ -184,7 +203,7 @@ def _by_template(
                 raise PromptError(
                     _TOO_LONG.format(limit=job.truncation.tokens, length=len(ids)), job.names.at(job.first + index)
                 )
-        prompts.append(PoolingPrompt(_checked(ids, job, index)))
+        prompts.append(job.truncation.padded(PoolingPrompt(_checked(ids, job, index))))
     return prompts
 
 

@@ -160,7 +160,7 @@ _POOLED: Body = {
     "request_id": "request", "timeout": 30.0,
 }  # fmt: skip
 _ENCODED: Body = {"encoding_format": "base64", "embed_dtype": "float16", "endianness": "big"}
-_EMBEDDED: Body = {"dimensions": 8, "use_activation": True, "normalize": True, "input_type": None, **_ENCODED}
+_EMBEDDED: Body = {"dimensions": 8, "use_activation": True, "input_type": None, **_ENCODED}
 _CHAT_INPUT: Body = {
     "messages": _MESSAGES[:2], "add_generation_prompt": True, "continue_final_message": False,
     "add_special_tokens": True, "chat_template": None, "chat_template_kwargs": {"a": 1},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -40,6 +41,7 @@ InputRequest = (
     | PoolingChatRequest
 )
 Side = Literal["left", "right"]
+_MAX_PADDED = 1 << 22  # tokens of a request, 16 MiB
 _UNLIMITED = (1 << 31) - 1  # the size of the body and of the results are limits
 
 
@@ -74,6 +76,31 @@ def truncation_of(model: ServedModel, keep: int | None, side: Side | None, *, em
         )
     own: Side = "left" if model.renderer.tokenizer.config.get("truncation_side") == "left" else "right"
     return Truncation(limit if keep in (None, -1) else keep or limit, truncate=keep is not None, side=side or own)
+
+
+def with_padding(
+    model: ServedModel, truncation: Truncation, padding: Literal["max_length", "do_not_pad"] | None, count: int
+) -> Truncation:
+    """The truncation, and padding of shorter prompts to the maximum length if it is asked for.
+
+    Padding is computed like other tokens, as in vLLM. `count`: number of prompts.
+
+    Raises:
+        InvalidRequest: the model has no padding token, or the padded prompts are too long together.
+    """
+    if padding != "max_length":
+        return truncation
+    length = min(longest_input(model, embeds=True), model.info.max_model_len)
+    pad_id = model.renderer.tokenizer.pad_id
+    if pad_id is None:
+        raise InvalidRequest("`padding` is not supported by this model: its tokenizer has no padding token.", "padding")
+    if count * length > _MAX_PADDED:
+        raise InvalidRequest(
+            f"`padding` to {length} tokens would make {count * length} tokens of {count} inputs; at most {_MAX_PADDED} "
+            "are accepted. Please send fewer inputs.",
+            "padding",
+        )
+    return replace(truncation, pad_to=length, pad_id=pad_id)
 
 
 def embed_params(
@@ -158,6 +185,8 @@ async def input_group(
     """
     embeds = params.task == "embed"
     truncation = truncation_of(model, body.truncate_prompt_tokens, body.truncation_side, embeds=embeds)
+    count = count_inputs(body.input) if isinstance(body, TextInput) else 1
+    truncation = with_padding(model, truncation, body.padding, count)
     if isinstance(body, TextInput):
         prefix = ""
         if isinstance(body, EmbedFields):
@@ -206,7 +235,7 @@ def _token_prompt(model: ServedModel, ids: Ids, truncation: Truncation, name: st
         check_length(len(ids), truncation.tokens, name)
     elif len(ids) > truncation.tokens:
         ids = ids[: truncation.tokens] if truncation.side == "right" else ids[-truncation.tokens :]
-    return PoolingPrompt(ids)
+    return truncation.padded(PoolingPrompt(ids))
 
 
 def _check_dimensions(model: ServedModel, dimensions: int, field: str) -> None:

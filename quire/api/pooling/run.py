@@ -137,11 +137,7 @@ async def run_pooling(
                 owners.append((inputs, group.names))
                 async with aclosing(_prompts(context.model, group)) as slices:
                     async for prompts in slices:
-                        requests = [
-                            request
-                            for prompt in prompts
-                            for request in _requests(context, group.params, prompt, chunks)
-                        ]
+                        requests = list(_requests(context, group.params, prompts, chunks))
                         if on_result is None:
                             size = _size(context.model, group.params, requests)
                             _check_size(context.results.values + size, group.names)
@@ -195,18 +191,20 @@ async def _prompts(model: ServedModel, group: InputGroup) -> AsyncGenerator[Sequ
 
 
 def _requests(
-    context: PoolingContext, params: PoolingParams, prompt: PoolingPrompt, chunks: ChunkedInputs
+    context: PoolingContext, params: PoolingParams, prompts: Sequence[PoolingPrompt], chunks: ChunkedInputs
 ) -> Iterator[PoolRequest]:
-    """The engine's requests for an input: one for each chunk."""
-    for tokens, own in chunks.split(prompt.token_ids, params):
-        yield PoolRequest(
-            prompt=tokens,
-            params=own,
-            priority=context.priority,
-            cache_salt=context.cache_salt,
-            flow=context.id,
-            second_text_start=prompt.second_text_start,
-        )
+    """The engine's requests for some inputs: one for each chunk."""
+    for prompt in prompts:
+        for tokens, own in chunks.split(prompt.token_ids, params):
+            yield PoolRequest(
+                prompt=tokens,
+                params=own,
+                priority=context.priority,
+                cache_salt=context.cache_salt,
+                flow=context.id,
+                second_text_start=prompt.second_text_start,
+                second_text_end=prompt.second_text_end,
+            )
 
 
 def _name(owners: Sequence[tuple[int, InputNames]], index: int | None) -> str | None:

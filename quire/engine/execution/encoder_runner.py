@@ -120,7 +120,13 @@ def _inputs(
             end if r.second_text_start is None else r.second_text_start
             for r, end in zip(requests, offsets[1:], strict=True)
         ]
-        type_ids = torch.from_numpy((positions >= np.repeat(starts, np.diff(offsets))).astype(np.int64))
+        ends = [
+            end if r.second_text_end is None else r.second_text_end
+            for r, end in zip(requests, offsets[1:], strict=True)
+        ]
+        lengths = np.diff(offsets)
+        is_second = (positions >= np.repeat(starts, lengths)) & (positions < np.repeat(ends, lengths))
+        type_ids = torch.from_numpy(is_second.astype(np.int64))
     return ModelInputs(
         torch.from_numpy(tokens).to(device),
         torch.from_numpy(positions).to(device),
