@@ -96,6 +96,10 @@ class TextsJob:
         """Numbers of characters that are tokenized."""
         return [len(self.prefix) + len(text) for text in self.texts]
 
+    def name(self, index: int, *, is_query: bool = False) -> str:
+        """The name of a text, for errors; there are no queries among them."""
+        return self.names.at(self.first + index)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairsJob:
@@ -103,6 +107,7 @@ class PairsJob:
 
     Attributes:
         names: field names of the documents, for errors; the first one has the index `first`.
+        queries: those of the queries, if they are in another field.
         instruction, variables: values for the model's template.
         query_tokens, document_tokens: limits in tokens, to which longer texts are truncated; 0: no limit.
     """
@@ -111,6 +116,7 @@ class PairsJob:
     truncation: Truncation
     names: InputNames
     first: int = 0
+    queries: InputNames | None = None
     instruction: str | None = None
     variables: Mapping[str, Any] = field(default_factory=dict)
     query_tokens: int = 0
@@ -125,6 +131,10 @@ class PairsJob:
         """Numbers of characters that are tokenized, without the variables of a template."""
         shared = len(self.instruction or "")
         return [shared + len(query) + len(document) for query, document in self.texts]
+
+    def name(self, index: int, *, is_query: bool = False) -> str:
+        """The name of a document, or of its query, for errors."""
+        return ((self.queries if is_query else None) or self.names).at(self.first + index)
 
 
 def tokenize_texts(job: TextsJob, tokenizer: Tokenizer, *, lower_case: bool) -> list[PoolingPrompt]:
@@ -169,7 +179,7 @@ def tokenize_pairs(job: PairsJob, tokenizer: Tokenizer, template: PairTemplate |
     prompts = []
     for index, encoding in enumerate(_encoded(tokenizer, pairs, job, special=True)):
         if len(encoding.ids) > job.truncation.tokens:
-            _check_fit(len(encoding.ids), job, index)
+            _check_pair(len(encoding.ids), job, index, tokenizer, pairs[index][0])
             encoding = _truncated_pair(tokenizer.backend, *pairs[index], job.truncation)
         types = encoding.type_ids
         start = types.index(1) if 1 in types else None
@@ -190,7 +200,7 @@ def _by_template(
     for index, encoding in enumerate(_encoded(tokenizer, texts, job, special=False)):
         ids, (query, document) = encoding.ids, pairs[index]
         if (excess := len(ids) - job.truncation.tokens) > 0:
-            _check_fit(len(ids), job, index)
+            _check_pair(len(ids), job, index, tokenizer, query)
             length = len(tokenizer.encode(document, add_special_tokens=False))
             # Other tokens may arise where the text was cut; a second cut leaves room for them.
             for margin in (0, 8):
@@ -200,9 +210,7 @@ def _by_template(
                 if len(ids) <= job.truncation.tokens:
                     break
             else:
-                raise PromptError(
-                    _TOO_LONG.format(limit=job.truncation.tokens, length=len(ids)), job.names.at(job.first + index)
-                )
+                raise PromptError(_TOO_LONG.format(limit=job.truncation.tokens, length=len(ids)), job.name(index))
         prompts.append(job.truncation.padded(PoolingPrompt(_checked(ids, job, index))))
     return prompts
 
@@ -225,12 +233,20 @@ def check_length(length: int, limit: int, name: str) -> None:
 
 def _check_fit(length: int, job: TextsJob | PairsJob, index: int) -> None:
     if not job.truncation.truncate:
-        check_length(length, job.truncation.tokens, job.names.at(job.first + index))
+        check_length(length, job.truncation.tokens, job.name(index))
+
+
+def _check_pair(length: int, job: PairsJob, index: int, tokenizer: Tokenizer, query: str) -> None:
+    """Refuse a pair that is too long by the name of its query, if that is too long with any document."""
+    if job.truncation.truncate:
+        return
+    alone = len(tokenizer.encode(query, add_special_tokens=False))
+    check_length(length, job.truncation.tokens, job.name(index, is_query=alone > job.truncation.tokens))
 
 
 def _checked(ids: list[int], job: TextsJob | PairsJob, index: int) -> TokenArray:
     if not ids:
-        raise PromptError("The input is empty: it has no tokens.", job.names.at(job.first + index))
+        raise PromptError("The input is empty: it has no tokens.", job.name(index))
     return token_array(ids)
 
 
@@ -243,7 +259,8 @@ def _encoded(
         bad = next((i for i, text in enumerate(texts) if not _is_valid(text)), None)
         if bad is None:
             raise
-        raise PromptError("The input has an invalid character.", job.names.at(job.first + bad)) from error
+        is_query = isinstance(job, PairsJob) and not _is_valid(job.texts[bad][0])
+        raise PromptError("The input has an invalid character.", job.name(bad, is_query=is_query)) from error
 
 
 def _is_valid(text: Sequence[str]) -> bool:

@@ -29,6 +29,7 @@ from quire.api.protocol.pooling.requests import (
 )
 from quire.api.serving.models import ServedModel, ServerState
 from quire.engine.wire.pooling_params import PoolingParams, PoolingTask
+from quire.multimodal.errors import PromptError
 from quire.multimodal.pooling_prompts import InputNames, PoolingPrompt, TextsJob, Truncation, check_length
 
 Ids = NDArray[np.int32]
@@ -41,6 +42,7 @@ InputRequest = (
     | PoolingChatRequest
 )
 Side = Literal["left", "right"]
+_RENDERED = "input_text"  # as chats call their prompt, see docs/api/errors-and-limits.md
 _MAX_PADDED = 1 << 22  # tokens of a request, 16 MiB
 _UNLIMITED = (1 << 31) - 1  # the size of the body and of the results are limits
 
@@ -198,7 +200,12 @@ async def input_group(
     if isinstance(body, EmbedFields):
         _refuse_prompts(body)
     conversation = conversation_of(body, trusted=state.trust_request_chat_template)
-    rendered = await model.renderer.chat(conversation, tenant=current_tenant())
+    try:
+        rendered = await model.renderer.chat(conversation, tenant=current_tenant())
+    except PromptError as error:
+        if error.param != _RENDERED:
+            raise
+        raise PromptError(str(error), "messages") from error
     fields.ignore(request, unused_template_fields(body, rendered))
     prompt = _token_prompt(model, rendered.prompt.token_ids, truncation, "messages")
     return InputGroup([prompt], params, InputNames("messages", several=False))

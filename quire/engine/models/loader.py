@@ -166,6 +166,20 @@ def load_model(
     Raises:
         ModelError: the folder, the architecture or the weights are not supported; the message has the reason.
     """
+    try:
+        return _load_model(folder, config, options, target, bar, groups)
+    except WeightMismatch as error:  # a server may have several models
+        raise WeightMismatch(f"{folder.name}: {error}") from error
+
+
+def _load_model(
+    folder: Path,
+    config: ModelConfig,
+    options: ModelOptions,
+    target: LoadTarget,
+    bar: ProgressBar,
+    groups: RankGroups | None,
+) -> LoadedModel:
     if groups is not None:
         check_parallel(config)
     quantize = options.quantization != "none"

@@ -197,8 +197,8 @@ def load_transformers_encoder(
                 ignore_mismatched_sizes=True,  # they are in the report
             )
     except Exception as error:  # safetensors and the model's own code have more kinds of errors
-        raise WeightMismatch(f"transformers cannot load {folder.name}: {type(error).__name__}: {error}") from error
-    _check_report(module, report, kind, folder.name)
+        raise WeightMismatch(f"transformers cannot load it: {type(error).__name__}: {error}") from error
+    _check_report(module, report, kind)
     for name, parameter in module.named_parameters():
         check_finite(name, parameter.data)
     return TransformersEncoder(module.to(device).eval(), pooler)
@@ -230,7 +230,7 @@ def _auto_class(config: Any, kind: HeadKind) -> Any:
     return auto
 
 
-def _check_report(module: Any, report: Any, kind: HeadKind, name: str) -> None:
+def _check_report(module: Any, report: Any, kind: HeadKind) -> None:
     """Check what transformers did not find, and what it did not use.
 
     A checkpoint may have the weights of a head that is not needed, or lack those of a pooler that is not read.
@@ -240,13 +240,13 @@ def _check_report(module: Any, report: Any, kind: HeadKind, name: str) -> None:
     parts = {part for part, _ in module.base_model.named_children()} - {"pooler"}
     unused = [key for key in report["unexpected_keys"] if key.removeprefix(prefix).partition(".")[0] in parts]
     if missing:
-        raise WeightMismatch(f"weights missing from the checkpoint of {name}: {', '.join(sorted(missing)[:5])}")
+        raise WeightMismatch(f"weights missing from the checkpoint: {', '.join(sorted(missing)[:5])}")
     if unused:
-        raise WeightMismatch(f"unexpected weights in the checkpoint of {name}: {', '.join(sorted(unused)[:5])}")
+        raise WeightMismatch(f"unexpected weights in the checkpoint: {', '.join(sorted(unused)[:5])}")
     for key, found, expected in report["mismatched_keys"]:
-        raise WeightMismatch(f"{key} has shape {tuple(found)} in {name}, but the model's is {tuple(expected)}")
+        raise WeightMismatch(f"{key} has shape {tuple(found)}, but the model's is {tuple(expected)}")
     if errors := report.get("error_msgs"):
-        raise WeightMismatch(f"transformers cannot load {name}: {errors}")
+        raise WeightMismatch(f"transformers cannot load it: {errors}")
 
 
 def _groups(lengths: Sequence[int], batching: Batching) -> Iterator[list[int]]:

@@ -173,3 +173,32 @@ async def test_names_that_vllm_removed(path: str, body: dict[str, Any], name: st
     assert refused.status_code == 400
     assert refused.json()["error"]["param"] == name
     assert "use `use_activation`" in refused.json()["error"]["message"]
+
+
+LONG = "x" * 100
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/score", {"text_1": LONG, "text_2": ["a", "b"]}, "text_1"),
+        ("/score", {"text_1": ["a", LONG], "text_2": ["a", "b"]}, "text_1[1]"),
+        ("/score", {"queries": ["a"], "documents": ["a", LONG]}, "documents[1]"),
+        ("/score", {"queries": [LONG], "items": ["a", "b"]}, "queries[0]"),
+        ("/score", {"data_1": "x" * 30, "data_2": "x" * 30}, "data_2"),
+        ("/rerank", {"query": LONG, "documents": ["a", "b"]}, "query"),
+        ("/rerank", {"query": LONG, "texts": ["a", "b"]}, "query"),
+        ("/rerank", {"query": "a", "texts": ["a", "b", "c", LONG]}, "texts[3]"),
+        ("/predict", {"inputs": [["a", "b"], [LONG, "c"]]}, "inputs[1]"),
+        ("/predict", {"inputs": ["a", 3]}, "inputs[1]"),
+        ("/predict", {"inputs": [["a"], ["b", 3]]}, "inputs[1][1]"),
+        ("/score", {"text_1": "y" * (3 << 20), "text_2": ["a", "b"]}, "text_1"),
+        (PATH, {"messages": [{"role": "user", "content": "y" * (3 << 20)}]}, "messages"),
+    ],
+)
+async def test_errors_name_the_field_that_was_sent(path: str, body: dict[str, Any], param: str, tmp_path: Path) -> None:
+    """Of a pair that is too long the query, if no document would fit."""
+    async with pooling_server(tmp_path, joins=True, max_model_len=40) as server:
+        refused = await server.post(path, body)
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == param, refused.text

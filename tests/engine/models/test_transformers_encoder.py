@@ -44,8 +44,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "roformer": ("roformer", {"embedding_size": 64, "pad_token_id": 0}),
 }
 DECODER = {
-    **{"pad_token_id": 0, "bos_token_id": 1, "cls_token_id": 1, "sep_token_id": 2},
-    **{"local_attention": 24, "global_attn_every_n_layers": 2},
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "cls_token_id": 1,
+    "sep_token_id": 2,
+    "local_attention": 24,
+    "global_attn_every_n_layers": 2,
 }
 TEXTS = [random_text(i, length) for i, length in enumerate((1, 40, 9, 120, 23, 40))]
 EMBED = PoolingParams(task="embed")
@@ -187,17 +191,21 @@ def test_a_head_that_is_not_needed_may_be_in_the_checkpoint(tmp_path: Path) -> N
 def test_weights_that_do_not_fit_are_named(tmp_path: Path) -> None:
     save(tmp_path / "missing", "deberta")
     change_weights(tmp_path / "missing", {}, remove=["encoder.layer.1.output.dense.weight"])
-    with pytest.raises(WeightMismatch, match=r"missing from the checkpoint of missing: encoder\.layer\.1\.output"):
+    with pytest.raises(
+        WeightMismatch, match=r"missing: weights missing from the checkpoint: encoder\.layer\.1\.output"
+    ):
         load(tmp_path / "missing")
     save(tmp_path / "extra", "deberta")
     change_weights(tmp_path / "extra", {"encoder.layer.1.adapter.weight": torch.ones(3)})
     with pytest.raises(
-        WeightMismatch, match=r"unexpected weights in the checkpoint of extra: encoder\.layer\.1\.adapter"
+        WeightMismatch, match=r"extra: unexpected weights in the checkpoint: encoder\.layer\.1\.adapter"
     ):
         load(tmp_path / "extra")
     save(tmp_path / "shape", "deberta")
     change_weights(tmp_path / "shape", {"encoder.layer.1.output.dense.weight": torch.ones(3, 3)})
-    with pytest.raises(WeightMismatch, match=r"encoder\.layer\.1\.output\.dense\.weight has shape \(3, 3\) in shape"):
+    with pytest.raises(
+        WeightMismatch, match=r"shape: encoder\.layer\.1\.output\.dense\.weight has shape \(3, 3\), but"
+    ):
         load(tmp_path / "shape")
 
 
