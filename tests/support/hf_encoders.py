@@ -90,7 +90,7 @@ ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def make_encoder(case: str, auto: Any = AutoModel, *, seed: int = 0, **changes: Any) -> Any:
-    """Build a transformers model of a case, or a model type, in float32; `auto`: the class that makes it, for a head."""
+    """Build a transformers model of a case, or of a model type, in float32; `auto`: the class that makes it."""
     model_type, overrides = ENCODERS.get(case, (case, {}))
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()

@@ -94,7 +94,10 @@ def _modernbert(draw: Draw, _: Config) -> Config:
         "classifier_pooling": _one_of(draw, "cls", "mean"),
         "local_attention": _one_of(draw, 8, 24),
         "global_attn_every_n_layers": _one_of(draw, 1, 2, 3),
-        **{"cls_token_id": 1, "sep_token_id": 2, "bos_token_id": 1, "eos_token_id": 2},
+        "cls_token_id": 1,
+        "sep_token_id": 2,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
     }
 
 

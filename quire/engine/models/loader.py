@@ -250,7 +250,7 @@ def _load_transformers_encoder(load: _Load, hf_config: Any, pooler: PoolerSpec) 
 def _load_transformer(load: _Load, spec: DecoderSpec | EncoderSpec, groups: RankGroups | None) -> LoadedModel:
     folder, config, checkpoint, dtype = load.folder, load.config, load.checkpoint, load.dtype
     context_len = _transformer_context_len(load, spec)
-    check_acts(spec)
+    check_acts(spec, *(() if config.pooler is None else config.pooler.acts))
     encoder = spec.encoder if isinstance(spec, DecoderSpec) else None
     _check_layers(len(spec.layers) + (0 if encoder is None else len(encoder.layers)), checkpoint)
     if isinstance(spec, DecoderSpec):

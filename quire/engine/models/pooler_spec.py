@@ -94,3 +94,11 @@ class PoolerSpec:
     logit_sigma: float = 1.0
     step_tag: int | None = None
     extra_weights: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def acts(self) -> set[str]:
+        """The activations of all heads."""
+        steps = [*self.embed, *self.token_embed, *self.classify]
+        if self.sparse_head is not None and self.sparse_head.dense is not None:
+            steps.append(self.sparse_head.dense)
+        return {step.act for step in steps if isinstance(step, Dense)}

@@ -75,7 +75,10 @@ def read_pooler(folder: Path, config: Any, spec: TransformerSpec | None, options
     name = next(iter(getattr(config, "architectures", None) or []), "")
     settings = read_pooler_settings(options.pooler)
     options = _with_task(options, settings)
-    vocab = config.get_text_config().vocab_size if spec is None else spec.vocab
+    text = config.get_text_config() if spec is None else None
+    hidden, vocab = (
+        (getattr(text, "hidden_size", 0), getattr(text, "vocab_size", 0)) if spec is None else (spec.hidden, spec.vocab)
+    )
     if settings.returned_token_ids:
         pooler: PoolerSpec | None = _token_logits(spec, name, settings)
     else:
@@ -84,7 +87,7 @@ def read_pooler(folder: Path, config: Any, spec: TransformerSpec | None, options
         if options.pooler:
             raise UnsupportedModel("--pooler-config: the model generates; --convert embed makes it pool")
         return None
-    pooler = _with_settings(pooler, settings, vocab)
+    pooler = _with_settings(pooler, settings, hidden, vocab)
     if options.task != "auto" and options.task not in pooler.tasks:
         raise UnsupportedModel(f"--task {options.task}: the model's tasks are {', '.join(pooler.tasks)}")
     return pooler
@@ -309,13 +312,13 @@ def _label_act(config: Any, labels: tuple[str, ...]) -> LabelActivation:
     return "sigmoid" if problem == "multi_label_classification" or len(labels) == 1 else "softmax"
 
 
-def _with_settings(pooler: PoolerSpec, settings: PoolerSettings, vocab: int) -> PoolerSpec:
+def _with_settings(pooler: PoolerSpec, settings: PoolerSettings, hidden: int, vocab: int) -> PoolerSpec:
     """The settings in place of the model's.
 
     Raises:
         UnsupportedModel: one does not apply to the model.
     """
-    _check_applies(pooler, settings, vocab)
+    _check_applies(pooler, settings, hidden, vocab)
     if settings.pooling_type is not None and pooler.labels and not pooler.classify:
         raise _inapplicable("pooling_type", "transformers runs the model with a pooling of its own")
     if (activates := settings.use_activation) is not None:
@@ -332,7 +335,7 @@ def _with_settings(pooler: PoolerSpec, settings: PoolerSettings, vocab: int) -> 
     )
 
 
-def _check_applies(pooler: PoolerSpec, settings: PoolerSettings, vocab: int) -> None:
+def _check_applies(pooler: PoolerSpec, settings: PoolerSettings, hidden: int, vocab: int) -> None:
     embeds = "embed" in pooler.tasks and pooler.sparse_head is None
     for name, value in (("enable_chunked_processing", settings.chunked), ("max_embed_len", settings.max_embed_len)):
         if value and not embeds:
@@ -347,6 +350,8 @@ def _check_applies(pooler: PoolerSpec, settings: PoolerSettings, vocab: int) -> 
             raise _inapplicable("dimensions", "the model has no Matryoshka embeddings")
         if pooler.dimensions and size not in pooler.dimensions:
             raise _inapplicable("dimensions", f"the model's are {', '.join(map(str, pooler.dimensions))}")
+        if size > (most := next((step.size_out for step in reversed(pooler.embed) if isinstance(step, Dense)), hidden)):
+            raise _inapplicable("dimensions", f"the model's embeddings have {most} values")
     for token in (settings.step_tag_id, *settings.returned_token_ids):
         if token is not None and token >= vocab:
             raise UnsupportedModel(f"--pooler-config: token id {token} is not in the vocabulary of {vocab}")

@@ -64,6 +64,9 @@ def test_dimensions_are_those_of_requests_that_do_not_say(tmp_path: Path) -> Non
     )
     with pytest.raises(UnsupportedModel, match="dimensions does not apply: the model's are 16, 32"):
         engine(tmp_path, dimensions=17)
+    embedder(tmp_path, is_matryoshka=True)
+    with pytest.raises(UnsupportedModel, match="dimensions does not apply: the model's embeddings have 64 values"):
+        engine(tmp_path, dimensions=65)
 
 
 @pytest.mark.parametrize("auto", [AutoModelForSequenceClassification, AutoModelForTokenClassification])
