@@ -236,6 +236,8 @@ def _check_generates(config: Any, pooling: PoolingOptions) -> None:
         raise UnsupportedModel(
             f"models of type {config.model_type!r} are supported for generation only, not for embeddings"
         )
+    if pooling.pooler:
+        raise UnsupportedModel("--pooler-config: the model generates; --convert embed makes it pool")
 
 
 def _is_generator(name: str) -> bool:

@@ -84,8 +84,6 @@ def read_pooler(folder: Path, config: Any, spec: TransformerSpec | None, options
     else:
         pooler = _of_files(folder, config, spec, modules, name, options)
     if pooler is None:
-        if options.pooler:
-            raise UnsupportedModel("--pooler-config: the model generates; --convert embed makes it pool")
         return None
     pooler = _with_settings(pooler, settings, hidden, vocab)
     if options.task != "auto" and options.task not in pooler.tasks:

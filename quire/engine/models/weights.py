@@ -125,14 +125,15 @@ class WeightFiller:
             self._put(name, tensor)
         if self._extra:
             raise WeightMismatch(f"unexpected weights in the checkpoint: {_some(self._extra)}")
-        missing = [name for parameter, parts in self._missing.items() if parts for name in self._lacking(parameter)]
+        missing = [name for name, parts in self._missing.items() if parts]
         if missing:
-            raise WeightMismatch(f"weights missing from the checkpoint: {_some(missing)}")
+            named = [name for parameter in missing[:_MAX_NAMES] for name in self._lacking(parameter)]
+            raise WeightMismatch(f"weights missing from the checkpoint: {_some(named + missing[_MAX_NAMES:])}")
 
     def _lacking(self, parameter: str) -> list[str]:
         """The names that the missing tensors of a parameter have in checkpoints."""
         whole = len(self._missing[parameter]) == len(self._parts(parameter))
-        parts: list[int | None] = [None] if whole else sorted(self._missing[parameter])
+        parts: list[int | None] = [None] if whole else [*sorted(self._missing[parameter])]
         return [" or ".join(self._names.names_of(parameter, part, self._seen)) for part in parts]
 
     def _zero_keys(self) -> None:

@@ -30,7 +30,7 @@ async def test_long_inputs_are_embedded_in_chunks(path: str, tmp_path: Path) -> 
     core = FakeCore()
     text = "".join(chr(97 + i % 23) for i in range(150))
     async with pooling_server(tmp_path, core=core, facts={"chunked": True}, max_model_len=LIMIT) as server:
-        body = {"input": text} if path in (PATH, "/pooling") else {"inputs": text}
+        body: dict[str, Any] = {"input": text} if path in (PATH, "/pooling") else {"inputs": text}
         if path == "/v2/embed":
             body = {"texts": [text], "truncate": "NONE"}
         if path == "/pooling":

@@ -90,7 +90,7 @@ def test_steps_of_a_reward_model(max_num_batched_tokens: int, tmp_path: Path) ->
     model.save_pretrained(tmp_path)
     text = [7, 9, 250, *TEXTS[1], 250, 8, 250]
     settings = {"tok_pooling_type": "STEP", "step_tag_id": 250, "returned_token_ids": [11, 12]}
-    options = {"block_size": 8, "max_num_seqs": 4, "max_num_batched_tokens": max_num_batched_tokens}
+    options: dict[str, Any] = {"block_size": 8, "max_num_seqs": 4, "max_num_batched_tokens": max_num_batched_tokens}
     steps = Engine(tmp_path, model=ModelOptions(pooler_config=settings), **options)
     assert steps.info.tasks == ("token_classify",)
     (got,) = pool(steps, [text], PoolingParams(task="token_classify"))

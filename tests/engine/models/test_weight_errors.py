@@ -11,7 +11,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification
 
 from quire.engine.models.errors import WeightMismatch
-from quire.engine.models.loader import PoolerHeads, _empty_model
+from quire.engine.models.layers.heads import PoolerHeads
+from quire.engine.models.loader import _empty_model
 from quire.engine.models.model_config import read_model_config
 from quire.engine.models.pooler_spec import PoolerSpec
 from quire.engine.models.spec import DecoderSpec, EncoderSpec

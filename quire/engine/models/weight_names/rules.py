@@ -125,7 +125,8 @@ class WeightNames:
         for name in names:
             if (target := self.target(name, parameters)) is None or target.part is not None:
                 continue
-            rank = (next(i for i, (rule, _) in enumerate(self._compiled) if rule.fullmatch(self._bare(name))), name)
+            rules = (i for i, (rule, _) in enumerate(self._compiled) if rule.fullmatch(self._bare(name)))
+            rank = (next(rules, len(self._compiled)), name)
             first, last = sorted((rank, chosen.get(target.parameter, rank)))
             chosen[target.parameter] = first
             if first[0] != last[0]:
