@@ -15,7 +15,11 @@ _LENGTH_TOLERANCE = 1e-2  # of an embedding of length 1, which bfloat16 rounds
 
 
 class ChunkedInputs:
-    """Which chunks the inputs of a request have. Chunks are numbered in the order of the inputs."""
+    """Which chunks the inputs of a request have. Chunks are numbered in the order of the inputs.
+
+    Attributes:
+        any_split: some input is longer than a chunk.
+    """
 
     def __init__(self, max_tokens: int) -> None:
         """`max_tokens`: of a chunk."""
@@ -23,6 +27,7 @@ class ChunkedInputs:
         self._first: list[int] = []  # the first chunk of each input
         self._weights: list[int] = []  # of each chunk
         self._activations: list[bool | None] = []  # of each input
+        self.any_split = False
 
     def split(self, tokens: TokenArray, params: PoolingParams) -> list[tuple[TokenArray, PoolingParams]]:
         """The chunks of the next input, and their parameters. What is not pooled is in none, if it fills it."""
@@ -32,6 +37,7 @@ class ChunkedInputs:
         if len(tokens) <= size:
             self._weights.append(1)
             return [(tokens, params)]
+        self.any_split = True
         chunks = []
         for start in range(0, len(tokens), size):
             chunk, skipped = tokens[start : start + size], max(0, params.skip_tokens - start)
