@@ -232,9 +232,16 @@ def _load_transformers_encoder(load: _Load, hf_config: Any, pooler: PoolerSpec) 
         position_limit,
     )
 
-    device, total = load.target.torch_device, load.checkpoint.total_bytes
+    device, total, dtype = load.target.torch_device, load.checkpoint.total_bytes, load.dtype
     with load.bar(total) as progress:
-        model = load_transformers_encoder(load.folder, hf_config, pooler, load.dtype, device)
+        try:
+            model = load_transformers_encoder(load.folder, hf_config, pooler, dtype, device)
+        except UnsupportedModel as error:  # the code of some models mixes dtypes
+            if load.options.dtype != "auto" or dtype == torch.float32:
+                raise
+            logger.warning("%s is computed in float32: %s", load.folder.name, error)
+            dtype = torch.float32
+            model = load_transformers_encoder(load.folder, hf_config, pooler, dtype, device)
         progress(total)
     heads = nn.ModuleDict({"heads": model.pooler_heads})
     WeightFiller(heads, WeightNames(())).fill(_extra_weights(load.folder, pooler))
@@ -242,9 +249,7 @@ def _load_transformers_encoder(load: _Load, hf_config: Any, pooler: PoolerSpec) 
     text = hf_config.get_text_config()
     longest = position_limit(model) or _max_positions(text)
     context_len = _shortened(load, _sentence_limit(load.folder, longest))
-    return LoadedModel(
-        model, hf_config.model_type, "transformers", load.dtype, text.vocab_size, context_len, total, pooler
-    )
+    return LoadedModel(model, hf_config.model_type, "transformers", dtype, text.vocab_size, context_len, total, pooler)
 
 
 def _load_transformer(load: _Load, spec: DecoderSpec | EncoderSpec, groups: RankGroups | None) -> LoadedModel:

@@ -51,7 +51,7 @@ STATIC = "static"  # the model type of a table of embeddings
 ModelImplementation = Literal["auto", "quire", "transformers"]
 # Ends of the names of architectures that transformers may run as encoders of text.
 _POOLING_NAMES = (
-    *("Model", "ForMaskedLM", "ForPreTraining", "WithLMHeadModel", "SpladeSparseEmbeddingModel"),
+    *("Model", "ForMaskedLM", "ForPreTraining", "SpladeSparseEmbeddingModel"),
     *("ForSequenceClassification", "ForTokenClassification"),
 )
 _NO_OVERRIDES: Mapping[str, Any] = MappingProxyType({})

@@ -226,3 +226,12 @@ def test_quantization_is_refused(tmp_path: Path) -> None:
     save(tmp_path, "deberta")
     with pytest.raises(UnsupportedModel, match="--quantization works with"):
         load(tmp_path, quantization="int8", dtype="float32")
+
+
+def test_a_model_whose_code_mixes_dtypes_is_computed_in_float32(tmp_path: Path) -> None:
+    """If the user has not chosen a dtype."""
+    model = make_encoder("deberta", relative_attention=True, pos_att_type=["c2p"], position_biased_input=True)
+    model.bfloat16().save_pretrained(tmp_path)
+    assert load(tmp_path, dtype="auto").dtype == torch.float32
+    with pytest.raises(UnsupportedModel, match="dtype"):
+        load(tmp_path, dtype="bfloat16")
