@@ -236,8 +236,10 @@ class ModelOptions(Options):
     )
     pooler_config: JsonObject = Field(
         {},
-        description="JSON object with pooling_type (LAST, CLS, MEAN, MAX, MEAN_SQRT_LEN or WEIGHTED_MEAN), normalize "
-        "and use_activation, instead of the model's own",
+        description="JSON object with settings of pooling instead of the model's own, with vLLM's names: task, "
+        "pooling_type (LAST, CLS, MEAN, MAX, MEAN_SQRT_LEN or WEIGHTED_MEAN), seq_pooling_type, tok_pooling_type (ALL "
+        "or STEP), use_activation, dimensions, enable_chunked_processing, max_embed_len, logit_mean, logit_sigma, "
+        "step_tag_id, returned_token_ids",
     )
 
 

@@ -179,10 +179,11 @@ class PromptBuilder:
             )
         for index, size in enumerate(sizes):
             if size > limit:
+                is_query = isinstance(job, PairsJob) and len(job.texts[index][0]) > limit
                 raise PromptError(
                     f"The input has {size} characters; at most {limit} are allowed. Please reduce the length of the "
                     "input prompt.",
-                    job.names.at(job.first + index),
+                    job.name(index, is_query=is_query),
                 )
 
     def check_length(self, text: str, max_tokens: int | None) -> None:

@@ -179,6 +179,9 @@ class ChatAndCompletionFields(CommonSamplingFields):
     n: Annotated[int, Field(ge=1)] | None = Field(1, description="answers for each prompt")
     stream_options: StreamOptions | None = None
     truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
+    truncation_side: Literal["left", "right"] | None = Field(
+        None, description="the side of the prompt that truncate_prompt_tokens cuts; default: left"
+    )
     prompt_logprobs: Alternatives | None = None
     request_id: str | None = None
     return_tokens_as_token_ids: bool | None = None
