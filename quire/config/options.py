@@ -143,6 +143,12 @@ class LimitOptions(Options):
         description="maximum number of waiting sequences (a request with n=4 has four sequences); "
         "further requests get status 503 with Retry-After",
     )
+    max_client_share: Annotated[float, Field(gt=0, le=1)] = Field(
+        0.75,
+        description="largest share of the slots for sequences, the realtime sessions and other shared resources that "
+        "one client may hold while nobody else uses them; less while others do; a client is an API key, or an address "
+        "if there are not several keys; beyond it requests get status 429 with Retry-After; 1: no limit",
+    )
     request_timeout: SecondsOrNever = Field(
         0.0, description="seconds after which a request is aborted with status 408; 0: never"
     )

@@ -15,7 +15,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from quire.api.http.credentials import KEY_PROTOCOL, key_of, subprotocols
 from quire.api.http.errors import ApiError, InvalidRequest, NotFound, Overloaded, Unauthorized
-from quire.api.http.tenant import AUTHENTICATED, set_tenant
+from quire.api.http.tenant import API_KEY, api_keys, set_tenant
 from quire.api.serving.models import ServerState
 from quire.config.options import RealtimeOptions, ServerOptions
 from quire.metrics.prometheus import Metrics
@@ -51,6 +51,7 @@ class Sessions:
         self.secrets = ClientSecrets()
         self._options = options
         self._server = server
+        self._keys = api_keys(server.api_key)
         self._metrics = metrics
         self._running = 0
         self.shared = SharedContext(
@@ -130,13 +131,13 @@ class Sessions:
 
     def _secret(self, websocket: WebSocket) -> Secret | None:
         given = key_of(websocket.headers).decode("latin-1")
-        if not given.startswith(PREFIX) or AUTHENTICATED in websocket.scope:
+        if not given.startswith(PREFIX) or API_KEY in websocket.scope:
             return None
         secret = self.secrets.read(given)
         if secret is None:
             raise Unauthorized("The client secret is not valid, or has expired.")
         if secret.owner is not None:
-            websocket.scope[AUTHENTICATED] = secret.owner
+            websocket.scope[API_KEY] = self._keys[secret.owner]
         return secret
 
     def _check_origin(self, websocket: WebSocket) -> None:

@@ -79,6 +79,7 @@ async def running_server(
         write_tokenizer(folder, joins=joins, **({} if chat_template is None else {"chat_template": chat_template}))
     else:
         write(folder)
+    settings.setdefault("max_client_share", 1.0)  # all clients of a test have one address
     options = Serve(**settings)
     metrics = Metrics(max_model_len=CONTEXT, vllm_names=options.vllm_metric_names)
     async with AsyncExitStack() as stack:

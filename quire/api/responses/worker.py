@@ -82,12 +82,12 @@ class DatabaseWorker:
             self._maintenance.cancel()
             with suppress(asyncio.CancelledError):
                 await self._maintenance
-        if running := self._running["read"] | self._running["write"]:
+        if running := set[asyncio.Future[Any]]().union(*self._running.values()):
             await asyncio.wait(running, timeout=_CLOSE_SECONDS)
         for pool in self._pools.values():
             pool.shutdown(wait=False, cancel_futures=True)
         if self._database is not None:
-            await asyncio.to_thread(self._database.close)
+            await asyncio.to_thread(self._database.close)  # at once, or when the operations that still use it end
 
     def _start_maintenance(self) -> None:
         if self._maintenance is None and not self._closed:
@@ -132,6 +132,8 @@ class DatabaseWorker:
                 self._database = None
             if self._database is None:
                 self._database = self._open_database()
+                if self._closed:  # meanwhile, so that nothing else closes it
+                    self._database.close()
             return self._database
 
     async def _maintain(self) -> None:

@@ -160,7 +160,7 @@ async def test_what_a_dead_server_left_has_failed(tmp_path: Path) -> None:
     async with running_server(tmp_path, response_store=url) as server:
         body = await ask(server)
         left = {**body, "status": "in_progress", "background": True}
-        await ResponseStore(url, 0).save(StoredResponse(response=left, items=[], lease=1.0))
+        await ResponseStore(url, 0).save(StoredResponse(owner="", response=left, items=[], lease=1.0))
         found = (await server.http.get(f"{PATH}/{body['id']}")).json()
     assert (found["status"], found["error"]["code"]) == ("failed", "server_error")
 
@@ -206,7 +206,7 @@ async def test_a_stream_that_a_dead_server_left_ends(tmp_path: Path) -> None:
         events = await stream(server)
         response = events[0]["response"]
         async with aclosing(ResponseStore(url, 0)) as store:
-            await store.save(StoredResponse(response=response, items=[], events=events[:3], lease=1.0))
+            await store.save(StoredResponse(owner="", response=response, items=[], events=events[:3], lease=1.0))
         replayed = events_in((await server.http.get(f"{PATH}/{response['id']}", params={"stream": True})).text)
     assert replayed[:3] == events[:3]
     assert (replayed[3]["type"], replayed[3]["sequence_number"]) == ("response.failed", 3)
