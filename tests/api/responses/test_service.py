@@ -79,6 +79,17 @@ async def test_a_conversation_outlives_the_server(tmp_path: Path) -> None:
     assert "ONE" in prompts(core)[0]
 
 
+@pytest.mark.parametrize("nothing", ["", []])
+async def test_an_empty_input_adds_no_turn_to_a_conversation(tmp_path: Path, nothing: Any) -> None:
+    core = FakeCore()
+    async with running_server(tmp_path, core) as server:
+        first = await ask(server, "one")
+        second = await ask(server, nothing, previous_response_id=first["id"])
+        items = (await server.http.get(f"{PATH}/{second['id']}/input_items")).json()["data"]
+    assert [item["role"] for item in reversed(items)] == ["user", "assistant"]
+    assert prompts(core)[1].count("user") == prompts(core)[0].count("user") == 1
+
+
 async def test_pages_of_input(tmp_path: Path) -> None:
     turns = [{"role": "user", "content": str(number), "id": f"m{number}"} for number in range(5)]
     async with running_server(tmp_path) as server:
