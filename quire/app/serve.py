@@ -25,6 +25,8 @@ def run(settings: Serve) -> int:
     start_logging(settings.log_level)
     for note in settings.notes:
         logger.info("%s", note)
+    for warning in settings.warnings:
+        logger.warning("%s", warning)
     end_on_signals()  # until the server handles them itself
     _check(settings)
     with bind_sockets(ServerOptions.of(settings)) as sockets:

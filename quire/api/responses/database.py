@@ -329,7 +329,9 @@ def _begin_sqlite(connection: sa.Connection) -> None:
 def _create_tables(connection: sa.Connection) -> None:
     tables = sa.inspect(connection).get_table_names()
     if _responses.name in tables:
-        _update_table(connection, connection.execute(sa.select(_schema.c.version)).scalar() if _schema.name in tables else 1)
+        _update_table(
+            connection, connection.execute(sa.select(_schema.c.version)).scalar() if _schema.name in tables else 1
+        )
     _metadata.create_all(connection)
     version = connection.execute(sa.select(_schema.c.version)).scalar()
     if version is None:
@@ -387,9 +389,7 @@ def _vacuum(connection: sa.Connection) -> bool:
     return _FREE_PAGES < left < free
 
 
-def _get(
-    connection: sa.Connection, response_id: str, owner: str, now: float, *, events: bool
-) -> dict[str, Any] | None:
+def _get(connection: sa.Connection, response_id: str, owner: str, now: float, *, events: bool) -> dict[str, Any] | None:
     values = {"wanted": response_id, "reader": owner, "now": now}
     row = connection.execute(_QUERIES[events], values).mappings().one_or_none()
     return None if row is None else dict(row)

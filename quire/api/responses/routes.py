@@ -13,8 +13,8 @@ from starlette.responses import Response
 from quire.api.http import fields
 from quire.api.http.errors import ApiError, InvalidRequest
 from quire.api.http.routing import CheckedRoute, detach_resources, releaser
-from quire.api.http.tenant import owner_of
 from quire.api.http.sse import EventStream, respond_unless_disconnected, typed_event, unless_disconnected
+from quire.api.http.tenant import owner_of
 from quire.api.protocol.common import ERRORS, ErrorBody, openapi_stream
 from quire.api.protocol.responses import DeletedResponse, InputItems, ResponseObject, ResponsesRequest
 from quire.api.responses.service import ResponseService

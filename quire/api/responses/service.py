@@ -176,9 +176,7 @@ class ResponseService:
             if job.run.finished:  # it is being stored: if that fails, it has failed
                 await asyncio.wait([job.task])
             run = job.run
-            return StoredResponse(
-                owner=run.owner, response=run.to_json(), items=list(run.items), events=run.events
-            )
+            return StoredResponse(owner=run.owner, response=run.to_json(), items=list(run.items), events=run.events)
         stored = await self._store.load(response_id, owner, events=events)
         if stored is None:
             raise NoSuchResponse(response_id)

@@ -48,7 +48,10 @@ async def assert_unknown_to(server: Server, key: str, response_id: str) -> None:
         path, body = path.replace(response_id, unknown), body and {**body, "previous_response_id": unknown}
         same = await call(server, key, method, path, body)
         assert status == 404
-        assert (status, refusal["error"]["message"].replace(response_id, unknown)) == (same[0], same[1]["error"]["message"])
+        assert (status, refusal["error"]["message"].replace(response_id, unknown)) == (
+            same[0],
+            same[1]["error"]["message"],
+        )
 
 
 @pytest.mark.parametrize("store", [None, "sqlite://"])
