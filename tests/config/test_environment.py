@@ -97,7 +97,7 @@ def test_the_key_of_vllm_is_the_key(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert Serve.parse([]).api_key == ("mine",)
     monkeypatch.delenv("QUIRE_API_KEY")
     monkeypatch.setenv("VLLM_API_KEY", "")
-    with pytest.raises(ConfigError, match="VLLM_API_KEY becomes --api-key, which expects non-empty strings$"):
+    with pytest.raises(ConfigError, match=r"VLLM_API_KEY becomes --api-key, which expects non-empty strings$"):
         Serve.parse([])
 
 
@@ -123,6 +123,6 @@ def test_variables_of_vllm_are_obeyed_or_named(
 
 def test_a_value_of_a_variable_of_vllm_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_HTTP_TIMEOUT_KEEP_ALIVE", "soon")
-    with pytest.raises(ConfigError, match="VLLM_HTTP_TIMEOUT_KEEP_ALIVE becomes --timeout-keep-alive.*, not 'soon'"):
+    with pytest.raises(ConfigError, match=r"VLLM_HTTP_TIMEOUT_KEEP_ALIVE becomes --timeout-keep-alive.*, not 'soon'"):
         Serve.parse([])
     Serve.parse(["--timeout-keep-alive", "5"])

@@ -129,7 +129,9 @@ async def run_pooling(
         Overloaded: there is no memory for the results.
     """
     tokens, owners = 0, []
-    with context.model.client.pool_batch(timeout=context.timeout, on_result=on_result) as batch:
+    with context.model.client.pool_batch(
+        timeout=context.timeout, on_result=on_result, tenant=current_tenant()
+    ) as batch:
         try:
             for group in groups:
                 owners.append((batch.size, group.names))

@@ -329,9 +329,8 @@ def _begin_sqlite(connection: sa.Connection) -> None:
 def _create_tables(connection: sa.Connection) -> None:
     tables = sa.inspect(connection).get_table_names()
     if _responses.name in tables:
-        _update_table(
-            connection, connection.execute(sa.select(_schema.c.version)).scalar() if _schema.name in tables else 1
-        )
+        known = connection.execute(sa.select(_schema.c.version)).scalar() if _schema.name in tables else 1
+        _update_table(connection, known)
     _metadata.create_all(connection)
     version = connection.execute(sa.select(_schema.c.version)).scalar()
     if version is None:
@@ -409,7 +408,7 @@ def _delete(connection: sa.Connection, where: sa.ColumnElement[bool]) -> bool:
 
 
 def _delete_oldest(connection: sa.Connection, owner: str, size: int, keep: str) -> int:
-    """Delete an owner's oldest rows, but `keep`, until they make `size` bytes, or a batch of them; returns their bytes."""
+    """Delete the oldest rows of an owner, but `keep`, until they make `size` bytes, or a batch; returns their bytes."""
     query = sa.select(_responses.c.id, _responses.c.size).where(_responses.c.owner == owner, _responses.c.id != keep)
     ids, freed = [], 0
     for row in connection.execute(query.order_by(_responses.c.stored).limit(_BATCH)):

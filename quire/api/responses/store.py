@@ -61,18 +61,19 @@ class ResponseStore:
     does not exist.
     """
 
-    def __init__(self, url: str | None, ttl: float, size: int | None = None) -> None:
+    def __init__(self, url: str | None, ttl: float, size: int | None = None, share: float = 1.0) -> None:
         """Make a store. The database is opened by the first call.
 
         Args:
             url: URL in SQLAlchemy's format; None for the default location.
             ttl: seconds after which a response expires; 0: never.
             size: bytes of all responses together; None for 1 GiB, or 256 MiB in memory.
+            share: of operations that may wait, for one client.
         """
         self._url = url
         self._ttl = ttl
         self._size = size
-        self._worker = DatabaseWorker(self._open_database)
+        self._worker = DatabaseWorker(self._open_database, share)
 
     def problem(self) -> str | None:
         """Why the store cannot be used, as far as is known; None if it works."""

@@ -30,12 +30,13 @@ _HELD = 1 << 30  # bytes of decoded audio in this process from which on further 
 class AudioReader:
     """Prepares the audio of one model's requests."""
 
-    def __init__(self, options: AudioOptions, *, max_queued: int = 1024, held: int = _HELD) -> None:
+    def __init__(self, options: AudioOptions, *, max_queued: int = 1024, share: float = 1.0, held: int = _HELD) -> None:
         """Nothing is started yet.
 
         Args:
             options: limits of files.
             max_queued: files that may wait for a process.
+            share: the largest part of these for one tenant; see `Shares`.
             held: bytes of decoded audio from which on further files wait before they are decoded.
         """
         self.limits = AudioLimits(
@@ -49,8 +50,9 @@ class AudioReader:
             WorkerLimits(memory=memory, seconds=_SECONDS, stack=1 << 24),
             size=2,
             max_queued=max_queued,
+            share=share,
         )
-        self._threads = FairThreads("audio", size=2, max_queued=4 * max_queued)
+        self._threads = FairThreads("audio", size=2, max_queued=4 * max_queued, share=share)
         self._room = _Room(held)
 
     async def decode(self, file: BinaryIO | bytes, *, tenant: str = "") -> DecodedAudio:

@@ -58,8 +58,8 @@ import sys
 from quire.api.responses.database import Database
 database = Database(sys.argv[1], 1 << 30)
 for number in range(10**6):
-    row = {"id": str(number), "owner": "", "expires": None, "lease": 0.0, "response": b"x" * 20000, "items": b"", "events": None}
-    database.put({**row, "size": 20000})
+    row = {"id": str(number), "expires": None, "lease": 0.0, "response": b"x" * 20000, "items": b"", "events": None}
+    database.put({**row, "size": 20000, "owner": ""})
     print(number, flush=True)
 """
 _FULL_DISK = """
@@ -68,14 +68,14 @@ from quire.api.responses.database import Database
 from quire.api.responses.errors import StoreFailed
 database = Database(sys.argv[1], 1 << 30)
 database.check(write=True)
-row = {"id": "x", "owner": "", "expires": None, "lease": 0.0, "response": b"x" * (1 << 22), "items": b"", "events": None}
+row = {"id": "x", "expires": None, "lease": 0.0, "response": b"x" * (1 << 22), "items": b"", "events": None}
 resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, resource.RLIM_INFINITY))
 try:
-    database.put({**row, "size": 1 << 22})
+    database.put({**row, "size": 1 << 22, "owner": ""})
 except StoreFailed as error:
     print(error)
 resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-database.put({**row, "size": 1 << 22})
+database.put({**row, "size": 1 << 22, "owner": ""})
 print("stored", database.get("x", "", 0.0, events=False) is not None)
 """
 

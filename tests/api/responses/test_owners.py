@@ -79,7 +79,7 @@ async def test_a_response_that_is_generated_is_that_of_its_key(tmp_path: Path) -
 
 
 async def test_responses_stay_with_their_key_after_a_restart(tmp_path: Path) -> None:
-    """In another order of keys, too. A server without keys serves what was made without one, to everybody with a key."""
+    """Also if the keys have another order. What was made without a key is everybody's."""
     async with running_server(tmp_path) as server:
         without_key = await created(server, "")
     async with running_server(tmp_path, api_key=KEYS) as server:
