@@ -115,7 +115,13 @@ async def _serve_models(
         model.client.observer = observer = ModelMetrics(metrics, model.names[0], index)
         observer.describe_cache(model.info, EngineOptions.of(settings))
     options = ServerOptions.of(settings)
-    responses = ResponseService(state, store, ToolServers(urls_by_label(settings.tool_server), settings.tool_timeout))
+    tool_servers = ToolServers(
+        urls_by_label(settings.tool_server),
+        settings.tool_timeout,
+        int(settings.max_tool_answer_size),
+        settings.max_client_share,
+    )
+    responses = ResponseService(state, store, tool_servers)
     sessions = Sessions(
         state, RealtimeOptions.of(settings), options, metrics, transcriber_factory(), settings.max_client_share
     )
@@ -141,6 +147,7 @@ async def _serve_models(
         for task in watching:
             task.cancel()
         await asyncio.gather(*watching, return_exceptions=True)
+        await tool_servers.aclose()
     return 1 if server.failed or not server.started else 0
 
 

@@ -18,6 +18,7 @@ from quire.config.types import (
     Seconds,
     SecondsOrNever,
     Size,
+    SizeFromKiB,
     SizeFromMiB,
 )
 
@@ -92,6 +93,11 @@ class ServerOptions(Options):
         (), description="MCP server available to /v1/responses; repeatable; requires quire[mcp]"
     )
     tool_timeout: Seconds = Field(60.0, description="timeout of calls to MCP servers in seconds")
+    max_tool_answer_size: SizeFromKiB = Field(
+        ByteSize(4 << 20),
+        description="largest answer of an MCP server to one list of its tools or one call; a larger one is refused, "
+        "and the model sees the error of the call",
+    )
     shutdown_timeout: Seconds = Field(
         20.0,
         description="seconds after SIGTERM until running requests are aborted; the process ends within 5 more seconds",

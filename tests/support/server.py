@@ -129,7 +129,13 @@ async def running_server(
         database = options.response_store or f"sqlite:///{folder / 'responses.db'}"
         store = ResponseStore(database, options.response_ttl, options.response_store_size, options.max_client_share)
         await stack.enter_async_context(aclosing(store))
-        tool_servers = ToolServers(urls_by_label(options.tool_server), options.tool_timeout)
+        tool_servers = ToolServers(
+            urls_by_label(options.tool_server),
+            options.tool_timeout,
+            int(options.max_tool_answer_size),
+            options.max_client_share,
+        )
+        await stack.enter_async_context(aclosing(tool_servers))
         transcriber_of = transcriber_factory() if speech is None else lambda _: speech
         sessions = Sessions(state, options, options, metrics, transcriber_of, options.max_client_share)
         app = create_app(state, metrics, ResponseService(state, store, tool_servers), sessions, options)
