@@ -276,7 +276,9 @@ class ParallelOptions(Options):
 class ChatOptions(Options):
     """Chat templates, parsers and defaults of requests."""
 
-    chat_template: Path | None = Field(None, description="Jinja file to use instead of the model's chat template")
+    chat_template: str | None = Field(
+        None, description="Jinja file, or the text of a template, to use instead of the model's chat template"
+    )
     default_chat_template_kwargs: JsonObject = Field({}, description="JSON object of variables for every chat template")
     trust_request_chat_template: Flag = Field(False, description="allow `chat_template` in requests")
     generation_config: Literal["auto", "none"] = Field(
@@ -314,9 +316,10 @@ class EngineOptions(Options):
         description="size of the KV cache of each model, e.g. 4GiB; with several ranks that of each rank; default: "
         "from --kv-cache-free-memory-fraction, or on GPUs from --gpu-memory-utilization",
     )
-    kv_cache_dtype: Literal["auto", "int8", "fp8"] = Field(
+    kv_cache_dtype: Literal["auto", "bfloat16", "float16", "int8", "fp8"] = Field(
         "auto",
-        description="data type of the KV cache; auto: that of the model; int8: 8 bits with a scale for each head of "
+        description="data type of the KV cache; auto: that of the model; bfloat16, float16: the same, for models that "
+        "run in it; int8: 8 bits with a scale for each head of "
         "each token; fp8: float8_e4m3 with the checkpoint's scales, if it has any, on GPUs of compute capability 8.9 "
         "or more",
     )

@@ -56,7 +56,7 @@ class Renderer:
             limits: limits of a job in a process.
 
         Raises:
-            PromptError: the file of --chat-template is not a valid template.
+            PromptError: --chat-template is not a valid template.
         """
         self.tokenizer = tokenizer
         self.max_model_len = max_model_len

@@ -38,7 +38,12 @@ LINKS = {
 def started(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> Serve:
     """The settings with which the command would serve."""
     reached: list[Serve] = []
-    monkeypatch.setattr(serve, "run", lambda settings: reached.append(settings) or 0)
+
+    def run(settings: Serve) -> int:
+        reached.append(settings)
+        return 0
+
+    monkeypatch.setattr(serve, "run", run)
     with pytest.raises(SystemExit) as ended:
         main(["serve", *arguments])
     assert ended.value.code == 0, ended.value.code

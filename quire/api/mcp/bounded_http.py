@@ -9,8 +9,8 @@ import httpx2
 from quire.api.http.json_size import count_values
 from quire.workers.shares import Shares
 
-_MAX_LINES = 1 << 14  # of event streams, in one list or call: each event has three or four
-_MAX_VALUES = 1 << 18  # of JSON in one message, as `count_values` counts them
+_MAX_LINES = 1 << 12  # of event streams, in one list or call: each event has three or four
+_MAX_VALUES = 1 << 17  # of JSON in one message, as `count_values` counts them; the library needs 2 µs for an array
 _SMALL = 1 << 16  # bytes of a list or call that need not be reserved: there are at most as many as slots
 _EVENTS = "text/event-stream"
 

@@ -128,7 +128,7 @@ def _client(server: McpServer, http: httpx2.AsyncClient, budget: AnswerBudget) -
     return Client(transport, client_info=identity, cache=None, mode="legacy" if is_sse else "auto")
 
 
-async def _accept(_name: str, _result: CallToolResult) -> None:
+async def _accept(name: str, result: CallToolResult) -> None:
     """Accept any result."""
 
 

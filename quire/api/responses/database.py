@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import sqlalchemy as sa
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 from sqlalchemy.pool import StaticPool
+from sqlalchemy.schema import CreateColumn
 
 from quire.api.responses.errors import StoreBlocked, StoreFailed, TooLargeToStore
 
@@ -102,7 +103,7 @@ class Database:
         self._used = Counter[str]()  # bytes of rows by owner; other servers' rows are counted by `sweep`
         self._lock = threading.Lock()  # of the numbers
         self._operations = 0  # that use a connection
-        self._closing = False
+        self._closing = threading.Event()
         # By whether an operation writes.
         self._locks: dict[bool, AbstractContextManager[Any]] = {False: nullcontext(), True: nullcontext()}
         with _failing():
@@ -131,7 +132,7 @@ class Database:
         SQLite crashes if a connection is closed while another thread uses it.
         """
         with self._lock:
-            self._closing = True
+            self._closing.set()
             in_use = self._operations
         if not in_use:
             self._engine.dispose()
@@ -282,14 +283,14 @@ class Database:
                     with _failing(), self._locks[write], self._engines[write].begin() as connection:
                         return work(connection)
                 except StoreBlocked:
-                    if self._closing or time.monotonic() > deadline:
+                    if self._closing.is_set() or time.monotonic() > deadline:
                         raise
 
     @contextmanager
     def _operation(self) -> Iterator[None]:
         """Keep connections open meanwhile. The last operation of a database that was closed closes them."""
         with self._lock:
-            if self._closing:
+            if self._closing.is_set():
                 raise StoreFailed("The store of responses is closed.")
             self._operations += 1
         try:
@@ -297,7 +298,7 @@ class Database:
         finally:
             with self._lock:
                 self._operations -= 1
-                last = self._closing and not self._operations
+                last = self._closing.is_set() and not self._operations
             if last:
                 self._engine.dispose()
 
@@ -355,10 +356,8 @@ def _update_table(connection: sa.Connection, version: int | None) -> None:
 
 def _add_columns(connection: sa.Connection, columns: Sequence[sa.Column[Any]]) -> None:
     for column in columns:
-        kind, default = column.type.compile(connection.dialect), column.server_default.arg.text
-        connection.exec_driver_sql(
-            f"ALTER TABLE {_responses.name} ADD COLUMN {column.name} {kind} NOT NULL DEFAULT {default}"
-        )
+        definition = CreateColumn(column).compile(dialect=connection.dialect)
+        connection.exec_driver_sql(f"ALTER TABLE {_responses.name} ADD COLUMN {definition}")
 
 
 def _check_version(version: int | None) -> None:

@@ -24,8 +24,9 @@ class VllmVariable:
 
     Attributes:
         field: the setting.
-        convert: from the variable's text to a value of the setting.
+        convert: from the variable's text to a value of the setting; None: the default.
         is_secret: the value must not be logged.
+        note: how the value is written, for the documentation.
     """
 
     field: str

@@ -158,6 +158,7 @@ async def longest_block(until_done: asyncio.Task[Any]) -> float:
 async def made_call(server: Server) -> dict[str, Any]:
     answer = await server.post(PATH, {"input": "x", "tools": _TOOLS, "max_tool_calls": 1})
     assert answer.status_code == 200, answer.text
+    call: dict[str, Any]
     call, *_ = [item for item in answer.json()["output"] if item["type"] == "mcp_call"]
     return call
 

@@ -97,7 +97,7 @@ async def test_responses_stay_with_their_key_after_a_restart(tmp_path: Path) -> 
 async def test_a_key_in_another_encoding_is_the_same_key(tmp_path: Path) -> None:
     async with running_server(tmp_path, api_key=("clé", "b")) as server:
         made = await created_with(server, "clé".encode())
-        answer = await server.http.get(f"{PATH}/{made}", headers={"authorization": "Bearer clé".encode("latin-1")})
+        answer = await server.http.get(f"{PATH}/{made}", headers={b"authorization": "Bearer clé".encode("latin-1")})
         assert answer.status_code == 200
 
 
