@@ -32,11 +32,14 @@ _CONVERTERS: Mapping[str, Callable[[str], list[str]]] = {
 }
 
 
-# Flags of JSON objects that are not translated; of the others it is known by their converters.
-_OBJECTS = ("--hf-overrides", "--pooler-config", "--override-generation-config", "--default-chat-template-kwargs")
-_CONVERTED_OBJECTS = (
+# Flags whose values are JSON objects.
+_OBJECTS = (
     "--attention-config",
+    "--default-chat-template-kwargs",
+    "--hf-overrides",
     "--limit-mm-per-prompt",
+    "--override-generation-config",
+    "--pooler-config",
     "--speculative-config",
     "--structured-outputs-config",
 )
@@ -102,7 +105,7 @@ def _object_flag(name: str) -> str | None:
     name = _normal(name) if name.startswith("--") else name
     entry = _BY_NAME.get(name)
     flag = name if entry is None else entry.names[0]
-    return flag if flag in (*_OBJECTS, *_CONVERTED_OBJECTS) else None
+    return flag if flag in _OBJECTS else None
 
 
 def _find(name: str, own: frozenset[str]) -> OtherServerFlag | None:

@@ -58,8 +58,7 @@ VARIABLES: Mapping[str, VllmVariable] = {
     "VLLM_MAX_STOP_STRINGS": VllmVariable("max_stop"),
     "VLLM_MAX_NUM_BAD_WORDS": VllmVariable("max_bad_words"),
 }
-# What these ask for is always so.
-_ALWAYS = {"VLLM_NO_USAGE_STATS": "no statistics are sent", "VLLM_DO_NOT_TRACK": "no statistics are sent"}
+_ALWAYS = ("VLLM_NO_USAGE_STATS", "VLLM_DO_NOT_TRACK")  # no statistics are ever sent
 
 
 class VllmVariables(PydanticBaseSettingsSource):
