@@ -8,6 +8,7 @@ import threading
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -68,7 +69,7 @@ _KINDS: dict[str, tuple[dict[str, str], Callable[[Any], Iterator[bytes]]]] = {
 
 def bodies() -> list[Hostile]:
     """All bodies of this kind. The server has to be started with the flags of `tool_servers`."""
-    return [Hostile(f"tools of a server: {label}", RESPONSES, lambda label=label: _request(label)) for label in _KINDS]
+    return [Hostile(f"tools of a server: {label}", RESPONSES, partial(_request, label)) for label in _KINDS]
 
 
 def _request(label: str) -> dict[str, Any]:

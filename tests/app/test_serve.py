@@ -290,6 +290,7 @@ def test_a_start_that_fails_with_a_store_in_memory_ends_in_order(tmp_path: Path)
             capture_output=True,
             text=True,
             timeout=PATIENCE,
+            check=False,
         )
         assert ended.returncode == 1, ended.stderr
         assert "cannot serve" in ended.stderr
