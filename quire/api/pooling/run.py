@@ -130,9 +130,10 @@ async def run_pooling(
         EngineError: the engine failed.
         Overloaded: there is no memory for the results.
     """
-    tokens, owners, chunks = 0, [], ChunkedInputs(context.model.info.max_model_len)
-    inputs = 0
-    with context.model.client.pool_batch(timeout=context.timeout, on_result=on_result) as batch:
+    tokens, inputs, owners, chunks = 0, 0, [], ChunkedInputs(context.model.info.max_model_len)
+    with context.model.client.pool_batch(
+        timeout=context.timeout, on_result=on_result, tenant=current_tenant()
+    ) as batch:
         try:
             for group in groups:
                 owners.append((inputs, group.names))

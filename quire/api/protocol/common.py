@@ -296,6 +296,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
         (404, "there is no such model or response"),
         (408, "generation exceeded its time limit"),
         (413, "the body is larger than --max-body-size"),
+        (429, "this client has its share of the server (--max-client-share)"),
         (500, "internal server error"),
         (503, "the queue is full, or the engine has stopped"),
     )
