@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from quire.api.http.errors import ApiError
-from quire.api.http.tenant import AUTHENTICATED
 from quire.app import arriving_bodies
 from quire.app.arriving_bodies import ArrivingBodies, ArrivingBody
 from quire.app.serve import run
@@ -120,7 +119,7 @@ class Bodies:
         def refuse(error: ApiError) -> None:
             self.refused.append(name)
 
-        return self.table.begin({"client": (tenant, 1), AUTHENTICATED: 0}, refuse)
+        return self.table.begin({"client": (tenant, 1)}, refuse)
 
     def receive(self, body: ArrivingBody, size: int) -> None:
         self.table.receive(body, size, new_piece=False)
