@@ -17,6 +17,7 @@ from quire.api.http.body import RELEASE_BODY
 from quire.api.http.errors import ApiError, HeadersTooLarge, InvalidRequest, Overloaded, TimedOut, UrlTooLong
 from quire.api.http.paths import endpoint_path, path_below, put_below
 from quire.api.http.request_ids import REQUEST_ID, new_request_id, request_id_of
+from quire.api.http.tenant import tenant_of
 from quire.app.arriving_bodies import ArrivingBody
 from quire.app.connections import Connections, UnreadResponse, reset
 from quire.app.middleware import PROBE_PATHS
@@ -174,7 +175,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
         async def handle(scope: Scope, receive: Receive, send: Send) -> None:
             try:
-                await turns().take(ARRIVALS + (self.client or ("",))[0])
+                await turns().take(ARRIVALS + tenant_of(scope))
                 await app(scope, receive, send)
             finally:
                 self._table.leave_place(cycle)
