@@ -11,6 +11,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import orjson
 
+from quire.api.http.tenant import take_turn
 from quire.engine.wire.protocol import TokenLogprobs
 from quire.multimodal.tokenizer import Tokenizer
 
@@ -169,8 +170,8 @@ async def _slices(entries: Sequence[Entry]) -> AsyncIterator[Sequence[Entry]]:
     width = max((len(entry.token_ids) for entry in entries[:2] if entry is not None), default=1)
     step = max(1, _MAX_CANDIDATES // width)
     for start in range(0, len(entries), step):
-        if start:
-            await asyncio.sleep(0)
+        if len(entries) > step:
+            await take_turn()
         yield entries[start : start + step]
 
 

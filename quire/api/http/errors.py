@@ -30,6 +30,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from quire.api.http.paths import endpoint_path
 from quire.engine.wire.errors import (
     DeadlineExceeded,
     EngineAsleep,
@@ -248,20 +249,20 @@ def install_error_handlers(app: FastAPI) -> None:
 
     async def api_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, ApiError)
-        return error.response(request.url.path)
+        return error.response(endpoint_path(request.scope))
 
     async def engine_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, EngineError | PromptError | WorkerError)
-        return as_api_error(error).response(request.url.path)
+        return as_api_error(error).response(endpoint_path(request.scope))
 
     async def validation(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        return _validation_error(error).response(request.url.path)
+        return _validation_error(error).response(endpoint_path(request.scope))
 
     async def http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         cause = error.__cause__  # FastAPI replaces errors that are raised while it reads the body
-        return (cause if isinstance(cause, ApiError) else _from_http(error)).response(request.url.path)
+        return (cause if isinstance(cause, ApiError) else _from_http(error)).response(endpoint_path(request.scope))
 
     async def disconnected(request: Request, error: Exception) -> Response:
         return Response(status_code=_CLIENT_CLOSED)
@@ -296,7 +297,7 @@ class _UnhandledErrors:
             if started or scope["type"] != "http":
                 raise  # a response that has started can only be cut off
             logger.exception("%s %r failed", scope["method"], scope["path"])
-            await Internal("Internal server error").response(scope["path"])(scope, receive, send)
+            await Internal("Internal server error").response(endpoint_path(scope))(scope, receive, send)
 
 
 def _validation_error(error: RequestValidationError) -> InvalidRequest:

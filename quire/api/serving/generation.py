@@ -8,6 +8,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
+from quire.api.http.tenant import take_turn
 from quire.api.protocol.common import CompletionTokensDetails, PromptTokensDetails, RequestMetrics, Usage
 from quire.engine.wire.client import EngineClient
 from quire.engine.wire.records import RequestTimes
@@ -64,7 +65,7 @@ async def _merged(
     try:
         for index, request in enumerate(requests):
             if index % _STARTED_AT_ONCE == 0:
-                await asyncio.sleep(0)  # the event loop would start all of them before it turns to others
+                await take_turn()  # the event loop would start all of them before it turns to others
             tasks.append(asyncio.create_task(pump(index, request)))
         running = len(tasks)
         while running:

@@ -11,6 +11,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from quire.api.http.tenant import take_turn
 from quire.api.serving.models import ServedModel
 from quire.api.serving.transcription.aligned_words import (
     AlignedToken,
@@ -210,10 +211,10 @@ class LiveTranscription:
         async with aclosing(audio) as pieces:
             async for samples in pieces:
                 for start in range(0, len(samples), SAMPLE_RATE):
+                    await take_turn()  # a second of audio takes a millisecond or two
                     part = samples[start : start + SAMPLE_RATE]
                     self._samples += len(part)
                     self._extend(request_id, self._maker.push(part))
-                    await asyncio.sleep(0)  # a second of audio takes a millisecond or two; others have their turn
         self._extend(request_id, self._maker.finish(), last=True)
 
     def _extend(self, request_id: str, features: FeatureArray, *, last: bool = False) -> None:
