@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from quire.api.answers.reasoning import PARSERS, ReasoningTags, detect_tags, tags_named
+from quire.api.answers.reasoning import ReasoningTags
+from quire.api.answers.reasoning_registry import PARSERS, detect_tags, tags_named
 from quire.api.answers.tools.registry import FORMATS, ToolFormat, detect_format
 
 _DISABLED, _DETECT = "none", "auto"

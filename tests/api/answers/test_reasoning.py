@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.api.answers.answer import AnswerFormat
-from quire.api.answers.reasoning import PARSERS, ReasoningSplitter, ReasoningTags, detect_tags, tags_named
+from quire.api.answers.reasoning import ReasoningSplitter, ReasoningTags
+from quire.api.answers.reasoning_registry import PARSERS, detect_tags, tags_named
 
 TAGS = ReasoningTags()
 PIECES = st.sampled_from(["<think>", "</think>", "<th", "ink>", "</", "a", "b c", "\n", " ", "<", ">"])
@@ -42,6 +43,11 @@ def test_pieces_and_the_whole_give_the_same(pieces: list[str], opened: bool) -> 
         ("<think>a</think>b</think>c", None, ("a", "b</think>c")),
         ("<thi", None, ("", "<thi")),
         ("", None, ("", "")),
+        ("</think>\nb", None, ("", "b")),
+        ("</think>b", "<think></think>", ("", "b")),
+        ("<think>a</think>\n</think>b", None, ("a", "b")),
+        ("<think>\n<think>a</think>b", None, ("a", "b")),
+        ("<think>a</think>b", "user<think>\n", ("a", "b")),
     ],
 )
 def test_what_is_reasoning_and_what_is_not(text: str, prompt: str | None, expected: tuple[str, str]) -> None:
@@ -80,6 +86,13 @@ RECORDED = [
     ("deepseek_v3", "<think>I think.</think>Yes.", ("I think.", "Yes.")),
     ("qwen3", "Yes.", ("", "Yes.")),
     ("glm45", "<think>a</think>b", ("a", "b")),
+    ("glm45", "a</think>b", ("a", "b")),
+    ("glm45", "\nnever ends", ("never ends", "")),
+    ("glm45", "a<tool_call>now</tool_call>", ("a", "<tool_call>now</tool_call>")),
+    ("glm47", "a</think></think>b", ("a", "b")),
+    ("glm4_moe", "a</think>b", ("a", "b")),
+    ("kimi_k2", "a</think>b", ("a", "b")),
+    ("qwen3", "<think>a<tool_call>now", ("a", "<tool_call>now")),
     ("glm47", "<think>a</think>b", ("a", "b")),
     ("glm4_moe", "<think>a</think>b", ("a", "b")),
     ("granite", "Here's my thought process: a. Here is my response: b.", ("a.", "b.")),
@@ -149,8 +162,48 @@ def test_reasoning_that_is_kept_is_counted_and_has_its_tags() -> None:
 
 def test_tags_of_ones_own_and_of_a_template() -> None:
     assert ReasoningSplitter(tags_named("<a>...</a>"), None).push("<a>x</a>y", last=True) == ("x", "y")
-    assert detect_tags("... [THINK] ...") is PARSERS["mistral"].tags
+    assert detect_tags("... [THINK] ...") is PARSERS["mistral"]
     assert detect_tags("no such thing") is None
+
+
+@pytest.mark.parametrize("name", [name for name, tags in PARSERS.items() if tags.switchable])
+def test_reasoning_that_a_request_switches_off_is_content(name: str) -> None:
+    tags = tags_named(name)
+    start, end = tags.starts[0], tags.ends[0]
+    assert tags.switched(False, "user") is None
+    on = tags.switched(True, "user")
+    assert on is not None
+    assert ReasoningSplitter(on, "user").push(f"{start}a{end}b", last=True) == ("a", "b")
+    # A block that the prompt has opened is reasoning whatever the request says.
+    opened = tags.switched(False, f"user{start}\n")
+    assert opened is not None
+    assert ReasoningSplitter(opened, f"user{start}\n").push(f"a{end}b", last=True) == ("a", "b")
+
+
+def test_models_that_reason_on_request_do_so_without_a_start_tag() -> None:
+    tags = tags_named("deepseek_v3")
+    for thinking, expected in ((None, ("", "a</think>b")), (True, ("a", "b"))):
+        switched = tags.switched(thinking, "user")
+        assert switched is not None
+        assert ReasoningSplitter(switched, "user").push("a</think>b", last=True) == expected
+
+
+@pytest.mark.parametrize(
+    ("template", "text", "expected"),
+    [
+        ("<arg_key> </think>", "a</think>b", ("a", "b")),
+        ("<|tool_calls_section_begin|> </think>", "a</think>b", ("a", "b")),
+        ("</think>", "b", ("", "b")),
+        ("</think> enable_thinking", "b", ("", "b")),
+    ],
+)
+def test_a_template_says_whether_an_answer_begins_with_reasoning(
+    template: str, text: str, expected: tuple[str, str]
+) -> None:
+    tags = detect_tags(template)
+    assert tags is not None
+    assert ReasoningSplitter(tags, "user").push(text, last=True) == expected
+    assert detect_tags("<|tool_calls_section_begin|>") is None  # Kimi K2 Instruct does not reason
 
 
 WRAPPED = st.sampled_from(["<think>", "</think>", "<answer>", "</answer>", "<an", "swer>", "</", "a", "b c", "\n", " "])
