@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,8 @@ async def messages(server: Server, fields: dict[str, Any]) -> tuple[str, str]:
     return blocks.get("thinking") or "", blocks.get("text") or ""
 
 
-OFF = [
+Ask = Callable[[Server, dict[str, Any]], Awaitable[tuple[str, str]]]
+OFF: list[tuple[Ask, dict[str, Any]]] = [
     *((ask, fields) for ask in (chat, streamed_chat) for fields in (*OFF_BY_VARIABLE, {"reasoning_effort": "none"})),
     *((responses, fields) for fields in (*OFF_BY_VARIABLE, {"reasoning": {"effort": "none"}})),
     *((messages, fields) for fields in (*OFF_BY_VARIABLE, {"thinking": {"type": "disabled"}})),
