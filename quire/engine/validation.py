@@ -12,7 +12,7 @@ from quire.engine.wire.audio import AudioInfo
 from quire.engine.wire.model_info import SpeechToTextInfo
 from quire.engine.wire.pooling_params import PoolingParams
 from quire.engine.wire.protocol import AddRequest, TokenArray
-from quire.engine.wire.sampling_params import SamplingParams
+from quire.engine.wire.sampling_params import MAX_LOGPROB_TOKEN_IDS, SamplingParams
 from quire.engine.wire.streaming import DelayedStreamsInfo, StreamingInfo, TransducerInfo
 from quire.engine.wire.token_mask import is_token_mask
 
@@ -180,6 +180,10 @@ def _invalid_numbers(params: SamplingParams) -> str | None:
     for name in ("logprobs", "prompt_logprobs"):
         if (getattr(params, name) or 0) < 0:
             return f"{name} must not be negative"
+    if len(params.logprob_token_ids) > MAX_LOGPROB_TOKEN_IDS:
+        return f"logprob_token_ids has {len(params.logprob_token_ids)} tokens, more than {MAX_LOGPROB_TOKEN_IDS}"
+    if params.logprob_token_ids and params.logprobs is None:
+        return "logprob_token_ids needs logprobs"
     return None
 
 
@@ -195,7 +199,7 @@ def _invalid_ids(params: SamplingParams, vocab_size: int) -> str | None:
 
 
 def _named_ids(params: SamplingParams) -> Iterator[tuple[str, int]]:
-    for name in ("stop_token_ids", "logit_bias"):
+    for name in ("stop_token_ids", "logit_bias", "logprob_token_ids"):
         for token in getattr(params, name):
             yield name, token
     for word in params.bad_words:

@@ -174,6 +174,12 @@ class FakeCore:
             logprobs = prompt_logprobs = None
             if params.logprobs is not None:
                 logprobs = [_logprobs(token, params.logprobs, self.logprob(message, given))]
+                if listed := params.logprob_token_ids:
+                    logprobs = [
+                        TokenLogprobs(
+                            [token, *listed], [-0.5 - i for i in range(1 + len(listed))], [1, *(0 for _ in listed)]
+                        )
+                    ]
             if params.prompt_logprobs is not None and made == 1:
                 prompt_logprobs = [None, *(_logprobs(int(t), params.prompt_logprobs) for t in message.prompt[1:])]
             outputs.append(

@@ -21,9 +21,15 @@ from quire.api.http.request_ids import answer_id
 from quire.api.http.routing import CheckedRoute, releaser
 from quire.api.http.sse import EventStream, event, respond_unless_disconnected, unless_disconnected
 from quire.api.protocol.chat import ChatLogprobs, ChatRequest
-from quire.api.protocol.common import ERRORS, openapi_stream
+from quire.api.protocol.common import ERRORS, StreamOptions, openapi_stream
 from quire.api.protocol.completions import CompletionRequest
-from quire.api.protocol.generate import RenderedPrompt, TokensChoice, TokensRequest, TokensResponse
+from quire.api.protocol.generate import (
+    RenderedPrompt,
+    TokenLogprobsList,
+    TokensChoice,
+    TokensRequest,
+    TokensResponse,
+)
 from quire.api.protocol.structured import MAX_GRAMMAR_LENGTH
 from quire.api.serving.admission import admit, check_capacity
 from quire.api.serving.generation import collect, generate_all
@@ -93,11 +99,13 @@ def _as_completion(body: TokensRequest) -> CompletionRequest:
     parameters = body.sampling_params
     names = type(parameters).model_fields.keys() - {"detokenize", *_OUTER_FIELDS}
     given = {name: value for name in names if (value := getattr(parameters, name)) is not None}
+    if parameters.logprob_token_ids is not None:
+        given.setdefault("logprobs", 0)
     if not parameters.detokenize and parameters.stop:
         raise InvalidRequest("`stop` requires `detokenize: true`.", "sampling_params.stop")
     own = {
         "model": body.model, "prompt": body.token_ids, "stream": body.stream, "cache_salt": body.cache_salt,
-        "priority": body.priority, "max_tokens": parameters.max_tokens,
+        "priority": body.priority, "max_tokens": parameters.max_tokens, "return_token_ids": body.return_token_ids,
     }  # fmt: skip
     return request_of(CompletionRequest, given | own)
 
@@ -110,11 +118,14 @@ async def _complete(prepared: PreparedCompletion, body: TokensRequest) -> Tokens
     prompt_logprobs, formatter = results[0].total.prompt_logprobs, prepared.formatter
     return TokensResponse(
         request_id=prepared.id,
+        model=prepared.model.names[0],
+        created=prepared.created,
         output_mode=body.output_mode,
         choices=[
             await _choice(prepared, body, index, result.text, result.total) for index, result in enumerate(results)
         ],
         prompt_logprobs=None if prompt_logprobs is None else await encode_entries(prompt_logprobs, formatter.prompt),
+        prompt_token_ids=prepared.prompt_of(0).token_ids.tolist() if body.return_token_ids else None,
         usage=usage.usage(),
     )
 
@@ -124,21 +135,31 @@ async def _chunks(
 ) -> AsyncGenerator[bytes, None]:
     usage = prepared.usage_counter()
     head = {"request_id": prepared.id, "output_mode": body.output_mode}
+    first = {"prompt_token_ids": prepared.prompt_of(0).token_ids.tolist()} if body.return_token_ids else {}
+    options = body.stream_options or StreamOptions()
     async with aclosing(generate_all(prepared.model.client, prepared.requests, ended)) as deltas:
         async for index, delta in deltas:
             usage.add(index, delta)
             choice = await _choice(prepared, body, index, delta.text, delta)
-            yield event({**head, "choices": [choice.model_dump()]})
-    if body.stream_options is not None and body.stream_options.include_usage:
+            counted = (
+                {"usage": usage.usage().model_dump()}
+                if options.include_usage and options.continuous_usage_stats
+                else {}
+            )
+            yield event({**head, **first, "choices": [choice.model_dump()], **counted})
+            first = {}
+    if options.include_usage:
         yield event({**head, "choices": [], "usage": usage.usage().model_dump()})
 
 
 async def _choice(
     prepared: PreparedCompletion, body: TokensRequest, index: int, text: str, delta: Delta
 ) -> TokensChoice:
-    logprobs = None
-    if body.sampling_params.logprobs is not None:
-        logprobs = ChatLogprobs(content=await encode_entries(delta.logprobs, prepared.formatter.chat))
+    logprobs: TokenLogprobsList | ChatLogprobs | None = None
+    if prepared.body.logprobs is not None and body.output_mode == "text":
+        logprobs = ChatLogprobs(content=await encode_entries(delta.logprobs, prepared.formatter.chat_with_itself))
+    elif prepared.body.logprobs is not None:
+        logprobs = TokenLogprobsList(content=await encode_entries(delta.logprobs, prepared.formatter.by_id))
     return TokensChoice(
         index=index,
         token_ids=delta.token_ids,
@@ -162,6 +183,7 @@ def _rendered(
         "presence_penalty": params.presence_penalty, "frequency_penalty": params.frequency_penalty,
         "repetition_penalty": params.repetition_penalty, "stop": list(request.text.stop),
         "stop_token_ids": sorted(params.stop_token_ids), "logprobs": params.logprobs,
+        "logprob_token_ids": list(params.logprob_token_ids) or None,
         "prompt_logprobs": params.prompt_logprobs, "skip_special_tokens": request.text.skip_special_tokens,
         "include_stop_str_in_output": request.text.include_stop, "ignore_eos": body.ignore_eos, "n": body.n,
         "logit_bias": body.logit_bias, "allowed_token_ids": allowed, "bad_words": body.bad_words,

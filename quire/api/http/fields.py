@@ -31,6 +31,7 @@ HARMLESS = frozenset(
     {
         "guided_decoding_backend",
         "metadata",
+        "parse_context",
         "prediction",
         "prompt_cache_key",
         "prompt_cache_options",
@@ -41,6 +42,7 @@ HARMLESS = frozenset(
         "spaces_between_special_tokens",
         "store",
         "stream_options.include_obfuscation",
+        "token_offsets",
         "user",
     }
 )
@@ -48,12 +50,15 @@ HARMLESS = frozenset(
 # Not supported. Each name has the values that are accepted because they are the default; null and empty values always
 # are.
 UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
-    "audio": (),
     "access_programs": (),
+    "audio": (),
     "best_of": (1,),
+    "content_parts": (),
     "context_management": (),
     "conversation": (),
     "ec_transfer_params": (),
+    "extra_args": (),
+    "features": (),
     "function_call": ("none",),
     "functions": (),
     "images": (),
@@ -68,14 +73,20 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "padding": ("do_not_pad",),
     "previous_input_messages": (),
     "prompt_embeds": (),
+    "prompt_logprob_start": (),
+    "prompt_logprob_token_ids": (),
     "rank_fields": (["text"],),
+    "reasoning_ended": (True,),
     "repetition_detection": (),
     "return_mm_kwargs": (False,),
     "return_prompt_text": (False,),
     "return_token_offsets": (False,),
+    "return_weight_versions": (False,),
     "routed_experts_prompt_start": (0,),
+    "skip_reading_prefix_cache": (False,),
     "stream_interval": (1,),
     "thinking_token_budget": (-1,),
+    "trace_decode_token_ids": (),
     "truncation_side": ("left",),
     "verbosity": ("medium",),
     "vllm_xargs": (),

@@ -180,6 +180,9 @@ class ChatAndCompletionFields(CommonSamplingFields):
     stream_options: StreamOptions | None = None
     truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
     prompt_logprobs: Alternatives | None = None
+    logprob_token_ids: TokenIds | None = Field(
+        None, description="tokens whose log-probabilities are returned in place of the top tokens; needs `logprobs`"
+    )
     request_id: str | None = None
     return_tokens_as_token_ids: bool | None = None
     return_token_ids: bool | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
+import orjson
 from pydantic import BaseModel, Field, model_validator
 
 from quire.api.protocol.chat import ChatLogprobs
@@ -22,6 +23,7 @@ from quire.api.protocol.common import (
     TopP,
     Usage,
     field_error,
+    preencoded,
 )
 from quire.api.protocol.structured import StructuredOutputs
 from quire.api.protocol.token_ids import TokenIds
@@ -30,7 +32,9 @@ from quire.api.protocol.token_ids import TokenIds
 class GenerateSamplingParams(ChatAndCompletionFields):
     """vLLM's SamplingParams with its defaults; those of the model's files are not used."""
 
-    max_tokens: Annotated[int, Field(ge=1)] | None = Field(16, description="null: as many as fit into the context")
+    max_tokens: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="default: as many as fit into the context, or the model's max_new_tokens"
+    )
     temperature: Temperature | None = 1.0
     top_p: TopP | None = 1.0
     top_k: TopK | None = 0
@@ -52,21 +56,44 @@ class TokensRequest(RequestBody):
     cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     priority: Int64 = 0
     output_mode: Literal["tokens", "text"] = "tokens"
+    return_token_ids: bool | None = Field(None, description="return the prompt's token ids")
 
     @model_validator(mode="after")
-    def _streaming(self) -> Self:
+    def _check(self) -> Self:
+        if self.output_mode == "text" and not self.sampling_params.detokenize:
+            raise field_error("output_mode", "`output_mode` text requires `detokenize: true`.")
         if self.stream_options is not None and not self.stream:
             raise field_error("stream_options", "Stream options can only be defined when `stream=True`.")
         return self
 
 
+class TokenLogprob(BaseModel):
+    """A token by its id."""
+
+    token_id: int
+    logprob: float
+    rank: int | None = Field(description="position among all tokens by probability, from 1; null for listed tokens")
+
+
+class TokenLogprobEntry(TokenLogprob):
+    """A token of the answer, with itself and its alternatives."""
+
+    top_logprobs: list[TokenLogprob]
+
+
+class TokenLogprobsList(BaseModel):
+    """Log-probabilities of a choice's tokens, by their ids."""
+
+    content: Annotated[orjson.Fragment, preencoded(list[TokenLogprobEntry])]
+
+
 class TokensChoice(BaseModel):
-    """One answer, or a piece of it. `text` is set in output mode `text`."""
+    """One answer, or a piece of it. `text` is set in output mode `text`, and `logprobs` has texts there."""
 
     index: int
     token_ids: list[int]
     text: str | None = None
-    logprobs: ChatLogprobs | None
+    logprobs: TokenLogprobsList | ChatLogprobs | None
     finish_reason: FinishReason | None
     stop_reason: int | str | None = None
 
@@ -75,9 +102,12 @@ class TokensResponse(BaseModel):
     """The response body."""
 
     request_id: str
+    model: str
+    created: int
     output_mode: Literal["tokens", "text"]
     choices: list[TokensChoice]
     prompt_logprobs: PromptLogprobs | None = None
+    prompt_token_ids: list[int] | None = None
     usage: Usage
     kv_transfer_params: dict[str, Any] | None = None
 

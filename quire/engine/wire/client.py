@@ -26,11 +26,13 @@ from quire.engine.wire.protocol import (
     ErrorOutput,
     ExtendRequest,
     MediaItem,
+    MemoryTag,
     Pong,
     Ready,
     RequestOutput,
     Shutdown,
     Sleep,
+    SleepLevel,
     SleepState,
     StepOutput,
     StepStats,
@@ -38,7 +40,6 @@ from quire.engine.wire.protocol import (
     TokensOutput,
     Wake,
 )
-from quire.engine.wire.records import NullObserver, Observer
 from quire.engine.wire.sleep import SleepControl, SleepingClient
 from quire.engine.wire.slots import SlotClient
 from quire.engine.wire.stream import (
@@ -69,7 +70,6 @@ class EngineClient(SlotClient, SleepingClient):
         super().__init__(capacity)
         self._channel = channel
         self._tokenizer = tokenizer
-        self.observer: Observer = NullObserver()
         self._streams: dict[str, OutputStream] = {}
         self._stats = StepStats()
         self._dead: EngineDead | None = None
@@ -268,6 +268,10 @@ class EngineClient(SlotClient, SleepingClient):
             if stream.finish_reason is None:
                 stream.fail(error)
             self._end_in_core(request_id, stream)
+
+    @override
+    def on_sleep(self, asleep: frozenset[MemoryTag], level: SleepLevel) -> None:
+        self.observer.on_sleep(asleep, level)
 
     @override
     def send_control(self, message: Sleep | Wake) -> None:

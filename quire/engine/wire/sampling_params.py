@@ -7,6 +7,9 @@ import msgspec
 from quire.engine.wire.token_mask import TokenMask, has_other_token
 
 
+MAX_LOGPROB_TOKEN_IDS = 128  # as in vLLM
+
+
 class TimestampRule(msgspec.Struct, frozen=True, kw_only=True):
     """Which tokens may follow in a transcription with timestamps: these come in pairs and never go back.
 
@@ -58,6 +61,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     allowed_tokens: TokenMask | None = None  # None: all
     bad_words: tuple[tuple[int, ...], ...] = ()  # token sequences that must not be generated
     logprobs: int | None = None  # number of top tokens to report beside the sampled token
+    logprob_token_ids: tuple[int, ...] = ()  # tokens to report in place of the top tokens; needs `logprobs`
     prompt_logprobs: int | None = None
     grammar: str = ""  # constrains the output (see `quire.engine.wire.grammar`); empty: no constraint
     grammar_size: int = 0  # bytes that the compiled grammar takes; 0: not known

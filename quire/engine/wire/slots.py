@@ -11,18 +11,21 @@ from typing_extensions import override
 from quire.engine.wire.batch import BatchClient
 from quire.engine.wire.errors import EngineOverloaded
 from quire.engine.wire.protocol import StepStats
+from quire.engine.wire.records import NullObserver, Observer
 
 
 class SlotClient(BatchClient, ABC):
     """The part of the client of an engine that counts sequences.
 
     Attributes:
+        observer: receives the events of the engine.
         capacity: number of sequences that may run or wait at the same time.
         slots_in_use: number of sequences that run, wait, or are being prepared.
     """
 
     def __init__(self, capacity: int) -> None:
         """`capacity`: see the attribute."""
+        self.observer: Observer = NullObserver()
         self.capacity = capacity
         self.slots_in_use = 0
 
@@ -46,6 +49,7 @@ class SlotClient(BatchClient, ABC):
         """
         self.check_new()
         if self.slots_in_use + count > self.capacity:
+            self.observer.on_overload()
             raise EngineOverloaded(
                 f"The server is busy: {self.slots_in_use} of at most {self.capacity} sequences are running or waiting; "
                 f"this request needs {count}.",
