@@ -29,6 +29,7 @@ from quire.multimodal.tokenizer import Tokenizer
 
 THINKING_SWITCHES = ("enable_thinking", "thinking")  # variables by which templates let models reason or not
 EFFORT, NO_EFFORT = "reasoning_effort", "none"  # another variable, and its value that lets them not reason
+_NO_THINK = "no_think"  # the same value in Hunyuan's templates
 _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
 _MIN_CHARACTER_LIMIT = 1 << 20  # of texts that need not fit into the context; raised for longer contexts
 _MAX_BATCH_CHARACTERS = 1 << 26  # more than a body has: prompts and queries count for each input
@@ -258,7 +259,7 @@ def _with_switches(variables: Mapping[str, Any]) -> dict[str, Any]:
     effort = variables.get(EFFORT)
     if effort is None or any(name in variables for name in THINKING_SWITCHES):
         return dict(variables)
-    return {**variables, **dict.fromkeys(THINKING_SWITCHES, effort != NO_EFFORT)}
+    return {**variables, **dict.fromkeys(THINKING_SWITCHES, effort not in (NO_EFFORT, _NO_THINK))}
 
 
 def _thinking(variables: Mapping[str, Any]) -> bool | None:

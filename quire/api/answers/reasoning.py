@@ -16,11 +16,13 @@ class ReasoningTags:
     """What a model writes around its reasoning.
 
     Attributes:
-        starts, ends: the tags, each in all of its variants; the first one is the usual.
+        starts, ends: the tags, each in all of its variants; the first one is the usual. Without any, there is no
+            reasoning.
         implicit_start: an answer begins with reasoning even without a start tag.
         closers: marks that end the reasoning as well, and belong to the content.
         wrapper: tags around the content, which are removed; empty if there are none.
         kept: the reasoning stays in the content, with its tags.
+        dropped: marks in the content that are removed.
         citations: the text may be cited, as <co>text</co: 0:[1]>; these marks are removed.
         switchable: a request may switch reasoning off, so that all text is content.
         on_request: if a request switches reasoning on, an answer begins with it even without a start tag.
@@ -32,6 +34,7 @@ class ReasoningTags:
     closers: tuple[str, ...] = ()
     wrapper: tuple[str, str] = ("", "")
     kept: bool = False
+    dropped: tuple[str, ...] = ()
     citations: bool = False
     switchable: bool = False
     on_request: bool = False
@@ -46,7 +49,7 @@ class ReasoningTags:
         if thinking is None or not self.switchable or (prompt or "").rstrip().endswith(self.starts):
             return self
         if not thinking:
-            return None
+            return replace(self, starts=(), ends=(), implicit_start=False) if self.dropped else None
         return replace(self, implicit_start=True) if self.on_request else self
 
 
@@ -77,11 +80,14 @@ class ReasoningSplitter:
         self._leading = LeadingWhitespace()  # before the first tag
         self._trailing = TrailingWhitespace()  # of the reasoning
         self._unwrapper = _Unwrapper(*tags.wrapper)
+        self._remover = _Remover(tags.dropped)
         self._citations = (_Citations(), _Citations())  # of the reasoning and of the content
         self._kept = ""  # the beginning of an answer whose reasoning is kept
         self._begun = bool(continued.strip())  # that beginning is complete
         prompt_text = (prompt or "").rstrip()
-        if continued.strip():
+        if not tags.starts:
+            self._part, self._at_start = _Part.CONTENT, False
+        elif continued.strip():
             self._continue(continued)
         elif prompt_text.endswith(tags.starts):
             self._part = _Part.REASONING
@@ -133,7 +139,7 @@ class ReasoningSplitter:
             if self._begins(self._tags.ends, last):
                 content, self._buffer = self._buffer, ""
                 self._at_start = self._at_start and not content
-            content = self._unwrapper.push(content, last)
+            content = self._remover.remove(self._unwrapper.push(content, last), last)
         return reasoning, content
 
     def _continue(self, text: str) -> None:
@@ -209,6 +215,26 @@ class _Citations:
         begun = None if last else _CITATION_BEGUN.search(text)
         self._buffer = "" if begun is None else begun[0]
         return text.removesuffix(self._buffer)
+
+
+class _Remover:
+    """Removes marks from a text that arrives in pieces."""
+
+    def __init__(self, marks: tuple[str, ...]) -> None:
+        self._marks = marks
+        self._buffer = ""  # text that may be a part of a mark
+
+    def remove(self, text: str, last: bool) -> str:
+        """Add text; returns the part without marks that is certain now."""
+        if not self._marks:
+            return text
+        text, pieces = self._buffer + text, list[str]()
+        while at := min(((at, -len(mark)) for mark in self._marks if (at := text.find(mark)) >= 0), default=None):
+            pieces.append(text[: at[0]])
+            text = text[at[0] - at[1] :]
+        keep = 0 if last else partial_suffix(text, self._marks, max(map(len, self._marks)))
+        self._buffer = text[len(text) - keep :]
+        return "".join([*pieces, text[: len(text) - keep]])
 
 
 class _Unwrapper:

@@ -64,7 +64,6 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "images": (),
     "kv_transfer_params": (),
     "logits_processors": (),
-    "logprob_token_ids": (),
     "media_io_kwargs": (),
     "mm_payload": ("tensors",),
     "mm_processor_kwargs": (),

@@ -6,7 +6,6 @@ import msgspec
 
 from quire.engine.wire.token_mask import TokenMask, has_other_token
 
-
 MAX_LOGPROB_TOKEN_IDS = 128  # as in vLLM
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.api.answers.answer import AnswerFormat
@@ -122,6 +122,39 @@ RECORDED = [
     ("ernie45", "a\n</think>\n\n<response>\nb\n\nc\n</response>\n", ("a", "b\n\nc")),
     ("olmo3", "a</think>b", ("a", "b")),
     ("nemotron_v3", "<think></think>b", ("", "b")),
+    ("deepseek_v4", "a</think>b", ("a", "b")),
+    ("deepseek_v4", "a<｜DSML｜tool_calls>x", ("a", "<｜DSML｜tool_calls>x")),
+    ("deepseek_v41", "<think>a<｜DSML｜ calls>x", ("a", "<｜DSML｜ calls>x")),
+    ("gemma4", "<|channel>thought\na<channel|>b", ("a", "b")),
+    ("gemma4", "<|channel>thinking<channel|>b", ("thinking", "b")),
+    ("gemma4", "<channel|>b", ("", "b")),
+    ("gemma4", "b", ("", "b")),
+    ("granite_thinking_parser", "<think>a\n</think>\nb", ("a", "b")),
+    ("hy_v3", "<think>a</think>b", ("a", "b")),
+    ("hy_v3", "b", ("", "b")),
+    ("hy_v4", "a</think>b", ("a", "b")),
+    ("hy_v4", "a<tool_calls>x", ("a", "<tool_calls>x")),
+    ("inkling", "<|content_thinking|>a<|end_message|><|message_model|><|content_text|>b<|end_message|>", ("a", "b")),
+    ("inkling", "<|message_model|><|content_text|>b<|end_message|>c", ("", "bc")),
+    ("k2_horizon", "a</ifm|think_fast>b", ("a", "b")),
+    ("k2_horizon", "<ifm|think>a<ifm|tool_calls>x", ("a", "<ifm|tool_calls>x")),
+    ("kimi_k3",
+     "<|open|>think<|sep|>a<|close|>think<|sep|><|open|>response<|sep|>b<|close|>response<|sep|>"
+     "<|close|>message<|sep|>", ("a", "b")),
+    ("kimi_k3", "a<|close|>think<|sep|>b <|open|>x", ("a", "b <|open|>x")),
+    ("kimi_k3", "<|open|>response<|sep|>b", ("", "b")),
+    ("ling3", "a</think>b", ("a", "b")),
+    ("mimo", "<think>a</think>b", ("a", "b")),
+    ("minicpmv", "<think>a</think>b", ("a", "b")),
+    ("minimax_m3", "<mm:think>a</mm:think>b", ("a", "b")),
+    ("minimax_m3", "b", ("", "b")),
+    ("muse", " to=self<|message|>a<|eom|><|start|>assistant to=user<|message|>b<|eot|>", ("a", "b")),
+    ("muse", " to=user<|message|>b<|eot|>", ("", "b")),
+    ("muse_glimmer", "to=self<|message|>a<|eom|>b", ("a", "b")),
+    ("musespark1x", "<|message|>a<|eom|>b", ("a", "b")),
+    ("plamo3", "a<|plamo:end_think:plamo|>b<|plamo:tag|>", ("a", "b")),
+    ("poolside_v1", "<think>a</think>b", ("a", "b")),
+    ("step5", "a</think>b", ("a", "b")),
     ("openai_gptoss", "<|channel|>analysis<|message|>a<|end|><|start|>assistantb", ("a", "b")),
 ]  # fmt: skip
 
@@ -138,8 +171,16 @@ def test_every_parser_has_a_recording() -> None:
     assert {name for name, *_ in RECORDED} == set(PARSERS)
 
 
-@given(name=st.sampled_from(sorted(PARSERS)), text=st.text("<>/thinkrespoaw[]THINK: c\n", max_size=50))
-def test_no_text_is_read_otherwise_in_pieces(name: str, text: str) -> None:
+@settings(max_examples=400, deadline=None)
+@given(data=st.data())
+def test_no_text_is_read_otherwise_in_pieces(data: st.DataObject) -> None:
+    name = data.draw(st.sampled_from(sorted(PARSERS)))
+    tags = tags_named(name)
+    marks = [*tags.starts, *tags.ends, *tags.closers, *tags.wrapper, *tags.dropped]
+    parts = (
+        [mark for mark in marks if mark] + [mark[: len(mark) // 2] for mark in marks if mark] + ["a", "\n", "<", ">"]
+    )
+    text = "".join(data.draw(st.lists(st.sampled_from(parts), max_size=12)))
     whole = ReasoningSplitter(tags_named(name), None).push(text, last=True)
     splitter = ReasoningSplitter(tags_named(name), None)
     parts = [*(splitter.push(char) for char in text), splitter.push("", last=True)]
@@ -170,7 +211,9 @@ def test_tags_of_ones_own_and_of_a_template() -> None:
 def test_reasoning_that_a_request_switches_off_is_content(name: str) -> None:
     tags = tags_named(name)
     start, end = tags.starts[0], tags.ends[0]
-    assert tags.switched(False, "user") is None
+    off = tags.switched(False, "user")
+    whole = f"{start}a{end}b"
+    assert off is None or ReasoningSplitter(off, "user").push(whole, last=True) == ("", whole)
     on = tags.switched(True, "user")
     assert on is not None
     assert ReasoningSplitter(on, "user").push(f"{start}a{end}b", last=True) == ("a", "b")

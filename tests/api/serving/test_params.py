@@ -152,7 +152,6 @@ async def test_log_probabilities_of_listed_tokens(tmp_path: Path) -> None:
             (CHATS, {**chat, **asked, "logprobs": True, "use_beam_search": True}),
             (COMPLETIONS, {"prompt": "hi", **asked}),
             (COMPLETIONS, {**completion, "max_tokens": 0, "echo": True}),
-            ("/v1/responses", {"input": "hi", **asked}),
         ):
             refused = await server.post(path, body)
             assert (refused.status_code, refused.json()["error"]["param"]) == (400, "logprob_token_ids"), body
