@@ -182,6 +182,11 @@ class FakeCore:
                     ]
             if params.prompt_logprobs is not None and made == 1:
                 prompt_logprobs = [None, *(_logprobs(int(t), params.prompt_logprobs) for t in message.prompt[1:])]
+                if (asked := params.prompt_token_ids) is not None:
+                    rows = [asked.row(position) for position in range(1, len(message.prompt))]
+                    prompt_logprobs = [
+                        None, *(TokenLogprobs([0, *row], [-1.0, *(-t / 8 for t in row)], [1, *row]) for row in rows)
+                    ]  # fmt: skip
             outputs.append(
                 TokensOutput(
                     request_id,

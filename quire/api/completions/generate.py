@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+import asyncio
+import base64
+import io
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import Any
 
+import numpy as np
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
@@ -13,7 +17,7 @@ from quire.api.answers.grammar_writer import as_lark
 from quire.api.answers.logprobs import encode_entries
 from quire.api.chat.audio import audio_parts
 from quire.api.chat.prepare import prepare_chat
-from quire.api.completions.prepare import PreparedCompletion, count_sequences, prepare_completion
+from quire.api.completions.prepare import MAX_PROMPT_LOGPROBS, PreparedCompletion, count_sequences, prepare_completion
 from quire.api.http import fields
 from quire.api.http.body import request_of
 from quire.api.http.errors import InvalidRequest
@@ -33,7 +37,10 @@ from quire.api.protocol.generate import (
 from quire.api.protocol.structured import MAX_GRAMMAR_LENGTH
 from quire.api.serving.admission import admit, check_capacity
 from quire.api.serving.generation import collect, generate_all
-from quire.api.serving.models import ServerState
+from quire.api.serving.models import ServedModel, ServerState
+from quire.config.options import LimitOptions
+from quire.engine.wire.protocol import TokenLogprobs
+from quire.engine.wire.sampling_params import PromptTokenIds
 from quire.engine.wire.stream import Delta, GenerateRequest
 from quire.engine.wire.token_mask import token_ids
 from quire.multimodal.prompts import Prompt
@@ -42,6 +49,9 @@ _OUTER_FIELDS = (
     "model", "stream", "stream_options", "cache_salt", "priority", "request_id", "return_token_ids", "return_metrics",
     "return_tokens_as_token_ids",
 )  # fmt: skip
+
+
+_PROMPT_FIELDS = ("prompt_logprob_token_ids", "prompt_logprob_start")
 
 
 def router(state: ServerState) -> APIRouter:
@@ -57,7 +67,8 @@ def router(state: ServerState) -> APIRouter:
         completion = _as_completion(body)
         admit(request, model, count_sequences(completion, state.limits), "sampling_params.n")
         response_id = answer_id("generate-tokens", request, body.request_id)
-        prepared = await unless_disconnected(request, prepare_completion(completion, model, state, response_id))
+        listed = _prompt_token_ids(body, model, state.limits)
+        prepared = await unless_disconnected(request, prepare_completion(completion, model, state, response_id, listed))
         if body.stream:
             return EventStream(_chunks(prepared, body, releaser(request)), keepalive=state.sse_keep_alive_interval)
         return await respond_unless_disconnected(request, _complete(prepared, body))
@@ -97,7 +108,7 @@ def _misplaced_fields(body: TokensRequest) -> list[str]:
 
 def _as_completion(body: TokensRequest) -> CompletionRequest:
     parameters = body.sampling_params
-    names = type(parameters).model_fields.keys() - {"detokenize", *_OUTER_FIELDS}
+    names = type(parameters).model_fields.keys() - {"detokenize", *_PROMPT_FIELDS, *_OUTER_FIELDS}
     given = {name: value for name in names if (value := getattr(parameters, name)) is not None}
     if parameters.logprob_token_ids is not None:
         given.setdefault("logprobs", 0)
@@ -110,12 +121,64 @@ def _as_completion(body: TokensRequest) -> CompletionRequest:
     return request_of(CompletionRequest, given | own)
 
 
+def _prompt_token_ids(body: TokensRequest, model: ServedModel, limits: LimitOptions) -> PromptTokenIds | None:
+    """The tokens to score at positions of the prompt.
+
+    Raises:
+        InvalidRequest: the fields do not fit to each other or to the prompt.
+    """
+    name, parameters = "prompt_logprob_token_ids", body.sampling_params
+    rows, start = parameters.prompt_logprob_token_ids, parameters.prompt_logprob_start or 0
+    if rows is None:
+        return None
+    width, expected = max(map(len, rows)), max(0, len(body.token_ids) - 1 - start)
+    if body.stream:
+        raise InvalidRequest(f"`{name}` is not available when `stream=True`.", name)
+    if parameters.prompt_logprobs is not None:
+        raise InvalidRequest(f"`{name}` cannot be combined with `prompt_logprobs`.", name)
+    if len(rows) != expected:
+        raise InvalidRequest(
+            f"`{name}` has {len(rows)} rows, but the prompt has {expected} tokens after the first one that is not "
+            "scored (`prompt_logprob_start` and the tokens before it are not).",
+            name,
+        )
+    if width < 1 or 0 <= limits.max_logprobs < width:
+        raise InvalidRequest(
+            f"The rows of `{name}` may have 1 to {limits.max_logprobs} token ids (--max-logprobs), not {width}.", name
+        )
+    if width * len(rows) > MAX_PROMPT_LOGPROBS:
+        raise InvalidRequest(f"`{name}` may have at most {MAX_PROMPT_LOGPROBS} token ids.", name)
+    ids = np.full((len(rows), width), -1, np.int32)
+    for index, row in enumerate(rows):
+        ids[index, : len(row)] = row
+    if int(ids.max()) >= model.info.vocab_size:
+        raise InvalidRequest(
+            f"`{name}` has a token id outside of the vocabulary of {model.info.vocab_size} tokens.", name
+        )
+    return PromptTokenIds(start, width, ids.reshape(-1))
+
+
+def _scores(listed: PromptTokenIds, entries: Sequence[TokenLogprobs | None]) -> str:
+    """The log-probabilities of listed tokens, as vLLM encodes them."""
+    wanted = listed.token_ids.reshape(-1, listed.width)
+    scores = np.full(wanted.shape, -np.inf, np.float32)
+    for index, entry in enumerate(entries[listed.start + 1 :]):
+        if entry is not None:
+            scores[index][wanted[index] >= 0] = entry.logprobs[1:]
+    with io.BytesIO() as file:
+        np.save(file, scores, allow_pickle=False)
+        return base64.b64encode(file.getvalue()).decode()
+
+
 async def _complete(prepared: PreparedCompletion, body: TokensRequest) -> TokensResponse:
     usage = prepared.usage_counter()
     results = await collect(prepared.model.client, prepared.requests)
     for index, result in enumerate(results):
         usage.add(index, result.total)
     prompt_logprobs, formatter = results[0].total.prompt_logprobs, prepared.formatter
+    scores, listed = None, prepared.requests[0].params.prompt_token_ids
+    if listed is not None and prompt_logprobs is not None:
+        scores, prompt_logprobs = await asyncio.to_thread(_scores, listed, prompt_logprobs), None
     return TokensResponse(
         request_id=prepared.id,
         model=prepared.model.names[0],
@@ -125,6 +188,7 @@ async def _complete(prepared: PreparedCompletion, body: TokensRequest) -> Tokens
             await _choice(prepared, body, index, result.text, result.total) for index, result in enumerate(results)
         ],
         prompt_logprobs=None if prompt_logprobs is None else await encode_entries(prompt_logprobs, formatter.prompt),
+        prompt_token_id_logprobs=scores,
         prompt_token_ids=prepared.prompt_of(0).token_ids.tolist() if body.return_token_ids else None,
         usage=usage.usage(),
     )

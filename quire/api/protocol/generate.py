@@ -28,6 +28,8 @@ from quire.api.protocol.common import (
 from quire.api.protocol.structured import StructuredOutputs
 from quire.api.protocol.token_ids import TokenIds
 
+_Row = Annotated[list[Annotated[int, Field(ge=-1, lt=1 << 31)]], Field(fail_fast=True)]
+
 
 class GenerateSamplingParams(ChatAndCompletionFields):
     """vLLM's SamplingParams with its defaults; those of the model's files are not used."""
@@ -41,6 +43,14 @@ class GenerateSamplingParams(ChatAndCompletionFields):
     min_p: MinP | None = 0.0
     repetition_penalty: RepetitionPenalty | None = 1.0
     logprobs: Alternatives | None = None
+    prompt_logprob_token_ids: list[_Row] | None = Field(
+        None,
+        min_length=1,
+        description="tokens whose log-probabilities are returned at each position of the prompt; -1: none",
+    )
+    prompt_logprob_start: Annotated[int, Field(ge=0)] | None = Field(
+        None, description="first row of `prompt_logprob_token_ids`: it is about the prompt's token after this one"
+    )
     structured_outputs: StructuredOutputs | None = None
     detokenize: bool = Field(True, description="no effect, except that `stop` requires true")
 
@@ -107,6 +117,9 @@ class TokensResponse(BaseModel):
     output_mode: Literal["tokens", "text"]
     choices: list[TokensChoice]
     prompt_logprobs: PromptLogprobs | None = None
+    prompt_token_id_logprobs: str | None = Field(
+        None, description="a base64-encoded .npy file: float32 of the shape of `prompt_logprob_token_ids`"
+    )
     prompt_token_ids: list[int] | None = None
     usage: Usage
     kv_transfer_params: dict[str, Any] | None = None

@@ -136,7 +136,7 @@ def generate_requests(
     """
     text = _text_params(body, limits, visible_tokens)
     # The prompt is the same for all of them. In a stream each sequence needs its log-probabilities at its start.
-    others = params if body.stream else msgspec.structs.replace(params, prompt_logprobs=None)
+    others = params if body.stream else msgspec.structs.replace(params, prompt_logprobs=None, prompt_token_ids=None)
     count = sequences_per_prompt(body, limits)
     timeouts = [seconds for seconds in (body.timeout, limits.request_timeout) if seconds]
     group = SequenceGroup(count, count)

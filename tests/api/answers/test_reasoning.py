@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.api.answers.answer import AnswerFormat
+from quire.api.answers.parsers import check_parsers, reasoning_tags, tool_format
 from quire.api.answers.reasoning import ReasoningSplitter, ReasoningTags
 from quire.api.answers.reasoning_registry import PARSERS, detect_tags, tags_named
 
@@ -229,6 +230,44 @@ def test_models_that_reason_on_request_do_so_without_a_start_tag() -> None:
         switched = tags.switched(thinking, "user")
         assert switched is not None
         assert ReasoningSplitter(switched, "user").push("a</think>b", last=True) == expected
+
+
+def test_marks_around_the_content_are_removed_without_reasoning_as_well() -> None:
+    off = tags_named("kimi_k3").switched(False, "user")
+    assert off is not None
+    text = "<|open|>response<|sep|>a <|open|>think<|sep|><|close|>response<|sep|><|close|>message<|sep|>"
+    for pieces in ([text], list(text)):
+        splitter = ReasoningSplitter(off, "user", "continued")
+        parts = [*(splitter.push(piece) for piece in pieces), splitter.push("", last=True)]
+        assert "".join(part[1] for part in parts) == "a <|open|>think<|sep|>"
+        assert splitter.in_content
+
+
+@pytest.mark.parametrize("name", ["hy_v3", "hy_v4"])
+def test_the_suffix_of_tags_is_that_of_the_template(name: str) -> None:
+    template = "{{ '<think:6124c78e>' }} <tool_calls:6124c78e>"
+    tags, tools = reasoning_tags(name, template), tool_format(name, template)
+    assert tags is not None
+    assert tools is not None
+    assert (tags.starts, tags.ends) == (("<think:6124c78e>",), ("</think:6124c78e>",))
+    text = "<think:6124c78e>a</think:6124c78e><tool_calls:6124c78e><tool_call:6124c78e>now"
+    assert ReasoningSplitter(tags, None).push(text, last=True)[0] == "a"
+    separator = "<tool_sep:6124c78e>" if name == "hy_v3" else ""
+    call = f"<tool_call:6124c78e>now{separator}<arg_key:6124c78e>b</arg_key:6124c78e>"
+    value = "<arg_value:6124c78e>1</arg_value:6124c78e></tool_call:6124c78e></tool_calls:6124c78e>"
+    parsed = tools.parser({}).push(f"<tool_calls:6124c78e>{call}{value}", last=True)
+    assert ([piece.name for piece in parsed.calls], parsed.calls[0].arguments) == (["now"], '{"b": 1}')
+    plain = reasoning_tags(name, "no suffix")
+    assert plain is not None
+    assert plain.starts == ("<think>",)
+
+
+@pytest.mark.parametrize("name", ["hf", "beam"])
+def test_parsers_that_need_a_response_template_are_refused(name: str) -> None:
+    for names, field in (((name, "auto"), "reasoning_parser"), (("auto", name), "tool_call_parser")):
+        refused = check_parsers(*names)
+        assert refused is not None
+        assert refused[0] == field
 
 
 @pytest.mark.parametrize(

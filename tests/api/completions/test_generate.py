@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from quire.engine.wire.protocol import AddRequest
@@ -189,3 +192,32 @@ async def test_what_vllm_returns_besides_the_answer(tmp_path: Path) -> None:
         ):
             refused = await server.post(PATH, {**request(), **fields})
             assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
+
+
+async def test_tokens_are_scored_at_positions_of_the_prompt(tmp_path: Path) -> None:
+    name, rows = "prompt_logprob_token_ids", [[8, 16], [24]]
+    async with running_server(tmp_path) as server:
+        body = (await server.post(PATH, request(**{name: rows}, n=2))).json()
+        scores = np.load(io.BytesIO(base64.b64decode(body["prompt_token_id_logprobs"])))
+        assert scores.dtype == np.float32
+        assert scores.tolist() == [[-1.0, -2.0], [-3.0, -np.inf]]
+        assert body["prompt_logprobs"] is None
+        late = (await server.post(PATH, request(**{name: [[8]], "prompt_logprob_start": 1}))).json()
+        assert np.load(io.BytesIO(base64.b64decode(late["prompt_token_id_logprobs"]))).tolist() == [[-1.0]]
+        for fields in (
+            {name: [[1]]},
+            {name: []},
+            {name: [[], []]},
+            {name: [[1], [1 << 20]]},
+            {name: [[1], [-2]]},
+            {name: [list(range(21)), [1]]},
+            {name: rows, "prompt_logprobs": 1},
+        ):
+            refused = await server.post(PATH, request(**fields))
+            assert refused.status_code == 400, fields
+            assert name in refused.json()["error"]["message"], fields
+        streamed = await server.post(PATH, {**request(**{name: rows}), "stream": True})
+        assert (streamed.status_code, streamed.json()["error"]["param"]) == (400, name)
+        for path in ("/v1/completions", "/v1/chat/completions"):
+            refused = await server.post(path, {"prompt": "hi", **CHAT, name: rows})
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, name)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from quire.api.answers.tools.calls import Steps, ToolParser
+from quire.api.answers.grammar_writer import GrammarWriter
+from quire.api.answers.tools.calls import Schemas, Steps, ToolParser
 from quire.api.answers.tools.json_syntax import JsonSyntax
 from quire.api.answers.tools.tagged_syntax import TaggedSyntax
 
@@ -46,6 +47,11 @@ class InklingSyntax:
                 )
                 out.in_reasoning = False
             known = True
+
+    def grammar(self, writer: GrammarWriter, schemas: Schemas, *, parallel: bool) -> str:
+        """A grammar expression for calls of these functions."""
+        calls = JsonSyntax(begins=(self.call,), end=self.ends[0], separator=self.start, arguments="args")
+        return calls.grammar(writer, schemas, parallel=parallel)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,3 +94,17 @@ class MuseSyntax:
                 yield from scan.read_until(ends, out.add_text)
             else:
                 yield from self.calls.parse_until(out, ends)
+
+    def grammar(self, writer: GrammarWriter, schemas: Schemas, *, parallel: bool) -> str:
+        """A grammar expression for calls of these functions, each in a message of its own."""
+        call = writer.either(
+            writer.sequence(
+                writer.text(" to="),
+                writer.plain(name),
+                writer.text(self.message),
+                self.calls.grammar(writer, {name: schema}, parallel=False),
+            )
+            for name, schema in schemas.items()
+        )
+        between = writer.text(f"{self.ends[0]}{self.start}assistant")
+        return writer.rule(f"{call} ({between} {call})*") if parallel else call

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.api.answers.tools.calls import join_calls
-from quire.api.answers.tools.registry import FORMATS
+from quire.api.answers.tools.registry import FORMATS, detect_format
 
 SCHEMAS: dict[str, Any] = {
     "get_weather": {
@@ -364,6 +364,32 @@ def test_marks_in_strings_are_text() -> None:
     text = f'<tool_call>{{"name": "get_weather", "arguments": {{"city": "{city}"}}}}</tool_call>'
     ((_, arguments),) = read("hermes", [text])[1]
     assert json.loads(arguments) == {"city": city}
+
+
+@pytest.mark.parametrize(
+    ("template", "name"),
+    [
+        ("<|open|>tools<|sep|>", "kimi_k3"),
+        ("]<]minimax[>[<tool_call> <tool_call>", "minimax_m3"),
+        ("<|tool_call>call:x<tool_call|>", "gemma4"),
+        ("<|tool_list_start|>", "lfm2"),
+        ("<ifm|tool_call>", "k2_horizon"),
+        ("<|plamo:begin_tool_request:plamo|>", "plamo3"),
+        ("<|content_invoke_tool_json|>", "inkling"),
+        ("<atem:function_calls>", "muse"),
+        ("<dots_function_call> <invoke name=", "dots"),
+        ("<tool_sep> <arg_key> <tool_call>", "hy_v3"),
+        ("｜DSML｜ function_calls tool_calls", "deepseek_v32"),
+        ("｜DSML｜ tool_calls", "deepseek_v4"),
+        ("<｜DSML｜ calls> tool_calls", "deepseek_v41"),
+        ("<|channel|> <|message|>", "openai"),
+        ("<|tool_call|>", "granite"),
+    ],
+)
+def test_templates_say_what_format_they_have(template: str, name: str) -> None:
+    found = detect_format(template)
+    assert found is not None
+    assert found.name == name
 
 
 def test_every_format_has_a_recording() -> None:
