@@ -13,7 +13,9 @@ from tests.support.server import Server, chunks_of, running_server
 
 HI = [{"role": "user", "content": "hi"}]
 READS = "{{ messages[-1].content }}{{ enable_thinking }}{{ thinking }}"
-OFF_BY_VARIABLE = [{"chat_template_kwargs": {name: False}} for name in ("enable_thinking", "thinking")]
+OFF_BY_VARIABLE: list[dict[str, Any]] = [
+    {"chat_template_kwargs": {name: False}} for name in ("enable_thinking", "thinking")
+]
 
 
 async def chat(server: Server, fields: dict[str, Any]) -> tuple[str, str]:

@@ -229,9 +229,10 @@ class _Remover:
         if not self._marks:
             return text
         text, pieces = self._buffer + text, list[str]()
-        while at := min(((at, -len(mark)) for mark in self._marks if (at := text.find(mark)) >= 0), default=None):
-            pieces.append(text[: at[0]])
-            text = text[at[0] - at[1] :]
+        while first := min(((at, -len(mark)) for mark in self._marks if (at := text.find(mark)) >= 0), default=None):
+            at, length = first[0], -first[1]
+            pieces.append(text[:at])
+            text = text[at + length :]
         keep = 0 if last else partial_suffix(text, self._marks, max(map(len, self._marks)))
         self._buffer = text[len(text) - keep :]
         return "".join([*pieces, text[: len(text) - keep]])

@@ -177,11 +177,9 @@ def test_every_parser_has_a_recording() -> None:
 def test_no_text_is_read_otherwise_in_pieces(data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(sorted(PARSERS)))
     tags = tags_named(name)
-    marks = [*tags.starts, *tags.ends, *tags.closers, *tags.wrapper, *tags.dropped]
-    parts = (
-        [mark for mark in marks if mark] + [mark[: len(mark) // 2] for mark in marks if mark] + ["a", "\n", "<", ">"]
-    )
-    text = "".join(data.draw(st.lists(st.sampled_from(parts), max_size=12)))
+    marks = list(filter(None, (*tags.starts, *tags.ends, *tags.closers, *tags.wrapper, *tags.dropped)))
+    bits = [*marks, *(mark[: len(mark) // 2] for mark in marks), "a", "\n", "<", ">"]
+    text = "".join(data.draw(st.lists(st.sampled_from(bits), max_size=12)))
     whole = ReasoningSplitter(tags_named(name), None).push(text, last=True)
     splitter = ReasoningSplitter(tags_named(name), None)
     parts = [*(splitter.push(char) for char in text), splitter.push("", last=True)]

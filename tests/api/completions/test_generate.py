@@ -204,7 +204,7 @@ async def test_tokens_are_scored_at_positions_of_the_prompt(tmp_path: Path) -> N
         assert body["prompt_logprobs"] is None
         late = (await server.post(PATH, request(**{name: [[8]], "prompt_logprob_start": 1}))).json()
         assert np.load(io.BytesIO(base64.b64decode(late["prompt_token_id_logprobs"]))).tolist() == [[-1.0]]
-        for fields in (
+        wrong: list[dict[str, Any]] = [
             {name: [[1]]},
             {name: []},
             {name: [[], []]},
@@ -212,7 +212,8 @@ async def test_tokens_are_scored_at_positions_of_the_prompt(tmp_path: Path) -> N
             {name: [[1], [-2]]},
             {name: [list(range(21)), [1]]},
             {name: rows, "prompt_logprobs": 1},
-        ):
+        ]
+        for fields in wrong:
             refused = await server.post(PATH, request(**fields))
             assert refused.status_code == 400, fields
             assert name in refused.json()["error"]["message"], fields

@@ -12,6 +12,7 @@ from quire.api.answers.tools.references import resolve_reference
 from quire.api.answers.tools.values import as_json, properties_of, types_of
 
 _MAX_DEPTH = 128  # of elements in elements
+_TEXT = frozenset({"string"})
 _MIXED = "$text"  # key of the text beside the elements of an object
 
 
@@ -101,4 +102,4 @@ def _value(element: _Element, part: Any, schema: Mapping[str, Any]) -> Any:
         return {**values, _MIXED: element.text} if element.text.strip() else values
     if not element.text.strip() and types is not None and "string" not in types:
         return [] if "array" in types else {} if "object" in types else None
-    return element.text if types == {"string"} else json.loads(as_json(element.text, types))
+    return element.text if types == _TEXT else json.loads(as_json(element.text, types))
