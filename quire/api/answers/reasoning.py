@@ -53,6 +53,7 @@ class ReasoningTags:
         return replace(self, implicit_start=True) if self.on_request else self
 
 
+_SPACES = re.compile(r"\s*")
 # Marks of citations, and the beginning of a mark at the end of a text.
 _CITATION = re.compile(r"<co>|</co(?::[\d:,\[\] ]{0,200})?>")
 _CITATION_BEGUN = re.compile(r"<(?:/?(?:c(?:o)?)?|/co:[\d:,\[\] ]{0,200})\Z")
@@ -93,6 +94,7 @@ class ReasoningSplitter:
             self._part = _Part.REASONING
         elif prompt_text.endswith(tags.ends):
             self._part = _Part.CONTENT
+        self._longest = max(map(len, (*tags.starts, *tags.ends)), default=0)  # characters of a tag
         self._opened = self.in_reasoning  # before the answer begins
 
     @property
@@ -166,15 +168,16 @@ class ReasoningSplitter:
 
     def _begins(self, marks: Iterable[str], last: bool) -> bool:
         """Drop whitespace and marks at the beginning of a part; returns whether the text that follows is certain."""
-        while self._at_start:
-            self._buffer = self._buffer.lstrip()
-            if not last and _may_grow(self._buffer, marks):
-                return False
-            mark = _longest(self._buffer, marks)
-            if mark is None:
-                break
-            self._buffer = self._buffer[len(mark) :]
-        return True
+        if not self._at_start:
+            return True
+        text, at, certain = self._buffer, 0, True
+        mark: str | None = ""
+        while mark is not None and certain:
+            at = _end_of_spaces(text, at + len(mark))
+            certain = last or not _may_grow(text[at : at + self._longest], marks)
+            mark = _longest(text, marks, at)
+        self._buffer = text[at:]
+        return certain
 
     def _reason(self, last: bool) -> str:
         if not self._begins(self._tags.starts, last):
@@ -198,9 +201,15 @@ def _may_grow(text: str, marks: Iterable[str]) -> bool:
     return any(len(mark) > len(text) and mark.startswith(text) for mark in marks)
 
 
-def _longest(text: str, marks: Iterable[str]) -> str | None:
-    """The longest of the marks that the text begins with."""
-    return max((mark for mark in marks if text.startswith(mark)), key=len, default=None)
+def _longest(text: str, marks: Iterable[str], at: int = 0) -> str | None:
+    """The longest of the marks that the text has at a place."""
+    return max((mark for mark in marks if text.startswith(mark, at)), key=len, default=None)
+
+
+def _end_of_spaces(text: str, at: int) -> int:
+    """The place of the first character from a place on that is not whitespace."""
+    spaces = _SPACES.match(text, at)
+    return at if spaces is None else spaces.end()
 
 
 class _Citations:
@@ -222,17 +231,18 @@ class _Remover:
 
     def __init__(self, marks: tuple[str, ...]) -> None:
         self._marks = marks
+        self._pattern = re.compile("|".join(map(re.escape, sorted(marks, key=len, reverse=True))))
         self._buffer = ""  # text that may be a part of a mark
 
     def remove(self, text: str, last: bool) -> str:
         """Add text; returns the part without marks that is certain now."""
         if not self._marks:
             return text
-        text, pieces = self._buffer + text, list[str]()
-        while first := min(((at, -len(mark)) for mark in self._marks if (at := text.find(mark)) >= 0), default=None):
-            at, length = first[0], -first[1]
-            pieces.append(text[:at])
-            text = text[at + length :]
+        text, pieces, at = self._buffer + text, list[str](), 0
+        for mark in self._pattern.finditer(text):
+            pieces.append(text[at : mark.start()])
+            at = mark.end()
+        text = text[at:]
         keep = 0 if last else partial_suffix(text, self._marks, max(map(len, self._marks)))
         self._buffer = text[len(text) - keep :]
         return "".join([*pieces, text[: len(text) - keep]])

@@ -49,8 +49,6 @@ _OUTER_FIELDS = (
     "model", "stream", "stream_options", "cache_salt", "priority", "request_id", "return_token_ids", "return_metrics",
     "return_tokens_as_token_ids",
 )  # fmt: skip
-
-
 _PROMPT_FIELDS = ("prompt_logprob_token_ids", "prompt_logprob_start")
 
 
@@ -67,7 +65,7 @@ def router(state: ServerState) -> APIRouter:
         completion = _as_completion(body)
         admit(request, model, count_sequences(completion, state.limits), "sampling_params.n")
         response_id = answer_id("generate-tokens", request, body.request_id)
-        listed = _prompt_token_ids(body, model, state.limits)
+        listed = await asyncio.to_thread(_prompt_token_ids, body, model, state.limits)  # there may be millions
         prepared = await unless_disconnected(request, prepare_completion(completion, model, state, response_id, listed))
         if body.stream:
             return EventStream(_chunks(prepared, body, releaser(request)), keepalive=state.sse_keep_alive_interval)
@@ -130,6 +128,8 @@ def _prompt_token_ids(body: TokensRequest, model: ServedModel, limits: LimitOpti
     name, parameters = "prompt_logprob_token_ids", body.sampling_params
     rows, start = parameters.prompt_logprob_token_ids, parameters.prompt_logprob_start or 0
     if rows is None:
+        if parameters.prompt_logprob_start is not None:
+            raise InvalidRequest(f"`prompt_logprob_start` needs `{name}`.", "prompt_logprob_start")
         return None
     width, expected = max(map(len, rows)), max(0, len(body.token_ids) - 1 - start)
     if body.stream:
@@ -138,13 +138,16 @@ def _prompt_token_ids(body: TokensRequest, model: ServedModel, limits: LimitOpti
         raise InvalidRequest(f"`{name}` cannot be combined with `prompt_logprobs`.", name)
     if len(rows) != expected:
         raise InvalidRequest(
-            f"`{name}` has {len(rows)} rows, but the prompt has {expected} tokens after the first one that is not "
-            "scored (`prompt_logprob_start` and the tokens before it are not).",
+            f"`{name}` has {len(rows)} rows; it needs one for each of the {expected} tokens of the prompt after token "
+            f"{start} (`prompt_logprob_start`).",
             name,
         )
-    if width < 1 or 0 <= limits.max_logprobs < width:
+    if width < 1:
+        raise InvalidRequest(f"`{name}` has no token ids.", name)
+    if 0 <= limits.max_logprobs < width:
         raise InvalidRequest(
-            f"The rows of `{name}` may have 1 to {limits.max_logprobs} token ids (--max-logprobs), not {width}.", name
+            f"The rows of `{name}` may have at most {limits.max_logprobs} token ids (--max-logprobs), not {width}.",
+            name,
         )
     if width * len(rows) > MAX_PROMPT_LOGPROBS:
         raise InvalidRequest(f"`{name}` may have at most {MAX_PROMPT_LOGPROBS} token ids.", name)

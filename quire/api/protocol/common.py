@@ -209,10 +209,11 @@ class ChatAndCompletionFields(CommonSamplingFields):
 
 
 class PromptTokensDetails(BaseModel):
-    """Prompt tokens by origin. Without audio there is no `audio_tokens`."""
+    """Prompt tokens by origin: `audio_tokens` as OpenAI has them, and as vLLM; without audio there are neither."""
 
     cached_tokens: int
     audio_tokens: int | None = None
+    multimodal_tokens: dict[Literal["audio"], int] | None = None
 
     @model_serializer(mode="wrap")
     def _omit_absent_fields(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:

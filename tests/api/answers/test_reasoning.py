@@ -297,3 +297,13 @@ def test_pieces_and_the_whole_give_the_same_with_a_wrapper(pieces: list[str], na
     parts = [splitter.push(piece) for piece in pieces] + [splitter.push("", last=True)]
     whole = ReasoningSplitter(tags, None).push("".join(pieces), last=True)
     assert ("".join(part[0] for part in parts), "".join(part[1] for part in parts)) == whole
+
+
+def test_many_marks_in_one_piece_are_read_in_linear_time() -> None:
+    count = 200_000
+    whole = ReasoningSplitter(tags_named("glm45"), None).push("a" + "</think>\n" * count + "b", last=True)
+    assert whole == ("a", "b")
+    mark = "<|close|>response<|sep|>"
+    off = tags_named("kimi_k3").switched(False, None)
+    assert off is not None
+    assert ReasoningSplitter(off, None).push(f"a{mark}" * count, last=True) == ("", "a" * count)

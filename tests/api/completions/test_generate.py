@@ -217,6 +217,8 @@ async def test_tokens_are_scored_at_positions_of_the_prompt(tmp_path: Path) -> N
             refused = await server.post(PATH, request(**fields))
             assert refused.status_code == 400, fields
             assert name in refused.json()["error"]["message"], fields
+        alone = await server.post(PATH, request(prompt_logprob_start=1))
+        assert (alone.status_code, alone.json()["error"]["param"]) == (400, "prompt_logprob_start")
         streamed = await server.post(PATH, {**request(**{name: rows}), "stream": True})
         assert (streamed.status_code, streamed.json()["error"]["param"]) == (400, name)
         for path in ("/v1/completions", "/v1/chat/completions"):
