@@ -86,7 +86,6 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "stream_interval": (1,),
     "thinking_token_budget": (-1,),
     "trace_decode_token_ids": (),
-    "truncation_side": ("left",),
     "verbosity": ("medium",),
     "vllm_xargs": (),
     "watermarking": (False,),
