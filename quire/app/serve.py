@@ -17,6 +17,10 @@ from quire.config.options import ServerOptions, TlsOptions
 from quire.engine.models.model_config import start_reading_configs
 from quire.engine.models.pooling_config import PoolingOptions
 
+INT4_COST = (
+    "--quantization int4 worsens answers much: it raises perplexity from 36.7 to 80 (Gemma 3 270M) and from 32.1 to "
+    "49.5 (SmolLM2); int8 raises it by 2.4 to 2.8 %"
+)
 logger = logging.getLogger("quire")
 
 
@@ -25,6 +29,8 @@ def run(settings: Serve) -> int:
     start_logging(settings.log_level)
     for note in settings.notes:
         logger.info("%s", note)
+    if settings.quantization == "int4":
+        logger.warning("%s", INT4_COST)
     for warning in settings.warnings:
         logger.warning("%s", warning)
     end_on_signals()  # until the server handles them itself

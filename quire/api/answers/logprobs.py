@@ -58,6 +58,19 @@ class LogprobFormatter:
             for entry in entries
         ]
 
+    def chat_with_itself(self, entries: Sequence[TokenLogprobs]) -> list[dict[str, Any]]:
+        """Items as of `chat`, whose `top_logprobs` begin with the token itself."""
+        return [
+            {**self._candidate(entry, 0), "top_logprobs": [self._candidate(entry, i) for i in _distinct(entry)]}
+            for entry in entries
+        ]
+
+    def by_id(self, entries: Sequence[TokenLogprobs]) -> list[dict[str, Any]]:
+        """Items with ids in place of texts, whose `top_logprobs` begin with the token itself."""
+        return [
+            {**_numbers(entry, 0), "top_logprobs": [_numbers(entry, i) for i in _distinct(entry)]} for entry in entries
+        ]
+
     def completion(
         self, entries: Sequence[TokenLogprobs | None], tokens: Sequence[int], position: TextPosition
     ) -> dict[str, Any]:
@@ -111,6 +124,17 @@ class LogprobFormatter:
 
     def _text(self, token: int) -> str:
         return f"token_id:{token}" if self._as_ids else self._tokenizer.token_text(token)
+
+
+def _distinct(entry: TokenLogprobs) -> list[int]:
+    """Indices of the different tokens of an entry."""
+    tokens = entry.token_ids
+    return [0, *(i for i in range(1, len(tokens)) if tokens[i] != tokens[0])]
+
+
+def _numbers(entry: TokenLogprobs, index: int) -> dict[str, Any]:
+    rank = entry.ranks[index]
+    return {"token_id": entry.token_ids[index], "logprob": _finite(entry.logprobs[index]), "rank": rank or None}
 
 
 def _finite(value: float) -> float:

@@ -25,6 +25,7 @@ from quire.api.protocol.anthropic import (
 )
 from quire.api.protocol.chat import ChatRequest
 from quire.api.serving.generation import UsageCounter
+from quire.multimodal.prompts import EFFORT, THINKING_SWITCHES
 
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
@@ -57,8 +58,11 @@ def to_chat_request(body: Conversation) -> ChatRequest:
 
 def _variables(body: Conversation) -> dict[str, Any] | None:
     variables = dict(body.chat_template_kwargs or {})
-    if body.thinking is not None:
-        variables.setdefault("enable_thinking", body.thinking.type != "disabled")
+    if body.thinking is not None and not any(name in variables for name in THINKING_SWITCHES):
+        variables |= dict.fromkeys(THINKING_SWITCHES, body.thinking.type != "disabled")
+    config = body.output_config if isinstance(body, MessagesRequest) else None
+    if config is not None and config.effort is not None:
+        variables.setdefault(EFFORT, config.effort)
     return variables or None
 
 

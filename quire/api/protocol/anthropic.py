@@ -113,7 +113,7 @@ class OutputConfig(_Block):
     """Constraints of the answer."""
 
     format: OutputFormat | None = None
-    effort: str | None = Field(None, description="without effect")
+    effort: str | None = Field(None, description="passed to chat templates that read `reasoning_effort`")
 
 
 class Conversation(RequestBody):

@@ -183,6 +183,9 @@ class ChatAndCompletionFields(CommonSamplingFields):
         None, description="the side of the prompt that truncate_prompt_tokens cuts; default: left"
     )
     prompt_logprobs: Alternatives | None = None
+    logprob_token_ids: TokenIds | None = Field(
+        None, description="tokens whose log-probabilities are returned in place of the top tokens; needs `logprobs`"
+    )
     request_id: str | None = None
     return_tokens_as_token_ids: bool | None = None
     return_token_ids: bool | None = None
@@ -209,10 +212,11 @@ class ChatAndCompletionFields(CommonSamplingFields):
 
 
 class PromptTokensDetails(BaseModel):
-    """Prompt tokens by origin. Without audio there is no `audio_tokens`."""
+    """Prompt tokens by origin: `audio_tokens` as OpenAI has them, and as vLLM; without audio there are neither."""
 
     cached_tokens: int
     audio_tokens: int | None = None
+    multimodal_tokens: dict[Literal["audio"], int] | None = None
 
     @model_serializer(mode="wrap")
     def _omit_absent_fields(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:

@@ -41,6 +41,8 @@ class CompletionRequest(BeamFields, StructuredFields):
     def _check_max_tokens(self) -> Self:
         if self.max_tokens == 0 and not self.echo:
             raise field_error("max_tokens", "`max_tokens` must be at least 1, unless `echo` is true.")
+        if self.max_tokens == 0 and self.logprob_token_ids is not None:
+            raise field_error("logprob_token_ids", "`logprob_token_ids` needs `max_tokens` of at least 1.")
         return self
 
 

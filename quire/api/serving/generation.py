@@ -187,7 +187,9 @@ class UsageCounter:
             completion_tokens=completion,
             total_tokens=self._prompt + completion,
             prompt_tokens_details=PromptTokensDetails(
-                cached_tokens=sum(self._cached.values()), audio_tokens=self._audio or None
+                cached_tokens=sum(self._cached.values()),
+                audio_tokens=self._audio or None,
+                multimodal_tokens={"audio": self._audio} if self._audio else None,
             ),
             completion_tokens_details=CompletionTokensDetails(reasoning_tokens=reasoning),
         )

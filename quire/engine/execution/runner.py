@@ -22,7 +22,7 @@ from quire.engine.execution.step_graphs import StepRunner
 from quire.engine.models.decoder import LanguageModel, compute_logits
 from quire.engine.scheduling.plan import SampledTokens, ScheduledSequence, SequenceError, StepPlan, StepResult
 from quire.engine.wire.protocol import TokenLogprobs
-from quire.engine.wire.sampling_params import TokenProbs
+from quire.engine.wire.sampling_params import SamplingParams, TokenProbs
 
 logger = logging.getLogger(__name__)
 LOGITS_CHUNK = 256  # rows of logits at a time, for the log-probabilities of prompts
@@ -293,10 +293,13 @@ class ModelRunner:
                     result.pooled[request_id] = pooled
 
     def _prompt_logprobs(self, hidden: Tensor, span: Span) -> list[TokenLogprobs]:
-        count = self._table[span.row].prompt_logprobs or 0
+        row, position = self._table[span.row], span.start + 1
+        wanted = row.params.prompt_token_ids if isinstance(row.params, SamplingParams) else None
         entries: list[TokenLogprobs] = []
         for tokens, logits in self._prompt_logits(hidden, span):
-            entries += top_logprobs(logits, tokens, count)
+            listed = [] if wanted is None else [wanted.row(position + i) for i in range(len(tokens))]
+            entries += top_logprobs(logits, tokens, row.prompt_logprobs or 0, listed)
+            position += len(tokens)
         return entries
 
     def _prompt_logits(self, hidden: Tensor, span: Span) -> Iterator[tuple[list[int], Tensor]]:

@@ -66,6 +66,7 @@ class Request:
         cross_attention: encoded positions that all of its tokens attend to; None for most models.
         placeholders: its items that have placeholder tokens; None if there are none.
         computed_on_entry: its `num_computed_tokens` (prefix cache hits) when it last entered the batch.
+        preemptions: how often it was preempted because KV blocks ran out.
         held_back: tokens at the end that are not computed yet: 1 while more of the prompt may follow, else 0.
     """
 
@@ -93,6 +94,7 @@ class Request:
     cross_attention: CrossAttentionState | None = None
     placeholders: PlaceholderRanges | None = None
     computed_on_entry: int = 0
+    preemptions: int = 0
     held_back: int = 0
     generates: bool = field(init=False)
     wants_prompt_logprobs: bool = field(init=False)
@@ -233,6 +235,7 @@ class Request:
             cached_tokens=self.cached_tokens or 0,
             scheduled_at=self.scheduled_at,
             token_probs=self.token_probs,
+            preemptions=self.preemptions,
         )
         self.token_probs = None
         if self.wants_prompt_logprobs:

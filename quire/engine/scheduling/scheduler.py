@@ -213,6 +213,7 @@ class Scheduler:
         """Gauges as of now, with the counters of a step that has finished if one is given."""
         stats = StepStats() if plan is None else plan.stats
         stats.running, stats.waiting = len(self._running), len(self._requests) - len(self._running)
+        stats.deferred = len(self._open.waiting_for_input)
         stats.blocks_used, stats.blocks_total = self.pool.num_used, self.pool.num_blocks
         return stats
 
@@ -266,6 +267,7 @@ class Scheduler:
         while needed > self.pool.num_free:
             victim = self._running[-1]
             self._preempt(victim)
+            victim.preemptions += 1
             plan.stats.preemptions += 1
             if victim is request:
                 return False

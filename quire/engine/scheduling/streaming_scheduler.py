@@ -166,6 +166,7 @@ class StreamingScheduler(ABC, Generic[R]):
         """Gauges as of now, with the counters of a step that has finished if one is given."""
         stats = StepStats() if plan is None else plan.stats
         stats.running, stats.waiting = len(self._running), len(self._requests) - len(self._running)
+        stats.deferred = len(self._no_audio)
         return stats
 
     def check(self) -> None:

@@ -27,11 +27,13 @@ from quire.engine.wire.protocol import (
     ErrorOutput,
     ExtendRequest,
     MediaItem,
+    MemoryTag,
     Pong,
     Ready,
     RequestOutput,
     Shutdown,
     Sleep,
+    SleepLevel,
     SleepState,
     StepOutput,
     StepStats,
@@ -39,7 +41,6 @@ from quire.engine.wire.protocol import (
     TokensOutput,
     Wake,
 )
-from quire.engine.wire.records import NullObserver, Observer
 from quire.engine.wire.sleep import SleepControl, SleepingClient
 from quire.engine.wire.slots import SlotClient
 from quire.engine.wire.stream import (
@@ -71,7 +72,6 @@ class EngineClient(SlotClient, SleepingClient):
         super().__init__(capacity, share)
         self._channel = channel
         self._tokenizer = tokenizer
-        self.observer: Observer = NullObserver()
         self._streams: dict[str, OutputStream] = {}
         self._stats = StepStats()
         self._dead: EngineDead | None = None
@@ -272,6 +272,10 @@ class EngineClient(SlotClient, SleepingClient):
         streams = dict(self._streams)
         self._end_in_core(streams)
         self._fail_in_turn(streams, error)
+
+    @override
+    def on_sleep(self, asleep: frozenset[MemoryTag], level: SleepLevel) -> None:
+        self.observer.on_sleep(asleep, level)
 
     @override
     def send_control(self, message: Sleep | Wake) -> None:

@@ -25,7 +25,7 @@ async def test_several_types_at_once(tmp_path: Path) -> None:
         same = (await server.post(PATH, wrapped)).json()
     assert answer["response_type"] == "embeddings_by_type"
     assert answer["texts"] == ["hello", "world"]
-    assert answer["meta"]["billed_units"]["input_tokens"] == 10
+    assert answer["meta"]["billed_units"] == {"input_tokens": 10, "image_tokens": 0}
     embeddings = answer["embeddings"]
     assert list(embeddings) == kinds
     assert plain["embeddings"] == same["embeddings"] == {"float": embeddings["float"]}

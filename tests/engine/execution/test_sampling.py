@@ -237,6 +237,23 @@ def test_logprobs_are_those_of_the_raw_logits() -> None:
         assert math.isclose(value, raw[token].item(), abs_tol=1e-5)
 
 
+def test_listed_tokens_are_reported_in_place_of_the_top_tokens() -> None:
+    harness = SamplerHarness(params(logprobs=0, logprob_token_ids=(5, 0, 9)), params(logprobs=2), params(logprobs=0))
+    rows = logits().expand(3, -1).clone()
+    listed, top, alone = (sampled.logprobs for sampled in harness.sampler.sample(rows, harness.rows))
+    raw = logits().log_softmax(-1)
+    best = int(raw.argmax())
+    assert listed is not None
+    assert top is not None
+    assert alone is not None
+    assert listed.token_ids == [best, 5, 0, 9]
+    assert listed.ranks == [1, 0, 0, 0]
+    for token, value in zip(listed.token_ids, listed.logprobs, strict=True):
+        assert math.isclose(value, raw[token].item(), abs_tol=1e-5)
+    assert top.token_ids == [best, *raw.topk(2).indices.tolist()]
+    assert alone.token_ids == [best]
+
+
 def test_nan_logits_do_not_affect_other_rows() -> None:
     harness = SamplerHarness(params(temperature=1.0), params(temperature=1.0, top_p=0.5), params())
     rows = logits().expand(3, -1).clone()

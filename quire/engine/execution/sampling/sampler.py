@@ -140,15 +140,17 @@ class Sampler(TokenSampler):
     ) -> dict[int, TokenLogprobs]:
         """Log-probabilities of the rows at indices `wanted`, whose logits before all processors are `raw`."""
         most = max(params[i].logprobs or 0 for i in wanted)
+        listed = [params[i].logprob_token_ids for i in wanted]
         try:
-            reports = top_logprobs(raw, [tokens[i] for i in wanted], most)
+            reports = top_logprobs(raw, [tokens[i] for i in wanted], most, listed)
         except Exception:  # error boundary: find the sequence that fails
             logger.exception("log-probabilities of a batch failed; retrying each row separately")
         else:
-            return {i: _first(entry, params[i].logprobs or 0) for i, entry in zip(wanted, reports, strict=True)}
+            return {i: _reported(entry, params[i]) for i, entry in zip(wanted, reports, strict=True)}
         found: dict[int, TokenLogprobs] = {}
         for at, i in enumerate(wanted):
-            alone = self._contain(rows[i], top_logprobs, raw[at : at + 1], [tokens[i]], params[i].logprobs or 0)
+            count, one = params[i].logprobs or 0, listed[at : at + 1]
+            alone = self._contain(rows[i], top_logprobs, raw[at : at + 1], [tokens[i]], count, one)
             if alone:
                 found[i] = alone[0]
         return found
@@ -192,6 +194,7 @@ def _confirmed(draft: Sequence[int], depth: int, choice: SampledToken) -> bool:
     return depth < len(draft) and draft[depth] == choice.token and choice.error is None
 
 
-def _first(entry: TokenLogprobs, count: int) -> TokenLogprobs:
-    end = count + 1
+def _reported(entry: TokenLogprobs, params: SamplingParams) -> TokenLogprobs:
+    """What a sequence reports of an entry that may have more top tokens than it asks for."""
+    end = 1 + (len(params.logprob_token_ids) or params.logprobs or 0)
     return TokenLogprobs(entry.token_ids[:end], entry.logprobs[:end], entry.ranks[:end])

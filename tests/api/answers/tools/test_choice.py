@@ -241,6 +241,58 @@ async def test_gpt_oss_answers_on_channels(tmp_path: Path) -> None:
         assert "".join(chunk["delta"].get("content", "") for chunk in chunks) == (content or "")
 
 
+@pytest.mark.parametrize(
+    ("name", "thought", "said", "call"),
+    [
+        (
+            "inkling",
+            "<|content_thinking|>hm<|end_message|><|message_model|>",
+            "<|content_text|>Sunny.<|end_message|>",
+            '<|content_invoke_tool_json|>{"name": "weather", "args": {"city": "Rome"}}<|end_message|>',
+        ),
+        (
+            "muse",
+            " to=self<|message|>hm<|eom|><|start|>assistant",
+            " to=user<|message|>Sunny.<|eot|>",
+            ' to=weather<|message|><atem:function_calls><atem:invoke name="weather"><atem:parameter name="city">Rome'
+            "</atem:parameter></atem:invoke></atem:function_calls><|eom|>",
+        ),
+        (
+            "kimi_k3",
+            "<|open|>think<|sep|>hm<|close|>think<|sep|>",
+            "<|open|>response<|sep|>Sunny.<|close|>response<|sep|><|close|>message<|sep|>",
+            '<|open|>tools<|sep|><|open|>call tool="weather" index="1"<|sep|><|open|>argument key="city" type="string"'
+            "<|sep|>Rome<|close|>argument<|sep|><|close|>call<|sep|><|close|>tools<|sep|><|close|>message<|sep|>",
+        ),
+        (
+            "gemma4",
+            "<|channel>thought\nhm<channel|>",
+            "Sunny.",
+            '<|tool_call>call:weather{city:<|"|>Rome<|"|>}<tool_call|>',
+        ),
+    ],
+)
+async def test_models_with_messages_of_several_kinds(
+    tmp_path: Path, name: str, thought: str, said: str, call: str
+) -> None:
+    for text, content, calls in (
+        (thought + said, "Sunny.", []),
+        (thought + call, None, [("weather", {"city": "Rome"})]),
+    ):
+        core = FakeCore(answer=says(text))
+        async with running_server(tmp_path, core, tool_call_parser=name, reasoning_parser=name) as server:
+            message = (await server.post(PATH, ASK)).json()["choices"][0]["message"]
+            chunks = await stream(server)
+            plain = (await ask(server, tools=None))["message"]
+        assert (message["reasoning"], message["content"]) == ("hm", content)
+        assert [(each["function"]["name"], json.loads(each["function"]["arguments"])) for each in
+                message.get("tool_calls", ())] == calls  # fmt: skip
+        assert "".join(chunk["delta"].get("reasoning") or "" for chunk in chunks) == "hm"
+        assert "".join(chunk["delta"].get("content") or "" for chunk in chunks) == (content or "")
+        assert plain["reasoning"] == "hm"
+        assert calls or plain["content"] == "Sunny."
+
+
 async def test_gpt_oss_holds_its_answer_to_a_form_on_the_final_channel(tmp_path: Path) -> None:
     core = FakeCore(answer=says("<|channel|>final<|message|>a"))
     async with running_server(tmp_path, core, tool_call_parser="openai", reasoning_parser="openai_gptoss") as server:
