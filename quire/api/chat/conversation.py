@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from quire.api.answers.tools.custom import as_function, as_function_call
@@ -23,7 +24,24 @@ def unused_template_fields(body: WithMessages, rendered: RenderedChat) -> list[s
     return [
         *(name for name in passed if name not in rendered.variables),
         *(f"chat_template_kwargs.{name}" for name in variables if name not in rendered.variables),
+        *_unread_message_fields(body.messages or (), rendered),
     ]
+
+
+def _unread_message_fields(messages: Sequence[Message], rendered: RenderedChat) -> list[str]:
+    """Undeclared fields of messages that the template does not read; of those with the same name only the first."""
+    unread: dict[str, str] = {}
+    if rendered.keys is not None:
+        for index, message in enumerate(messages):
+            for name, value in message.passed_to_template():
+                key = name.rpartition(".")[2]
+                if (
+                    value is not None
+                    and key not in rendered.keys
+                    and not fields.is_harmless(fields.without_indices(f"messages.{name}"))
+                ):
+                    unread.setdefault(key, f"messages[{index}].{name}")
+    return list(unread.values())
 
 
 def conversation_of(body: WithMessages, *, trusted: bool, audio: AudioInfo | None = None) -> Conversation:
