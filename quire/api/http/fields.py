@@ -79,6 +79,7 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "kv_transfer_params": (),
     "logits_processors": (),
     "logprob_token_ids": (),
+    "mcp_servers": (),
     "media_io_kwargs": (),
     "messages.audio": (),
     "messages.function_call": (),

@@ -55,6 +55,17 @@ class DocumentBlock(RequestPart):
     context: str | None = None
     citations: dict[str, Any] | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _is_text(cls, given: Any) -> Any:
+        source = given.get("source") if isinstance(given, dict) else None
+        kind = source.get("type") if isinstance(source, dict) else None
+        if isinstance(kind, str) and kind not in ("text", "content"):
+            raise ValueError(
+                f"A `document` with a source of type {kind[:100]!r} is not supported; supported: 'text', 'content'"
+            )
+        return given
+
 
 class SearchResultBlock(RequestPart):
     """A result of a search by the client."""
@@ -233,12 +244,9 @@ class Conversation(RequestBody):
     @property
     def without_effect(self) -> list[str]:
         """Names of declared fields that are set and have no effect."""
-        names = [] if self.context_management is None else ["context_management"]
-        return (
-            names
-            if self.output_config is None or self.output_config.effort is None
-            else [*names, "output_config.effort"]
-        )
+        effort = None if self.output_config is None else self.output_config.effort
+        values = {"context_management": self.context_management, "output_config.effort": effort}
+        return [name for name, value in values.items() if value is not None]
 
     @model_validator(mode="after")
     def _one_format(self) -> Self:
