@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from quire.api.answers.structured.depth import rules_depth, schema_depth
+from quire.api.answers.structured.depth import json_levels, rules_depth, schema_depth
 
 
 @pytest.mark.parametrize(
@@ -51,6 +51,13 @@ def test_long_chains() -> None:
     assert schema_depth(references) == count + 2
 
 
+def nested(levels: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "integer"}
+    for _ in range(levels):
+        schema = {"type": "object", "properties": {"a": schema}}
+    return schema
+
+
 @pytest.mark.parametrize(
     ("schema", "levels"),
     [
@@ -61,7 +68,7 @@ def test_long_chains() -> None:
         ({"type": "array", "items": {"type": "object", "properties": {"a": {"enum": [[1]]}}}}, 2),
         ({"$ref": "#/$defs/a", "$defs": {"a": {"properties": {"b": {"type": "array", "items": {"const": 1}}}}}}, 2),
         ({"$ref": "#/$defs/a", "$defs": {"a": {"properties": {"b": {"$ref": "#/$defs/a"}}}}}, 1),
-        (nested_properties(300), 8),
+        (nested(300), 8),
     ],
 )
 def test_levels_of_indentation(schema: Any, levels: int) -> None:
