@@ -133,7 +133,7 @@ LEVELS: list[tuple[dict[str, Any], int]] = [
     (a(a=TEXT, b=TEXT, c=TEXT), 1),
     (a(x=NUMBER, y=NUMBER, z=NUMBER), 1),
     ({"type": "object"}, 4),
-    (a(items={"type": "array", "items": a(k=TEXT, v=NUMBER)}), 3),
+    (a(list={"type": "array", "items": a(k=TEXT, v=NUMBER)}), 3),
     (a(ok={"type": "boolean"}, why=TEXT, score={"type": "number"}), 1),
     (a(kind={"enum": ["a", "b"]}, n=NUMBER, m={"type": ["null", "string"]}), 1),
     (a(list={"type": "array", "items": NUMBER}, more=a(p=a(q=TEXT))), 3),

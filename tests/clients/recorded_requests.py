@@ -1,7 +1,7 @@
 """Requests of applications that talk to model servers, as recorded from them, with shorter prompts and fewer tools.
 
-The shapes are those of Claude Code 2.1.332 and Codex 0.171.0 (recorded), LiteLLM 1.110.2 (recorded) and Open WebUI (read
-in its source). Limits of output tokens are smaller, as the bundled model's context is.
+The shapes are those of Claude Code 2.1.332, Codex 0.171.0 and LiteLLM 1.110.2, which were recorded, and of Open WebUI,
+which were read in its source. Limits of output tokens are smaller, as the bundled model's context is.
 """
 
 from __future__ import annotations

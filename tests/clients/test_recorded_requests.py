@@ -127,14 +127,9 @@ def test_codex(http: httpx.Client, streamed: bool) -> None:
     assert "client_metadata" not in answer.headers[IGNORED]
     response = read_response(answer, streamed=streamed)
     call = response["output"][-1]
-    assert (call["type"], call["name"], json.loads(call["arguments"])) == (
-        "function_call",
-        "get_weather",
-        {"city": "Oslo"},
-    )
-    assert {"input_tokens", "input_tokens_details", "output_tokens", "output_tokens_details"} <= response[
-        "usage"
-    ].keys()
+    assert (call["type"], call["name"]) == ("function_call", "get_weather")
+    assert json.loads(call["arguments"]) == {"city": "Oslo"}
+    assert {"input_tokens", "input_tokens_details", "output_tokens"} <= response["usage"].keys()
     output = {"type": "function_call_output", "id": "fco_1", "call_id": call["call_id"], "output": recorded.RESULT}
     response = read_response(
         post(http, "/v1/responses", recorded.codex([*response["output"], output], stream=streamed)), streamed=streamed

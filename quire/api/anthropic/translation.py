@@ -91,7 +91,7 @@ def _tools(body: Conversation) -> dict[str, Any]:
         }
         for tool in offered_tools(body)
     ]
-    fields: dict[str, Any] = {"tools": tools or None}
+    fields: dict[str, Any] = {"tools": None if body.tools is None else tools}
     if choice is not None:
         named = {"type": "function", "function": {"name": choice.name}}
         fields["tool_choice"] = {"any": "required", "tool": named}.get(choice.type, choice.type)

@@ -56,6 +56,8 @@ async def refusal_of(folder: Path, **fields: Any) -> str:
 async def test_a_deferred_tool_is_offered_once_a_message_refers_to_it(tmp_path: Path) -> None:
     tools = [tool("find"), tool("weather", defer_loading=True, **CACHED), tool("news", defer_loading=True)]
     assert (await prompt_of(tmp_path, tools=tools)).startswith("<find>[user:hi]")
+    auto = {"tool_choice": {"type": "auto"}}
+    assert (await prompt_of(tmp_path, tools=tools[1:], **auto)).startswith("[user:hi]")
     found = result([{"type": "tool_reference", "tool_name": "weather"}])
     prompt = await prompt_of(tmp_path, tools=tools, messages=found)
     assert prompt.startswith("<find><weather>[user:hi]")

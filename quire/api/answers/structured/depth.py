@@ -43,7 +43,7 @@ def json_levels(schema: Any) -> int:
 
 
 def _levels_of(part: Any) -> int:
-    """Levels that a part of a schema adds to what is inside of it."""
+    """Levels that a part of a schema adds to what is inside of it; too many if a property has the name of a keyword."""
     if not isinstance(part, dict):
         return 0
     if not _NESTING.isdisjoint(part):
