@@ -8,6 +8,7 @@ from quire.api.http.errors import InvalidRequest
 from quire.api.protocol.anthropic import (
     Conversation,
     DefinedTool,
+    NamedTool,
     ToolAddition,
     ToolDefinition,
     ToolReference,
@@ -34,9 +35,12 @@ def offered_tools(body: Conversation) -> list[ToolDefinition]:
                     defined.append(tool)
                 known[tool.name] = tool
                 offered.add(tool.name)
-            case ToolAddition(tool=named) | ToolRemoval(tool=named):
-                _check_known(named.name, known, f"{path}.tool.name")
-                (offered.add if isinstance(block, ToolAddition) else offered.discard)(named.name)
+            case ToolAddition(tool=NamedTool(name=name)):
+                _check_known(name, known, f"{path}.tool.name")
+                offered.add(name)
+            case ToolRemoval(tool=NamedTool(name=name)):
+                _check_known(name, known, f"{path}.tool.name")
+                offered.discard(name)
             case ToolReference(tool_name=name):
                 _check_known(name, known, f"{path}.tool_name")
                 offered.add(name)

@@ -315,10 +315,8 @@ def _message(problem: Mapping[str, Any]) -> str:
         return f"{problem['msg']}: {problem['ctx']['error']}"
     if problem["type"] == "union_tag_invalid":
         about = problem["ctx"]
-        return (
-            f"{shorten(about['tag'])!r} is not supported as {about['discriminator']}; supported: "
-            + about["expected_tags"]
-        )
+        supported = f"is not supported as {about['discriminator']}; supported: {about['expected_tags']}"
+        return f"{shorten(about['tag'])!r} {supported}"
     return shorten(str(problem["msg"]).removeprefix("Value error, "), _MAX_MESSAGE // _MAX_PROBLEMS)
 
 

@@ -12,7 +12,7 @@ import json
 import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar, Protocol, TypeGuard
 from urllib.parse import quote
 
 from pydantic import BaseModel
@@ -20,7 +20,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.api.http.errors import InvalidRequest, shorten
-from quire.api.protocol.common import RequestBody, RequestPart
 
 logger = logging.getLogger(__name__)
 HEADER = "x-quire-ignored-fields"
@@ -111,7 +110,7 @@ def set_fields(model: BaseModel) -> dict[str, Any]:
     return {name: value for name, value in model if name in model.model_fields_set}
 
 
-def take_unknown_fields(body: RequestBody) -> list[str]:
+def take_unknown_fields(body: BaseModel) -> list[str]:
     """Names of the undeclared fields of a request that have no effect; of those that differ by indices only the first.
 
     Undeclared fields of the body itself are removed from it. Fields that are passed to the chat template are not named:
@@ -121,10 +120,11 @@ def take_unknown_fields(body: RequestBody) -> list[str]:
         InvalidRequest: a field is not supported, or there are too many undeclared ones.
     """
     unknown: dict[str, str] = {}
+    constraints = getattr(body, "constraints", None)
     for number, (name, value, passed) in enumerate(_undeclared(body)):
         kind = without_indices(name)
         if value is not None and not is_harmless(kind):
-            _check_supported(name, kind, value, body.constraints)
+            _check_supported(name, kind, value, constraints)
             if not passed and kind not in UNSUPPORTED:
                 unknown.setdefault(kind, name)
         if len(unknown) > _MAX_UNKNOWN or number > _MAX_UNDECLARED:
@@ -159,19 +159,32 @@ def _is_format(value: Any) -> bool:
     return isinstance(value, dict) and value.get("type") in ("json_schema", "json_object")
 
 
-def _undeclared(part: RequestBody | RequestPart, where: str = "") -> Iterator[tuple[str, Any, bool]]:
+class _Part(Protocol):
+    """An object inside of a body."""
+
+    passes_undeclared: ClassVar[bool]
+
+    def undeclared_inside(self) -> Iterator[tuple[str, Any]]:
+        """Paths and values of unknown fields in parts that have no model of their own."""
+
+
+def _is_part(value: Any) -> TypeGuard[_Part]:
+    return isinstance(value, BaseModel) and hasattr(value, "undeclared_inside")
+
+
+def _undeclared(part: BaseModel, where: str = "") -> Iterator[tuple[str, Any, bool]]:
     """Undeclared fields in a part of the request: path, value, and whether it is passed to the chat template."""
-    passed = isinstance(part, RequestPart) and part.passes_undeclared
+    passed = _is_part(part) and part.passes_undeclared
     for name, value in (part.model_extra or {}).items():
         yield f"{where}{name}", value, passed
-    if isinstance(part, RequestPart):
+    if _is_part(part):
         for name, value in part.undeclared_inside():
             yield f"{where}{name}", value, False
     for name, field in type(part).model_fields.items():
         value, path = getattr(part, name), f"{where}{field.alias or name}"
-        if isinstance(value, RequestPart):
+        if _is_part(value):
             yield from _undeclared(value, f"{path}.")
-        elif isinstance(value, list) and value and isinstance(value[0], RequestPart):
+        elif isinstance(value, list) and value and _is_part(value[0]):
             for index, item in enumerate(value):
                 yield from _undeclared(item, f"{path}[{index}].")
 
