@@ -16,8 +16,9 @@ IGNORED = "x-quire-ignored-fields"
 
 
 @pytest.fixture(scope="module")
-def http() -> Iterator[httpx.Client]:
-    with serving("quire-nano") as server, server.http as client:
+def http(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    store = f"sqlite:///{tmp_path_factory.mktemp('store')}/r.db"
+    with serving("quire-nano", "--response-store", store) as server, server.http as client:
         yield client
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from llguidance import regex_to_lark
 
-from quire.api.answers.structured.depth import json_levels
+from quire.api.answers.grammar_depth import json_levels
 from quire.engine.wire.grammar import CLIENT_GRAMMAR
 
 _INDENT = 4  # spaces for each level of pretty printed JSON

@@ -12,7 +12,7 @@ import json
 import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Protocol, TypeGuard
+from typing import Any
 from urllib.parse import quote
 
 from pydantic import BaseModel
@@ -159,27 +159,18 @@ def _is_format(value: Any) -> bool:
     return isinstance(value, dict) and value.get("type") in ("json_schema", "json_object")
 
 
-class _Part(Protocol):
-    """An object inside of a body."""
-
-    passes_undeclared: ClassVar[bool]
-
-    def undeclared_inside(self) -> Iterator[tuple[str, Any]]:
-        """Paths and values of unknown fields in parts that have no model of their own."""
-
-
-def _is_part(value: Any) -> TypeGuard[_Part]:
+def _is_part(value: Any) -> bool:
+    """Whether this is a `RequestPart`, which this package does not import."""
     return isinstance(value, BaseModel) and hasattr(value, "undeclared_inside")
 
 
 def _undeclared(part: BaseModel, where: str = "") -> Iterator[tuple[str, Any, bool]]:
     """Undeclared fields in a part of the request: path, value, and whether it is passed to the chat template."""
-    passed = _is_part(part) and part.passes_undeclared
+    passed, inside = getattr(part, "passes_undeclared", False), getattr(part, "undeclared_inside", None)
     for name, value in (part.model_extra or {}).items():
         yield f"{where}{name}", value, passed
-    if _is_part(part):
-        for name, value in part.undeclared_inside():
-            yield f"{where}{name}", value, False
+    for name, value in () if inside is None else inside():
+        yield f"{where}{name}", value, False
     for name, field in type(part).model_fields.items():
         value, path = getattr(part, name), f"{where}{field.alias or name}"
         if _is_part(value):

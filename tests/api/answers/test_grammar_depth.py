@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from quire.api.answers.structured.depth import json_levels, rules_depth, schema_depth
+from quire.api.answers.grammar_depth import json_levels, rules_depth, schema_depth
 
 
 @pytest.mark.parametrize(
