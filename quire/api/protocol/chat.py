@@ -31,7 +31,7 @@ from quire.api.protocol.common import (
     preencoded,
 )
 from quire.api.protocol.custom import BY_KIND, MAX_TOOLS, CustomTool, CustomToolCall, NamedCustomTool
-from quire.api.protocol.structured import StructuredFields
+from quire.api.protocol.structured import StructuredFields, check_parameters
 
 # Fields of content parts and of tool calls; those of objects in them as a mapping.
 _Fields = Mapping[str, "_Fields | None"]
@@ -98,6 +98,8 @@ class FunctionDefinition(RequestPart):
     strict: bool | None = Field(
         None, description="constrain the arguments to their schema whenever the function is called"
     )
+
+    _check_parameters = model_validator(mode="before")(check_parameters)
 
 
 class FunctionTool(RequestPart):

@@ -11,12 +11,13 @@ from pydantic import (
     SerializerFunctionWrapHandler,
     Tag,
     model_serializer,
+    model_validator,
 )
 
 from quire.api.protocol.common import CommonSamplingFields, ListOf, RequestPart, TemplateVariables, max_keys
 from quire.api.protocol.custom import MAX_TOOLS, ResponseCustomTool
 from quire.api.protocol.mcp import ChosenMcpTool, McpCall, McpListTools, McpTool
-from quire.api.protocol.structured import StructuredOutputs, TextOrJsonFormat
+from quire.api.protocol.structured import StructuredOutputs, TextOrJsonFormat, check_parameters
 
 Metadata = Annotated[
     dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
@@ -133,6 +134,8 @@ class ResponseTool(RequestPart):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+
+    _check_parameters = model_validator(mode="before")(check_parameters)
 
 
 def _tool_kind(tool: Any) -> str:

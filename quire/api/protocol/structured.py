@@ -24,6 +24,9 @@ _KEYWORDS = frozenset(
 )
 
 
+_SCHEMA_NAMES = ("input_schema", "inputSchema", "schema", "json_schema")  # of a function's arguments, in other APIs
+
+
 def check_schema(schema: Any) -> Any:
     """Refuse an object that contains a schema instead of being one: it would allow any JSON.
 
@@ -38,6 +41,19 @@ def check_schema(schema: Any) -> Any:
             {"names": ", ".join(name[:100] for name in sorted(unknown)[:5])},
         )
     return schema
+
+
+def check_parameters(function: Any) -> Any:
+    """Refuse a function that has the schema of its arguments under another API's name: they would not be held to it."""
+    if isinstance(function, dict) and function.get("parameters") is None:
+        misplaced = next((name for name in _SCHEMA_NAMES if isinstance(function.get(name), dict)), None)
+        if misplaced is not None:
+            raise PydanticCustomError(
+                "misplaced_schema",
+                "The schema of the arguments belongs in `parameters`, not in `{name}`",
+                {"name": misplaced},
+            )
+    return function
 
 
 JsonSchema = Annotated[dict[str, Any] | bool, AfterValidator(check_schema)]

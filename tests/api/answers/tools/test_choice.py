@@ -104,6 +104,17 @@ async def test_a_call_cannot_be_required_without_tools(
     assert "tool_choice" in answer.json()["error"]["message"]
 
 
+@pytest.mark.parametrize("name", ["input_schema", "inputSchema", "schema"])
+async def test_a_schema_of_arguments_in_the_wrong_place_is_refused(tmp_path: Path, name: str) -> None:
+    function = {"name": "weather", name: {"type": "object"}}
+    async with serving(tmp_path, "hello") as server:
+        chat = {"messages": [{"role": "user", "content": "hi"}], "tools": [{"type": "function", "function": function}]}
+        answer = await server.post("/v1/chat/completions", chat)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tools[0].function")
+        answer = await server.post("/v1/responses", {"input": "hi", "tools": [{"type": "function", **function}]})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tools[0]")
+
+
 async def test_every_chunk_has_token_ids_if_wanted(tmp_path: Path) -> None:
     """Null where a piece of text shares its tokens with the next piece, or has none."""
     async with serving(tmp_path, TWO) as server:
