@@ -71,12 +71,14 @@ class RenderedChat:
     Attributes:
         final_text: text of the last message, as it was passed to the template.
         variables: names that the template reads.
+        keys: keys of objects that the template reads; None: all fields of messages have an effect.
         thinking: whether the template was asked to let the model reason; None: it was not told.
     """
 
     prompt: Prompt
     final_text: str
     variables: frozenset[str]
+    keys: frozenset[str] | None
     thinking: bool | None
 
 
@@ -168,7 +170,7 @@ class PromptBuilder:
         text = self._render(template, conversation, messages, variables)
         self.check_length(text, job.max_tokens)
         prompt = self._encode(text, conversation.add_special_tokens)
-        return RenderedChat(prompt, final_text, template.variables, _thinking(variables))
+        return RenderedChat(prompt, final_text, template.variables, template.keys, _thinking(variables))
 
     def check_batch(self, job: TextsJob | PairsJob) -> None:
         """Check that no text is too long to be tokenized. (Some tokenizers drop characters, so that more may fit.)

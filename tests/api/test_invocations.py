@@ -63,7 +63,7 @@ async def test_models_that_pool_are_invoked(
         ([], "`messages`, for a chat", None),
         ({}, "`messages`, for a chat", None),
         ({"messages": []}, "messages: ", "messages"),
-        ({"messages": [{"content": 1}]}, "messages.0", "messages.0.role"),
+        ({"messages": [{"content": 1}]}, "messages[0]", "messages[0].role"),
         ({"prompt": "hi", "n": 0}, "n: ", "n"),
         ({**CHAT, "audio": {"voice": "a"}}, "`audio` is not supported", "audio"),
         ({**CHAT, "prompt": "hi", "model": "none"}, "none", None),

@@ -56,9 +56,11 @@ def router(state: ServerState) -> APIRouter:
         model = state.generating_model(body.model)
         admit(request, model, 1, "messages")
         response_id = answer_id("msg", request, None)
-        prepared = await unless_disconnected(request, prepare_chat(to_chat_request(body), model, state, response_id))
+        chat, source = to_chat_request(body)
+        with source.errors():
+            prepared = await unless_disconnected(request, prepare_chat(chat, model, state, response_id))
         body.messages, body.tools = [], None  # they may be large, and are not needed any more
-        fields.ignore(request, _unused(prepared.unused_fields))
+        fields.ignore(request, [*_unused(prepared.unused_fields), *body.without_effect])
         if body.stream:
             return EventStream(
                 _events(prepared, releaser(request)),
@@ -71,11 +73,12 @@ def router(state: ServerState) -> APIRouter:
     @routes.post("/v1/messages/count_tokens", responses=_ERRORS)
     async def count_tokens(body: Conversation, request: Request) -> TokenCount:
         """Count the tokens of a rendered conversation."""
-        chat = to_chat_request(body)
+        chat, source = to_chat_request(body)
         model = state.generating_model(chat.model)
-        conversation = conversation_of(chat, trusted=state.trust_request_chat_template)
-        rendered = await unless_disconnected(request, model.renderer.chat(conversation, tenant=current_tenant()))
-        fields.ignore(request, _unused(unused_template_fields(chat, rendered)))
+        with source.errors():
+            conversation = conversation_of(chat, trusted=state.trust_request_chat_template)
+            rendered = await unless_disconnected(request, model.renderer.chat(conversation, tenant=current_tenant()))
+        fields.ignore(request, [*_unused(unused_template_fields(chat, rendered)), *body.without_effect])
         return TokenCount(input_tokens=len(rendered.prompt.token_ids))
 
     return routes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from quire.api.answers.tools.custom import as_function, as_function_call
@@ -31,7 +32,20 @@ def unused_template_fields(body: WithMessages, rendered: RenderedChat, *, switch
     return [
         *(name for name in passed if name not in read),
         *(f"chat_template_kwargs.{name}" for name in sorted(variables) if name not in read),
+        *_unread_message_fields(body.messages or (), rendered),
     ]
+
+
+def _unread_message_fields(messages: Sequence[Message], rendered: RenderedChat) -> list[str]:
+    """Undeclared fields of messages that the template does not read; of those with the same name only the first."""
+    unread: dict[str, str] = {}
+    if rendered.keys is not None:
+        for index, message in enumerate(messages):
+            for name, value in message.passed_to_template():
+                key, kind = name.rpartition(".")[2], fields.without_indices(f"messages.{name}")
+                if value is not None and key not in rendered.keys and not fields.is_harmless(kind):
+                    unread.setdefault(kind, f"messages[{index}].{name}")
+    return list(unread.values())
 
 
 def conversation_of(body: WithMessages, *, trusted: bool, audio: AudioInfo | None = None) -> Conversation:

@@ -164,4 +164,5 @@ def _writer(prepared: PreparedChat, index: int, prompt_token_ids: Sequence[int] 
         include_reasoning=body.include_reasoning,
         formatter=prepared.formatter if body.logprobs else None,
         prompt_token_ids=prompt_token_ids,
+        has_usage=body.streams_usage,
     )

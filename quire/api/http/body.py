@@ -9,7 +9,7 @@ import orjson
 from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 
-from quire.api.http.errors import InvalidRequest
+from quire.api.http.errors import InvalidRequest, field_path
 from quire.api.http.json_size import check_number_of_values, load_json
 from quire.api.http.tenant import take_turn
 
@@ -137,8 +137,9 @@ def request_of(kind: type[Body], fields: Mapping[str, Any]) -> Body:
         return kind.model_validate(fields)
     except ValidationError as error:
         problems = error.errors(include_input=False)
-        param = problems[0].get("ctx", {}).get("param")
-        raise InvalidRequest("; ".join(str(problem["msg"]) for problem in problems), param) from error
+        raise InvalidRequest(
+            "; ".join(str(problem["msg"]) for problem in problems), field_path(problems[0], fields)
+        ) from error
 
 
 def _deepest_field(content: bytes) -> str | None:

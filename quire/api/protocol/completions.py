@@ -27,6 +27,8 @@ _Prompts = Annotated[list[Item], Field(fail_fast=True, max_length=1 << 14)]  # -
 class CompletionRequest(BeamFields, StructuredFields):
     """Continue one or more prompts, given as text or token ids."""
 
+    constraints = "`response_format` or `structured_outputs`"
+
     # From left to right: texts are never taken for token ids.
     prompt: Annotated[str | _Prompts[str] | TokenIds | _Prompts[TokenIds], Field(union_mode="left_to_right")]
     echo: bool | None = Field(False, description="begin the answer with the prompt")

@@ -76,7 +76,7 @@ async def test_types_of_input_choose_prompts(tmp_path: Path) -> None:
         ({"texts": ["a", 1]}, "texts[1]"),
         ({"inputs": [{"content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "inputs[0].content[0]"),
         ({"texts": ["a"], "images": ["x"]}, "images"),
-        ({"texts": ["a"], "embedding_types": ["int4"]}, "embedding_types.0"),
+        ({"texts": ["a"], "embedding_types": ["int4"]}, "embedding_types[0]"),
         ({"texts": ["a"], "embedding_types": []}, "embedding_types"),
         ({"texts": ["a"], "truncate": "MIDDLE"}, "truncate"),
         ({"texts": ["a"], "max_tokens": 1000}, "max_tokens"),

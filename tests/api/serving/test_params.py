@@ -39,7 +39,7 @@ async def test_what_no_model_could_sample_with_is_refused(
     async with running_server(tmp_path, core) as server:
         answer = await server.post(PATH, {"prompt": "hi", **fields})
         assert answer.status_code == 400, answer.text
-        assert param is None or answer.json()["error"]["param"].split(".")[0] == param
+        assert param is None or answer.json()["error"]["param"].split(".")[0].split("[")[0] == param
     assert not any(isinstance(message, AddRequest) for message in core.received)
 
 
@@ -77,8 +77,8 @@ async def test_seeds_of_several_answers_stay_in_64_bits(tmp_path: Path) -> None:
     [
         (PATH, {"stop_token_ids": [A] * 1025}, "stop_token_ids"),
         (PATH, {"stop": "x" * 1025}, "stop"),
-        (PATH, {"stop": ["x", "x" * 1025]}, "stop.1"),
-        ("/v1/messages", {"stop_sequences": ["x" * 1025]}, "stop_sequences.0"),
+        (PATH, {"stop": ["x", "x" * 1025]}, "stop[1]"),
+        ("/v1/messages", {"stop_sequences": ["x" * 1025]}, "stop_sequences[0]"),
     ],
 )
 async def test_what_each_token_is_compared_with_is_bounded(
@@ -89,7 +89,7 @@ async def test_what_each_token_is_compared_with_is_bounded(
         answer = await server.post(path, {**common, "max_tokens": 1, **fields})
         assert answer.status_code == 400, answer.text
         if path == PATH:
-            assert answer.json()["error"]["param"].split(".")[0] == param.split(".", maxsplit=1)[0]
+            assert answer.json()["error"]["param"] == param
         else:
             assert param in answer.json()["error"]["message"]
 

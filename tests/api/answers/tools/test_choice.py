@@ -66,11 +66,53 @@ async def test_calls_are_distinguished_from_text(tmp_path: Path) -> None:
     assert all(call["type"] == "function" and call["id"] for call in message["tool_calls"])
 
 
-@pytest.mark.parametrize("choice", [None, "none", "auto", "required"])
+@pytest.mark.parametrize("choice", [None, "none", "auto"])
 async def test_an_empty_list_of_tools_is_no_tools(tmp_path: Path, choice: str | None) -> None:
     async with serving(tmp_path, "hello") as server:
         answered = await ask(server, tools=[], tool_choice=choice)
     assert (answered["message"]["content"], answered["finish_reason"]) == ("hello", "stop")
+
+
+NAMED = {"type": "function", "function": {"name": "weather"}}
+ALLOWED = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [NAMED]}}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        *(("/v1/chat/completions", {"tool_choice": choice}) for choice in ("required", NAMED, ALLOWED)),
+        *(
+            ("/v1/responses", {"tool_choice": choice})
+            for choice in ("required", {"type": "function", "name": "weather"})
+        ),
+        *(
+            ("/v1/messages", {"tool_choice": choice})
+            for choice in ({"type": "any"}, {"type": "tool", "name": "weather"})
+        ),
+    ],
+)
+@pytest.mark.parametrize("tools", [{}, {"tools": []}])
+async def test_a_call_cannot_be_required_without_tools(
+    tmp_path: Path, path: str, fields: dict[str, Any], tools: dict[str, Any]
+) -> None:
+    asked = (
+        {"input": "hi"} if "responses" in path else {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}
+    )
+    async with serving(tmp_path, "hello") as server:
+        answer = await server.post(path, {**asked, **fields, **tools})
+    assert answer.status_code == 400
+    assert "tool_choice" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("name", ["input_schema", "inputSchema", "schema"])
+async def test_a_schema_of_arguments_in_the_wrong_place_is_refused(tmp_path: Path, name: str) -> None:
+    function = {"name": "weather", name: {"type": "object"}}
+    async with serving(tmp_path, "hello") as server:
+        chat = {"messages": [{"role": "user", "content": "hi"}], "tools": [{"type": "function", "function": function}]}
+        answer = await server.post("/v1/chat/completions", chat)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tools[0].function")
+        answer = await server.post("/v1/responses", {"input": "hi", "tools": [{"type": "function", **function}]})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tools[0]")
 
 
 async def test_every_chunk_has_token_ids_if_wanted(tmp_path: Path) -> None:
