@@ -1,11 +1,15 @@
-"""Segments of a window: the text between its timestamps."""
+"""Segments of a window: the text between its timestamps, with the times of its words."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from quire.api.serving.transcription.tokens import TranscriptionTokens
+from quire.api.serving.transcription.words import WordTokens
+
+_PAUSE = 1.0  # seconds between two words that end a segment
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,3 +60,49 @@ def spans_of(output: Sequence[int], tokens: TranscriptionTokens, seconds: float)
             count += 1
     close(seconds)
     return spans
+
+
+def finished_tokens(output: Sequence[int], tokens: TranscriptionTokens) -> int:
+    """Return how many tokens belong to segments that a timestamp ends.
+
+    All do if no text follows the last timestamp; without a timestamp behind text it is 0.
+    """
+    finished, has_text = 0, False
+    for count, token in enumerate(output, 1):
+        if tokens.is_timestamp(token):
+            finished = count if has_text else finished
+            has_text = False
+        elif tokens.is_text(token):
+            has_text = True
+    return finished if has_text else len(output)
+
+
+def spans_of_words(
+    spans: Sequence[SegmentSpan], words: Sequence[WordTokens], tokens: TranscriptionTokens
+) -> list[SegmentSpan]:
+    """Return the segments with the times of their words, divided at long pauses.
+
+    A model's own timestamps are up to a second wrong, and more behind a pause: the first one of a window is early in it.
+    """
+    return [part for span in spans for part in _with_times(span, words, tokens)]
+
+
+def _with_times(span: SegmentSpan, words: Sequence[WordTokens], tokens: TranscriptionTokens) -> Iterator[SegmentSpan]:
+    groups = list(_between_pauses([word for word in words if span.first <= word.first < span.last]))
+    if not groups:
+        yield span
+        return
+    opening = 1 if tokens.is_timestamp(span.tokens[0]) else 0  # the text begins behind it
+    bounds = [span.first, *(group[0].first for group in groups[1:]), span.last]
+    for group, (first, last) in zip(groups, pairwise(bounds), strict=True):
+        begin = 0 if first == span.first else opening + first - span.first
+        end = len(span.tokens) if last == span.last else opening + last - span.first
+        yield SegmentSpan(group[0].start, group[-1].end, first, last, span.tokens[begin:end])
+
+
+def _between_pauses(words: Sequence[WordTokens]) -> Iterator[Sequence[WordTokens]]:
+    begin = 0
+    for index in range(1, len(words) + 1):
+        if index == len(words) or words[index].start - words[index - 1].end >= _PAUSE:
+            yield words[begin:index]
+            begin = index
