@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 
 from quire.api.serving.transcription.quality import Quality, compression_ratio
 from quire.api.serving.transcription.segments import SegmentSpan
@@ -52,7 +50,6 @@ class DecodingAttempt:
         audio_tokens: positions of the encoder that hold audio.
         output: all tokens, with timestamps and the end.
         pieces: pieces of the text, in order.
-        settled: number of pieces that stay whatever follows, as the segment that they belong to has ended.
         limited: whether it ended because there was no room for more tokens.
         truncated: whether it ended at the `max_tokens` of the options.
     """
@@ -63,7 +60,6 @@ class DecodingAttempt:
     output: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     pieces: list[TranscriptDelta] = field(default_factory=list)
-    settled: int = 0
     no_speech_prob: float = 0.0
     limited: bool = False
     truncated: bool = False
@@ -77,14 +73,7 @@ class DecodingAttempt:
 
     def discard(self) -> None:
         """Drop the output, which is not the text of the audio."""
-        self.keep(0)
-
-    def keep(self, count: int) -> None:
-        """Drop all but the first tokens of the output, and the pieces that have others."""
-        self.output, self.logprobs = self.output[:count], self.logprobs[:count]
-        ends = list(accumulate(piece.output_tokens for piece in self.pieces))
-        self.pieces = self.pieces[: bisect_right(ends, count)]
-        self._counted = sum(piece.output_tokens for piece in self.pieces)
+        self.output, self.pieces, self._counted = [], [], 0
 
     @property
     def uncounted(self) -> TranscriptDelta:

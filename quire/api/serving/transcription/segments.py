@@ -62,27 +62,12 @@ def spans_of(output: Sequence[int], tokens: TranscriptionTokens, seconds: float)
     return spans
 
 
-def finished_tokens(output: Sequence[int], tokens: TranscriptionTokens) -> int:
-    """Return how many tokens belong to segments that a timestamp ends.
-
-    All do if no text follows the last timestamp; without a timestamp behind text it is 0.
-    """
-    finished, has_text = 0, False
-    for count, token in enumerate(output, 1):
-        if tokens.is_timestamp(token):
-            finished = count if has_text else finished
-            has_text = False
-        elif tokens.is_text(token):
-            has_text = True
-    return finished if has_text else len(output)
-
-
 def spans_of_words(
     spans: Sequence[SegmentSpan], words: Sequence[WordTokens], tokens: TranscriptionTokens
 ) -> list[SegmentSpan]:
     """Return the segments with the times of their words, divided at long pauses.
 
-    A model's own timestamps are up to a second wrong, and more behind a pause: the first one of a window is early in it.
+    A model's own timestamps may be a second wrong, and more behind a pause, as the first one of a window is early in it.
     """
     return [part for span in spans for part in _with_times(span, words, tokens)]
 

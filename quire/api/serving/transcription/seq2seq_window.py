@@ -24,8 +24,8 @@ from quire.api.serving.transcription.decoding_attempt import (
     token_logprobs,
 )
 from quire.api.serving.transcription.quality import TEMPERATURES, probably_silent
-from quire.api.serving.transcription.seek import LEAST_ADVANCE, next_start
-from quire.api.serving.transcription.segments import SegmentSpan, finished_tokens, spans_of, spans_of_words
+from quire.api.serving.transcription.seek import next_start
+from quire.api.serving.transcription.segments import SegmentSpan, spans_of, spans_of_words
 from quire.api.serving.transcription.speech_stretches import SpeechStretches, find_stretches
 from quire.api.serving.transcription.text_stream import TextStream
 from quire.api.serving.transcription.tokens import TranscriptionPrompt, TranscriptionTokens
@@ -133,8 +133,6 @@ class Seq2SeqWindowTranscriber:
         """The quiet place at which a part is divided, because there is no room for its text; None if it is not."""
         if not attempt.limited or text_stream.sent or attempt.quality.repeats or part.end - part.start <= _SHORTEST:
             return None
-        if self._writes_timestamps and finished_tokens(attempt.output, self._tokens):
-            return None
         quarter = (part.end - part.start) // 4
         return part.start + quarter + quietest(audio[part.start + quarter : part.end - quarter])
 
@@ -154,11 +152,9 @@ class Seq2SeqWindowTranscriber:
         text_stream: TextStream,
     ) -> Window | None:
         """Send the result of a part; returns the part that follows."""
-        quality, goes_on = attempt.quality, False
+        quality = attempt.quality
         if quality.silent and not text_stream.sent:
             attempt.discard()
-        elif self._writes_timestamps and not attempt.truncated:
-            goes_on = self._drop_unfinished(part, attempt) or self._expects_more(attempt, speech)
         text_tokens = [token for token in attempt.output if self._tokens.is_text(token)]
         spans = spans_of(attempt.output, self._tokens, part.seconds)
         words = await self._words(item, text_tokens, spans, part, speech)
@@ -179,30 +175,21 @@ class Seq2SeqWindowTranscriber:
         )
         if not self._writes_timestamps or attempt.truncated:
             return None
-        start = next_start(spans, self._last_timestamp(attempt), speech, goes_on=goes_on)
+        timestamps = [token for token in attempt.output if self._tokens.is_timestamp(token)]
+        start = next_start(
+            spans,
+            self._tokens.seconds(timestamps[-1]) if timestamps else None,
+            speech,
+            expects_more=self._expects_more(attempt.output),
+        )
         if start is None or start >= part.seconds:
             return None
         return Window(part.start + round(start * SAMPLE_RATE), part.end)
 
-    def _drop_unfinished(self, part: Window, attempt: DecodingAttempt) -> bool:
-        """Drop text behind the last timestamp, to be transcribed again, unless this would not advance."""
-        finished = finished_tokens(attempt.output, self._tokens)
-        if finished in (0, len(attempt.output)):
-            return False
-        end = self._tokens.seconds(attempt.output[finished - 1])
-        if not LEAST_ADVANCE <= end <= part.seconds - LEAST_ADVANCE:
-            return False
-        attempt.keep(finished)
-        return True
-
-    def _expects_more(self, attempt: DecodingAttempt, speech: SpeechStretches) -> bool:
-        """Whether the model has begun a further segment, where voice activity cannot tell whether there is one."""
-        output = [token for token in attempt.output if token != self._tokens.end]
-        return not speech.stretches and len(output) > 1 and all(map(self._tokens.is_timestamp, output[-2:]))
-
-    def _last_timestamp(self, attempt: DecodingAttempt) -> float | None:
-        times = [self._tokens.seconds(token) for token in attempt.output if self._tokens.is_timestamp(token)]
-        return times[-1] if times else None
+    def _expects_more(self, output: Sequence[int]) -> bool:
+        """Whether the model has ended at the beginning of a further segment."""
+        written = [token for token in output if token != self._tokens.end]
+        return len(written) > 1 and all(map(self._tokens.is_timestamp, written[-2:]))
 
     async def _best_attempt(self, item: MediaItem, audio_tokens: int, text_stream: TextStream) -> DecodingAttempt:
         """The first attempt that can be trusted, or the last one. Text that was sent is not replaced."""
@@ -229,27 +216,21 @@ class Seq2SeqWindowTranscriber:
             async for delta in deltas:
                 self._take(attempt, delta, detokenizer)
                 if text_stream.live and not probably_silent(attempt.no_speech_prob):
-                    text_stream.send(attempt.pieces[: attempt.settled])
+                    text_stream.send(attempt.pieces)
 
     def _take(self, attempt: DecodingAttempt, delta: Delta, detokenizer: Detokenizer) -> None:
         if delta.token_probs:
             attempt.no_speech_prob = delta.token_probs[0]
         attempt.end(delta.finish_reason, self._options)
-        count, first = len(delta.token_ids), 0
-        # A piece ends with its segment, as the text that follows a segment may be dropped.
-        ends = [end for end, token in enumerate(delta.token_ids, 1) if self._tokens.is_timestamp(token)]
-        for end in (*ends, count):
-            logprobs = [entry.logprobs[0] for entry in delta.logprobs[first:end]]
-            attempt.output += delta.token_ids[first:end]
-            attempt.logprobs += logprobs
-            shown = [index for index in range(first, end) if self._tokens.is_text(delta.token_ids[index])]
-            tokens = [delta.token_ids[index] for index in shown]
-            text = detokenizer.push(tokens, last=delta.finish_reason is not None and end == count)
-            wanted = [logprobs[index - first] for index in shown] if self._options.logprobs else []
-            attempt.add_piece(text, token_logprobs(self._tokenizer, tokens, wanted) if wanted else ())
-            if end in ends or not self._writes_timestamps:
-                attempt.settled = len(attempt.pieces)
-            first = end
+        attempt.output += delta.token_ids
+        logprobs = [entry.logprobs[0] for entry in delta.logprobs]
+        attempt.logprobs += logprobs
+        last = delta.finish_reason is not None
+        shown = [index for index, token in enumerate(delta.token_ids) if self._tokens.is_text(token)]
+        tokens = [delta.token_ids[index] for index in shown]
+        text = detokenizer.push(tokens, last=last)
+        wanted = [logprobs[index] for index in shown]
+        attempt.add_piece(text, token_logprobs(self._tokenizer, tokens, wanted) if self._options.logprobs else ())
 
     def _params(self, prompt: TranscriptionPrompt, temperature: float) -> SamplingParams:
         info, options = self._tokens.info, self._options

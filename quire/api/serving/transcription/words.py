@@ -74,7 +74,7 @@ def timed_words(
 
 
 def _run(frames: NDArray[np.int64], *, opens: bool, closes: bool) -> NDArray[np.int64]:
-    """The consecutive frames of a word, of several behind the pause if it begins a segment, before it if it ends one."""
+    """The frames of a word on one side of a pause: behind it if the word begins a segment, before it if it ends one."""
     runs = np.split(frames, np.flatnonzero(np.diff(frames) > 1) + 1)
     if opens != closes:
         return runs[-1 if opens else 0]
