@@ -73,7 +73,7 @@ class DecodingAttempt:
 
     def discard(self) -> None:
         """Drop the output, which is not the text of the audio."""
-        self.output, self.pieces, self._counted = [], [], 0
+        self.output, self.logprobs, self.pieces, self._counted = [], [], [], 0
 
     @property
     def uncounted(self) -> TranscriptDelta:

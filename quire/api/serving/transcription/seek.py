@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from quire.api.serving.transcription.segments import SegmentSpan
 from quire.api.serving.transcription.speech_stretches import SpeechStretches
 
-_LEAST_ADVANCE = 0.5  # seconds between the beginnings of two parts
-_LEAD = 0.3  # seconds of silence before the speech of a part
+LEAST_ADVANCE = 0.5  # seconds between the beginnings of two parts
+LEAD = 0.3  # seconds of silence before the speech of a part
 
 
 def next_start(
@@ -28,14 +28,14 @@ def next_start(
             as in music.
     """
     if not speech.stretches:
-        return max(timestamp, _LEAST_ADVANCE) if spans and expects_more and timestamp is not None else None
+        return max(timestamp, LEAST_ADVANCE) if spans and expects_more and timestamp is not None else None
     end = spans[-1].end if spans else 0.0
     if spans and timestamp is not None and (stretch := speech.around(end, end)) is not None:
         end = max(end, min(timestamp, stretch[1]))
     later = speech.after(end).stretches
     if not later:
         return None
-    start = max(end, later[0][0] - _LEAD)
-    if not spans and start < _LEAST_ADVANCE:  # there is speech, and the model has heard none
+    start = max(end, later[0][0] - LEAD)
+    if not spans and start < LEAST_ADVANCE:  # there is speech, and the model has heard none
         return None
-    return max(start, _LEAST_ADVANCE)
+    return max(start, LEAST_ADVANCE)

@@ -67,7 +67,7 @@ def spans_of_words(
 ) -> list[SegmentSpan]:
     """Return the segments with the times of their words, divided at long pauses.
 
-    A model's own timestamps may be a second wrong, and more behind a pause, as the first one of a window is early in it.
+    A model's own timestamps may be a second wrong, and more behind a pause: the first one is early in its window.
     """
     return [part for span in spans for part in _with_times(span, words, tokens)]
 

@@ -24,7 +24,7 @@ from quire.api.serving.transcription.decoding_attempt import (
     token_logprobs,
 )
 from quire.api.serving.transcription.quality import TEMPERATURES, probably_silent
-from quire.api.serving.transcription.seek import next_start
+from quire.api.serving.transcription.seek import LEAD, LEAST_ADVANCE, next_start
 from quire.api.serving.transcription.segments import SegmentSpan, spans_of, spans_of_words
 from quire.api.serving.transcription.speech_stretches import SpeechStretches, find_stretches
 from quire.api.serving.transcription.text_stream import TextStream
@@ -159,6 +159,12 @@ class Seq2SeqWindowTranscriber:
         spans = spans_of(attempt.output, self._tokens, part.seconds)
         words = await self._words(item, text_tokens, spans, part, speech)
         spans = spans_of_words(spans, words, self._tokens)
+        start = self._next_start(attempt, spans, speech)
+        if start is not None and speech.has(start) and spans[-1].start >= LEAST_ADVANCE and not text_stream.sent:
+            # The model has stopped while somebody speaks. It would mishear words without those before them.
+            last = spans.pop()
+            start = max(last.start - LEAD, spans[-1].end if spans else 0.0, LEAST_ADVANCE)
+            self._drop_text(attempt, last.first)
         text_stream.finish_part(
             WindowResult(
                 window=part,
@@ -173,18 +179,29 @@ class Seq2SeqWindowTranscriber:
                 text_tokens=text_tokens,
             )
         )
-        if not self._writes_timestamps or attempt.truncated:
-            return None
-        timestamps = [token for token in attempt.output if self._tokens.is_timestamp(token)]
-        start = next_start(
-            spans,
-            self._tokens.seconds(timestamps[-1]) if timestamps else None,
-            speech,
-            expects_more=self._expects_more(attempt.output),
-        )
         if start is None or start >= part.seconds:
             return None
         return Window(part.start + round(start * SAMPLE_RATE), part.end)
+
+    def _next_start(
+        self, attempt: DecodingAttempt, spans: Sequence[SegmentSpan], speech: SpeechStretches
+    ) -> float | None:
+        """The second at which the next part begins; None if there is none."""
+        if not self._writes_timestamps or attempt.truncated:
+            return None
+        times = [self._tokens.seconds(token) for token in attempt.output if self._tokens.is_timestamp(token)]
+        expects_more = self._expects_more(attempt.output)
+        return next_start(spans, times[-1] if times else None, speech, expects_more=expects_more)
+
+    def _drop_text(self, attempt: DecodingAttempt, first: int) -> None:
+        """Drop the text from a text token on, with the timestamp before it."""
+        places = [place for place, token in enumerate(attempt.output) if self._tokens.is_text(token)]
+        count = places[first]
+        if count and self._tokens.is_timestamp(attempt.output[count - 1]):
+            count -= 1
+        output, logprobs = attempt.output[:count], attempt.logprobs[:count]
+        attempt.discard()
+        self._add(attempt, output, logprobs, self._detokenizer(), last=True)
 
     def _expects_more(self, output: Sequence[int]) -> bool:
         """Whether the model has ended at the beginning of a further segment."""
@@ -205,7 +222,7 @@ class Seq2SeqWindowTranscriber:
     async def _run(
         self, attempt: DecodingAttempt, item: MediaItem, prompt: TranscriptionPrompt, text_stream: TextStream
     ) -> None:
-        detokenizer = Detokenizer(self._tokenizer.backend, (), TextParams())
+        detokenizer = self._detokenizer()
         request = GenerateRequest(
             prompt=prompt.tokens,
             params=self._params(prompt, attempt.temperature),
@@ -222,15 +239,29 @@ class Seq2SeqWindowTranscriber:
         if delta.token_probs:
             attempt.no_speech_prob = delta.token_probs[0]
         attempt.end(delta.finish_reason, self._options)
-        attempt.output += delta.token_ids
         logprobs = [entry.logprobs[0] for entry in delta.logprobs]
+        self._add(attempt, delta.token_ids, logprobs, detokenizer, last=delta.finish_reason is not None)
+
+    def _add(
+        self,
+        attempt: DecodingAttempt,
+        output: Sequence[int],
+        logprobs: Sequence[float],
+        detokenizer: Detokenizer,
+        *,
+        last: bool,
+    ) -> None:
+        """Add tokens to the output, and a piece with their text."""
+        attempt.output += output
         attempt.logprobs += logprobs
-        last = delta.finish_reason is not None
-        shown = [index for index, token in enumerate(delta.token_ids) if self._tokens.is_text(token)]
-        tokens = [delta.token_ids[index] for index in shown]
+        shown = [index for index, token in enumerate(output) if self._tokens.is_text(token)]
+        tokens = [output[index] for index in shown]
         text = detokenizer.push(tokens, last=last)
         wanted = [logprobs[index] for index in shown]
         attempt.add_piece(text, token_logprobs(self._tokenizer, tokens, wanted) if self._options.logprobs else ())
+
+    def _detokenizer(self) -> Detokenizer:
+        return Detokenizer(self._tokenizer.backend, (), TextParams())
 
     def _params(self, prompt: TranscriptionPrompt, temperature: float) -> SamplingParams:
         info, options = self._tokens.info, self._options

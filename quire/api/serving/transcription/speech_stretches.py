@@ -36,6 +36,10 @@ class SpeechStretches:
         most, stretch = max(shared, default=(-1.0, None))
         return stretch if most >= 0 else None
 
+    def has(self, seconds: float) -> bool:
+        """Return whether somebody speaks at a time."""
+        return any(start < seconds < end for start, end in self.stretches)
+
     def since(self, seconds: float) -> SpeechStretches:
         """Return the stretches in what is left from a time on, which becomes 0."""
         later = [(max(start - seconds, 0.0), end - seconds) for start, end in self.stretches]
