@@ -62,10 +62,22 @@ def spans_of(output: Sequence[int], tokens: TranscriptionTokens, seconds: float)
     return spans
 
 
+def within_segments(words: Sequence[WordTokens], spans: Sequence[SegmentSpan]) -> None:
+    """Cut off what of the first and the last word is outside of their segment, where no speech was found.
+
+    Pauses belong to one of the words beside them then, as the path through the alignment leaves out no frame.
+    """
+    for span in spans:
+        members = [word for word in words if span.first <= word.first < span.last]
+        if members:
+            members[0].start = max(members[0].start, min(span.start, members[0].end))
+            members[-1].end = min(members[-1].end, max(span.end, members[-1].start))
+
+
 def spans_of_words(
     spans: Sequence[SegmentSpan], words: Sequence[WordTokens], tokens: TranscriptionTokens
 ) -> list[SegmentSpan]:
-    """Return the segments with the times of their words, divided at long pauses.
+    """Return the segments with the times of their words, which voice activity has checked, divided at long pauses.
 
     A model's own timestamps may be a second wrong, and more behind a pause: the first one is early in its window.
     """

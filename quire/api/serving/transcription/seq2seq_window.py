@@ -25,7 +25,7 @@ from quire.api.serving.transcription.decoding_attempt import (
 )
 from quire.api.serving.transcription.quality import TEMPERATURES, probably_silent
 from quire.api.serving.transcription.seek import LEAD, LEAST_ADVANCE, next_start
-from quire.api.serving.transcription.segments import SegmentSpan, spans_of, spans_of_words
+from quire.api.serving.transcription.segments import SegmentSpan, spans_of, spans_of_words, within_segments
 from quire.api.serving.transcription.speech_stretches import SpeechStretches, find_stretches
 from quire.api.serving.transcription.text_stream import TextStream
 from quire.api.serving.transcription.tokens import TranscriptionPrompt, TranscriptionTokens
@@ -158,7 +158,10 @@ class Seq2SeqWindowTranscriber:
         text_tokens = [token for token in attempt.output if self._tokens.is_text(token)]
         spans = spans_of(attempt.output, self._tokens, part.seconds)
         words = await self._words(item, text_tokens, spans, part, speech)
-        spans = spans_of_words(spans, words, self._tokens)
+        if speech.stretches:
+            spans = spans_of_words(spans, words, self._tokens)
+        else:
+            within_segments(words, spans)
         start = self._next_start(attempt, spans, speech)
         if start is not None and speech.has(start) and spans[-1].start >= LEAST_ADVANCE and not text_stream.sent:
             # The model has stopped while somebody speaks. It would mishear words without those before them.

@@ -12,8 +12,8 @@ from quire.multimodal.audio.features import SAMPLE_RATE
 from quire.multimodal.audio.voice_activity import find_speech
 
 _THRESHOLD = 0.5
-_SILENCE_MS = 200  # between two stretches
-_SHORTEST = 0.25  # seconds of a stretch that may have a word
+_SILENCE_MS = 100  # between two stretches
+_SHORTEST = 0.25  # seconds of speech that may be a word
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +46,9 @@ class SpeechStretches:
         return SpeechStretches([(start, end) for start, end in later if end > 0])
 
     def after(self, seconds: float) -> SpeechStretches:
-        """Return what is spoken later, without stretches that are too short for a word."""
-        later = [(max(start, seconds), end) for start, end in self.stretches]
-        return SpeechStretches([(start, end) for start, end in later if end - start >= _SHORTEST])
+        """Return what is spoken later, if it is long enough for a word."""
+        later = [(max(start, seconds), end) for start, end in self.stretches if end > seconds]
+        return SpeechStretches(later if sum(end - start for start, end in later) >= _SHORTEST else ())
 
 
 def find_stretches(samples: NDArray[np.float32]) -> SpeechStretches:
