@@ -14,6 +14,7 @@ from quire.api.serving.transcription.tokens import TranscriptionTokens
 _WITHOUT_SPACES = frozenset({"zh", "ja", "th", "lo", "my", "yue"})  # languages that do not put spaces between words
 _OPENING = "\"'“‘「『（《【¿([{"  # punctuation that belongs to the word behind it
 _LATE = 0.6  # seconds by which the alignment may be late or early
+_SHORTEST = 4  # frames of a word
 _DIAGONAL, _UP, _LEFT = 0, 1, 2
 
 
@@ -76,8 +77,9 @@ def timed_words(
 def _run(frames: NDArray[np.int64], *, opens: bool, closes: bool) -> NDArray[np.int64]:
     """The frames of a word on one side of a pause: behind it if the word begins a segment, before it if it ends one."""
     runs = np.split(frames, np.flatnonzero(np.diff(frames) > 1) + 1)
-    if opens != closes:
-        return runs[-1 if opens else 0]
+    spoken = [run for run in runs if len(run) >= _SHORTEST]
+    if spoken and opens != closes:
+        return spoken[-1 if opens else 0]
     return max(runs, key=len)
 
 
