@@ -126,7 +126,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--speech", type=Path, required=True)
-    parser.add_argument("--minutes", type=float, nargs="+", default=[1, 3, 10], help="in turn, for each pause one")
+    parser.add_argument("--minutes", type=float, nargs="+", default=[1, 2, 10], help="in turn, for each pause one")
     parser.add_argument("--quantization", nargs="+", default=["none", "int8"])
     parser.add_argument("--peer", type=Path)
     parser.add_argument("--peer-model", type=Path)

@@ -126,9 +126,13 @@ async def over_realtime(url: str, speech: JoinedSpeech) -> Answer:
         AsyncOpenAI(base_url=f"{url}/v1", api_key="none") as client,
         client.realtime.connect(model=(await client.models.list()).data[0].id) as connection,
     ):
-        format_: Any = {"type": "audio/pcm", "rate": _SESSION_RATE}
-        settings = {"format": format_, "transcription": {"language": "en"}, "turn_detection": {"type": "server_vad"}}
-        await connection.session.update(session={"type": "transcription", "audio": {"input": settings}})  # type: ignore[typeddict-item]
+        source = {
+            "format": {"type": "audio/pcm", "rate": _SESSION_RATE},
+            "transcription": {"language": "en"},
+            "turn_detection": {"type": "server_vad"},
+        }
+        session: Any = {"type": "transcription", "audio": {"input": source}}
+        await connection.session.update(session=session)
         texts = asyncio.create_task(_transcripts(connection, speech))
         for start in range(0, len(pcm), _PIECE):
             piece = base64.b64encode(pcm[start : start + _PIECE].tobytes()).decode()
