@@ -17,6 +17,8 @@ from tests.support.process import ServerProcess, serving
 from tests.support.real import real_files
 
 pytestmark = pytest.mark.real
+# Of the words, by quantization: in int8 the model mishears a word more, as it does in int8 with faster-whisper.
+MOST_ERRORS = {"none": 0.02, "int8": 0.03}
 PAUSES = {
     "none": (0.0,),
     "short": (1.8,),
@@ -25,10 +27,15 @@ PAUSES = {
 }
 
 
-@pytest.fixture(scope="module", params=["none", "int8"])
-def server(request: pytest.FixtureRequest) -> Iterator[ServerProcess]:
+@pytest.fixture(scope="module", params=MOST_ERRORS)
+def quantization(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def server(quantization: str) -> Iterator[ServerProcess]:
     model = real_files("whisper-base")
-    with serving(str(model), "--dtype", "bfloat16", "--quantization", request.param) as running:
+    with serving(str(model), "--dtype", "bfloat16", "--quantization", quantization) as running:
         yield running
 
 
@@ -40,10 +47,12 @@ def speech(request: pytest.FixtureRequest) -> JoinedSpeech:
 
 @pytest.mark.parametrize("vad", [False, True])
 @pytest.mark.parametrize("name", FORMATS)
-def test_every_word_has_its_place(server: ServerProcess, speech: JoinedSpeech, name: str, vad: bool) -> None:
+def test_every_word_has_its_place(
+    server: ServerProcess, quantization: str, speech: JoinedSpeech, name: str, vad: bool
+) -> None:
     answer = post(server.url, speech.wav, name, vad=vad)
     errors, said = word_errors(speech.sentences, answer.text)
-    assert errors / said <= 0.02, answer.text
+    assert errors / said <= MOST_ERRORS[quantization], answer.text
     if answer.cues is not None:
         cues = time_errors(speech.sentences, answer.cues, 0.3, 1.5)
         assert (cues.wrong, cues.spanning) == ([], 0)
@@ -54,6 +63,6 @@ def test_every_word_has_its_place(server: ServerProcess, speech: JoinedSpeech, n
             assert any(cue.start <= word.start <= word.end <= cue.end for cue in answer.cues), word
 
 
-async def test_sessions_lose_no_word(server: ServerProcess, speech: JoinedSpeech) -> None:
+async def test_sessions_lose_no_word(server: ServerProcess, quantization: str, speech: JoinedSpeech) -> None:
     errors, said = word_errors(speech.sentences, (await over_realtime(server.url, speech)).text)
-    assert errors / said <= 0.02
+    assert errors / said <= MOST_ERRORS[quantization]
