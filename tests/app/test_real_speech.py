@@ -17,7 +17,7 @@ from tests.support.process import ServerProcess, serving
 from tests.support.real import real_files
 
 pytestmark = pytest.mark.real
-# Of the words, by quantization: in int8 the model mishears a word more, as it does in int8 with faster-whisper.
+# Of the words, by quantization: in int8 the model mishears a word more ("ill-sposed"), as with faster-whisper in int8.
 MOST_ERRORS = {"none": 0.02, "int8": 0.03}
 PAUSES = {
     "none": (0.0,),
@@ -42,7 +42,7 @@ def server(quantization: str) -> Iterator[ServerProcess]:
 @pytest.fixture(scope="module", params=PAUSES)
 def speech(request: pytest.FixtureRequest) -> JoinedSpeech:
     pauses = PAUSES[request.param]
-    return join(read_recordings(real_files("speech")), pauses, 75.0, lead=max(pauses))
+    return join(read_recordings(real_files("speech")), pauses, 150.0, lead=max(pauses))
 
 
 @pytest.mark.parametrize("vad", [False, True])
