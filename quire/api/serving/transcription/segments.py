@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from quire.api.serving.transcription.tokens import TranscriptionTokens
@@ -81,13 +81,20 @@ def spans_of_words(
 
     A model's own timestamps may be a second wrong, and more behind a pause: the first one is early in its window.
     """
-    return [part for span in spans for part in _with_times(span, words, tokens)]
+    parts: list[SegmentSpan] = []
+    for span in spans:
+        # A segment without words, such as a note sign, stands behind the one before it.
+        before = parts[-1].end if parts else 0.0
+        parts += _with_times(span, words, tokens, before)
+    return parts
 
 
-def _with_times(span: SegmentSpan, words: Sequence[WordTokens], tokens: TranscriptionTokens) -> Iterator[SegmentSpan]:
+def _with_times(
+    span: SegmentSpan, words: Sequence[WordTokens], tokens: TranscriptionTokens, before: float
+) -> Iterator[SegmentSpan]:
     groups = list(_between_pauses([word for word in words if span.first <= word.first < span.last]))
     if not groups:
-        yield span
+        yield replace(span, start=before, end=before)
         return
     opening = 1 if tokens.is_timestamp(span.tokens[0]) else 0  # the text begins behind it
     bounds = [span.first, *(group[0].first for group in groups[1:]), span.last]
