@@ -127,7 +127,7 @@ class StreamingWindowTranscriber:
     async def prepare(self, audio: Samples, windows: Sequence[Window]) -> None:
         """Do nothing: all windows have the same prompt."""
 
-    async def transcribe(self, audio: Samples, window: Window, text_stream: TextStream) -> list[WindowResult]:
+    async def transcribe(self, audio: Samples, window: Window, text_stream: TextStream) -> None:
         """Transcribe a window by one request with all of its audio."""
         samples = audio[window.start : window.end]
         features = await self._reader.run(partial(frames_of, samples, self._info), tenant=self._tenant)
@@ -141,7 +141,7 @@ class StreamingWindowTranscriber:
                     text_stream.send(text.attempt.pieces)
         attempt = text.attempt
         words = text.words(frame / SAMPLE_RATE, window.seconds)
-        return [
+        text_stream.finish_part(
             WindowResult(
                 window=window,
                 attempt=attempt,
@@ -150,7 +150,7 @@ class StreamingWindowTranscriber:
                 words=timed_words(words, window.offset) if self._options.words else (),
                 text_tokens=[one.token for one in text.tokens],
             )
-        ]
+        )
 
 
 class LiveTranscription:
