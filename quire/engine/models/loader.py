@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from quire.config.options import ModelOptions
-from quire.engine.models.activation_checks import check_acts
 from quire.engine.models.adapter import AdapterLoader
 from quire.engine.models.archs.rope import max_positions
 from quire.engine.models.audio import ADAPTED
@@ -24,7 +23,7 @@ from quire.engine.models.checkpoint import Checkpoint, Progress, WindowOf
 from quire.engine.models.decoder import Decoder, LanguageModel
 from quire.engine.models.delayed_streams import fold_delay
 from quire.engine.models.encoder import Encoder
-from quire.engine.models.errors import BrokenFolder, UnsupportedModel, WeightMismatch
+from quire.engine.models.errors import BrokenFolder, ModelError, UnsupportedModel, WeightMismatch
 from quire.engine.models.layers.heads import PoolerHeads
 from quire.engine.models.layers.linear import Packable
 from quire.engine.models.model_config import ModelConfig, read_config
@@ -191,27 +190,42 @@ def load_model(
         for name in checkpoint.names():
             if name.endswith("weight"):  # masks may be integers
                 check_unpacked(name, checkpoint.dtype_of(name))
-    if quantize:
-        raise UnsupportedModel(
-            f"--quantization works with Quire's own decoder only, which does not support {config.model_type}"
-        )
+        if quantize:
+            raise UnsupportedModel(
+                f"--quantization works with Quire's own decoder only, which does not support {config.unsupported}"
+            )
+        try:
+            return _load_with_transformers(load)
+        except ModelError as error:
+            if config.refusal is None:
+                raise
+            reason = f"{config.refusal}; transformers' implementation cannot run it either: {error}"
+            raise UnsupportedModel(reason) from error
+
+
+def _load_with_transformers(load: _Load) -> LoadedModel:
     from quire.engine.models.transformers_checks import check_class  # noqa: PLC0415 a second of imports, for few models
     from quire.engine.models.transformers_model import load_transformers_model  # noqa: PLC0415 like it
 
-    hf_config = read_config(folder, options.hf_overrides)
-    check_class(hf_config)
-    context_len = _context_len(options, _max_positions(hf_config.get_text_config()))
-    with bar(total) as progress:
-        model = load_transformers_model(folder, hf_config, dtype, target.torch_device)
+    total, config = load.checkpoint.total_bytes, read_config(load.folder, load.options.hf_overrides)
+    check_class(config)
+    text = config.get_text_config()
+    _check_layers(getattr(text, "num_hidden_layers", 0), load.checkpoint)
+    context_len = _context_len(load.options, _max_positions(text))
+    if load.config.refusal is not None:
+        logger.warning(
+            "Quire's decoder does not support this config (%s): transformers' implementation runs it, which is slower",
+            load.config.refusal,
+        )
+    with load.bar(total) as progress:
+        model = load_transformers_model(load.folder, config, load.dtype, load.target.torch_device)
         progress(total)
-    vocab = hf_config.get_text_config().vocab_size
-    return LoadedModel(model, hf_config.model_type, "transformers", dtype, vocab, context_len, total)
+    return LoadedModel(model, config.model_type, "transformers", load.dtype, text.vocab_size, context_len, total)
 
 
 def _load_transformer(load: _Load, spec: DecoderSpec | EncoderSpec, groups: RankGroups | None) -> LoadedModel:
     folder, config, checkpoint, dtype = load.folder, load.config, load.checkpoint, load.dtype
     context_len = _transformer_context_len(load, spec)
-    check_acts(spec)
     encoder = spec.encoder if isinstance(spec, DecoderSpec) else None
     _check_layers(len(spec.layers) + (0 if encoder is None else len(encoder.layers)), checkpoint)
     if isinstance(spec, DecoderSpec):
@@ -293,7 +307,6 @@ def _adapter(config: ModelConfig, names: WeightNames, folder: Path) -> AdapterLo
 
 def _load_audio_model(load: _Load, spec: CTCSpec | TransducerSpec) -> LoadedModel:
     checkpoint, options, encoder = load.checkpoint, load.options, spec.encoder
-    check_acts(encoder, *(() if isinstance(spec, CTCSpec) else (spec.act,)))
     _check_layers(len(encoder.layers), checkpoint)
     with torch.device("meta"):
         model = CTCModel(spec) if isinstance(spec, CTCSpec) else TransducerModel(spec)

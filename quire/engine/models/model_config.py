@@ -18,6 +18,7 @@ from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 from typing import Any, Literal, TypeVar
 
+from quire.engine.models.activation_checks import check_acts
 from quire.engine.models.adapter_config import AdapterConfig
 from quire.engine.models.archs import ARCHITECTURES, AUDIO_MODELS, CTC_MODELS, ENCODERS, TRANSDUCERS, spec_of
 from quire.engine.models.audio import read_audio, read_audio_adapter
@@ -59,6 +60,8 @@ class ModelConfig:
         audio: facts about a language model that reads audio; None for others.
         streaming: facts about a model that transcribes audio while it arrives; None for others.
         adapter: adapter that requests with audio are computed with; None: there is none.
+        refusal: why Quire's implementation of this architecture does not run the model, so that transformers' is
+            tried; None if there is no such reason.
     """
 
     model_type: str
@@ -71,6 +74,12 @@ class ModelConfig:
     audio: AudioInfo | None = None
     streaming: StreamingInfo | None = None
     adapter: AdapterConfig | None = None
+    refusal: str | None = None
+
+    @property
+    def unsupported(self) -> str:
+        """What Quire's implementation does not support, for errors, where transformers' own runs the model."""
+        return self.model_type if self.refusal is None else f"this {self.model_type} ({self.refusal})"
 
 
 def read_model_config(
@@ -108,7 +117,12 @@ def read_model_config(
     scales = _fp8_scales(config)
     extra = getattr(config, "num_nextn_predict_layers", 0) or getattr(config, "num_mtp_layers", 0) or 0
     if is_encoder or (known and implementation != "transformers"):
-        spec = _built(lambda: spec_of(config))
+        try:
+            spec = _built(lambda: spec_of(config))
+        except UnsupportedModel as error:
+            if implementation != "auto" or not _may_run_in_transformers(config, pooling):
+                raise
+            return ModelConfig(config.model_type, None, extra, scales, refusal=str(error))
         pooler = read_pooler(folder, config, spec, pooling)
         if pooler is None and isinstance(spec, EncoderSpec):
             raise UnsupportedModel(f"{config.model_type} is an encoder, which cannot generate")
@@ -191,6 +205,17 @@ def _check_generates(config: Any, pooling: PoolingOptions) -> None:
         )
 
 
+def _may_run_in_transformers(config: Any, pooling: PoolingOptions) -> bool:
+    """Whether transformers' implementation may run a model whose config Quire's refuses: a causal language model."""
+    if config.model_type not in ARCHITECTURES or getattr(config, "is_encoder_decoder", False):
+        return False
+    try:
+        _check_generates(config, pooling)
+    except ModelError:
+        return False
+    return True
+
+
 def _is_generator(name: str) -> bool:
     return any(kind in name for kind in ("CausalLM", "LMHead", "ConditionalGeneration"))
 
@@ -204,6 +229,7 @@ def _built(build: Callable[[], Spec]) -> Spec:
     try:
         spec = build()
         check_spec(spec)
+        check_acts(spec)
     except ModelError:
         raise
     except Exception as error:  # wrong numbers and values of a wrong type raise many kinds of exceptions
