@@ -152,8 +152,12 @@ FALLBACKS: dict[str, tuple[str, dict[str, Any]]] = {
     "afmoe": (
         "afmoe",
         {
-            **{"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "head_dim": 16},
-            **{"num_dense_layers": 1, "sliding_window": 24},
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 48,
+            "head_dim": 16,
+            "num_dense_layers": 1,
+            "sliding_window": 24,
         },
     ),
     "jetmoe": ("jetmoe", {"kv_channels": 16, "num_local_experts": 4, "num_experts_per_tok": 2}),

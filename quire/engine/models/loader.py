@@ -181,7 +181,6 @@ def load_model(
         if quantize and dtype not in target.quantizable_dtypes:
             names = sorted(str(one).removeprefix("torch.") for one in target.quantizable_dtypes)
             raise UnsupportedModel(f"--quantization works with --dtype {' or '.join(names)}")
-        total = checkpoint.total_bytes
         load = _Load(folder, config, options, checkpoint, dtype, target, bar)
         if isinstance(config.spec, CTCSpec | TransducerSpec):
             return _load_audio_model(load, config.spec)

@@ -201,6 +201,7 @@ class StepStats(msgspec.Struct, array_like=True):
     step_seconds: float = 0.0
     item_queries: int = 0  # items looked up in the encoder cache
     item_hits: int = 0  # items found in the encoder cache
+    corrupted: int = 0  # sequences that ended because the model computed NaN for them
 
 
 class StepOutput(msgspec.Struct, tag="step"):

@@ -43,7 +43,10 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
     "doge": ({"num_experts": 4}, "uses a custom mask"),
     "dory": (
         {
-            **{"num_hidden_layers": 4, "n_input_layers": 1, "n_output_layers": 1, "head_dim": 16},
+            "num_hidden_layers": 4,
+            "n_input_layers": 1,
+            "n_output_layers": 1,
+            "head_dim": 16,
             "recurrent_kv_cache_mode": "last_loop",
         },
         "recurrent_kv_cache_mode 'last_loop' is not supported",
