@@ -79,9 +79,7 @@ def sample(logits: Tensor, temperatures: Sequence[float], randoms: Sequence[floa
     """
     if not _is_supported(logits):
         scaled = logits / torch.tensor(temperatures, dtype=torch.float32)[:, None]
-        return sample_by_inverse_cdf(
-            scaled.softmax(-1), torch.tensor(randoms, dtype=torch.float64), has_token(logits)
-        )
+        return sample_by_inverse_cdf(scaled.softmax(-1), torch.tensor(randoms, dtype=torch.float64), has_token(logits))
     tokens: list[int] = native.kernels.sample(logits=logits, temperatures=list(temperatures), randoms=list(randoms))
     return tokens
 

@@ -153,7 +153,8 @@ class Metrics:
             "audio_seconds", "Seconds of transcribed audio; interim transcriptions of realtime sessions do not count"
         )
         self.corrupted = self._counter(
-            "corrupted_requests", "Sequences that ended with an error because the model computed NaN or infinity for them"
+            "corrupted_requests",
+            "Sequences that ended with an error because the model computed NaN or infinity for them",
         )
         self.success = self._counter("request_success", "Finished sequences by finish reason", "finished_reason")
 

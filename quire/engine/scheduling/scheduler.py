@@ -170,7 +170,9 @@ class Scheduler:
             self._shares.finish()
         for request in self._in_flight.popleft() if plan.scheduled else ():
             request.steps_in_flight -= 1
-            if self._requests.get(request.id) is request:  # else aborted, or finished by an earlier step
+            if request.steps_to_discard:
+                request.steps_to_discard -= 1
+            elif self._requests.get(request.id) is request:  # else aborted, or finished by an earlier step
                 live[request.id] = request
         for request_id, logprobs in result.prompt_logprobs.items():
             if request_id in live:
@@ -196,7 +198,11 @@ class Scheduler:
         return outputs
 
     def _end_failed(self, plan: StepPlan, result: StepResult, live: dict[str, Request]) -> list[RequestOutput]:
-        """Drop the sequences of `live` that a step failed for."""
+        """Drop the sequences of `live` that a step failed for.
+
+        One that read cached blocks, and for which the model computed NaN, is computed again without them: they may
+        hold NaN of another sequence, since attention kernels multiply later values by 0.
+        """
         starts = {item.request_id: item.start for item in plan.scheduled}
         encoded = plan.encoded_blocks
         outputs: list[RequestOutput] = []
@@ -209,6 +215,10 @@ class Scheduler:
                 self.pool.evict_blocks(encoded.get(request_id, ()))
                 if error.corrupted:
                     self._drop_items(failed)
+                    if failed.computed_on_entry and failed.blocks:
+                        failed.restart()
+                        self._preempt(failed)
+                        continue
                     plan.stats.corrupted += 1
                 self._leave(failed)
                 outputs.append(ErrorOutput(request_id, error.message, error.invalid))

@@ -16,7 +16,6 @@ from quire.kernels.triton.ranked_tokens import choose_ranked
 from quire.kernels.triton.variants import KernelVariant
 from quire.kernels.triton.vocab import CHUNK, ROW_SETTINGS, largest_of_row, load_logits, to_integer
 
-
 NONE = tl.constexpr(NO_TOKEN)
 
 

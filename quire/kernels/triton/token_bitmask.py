@@ -10,6 +10,7 @@ from torch import Tensor
 from quire.kernels.triton.variants import KernelVariant
 from quire.kernels.triton.vocab import CHUNK
 
+
 @triton.jit
 def allowed_tokens(masks, mask, ids, vocab, words):
     """Whether a mask allows some token ids."""

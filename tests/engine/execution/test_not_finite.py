@@ -6,16 +6,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from quire.config.options import ModelOptions
 from quire.engine.wire.pooling_params import PoolingParams
 from quire.engine.wire.sampling_params import SamplingParams
+from quire.engine.wire.token_mask import token_mask
 from tests.support.engine import Engine, greedy, random_prompt
 from tests.support.hf_encoders import assert_close, engine_of, make_encoder, output
 from tests.support.models import make_model, save_model
-from tests.support.triton_device import InterpretedDevice
+from tests.support.tokenizer import VOCAB_SIZE
 
 POISON = 200  # the token whose embedding is NaN
 MESSAGE = "not a finite number"
@@ -49,14 +51,16 @@ def alone(folder: Path, prompts: Sequence[list[int]], params: SamplingParams) ->
     return [engine.generate(prompt, params).tokens for prompt in prompts]
 
 
-FAMILIES = ["llama", "gemma2", "gemma3", "gpt2", "bloom", "gpt_oss", "qwen3_moe", "deepseek_v3", "phimoe"]
-
-
-@pytest.mark.parametrize("device", ["cpu", "reference"])
-@pytest.mark.parametrize("case", FAMILIES)
+@pytest.mark.parametrize(
+    ("case", "device"),
+    [
+        *((case, "cpu") for case in ("llama", "gemma2", "bloom", "gpt_oss", "qwen3_moe", "deepseek_v3", "phimoe")),
+        *((case, "reference") for case in ("llama", "gpt_oss")),
+    ],
+)
 def test_other_sequences_are_not_affected(case: str, device: Any, tmp_path: Path) -> None:
     """Nor is one that finds the blocks of the failed one's prefix, or computes its prompt again."""
-    folder = save_model(make_model(case), tmp_path)
+    folder = save_model(make_model(case, tie_word_embeddings=False), tmp_path)
     good, other, cured = alone(folder, [GOOD, OTHER, BAD], greedy(6))
     engine = start(folder, model=ModelOptions(device=device))
     with poisoned(engine):
@@ -66,6 +70,7 @@ def test_other_sequences_are_not_affected(case: str, device: Any, tmp_path: Path
         assert engine.results["bad"].error is not None
         assert MESSAGE in engine.results["bad"].error
         assert engine.results["bad"].tokens == []
+        assert engine.results["good"].error is None
         assert engine.results["good"].tokens == good
         assert engine.results["other"].tokens == other
         assert (engine.blocks_used, engine.corrupted) == (0, 1)
@@ -73,7 +78,12 @@ def test_other_sequences_are_not_affected(case: str, device: Any, tmp_path: Path
     assert engine.generate(GOOD, greedy(6)).tokens == good
 
 
+def sampling(max_tokens: int, kind: str) -> SamplingParams:
+    return SamplingParams(**{"max_tokens": max_tokens, "temperature": 0.0, **SAMPLING[kind]})
+
+
 SAMPLING: dict[str, dict[str, Any]] = {
+    "greedy": {},
     "temperature": {"temperature": 1.0, "seed": 1},
     "top_p": {"temperature": 1.0, "seed": 1, "top_p": 0.9},
     "top_k": {"temperature": 1.0, "seed": 1, "top_k": 5},
@@ -81,7 +91,7 @@ SAMPLING: dict[str, dict[str, Any]] = {
     "logprobs": {"logprobs": 3},
     "prompt_logprobs": {"prompt_logprobs": 2},
     "penalties": {"repetition_penalty": 1.2, "presence_penalty": 0.5},
-    "allowed": {"allowed_tokens": tuple(range(40, 90))},
+    "allowed": {"allowed_tokens": token_mask(np.arange(40, 90, dtype=np.int32), VOCAB_SIZE)},
     "bias": {"logit_bias": {5: 50.0}, "min_tokens": 2},
 }
 
@@ -89,17 +99,9 @@ SAMPLING: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("in_flight", [1, 2])
 @pytest.mark.parametrize("kind", SAMPLING)
 def test_every_way_of_sampling(kind: str, in_flight: int, tmp_path: Path) -> None:
-    folder, params = save_model(make_model("llama"), tmp_path), greedy(6, **SAMPLING[kind])
+    folder, params = save_model(make_model("llama"), tmp_path), sampling(6, kind)
     [good] = alone(folder, [GOOD], params)
     engine = start(folder, in_flight=in_flight)
-    check_one_fails(engine, params, good)
-
-
-@pytest.mark.parametrize("kind", ["greedy", *SAMPLING])
-def test_every_way_of_sampling_on_gpus(kind: str, tmp_path: Path) -> None:
-    folder, params = save_model(make_model("llama"), tmp_path), greedy(3, **SAMPLING.get(kind, {}))
-    [good] = alone(folder, [GOOD], params)
-    engine = start(folder, device=InterpretedDevice(), kv_cache_memory_bytes=1 << 20, max_num_seqs=4)
     check_one_fails(engine, params, good)
 
 
@@ -142,7 +144,7 @@ def test_pooling_of_decoders(task: Any, tmp_path: Path) -> None:
     found = engine.results["good"].pooled
     assert expected is not None
     assert found is not None
-    assert (found.data == expected.data).all()
+    assert_close(found.data, torch.from_numpy(expected.data))
     assert (engine.blocks_used, engine.corrupted) == (0, 1)
 
 
