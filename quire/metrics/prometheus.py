@@ -154,7 +154,7 @@ class Metrics:
         )
         self.corrupted = self._counter(
             "corrupted_requests",
-            "Sequences that ended with an error because the model computed NaN or infinity for them",
+            "Sequences that ended with an error as the model computed NaN or infinity for them",
         )
         self.success = self._counter("request_success", "Finished sequences by finish reason", "finished_reason")
 

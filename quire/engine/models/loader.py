@@ -396,6 +396,8 @@ def _quantization(options: ModelOptions, config: ModelConfig) -> Quantization:
 
 def _context_len(options: ModelOptions, trained: int) -> int:
     wanted = options.max_model_len
+    if trained < 1:
+        raise UnsupportedModel(f"the model's config.json gives a context length of {trained}, but it must be above 0")
     if wanted is not None and wanted > trained:
         raise UnsupportedModel(f"--max-model-len is {wanted}, but the model supports at most {trained} tokens")
     return wanted or trained

@@ -226,10 +226,14 @@ def check_equal(logits: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
     `dtype`: that of the model.
 
     Raises:
-        UnsupportedModel: they differ by more than rounding, which may change the experts of a few tokens.
+        UnsupportedModel: those of transformers are not finite, or they differ by more than rounding, which may change
+            the experts of a few tokens.
     """
+    if not bool(expected.isfinite().all()):
+        raise UnsupportedModel("transformers itself computes logits that are not finite numbers")
     error, size = (logits.float() - expected.float()).norm(dim=-1), expected.float().norm(dim=-1)
-    if bool((error > _TOLERANCE.get(dtype, _TOLERANCE_HALF) * size).float().mean() > 1 / 4):
+    close = error <= _TOLERANCE.get(dtype, _TOLERANCE_HALF) * size  # not for NaN
+    if bool((~close).float().mean() > 1 / 4):
         raise UnsupportedModel(
             "the model's logits with Quire's attention differ from those with transformers' attention: "
             "it has masks, positions or biases that are not supported"

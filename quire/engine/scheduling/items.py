@@ -37,7 +37,7 @@ class PlaceholderRanges:
         """The key of an item in the encoder cache."""
         return self._prefix + item.hash
 
-    def keys(self) -> set[ItemKey]:
+    def all_keys(self) -> set[ItemKey]:
         """The keys of all items in the encoder cache."""
         return {self.key(item) for item in self._items}
 
@@ -123,7 +123,7 @@ class EncoderCache:
 
     def drop(self, spans: PlaceholderRanges) -> None:
         """The encoding of a request's items may be wrong: it is not used again."""
-        for key in spans.keys():
+        for key in spans.all_keys():
             if key in self._lengths:
                 self.forget(key)
                 self._dropped.append(key)

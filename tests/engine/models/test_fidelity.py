@@ -172,6 +172,18 @@ def test_a_tied_weight_under_the_heads_name(tmp_path: Path) -> None:
         ),
         ("llama", {"rope_parameters": {**_YARN, "factor": 4.0, "partial_rotary_factor": 0.5}}, "rotate whole heads"),
         ("llama", {"rope_parameters": {**LONGROPE, "original_max_position_embeddings": -1}}, "trained_len is -1"),
+        *(("granite", {"attention_multiplier": value}, "attention_multiplier must be above 0") for value in (0, -0.3)),
+        ("granite", {"logits_scaling": 0}, "logits_scaling must not be 0; .* not finite numbers"),
+        *(("gemma2", {"attn_logit_softcapping": value}, "softcap of attention scores") for value in (0.0, -5.0)),
+        ("gemma2", {"query_pre_attn_scalar": -16}, "scale is .*, not a number"),
+        *(
+            (
+                "llama",
+                {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": value}},
+                "context length",
+            )
+            for value in (0.0, -2.0)
+        ),
         ("deepseek_v3", {"n_group": 8}, "8 experts cannot be split into 8 groups of two or more"),
         ("deepseek_v3", {"n_group": 3}, "8 experts cannot be split into 3 groups"),
         ("deepseek_v3", {"topk_group": 5}, "topk_group is 5, but there are only 4 groups"),
