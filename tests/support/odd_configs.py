@@ -263,9 +263,9 @@ def _deepseek_v3(draw: Draw, config: Config) -> Config:
 
 
 def _partial(draw: Draw, config: Config, heads: int) -> Config:
-    """A rope of a part of each head. A long rope's factors are as many as its pairs."""
+    """A rope of a part of each head, whose size is even: otherwise transformers fails with some scalings."""
     dim = config["hidden_size"] // heads
-    factor = _one_of(draw, 0.25, 0.4, 0.5, 1.0)
+    factor = _one_of(draw, *(part for part in (0.25, 0.4, 0.5, 1.0) if int(dim * part) % 2 == 0))
     params = _rope(draw, int(dim * factor) // 2, ("default", "default", "linear", "llama3", "yarn", "longrope"))
     if draw(st.booleans()):
         return {**_written(draw, {**params, "partial_rotary_factor": factor}), "head_dim": dim}
@@ -285,7 +285,10 @@ def _layer_norm_decoder(draw: Draw, config: Config) -> Config:
 
 def _gpt_neox(draw: Draw, config: Config) -> Config:
     flags = {"use_parallel_residual": draw(st.booleans()), "attention_bias": draw(st.booleans())}
-    return {**_layer_norm_decoder(draw, config), **flags, "num_key_value_heads": config["num_attention_heads"]}
+    fields = _layer_norm_decoder(draw, config)
+    if "partial_rotary_factor" in fields:
+        fields["rotary_pct"] = fields.pop("partial_rotary_factor")
+    return {**fields, **flags, "num_key_value_heads": config["num_attention_heads"]}
 
 
 def _stablelm(draw: Draw, config: Config) -> Config:

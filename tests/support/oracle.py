@@ -17,6 +17,7 @@ from tests.support.engine import Engine, greedy
 from tests.support.models import draw_weights
 
 TOLERANCE = 1e-4  # of the largest logit
+_HIDDEN_TOLERANCE = 1e-3  # of the largest element; rounding needs a fifth of it, a window that is off by one much more
 _ROUNDING = 2.0**-24  # of a float32
 
 
@@ -108,7 +109,7 @@ def assert_hidden_equal(folder: Path, prompts: Sequence[list[int]]) -> None:
         pooled = engine.results[str(i)].pooled
         assert pooled is not None, engine.results[str(i)].error
         error = (torch.from_numpy(pooled.data) - expected).abs().max() / expected.abs().max()
-        assert error < TOLERANCE, f"text {i} of {len(text)} tokens: {error}"
+        assert error < _HIDDEN_TOLERANCE, f"text {i} of {len(text)} tokens: {error}"
 
 
 def _error(entry: Any, logits: torch.Tensor) -> float:

@@ -179,7 +179,7 @@ def _problems(part: Any) -> Iterator[str]:
             yield f"the number of heads, {heads}, is not a multiple of the {kv_heads} key and value heads"
         case GroupedQueryAttention(window=int(window)) if window < 1:
             yield f"the sliding window is {window}, but must be at least 1"
-        case GroupedQueryAttention(softcap=float(cap) | int(cap)) if cap <= 0:
+        case GroupedQueryAttention(softcap=cap) if cap is not None and cap <= 0:
             yield f"the softcap of attention scores is {cap}, but must be above 0"
         case GroupedQueryAttention(rope=Rope(dim=dim), head_dim=head_dim) if dim > head_dim:
             yield f"the rotary dimension {dim} exceeds the head size {head_dim}"

@@ -74,7 +74,8 @@ def _check_rope(config: Any) -> None:
 
 def dry_run_steps(tokens: Tensor) -> Sequence[Tensor]:
     """The tokens of the dry run in steps: half of them, then one at a time."""
-    return tokens.split([_TOKENS // 2, *[1] * (_TOKENS // 2)])
+    half = _TOKENS // 2
+    return [tokens[:half], *(tokens[i : i + 1] for i in range(half, _TOKENS))]
 
 
 def dry_run_tokens(vocab: int) -> Tensor:

@@ -21,12 +21,12 @@ _GROUPS = {"n_routed_experts": 16, "n_group": 4, "topk_group": 1, "num_experts_p
 
 def _scaled(kind: str, place: str, form: str) -> dict[str, Any]:
     """A scaled rope whose trained length is nested, beside it, or both with different values."""
-    params: dict[str, Any] = {
+    scalings: dict[str, dict[str, Any]] = {
         "yarn": {"factor": 4.0},
         "llama3": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
         "longrope": {"factor": 4.0, "short_factor": LONGROPE["short_factor"], "long_factor": LONGROPE["long_factor"]},
-    }[kind]
-    params = {"rope_type": kind, "rope_theta": 1e4, **params}
+    }
+    params = {"rope_type": kind, "rope_theta": 1e4, **scalings[kind]}
     if place == "at both levels":
         params["original_max_position_embeddings"] = 32
     return {form: params, **({} if place == "nowhere" else {"original_max_position_embeddings": 24})}
