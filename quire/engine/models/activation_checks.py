@@ -26,13 +26,13 @@ from quire.engine.models.spec import (
 from quire.kernels.activation_names import CANONICAL_ACTIVATIONS
 
 
-def check_acts(spec: StackSpec | CTCSpec | TransducerSpec) -> None:
-    """Check that all activations are known.
+def check_acts(spec: StackSpec | CTCSpec | TransducerSpec, *others: str) -> None:
+    """Check that all activations are known: those of a spec, and others.
 
     Raises:
         UnsupportedModel: one is not.
     """
-    for act in sorted(_acts(spec)):
+    for act in sorted(_acts(spec) | set(others)):
         if act not in CANONICAL_ACTIVATIONS:
             supported = ", ".join(CANONICAL_ACTIVATIONS)
             raise UnsupportedModel(f"activation {act!r} is not supported; supported are {supported}")

@@ -118,7 +118,7 @@ class Transcriber:
         windows = await self._audio.run(partial(_windows, audio, seconds, options.voice), tenant=tenant)
         await transcriber.prepare(audio, windows)
         joiner, collected = Joiner(transcriber.language), _Collected()
-        async with aclosing(RunningWindows(served.client, transcriber, audio, windows)) as running:
+        async with aclosing(RunningWindows(served.client, transcriber, audio, windows, tenant)) as running:
             for number in range(len(windows)):
                 text_stream = running.take_turn(number, live=options.live)
                 joiner.next_window()
