@@ -268,7 +268,8 @@ class ModelOptions(Options):
     )
     model_impl: Literal["auto", "quire", "transformers"] = Field(
         "auto",
-        description="auto: Quire's implementation if it supports the architecture, otherwise that of transformers",
+        description="auto: Quire's implementation if it supports the model's architecture and config, otherwise that "
+        "of transformers",
     )
     task: Literal["auto", "generate", "embed", "classify", "score", "token_embed", "token_classify"] = Field(
         "auto",

@@ -28,6 +28,7 @@ _STEP_COUNTERS = {
     "drafts": "drafts",
     "drafted": "drafted_tokens",
     "accepted": "accepted_tokens",
+    "corrupted": "corrupted",
 }
 # All but the share of memory are named as in vLLM, for autoscalers and routers that read them.
 _CACHE_LABELS = (
@@ -169,6 +170,10 @@ class Metrics:
         self.restarts = self._counter("engine_restarts", "Restarts of the engine after its death")
         self.audio_seconds = self._counter(
             "audio_seconds", "Seconds of transcribed audio; interim transcriptions of realtime sessions do not count"
+        )
+        self.corrupted = self._counter(
+            "corrupted_requests",
+            "Sequences that ended with an error as the model computed NaN or infinity for them",
         )
         self.success = self._counter("request_success", "Finished sequences by finish reason", "finished_reason")
 

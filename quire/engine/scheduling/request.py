@@ -67,6 +67,8 @@ class Request:
         placeholders: its items that have placeholder tokens; None if there are none.
         computed_on_entry: its `num_computed_tokens` (prefix cache hits) when it last entered the batch.
         preemptions: how often it was preempted because KV blocks ran out.
+        avoids_cache: it computes all of its tokens: blocks that it found in the prefix cache may have held NaN.
+        steps_to_discard: steps in flight whose results do not count, as it is computed again.
         held_back: tokens at the end that are not computed yet: 1 while more of the prompt may follow, else 0.
     """
 
@@ -95,6 +97,8 @@ class Request:
     placeholders: PlaceholderRanges | None = None
     computed_on_entry: int = 0
     preemptions: int = 0
+    avoids_cache: bool = False
+    steps_to_discard: int = 0
     held_back: int = 0
     generates: bool = field(init=False)
     wants_prompt_logprobs: bool = field(init=False)
@@ -178,6 +182,8 @@ class Request:
     @property
     def reads_prefix_cache(self) -> bool:
         """Whether tokens found in the prefix cache need not be computed."""
+        if self.avoids_cache:
+            return False
         if isinstance(self.params, PoolingParams):
             return not self.params.needs_all_tokens
         return not self.wants_prompt_logprobs
@@ -206,6 +212,11 @@ class Request:
             cross,
             self.uses_lora,
         )
+
+    def restart(self) -> None:
+        """Discard what steps in flight compute, and read no cached blocks from now on."""
+        self.avoids_cache, self.steps_to_discard = True, self.steps_in_flight
+        self.num_output_placeholders, self.awaits_tokens, self.cached_tokens = 0, False, 0
 
     def mark_scheduled(self) -> None:
         """Record when the sequence first entered the batch."""

@@ -155,6 +155,7 @@ class StreamingScheduler(ABC, Generic[R]):
         for request_id, error in result.errors.items():
             if request_id in live:
                 self._leave(live.pop(request_id))
+                plan.stats.corrupted += error.corrupted
                 outputs.append(ErrorOutput(request_id, error.message, error.invalid))
         for sampled in result.sampled:
             if (found := live.get(sampled.request_id)) is not None:

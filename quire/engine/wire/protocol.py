@@ -205,6 +205,7 @@ class StepStats(msgspec.Struct, array_like=True):
     item_queries: int = 0  # items looked up in the encoder cache
     item_hits: int = 0  # items found in the encoder cache
     deferred: int = 0  # part of `waiting`: those that wait for more input
+    corrupted: int = 0  # sequences that ended because the model computed NaN for them
 
 
 class StepOutput(msgspec.Struct, tag="step"):

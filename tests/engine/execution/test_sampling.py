@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from quire.engine.execution.request_table import RequestTable
 from quire.engine.execution.sampling.sampler import Sampler
 from quire.engine.execution.sampling.token_sampling import sample_tokens
-from quire.engine.scheduling.plan import NewSequence, StepPlan
+from quire.engine.scheduling.plan import NOT_FINITE, NewSequence, StepPlan
 from quire.engine.wire.sampling_params import SamplingParams
 from quire.engine.wire.token_mask import token_mask
 from quire.kernels.sampling_state import uniform
@@ -258,9 +258,9 @@ def test_nan_logits_do_not_affect_other_rows() -> None:
     harness = SamplerHarness(params(temperature=1.0), params(temperature=1.0, top_p=0.5), params())
     rows = logits().expand(3, -1).clone()
     rows[0], rows[1] = math.nan, math.nan
-    tokens = [sampled.token for sampled in harness.sampler.sample(rows, harness.rows)]
-    assert all(0 <= token < VOCAB for token in tokens)
-    assert tokens[2] == logits().argmax().item()
+    sampled = harness.sampler.sample(rows, harness.rows)
+    assert [one.error for one in sampled] == [NOT_FINITE, NOT_FINITE, None]
+    assert sampled[2].token == logits().argmax().item()
 
 
 def test_bad_words_with_the_same_last_tokens_but_one() -> None:

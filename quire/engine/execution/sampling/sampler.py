@@ -25,9 +25,10 @@ from quire.engine.execution.sampling.masks import (
 from quire.engine.execution.sampling.penalties import Penalties
 from quire.engine.execution.sampling.pending import KnownTokens, PendingTokens, SampledToken, TokenSampler
 from quire.engine.execution.sampling.token_sampling import sample_tokens
-from quire.engine.scheduling.plan import SequenceError
+from quire.engine.scheduling.plan import NOT_FINITE, SequenceError
 from quire.engine.wire.protocol import TokenLogprobs
 from quire.engine.wire.sampling_params import SamplingParams
+from quire.kernels.sampling import NO_TOKEN
 from quire.kernels.sampling_state import uniform
 
 logger = logging.getLogger(__name__)
@@ -93,16 +94,19 @@ class Sampler(TokenSampler):
                     self._contain(row, processor.apply, logits[index], row, table)
         errors = self._grammars.apply(logits, rows)
         tokens = self._choose(logits, rows, params)
+        corrupted = [i for i, token in enumerate(tokens) if token == NO_TOKEN]
+        tokens = [max(token, 0) for token in tokens] if corrupted else tokens
         logprobs = {} if raw is None else self._report(raw, rows, params, wanted, tokens)
-        for row, token in zip(rows, tokens, strict=True):
+        for i, (row, token) in enumerate(zip(rows, tokens, strict=True)):
             table.append(row, token)
             for state in self._states_in_use:
-                if row in state.rows:
+                if row in state.rows and i not in corrupted:
                     self._contain(row, state.observe, row, token)
         self._grammars.start_masks()
         for i, row in enumerate(rows) if self._errors else ():
             if row in self._errors:
                 errors[i] = self._errors[row]
+        errors |= dict.fromkeys(corrupted, NOT_FINITE)
         return [SampledToken(token, logprobs.get(i), errors.get(i)) for i, token in enumerate(tokens)]
 
     @override
