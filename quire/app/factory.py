@@ -18,6 +18,7 @@ from quire.api.completions import routes as completions
 from quire.api.http import errors
 from quire.api.http.fields import HEADER as IGNORED_FIELDS
 from quire.api.http.request_ids import REQUEST_ID
+from quire.api.http.tenant import api_keys
 from quire.api.pooling import routes as pooling
 from quire.api.responses import routes as responses
 from quire.api.responses.routes import NOT_STORED
@@ -47,7 +48,7 @@ def create_app(
     state: ServerState, metrics: Metrics, service: ResponseService, sessions: Sessions, server: ServerOptions
 ) -> ASGIApp:
     """The app with all routes and middleware."""
-    app = _Documented(title="Quire", version=__version__, root_path=server.root_path)
+    app = _Documented(title="Quire", version=__version__)
     app.state.strict_fields = server.strict_fields
     app.state.malloc_trimmer = state.malloc_trimmer
     app.state.max_json_values = state.limits.max_json_values
@@ -70,7 +71,7 @@ def create_app(
         layers.append(_cors(server.allowed_origins))
     layers += [orca_header(state), refusal_while_draining(state)]
     if server.api_key:
-        layers.append(authentication(server.api_key, sessions.secrets.is_valid))
+        layers.append(authentication(api_keys(server.api_key), sessions.secrets.is_valid))
     layers.append(body_limit(int(state.limits.max_body_size)))
     return apply_middleware(app, layers)
 

@@ -17,12 +17,14 @@ from quire.api.responses.errors import StoreFailed
 from quire.api.responses.service import ResponseService
 from quire.api.responses.store import ResponseStore
 from quire.api.serving.models import ServerState
+from quire.api.serving.result_memory import ResultMemory
 from quire.app.engines import RunningEngine, start_engines
 from quire.app.exits import end_process
 from quire.app.factory import create_app
 from quire.app.models import ModelSource
 from quire.app.server import Server
 from quire.app.supervision import supervise
+from quire.app.tls import Tls
 from quire.config.commands import Serve
 from quire.config.media_options import MediaOptions
 from quire.config.options import (
@@ -31,6 +33,7 @@ from quire.config.options import (
     LimitOptions,
     RealtimeOptions,
     ServerOptions,
+    TlsOptions,
 )
 from quire.config.tool_servers import urls_by_label
 from quire.engine.models.errors import ModelError
@@ -74,7 +77,9 @@ async def _serve(
     model_configs: Sequence[Connection],
     sockets: list[socket.socket],
 ) -> int:
-    store = ResponseStore(settings.response_store, settings.response_ttl, settings.response_store_size)
+    store = ResponseStore(
+        settings.response_store, settings.response_ttl, settings.response_store_size, settings.max_client_share
+    )
     async with aclosing(store):
         opening = asyncio.ensure_future(store.open())
         opening.add_done_callback(lambda task: task.cancelled() or task.exception())  # seen, if loading fails first
@@ -103,6 +108,7 @@ async def _serve_models(
         media=media_policy(MediaOptions.of(settings)),
         sleep_mode=settings.enable_sleep_mode,
         max_audio_parts=settings.max_audio_parts,
+        results=ResultMemory(share=settings.max_client_share),
     )
     metrics = Metrics(
         max_model_len=max(model.info.max_model_len for model in models), vllm_names=settings.vllm_metric_names
@@ -111,9 +117,18 @@ async def _serve_models(
         model.client.observer = observer = ModelMetrics(metrics, model.names[0], index)
         observer.describe_cache(model.info, EngineOptions.of(settings))
     options = ServerOptions.of(settings)
-    responses = ResponseService(state, store, ToolServers(urls_by_label(settings.tool_server), settings.tool_timeout))
-    sessions = Sessions(state, RealtimeOptions.of(settings), options, metrics, transcriber_factory())
+    tool_servers = ToolServers(
+        urls_by_label(settings.tool_server),
+        settings.tool_timeout,
+        int(settings.max_tool_answer_size),
+        settings.max_client_share,
+    )
+    responses = ResponseService(state, store, tool_servers)
+    sessions = Sessions(
+        state, RealtimeOptions.of(settings), options, metrics, transcriber_factory(), settings.max_client_share
+    )
     app = create_app(state, metrics, responses, sessions, options)
+    tls = None if settings.ssl_certfile is None else Tls(TlsOptions.of(settings))
     server = Server(
         app,
         state,
@@ -122,12 +137,15 @@ async def _serve_models(
         ConnectionOptions.of(settings),
         sessions,
         int(settings.max_realtime_event_size),
+        tls,
     )
     gc.freeze()  # a full collection would search all modules, for 150 ms in which the event loop waits
     watching = [
         asyncio.create_task(supervise(engine, settings.on_engine_death, state, server.stop_failed))
         for engine in engines
     ]
+    if tls is not None and settings.enable_ssl_refresh:
+        watching.append(asyncio.create_task(tls.refresh_regularly()))
     watching.append(asyncio.create_task(state.malloc_trimmer.trim_regularly(lambda: state.in_flight == 0)))
     try:
         await server.serve(sockets)
@@ -135,6 +153,7 @@ async def _serve_models(
         for task in watching:
             task.cancel()
         await asyncio.gather(*watching, return_exceptions=True)
+        await tool_servers.aclose()
     return 1 if server.failed or not server.started else 0
 
 

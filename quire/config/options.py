@@ -14,10 +14,12 @@ from quire.config.types import (
     Flag,
     JsonObject,
     NonNegativeInt,
+    PathPrefix,
     PositiveInt,
     Seconds,
     SecondsOrNever,
     Size,
+    SizeFromKiB,
     SizeFromMiB,
 )
 
@@ -53,9 +55,10 @@ class ServerOptions(Options):
         "address without --api-key: localhost, names in .localhost and .internal, and --host; IP addresses are always "
         "accepted",
     )
-    root_path: str = Field("", description="path prefix that a reverse proxy strips")
-    ssl_certfile: Path | None = Field(None, description="certificate file; with --ssl-keyfile the server speaks HTTPS")
-    ssl_keyfile: Path | None = Field(None, description="private key of --ssl-certfile")
+    root_path: PathPrefix = Field(
+        "",
+        description="path prefix of a reverse proxy; requests are served with and without it, and redirects have it",
+    )
     strict_fields: Flag = Field(
         False,
         description="refuse request fields that are unknown or have no effect, with status 400; default: they are "
@@ -92,6 +95,11 @@ class ServerOptions(Options):
         (), description="MCP server available to /v1/responses; repeatable; requires quire[mcp]"
     )
     tool_timeout: Seconds = Field(60.0, description="timeout of calls to MCP servers in seconds")
+    max_tool_answer_size: SizeFromKiB = Field(
+        ByteSize(4 << 20),
+        description="largest answer of an MCP server to one list of its tools or one call; a larger one is refused, "
+        "and the model sees the error of the call",
+    )
     shutdown_timeout: Seconds = Field(
         20.0,
         description="seconds after SIGTERM until running requests are aborted; the process ends within 5 more seconds",
@@ -102,6 +110,33 @@ class ServerOptions(Options):
     )
     access_log: Flag = Field(True, description="log each HTTP request")
     vllm_metric_names: Flag = Field(True, description="export metrics under vLLM's names as well")
+
+
+class TlsOptions(Options):
+    """HTTPS. Names and values are uvicorn's."""
+
+    ssl_certfile: Path | None = Field(None, description="certificate file; with --ssl-keyfile the server speaks HTTPS")
+    ssl_keyfile: Path | None = Field(None, description="private key of --ssl-certfile")
+    ssl_keyfile_password: str | None = Field(None, description="password of --ssl-keyfile, if it is encrypted")
+    ssl_ca_certs: Path | None = Field(
+        None, description="file with certificates of authorities, for the certificates of clients"
+    )
+    ssl_cert_reqs: Literal["0", "1", "2"] = Field(
+        "0",
+        description="certificates of clients (mutual TLS); 0: not asked for; 1: checked if a client sends one; 2: "
+        "required; 1 and 2 need --ssl-ca-certs",
+    )
+    ssl_ciphers: str | None = Field(
+        None, description="cipher suites of TLS 1.2, as OpenSSL's cipher list; default: those that Python chooses"
+    )
+    ssl_version: Literal["17", "5"] = Field(
+        "17", description="versions of TLS, as a number of Python's ssl module; 17: 1.2 and 1.3; 5: 1.2 only"
+    )
+    enable_ssl_refresh: Flag = Field(
+        False,
+        description="read the files of --ssl-certfile, --ssl-keyfile and --ssl-ca-certs again when they change; "
+        "authorities are added, but removed only by a restart",
+    )
 
 
 class ConnectionOptions(Options):
@@ -115,6 +150,11 @@ class ConnectionOptions(Options):
     max_header_count: PositiveInt = Field(256, description="maximum number of headers of a request")
     max_header_size: Size = Field(ByteSize(32 << 10), description="maximum size of all headers of a request")
     max_url_size: Size = Field(ByteSize(16 << 10), description="maximum size of the URL of a request")
+    max_total_body_size: Size = Field(
+        ByteSize(512 << 20),
+        description="maximum size of all request bodies together that are arriving or being parsed, uploaded files "
+        "included; beyond it the slowest get status 503 with Retry-After; at least --max-body-size",
+    )
     header_timeout: Seconds = Field(
         20.0, description="time for sending the headers of a request, in seconds; after it: status 408"
     )
@@ -142,6 +182,12 @@ class LimitOptions(Options):
         512,
         description="maximum number of waiting sequences (a request with n=4 has four sequences); "
         "further requests get status 503 with Retry-After",
+    )
+    max_client_share: Annotated[float, Field(gt=0, le=1)] = Field(
+        0.75,
+        description="largest share of the slots for sequences, the realtime sessions and other shared resources that "
+        "one client may hold while nobody else uses them; less while others do; a client is an API key, or an address "
+        "if there are not several keys; beyond it requests get status 429 with Retry-After; 1: no limit",
     )
     request_timeout: SecondsOrNever = Field(
         0.0, description="seconds after which a request is aborted with status 408; 0: never"
@@ -202,8 +248,9 @@ class ModelOptions(Options):
     )
     quantization: Literal["none", "int8", "int4", "fp8"] = Field(
         "none",
-        description="quantization of the weights of linear layers while they are loaded; fp8: on GPUs of compute "
-        "capability 8.9 or more",
+        description="quantization of the weights of linear layers while they are loaded; int8 raises perplexity by 2.4 "
+        "to 2.8 %; int4 worsens answers much: it raises perplexity from 36.7 to 80 (Gemma 3 270M) and from 32.1 to "
+        "49.5 (SmolLM2); fp8: on GPUs of compute capability 8.9 or more",
     )
     device: Literal["auto", "cpu", "cuda", "reference"] = Field(
         "auto",
@@ -221,7 +268,8 @@ class ModelOptions(Options):
     )
     model_impl: Literal["auto", "quire", "transformers"] = Field(
         "auto",
-        description="auto: Quire's implementation if it supports the architecture, otherwise that of transformers",
+        description="auto: Quire's implementation if it supports the model's architecture and config, otherwise that "
+        "of transformers",
     )
     task: Literal["auto", "generate", "embed", "classify", "score", "token_embed", "token_classify"] = Field(
         "auto",
@@ -236,8 +284,10 @@ class ModelOptions(Options):
     )
     pooler_config: JsonObject = Field(
         {},
-        description="JSON object with pooling_type (LAST, CLS, MEAN, MAX, MEAN_SQRT_LEN or WEIGHTED_MEAN), normalize "
-        "and use_activation, instead of the model's own",
+        description="JSON object with settings of pooling instead of the model's own, with vLLM's names: task, "
+        "pooling_type (LAST, CLS, MEAN, MAX, MEAN_SQRT_LEN or WEIGHTED_MEAN), seq_pooling_type, tok_pooling_type (ALL "
+        "or STEP), use_activation, dimensions, enable_chunked_processing, max_embed_len, logit_mean, logit_sigma, "
+        "step_tag_id, returned_token_ids",
     )
 
 
@@ -264,7 +314,9 @@ class ParallelOptions(Options):
 class ChatOptions(Options):
     """Chat templates, parsers and defaults of requests."""
 
-    chat_template: Path | None = Field(None, description="Jinja file to use instead of the model's chat template")
+    chat_template: str | None = Field(
+        None, description="Jinja file, or the text of a template, to use instead of the model's chat template"
+    )
     default_chat_template_kwargs: JsonObject = Field({}, description="JSON object of variables for every chat template")
     trust_request_chat_template: Flag = Field(False, description="allow `chat_template` in requests")
     generation_config: Literal["auto", "none"] = Field(
@@ -302,9 +354,10 @@ class EngineOptions(Options):
         description="size of the KV cache of each model, e.g. 4GiB; with several ranks that of each rank; default: "
         "from --kv-cache-free-memory-fraction, or on GPUs from --gpu-memory-utilization",
     )
-    kv_cache_dtype: Literal["auto", "int8", "fp8"] = Field(
+    kv_cache_dtype: Literal["auto", "bfloat16", "float16", "int8", "fp8"] = Field(
         "auto",
-        description="data type of the KV cache; auto: that of the model; int8: 8 bits with a scale for each head of "
+        description="data type of the KV cache; auto: that of the model; bfloat16, float16: the same, for models that "
+        "run in it; int8: 8 bits with a scale for each head of "
         "each token; fp8: float8_e4m3 with the checkpoint's scales, if it has any, on GPUs of compute capability 8.9 "
         "or more",
     )

@@ -12,6 +12,7 @@ from msgspec import UNSET
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from quire.api.http.errors import ApiError
+from quire.api.http.tenant import take_turn
 from quire.api.serving.models import ServerState
 from quire.config.options import RealtimeOptions
 from quire.realtime.audio import RATE, AudioDecoder, Samples
@@ -202,8 +203,8 @@ class Session:
         speech = self._speech()
         self._turns.check_room(self._decoder.seconds(audio))
         async for samples in self._decoder.decode(audio):
+            await take_turn()  # large events leave room for other sessions
             await self._hear(samples, speech)
-            await asyncio.sleep(0)  # large events leave room for other sessions
 
     async def _hear(self, samples: Samples, speech: UtteranceTranscriber) -> None:
         for event in self._turns.push(samples, None if speech.streaming is None else speech.streaming.max_seconds):

@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from quire.api.http.tenant import current_tenant
 from quire.api.serving.models import ServedModel
 from quire.api.serving.transcription.streaming import LiveTranscription
 from quire.api.serving.transcription.transcriber import Transcriber
@@ -44,7 +45,7 @@ class WholeUtteranceTranscriber:
             # A model that repeats itself must not hold up those who wait for their text.
             options = replace(options, max_tokens=int(len(audio) / RATE * _TOKENS_PER_SECOND) + _MORE_TOKENS)
         logprobs = list[TokenLogprob]()
-        with self._model.client.slots(1):
+        with self._model.client.slots(1, current_tenant()):
             async with aclosing(self._transcriber.transcribe(audio, options, draft=draft)) as events:
                 async for event in events:
                     match event:
@@ -77,7 +78,7 @@ class OpenRequestTranscriber:
             logprobs.extend(piece.logprobs)
             await send_text(piece)
 
-        with self._model.client.slots(1):
+        with self._model.client.slots(1, current_tenant()):
             return _transcript(await live.run(audio, send), logprobs if settings.logprobs else None)
 
 

@@ -2,6 +2,7 @@
 
 WorkerError
 ├── QueueFull    the job was not accepted
+│   └── ShareExceeded  because of other jobs of its tenant
 ├── JobTimedOut  the job was killed: it took too long
 └── JobKilled    the job's process has ended: memory, stack or a crash
 """
@@ -17,6 +18,10 @@ class WorkerError(Exception):
 
 class QueueFull(WorkerError):
     """Too many jobs are waiting; a later attempt may succeed."""
+
+
+class ShareExceeded(QueueFull):
+    """Too many jobs of this tenant are waiting, while there is room for those of others."""
 
 
 class JobTimedOut(WorkerError):

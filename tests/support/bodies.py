@@ -53,6 +53,7 @@ _SAMPLING: Body = {
     "bad_words": ["zq"],
     "priority": 0,
     "cache_salt": "salt",
+    "vllm_xargs": {"a": 1, "b": ["c", 0.5]},
     "timeout": 30.0,
 }
 _GENERATION: Body = {
@@ -60,6 +61,7 @@ _GENERATION: Body = {
     "n": 2,
     "stream_options": None,
     "truncate_prompt_tokens": 100,
+    "truncation_side": "right",
     "prompt_logprobs": 1,
     "request_id": "request",
     "return_tokens_as_token_ids": True,
@@ -156,11 +158,11 @@ _CHATS: list[Body] = [
 ]  # fmt: skip
 
 _POOLED: Body = {
-    "model": "fake", "truncate_prompt_tokens": 20, "truncation_side": "left", "priority": 0, "cache_salt": "salt",
-    "request_id": "request", "timeout": 30.0,
+    "model": "fake", "truncate_prompt_tokens": 20, "truncation_side": "left", "padding": "do_not_pad", "priority": 0,
+    "cache_salt": "salt", "request_id": "request", "timeout": 30.0,
 }  # fmt: skip
 _ENCODED: Body = {"encoding_format": "base64", "embed_dtype": "float16", "endianness": "big"}
-_EMBEDDED: Body = {"dimensions": 8, "use_activation": True, "normalize": True, "input_type": None, **_ENCODED}
+_EMBEDDED: Body = {"dimensions": 8, "use_activation": True, "input_type": None, **_ENCODED}
 _CHAT_INPUT: Body = {
     "messages": _MESSAGES[:2], "add_generation_prompt": True, "continue_final_message": False,
     "add_special_tokens": True, "chat_template": None, "chat_template_kwargs": {"a": 1},
@@ -280,9 +282,20 @@ BODIES: dict[str, list[Body]] = {
         {
             "messages": [{"role": "user", "content": "Weather?"}], "max_tokens": 8,
             "output_config": {"format": {"type": "json_schema", "schema": SCHEMA}, "effort": "low"},
+            "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+        },
+        {
+            "messages": [{"role": "user", "content": "Weather?"}], "max_tokens": 8,
+            "output_format": {"type": "json_schema", "schema": SCHEMA},
         },
     ],
-    "/v1/messages/count_tokens": [_CONVERSATION],
+    "/v1/messages/count_tokens": [
+        _CONVERSATION,
+        {
+            "messages": [{"role": "user", "content": "Weather?"}], "output_config": {"effort": "low"},
+            "output_format": {"type": "json_schema", "schema": SCHEMA}, "context_management": {"edits": []},
+        },
+    ],
     "/inference/v1/generate": [
         {
             "model": "fake", "token_ids": [1, 2, 3], "request_id": "request", "stream": False, "stream_options": None,

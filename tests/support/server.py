@@ -22,9 +22,11 @@ from quire.api.responses.service import ResponseService
 from quire.api.responses.store import ResponseStore
 from quire.api.serving.defaults import read_defaults
 from quire.api.serving.models import ServedModel, ServerState
+from quire.api.serving.result_memory import ResultMemory
 from quire.app.connections import Connections
 from quire.app.factory import create_app
-from quire.app.http_protocol import BoundedProtocol
+from quire.app.server import protocol_of
+from quire.app.tls import Tls
 from quire.app.websocket import BoundedWebSocket
 from quire.config.commands import Serve
 from quire.config.tool_servers import urls_by_label
@@ -79,19 +81,22 @@ async def running_server(
         write_tokenizer(folder, joins=joins, **({} if chat_template is None else {"chat_template": chat_template}))
     else:
         write(folder)
+    settings.setdefault("max_client_share", 1.0)  # all clients of a test have one address
     options = Serve(**settings)
     metrics = Metrics(max_model_len=CONTEXT, vllm_names=options.vllm_metric_names)
     async with AsyncExitStack() as stack:
         models = []
         for index, core in enumerate(cores or (FakeCore(),)):
-            client = await stack.enter_async_context(running_client(core, capacity=capacity, handle=handle))
+            client = await stack.enter_async_context(
+                running_client(core, capacity=capacity, share=options.max_client_share, handle=handle)
+            )
             info = await client.ready()
             tokenizer = Tokenizer.load(folder)
             model = ServedModel(
                 names=tuple(names) if index == 0 else (f"fake-{index}",),
                 root=f"root-{index}",
                 client=client,
-                renderer=Renderer(folder, tokenizer, options, info.max_model_len),
+                renderer=Renderer(folder, tokenizer, options, info.max_model_len, share=options.max_client_share),
                 info=info,
                 defaults=read_defaults(
                     folder, tokenizer, options.generation_config, options.override_generation_config
@@ -120,17 +125,26 @@ async def running_server(
             media=media_policy(options),
             sleep_mode=options.enable_sleep_mode,
             max_audio_parts=options.max_audio_parts,
+            results=ResultMemory(share=options.max_client_share),
         )
         database = options.response_store or f"sqlite:///{folder / 'responses.db'}"
-        store = ResponseStore(database, options.response_ttl, options.response_store_size)
+        store = ResponseStore(database, options.response_ttl, options.response_store_size, options.max_client_share)
         await stack.enter_async_context(aclosing(store))
-        tool_servers = ToolServers(urls_by_label(options.tool_server), options.tool_timeout)
+        tool_servers = ToolServers(
+            urls_by_label(options.tool_server),
+            options.tool_timeout,
+            int(options.max_tool_answer_size),
+            options.max_client_share,
+        )
+        await stack.enter_async_context(aclosing(tool_servers))
         transcriber_of = transcriber_factory() if speech is None else lambda _: speech
-        sessions = Sessions(state, options, options, metrics, transcriber_of)
+        sessions = Sessions(state, options, options, metrics, transcriber_of, options.max_client_share)
         app = create_app(state, metrics, ResponseService(state, store, tool_servers), sessions, options)
         connections = Connections(options)
         event_size = int(options.max_realtime_event_size)
-        url = await stack.enter_async_context(listening(app, connections=connections, event_size=event_size))
+        url = await stack.enter_async_context(
+            listening(app, connections=connections, event_size=event_size, root_path=options.root_path)
+        )
         # Without `verify` it reads no certificates, which takes longer than most requests; the server has none.
         http = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=PATIENCE, verify=False))  # noqa: S501
         yield Server(url, http, state, app, connections, sessions)
@@ -138,13 +152,18 @@ async def running_server(
 
 @asynccontextmanager
 async def listening(
-    app: Any, port: int = 0, connections: Connections | None = None, event_size: int = 1 << 20
+    app: Any,
+    port: int = 0,
+    connections: Connections | None = None,
+    event_size: int = 1 << 20,
+    root_path: str = "",
+    tls: Tls | None = None,
 ) -> AsyncIterator[str]:
     """Uvicorn around an app, on a free port if none is given, with the bounds of `connections`."""
     config = uvicorn.Config(
         app,
         port=port,
-        http="httptools" if connections is None else partial(BoundedProtocol, connections),  # type: ignore[arg-type]
+        http="httptools" if connections is None else protocol_of(connections, tls),  # type: ignore[arg-type]
         lifespan="off",
         log_level="error",
         timeout_graceful_shutdown=1,
@@ -152,6 +171,7 @@ async def listening(
         ws_max_size=2 * event_size,
         ws_ping_timeout=None,
         ws_per_message_deflate=False,
+        root_path=root_path,
     )
     server = _Uvicorn(config)
     config.load()
@@ -160,7 +180,7 @@ async def listening(
     await server.on_tick(0)  # sets the headers of all answers
     port = server.servers[0].sockets[0].getsockname()[1]
     try:
-        yield f"http://127.0.0.1:{port}"
+        yield f"{'http' if tls is None else 'https'}://127.0.0.1:{port}"
     finally:
         await server.shutdown()
 

@@ -149,7 +149,7 @@ async def _items(part: _Part, model: ServedModel, info: AudioInfo, reader: Audio
         raise AudioError(str(error), part.where) from error
     del content
     _check_length(audio, part, model, info, before)
-    with reader.hold(audio):
+    with reader.hold(audio, tenant=tenant):
         return await reader.run(partial(audio_items, audio.samples, info), tenant=tenant)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -11,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.api.http.tenant import current_tenant
+from quire.api.http.tenant import current_tenant, take_turn
 from quire.api.pooling.prepare import text_group
 from quire.api.pooling.run import InputGroup, PoolingContext, PoolingResults, run_pooling
 from quire.engine.wire.pooling_params import PoolingParams
@@ -96,11 +95,14 @@ def order_of(results: PoolingResults) -> Sequence[int]:
 async def _by_cross_encoder(context: PoolingContext, scoring: Scoring) -> PoolingResults:
     queries = scoring.queries
     repeated = queries if len(queries) == len(scoring.documents) else list(queries) * len(scoring.documents)
-    names = scoring.names[1]
+    query_names, names = scoring.names
+    if len(queries) != len(scoring.documents):
+        query_names = InputNames(query_names.at(0), several=False)
     job = PairsJob(
         texts=list(zip(repeated, scoring.documents, strict=True)),
         truncation=scoring.document_truncation,
         names=names,
+        queries=query_names,
         instruction=scoring.instruction,
         variables=scoring.variables,
         query_tokens=scoring.query_tokens,
@@ -125,9 +127,9 @@ async def _by_vectors(
     repeated = queries if len(queries) == len(documents) else queries * len(documents)
     values: list[PooledArray] = []
     for index, (query, document) in enumerate(zip(repeated, documents, strict=True)):
-        values.append(_scalar(compare(query, document)))
         if index % _AT_ONCE == 0:
-            await asyncio.sleep(0)
+            await take_turn()
+        values.append(_scalar(compare(query, document)))
     return replace(found, arrays=values)
 
 

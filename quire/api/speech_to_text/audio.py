@@ -29,5 +29,5 @@ async def admitted_audio(request: Request, model: ServedModel, file: UploadFile)
     admit(request, model, 1, "file")
     audio = await unless_disconnected(request, model.audio.decode(file.file, tenant=current_tenant()))
     file.file.close()  # it may take space on disk
-    enter_for_request(request, model.audio.hold(audio))
+    enter_for_request(request, model.audio.hold(audio, tenant=current_tenant()))
     return audio.samples

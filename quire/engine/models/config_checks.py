@@ -52,7 +52,7 @@ _COUNTS = (
     *("num_experts", "num_local_experts", "n_routed_experts", "n_shared_experts", "num_attention_heads", "n_head"),
     *("num_key_value_heads", "encoder_layers", "decoder_layers", "num_labels", "type_vocab_size"),
     *("encoder_num_hidden_layers", "decoder_num_hidden_layers", "num_conv_pos_embedding_groups"),
-    *("num_blocks", "num_decoder_layers"),
+    *("num_blocks", "num_decoder_layers", "num_hidden_groups", "inner_group_num", "task_type_vocab_size"),
 )
 _POSITIVE = (
     *("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "hidden_size", "vocab_size", "head_dim"),
@@ -60,6 +60,7 @@ _POSITIVE = (
     *("encoder_attention_heads", "decoder_attention_heads", "max_source_positions", "max_target_positions"),
     *("num_mel_bins", "encoder_ffn_dim", "decoder_ffn_dim", "num_conv_pos_embeddings", "num_conv_pos_embedding_groups"),
     *("encoder_num_attention_heads", "decoder_num_attention_heads", "intermediate_size", "decoder_hidden_size"),
+    *("embedding_size", "num_hidden_groups", "inner_group_num"),
 )
 _SPEC_POSITIVE: dict[type, tuple[str, ...]] = {
     DecoderSpec: ("hidden", "vocab", "max_positions"),
@@ -80,12 +81,12 @@ _SPEC_POSITIVE: dict[type, tuple[str, ...]] = {
     ClippedBias: ("reach",),
     LinearStem: ("rows",),
     QueryProjector: ("window", "queries", "hidden", "layers", "heads", "ffn", "cross_every", "size"),
-    CrossAttention: ("heads", "head_dim"),
+    CrossAttention: ("heads", "head_dim", "scale"),
     EncoderSpec: ("hidden", "vocab", "max_positions"),
     DisentangledAttention: ("heads", "head_dim", "max_distance"),
     PlainMLP: ("size",),
-    GroupedQueryAttention: ("heads", "kv_heads", "head_dim"),
-    LatentAttention: ("heads", "kv_rank", "nope_dim", "value_dim"),
+    GroupedQueryAttention: ("heads", "kv_heads", "head_dim", "scale"),
+    LatentAttention: ("heads", "kv_rank", "nope_dim", "value_dim", "scale"),
     GatedMLP: ("size",),
     MoE: ("size", "experts", "top_k"),
     GroupedSigmoidRouter: ("groups", "top_groups"),
@@ -179,6 +180,8 @@ def _problems(part: Any) -> Iterator[str]:
             yield f"the number of heads, {heads}, is not a multiple of the {kv_heads} key and value heads"
         case GroupedQueryAttention(window=int(window)) if window < 1:
             yield f"the sliding window is {window}, but must be at least 1"
+        case GroupedQueryAttention(softcap=cap) if cap is not None and cap <= 0:
+            yield f"the softcap of attention scores is {cap}, but must be above 0"
         case GroupedQueryAttention(rope=Rope(dim=dim), head_dim=head_dim) if dim > head_dim:
             yield f"the rotary dimension {dim} exceeds the head size {head_dim}"
         case Rope(dim=dim) if dim % 2:

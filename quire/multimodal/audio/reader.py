@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -19,6 +18,7 @@ from quire.multimodal.audio.limits import AudioLimits
 from quire.workers.errors import JobKilled, JobTimedOut, QueueFull
 from quire.workers.limits import WorkerLimits
 from quire.workers.pool import WorkerPool
+from quire.workers.shares import Shares
 from quire.workers.threads import FairThreads
 
 Result = TypeVar("Result")
@@ -30,12 +30,13 @@ _HELD = 1 << 30  # bytes of decoded audio in this process from which on further 
 class AudioReader:
     """Prepares the audio of one model's requests."""
 
-    def __init__(self, options: AudioOptions, *, max_queued: int = 1024, held: int = _HELD) -> None:
+    def __init__(self, options: AudioOptions, *, max_queued: int = 1024, share: float = 1.0, held: int = _HELD) -> None:
         """Nothing is started yet.
 
         Args:
             options: limits of files.
             max_queued: files that may wait for a process.
+            share: the largest part of these, and of the audio that is held, for one tenant; see `Shares`.
             held: bytes of decoded audio from which on further files wait before they are decoded.
         """
         self.limits = AudioLimits(
@@ -49,9 +50,10 @@ class AudioReader:
             WorkerLimits(memory=memory, seconds=_SECONDS, stack=1 << 24),
             size=2,
             max_queued=max_queued,
+            share=share,
         )
-        self._threads = FairThreads("audio", size=2, max_queued=4 * max_queued)
-        self._room = _Room(held)
+        self._threads = FairThreads("audio", size=2, max_queued=4 * max_queued, share=share)
+        self._room = _Room(held, share)
 
     async def decode(self, file: BinaryIO | bytes, *, tenant: str = "") -> DecodedAudio:
         """The audio of a file. While much audio is held (see `hold`), it waits before it is decoded.
@@ -65,7 +67,7 @@ class AudioReader:
             QueueFull: too many files wait.
             WorkerError: processes cannot be started.
         """
-        await self._room.wait()
+        await self._room.wait(tenant)
         try:
             audio: DecodedAudio = await self._processes.run(_Content(file), tenant=tenant)
         except JobTimedOut as error:
@@ -77,14 +79,14 @@ class AudioReader:
         return audio
 
     @contextmanager
-    def hold(self, audio: DecodedAudio) -> Iterator[None]:
-        """Count audio as held by this process, until the context ends."""
+    def hold(self, audio: DecodedAudio, *, tenant: str = "") -> Iterator[None]:
+        """Count audio of a tenant as held by this process, until the context ends."""
         size = audio.samples.nbytes
-        self._room.take(size)
+        self._room.take(size, tenant)
         try:
             yield
         finally:
-            self._room.give_back(size)
+            self._room.give_back(size, tenant)
 
     async def log_mel(
         self, samples: NDArray[np.float32], num_mel_bins: int, seconds: float, *, tenant: str = ""
@@ -120,33 +122,36 @@ class _Content:
 
 
 class _Room:
-    """Counts decoded bytes, and lets those who want to decode more wait in order while there are too many."""
+    """Counts decoded bytes, and lets those who want to decode more wait in order while there are too many.
 
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self._held = 0
-        self._waiting: deque[asyncio.Future[None]] = deque()
+    Who waits because of the audio of its own tenant keeps nobody else waiting.
+    """
 
-    async def wait(self) -> None:
-        """Return once less than the bound is held."""
-        if self._held < self._size and not self._waiting:
+    def __init__(self, size: int, share: float) -> None:
+        self._bytes = Shares(size, share)
+        self._waiting: list[tuple[str, asyncio.Future[None]]] = []
+
+    async def wait(self, tenant: str) -> None:
+        """Return once less than the bound is held, and less than its share by the tenant."""
+        if self._bytes.refusal(tenant) is None and not any(other == tenant for other, _ in self._waiting):
             return
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(turn)
+        entry = (tenant, asyncio.get_running_loop().create_future())
+        self._waiting.append(entry)
         try:
-            await turn
+            await entry[1]
         finally:
-            if turn in self._waiting:
-                self._waiting.remove(turn)
+            if entry in self._waiting:
+                self._waiting.remove(entry)
 
-    def take(self, size: int) -> None:
+    def take(self, size: int, tenant: str) -> None:
         """Count some bytes."""
-        self._held += size
+        self._bytes.take(tenant, size)
 
-    def give_back(self, size: int) -> None:
+    def give_back(self, size: int, tenant: str) -> None:
         """Stop counting some bytes, and let others go on."""
-        self._held -= size
-        while self._waiting and self._held < self._size:
-            turn = self._waiting.popleft()
-            if not turn.done():
-                turn.set_result(None)
+        self._bytes.give_back(tenant, size)
+        for entry in list(self._waiting):
+            if self._bytes.refusal(entry[0]) is None:
+                self._waiting.remove(entry)
+                if not entry[1].done():
+                    entry[1].set_result(None)

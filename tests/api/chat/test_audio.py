@@ -76,6 +76,7 @@ async def test_parts_become_items(tmp_path: Path, kind: str) -> None:
         usage = body["usage"]
         assert usage["prompt_tokens"] == len(tokens)
         assert usage["prompt_tokens_details"]["audio_tokens"] == sum(lengths)
+        assert usage["prompt_tokens_details"]["multimodal_tokens"] == {"audio": sum(lengths)}
 
 
 def decoded(samples: Samples) -> Samples:

@@ -63,6 +63,8 @@ async def test_a_stream_comes_in_order(tmp_path: Path) -> None:
             assert own[0]["delta"] == {"role": "assistant", "content": ""}
             assert "".join(choice["delta"]["content"] for choice in own) == "hello"
             assert [choice["finish_reason"] for choice in own] == [None] * (len(own) - 1) + ["stop"]
+        assert all(chunk["usage"] is None for chunk in chunks)
+        *chunks, _ = chunks_of((await server.post(PATH, {"messages": HI, "stream": True})).text)
         assert all("usage" not in chunk for chunk in chunks)
 
 
@@ -244,6 +246,16 @@ async def test_reasoning_goes_on_where_a_final_message_left_off(tmp_path: Path) 
         for cut in ({}, {"truncate_prompt_tokens": 3}):
             message = (await ask(server, messages=history, continue_final_message=True, **cut))["choices"][0]["message"]
             assert (message["reasoning"], message["content"]) == (" + 1", "28")
+
+
+@pytest.mark.parametrize(("side", "begin", "end"), [("left", 3, 8), ("right", 0, 5), (None, 3, 8)])
+async def test_the_side_of_a_prompt_that_is_cut(tmp_path: Path, side: str | None, begin: int, end: int) -> None:
+    core = FakeCore()
+    async with running_server(tmp_path, core, chat_template="{{ messages[0].content }}") as server:
+        messages = [{"role": "user", "content": "abcdefgh"}]
+        await ask(server, messages=messages, truncate_prompt_tokens=5, truncation_side=side)
+    (message,) = [message for message in core.received if isinstance(message, AddRequest)]
+    assert byte_tokenizer().decode(message.prompt.tolist()) == "abcdefgh"[begin:end]
 
 
 async def test_reasoning_that_a_template_opened_is_known_behind_a_cut(tmp_path: Path) -> None:

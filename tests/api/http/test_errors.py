@@ -39,10 +39,9 @@ async def test_errors_of_responses_have_openais_types(tmp_path: Path) -> None:
             (await server.http.get("/v1/responses/resp_none"), 404),
         ):
             assert (answer.status_code, answer.json()["error"]["type"]) == (status, "invalid_request_error")
-        server.state.models[0].client.slots_in_use += 1
-        answer = await server.post("/v1/responses", wanted)
+        with server.state.models[0].client.slots(1):
+            answer = await server.post("/v1/responses", wanted)
         assert (answer.status_code, answer.json()["error"]["type"]) == (503, "server_error")
-        server.state.models[0].client.slots_in_use -= 1
 
 
 CHAT = "/v1/chat/completions"
@@ -54,9 +53,14 @@ USER = {"role": "user", "content": "hi"}
     [
         (COMPLETIONS, {"prompt": 5}, "prompt", "prompt: Input should be a valid string or a valid list"),
         (COMPLETIONS, {}, "prompt", "prompt: Field required"),
-        (COMPLETIONS, {"prompt": "x", "stop": [1]}, "stop", "stop: Input should be a valid string; stop.0: Input "),
-        (CHAT, {"messages": [{**USER, "content": 5}]}, "messages.0.content", "messages.0.content: Input should be a "),
-        (CHAT, {"messages": [{"content": "x"}]}, "messages.0.role", "messages.0.role: Field required"),
+        (COMPLETIONS, {"prompt": "x", "stop": [1]}, "stop[0]", "stop[0]: Input should be a valid string"),
+        (
+            CHAT,
+            {"messages": [{**USER, "content": 5}]},
+            "messages[0].content",
+            "messages[0].content: Input should be a ",
+        ),
+        (CHAT, {"messages": [{"content": "x"}]}, "messages[0].role", "messages[0].role: Field required"),
         (COMPLETIONS, {"prompt": "x", "max_tokens": 0}, "max_tokens", "max_tokens: `max_tokens` must be at least 1"),
         (COMPLETIONS, {"prompt": "x", "stream_options": {}}, "stream_options", "stream_options: Stream options can"),
         (COMPLETIONS, {"prompt": "x", "stream": True, "prompt_logprobs": 1}, "prompt_logprobs", "prompt_logprobs: "),

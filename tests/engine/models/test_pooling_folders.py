@@ -16,7 +16,6 @@ from transformers import (
     AutoConfig,
     AutoModel,
     AutoModelForCausalLM,
-    AutoModelForMaskedLM,
     AutoModelForSequenceClassification,
 )
 
@@ -25,7 +24,7 @@ from quire.engine.models.errors import BrokenFolder, UnsupportedModel
 from quire.engine.wire.pooling_params import PoolingParams
 from tests.support.engine import Engine, load
 from tests.support.hf_encoders import assert_close, hidden_states, make_encoder, output, pool, random_text
-from tests.support.models import BASE, draw_weights, make_model, save_model
+from tests.support.models import BASE, DECODERS, draw_weights, make_model, save_model
 from tests.support.tokenizer import write_tokenizer
 
 EMBED = PoolingParams(task="embed")
@@ -128,7 +127,7 @@ def test_a_language_model_embeds_if_told_to(tmp_path: Path) -> None:
     model = make_model("llama")
     save_model(model, tmp_path)
     assert Engine(tmp_path).info.tasks == ("generate",)
-    options = ModelOptions(task="embed", pooler_config={"pooling_type": "MEAN", "normalize": False})
+    options = ModelOptions(task="embed", pooler_config={"pooling_type": "MEAN", "use_activation": False})
     engine, text = Engine(tmp_path, model=options), random_text(1, 30)
     mean = output(model.model, text).last_hidden_state[0].mean(0)
     assert_close(pool(engine, [text], EMBED)[0], mean)
@@ -138,7 +137,7 @@ def test_a_language_model_embeds_if_told_to(tmp_path: Path) -> None:
 def test_pooler_config_names_every_kind_of_pooling(tmp_path: Path, name: str) -> None:
     model = make_model("llama")
     save_model(model, tmp_path)
-    options = ModelOptions(task="embed", pooler_config={"pooling_type": name, "normalize": False})
+    options = ModelOptions(task="embed", pooler_config={"pooling_type": name, "use_activation": False})
     engine, text = Engine(tmp_path, model=options), random_text(1, 30)
     hidden = output(model.model, text).last_hidden_state[0]
     weights = torch.arange(1.0, len(hidden) + 1)[:, None]
@@ -169,6 +168,57 @@ def test_gemma_that_attends_in_both_directions(tmp_path: Path) -> None:
     texts = [random_text(length, length) for length in (1, 9, 70)]
     for got, text in zip(hidden_states(engine, texts), texts, strict=True):
         assert_close(got, output(model, text).last_hidden_state[0])
+
+
+@pytest.mark.parametrize(
+    ("case", "changes"),
+    [
+        ("mistral", {}),
+        ("qwen2-windowed", {}),
+        ("gemma2", {}),
+        ("gemma3", {}),
+        ("gemma3", {"use_bidirectional_attention": True}),
+        ("gpt_neox", {}),
+        ("gptj", {}),
+        ("phi", {}),
+        ("llama-dynamic", {}),
+        ("phi3-longrope", {}),
+    ],
+)
+def test_decoders_with_is_causal_false(case: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    """Their windows reach one token further than those of causal attention; ropes that depend on the length of a text
+    limit it to the length of the training."""
+    model_type, overrides = DECODERS[case]
+    model = decoder(model_type, AutoModelForCausalLM, **overrides, is_causal=False, **changes)
+    model.save_pretrained(tmp_path)
+    engine = Engine(tmp_path)
+    texts = [random_text(length, length) for length in (1, 9, min(70, engine.info.max_model_len))]
+    for got, text in zip(hidden_states(engine, texts), texts, strict=True):
+        assert_close(got, output(model.base_model, text).last_hidden_state[0])
+
+
+@pytest.mark.parametrize(
+    ("case", "changes", "message"),
+    [
+        ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention is not supported"),
+        ("gpt_neo", {"is_causal": False}, "is_causal false is not supported in models of type 'gpt_neo'"),
+        ("gpt_oss", {"is_causal": False}, "attention sinks in both directions"),
+        ("bloom", {"is_causal": False}, "ALiBi in both directions"),
+        ("deepseek_v3", {"is_causal": False}, "latent attention in both directions"),
+    ],
+)
+def test_both_directions_that_are_not_supported(
+    case: str, changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    model_type, overrides = DECODERS[case]
+    decoder(model_type, AutoModelForCausalLM, **overrides, **changes).save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModel, match=message):
+        Engine(tmp_path)
+
+
+def test_a_flag_that_transformers_does_not_read_in_a_family_has_no_effect(tmp_path: Path) -> None:
+    save_model(make_model("llama", use_bidirectional_attention=True), tmp_path)
+    assert Engine(tmp_path).info.tasks == ("generate",)
 
 
 def test_a_decoder_that_attends_in_both_directions_needs_no_head(tmp_path: Path) -> None:
@@ -229,23 +279,6 @@ def test_late_interaction(tmp_path: Path) -> None:
     assert engine.info.pooling.score_method == "max_sim"
     vectors = F.normalize(F.linear(output(model, text).last_hidden_state[0], weight), dim=-1)
     assert_close(pool(engine, [text], PoolingParams(task="token_embed"))[0], vectors)
-
-
-@pytest.mark.parametrize("case", ["bert", "distilbert", "roberta"])
-def test_sparse_embeddings(case: str, tmp_path: Path) -> None:
-    """SPLADE: log(1 + relu) of a masked language model's logits, the largest of all positions."""
-    model = make_encoder(case, AutoModelForMaskedLM)
-    model.save_pretrained(tmp_path)
-    entries = [
-        {"path": "", "type": "sentence_transformers.sparse_encoder.models.MLMTransformer"},
-        {"path": "1_SpladePooling", "type": "sentence_transformers.sparse_encoder.models.SpladePooling"},
-    ]
-    (tmp_path / "modules.json").write_text(json.dumps(entries))
-    engine, text = Engine(tmp_path), random_text(1, 12)
-    assert engine.info.pooling is not None
-    assert engine.info.pooling.sparse
-    expected = output(model, text).logits[0].relu().log1p().amax(0)
-    assert_close(pool(engine, [text], EMBED)[0], expected)
 
 
 def test_matryoshka_dimensions_of_the_config(tmp_path: Path) -> None:

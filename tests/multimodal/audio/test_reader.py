@@ -18,8 +18,8 @@ from tests.support.audio import encode, tone, wav
 
 
 @asynccontextmanager
-async def reading(held: int = 1 << 30, **options: object) -> AsyncIterator[AudioReader]:
-    reader = AudioReader(AudioOptions.model_validate(options), held=held)
+async def reading(held: int = 1 << 30, share: float = 1.0, **options: object) -> AsyncIterator[AudioReader]:
+    reader = AudioReader(AudioOptions.model_validate(options), held=held, share=share)
     try:
         yield reader
     finally:
@@ -56,6 +56,17 @@ async def test_files_wait_while_much_decoded_audio_is_held() -> None:
                 await asyncio.gather(gone, return_exceptions=True)
             assert (await waiting).seconds == 1.0
         assert (await reader.decode(second)).seconds == 1.0
+
+
+async def test_who_holds_much_audio_keeps_nobody_else_waiting() -> None:
+    second = wav(tone(1.0))
+    async with reading(held=100_000, share=0.6) as reader:
+        audio = await reader.decode(second, tenant="a")
+        with reader.hold(audio, tenant="a"):  # which are more than 60,000 bytes
+            waiting = [asyncio.create_task(reader.decode(second, tenant="a")) for _ in range(2)]
+            assert (await reader.decode(second, tenant="b")).seconds == 1.0
+            assert not any(task.done() for task in waiting)
+        assert [(await task).seconds for task in waiting] == [1.0, 1.0]
 
 
 async def test_features_are_computed_beside_the_event_loop() -> None:
