@@ -225,7 +225,10 @@ def test_spans_in_one_call(singles: int, counts: list[int], shared: int, which: 
 
 
 @pytest.mark.skipif(native.instructions() is None, reason="torch sums in other orders")
-@pytest.mark.parametrize(("heads", "kv_heads", "dim", "value_dim"), [(6, 2, 64, 64), (3, 1, 96, 32), (4, 4, 128, 128), (2, 1, 256, 256), (2, 1, 576, 512)])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim", "value_dim"),
+    [(6, 2, 64, 64), (3, 1, 96, 32), (4, 4, 128, 128), (2, 1, 256, 256), (2, 1, 576, 512)],
+)
 @pytest.mark.parametrize("which", range(6))
 @pytest.mark.parametrize("int8", [False, True])
 @pytest.mark.parametrize("size", [4, 16, 48])
