@@ -39,6 +39,7 @@ class Part(BaseModel):
     text: str | None = None
     refusal: str | None = None
     image_url: str | None = None
+    input_audio: Any = None
 
 
 Content = str | ListOf[Part]

@@ -252,6 +252,8 @@ def _part(part: Part) -> dict[str, Any]:
         return {"type": "text", "text": part.refusal or ""}
     if part.type == "input_image" and part.image_url is not None:
         return {"type": "image_url", "image_url": {"url": part.image_url}}
+    if part.type == "input_audio":
+        return {"type": "input_audio", "input_audio": part.input_audio}
     raise InvalidRequest(f"Content of type `{part.type}` is not supported by this server.", "input")
 
 

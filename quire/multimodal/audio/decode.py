@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from quire.multimodal.audio.features import SAMPLE_RATE
 from quire.multimodal.audio.formats import NAMES, AudioFormat, recognize
+from quire.multimodal.audio.headers import complete, is_chained, wav_frames
 from quire.multimodal.audio.limits import AudioLimits
 from quire.multimodal.errors import PromptError
 
@@ -27,7 +28,7 @@ _MIN_RATE, _MAX_RATE = 1000, 768_000  # samples per second
 _MAX_CHANNELS = 64
 _MISSING = 0.25  # seconds of the announced length that may be missing: encoders pad
 _CONTAINERS = frozenset({"wav", "ogg"})  # of codecs that libsndfile does not know, or cut off where it needs the end
-_STREAMED = 0x7FFF0000  # sizes from here on mean that the writer did not know the size
+_MOST_FRAMES = 1 << 40  # libsndfile announces more if it does not know how many there are
 _ESTIMATED = frozenset({"mp3", "ogg", "aac"})  # whose length is a guess
 Block = NDArray[np.float32]  # (frames, channels)
 Source = Iterator[tuple[Block, int]]  # with the sample rate
@@ -95,7 +96,7 @@ def decode(content: bytes, limits: AudioLimits) -> DecodedAudio:
     kind = recognize(content)
     if kind is None:
         raise AudioError(f"Invalid or unsupported audio file. Supported formats: {NAMES}.")
-    if kind.library == "av":
+    if kind.library == "av" or (kind.name == "ogg" and is_chained(content)):
         return DecodedAudio(_collect(_through_av(content, kind), kind, limits), kind.name)
     try:
         return DecodedAudio(_collect(_through_soundfile(content, kind), kind, limits), kind.name)
@@ -130,7 +131,8 @@ def _collect(source: Source, kind: AudioFormat, limits: AudioLimits) -> NDArray[
     if resampler is not None:
         target.add(resampler.resample_chunk(np.zeros(0, np.float32), last=True))
     if not target.length:
-        raise _Unreadable(f"The {kind.name} file contains no audio.")
+        # FFmpeg would take what follows the audio of a wav file for audio.
+        raise (AudioError if kind.name == "wav" else _Unreadable)(f"The {kind.name} file contains no audio.")
     return target.samples()
 
 
@@ -172,7 +174,7 @@ def _check_header(rate: int, channels: int, kind: AudioFormat) -> None:
 def _through_soundfile(content: bytes, kind: AudioFormat) -> Source:
     given = 0
     try:
-        with _Sequential(_Bytes(content)) as file:
+        with _Sequential(_Bytes(complete(content, kind.name))) as file:
             rate, announced = file.samplerate, file.frames
             _check_header(rate, file.channels, kind)
             while len(block := file.read(_BLOCK, dtype="float32", always_2d=True)):
@@ -181,8 +183,8 @@ def _through_soundfile(content: bytes, kind: AudioFormat) -> Source:
     except soundfile.LibsndfileError as error:
         raise _Unreadable(f"The {kind.name} file is broken: {_reason(error.error_string)}") from error
     if kind.name == "wav":
-        announced = _frames_of_wav(content, announced)
-    if kind.name not in _ESTIMATED:
+        announced = wav_frames(content) or given
+    if kind.name not in _ESTIMATED and announced < _MOST_FRAMES:
         _check_length(given / rate, announced / rate, kind)
 
 
@@ -201,19 +203,6 @@ class _Bytes(io.BytesIO):
             return super().seek(offset, whence)
         except ValueError:
             return super().seek(0)
-
-
-def _frames_of_wav(content: bytes, counted: int) -> int:
-    """The frames that the header of a wav file announces. libsndfile gives those that are there."""
-    position, align = 12, 0
-    while position + 8 <= len(content):
-        name, size = content[position : position + 4], int.from_bytes(content[position + 4 : position + 8], "little")
-        if name == b"fmt ":
-            align = int.from_bytes(content[position + 20 : position + 22], "little")
-        if name == b"data":
-            return size // align if align and content.startswith(b"RIFF") and size < _STREAMED else counted
-        position += 8 + size + size % 2
-    return counted
 
 
 def _through_av(content: bytes, kind: AudioFormat) -> Source:

@@ -93,6 +93,26 @@ async def test_the_template_may_want_texts(tmp_path: Path) -> None:
     assert tokens[message.items[0].start - 1] == TOKEN["<|audio_bos|>"]
 
 
+@pytest.mark.parametrize("parts", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+async def test_an_empty_text_beside_audio_renders_as_nothing(tmp_path: Path, kind: str, parts: bool) -> None:
+    """Before it, behind it or on both sides, in chats and in Responses; a text of white space stays."""
+    core = AudioCore(kind=kind)
+    heard, empty = input_audio(encoded(ONE)), {"type": "text", "text": ""}
+    contents = [[heard], [empty, heard], [heard, empty], [empty, heard, empty, empty]]
+    async with audio_server(tmp_path, core, parts=parts) as server:
+        for content in contents:
+            await said(server, {"messages": [{"role": "user", "content": content}]})
+        for content in contents:
+            items = [{**part, "type": "input_text"} if part is empty else part for part in content]
+            response = await server.post("/v1/responses", {"input": [{"role": "user", "content": items}]})
+            assert response.status_code == 200, response.text
+        await said(server, asked(heard, " "))
+    alone, *others, spaced = [message.prompt.tolist() for message in requests_of(core)]
+    assert others == [alone] * 7
+    assert spaced != alone
+
+
 async def test_equal_audio_has_equal_items(tmp_path: Path) -> None:
     core = AudioCore()
     url = audio_url(f"data:audio/x-wav;base64,{encoded(ONE)}")
