@@ -119,7 +119,7 @@ def fading() -> Samples:
 @pytest.mark.usefixtures("_both_installations")
 @pytest.mark.parametrize("rate", [16_000, 44_100])
 def test_mp3_without_a_number_of_frames(rate: int) -> None:
-    """Neither a Xing frame, nor one that was to be completed at the end; also behind an ID3 tag, with one at the end."""
+    """No Xing frame, or one that was not completed; also behind an ID3 tag, and with one at the end."""
     file = io.BytesIO()
     samples = np.repeat(fading(), 1 + rate // RATE, axis=0)
     soundfile.write(file, samples, rate, format="MP3", bitrate_mode="VARIABLE", compression_level=0.5)
