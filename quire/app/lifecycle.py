@@ -37,6 +37,7 @@ from quire.engine.models.errors import ModelError
 from quire.engine.wire.errors import EngineDead
 from quire.metrics.prometheus import Metrics, ModelMetrics
 from quire.multimodal.errors import ModelFileError, PromptError
+from quire.multimodal.audio.memory import AudioMemory
 from quire.multimodal.media.sources import media_policy
 from quire.realtime.sessions import Sessions
 from quire.realtime.transcribers import transcriber_factory
@@ -88,7 +89,8 @@ async def _serve(
 async def _serve_models(
     settings: Serve, engines: Sequence[RunningEngine], store: ResponseStore, sockets: list[socket.socket]
 ) -> int:
-    models = await asyncio.gather(*(engine.loaded() for engine in engines))
+    audio_memory = AudioMemory(int(settings.max_audio_memory))
+    models = await asyncio.gather(*(engine.loaded(audio_memory) for engine in engines))
     state = ServerState(
         models=models,
         limits=LimitOptions.of(settings),

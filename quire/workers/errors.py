@@ -16,7 +16,15 @@ class WorkerError(Exception):
 
 
 class QueueFull(WorkerError):
-    """Too many jobs are waiting; a later attempt may succeed."""
+    """Too many jobs are waiting; a later attempt may succeed.
+
+    Attributes:
+        retry_after: seconds after which it may.
+    """
+
+    def __init__(self, message: str, retry_after: int = 1) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
 
 
 class JobTimedOut(WorkerError):

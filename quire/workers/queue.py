@@ -71,6 +71,16 @@ class TenantQueue:
         """The next job; None if none waits."""
         return self._pop() if self._count else None
 
+    def heads(self) -> list[Job]:
+        """The next job of each tenant, in the order of their turns."""
+        return [jobs[0] for jobs in self._waiting.values()]
+
+    def take(self, job: Job) -> None:
+        """Remove a job, one of `heads`; the next turn of its tenant comes after those of all others."""
+        self.discard(job)
+        if job.tenant in self._waiting:
+            self._waiting.move_to_end(job.tenant)
+
     def discard(self, job: Job) -> None:
         """Remove a job if it waits."""
         jobs = self._waiting.get(job.tenant)
@@ -81,11 +91,6 @@ class TenantQueue:
                 del self._waiting[job.tenant]
 
     def _pop(self) -> Job:
-        tenant, jobs = next(iter(self._waiting.items()))
-        job = jobs.popleft()
-        self._count -= 1
-        if jobs:
-            self._waiting.move_to_end(tenant)
-        else:
-            del self._waiting[tenant]
+        job = next(iter(self._waiting.values()))[0]
+        self.take(job)
         return job

@@ -30,6 +30,7 @@ from quire.config.commands import Serve
 from quire.config.tool_servers import urls_by_label
 from quire.engine.wire.launch import CoreEntry, CoreHandle
 from quire.metrics.prometheus import Metrics, ModelMetrics
+from quire.multimodal.audio.memory import AudioMemory
 from quire.multimodal.audio.reader import AudioReader
 from quire.multimodal.media.sources import media_policy
 from quire.multimodal.renderer import Renderer
@@ -80,6 +81,7 @@ async def running_server(
     else:
         write(folder)
     options = Serve(**settings)
+    audio_memory = AudioMemory(int(options.max_audio_memory))
     metrics = Metrics(max_model_len=CONTEXT, vllm_names=options.vllm_metric_names)
     async with AsyncExitStack() as stack:
         models = []
@@ -98,7 +100,7 @@ async def running_server(
                 ),
                 reasoning=reasoning_tags(options.reasoning_parser, "</think>"),
                 tools=tool_format(options.tool_call_parser, ""),
-                audio=AudioReader(options) if "transcribe" in info.tasks else None,
+                audio=AudioReader(options, audio_memory) if "transcribe" in info.tasks else None,
                 grammars=GrammarChecker(folder, info.vocab_size, (EOS,)) if "generate" in info.tasks else None,
                 priority_scheduling=options.scheduling_policy == "priority",
             )

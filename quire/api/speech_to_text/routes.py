@@ -101,7 +101,7 @@ async def _detect(request: Request, state: ServerState, file: UploadFile, body: 
     transcriber = Transcriber(model)
     options = TranscriptionOptions(languages=tuple(body.languages), timeout=_timeout(body, state))
     transcriber.check_detection(options)
-    samples = await admitted_audio(request, model, file)
+    samples = await admitted_audio(request, model, file, transcriber.window_seconds)
     found = await unless_disconnected(request, transcriber.detect_language(samples, options))
     languages = [
         LanguageProbability(code=code, probability=probability)
@@ -120,7 +120,7 @@ async def _answer(
     transcriber, options = Transcriber(model), _options(body, state, task)
     _check_target(body, options)
     transcriber.check(options)
-    events = transcriber.transcribe(await admitted_audio(request, model, file), options)
+    events = transcriber.transcribe(await admitted_audio(request, model, file, transcriber.window_seconds), options)
     if body.stream:
         return _stream(request, state, model, body, task, events)
     try:

@@ -1,0 +1,20 @@
+"""How much memory a transcription takes."""
+
+from __future__ import annotations
+
+from quire.multimodal.audio.features import SAMPLE_RATE
+
+_WINDOWS = 16  # whose features are there at the same time; see `RunningWindows`
+_FEATURES = 2  # of a window: here and in the engine. They are not larger than its samples, padded to a whole window
+_SAMPLE = 4  # bytes
+
+
+def kept_bytes(samples: int, window_seconds: float) -> int:
+    """Bytes of audio and of its features while it is transcribed.
+
+    Args:
+        samples: at 16 kHz.
+        window_seconds: longest audio of one request to the engine.
+    """
+    window = round(window_seconds * SAMPLE_RATE)
+    return _SAMPLE * (samples + _FEATURES * min(max(samples, window), _WINDOWS * window))
