@@ -36,8 +36,8 @@ from quire.config.tool_servers import urls_by_label
 from quire.engine.models.errors import ModelError
 from quire.engine.wire.errors import EngineDead
 from quire.metrics.prometheus import Metrics, ModelMetrics
-from quire.multimodal.errors import ModelFileError, PromptError
 from quire.multimodal.audio.memory import AudioMemory
+from quire.multimodal.errors import ModelFileError, PromptError
 from quire.multimodal.media.sources import media_policy
 from quire.realtime.sessions import Sessions
 from quire.realtime.transcribers import transcriber_factory

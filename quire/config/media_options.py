@@ -20,8 +20,8 @@ class AudioOptions(Options):
     )
     max_audio_seconds: Annotated[float, Field(gt=0, le=24 * 3600)] = Field(
         3600.0,
-        description="longest audio in seconds; an hour of audio takes 280 MiB of memory while it is transcribed, and 440 MiB "
-        "while it is decoded",
+        description="longest audio in seconds; an hour of audio takes 280 MiB of memory while it is transcribed, and "
+        "440 MiB while it is decoded",
     )
     max_audio_decoded_size: SizeFromMiB = Field(
         ByteSize(4 << 30),

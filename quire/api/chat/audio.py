@@ -150,7 +150,7 @@ async def _file(part: _Part, reader: AudioReader, stack: ExitStack) -> AudioFile
         raise AudioError(str(error), part.where) from error
     with reservation:
         content = await part.source.read()
-        file = stack.enter_context(SpooledTemporaryFile(_IN_MEMORY))
+        file = stack.enter_context(SpooledTemporaryFile(_IN_MEMORY))  # noqa: SIM115 the stack closes it
         await asyncio.to_thread(file.write, content)
     return AudioFile(file, part.where)
 

@@ -65,7 +65,7 @@ class AudioError(PromptError):
         return AudioError, (str(self), self.param)
 
 
-class LongerAudio(Exception):  # noqa: N818 a question, not an error
+class LongerAudio(Exception):
     """The audio may be longer than what memory was reserved for.
 
     Attributes:

@@ -54,8 +54,8 @@ class AudioMemory:
         """
         if size > self.limit:
             raise AudioError(
-                f"The audio needs up to {size} bytes of memory while it is prepared; this server has {self.limit} for all "
-                "audio (--max-audio-memory)."
+                f"The audio needs up to {size} bytes of memory while it is prepared; this server has {self.limit} for "
+                "all audio (--max-audio-memory)."
             )
         if not len(self._waiting) and self._fits(size, tenant):
             return Reservation(self, tenant, size)

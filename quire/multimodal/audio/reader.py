@@ -6,7 +6,7 @@ import os
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, BinaryIO, TypeVar
+from typing import IO, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +33,7 @@ _LIKELY, _LEAST = 8, 1 << 18  # samples for which memory is reserved: for each b
 class AudioFile:
     """A file, and the field or the content part of a request that it came in, for errors."""
 
-    content: BinaryIO
+    content: IO[bytes]
     param: str = PARAM
 
 
@@ -104,7 +104,7 @@ class AudioReader:
             tenant: the tenant that sent the files; tenants take turns.
 
         Raises:
-            AudioError: a file is empty, not audio, broken, or beyond a limit; or all need more memory than there can be.
+            AudioError: a file is empty, not audio, broken, or beyond a limit; or all need more memory than there is.
             QueueFull: too many files wait, or have waited for too long.
             WorkerError: processes cannot be started.
         """
@@ -182,7 +182,7 @@ class AudioReader:
 class _DecodeJob:
     """A job of `decode.worker`. The file is read when it is sent to a process: until then a large one is on disk."""
 
-    def __init__(self, file: BinaryIO, reserved: int) -> None:
+    def __init__(self, file: IO[bytes], reserved: int) -> None:
         self._file = file
         self._reserved = reserved
 
