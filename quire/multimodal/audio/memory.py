@@ -84,9 +84,17 @@ class AudioMemory:
         Raises:
             QueueFull: there is no room.
         """
+        self.check(size, tenant)
+        return Reservation(self, tenant, size)
+
+    def check(self, size: int, tenant: str) -> None:
+        """Check that memory can be taken without waiting.
+
+        Raises:
+            QueueFull: there is no room.
+        """
         if not self._fits(size + self.limit // _LEFT, tenant):
             raise self._full(size)
-        return Reservation(self, tenant, size)
 
     def add(self, size: int, tenant: str) -> None:
         """Hold more bytes for a tenant, or fewer."""
@@ -143,10 +151,19 @@ class Reservation:
         self.close()
 
     def resize(self, size: int) -> None:
-        """Hold another number of bytes from now on; more of them only if something has made sure that there is room."""
+        """Hold another number of bytes from now on."""
         added, self.size = size - self.size, size
         if added:
             self._memory.add(added, self._tenant)
+
+    def grow(self, size: int) -> None:
+        """Hold `size` more bytes without waiting; see `AudioMemory.take`.
+
+        Raises:
+            QueueFull: there is no room.
+        """
+        self._memory.check(size, self._tenant)
+        self.resize(self.size + size)
 
     def close(self) -> None:
         """Give all bytes back."""

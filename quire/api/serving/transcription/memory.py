@@ -10,11 +10,16 @@ _SAMPLE = 4  # bytes
 
 
 def kept_bytes(samples: int, window_seconds: float) -> int:
-    """Bytes of audio and of its features while it is transcribed.
+    """Bytes of audio and of its features while it is transcribed; see `feature_bytes`."""
+    return _SAMPLE * samples + feature_bytes(samples, window_seconds)
+
+
+def feature_bytes(samples: int, window_seconds: float) -> int:
+    """Bytes of the features of audio while it is transcribed.
 
     Args:
         samples: at 16 kHz.
         window_seconds: longest audio of one request to the engine.
     """
     window = round(window_seconds * SAMPLE_RATE)
-    return _SAMPLE * (samples + _FEATURES * min(max(samples, window), _WINDOWS * window))
+    return _SAMPLE * _FEATURES * min(max(samples, window), _WINDOWS * window)
