@@ -22,7 +22,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from benchmarks.hostile import grammars, pooling, sizes, texts
+from benchmarks.hostile import audio, grammars, pooling, sizes, texts
 from benchmarks.hostile.body import Hostile
 from benchmarks.hostile.report import as_json, criteria, line, ratio, table, verdicts
 from benchmarks.hostile.session import Options, Row, Session
@@ -30,7 +30,7 @@ from benchmarks.hostile.session import Options, Row, Session
 
 def select(only: Sequence[str]) -> list[Hostile]:
     """All bodies, or those with one of these texts in their names."""
-    everything = [*grammars.bodies(), *sizes.bodies(), *texts.bodies(), *pooling.bodies()]
+    everything = [*grammars.bodies(), *sizes.bodies(), *texts.bodies(), *pooling.bodies(), *audio.bodies()]
     return [hostile for hostile in everything if not only or any(part in hostile.name for part in only)]
 
 

@@ -57,7 +57,6 @@ class WholeUtteranceTranscriber:
                         case TranscriptionDone():
                             yield _transcript(event, logprobs if options.logprobs else None)
 
-
     async def _reserved(self, samples: int, draft: bool) -> Reservation:
         """Memory for the features; that for the audio is the session's. A draft does not wait for it."""
         assert self._model.audio is not None

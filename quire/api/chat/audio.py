@@ -144,11 +144,7 @@ def _format(value: dict[str, Any], where: str) -> str | None:
 
 async def _file(part: _Part, reader: AudioReader, stack: ExitStack) -> AudioFile:
     """The content of a part, on disk if it is large."""
-    try:
-        reservation = await reader.memory.reserve(part.source.memory, current_tenant())
-    except AudioError as error:
-        raise AudioError(str(error), part.where) from error
-    with reservation:
+    with await reader.reserve(part.source.memory, current_tenant(), part.where):
         content = await part.source.read()
         file = stack.enter_context(SpooledTemporaryFile(_IN_MEMORY))  # noqa: SIM115 the stack closes it
         await asyncio.to_thread(file.write, content)

@@ -114,7 +114,8 @@ class AudioReader:
             needed = self._needed(sizes, samples, use)
             results: list[Result] = []
             fits = True
-            with await self.memory.reserve(needed, tenant) as reservation:
+            longest = files[max(range(len(files)), key=samples.__getitem__)]
+            with await self.reserve(needed, tenant, longest.param) as reservation:
                 for index, file in enumerate(files):
                     try:
                         audio = await self._decoded(file, samples[index], tenant)
@@ -127,6 +128,13 @@ class AudioReader:
             if fits:
                 return results
             results.clear()
+
+    async def reserve(self, size: int, tenant: str, param: str) -> Reservation:
+        """Reserve memory; see `AudioMemory.reserve`. `param`: for the error if it can never fit."""
+        try:
+            return await self.memory.reserve(size, tenant)
+        except AudioError as error:
+            raise AudioError(str(error), param) from error
 
     def _likely(self, sizes: Sequence[int], use: AudioUse) -> list[int]:
         """The samples that files of these sizes are expected to have at most."""
