@@ -18,15 +18,16 @@ from quire.multimodal.audio.reader import AudioFile, AudioUse
 
 
 async def admitted_audio(
-    request: Request, model: ServedModel, file: UploadFile, window_seconds: float
+    request: Request, model: ServedModel, file: UploadFile, window_seconds: float, sequences: int = 1
 ) -> NDArray[np.float32]:
-    """Admit a request to a model that transcribes, with one slot, and decode its file.
+    """Admit a request to a model that transcribes, and decode its file.
 
     Args:
         request: the HTTP request.
         model: the model.
         file: the audio.
         window_seconds: longest audio of one request to the engine.
+        sequences: number of slots.
 
     Returns:
         1-D float32 at 16 kHz, in [-1, 1]; the memory for it and for its features is reserved for as long as it lives.
@@ -38,7 +39,7 @@ async def admitted_audio(
     """
     assert model.audio is not None
     check_size(file.size or 0, model.audio.limits)
-    admit(request, model, 1, "file")
+    admit(request, model, sequences, "file" if sequences == 1 else "n")
 
     async def keep(_: int, audio: DecodedAudio, reservation: Reservation) -> NDArray[np.float32]:
         reservation.pass_on(audio.samples, kept_bytes(len(audio.samples), window_seconds))

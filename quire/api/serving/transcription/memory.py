@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from quire.api.serving.transcription.running import MOST
 from quire.multimodal.audio.features import SAMPLE_RATE
 
-_WINDOWS = 16  # whose features are there at the same time; see `RunningWindows`
 _FEATURES = 2  # of a window: here and in the engine. They are not larger than its samples, padded to a whole window
 _SAMPLE = 4  # bytes
 
@@ -22,4 +22,4 @@ def feature_bytes(samples: int, window_seconds: float) -> int:
         window_seconds: longest audio of one request to the engine.
     """
     window = round(window_seconds * SAMPLE_RATE)
-    return _SAMPLE * _FEATURES * min(max(samples, window), _WINDOWS * window)
+    return _SAMPLE * _FEATURES * min(max(samples, window), MOST * window)

@@ -16,6 +16,7 @@ from quire.api.serving.transcription.deadline import Deadline
 from quire.api.serving.transcription.decoding_attempt import (
     DecodingAttempt,
     WindowResult,
+    deltas_of,
     sampling_params,
     token_logprobs,
 )
@@ -153,7 +154,8 @@ class Seq2SeqWindowTranscriber:
             items=(item,),
             timeout=self._deadline.seconds_left(),
         )
-        async with aclosing(self._client.generate(request)) as deltas:
+        generating = deltas_of(self._client, request, self._options, self._tokenizer, self._tokens.forbids)
+        async with aclosing(generating) as deltas:
             async for delta in deltas:
                 self._take(attempt, delta, detokenizer)
                 if text_stream.live and not probably_silent(attempt.no_speech_prob):
