@@ -107,8 +107,8 @@ class SpeechToTextRequest(RequestBody):
         if self.response_format not in ("json", "text"):
             raise field_error(
                 "response_format",
-                f"The format {self.response_format} cannot be combined with `use_beam_search`: beams have no timestamps. "
-                "Formats with beam search: json, text.",
+                f"The format {self.response_format} cannot be combined with `use_beam_search`, whose beams have no "
+                "timestamps. Formats with beam search: json, text.",
             )
         for name in _NOT_WITH_BEAMS:
             if getattr(self, name) not in (None, _NEUTRAL.get(name, 0)):

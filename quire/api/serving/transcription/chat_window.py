@@ -85,7 +85,7 @@ class ChatWindowTranscriber:
     ) -> tuple[DecodingAttempt, list[int]]:
         """The first attempt that can be trusted, or the last one. Text that was sent is not replaced."""
         given = self._options.temperature
-        for temperature in (given,) if given else TEMPERATURES:
+        for temperature in (given,) if given or self._options.beams else TEMPERATURES:
             params = self._params(len(prompt), seconds, temperature)
             request = GenerateRequest(prompt=prompt, params=params, items=items, timeout=self._deadline.seconds_left())
             attempt, text, answer = await self._attempt(request, text_stream)

@@ -44,7 +44,7 @@ def deltas_of(
     tokenizer: Tokenizer,
     forbids: Callable[[int, int], bool] | None = None,
 ) -> AsyncGenerator[Delta, None]:
-    """The output of a request. With beam search it is one delta, and greedy decoding is replaced, not its fallback.
+    """The output of a request. With beam search it is one delta.
 
     Args:
         client: client of the engine.
@@ -53,7 +53,7 @@ def deltas_of(
         tokenizer: the model's tokenizer.
         forbids: see `BeamOptions`; otherwise the request's sampling parameters say which tokens are allowed.
     """
-    if not options.beams or request.params.temperature:
+    if not options.beams:
         return client.generate(request)
     ends = frozenset(request.params.eos_token_ids)
     beams = BeamOptions(options.beams, options.length_penalty, ends, frozenset(), 0, forbids)

@@ -137,7 +137,7 @@ class Seq2SeqWindowTranscriber:
     ) -> DecodingAttempt:
         """The first attempt that can be trusted, or the last one. Text that was sent is not replaced."""
         given = self._options.temperature
-        for temperature in (given,) if given else TEMPERATURES:
+        for temperature in (given,) if given or self._options.beams else TEMPERATURES:
             attempt = DecodingAttempt(temperature, len(prompt.tokens), audio_tokens)
             await self._run(attempt, item, prompt, text_stream)
             if text_stream.sent or attempt.limited or not attempt.quality.failed:

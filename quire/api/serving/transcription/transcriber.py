@@ -47,8 +47,8 @@ Samples = NDArray[np.float32]
 class Transcriber:
     """Transcribes with one model.
 
-    The caller of `transcribe` has reserved one slot, or one for each beam, with `EngineClient.slots`. Further windows run concurrently while
-    half of all slots are free.
+    The caller of `transcribe` has reserved one slot, or one for each beam, with `EngineClient.slots`. Without beam
+    search further windows run concurrently while half of all slots are free.
     """
 
     def __init__(self, served: ServedModel) -> None:

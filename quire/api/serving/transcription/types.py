@@ -33,7 +33,7 @@ class TranscriptionOptions:
         live: text is given while it is generated. A window whose text was given is not decoded again.
         voice: leave out silence and cut between stretches of speech; None: cut at the quietest places.
         max_tokens: greatest number of tokens generated for a window; None: what the model can.
-        beams: number of beams of a beam search, in place of greedy decoding; 0: no beam search.
+        beams: number of beams of a beam search, without temperature fallback; 0: no beam search.
         length_penalty: see `BeamOptions`.
         priority, timeout, seed, top_p, top_k, min_p and penalties: as for completions.
     """
