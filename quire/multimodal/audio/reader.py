@@ -25,7 +25,7 @@ Result = TypeVar("Result")
 _SECONDS = 90.0  # of processor time to decode a file; an hour of Opus takes 25
 _WORKER_MEMORY = 256 << 20  # bytes, beside the file and the result
 _SAMPLE = 4  # bytes
-_COPIES = 5  # of a file while it is sent: three in this process, two in the worker
+_COPIES = 7  # of a file while it is sent: three in this process, four in the worker
 _LIKELY, _LEAST = 8, 1 << 18  # samples for which memory is reserved: for each byte of a file, and in any case
 
 
@@ -139,7 +139,7 @@ class AudioReader:
     def _likely(self, sizes: Sequence[int], use: AudioUse) -> list[int]:
         """The samples that files of these sizes are expected to have at most."""
         samples = [min(self._most, max(_LEAST, _LIKELY * size)) for size in sizes]
-        while self._needed(sizes, samples, use) > self.memory.limit // 2 and max(samples) > _SAMPLE:
+        while self._needed(sizes, samples, use) > self.memory.limit // 2 and max(samples) > 1:
             samples = [count // 2 for count in samples]
         return samples
 
