@@ -1,15 +1,14 @@
-"""Small files that become much audio, and chats that have many of them."""
+"""Small files that become much audio."""
 
 from __future__ import annotations
 
-import base64
 import io
 import struct
 
 import numpy as np
 import soundfile
 
-from benchmarks.hostile.body import CHAT, RESPONSES, Hostile, Json, chat, response
+from benchmarks.hostile.body import Hostile
 
 TRANSCRIPTIONS = "/v1/audio/transcriptions"
 _HEADERS = {"content-type": "multipart/form-data; boundary=x"}
@@ -24,8 +23,6 @@ def bodies() -> list[Hostile]:
         Hostile("audio: an hour that is not announced", TRANSCRIPTIONS, lambda: _form(_unannounced(3600)), _HEADERS),
         Hostile("audio: two hours in 22 kB", TRANSCRIPTIONS, lambda: _form(_silence(7200)), _HEADERS),
         Hostile("audio: 64 channels", TRANSCRIPTIONS, lambda: _form(_wav(64, 25_000_000)), _HEADERS),
-        Hostile("audio: 16 hours in a chat", CHAT, lambda: chat(_parts("text", 16), model=_MODEL)),
-        Hostile("audio: 16 hours in a response", RESPONSES, lambda: response(_message(16), model=_MODEL)),
     ]
 
 
@@ -54,13 +51,3 @@ def _wav(channels: int, size: int) -> bytes:
     rate, width = 1000, channels
     fields = (b"RIFF", 36 + size, b"WAVE", b"fmt ", 16, 1, channels, rate, rate * width, width, 8, b"data", size)
     return struct.pack("<4sI4s4sIHHIIHH4sI", *fields) + bytes(size)
-
-
-def _parts(kind: str, count: int) -> list[Json]:
-    data = base64.b64encode(_silence(3600)).decode()
-    audio = {"type": "input_audio", "input_audio": {"data": data, "format": "flac"}}
-    return [{"type": kind, "text": "What is said?"}, *[audio] * count]
-
-
-def _message(count: int) -> list[Json]:
-    return [{"role": "user", "content": _parts("input_text", count)}]
