@@ -285,7 +285,7 @@ async def test_every_way_in_reserves_memory(tmp_path: Path, web: dict[str, Answe
         "address": audio_url("http://media.example/a.flac"),
         "file": audio_url(f"file://{tmp_path}/a.flac"),
     }.get(way, input_audio(data, "flac"))
-    options = {"allowed_media_domains": ["media.example"], "allowed_local_media_path": tmp_path}
+    options: dict[str, Any] = {"allowed_media_domains": ["media.example"], "allowed_local_media_path": tmp_path}
     path, body = CHAT, asked(part, "?")
     if way == "responses":
         path, body = "/v1/responses", {"input": [{"role": "user", "content": [part]}]}
