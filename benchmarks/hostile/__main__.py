@@ -22,7 +22,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from benchmarks.hostile import audio, grammars, pooling, sizes, texts
+from benchmarks.hostile import audio, grammars, pooling, sizes, texts, tool_servers
 from benchmarks.hostile.body import Hostile
 from benchmarks.hostile.report import as_json, criteria, line, ratio, table, verdicts
 from benchmarks.hostile.session import Options, Row, Session
@@ -30,7 +30,14 @@ from benchmarks.hostile.session import Options, Row, Session
 
 def select(only: Sequence[str]) -> list[Hostile]:
     """All bodies, or those with one of these texts in their names."""
-    everything = [*grammars.bodies(), *sizes.bodies(), *texts.bodies(), *pooling.bodies(), *audio.bodies()]
+    everything = [
+        *grammars.bodies(),
+        *sizes.bodies(),
+        *texts.bodies(),
+        *pooling.bodies(),
+        *audio.bodies(),
+        *tool_servers.bodies(),
+    ]
     return [hostile for hostile in everything if not only or any(part in hostile.name for part in only)]
 
 
@@ -105,16 +112,16 @@ def main() -> int:
     if chosen.list:
         print("\n".join(hostile.name for hostile in bodies))
         return 0
-    options = Options(
-        streams=chosen.streams,
-        seconds=chosen.seconds,
-        quiet_seconds=chosen.quiet_seconds,
-        timeout=chosen.timeout,
-        max_memory=int(chosen.max_memory * 1e9),
-        port=chosen.port,
-        flags=tuple(chosen.serve_args.split()),
-    )
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, tool_servers.tool_servers() as flags:
+        options = Options(
+            streams=chosen.streams,
+            seconds=chosen.seconds,
+            quiet_seconds=chosen.quiet_seconds,
+            timeout=chosen.timeout,
+            max_memory=int(chosen.max_memory * 1e9),
+            port=chosen.port,
+            flags=(*flags, *chosen.serve_args.split()),
+        )
         report = run(options, bodies, chosen.at_once, Path(folder))
     print(verdicts(report["criteria"]))
     if chosen.out is not None:

@@ -41,7 +41,8 @@ _RECOVERY_SECONDS = 60.0
 _SETTLE_SECONDS = 30.0
 _PAUSE = 0.5  # seconds after a body until the next one
 _CACHE_TOKENS, _PROMPT_TOKENS = 250_000, 1900  # more than the cache holds; the length of prompts that fill it
-_FLAGS = ("--kv-cache-memory-bytes", "1GiB", "--no-access-log")  # a cache of known size, as memory is compared
+# A cache of known size, as memory is compared; all requests come from one address.
+_FLAGS = ("--kv-cache-memory-bytes", "1GiB", "--no-access-log", "--max-client-share", "1")
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 
 from quire import __version__
 from quire.allocator import use_one_arena
-from quire.config.command import Command, ConfigError, unknown_variables
+from quire.config.command import Command, ConfigError
 from quire.config.commands import COMMANDS
+from quire.config.environment import misspelt
 
 # Modules are imported when their command runs: `quire chat` does not need torch.
 _MODULES = {
@@ -46,8 +47,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(0 if asked else _USAGE_ERROR)
     command, rest = found
     try:
-        for name in unknown_variables(COMMANDS):
-            raise ConfigError(f"quire: unknown environment variable {name}")
+        for name, nearest in misspelt(os.environ, {field for each in COMMANDS for field in each.model_fields}):
+            meant = f"; did you mean {nearest}?" if nearest else ""
+            raise ConfigError(f"quire: unknown environment variable {name}{meant}")
         settings = command.parse(rest)
         status = importlib.import_module(_MODULES[command.name]).run(settings)
     except ConfigError as error:

@@ -124,6 +124,7 @@ class RunningEngine:
             ClientChannel(self._handle.address),
             self._tokenizer.backend,
             capacity=settings.max_num_seqs + settings.max_num_queued_seqs,
+            share=settings.max_client_share,
         )
         self._start()
         self._model: ServedModel | None = None
@@ -145,6 +146,7 @@ class RunningEngine:
             ChatOptions.of(settings),
             info.max_model_len,
             max_queued=settings.max_num_seqs + settings.max_num_queued_seqs,
+            share=settings.max_client_share,
         )
         defaults = read_defaults(
             folder,
@@ -169,9 +171,12 @@ class RunningEngine:
         )
         if "transcribe" in info.tasks:
             queued = settings.max_num_seqs + settings.max_num_queued_seqs
-            model = replace(model, audio=AudioReader(AudioOptions.of(settings), audio_memory, max_queued=queued))
+            audio = AudioReader(
+                AudioOptions.of(settings), audio_memory, max_queued=queued, share=settings.max_client_share
+            )
+            model = replace(model, audio=audio)
         if "generate" in info.tasks:
-            grammars = GrammarChecker(folder, info.vocab_size, model.eos_token_ids)
+            grammars = GrammarChecker(folder, info.vocab_size, model.eos_token_ids, settings.max_client_share)
             grammars.start()
             model = replace(model, grammars=grammars)
         self._model = model

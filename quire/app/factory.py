@@ -18,6 +18,7 @@ from quire.api.completions import routes as completions
 from quire.api.http import errors
 from quire.api.http.fields import HEADER as IGNORED_FIELDS
 from quire.api.http.request_ids import REQUEST_ID
+from quire.api.http.tenant import api_keys
 from quire.api.pooling import routes as pooling
 from quire.api.responses import routes as responses
 from quire.api.responses.routes import NOT_STORED
@@ -70,7 +71,7 @@ def create_app(
         layers.append(_cors(server.allowed_origins))
     layers += [orca_header(state), refusal_while_draining(state)]
     if server.api_key:
-        layers.append(authentication(server.api_key, sessions.secrets.is_valid))
+        layers.append(authentication(api_keys(server.api_key), sessions.secrets.is_valid))
     layers.append(body_limit(int(state.limits.max_body_size)))
     return apply_middleware(app, layers)
 

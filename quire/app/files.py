@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from quire.config.command import Command, ConfigError
+from quire.config.types import read_template
 
 
 def check_readable(settings: Command, field: str, encoding: str = "latin-1") -> None:
@@ -21,6 +22,21 @@ def check_readable(settings: Command, field: str, encoding: str = "latin-1") -> 
         path.read_text(encoding)
     except (OSError, UnicodeError) as error:
         raise file_error(settings, field, "a readable file", _reason(error)) from error
+
+
+def check_template(settings: Command, field: str) -> None:
+    """Check that a setting is a template, or a file with one.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    template: str | None = getattr(settings, field)
+    if template is None:
+        return
+    try:
+        read_template(template)
+    except (OSError, ValueError) as error:
+        raise file_error(settings, field, "a readable file or the text of a template", _reason(error)) from error
 
 
 def check_writable(settings: Command, field: str) -> None:
@@ -44,5 +60,5 @@ def file_error(settings: Command, field: str, expected: str, reason: str) -> Con
     return ConfigError(f"quire {settings.name}: {settings.flag(field)} expects {expected}, not {value!r}: {reason}")
 
 
-def _reason(error: OSError | UnicodeError) -> str:
+def _reason(error: OSError | ValueError) -> str:
     return error.strerror or str(error) if isinstance(error, OSError) else str(error)

@@ -17,6 +17,7 @@ from quire.api.responses.errors import StoreFailed
 from quire.api.responses.service import ResponseService
 from quire.api.responses.store import ResponseStore
 from quire.api.serving.models import ServerState
+from quire.api.serving.result_memory import ResultMemory
 from quire.app.engines import RunningEngine, start_engines
 from quire.app.exits import end_process
 from quire.app.factory import create_app
@@ -75,7 +76,9 @@ async def _serve(
     model_configs: Sequence[Connection],
     sockets: list[socket.socket],
 ) -> int:
-    store = ResponseStore(settings.response_store, settings.response_ttl, settings.response_store_size)
+    store = ResponseStore(
+        settings.response_store, settings.response_ttl, settings.response_store_size, settings.max_client_share
+    )
     async with aclosing(store):
         opening = asyncio.ensure_future(store.open())
         opening.add_done_callback(lambda task: task.cancelled() or task.exception())  # seen, if loading fails first
@@ -89,7 +92,7 @@ async def _serve(
 async def _serve_models(
     settings: Serve, engines: Sequence[RunningEngine], store: ResponseStore, sockets: list[socket.socket]
 ) -> int:
-    audio_memory = AudioMemory(int(settings.max_audio_memory))
+    audio_memory = AudioMemory(int(settings.max_audio_memory), settings.max_client_share)
     models = await asyncio.gather(*(engine.loaded(audio_memory) for engine in engines))
     state = ServerState(
         models=models,
@@ -105,6 +108,7 @@ async def _serve_models(
         media=media_policy(MediaOptions.of(settings)),
         sleep_mode=settings.enable_sleep_mode,
         max_audio_parts=settings.max_audio_parts,
+        results=ResultMemory(share=settings.max_client_share),
     )
     metrics = Metrics(
         max_model_len=max(model.info.max_model_len for model in models), vllm_names=settings.vllm_metric_names
@@ -113,8 +117,16 @@ async def _serve_models(
         model.client.observer = observer = ModelMetrics(metrics, model.names[0], index)
         observer.describe_cache(model.info, EngineOptions.of(settings))
     options = ServerOptions.of(settings)
-    responses = ResponseService(state, store, ToolServers(urls_by_label(settings.tool_server), settings.tool_timeout))
-    sessions = Sessions(state, RealtimeOptions.of(settings), options, metrics, transcriber_factory())
+    tool_servers = ToolServers(
+        urls_by_label(settings.tool_server),
+        settings.tool_timeout,
+        int(settings.max_tool_answer_size),
+        settings.max_client_share,
+    )
+    responses = ResponseService(state, store, tool_servers)
+    sessions = Sessions(
+        state, RealtimeOptions.of(settings), options, metrics, transcriber_factory(), settings.max_client_share
+    )
     app = create_app(state, metrics, responses, sessions, options)
     server = Server(
         app,
@@ -137,6 +149,7 @@ async def _serve_models(
         for task in watching:
             task.cancel()
         await asyncio.gather(*watching, return_exceptions=True)
+        await tool_servers.aclose()
     return 1 if server.failed or not server.started else 0
 
 

@@ -11,7 +11,9 @@ import threading
 from logging.handlers import QueueHandler
 
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-_QUIET = ("httpx", "httpx2", "mcp", "uvicorn.error")  # loggers whose `info` is not worth a line
+_QUIET = ("httpx", "httpx2", "uvicorn.error")  # loggers whose `info` is not worth a line
+# Of the client of MCP servers: it raises what it logs, and a server could fill the log.
+_SILENT = ("mcp", "client")
 _MAX_WAITING = 10_000  # messages; about 2 MB
 _FLUSH_SECONDS = 0.5
 
@@ -84,6 +86,8 @@ def start_logging(level: str) -> None:
         root.addHandler(logging.NullHandler() if sys.stderr is None else BackgroundHandler(sys.stderr.fileno()))
     for name in _QUIET:
         logging.getLogger(name).setLevel(logging.WARNING)
+    for name in _SILENT:
+        logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 def flush_logs() -> None:

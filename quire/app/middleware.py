@@ -15,7 +15,7 @@ from quire.api.http.credentials import key_of
 from quire.api.http.errors import TooLarge, Unauthorized, Unavailable
 from quire.api.http.request_ids import REQUEST_ID, clean_request_id, new_request_id
 from quire.api.http.sse import RAW_SEND
-from quire.api.http.tenant import AUTHENTICATED
+from quire.api.http.tenant import API_KEY, ApiKey
 from quire.api.serving.models import ServerState
 from quire.metrics.prometheus import Metrics
 
@@ -87,14 +87,14 @@ def refusal_while_draining(state: ServerState) -> Middleware:
     return layer
 
 
-def authentication(keys: Sequence[str], may_open_session: Callable[[str], bool]) -> Middleware:
+def authentication(keys: Sequence[ApiKey], may_open_session: Callable[[str], bool]) -> Middleware:
     """Refuse requests without one of the API keys. Probes and the built-in page need no key.
 
     Args:
         keys: the API keys.
         may_open_session: whether a client secret is valid, which opens realtime sessions.
     """
-    accepted = [encoded for key in keys for encoded in _encodings(key)]
+    accepted = [(encoded, key) for key in keys for encoded in _encodings(key.text)]
 
     def layer(app: ASGIApp) -> ASGIApp:
         async def handle(scope: Scope, receive: Receive, send: Send) -> None:
@@ -102,9 +102,9 @@ def authentication(keys: Sequence[str], may_open_session: Callable[[str], bool])
                 await app(scope, receive, send)
                 return
             given = key_of(Headers(scope=scope))
-            matches = [hmac.compare_digest(given, key) for key in accepted]  # all of them, in constant time
-            if any(matches):
-                scope[AUTHENTICATED] = matches.index(True)
+            matches = [key for encoded, key in accepted if hmac.compare_digest(given, encoded)]  # all, in constant time
+            if matches:
+                scope[API_KEY] = matches[0]
                 await app(scope, receive, send)
             elif scope["type"] == "websocket" and may_open_session(given.decode("latin-1")):
                 await app(scope, receive, send)

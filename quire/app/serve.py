@@ -7,7 +7,7 @@ import logging
 import ssl
 
 from quire.app.exits import end_on_signals
-from quire.app.files import check_readable
+from quire.app.files import check_readable, check_template
 from quire.app.logs import start_logging
 from quire.app.models import resolve_models
 from quire.app.sockets import bind_sockets
@@ -25,6 +25,8 @@ def run(settings: Serve) -> int:
     start_logging(settings.log_level)
     for note in settings.notes:
         logger.info("%s", note)
+    for warning in settings.warnings:
+        logger.warning("%s", warning)
     end_on_signals()  # until the server handles them itself
     _check(settings)
     with bind_sockets(ServerOptions.of(settings)) as sockets:
@@ -47,7 +49,7 @@ def _check(settings: Serve) -> None:
             f"quire serve: --max-num-batched-tokens is {settings.max_num_batched_tokens}, but must be at least "
             f"--max-num-seqs, which is {settings.max_num_seqs}"
         )
-    check_readable(settings, "chat_template", "utf-8")
+    check_template(settings, "chat_template")
     if settings.tool_server and importlib.util.find_spec("mcp") is None:
         raise ConfigError("quire serve: --tool-server needs the package mcp: pip install 'quire[mcp]'")
     _check_parsers(settings)

@@ -15,15 +15,15 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import (
     BaseSettings,
     CliSettingsSource,
+    EnvSettingsSource,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
     SettingsError,
 )
 
+from quire.config.environment import ENV_PREFIX, is_service_link, service_links
 from quire.config.lists import shield_commas
 from quire.config.value_help import describe, size_text
-
-ENV_PREFIX = "QUIRE_"
 
 
 class ConfigError(Exception):
@@ -48,6 +48,7 @@ class Command(BaseSettings):
     positional: ClassVar[frozenset[str]] = frozenset()
 
     _notes: tuple[str, ...] = PrivateAttr(())
+    _warnings: tuple[str, ...] = PrivateAttr(())
 
     config: Path | None = Field(None, description="TOML file with a table of settings for each command")
 
@@ -71,7 +72,8 @@ class Command(BaseSettings):
                 add_argument_method=_add_argument,
             )
             settings = cls(_cli_settings_source=source)
-            settings._notes = tuple(notes)
+            more, warnings = settings.notes_on_environment()
+            settings._notes, settings._warnings = (*notes, *more), tuple(warnings)
             return settings
         except ValidationError as error:
             raise ConfigError("\n".join(cls._message(item) for item in error.errors())) from error
@@ -80,8 +82,21 @@ class Command(BaseSettings):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What to say about flags of other servers that were replaced or have no effect."""
+        """What to say about flags and variables that were replaced or passed over."""
         return self._notes
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What to say about variables that somebody may believe to have an effect."""
+        return self._warnings
+
+    def notes_on_environment(self) -> tuple[list[str], list[str]]:
+        """What to say about variables of the environment, and what as a warning."""
+        links = service_links(os.environ, ENV_PREFIX)
+        if not links:
+            return [], []
+        shown = ", ".join(links[:3]) + (", ..." if len(links) > 3 else "")
+        return [f"passed over {len(links)} variables that Kubernetes made for its Services: {shown}"], []
 
     @classmethod
     def translate(cls, arguments: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -102,6 +117,12 @@ class Command(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Add the file of `--config` or QUIRE_CONFIG as the source with the lowest precedence."""
+        assert isinstance(env_settings, EnvSettingsSource)
+        env_settings.env_vars = {
+            name: value
+            for name, value in env_settings.env_vars.items()
+            if value is None or not is_service_link(name.upper(), value)
+        }
         return init_settings, env_settings, _TomlFile(settings_cls)
 
     @classmethod
@@ -189,9 +210,3 @@ def _check_tables(table: Any, commands: set[str], *parents: str) -> None:
             tables = ", ".join(f"[{command.replace(' ', '.')}]" for command in sorted(commands))
             raise ConfigError(f"the table [{title}] does not belong to a command; the tables are {tables}")
         _check_tables(value, commands, *parents, key)
-
-
-def unknown_variables(commands: Sequence[type[Command]]) -> list[str]:
-    """`QUIRE_*` environment variables that do not belong to a setting of any command; most likely typing errors."""
-    known = {ENV_PREFIX + field.upper() for command in commands for field in command.model_fields}
-    return sorted(key for key in os.environ if key.startswith(ENV_PREFIX) and key.upper() not in known)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field
-from pydantic_settings import CliPositionalArg
+from pydantic_settings import BaseSettings, CliPositionalArg, PydanticBaseSettingsSource
 
 from quire.config.command import Command
 from quire.config.lists import Names
@@ -23,6 +24,7 @@ from quire.config.options import (
     ServerOptions,
 )
 from quire.config.other_servers.translate import translate_flags
+from quire.config.other_servers.variables import VllmVariables, notes_on_variables
 from quire.config.types import Flag, NonNegativeInt, PositiveInt, Seconds
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
@@ -58,6 +60,20 @@ class Serve(
         own = {cls.flag(name) for name in cls.model_fields}
         switches = {f"--no-{flag[2:]}" for flag in own}
         return translate_flags(arguments, frozenset(own | switches))
+
+    @classmethod
+    def settings_customise_sources(
+        cls, settings_cls: type[BaseSettings], *sources: PydanticBaseSettingsSource, **named: PydanticBaseSettingsSource
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Add vLLM's variables as the source with the lowest precedence."""
+        own = super().settings_customise_sources(settings_cls, *sources, **named)
+        return *own, VllmVariables(settings_cls, os.environ)
+
+    def notes_on_environment(self) -> tuple[list[str], list[str]]:
+        """What to say about vLLM's variables as well."""
+        notes, warnings = super().notes_on_environment()
+        obeyed, ineffective = notes_on_variables(self, os.environ)
+        return [*notes, *obeyed], [*warnings, *ineffective]
 
 
 class Chat(Command):

@@ -31,8 +31,8 @@ class AudioOptions(Options):
     max_audio_memory: SizeFromMiB = Field(
         ByteSize(1 << 30),
         description="memory for all audio at once: files while they are decoded, samples, features, and realtime "
-        "sessions; audio that does not fit now waits, clients taking turns, and audio that can never fit is refused. A "
-        "client that has some may have as much as is free, so at most half",
+        "sessions; audio that does not fit now, or not into the share of its client, waits, clients taking turns, and "
+        "audio that can never fit is refused",
     )
     transcription_events: Literal["openai", "vllm"] = Field(
         "openai",

@@ -18,6 +18,7 @@ from quire.config.types import (
     Seconds,
     SecondsOrNever,
     Size,
+    SizeFromKiB,
     SizeFromMiB,
 )
 
@@ -92,6 +93,11 @@ class ServerOptions(Options):
         (), description="MCP server available to /v1/responses; repeatable; requires quire[mcp]"
     )
     tool_timeout: Seconds = Field(60.0, description="timeout of calls to MCP servers in seconds")
+    max_tool_answer_size: SizeFromKiB = Field(
+        ByteSize(4 << 20),
+        description="largest answer of an MCP server to one list of its tools or one call; a larger one is refused, "
+        "and the model sees the error of the call",
+    )
     shutdown_timeout: Seconds = Field(
         20.0,
         description="seconds after SIGTERM until running requests are aborted; the process ends within 5 more seconds",
@@ -142,6 +148,12 @@ class LimitOptions(Options):
         512,
         description="maximum number of waiting sequences (a request with n=4 has four sequences); "
         "further requests get status 503 with Retry-After",
+    )
+    max_client_share: Annotated[float, Field(gt=0, le=1)] = Field(
+        0.75,
+        description="largest share of the slots for sequences, the realtime sessions and other shared resources that "
+        "one client may hold while nobody else uses them; less while others do; a client is an API key, or an address "
+        "if there are not several keys; beyond it requests get status 429 with Retry-After; 1: no limit",
     )
     request_timeout: SecondsOrNever = Field(
         0.0, description="seconds after which a request is aborted with status 408; 0: never"
@@ -236,8 +248,10 @@ class ModelOptions(Options):
     )
     pooler_config: JsonObject = Field(
         {},
-        description="JSON object with pooling_type (LAST, CLS, MEAN, MAX, MEAN_SQRT_LEN or WEIGHTED_MEAN), normalize "
-        "and use_activation, instead of the model's own",
+        description="JSON object with settings of pooling instead of the model's own, with vLLM's names: task, "
+        "pooling_type (LAST, CLS, MEAN, MAX, MEAN_SQRT_LEN or WEIGHTED_MEAN), seq_pooling_type, tok_pooling_type (ALL "
+        "or STEP), use_activation, dimensions, enable_chunked_processing, max_embed_len, logit_mean, logit_sigma, "
+        "step_tag_id, returned_token_ids",
     )
 
 
@@ -264,7 +278,9 @@ class ParallelOptions(Options):
 class ChatOptions(Options):
     """Chat templates, parsers and defaults of requests."""
 
-    chat_template: Path | None = Field(None, description="Jinja file to use instead of the model's chat template")
+    chat_template: str | None = Field(
+        None, description="Jinja file, or the text of a template, to use instead of the model's chat template"
+    )
     default_chat_template_kwargs: JsonObject = Field({}, description="JSON object of variables for every chat template")
     trust_request_chat_template: Flag = Field(False, description="allow `chat_template` in requests")
     generation_config: Literal["auto", "none"] = Field(
@@ -302,9 +318,10 @@ class EngineOptions(Options):
         description="size of the KV cache of each model, e.g. 4GiB; with several ranks that of each rank; default: "
         "from --kv-cache-free-memory-fraction, or on GPUs from --gpu-memory-utilization",
     )
-    kv_cache_dtype: Literal["auto", "int8", "fp8"] = Field(
+    kv_cache_dtype: Literal["auto", "bfloat16", "float16", "int8", "fp8"] = Field(
         "auto",
-        description="data type of the KV cache; auto: that of the model; int8: 8 bits with a scale for each head of "
+        description="data type of the KV cache; auto: that of the model; bfloat16, float16: the same, for models that "
+        "run in it; int8: 8 bits with a scale for each head of "
         "each token; fp8: float8_e4m3 with the checkpoint's scales, if it has any, on GPUs of compute capability 8.9 "
         "or more",
     )

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ByteSize, Field, WithJsonSchema
 from pydantic_settings import CliImplicitFlag, NoDecode
 
 Flag = CliImplicitFlag[bool]
+_SIGNS = frozenset("{}\n")  # of a chat template; few files have them in their name
 PositiveInt = Annotated[int, Field(ge=1)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
 _MAX_SECONDS = 10**9  # 31 years; clocks of operating systems overflow at some larger number
@@ -44,6 +46,21 @@ ATTENTION_BACKENDS: Mapping[str, str] = {
     "TORCH_SDPA": "auto",
     "XFORMERS": "auto",
 }
+
+
+def read_template(template: str) -> str:
+    """The chat template of a setting: the text of a file, or the setting itself if it is no file but has Jinja's signs.
+
+    Raises:
+        OSError: there is no such file.
+        UnicodeDecodeError: the file is not UTF-8.
+    """
+    try:
+        return Path(template).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:  # ValueError: a null character, or UnicodeDecodeError
+        if isinstance(error, UnicodeDecodeError) or not _SIGNS & set(template):
+            raise
+        return template
 
 
 def _attention_backend(value: Any) -> Any:

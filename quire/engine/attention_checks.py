@@ -83,7 +83,7 @@ def _model_refusals(config: CoreConfig) -> Iterator[str]:
 def _option_refusals(library: AttentionLibrary, config: CoreConfig) -> Iterator[str]:
     """Why it does not work with the options of the KV cache, or with the layers of a decoder."""
     options, spec = config.engine, config.model_config.spec
-    if options.kv_cache_dtype != "auto":
+    if options.kv_cache_dtype in ("int8", "fp8"):
         yield f"needs --kv-cache-dtype auto, not {options.kv_cache_dtype}"
     if library.block_sizes is not None and options.block_size not in library.block_sizes:
         sizes = " or ".join(map(str, library.block_sizes))

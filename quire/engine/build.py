@@ -33,10 +33,11 @@ from quire.engine.executor_build import ExecutorBuild, closing_after_errors, enc
 from quire.engine.models.audio_encoder import CTCModel
 from quire.engine.models.checkpoint import Progress
 from quire.engine.models.decoder import Decoder, LanguageModel
-from quire.engine.models.encoder import Encoder
+from quire.engine.models.encoder import TextEncoder
 from quire.engine.models.errors import ModelError, UnsupportedModel
 from quire.engine.models.loader import LoadedModel, load_model
 from quire.engine.models.transducer import TransducerModel
+from quire.engine.models.transformer import Transformer
 from quire.engine.rank_build import (
     Ranks,
     cache_allocator,
@@ -54,7 +55,7 @@ from quire.engine.sleep import Cache, EngineParts, Sleeper
 from quire.engine.transducer_build import build_transducer
 from quire.engine.warm_up import decoder_limits, decoder_plans, warm_up, warm_up_encoder
 from quire.engine.wire.errors import FrontEndClosed
-from quire.engine.wire.model_info import ModelInfo, SpeechToTextInfo
+from quire.engine.wire.model_info import ModelInfo, PoolingInfo, SpeechToTextInfo
 from quire.engine.wire.protocol import CoreDied, Ping, Pong, Ready, Shutdown
 from quire.engine.wire.transport import CoreChannel
 
@@ -160,7 +161,7 @@ def _build_core(
         check_cache_dtype(config, device)
         groups, bar = None if ranks is None else ranks.groups, partial(_progress_bar, channel)
         loaded = load_model(config.folder, config.model_config, config.model, device, bar, groups)
-        if isinstance(loaded.model, Encoder | CTCModel):
+        if isinstance(loaded.model, TextEncoder | CTCModel):
             built = _Built(_build_encoder(loaded, loaded.model, config, device, channel))
         elif isinstance(loaded.model, TransducerModel):
             scheduler, executor, cache_bytes = build_transducer(loaded, loaded.model, options, device)
@@ -183,7 +184,7 @@ def _build_core(
         cache_bytes=built.cache_bytes,
         step_bytes=built.step_bytes,
         tasks=_tasks(loaded),
-        pooling=None if loaded.pooler is None else pooling_info(loaded.pooler, loaded.model),
+        pooling=_pooling_info(loaded),
         speech=_speech_info(loaded, built.core.scheduler.limits.max_model_len),
         audio=loaded.audio,
         streaming=loaded.streaming,
@@ -195,6 +196,13 @@ def _speech_info(loaded: LoadedModel, context_len: int) -> SpeechToTextInfo | No
     return None if loaded.speech is None else structs.replace(loaded.speech.info, max_output_tokens=context_len)
 
 
+def _pooling_info(loaded: LoadedModel) -> PoolingInfo | None:
+    if loaded.pooler is None:
+        return None
+    assert isinstance(loaded.model, Transformer | TextEncoder)
+    return pooling_info(loaded.pooler, loaded.model.hidden_size, loaded.vocab_size)
+
+
 def _tasks(loaded: LoadedModel) -> tuple[str, ...]:
     if loaded.speech is not None or loaded.streaming is not None:
         return ("transcribe",)
@@ -204,7 +212,7 @@ def _tasks(loaded: LoadedModel) -> tuple[str, ...]:
 
 
 def _build_encoder(
-    loaded: LoadedModel, model: Encoder | CTCModel, config: CoreConfig, device: Device, channel: CoreChannel
+    loaded: LoadedModel, model: TextEncoder | CTCModel, config: CoreConfig, device: Device, channel: CoreChannel
 ) -> EngineCore:
     """The core around an encoder, of text or audio."""
     options = config.engine

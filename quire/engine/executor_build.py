@@ -21,7 +21,7 @@ from quire.engine.execution.runner import ModelRunner
 from quire.engine.execution.sampling.compiler import GrammarCompiler
 from quire.engine.models.audio_encoder import CTCModel
 from quire.engine.models.decoder import Decoder, LanguageModel
-from quire.engine.models.encoder import Encoder
+from quire.engine.models.encoder import Encoder, TextEncoder
 from quire.engine.models.loader import LoadedModel
 from quire.engine.models.spec import DecoderSpec
 from quire.engine.rank_build import input_builder, request_table
@@ -99,11 +99,12 @@ def encoder_executor(device: Device, loaded: LoadedModel, _: None) -> Executor:
 
 
 def _encoder_runner(loaded: LoadedModel, device: Device) -> PackedRunner:
-    model = cast("Encoder | CTCModel", loaded.model)
+    model = cast("TextEncoder | CTCModel", loaded.model)
     if isinstance(model, CTCModel):
         return CTCRunner(model)
     model.set_context(loaded.context_len)
-    return EncoderRunner(model, Pooler(model.pooler_heads, model), device.torch_device)
+    pooler = Pooler(model.pooler_heads, model if isinstance(model, Encoder) else None)
+    return EncoderRunner(model, pooler, device.torch_device)
 
 
 @contextmanager

@@ -172,11 +172,17 @@ def cache_dtype(loaded: LoadedModel, config: CoreConfig) -> torch.dtype:
     """Data type of the KV cache.
 
     Raises:
-        UnsupportedModel: it cannot represent the checkpoint's scales.
+        UnsupportedModel: it cannot represent the checkpoint's scales, or the model runs in another type.
     """
-    if config.engine.kv_cache_dtype == "fp8" and isinstance(loaded.model, Transformer):
+    wanted = config.engine.kv_cache_dtype
+    if wanted in ("bfloat16", "float16") and loaded.dtype != getattr(torch, wanted):
+        raise UnsupportedModel(
+            f"--kv-cache-dtype {wanted} needs a model that runs in {wanted} (--dtype), this one runs in "
+            f"{str(loaded.dtype).removeprefix('torch.')}; auto and int8 are accepted here"
+        )
+    if wanted == "fp8" and isinstance(loaded.model, Transformer):
         check_scales(loaded.model)
-    return {"auto": loaded.dtype, "int8": torch.int8, "fp8": torch.float8_e4m3fn}[config.engine.kv_cache_dtype]
+    return {"int8": torch.int8, "fp8": torch.float8_e4m3fn}.get(wanted, loaded.dtype)
 
 
 def cache_memory(loaded: LoadedModel, config: CoreConfig, device: Device, reserved: int) -> CacheMemory | None:

@@ -165,6 +165,8 @@ def _invalid_pooling(
         return f"skip_tokens must be from 0 to {len(message.prompt) - 1}, not {params.skip_tokens}"
     if message.second_text_start is not None and not 0 <= message.second_text_start <= len(message.prompt):
         return f"second_text_start must be from 0 to {len(message.prompt)}, not {message.second_text_start}"
+    if message.second_text_end is not None and not 0 <= message.second_text_end <= len(message.prompt):
+        return f"second_text_end must be from 0 to {len(message.prompt)}, not {message.second_text_end}"
     return None
 
 

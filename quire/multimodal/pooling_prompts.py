@@ -20,10 +20,16 @@ _SLICE_CHARACTERS = 1 << 15  # 10 to 15 ms
 
 
 class PoolingPrompt(NamedTuple):
-    """A tokenized text or pair. `second_text_start`: index of the first token of type 1, of the second text."""
+    """A tokenized text or pair.
+
+    Attributes:
+        second_text_start, second_text_end: index of the first token of type 1, of the second text, and of the first one
+            behind it; None for the end of the prompt.
+    """
 
     token_ids: TokenArray
     second_text_start: int | None = None
+    second_text_end: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +52,23 @@ class Truncation:
         tokens: the limit.
         truncate: longer ones are cut, not refused.
         side: the side on which they are cut.
+        pad_to: shorter ones are padded to so many tokens.
+        pad_id: the token that they are padded with.
     """
 
     tokens: int
     truncate: bool = False
     side: Literal["left", "right"] = "right"
+    pad_to: int = 0
+    pad_id: int = 0
+
+    def padded(self, prompt: PoolingPrompt) -> PoolingPrompt:
+        """The prompt with padding behind it, which has the token type 0."""
+        ids, missing = prompt.token_ids, self.pad_to - len(prompt.token_ids)
+        if missing <= 0:
+            return prompt
+        end = None if prompt.second_text_start is None else len(ids)
+        return PoolingPrompt(np.pad(ids, (0, missing), constant_values=self.pad_id), prompt.second_text_start, end)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +96,10 @@ class TextsJob:
         """Numbers of characters that are tokenized."""
         return [len(self.prefix) + len(text) for text in self.texts]
 
+    def name(self, index: int, *, is_query: bool = False) -> str:
+        """The name of a text, for errors; there are no queries among them."""
+        return self.names.at(self.first + index)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairsJob:
@@ -85,6 +107,7 @@ class PairsJob:
 
     Attributes:
         names: field names of the documents, for errors; the first one has the index `first`.
+        queries: those of the queries, if they are in another field.
         instruction, variables: values for the model's template.
         query_tokens, document_tokens: limits in tokens, to which longer texts are truncated; 0: no limit.
     """
@@ -93,6 +116,7 @@ class PairsJob:
     truncation: Truncation
     names: InputNames
     first: int = 0
+    queries: InputNames | None = None
     instruction: str | None = None
     variables: Mapping[str, Any] = field(default_factory=dict)
     query_tokens: int = 0
@@ -107,6 +131,10 @@ class PairsJob:
         """Numbers of characters that are tokenized, without the variables of a template."""
         shared = len(self.instruction or "")
         return [shared + len(query) + len(document) for query, document in self.texts]
+
+    def name(self, index: int, *, is_query: bool = False) -> str:
+        """The name of a document, or of its query, for errors."""
+        return ((self.queries if is_query else None) or self.names).at(self.first + index)
 
 
 def tokenize_texts(job: TextsJob, tokenizer: Tokenizer, *, lower_case: bool) -> list[PoolingPrompt]:
@@ -124,7 +152,7 @@ def tokenize_texts(job: TextsJob, tokenizer: Tokenizer, *, lower_case: bool) -> 
         if len(ids) > job.truncation.tokens:
             _check_fit(len(ids), job, index)
             ids = _truncated(tokenizer.backend, texts[index], job.truncation, special=special)
-        prompts.append(PoolingPrompt(_checked(ids, job, index)))
+        prompts.append(job.truncation.padded(PoolingPrompt(_checked(ids, job, index))))
     return prompts
 
 
@@ -151,10 +179,11 @@ def tokenize_pairs(job: PairsJob, tokenizer: Tokenizer, template: PairTemplate |
     prompts = []
     for index, encoding in enumerate(_encoded(tokenizer, pairs, job, special=True)):
         if len(encoding.ids) > job.truncation.tokens:
-            _check_fit(len(encoding.ids), job, index)
+            _check_pair(len(encoding.ids), job, index, tokenizer, pairs[index][0])
             encoding = _truncated_pair(tokenizer.backend, *pairs[index], job.truncation)
         types = encoding.type_ids
-        prompts.append(PoolingPrompt(_checked(encoding.ids, job, index), types.index(1) if 1 in types else None))
+        start = types.index(1) if 1 in types else None
+        prompts.append(job.truncation.padded(PoolingPrompt(_checked(encoding.ids, job, index), start)))
     return prompts
 
 
@@ -171,7 +200,7 @@ def _by_template(
     for index, encoding in enumerate(_encoded(tokenizer, texts, job, special=False)):
         ids, (query, document) = encoding.ids, pairs[index]
         if (excess := len(ids) - job.truncation.tokens) > 0:
-            _check_fit(len(ids), job, index)
+            _check_pair(len(ids), job, index, tokenizer, query)
             length = len(tokenizer.encode(document, add_special_tokens=False))
             # Other tokens may arise where the text was cut; a second cut leaves room for them.
             for margin in (0, 8):
@@ -181,10 +210,8 @@ def _by_template(
                 if len(ids) <= job.truncation.tokens:
                     break
             else:
-                raise PromptError(
-                    _TOO_LONG.format(limit=job.truncation.tokens, length=len(ids)), job.names.at(job.first + index)
-                )
-        prompts.append(PoolingPrompt(_checked(ids, job, index)))
+                raise PromptError(_TOO_LONG.format(limit=job.truncation.tokens, length=len(ids)), job.name(index))
+        prompts.append(job.truncation.padded(PoolingPrompt(_checked(ids, job, index))))
     return prompts
 
 
@@ -206,12 +233,20 @@ def check_length(length: int, limit: int, name: str) -> None:
 
 def _check_fit(length: int, job: TextsJob | PairsJob, index: int) -> None:
     if not job.truncation.truncate:
-        check_length(length, job.truncation.tokens, job.names.at(job.first + index))
+        check_length(length, job.truncation.tokens, job.name(index))
+
+
+def _check_pair(length: int, job: PairsJob, index: int, tokenizer: Tokenizer, query: str) -> None:
+    """Refuse a pair that is too long by the name of its query, if that is too long with any document."""
+    if job.truncation.truncate:
+        return
+    alone = len(tokenizer.encode(query, add_special_tokens=False))
+    check_length(length, job.truncation.tokens, job.name(index, is_query=alone > job.truncation.tokens))
 
 
 def _checked(ids: list[int], job: TextsJob | PairsJob, index: int) -> TokenArray:
     if not ids:
-        raise PromptError("The input is empty: it has no tokens.", job.names.at(job.first + index))
+        raise PromptError("The input is empty: it has no tokens.", job.name(index))
     return token_array(ids)
 
 
@@ -224,7 +259,8 @@ def _encoded(
         bad = next((i for i, text in enumerate(texts) if not _is_valid(text)), None)
         if bad is None:
             raise
-        raise PromptError("The input has an invalid character.", job.names.at(job.first + bad)) from error
+        is_query = isinstance(job, PairsJob) and not _is_valid(job.texts[bad][0])
+        raise PromptError("The input has an invalid character.", job.name(bad, is_query=is_query)) from error
 
 
 def _is_valid(text: Sequence[str]) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 import tokenizers
 
 from quire.config.options import ChatOptions
+from quire.config.types import read_template
 from quire.engine.wire.protocol import TokenArray
 from quire.multimodal.chat_template import ChatTemplate, load_templates
 from quire.multimodal.errors import PromptError
@@ -106,14 +107,14 @@ class PromptBuilder:
         """Read the model's chat templates.
 
         Raises:
-            PromptError: the file of --chat-template is not a valid template.
+            PromptError: --chat-template is not a valid template.
         """
         self._tokenizer = tokenizer
         self._max_model_len = max_model_len
         self._defaults = dict(options.default_chat_template_kwargs)
         self.sources = load_templates(folder, tokenizer.config)
         if options.chat_template is not None:
-            self.sources = {"default": options.chat_template.read_text(encoding="utf-8")}
+            self.sources = {"default": read_template(options.chat_template)}
         self._compile = lru_cache(maxsize=8)(ChatTemplate)
         if options.chat_template is not None:
             self._compile(self.sources["default"])
@@ -179,10 +180,11 @@ class PromptBuilder:
             )
         for index, size in enumerate(sizes):
             if size > limit:
+                is_query = isinstance(job, PairsJob) and len(job.texts[index][0]) > limit
                 raise PromptError(
                     f"The input has {size} characters; at most {limit} are allowed. Please reduce the length of the "
                     "input prompt.",
-                    job.names.at(job.first + index),
+                    job.name(index, is_query=is_query),
                 )
 
     def check_length(self, text: str, max_tokens: int | None) -> None:

@@ -41,6 +41,7 @@ class Renderer:
         max_model_len: int,
         *,
         max_queued: int = 1024,
+        share: float = 1.0,
         limits: WorkerLimits = _LIMITS,
     ) -> None:
         """Read the model's chat templates.
@@ -51,21 +52,28 @@ class Renderer:
             options: the operator's template and its variables.
             max_model_len: context length in tokens.
             max_queued: jobs that may wait for the threads, and for the processes.
+            share: the largest part of these for one tenant; see `Shares`.
             limits: limits of a job in a process.
 
         Raises:
-            PromptError: the file of --chat-template is not a valid template.
+            PromptError: --chat-template is not a valid template.
         """
         self.tokenizer = tokenizer
         self.max_model_len = max_model_len
         self._limits = limits
         self._builder = PromptBuilder(folder, tokenizer, options, max_model_len)
         # With two threads, one long prompt does not delay all others.
-        self._threads = FairThreads("render", size=2, max_queued=max_queued)
+        self._threads = FairThreads("render", size=2, max_queued=max_queued, share=share)
         backend = None if tokenizer.in_file else tokenizer.backend
         arguments = (folder, backend, ChatOptions.of(options), max_model_len)
         self._processes = WorkerPool(
-            "render", "quire.multimodal.prompts:worker", arguments, limits, size=2, max_queued=max_queued
+            "render",
+            "quire.multimodal.prompts:worker",
+            arguments,
+            limits,
+            size=2,
+            max_queued=max_queued,
+            share=share,
         )
 
     async def text(

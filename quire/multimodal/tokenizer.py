@@ -47,6 +47,13 @@ class Tokenizer:
         self.token_text = cache(self._token_text)
         self.special = {name: text for name in _SPECIAL if (text := _token_text(config.get(name))) is not None}
 
+    @property
+    def pad_id(self) -> int | None:
+        """The id of the padding token; None if there is none."""
+        token = self.special.get("pad_token")
+        found: int | None = None if token is None else self.backend.token_to_id(token)
+        return found
+
     @classmethod
     def load(cls, folder: Path, backend: tokenizers.Tokenizer | None = None) -> Tokenizer:
         """Read the tokenizer of a model. `backend`: if it has been loaded or converted already.

@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 
 from quire.api.http.errors import ApiError, InvalidRequest, NotFound
 from quire.api.http.routing import CheckedRoute
-from quire.api.http.tenant import AUTHENTICATED
+from quire.api.http.tenant import API_KEY
 from quire.api.protocol.common import ERRORS, ErrorBody
 from quire.realtime.errors import EventError
 from quire.realtime.secrets import SessionForm
@@ -128,10 +128,10 @@ def _make(
         ApiError: the session is not valid.
     """
     dialect = dialect_of(form)
+    key = request.scope.get(API_KEY)
+    owner = None if key is None else key.number
     try:
-        value, secret = sessions.secrets.make(
-            orjson.dumps(session), seconds=seconds, owner=request.scope.get(AUTHENTICATED), form=form
-        )
+        value, secret = sessions.secrets.make(orjson.dumps(session), seconds=seconds, owner=owner, form=form)
         facts = sessions.session_info(dialect, secret, None)
     except EventError as error:
         raise _refusal(error) from error

@@ -24,7 +24,7 @@ class Secret(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         expires_at: Unix time.
-        owner: the API key with which it was created; None: the server has none.
+        owner: number of the API key with which it was created; None: the server has none.
         session: JSON of the session's settings.
         form: the API whose form they have.
         nonce: makes secrets differ.

@@ -14,8 +14,8 @@ import msgspec
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from quire.api.http.credentials import KEY_PROTOCOL, key_of, subprotocols
-from quire.api.http.errors import ApiError, InvalidRequest, NotFound, Overloaded, Unauthorized
-from quire.api.http.tenant import AUTHENTICATED, set_tenant
+from quire.api.http.errors import ApiError, InvalidRequest, NotFound, Overloaded, TooManyRequests, Unauthorized
+from quire.api.http.tenant import API_KEY, api_keys, current_tenant, set_tenant
 from quire.api.serving.models import ServerState
 from quire.config.options import RealtimeOptions, ServerOptions
 from quire.metrics.prometheus import Metrics
@@ -28,6 +28,7 @@ from quire.realtime.secrets import PREFIX, ClientSecrets, Secret, SessionForm
 from quire.realtime.session import Session, SharedContext, check_settings
 from quire.realtime.turn_detection import SpeechDetectorOf, voice_activity
 from quire.realtime.utterance_transcriber import TranscriberOf
+from quire.workers.shares import Shares
 
 logger = logging.getLogger(__name__)
 _INTERIM_PASSES = 8  # over utterances that are being spoken, of all sessions at once
@@ -46,13 +47,15 @@ class Sessions:
         server: ServerOptions,
         metrics: Metrics,
         transcriber_of: TranscriberOf,
+        share: float = 1.0,
         detector_of: SpeechDetectorOf = voice_activity,
     ) -> None:
         self.secrets = ClientSecrets()
         self._options = options
         self._server = server
+        self._keys = api_keys(server.api_key)
         self._metrics = metrics
-        self._running = 0
+        self._places = Shares(options.max_realtime_sessions, share)
         self.shared = SharedContext(
             state, options, transcriber_of, detector_of, asyncio.Semaphore(_INTERIM_PASSES), asyncio.Event()
         )
@@ -60,7 +63,7 @@ class Sessions:
     @property
     def running(self) -> int:
         """Number of sessions that have not ended."""
-        return self._running
+        return self._places.used
 
     def drain(self) -> None:
         """End all sessions once what was said in them is transcribed."""
@@ -73,15 +76,15 @@ class Sessions:
         except ApiError as error:
             await error.response(websocket.url.path)(websocket.scope, websocket.receive, websocket.send)
             return
-        set_tenant(websocket.scope)
-        self._running += 1
+        tenant = current_tenant()
+        self._places.take(tenant)
         started = time.monotonic()
         self._metrics.realtime_sessions.inc()
         self._metrics.realtime_opened.inc()
         try:
             await self._serve(websocket, Session(websocket, self.shared, choice, facts))
         finally:
-            self._running -= 1
+            self._places.give_back(tenant)
             self._metrics.realtime_sessions.dec()
             self._metrics.realtime_seconds.observe(time.monotonic() - started)
 
@@ -108,12 +111,9 @@ class Sessions:
         Raises:
             ApiError: it may not start.
         """
-        if self._running >= self._options.max_realtime_sessions:
-            raise Overloaded(
-                f"The server has {self._running} realtime sessions and accepts no more (--max-realtime-sessions).",
-                headers={"Retry-After": "5"},
-            )
         secret = self._secret(websocket)
+        set_tenant(websocket.scope)
+        self._check_places(current_tenant())
         if secret is None:
             self._check_origin(websocket)
         query = websocket.query_params
@@ -128,15 +128,35 @@ class Sessions:
             kind = NotFound if error.code == "model_not_found" else InvalidRequest
             raise kind(error.message, error.param) from error
 
+    def _check_places(self, tenant: str) -> None:
+        """Refuse a session if there are too many, of all clients or of this one.
+
+        Raises:
+            ApiError: there are.
+        """
+        retry = {"Retry-After": "5"}
+        match self._places.refusal(tenant):
+            case "full":
+                raise Overloaded(
+                    f"The server has {self.running} realtime sessions and accepts no more (--max-realtime-sessions).",
+                    headers=retry,
+                )
+            case "share":
+                raise TooManyRequests(
+                    f"This client has {self._places.held(tenant)} of the server's {self._places.capacity} realtime "
+                    "sessions, and may have no more at the moment (--max-client-share).",
+                    headers=retry,
+                )
+
     def _secret(self, websocket: WebSocket) -> Secret | None:
         given = key_of(websocket.headers).decode("latin-1")
-        if not given.startswith(PREFIX) or AUTHENTICATED in websocket.scope:
+        if not given.startswith(PREFIX) or API_KEY in websocket.scope:
             return None
         secret = self.secrets.read(given)
         if secret is None:
             raise Unauthorized("The client secret is not valid, or has expired.")
         if secret.owner is not None:
-            websocket.scope[AUTHENTICATED] = secret.owner
+            websocket.scope[API_KEY] = self._keys[secret.owner]
         return secret
 
     def _check_origin(self, websocket: WebSocket) -> None:

@@ -47,7 +47,7 @@ class WholeUtteranceTranscriber:
             # A model that repeats itself must not hold up those who wait for their text.
             options = replace(options, max_tokens=int(len(audio) / RATE * _TOKENS_PER_SECOND) + _MORE_TOKENS)
         logprobs = list[TokenLogprob]()
-        with await self._reserved(len(audio), draft), self._model.client.slots(1):
+        with await self._reserved(len(audio), draft), self._model.client.slots(1, current_tenant()):
             async with aclosing(self._transcriber.transcribe(audio, options, draft=draft)) as events:
                 async for event in events:
                     match event:
@@ -87,7 +87,7 @@ class OpenRequestTranscriber:
             logprobs.extend(piece.logprobs)
             await send_text(piece)
 
-        with self._model.client.slots(1):
+        with self._model.client.slots(1, current_tenant()):
             return _transcript(await live.run(audio, send), logprobs if settings.logprobs else None)
 
 

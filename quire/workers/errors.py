@@ -2,6 +2,7 @@
 
 WorkerError
 ├── QueueFull    the job was not accepted
+│   └── ShareExceeded  because of what its tenant holds already
 ├── JobTimedOut  the job was killed: it took too long
 └── JobKilled    the job's process has ended: memory, stack or a crash
 """
@@ -16,7 +17,7 @@ class WorkerError(Exception):
 
 
 class QueueFull(WorkerError):
-    """Too many jobs are waiting; a later attempt may succeed.
+    """Too many jobs are waiting, or this job has waited for too long; a later attempt may succeed.
 
     Attributes:
         retry_after: seconds after which it may.
@@ -25,6 +26,10 @@ class QueueFull(WorkerError):
     def __init__(self, message: str, retry_after: int = 1) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+
+
+class ShareExceeded(QueueFull):
+    """The tenant has its share of the places, or of what jobs wait for, while there is room for others."""
 
 
 class JobTimedOut(WorkerError):

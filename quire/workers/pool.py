@@ -36,6 +36,7 @@ class WorkerPool:
         *,
         size: int = 2,
         max_queued: int = 64,
+        share: float = 1.0,
         patience: float = 0.5,
     ) -> None:
         """Nothing is started yet.
@@ -48,6 +49,7 @@ class WorkerPool:
             limits: limits of each job.
             size: number of processes for short jobs, and greatest number of processes with long ones.
             max_queued: jobs that may wait for a process.
+            share: the largest part of these for one tenant; see `Shares`.
             patience: seconds after which a job is a long one.
         """
         self._name = name
@@ -55,7 +57,7 @@ class WorkerPool:
         self._size = size
         self._max_queued = max_queued
         self._patience = patience
-        self._queue = TenantQueue(max_queued)
+        self._queue = TenantQueue(max_queued, share)
         self._long = asyncio.Semaphore(size)
         self._long_waiting = 0
         self._threads = ThreadPoolExecutor(1, f"quire-{name}-spawn")  # starts processes and waits for their ends

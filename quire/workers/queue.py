@@ -6,7 +6,8 @@ import asyncio
 from collections import OrderedDict, deque
 from typing import Any
 
-from quire.workers.errors import QueueFull
+from quire.workers.errors import QueueFull, ShareExceeded
+from quire.workers.shares import Shares
 
 
 class Job:
@@ -34,34 +35,39 @@ class Job:
 class TenantQueue:
     """First in, first out for each tenant; tenants take turns."""
 
-    def __init__(self, max_queued: int) -> None:
-        self._max_queued = max_queued
+    def __init__(self, max_queued: int, share: float = 1.0) -> None:
+        """`share`: the largest part of the queue for one tenant; see `Shares`."""
+        self._places = Shares(max_queued, share)
         self._waiting: OrderedDict[str, deque[Job]] = OrderedDict()  # by tenant; the first one's turn is next
-        self._count = 0
         self._takers: deque[asyncio.Future[Job]] = deque()  # workers without a job
 
     def __len__(self) -> int:
-        return self._count
+        return self._places.used
 
     def put(self, job: Job) -> None:
         """Add a job, or hand it to a worker that waits for one.
 
         Raises:
-            QueueFull: as many jobs wait as may.
+            QueueFull: as many jobs wait as may, of all tenants or of this one.
         """
         while self._takers:
             taker = self._takers.popleft()
             if not taker.done():
                 taker.set_result(job)
                 return
-        if self._count >= self._max_queued:
-            raise QueueFull(f"{self._count} requests wait already")
+        match self._places.refusal(job.tenant):
+            case "full":
+                raise QueueFull(f"{len(self)} requests wait already")
+            case "share":
+                raise ShareExceeded(
+                    f"{self._places.held(job.tenant)} requests of this client wait already (--max-client-share)"
+                )
         self._waiting.setdefault(job.tenant, deque()).append(job)
-        self._count += 1
+        self._places.take(job.tenant)
 
     async def get(self) -> Job:
         """The next job; waits for one."""
-        if self._count:
+        if len(self):
             return self._pop()
         taker: asyncio.Future[Job] = asyncio.get_running_loop().create_future()
         self._takers.append(taker)
@@ -69,14 +75,14 @@ class TenantQueue:
 
     def get_nowait(self) -> Job | None:
         """The next job; None if none waits."""
-        return self._pop() if self._count else None
+        return self._pop() if len(self) else None
 
     def heads(self) -> list[Job]:
         """The next job of each tenant, in the order of their turns."""
         return [jobs[0] for jobs in self._waiting.values()]
 
     def take(self, job: Job) -> None:
-        """Remove a job, one of `heads`; the next turn of its tenant comes after those of all others."""
+        """Remove a job if it waits; the next turn of its tenant comes after those of all others."""
         self.discard(job)
         if job.tenant in self._waiting:
             self._waiting.move_to_end(job.tenant)
@@ -86,7 +92,7 @@ class TenantQueue:
         jobs = self._waiting.get(job.tenant)
         if jobs is not None and job in jobs:
             jobs.remove(job)
-            self._count -= 1
+            self._places.give_back(job.tenant)
             if not jobs:
                 del self._waiting[job.tenant]
 

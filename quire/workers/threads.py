@@ -16,18 +16,19 @@ Result = TypeVar("Result")
 class FairThreads:
     """Runs functions in threads. For one event loop."""
 
-    def __init__(self, name: str, *, size: int = 2, max_queued: int = 64) -> None:
+    def __init__(self, name: str, *, size: int = 2, max_queued: int = 64, share: float = 1.0) -> None:
         """No thread is started yet.
 
         Args:
             name: name in thread names.
             size: number of threads.
             max_queued: jobs that may wait for a thread.
+            share: the largest part of these for one tenant; see `Shares`.
         """
         self._name = name
         self._executor = ThreadPoolExecutor(size, f"quire-{name}")
         self._free = size
-        self._queue = TenantQueue(max_queued)
+        self._queue = TenantQueue(max_queued, share)
         self._closed = False
 
     async def run(self, work: Callable[[], Result], *, tenant: str = "") -> Result:

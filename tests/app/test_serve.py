@@ -261,3 +261,36 @@ def test_a_name_with_two_addresses_is_served_at_both(folder: Path) -> None:
         assert httpx.get(f"http://127.0.0.1:{port}/health", timeout=PATIENCE).status_code == 200
         if "::1" in found:
             assert httpx.get(f"http://[::1]:{port}/health", timeout=PATIENCE).status_code == 200
+
+
+def test_a_pod_beside_a_service_of_the_same_name_starts_and_keeps_vllms_key(folder: Path) -> None:
+    links = {
+        "QUIRE_SERVICE_HOST": "10.96.0.12",
+        "QUIRE_SERVICE_PORT_HTTP": "8000",
+        "QUIRE_PORT": "tcp://10.96.0.12:8000",
+        "QUIRE_PORT_8000_TCP_PROTO": "tcp",
+    }
+    with serving(str(folder), env={**links, "VLLM_API_KEY": "secret", "VLLM_SERVER_DEV_MODE": "1"}) as server:
+        with server.http as http:
+            assert http.get("/v1/models").status_code == 401
+            assert http.get("/v1/models", headers={"authorization": "Bearer secret"}).status_code == 200
+        assert "passed over 4 variables that Kubernetes made" in server.log
+        assert "VLLM_API_KEY of vLLM is taken as --api-key" in server.log
+        assert "WARNING quire: the variable VLLM_SERVER_DEV_MODE of vLLM has no effect" in server.log
+        assert "secret" not in server.log
+
+
+def test_a_start_that_fails_with_a_store_in_memory_ends_in_order(tmp_path: Path) -> None:
+    """The store is being checked when it is closed."""
+    folder = tiny_model(tmp_path / "tiny")
+    (folder / "model.safetensors").write_bytes(b"x" * 100)
+    for _ in range(2):
+        ended = subprocess.run(
+            [sys.executable, "-m", "quire", "serve", str(folder), "--response-store", "sqlite://", "--port", "0"],
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            check=False,
+        )
+        assert ended.returncode == 1, ended.stderr
+        assert "cannot serve" in ended.stderr

@@ -179,7 +179,7 @@ def test_responses_in_the_background_are_drained(folder: Path, where: list[str])
         server.process.send_signal(signal.SIGTERM)
         assert_it_ended_well(server)
     for response_id in ids:
-        stored = asyncio.run(ResponseStore(store_of(folder), 0).load(response_id))
+        stored = asyncio.run(ResponseStore(store_of(folder), 0).load(response_id, ""))
         assert stored is not None
         assert stored.response["incomplete_details"] == {"reason": "max_output_tokens"}
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from quire.config.command import ConfigError, unknown_variables
+from quire.config.command import ConfigError
 from quire.config.commands import COMMANDS, BenchServe, Embed, Listen, Serve
 
 
@@ -160,13 +160,6 @@ def test_help_works_without_docstrings(capsys: pytest.CaptureFixture[str], monke
     with pytest.raises(SystemExit):
         Serve.parse(["--help"])
     assert "None" not in capsys.readouterr().out.split("options:")[0]
-
-
-def test_variables_that_name_nothing_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert unknown_variables(COMMANDS) == []
-    monkeypatch.setenv("QUIRE_PROT", "1")
-    monkeypatch.setenv("QUIRE_PORT", "1")
-    assert unknown_variables(COMMANDS) == ["QUIRE_PROT"]
 
 
 def test_variables_are_shared_only_by_settings_that_mean_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

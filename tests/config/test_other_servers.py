@@ -29,7 +29,7 @@ DOCUMENTED: list[tuple[str, dict[str, Any] | str]] = [
     (
         "meta-llama/Llama-3.1-8B-Instruct --enable-auto-tool-choice --tool-call-parser llama3_json "
         "--chat-template examples/tool_chat_template_llama3.1_json.jinja",
-        {"tool_call_parser": "llama3_json", "chat_template": Path("examples/tool_chat_template_llama3.1_json.jinja")},
+        {"tool_call_parser": "llama3_json", "chat_template": "examples/tool_chat_template_llama3.1_json.jinja"},
     ),
     (
         "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B --enable-reasoning --reasoning-parser deepseek_r1",
@@ -91,6 +91,38 @@ COMMON: list[tuple[str, dict[str, Any]]] = [
     ("m --kv-cache-memory-bytes=4G --block_size=32", {"kv_cache_memory_bytes": 4 << 30, "block_size": 32}),
     ("m --kv-cache-dtype fp8_e4m3", {"kv_cache_dtype": "fp8"}),
     ("m --kv_cache_dtype=fp8", {"kv_cache_dtype": "fp8"}),
+    ("m --kv-cache-dtype auto", {"kv_cache_dtype": "auto"}),
+    ("m --kv-cache-dtype bfloat16", {"kv_cache_dtype": "bfloat16"}),
+    ("m --kv-cache-dtype half", {"kv_cache_dtype": "float16"}),
+    ("m --kv-cache-dtype int8_per_token_head", {"kv_cache_dtype": "int8"}),
+    ("m --pooler-config.pooling_type MEAN", {"pooler_config": {"pooling_type": "MEAN"}}),
+    (
+        "m --pooler_config.use_activation=false --port 9 --pooler-config.pooling_type LAST",
+        {"pooler_config": {"use_activation": False, "pooling_type": "LAST"}, "port": 9},
+    ),
+    ("m --hf-overrides.a.b 1 --hf-overrides.a.c_d x", {"hf_overrides": {"a": {"b": 1, "c_d": "x"}}}),
+    (
+        'm --hf-overrides \'{"a": {"b": 0, "c": 2}}\' --hf_overrides.a.b -1',
+        {"hf_overrides": {"a": {"b": -1, "c": 2}}},
+    ),
+    (
+        "m --hf-overrides.list+ x --hf-overrides.list+=2,true --hf-overrides.list+ '{\"y\": 1}'",
+        {"hf_overrides": {"list": ["x", 2, True, {"y": 1}]}},
+    ),
+    ("m --override-generation-config.temperature 0.5", {"override_generation_config": {"temperature": 0.5}}),
+    ("m --default-chat-template-kwargs.thinking false", {"default_chat_template_kwargs": {"thinking": False}}),
+    (
+        "m --speculative-config.method ngram --speculative-config.num_speculative_tokens 3 "
+        "--speculative-config.prompt_lookup_max 4",
+        {"speculative_method": "ngram", "num_speculative_tokens": 3},
+    ),
+    ("m --limit-mm-per-prompt.audio 3", {"max_audio_parts": 3}),
+    (
+        "m --structured-outputs-config.backend xgrammar --structured-outputs-config.reasoning_parser qwen3",
+        {"reasoning_parser": "qwen3"},
+    ),
+    ("m --compilation-config.x y --compilation-config.pass_config.z+ 1,2 -cc.mode=3 --port 9", {"port": 9}),
+    ("m --chat-template '{{ messages[0].content }}'", {"chat_template": "{{ messages[0].content }}"}),
     ("m --cudagraph-capture-sizes 1 2 4 --port 9", {"cudagraph_capture_sizes": (1, 2, 4), "port": 9}),
     ("m --cudagraph-capture-sizes=1,2 --device cuda", {"cudagraph_capture_sizes": (1, 2), "device": "cuda"}),
     (
@@ -149,22 +181,34 @@ def test_flags_of_vllm_are_understood(line: str, expected: dict[str, Any]) -> No
         ("m -tp 0", "--tensor-parallel-size expects an integer from 1 to 64, not '0'"),
         ("m --enable-lora --lora-modules a=b", "--enable-lora of vLLM is not supported: LoRA adapters"),
         ("m --quantization awq", "--quantization expects none, int8, int4 or fp8, not 'awq'"),
-        ("m --kv-cache-dtype fp8_e5m2", "--kv-cache-dtype expects auto, int8 or fp8, not 'fp8_e5m2'"),
+        (
+            "m --kv-cache-dtype fp8_e5m2",
+            "--kv-cache-dtype fp8_e5m2 is not supported: Quire has auto, bf",
+        ),
         (
             "m --attention-backend FLASHMLA",
             "--attention-backend expects auto, triton, flash_attn or flashinfer, not 'FLASHMLA'",
         ),
+        ("m --kv-cache-dtype nvfp4", "--kv-cache-dtype nvfp4 is not supported: Quire has auto"),
+        ("m --hf-overrides.a", "--hf-overrides.a expects a value"),
+        ("m --hf-overrides.a --port 1", "--hf-overrides.a expects a value"),
+        ("m --hf-overrides. 1", "--hf-overrides. has an empty key"),
+        ("m --hf-overrides.a..b 1", "--hf-overrides.a..b has an empty key"),
+        ("m --hf-overrides.a 1 --hf-overrides.a.b 2", "--hf-overrides.a.b: the value of 'a' is not an object"),
+        ("m --hf-overrides.a 1 --hf-overrides.a+ 2", "--hf-overrides.a+: the value of 'a' is not a list"),
+        ("m --hf-overrides x --hf-overrides.a 2", "--hf-overrides expects a JSON object, not 'x'"),
+        ("m --kv-transfer-config.kv_role x", "--kv-transfer-config.kv_role of vLLM is not supported"),
         ("m --attention-config [1]", "it expects a JSON object"),
         (
             'm --attention-config \'{"backend": "FLASH_ATTN", "flash_attn_version": 3}\'',
             "is not supported: flash_attn_version 3 cannot be set: FlashAttention 2 is used",
         ),
-        ("m -ac.flash_attn_version 3", "-ac.flash_attn_version 3 of vLLM is not supported: FlashAttention 2 is used"),
+        ("m -ac.flash_attn_version 3", "flash_attn_version 3 cannot be set: FlashAttention 2 is used"),
         ("m -ac '{\"use_cudnn_prefill\": true}'", "is not supported: use_cudnn_prefill cannot be set"),
-        ("m --attention-config.use_cudnn_prefill true", "of --attention-config: only its key backend has an effect"),
+        ("m --attention-config.use_cudnn_prefill true", "is not supported: use_cudnn_prefill cannot be set"),
         ('m --speculative-config \'{"method": "eagle"}\'', "the only method is ngram"),
         ("m --speculative-config [1", "--speculative-config"),
-        ("m --speculative-config.model x", "--speculative-config.model is not supported"),
+        ("m --speculative-config.model x", "the only method is ngram"),
         ("m --runner draft", "--runner draft is not supported: it expects auto, generate or pooling"),
         ("m --allowed-origins [1]", "it expects a list of strings"),
         ("m --max-model-len 16x", "--max-model-len expects an integer of at least 1, not '16x'"),
@@ -219,6 +263,12 @@ def test_names_of_models_and_lists_are_told_apart() -> None:
     assert Serve.parse(["--served-model-name", "name", "m"]).model == ("m",)
     two = Serve.parse(["m", "n", "--served-model-name", "a=m", "--served-model-name", "b=n"])
     assert (two.model, two.served_model_name) == (("m", "n"), ("a=m", "b=n"))
+
+
+def test_every_setting_that_is_an_object_takes_dotted_keys() -> None:
+    for name, field in Serve.model_fields.items():
+        if "dict" in str(field.annotation):
+            assert getattr(Serve.parse([f"{Serve.flag(name)}.a.b", "1"]), name) == {"a": {"b": 1}}
 
 
 def test_the_tables_name_flags_that_exist() -> None:

@@ -13,10 +13,11 @@ from quire.engine.core_config import CoreConfig
 from quire.engine.execution.devices.reference import ReferenceDevice
 from quire.engine.execution.executor import BackgroundExecutor, Executor, ParallelExecutor
 from quire.engine.execution.sampling.compiler import GrammarCompiler
+from quire.engine.models.errors import UnsupportedModel
 from quire.engine.models.model_config import read_model_config
 from quire.engine.wire.protocol import Shutdown
 from tests.support.encoders import tiny_embedder
-from tests.support.engine import Channel
+from tests.support.engine import Channel, Engine, greedy, random_prompt
 from tests.support.models import make_model, save_model
 
 
@@ -94,3 +95,15 @@ def test_a_failed_warm_up_leaves_nothing_open(
     with pytest.raises(RuntimeError, match="no memory"):
         build(save_model(make_model("llama", num_hidden_layers=1), tmp_path), Channel())
     assert closed == [BackgroundExecutor, GrammarCompiler]
+
+
+def test_a_cache_of_the_models_own_type_can_be_asked_for_by_name(tmp_path: Path) -> None:
+    """As of vLLM, whose cache may have another type than the model."""
+    folder = save_model(make_model("llama"), tmp_path / "model")
+    model = ModelOptions(device="reference", dtype="bfloat16")
+    greedy_tokens = Engine(folder, model=model).generate(random_prompt(1, 5), greedy(4)).tokens
+    named = Engine(folder, model=model, kv_cache_dtype="bfloat16")
+    assert named.generate(random_prompt(1, 5), greedy(4)).tokens == greedy_tokens
+    message = "--kv-cache-dtype bfloat16 needs a model that runs in bfloat16 .*, this one runs in float32; auto"
+    with pytest.raises(UnsupportedModel, match=message):
+        Engine(folder, model=ModelOptions(device="reference", dtype="float32"), kv_cache_dtype="bfloat16")

@@ -63,8 +63,23 @@ def test_a_broken_template_file_is_refused_at_the_start(tmp_path: Path) -> None:
     write_tokenizer(tmp_path)
     broken = tmp_path / "broken.jinja"
     broken.write_text("{% for message in messages %}")
-    with pytest.raises(PromptError, match="chat template is not valid"):
-        Renderer(tmp_path, Tokenizer.load(tmp_path), ChatOptions(chat_template=broken), 100)
+    for template in (str(broken), broken.read_text()):
+        with pytest.raises(PromptError, match="chat template is not valid"):
+            Renderer(tmp_path, Tokenizer.load(tmp_path), ChatOptions(chat_template=template), 100)
+
+
+async def test_a_template_may_be_given_as_text_or_as_a_file(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path)
+    text = "said: {{ messages[0]['content'] }}"
+    (tmp_path / "template.jinja").write_text(text)
+    for template in (text, str(tmp_path / "template.jinja")):
+        tokenizer = Tokenizer.load(tmp_path)
+        renderer = Renderer(tmp_path, tokenizer, ChatOptions(chat_template=template), 100)
+        try:
+            prompt = await renderer.chat(Conversation(messages=[{"role": "user", "content": "hi"}]))
+            assert tokenizer.backend.decode(prompt.prompt.token_ids.tolist()) == "said: hi"
+        finally:
+            await renderer.close()
 
 
 async def is_held_up(task: asyncio.Task[Any]) -> bool:

@@ -60,6 +60,7 @@ _GENERATION: Body = {
     "n": 2,
     "stream_options": None,
     "truncate_prompt_tokens": 100,
+    "truncation_side": "right",
     "prompt_logprobs": 1,
     "request_id": "request",
     "return_tokens_as_token_ids": True,
@@ -156,11 +157,11 @@ _CHATS: list[Body] = [
 ]  # fmt: skip
 
 _POOLED: Body = {
-    "model": "fake", "truncate_prompt_tokens": 20, "truncation_side": "left", "priority": 0, "cache_salt": "salt",
-    "request_id": "request", "timeout": 30.0,
+    "model": "fake", "truncate_prompt_tokens": 20, "truncation_side": "left", "padding": "do_not_pad", "priority": 0,
+    "cache_salt": "salt", "request_id": "request", "timeout": 30.0,
 }  # fmt: skip
 _ENCODED: Body = {"encoding_format": "base64", "embed_dtype": "float16", "endianness": "big"}
-_EMBEDDED: Body = {"dimensions": 8, "use_activation": True, "normalize": True, "input_type": None, **_ENCODED}
+_EMBEDDED: Body = {"dimensions": 8, "use_activation": True, "input_type": None, **_ENCODED}
 _CHAT_INPUT: Body = {
     "messages": _MESSAGES[:2], "add_generation_prompt": True, "continue_final_message": False,
     "add_special_tokens": True, "chat_template": None, "chat_template_kwargs": {"a": 1},

@@ -203,11 +203,11 @@ def _logprobs(token: int, alternatives: int, logprob: float = -0.5) -> TokenLogp
 
 @asynccontextmanager
 async def running_client(
-    core: CoreEntry, *, capacity: int = 64, handle: CoreHandle | None = None
+    core: CoreEntry, *, capacity: int = 64, share: float = 1.0, handle: CoreHandle | None = None
 ) -> AsyncIterator[EngineClient]:
     """A client connected to a core in a thread, or wherever `handle` runs it."""
     handle = handle or ThreadCore()
-    client = EngineClient(ClientChannel(handle.address), byte_tokenizer(), capacity=capacity)
+    client = EngineClient(ClientChannel(handle.address), byte_tokenizer(), capacity=capacity, share=share)
     handle.start(core, client.fail)
     await client.ready()
     try:

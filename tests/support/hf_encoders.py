@@ -61,6 +61,15 @@ ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "gte-untyped": ("gte", {"pad_token_id": 0, "type_vocab_size": 0, "num_hidden_layers": 2}),
     "electra": ("electra", {"embedding_size": 32, "pad_token_id": 0}),
     "electra-plain": ("electra", {"embedding_size": 64, "pad_token_id": 0}),
+    "albert": ("albert", {"embedding_size": 32, "num_hidden_groups": 2, "pad_token_id": 0, "num_hidden_layers": 5}),
+    "albert-one-group": ("albert", {"embedding_size": 64, "pad_token_id": 0}),
+    "ernie": ("ernie", {"pad_token_id": 0}),
+    "ernie-tasks": ("ernie", {"pad_token_id": 0, "use_task_id": True}),
+    "data2vec-text": ("data2vec-text", {"pad_token_id": 1, "type_vocab_size": 1}),
+    "xlm-roberta-xl": ("xlm-roberta-xl", {"pad_token_id": 1, "type_vocab_size": 1}),
+    "eurobert": ("eurobert", {"pad_token_id": 0, "num_key_value_heads": 2}),
+    "eurobert-biased": ("eurobert", {"pad_token_id": 0, "attention_bias": True, "mlp_bias": True}),
+    "jina-v3": ("jina_embeddings_v3", {"pad_token_id": 1, "type_vocab_size": 1, "num_hidden_layers": 2}),
     "deberta-v3": ("deberta-v2", _DEBERTA),
     "deberta-v2": (
         "deberta-v2",
@@ -81,8 +90,8 @@ ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def make_encoder(case: str, auto: Any = AutoModel, *, seed: int = 0, **changes: Any) -> Any:
-    """Build a transformers model of a case in float32; `auto`: the class that makes it, for a head."""
-    model_type, overrides = ENCODERS[case]
+    """Build a transformers model of a case, or of a model type, in float32; `auto`: the class that makes it."""
+    model_type, overrides = ENCODERS.get(case, (case, {}))
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     torch.manual_seed(seed)

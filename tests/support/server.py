@@ -22,6 +22,7 @@ from quire.api.responses.service import ResponseService
 from quire.api.responses.store import ResponseStore
 from quire.api.serving.defaults import read_defaults
 from quire.api.serving.models import ServedModel, ServerState
+from quire.api.serving.result_memory import ResultMemory
 from quire.app.connections import Connections
 from quire.app.factory import create_app
 from quire.app.http_protocol import BoundedProtocol
@@ -80,27 +81,32 @@ async def running_server(
         write_tokenizer(folder, joins=joins, **({} if chat_template is None else {"chat_template": chat_template}))
     else:
         write(folder)
+    settings.setdefault("max_client_share", 1.0)  # all clients of a test have one address
     options = Serve(**settings)
-    audio_memory = AudioMemory(int(options.max_audio_memory))
+    audio_memory = AudioMemory(int(options.max_audio_memory), options.max_client_share)
     metrics = Metrics(max_model_len=CONTEXT, vllm_names=options.vllm_metric_names)
     async with AsyncExitStack() as stack:
         models = []
         for index, core in enumerate(cores or (FakeCore(),)):
-            client = await stack.enter_async_context(running_client(core, capacity=capacity, handle=handle))
+            client = await stack.enter_async_context(
+                running_client(core, capacity=capacity, share=options.max_client_share, handle=handle)
+            )
             info = await client.ready()
             tokenizer = Tokenizer.load(folder)
             model = ServedModel(
                 names=tuple(names) if index == 0 else (f"fake-{index}",),
                 root=f"root-{index}",
                 client=client,
-                renderer=Renderer(folder, tokenizer, options, info.max_model_len),
+                renderer=Renderer(folder, tokenizer, options, info.max_model_len, share=options.max_client_share),
                 info=info,
                 defaults=read_defaults(
                     folder, tokenizer, options.generation_config, options.override_generation_config
                 ),
                 reasoning=reasoning_tags(options.reasoning_parser, "</think>"),
                 tools=tool_format(options.tool_call_parser, ""),
-                audio=AudioReader(options, audio_memory) if "transcribe" in info.tasks else None,
+                audio=AudioReader(options, audio_memory, share=options.max_client_share)
+                if "transcribe" in info.tasks
+                else None,
                 grammars=GrammarChecker(folder, info.vocab_size, (EOS,)) if "generate" in info.tasks else None,
                 priority_scheduling=options.scheduling_policy == "priority",
             )
@@ -122,13 +128,20 @@ async def running_server(
             media=media_policy(options),
             sleep_mode=options.enable_sleep_mode,
             max_audio_parts=options.max_audio_parts,
+            results=ResultMemory(share=options.max_client_share),
         )
         database = options.response_store or f"sqlite:///{folder / 'responses.db'}"
-        store = ResponseStore(database, options.response_ttl, options.response_store_size)
+        store = ResponseStore(database, options.response_ttl, options.response_store_size, options.max_client_share)
         await stack.enter_async_context(aclosing(store))
-        tool_servers = ToolServers(urls_by_label(options.tool_server), options.tool_timeout)
+        tool_servers = ToolServers(
+            urls_by_label(options.tool_server),
+            options.tool_timeout,
+            int(options.max_tool_answer_size),
+            options.max_client_share,
+        )
+        await stack.enter_async_context(aclosing(tool_servers))
         transcriber_of = transcriber_factory() if speech is None else lambda _: speech
-        sessions = Sessions(state, options, options, metrics, transcriber_of)
+        sessions = Sessions(state, options, options, metrics, transcriber_of, options.max_client_share)
         app = create_app(state, metrics, ResponseService(state, store, tool_servers), sessions, options)
         connections = Connections(options)
         event_size = int(options.max_realtime_event_size)

@@ -9,6 +9,7 @@ ApiError
 ├── UrlTooLong        414
 ├── Misdirected       421
 ├── FailedDependency  424
+├── TooManyRequests   429, too much load by this client; the caller sets Retry-After
 ├── HeadersTooLarge   431
 ├── Overloaded        503, too much load; the caller sets Retry-After
 ├── Unavailable       503 with Retry-After: 5, a component does not work
@@ -37,9 +38,10 @@ from quire.engine.wire.errors import (
     EngineOverloaded,
     RequestRefused,
     SleepFailed,
+    TenantOverloaded,
 )
 from quire.multimodal.errors import PromptError
-from quire.workers.errors import QueueFull, WorkerError
+from quire.workers.errors import QueueFull, ShareExceeded, WorkerError
 
 logger = logging.getLogger(__name__)
 _MAX_PROBLEMS = 10
@@ -51,11 +53,13 @@ _ANTHROPIC_KINDS = {
     401: "authentication_error",
     404: "not_found_error",
     413: "request_too_large",
+    429: "rate_limit_error",
     503: "overloaded_error",
 }
 _RESPONSES_KINDS = {
     408: "server_error",  # the request was valid
     424: "external_connector_error",
+    429: "rate_limit_error",
 }
 
 
@@ -170,6 +174,13 @@ class FailedDependency(ApiError):
     kind = "FailedDependencyError"
 
 
+class TooManyRequests(ApiError):
+    """The client has its share of what the server has; it may retry. The caller sets Retry-After."""
+
+    status = HTTPStatus.TOO_MANY_REQUESTS
+    kind = "RateLimitError"
+
+
 class Overloaded(ApiError):
     """Too much load; the client may retry. The caller sets Retry-After."""
 
@@ -210,8 +221,13 @@ def as_api_error(error: EngineError | PromptError | WorkerError) -> ApiError:
     match error:
         case PromptError():
             return InvalidRequest(str(error), error.param)
+        case TenantOverloaded():
+            return TooManyRequests(str(error), headers={"Retry-After": str(error.retry_after)})
         case EngineOverloaded():
             return Overloaded(str(error), headers={"Retry-After": str(error.retry_after)})
+        case ShareExceeded():
+            message = f"The request cannot be prepared now: {error}."
+            return TooManyRequests(message, headers={"Retry-After": str(error.retry_after)})
         case QueueFull():
             message = f"The server is too busy to prepare the request: {error}."
             return Overloaded(message, headers={"Retry-After": str(error.retry_after)})

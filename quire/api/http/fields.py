@@ -76,7 +76,6 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "routed_experts_prompt_start": (0,),
     "stream_interval": (1,),
     "thinking_token_budget": (-1,),
-    "truncation_side": ("left",),
     "verbosity": ("medium",),
     "vllm_xargs": (),
     "watermarking": (False,),

@@ -1,21 +1,76 @@
-"""The tenant of the current request: its API key and address. Queues of jobs are fair among tenants."""
+"""Who sends a request: its tenant, among whom the server's capacity is shared, and the owner of what it stores.
+
+A tenant is an API key if the server has several, otherwise an address: a single key tells nobody apart. An IPv6 address
+counts as its network of 64 bits, as each host may use all addresses of it.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import ipaddress
+from collections.abc import Sequence
+from contextlib import suppress
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 
 from starlette.types import Scope
 
-AUTHENTICATED = "quire.api_key"  # scope key: which of the API keys a request has
+API_KEY = "quire.api_key"  # scope key: the `ApiKey` of an authenticated request
+_HOST_BITS = 64  # of an IPv6 address
 _tenant: ContextVar[str] = ContextVar("tenant", default="")
 
 
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    """One of the server's API keys.
+
+    Attributes:
+        text: the key itself.
+        number: its position among the keys.
+        is_only: the server has no other.
+    """
+
+    text: str = field(repr=False)
+    number: int
+    is_only: bool
+
+    @property
+    def digest(self) -> str:
+        """A name of the key from which it cannot be computed."""
+        return hashlib.blake2b(self.text.encode(errors="surrogateescape"), digest_size=24, person=b"quire").hexdigest()
+
+
+def api_keys(texts: Sequence[str]) -> list[ApiKey]:
+    """The server's keys; a key that is given twice is one."""
+    texts = list(dict.fromkeys(texts))
+    return [ApiKey(text, number, len(texts) == 1) for number, text in enumerate(texts)]
+
+
 def set_tenant(scope: Scope) -> None:
-    """Set the tenant of the current task from a request: its API key and address."""
-    address = scope.get("client")
-    _tenant.set(f"{scope.get(AUTHENTICATED, '')}@{address[0] if address else ''}")
+    """Set the tenant of the current task from a request."""
+    key: ApiKey | None = scope.get(API_KEY)
+    if key is not None and not key.is_only:
+        _tenant.set(f"key {key.number}")
+    else:
+        address = scope.get("client")
+        _tenant.set(_host(address[0]) if address else "")
 
 
 def current_tenant() -> str:
     """The tenant of the current request; empty outside of requests."""
     return _tenant.get()
+
+
+def owner_of(scope: Scope) -> str:
+    """The owner of what a request stores: a digest of its API key; empty without one, which means everybody."""
+    key: ApiKey | None = scope.get(API_KEY)
+    return "" if key is None else key.digest
+
+
+def _host(address: str) -> str:
+    with suppress(ValueError):
+        parsed = ipaddress.ip_address(address.partition("%")[0])
+        if isinstance(parsed, ipaddress.IPv6Address):
+            mapped = parsed.ipv4_mapped
+            return str(mapped or ipaddress.IPv6Network((parsed, _HOST_BITS), strict=False))
+    return address

@@ -6,16 +6,27 @@ import asyncio
 import importlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import orjson
 
 from quire.api.http.body import NestedTooDeeply, check_depth
 from quire.api.http.errors import InvalidRequest
 from quire.api.mcp.errors import ToolServerFailed
-from quire.api.mcp.types import CallOutcome, McpServer, RemoteTool, arguments_of, protocol_error
+from quire.api.mcp.types import (
+    INTERNAL_ERROR,
+    INVALID_PARAMS,
+    CallOutcome,
+    McpServer,
+    RemoteTool,
+    arguments_of,
+    protocol_error,
+)
 from quire.api.protocol.mcp import McpTool, ToolFilter
+from quire.workers.loop_thread import LoopThread
+from quire.workers.shares import Shares
 
-_INVALID_PARAMS, _INTERNAL_ERROR = -32602, -32603  # JSON-RPC's codes
+_MEMORY = 128 << 20  # bytes that all servers may send at once; parsed, they take several times as much
 # Headers of the transport, and headers that would redirect a request.
 _RESERVED_HEADERS = frozenset(
     {
@@ -41,11 +52,13 @@ class OfferedTools:
 
     Attributes:
         label: `server_label` of the request.
+        thread: calls run in it.
     """
 
     label: str
     server: McpServer
     tools: Sequence[RemoteTool]
+    thread: LoopThread
 
     async def call(self, name: str, arguments: str) -> CallOutcome:
         """Call a tool with the JSON text that the model wrote. A failure is an outcome."""
@@ -54,10 +67,10 @@ class OfferedTools:
         parsed = arguments_of(arguments)
         if parsed is None:
             return CallOutcome(
-                error=protocol_error(_INVALID_PARAMS, f"The arguments are not a JSON object: {arguments}")
+                error=protocol_error(INVALID_PARAMS, f"The arguments are not a JSON object: {arguments}")
             )
         try:
-            return await call_tool(self.server, name, parsed)
+            return await self.thread.run(partial(call_tool, self.server, name, parsed))
         except ToolServerFailed as error:
             return CallOutcome(error=error.detail)
 
@@ -65,12 +78,26 @@ class OfferedTools:
 class ToolServers:
     """MCP servers by label. Without servers, the client's library is never imported."""
 
-    def __init__(self, urls: Mapping[str, str], timeout: float) -> None:
-        """`timeout`: seconds that a list or a call may take."""
+    def __init__(self, urls: Mapping[str, str], timeout: float, max_answer_size: int, share: float = 1.0) -> None:
+        """Make the servers known. No connection is made.
+
+        Args:
+            urls: URLs by label.
+            timeout: seconds that a list or a call may take.
+            max_answer_size: bytes that a server may send for it.
+            share: the part of the memory for answers that one tenant may use.
+        """
         self._urls = urls
         self._timeout = timeout
+        self._max_answer_size = max_answer_size
+        self._memory = Shares(max(_MEMORY, 2 * max_answer_size), share)
+        self._thread = LoopThread("tools")
         if urls:  # now, as the import blocks the event loop for half a second
             importlib.import_module("quire.api.mcp.client")
+
+    async def aclose(self) -> None:
+        """End all lists and calls."""
+        await self._thread.aclose()
 
     async def offered_tools(self, entries: Sequence[tuple[int, McpTool]]) -> list[OfferedTools]:
         """The tools that a request selects. `entries`: the selecting entries with their indices in its `tools`.
@@ -112,16 +139,16 @@ class ToolServers:
         headers = dict(tool.headers or {})
         if tool.authorization is not None:
             headers["Authorization"] = f"Bearer {tool.authorization}"
-        server = McpServer(url, headers, self._timeout)
+        server = McpServer(url, headers, self._timeout, self._max_answer_size, self._memory)
         try:
-            known = await list_tools(server)
+            known = await self._thread.run(partial(list_tools, server))
             tools = list(_allowed(tool.allowed_tools, known, tool.server_label, f"tools.{index}.allowed_tools"))
             for one in tools:
                 _check_serialisable(one)
         except ToolServerFailed as error:
             text = f"The tools of MCP server {tool.server_label!r} cannot be listed: {error}"
             raise ToolServerFailed(error.detail, text) from error
-        return OfferedTools(tool.server_label, server, tools)
+        return OfferedTools(tool.server_label, server, tools, self._thread)
 
 
 def _check_serialisable(tool: RemoteTool) -> None:
@@ -130,7 +157,7 @@ def _check_serialisable(tool: RemoteTool) -> None:
         check_depth(tool.to_json())
     except (TypeError, NestedTooDeeply) as error:  # TypeError: integers of more than 64 bits, for example
         message = f"the tool {tool.name!r} cannot be serialized as JSON: {error}"
-        raise ToolServerFailed(protocol_error(_INTERNAL_ERROR, message)) from error
+        raise ToolServerFailed(protocol_error(INTERNAL_ERROR, message)) from error
 
 
 def _check(tool: McpTool, where: str) -> None:

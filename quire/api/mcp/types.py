@@ -10,6 +10,9 @@ from typing import Any
 import orjson
 
 from quire.api.http.body import parse_json
+from quire.workers.shares import Shares
+
+INVALID_PARAMS, INTERNAL_ERROR = -32602, -32603  # JSON-RPC's codes
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,11 +22,15 @@ class McpServer:
     Attributes:
         headers: HTTP headers from the client's request.
         timeout: seconds that a list or a call may take.
+        max_answer_size: bytes that the server may send for it.
+        memory: bytes that all servers may send at once.
     """
 
     url: str
     headers: Mapping[str, str]
     timeout: float
+    max_answer_size: int
+    memory: Shares
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

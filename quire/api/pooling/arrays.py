@@ -110,7 +110,7 @@ def shape_of(values: Floats, dtype: EmbedDtype) -> Sequence[int]:
 
 def _blocks(values: Floats) -> Iterator[Floats]:
     """A vector, or some rows at a time of one vector for each token."""
-    if values.ndim == 1:
+    if values.ndim == 1 or not len(values):
         yield values
         return
     rows = max(1, _AT_ONCE // max(1, values.shape[1]))

@@ -12,7 +12,7 @@ from quire.api.http.errors import InvalidRequest
 from quire.api.http.routing import CheckedRoute
 from quire.api.http.streamed_body import response_of
 from quire.api.pooling.arrays import base64_of, json_of
-from quire.api.pooling.prepare import embed_params, prefix_of, text_group, truncation_of
+from quire.api.pooling.prepare import Side, embed_params, longest_input, prefix_of, text_group, truncation_of
 from quire.api.pooling.responses import encode_values, list_of, respond
 from quire.api.pooling.run import PoolingContext, PoolingResults, admit_pooling, check_count, run_pooling
 from quire.api.protocol.pooling.cohere import CohereEmbedRequest, CohereEmbedResponse, EmbeddingType
@@ -51,15 +51,16 @@ async def _answer(body: CohereEmbedRequest, request: Request, state: ServerState
 
 
 def _truncation(model: ServedModel, body: CohereEmbedRequest) -> Truncation:
-    if body.max_tokens is not None and body.max_tokens > model.info.max_model_len:
+    longest = longest_input(model, embeds=True)
+    if body.max_tokens is not None and body.max_tokens > longest:
         raise InvalidRequest(
-            f"`max_tokens` must be at most the context length of {model.info.max_model_len} tokens, not "
-            f"{body.max_tokens}.",
+            f"`max_tokens` must be at most the context length of {longest} tokens, not {body.max_tokens}.",
             "max_tokens",
         )
     if body.truncate == "NONE" and body.max_tokens is None:
-        return truncation_of(model, None, None)
-    return truncation_of(model, body.max_tokens or -1, "left" if body.truncate == "START" else "right")
+        return truncation_of(model, None, None, embeds=True)
+    side: Side = "left" if body.truncate == "START" else "right"
+    return truncation_of(model, body.max_tokens or -1, side, embeds=True)
 
 
 def _pieces(

@@ -86,7 +86,7 @@ async def answer_embeddings(
         EngineError: it cannot be answered.
     """
     model = state.model_for(body.model, "embed")
-    params = embed_params(model, "embed", body.dimensions, body.normalizes)
+    params = embed_params(model, "embed", body.dimensions, body.use_activation)
     return await _answer_arrays(body, request, state, model, params, kind="embedding", key="embedding")
 
 
@@ -99,7 +99,7 @@ async def answer_pooling(
         for name in ("dimensions", "prompt_name", "input_type", "instruction"):
             if getattr(body, name) is not None:
                 raise InvalidRequest(f"`{name}` applies to embeddings, not to the task {task}.", name)
-    params = embed_params(model, task, body.dimensions, body.normalizes)
+    params = embed_params(model, task, body.dimensions, body.use_activation)
     return await _answer_arrays(body, request, state, model, params, kind="pooling", key="data")
 
 

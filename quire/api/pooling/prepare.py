@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -28,6 +29,7 @@ from quire.api.protocol.pooling.requests import (
 )
 from quire.api.serving.models import ServedModel, ServerState
 from quire.engine.wire.pooling_params import PoolingParams, PoolingTask
+from quire.multimodal.errors import PromptError
 from quire.multimodal.pooling_prompts import InputNames, PoolingPrompt, TextsJob, Truncation, check_length
 
 Ids = NDArray[np.int32]
@@ -40,20 +42,34 @@ InputRequest = (
     | PoolingChatRequest
 )
 Side = Literal["left", "right"]
+_RENDERED = "input_text"  # as chats call their prompt, see docs/api/errors-and-limits.md
+_MAX_PADDED = 1 << 22  # tokens of a request, 16 MiB
+_UNLIMITED = (1 << 31) - 1  # the size of the body and of the results are limits
 
 
-def truncation_of(model: ServedModel, keep: int | None, side: Side | None) -> Truncation:
+def longest_input(model: ServedModel, *, embeds: bool = False) -> int:
+    """Tokens of the longest input; `embeds`: for embeddings of texts, which may be made of chunks."""
+    limit, facts = model.info.max_model_len, model.info.pooling
+    if not embeds or facts is None:
+        return limit
+    if facts.chunked:
+        return facts.max_embed_len or _UNLIMITED
+    return min(limit, facts.max_embed_len or limit)
+
+
+def truncation_of(model: ServedModel, keep: int | None, side: Side | None, *, embeds: bool = False) -> Truncation:
     """The maximum length of prompts.
 
     Args:
         model: the model that gets the prompts.
         keep: number of tokens to which longer prompts are truncated; -1: the context length; None: they are refused.
         side: the side that is cut; None: the tokenizer's.
+        embeds: see `longest_input`.
 
     Raises:
         InvalidRequest: `keep` is more than the context length.
     """
-    limit = model.info.max_model_len
+    limit = longest_input(model, embeds=embeds)
     if keep is not None and keep > limit:
         raise InvalidRequest(
             f"`truncate_prompt_tokens` must be at most the context length of {limit} tokens, not {keep}. "
@@ -62,6 +78,31 @@ def truncation_of(model: ServedModel, keep: int | None, side: Side | None) -> Tr
         )
     own: Side = "left" if model.renderer.tokenizer.config.get("truncation_side") == "left" else "right"
     return Truncation(limit if keep in (None, -1) else keep or limit, truncate=keep is not None, side=side or own)
+
+
+def with_padding(
+    model: ServedModel, truncation: Truncation, padding: Literal["max_length", "do_not_pad"] | None, count: int
+) -> Truncation:
+    """The truncation, and padding of shorter prompts to the maximum length if it is asked for.
+
+    Padding is computed like other tokens, as in vLLM. `count`: number of prompts.
+
+    Raises:
+        InvalidRequest: the model has no padding token, or the padded prompts are too long together.
+    """
+    if padding != "max_length":
+        return truncation
+    length = min(longest_input(model, embeds=True), model.info.max_model_len)
+    pad_id = model.renderer.tokenizer.pad_id
+    if pad_id is None:
+        raise InvalidRequest("`padding` is not supported by this model: its tokenizer has no padding token.", "padding")
+    if count * length > _MAX_PADDED:
+        raise InvalidRequest(
+            f"`padding` to {length} tokens would make {count * length} tokens of {count} inputs; at most {_MAX_PADDED} "
+            "are accepted. Please send fewer inputs.",
+            "padding",
+        )
+    return replace(truncation, pad_to=length, pad_id=pad_id)
 
 
 def embed_params(
@@ -144,7 +185,10 @@ async def input_group(
         InvalidRequest: a field is not valid.
         PromptError: the conversation cannot be rendered, or token ids are not valid.
     """
-    truncation = truncation_of(model, body.truncate_prompt_tokens, body.truncation_side)
+    embeds = params.task == "embed"
+    truncation = truncation_of(model, body.truncate_prompt_tokens, body.truncation_side, embeds=embeds)
+    count = count_inputs(body.input) if isinstance(body, TextInput) else 1
+    truncation = with_padding(model, truncation, body.padding, count)
     if isinstance(body, TextInput):
         prefix = ""
         if isinstance(body, EmbedFields):
@@ -156,7 +200,12 @@ async def input_group(
     if isinstance(body, EmbedFields):
         _refuse_prompts(body)
     conversation = conversation_of(body, trusted=state.trust_request_chat_template)
-    rendered = await model.renderer.chat(conversation, tenant=current_tenant())
+    try:
+        rendered = await model.renderer.chat(conversation, tenant=current_tenant())
+    except PromptError as error:
+        if error.param != _RENDERED:
+            raise
+        raise PromptError(str(error), "messages") from error
     fields.ignore(request, unused_template_fields(body, rendered))
     prompt = _token_prompt(model, rendered.prompt.token_ids, truncation, "messages")
     return InputGroup([prompt], params, InputNames("messages", several=False))
@@ -193,7 +242,7 @@ def _token_prompt(model: ServedModel, ids: Ids, truncation: Truncation, name: st
         check_length(len(ids), truncation.tokens, name)
     elif len(ids) > truncation.tokens:
         ids = ids[: truncation.tokens] if truncation.side == "right" else ids[-truncation.tokens :]
-    return PoolingPrompt(ids)
+    return truncation.padded(PoolingPrompt(ids))
 
 
 def _check_dimensions(model: ServedModel, dimensions: int, field: str) -> None:

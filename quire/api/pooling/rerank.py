@@ -12,7 +12,7 @@ from quire.api.http import fields
 from quire.api.http.errors import InvalidRequest
 from quire.api.http.routing import CheckedRoute
 from quire.api.http.streamed_body import response_of
-from quire.api.pooling.prepare import truncation_of
+from quire.api.pooling.prepare import truncation_of, with_padding
 from quire.api.pooling.responses import context_fields, encode_values, list_body, respond
 from quire.api.pooling.run import PoolingContext, PoolingResults, admit_pooling, check_count
 from quire.api.pooling.scoring import Scoring, by_embeddings, order_of, scores
@@ -70,7 +70,7 @@ async def answer_score(body: ScoreRequest, request: Request, state: ServerState)
         query_field=first,
         document_field=second,
         several=(not isinstance(given[0], str), not isinstance(given[1], str)),
-        **_options(body, request, context),
+        **_options(body, request, context, len(documents)),
     )
 
     async def work() -> Response:
@@ -88,7 +88,8 @@ async def answer_rerank(body: RerankRequest, request: Request, state: ServerStat
     model = state.model_for(body.model, "score")
     check_count(len(body.documents), state, "documents")
     context = admit_pooling(request, state, model, "rerank", body)
-    scoring = Scoring(queries=[body.query], documents=body.documents, **_options(body, request, context))
+    options = _options(body, request, context, len(body.documents))
+    scoring = Scoring(queries=[body.query], documents=body.documents, **options)
 
     async def work() -> Response:
         return response_of(_ranked(context, await scores(context, scoring), body))
@@ -119,13 +120,17 @@ def _pair_of(body: ScoreRequest) -> tuple[str, str]:
     return first, next(name for name in SCORE_FIELDS[first] if getattr(body, name) is not None)
 
 
-def _options(body: ScoringFields, request: Request, context: PoolingContext) -> dict[str, Any]:
-    """Arguments of `Scoring` that both endpoints have. Fields without effect on this model are recorded."""
+def _options(body: ScoringFields, request: Request, context: PoolingContext, count: int) -> dict[str, Any]:
+    """Arguments of `Scoring` that both endpoints have. Fields without effect on this model are recorded.
+
+    `count`: number of documents.
+    """
     if by_embeddings(context):
         names = ("use_activation", "chat_template_kwargs")
         fields.ignore(request, [name for name in names if getattr(body, name) not in (None, {})])
+    truncation = truncation_of(context.model, body.truncate_prompt_tokens, body.truncation_side)
     return {
-        "truncation": truncation_of(context.model, body.truncate_prompt_tokens, body.truncation_side),
+        "truncation": with_padding(context.model, truncation, body.padding, count),
         "use_activation": body.use_activation,
         "instruction": body.instruction,
         "variables": body.chat_template_kwargs or {},

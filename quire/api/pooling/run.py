@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -18,6 +19,7 @@ from starlette.requests import Request
 from quire.api.http.errors import InvalidRequest
 from quire.api.http.request_ids import answer_id
 from quire.api.http.tenant import current_tenant
+from quire.api.pooling.chunks import ChunkedInputs
 from quire.api.protocol.common import CompletionTokensDetails, PromptTokensDetails, Usage
 from quire.api.serving.admission import admit
 from quire.api.serving.models import ServedModel, ServerState
@@ -128,39 +130,47 @@ async def run_pooling(
         EngineError: the engine failed.
         Overloaded: there is no memory for the results.
     """
-    tokens, owners = 0, []
-    with context.model.client.pool_batch(timeout=context.timeout, on_result=on_result) as batch:
+    tokens, inputs, owners, chunks = 0, 0, [], ChunkedInputs(context.model.info.max_model_len)
+    with context.model.client.pool_batch(
+        timeout=context.timeout, on_result=on_result, tenant=current_tenant()
+    ) as batch:
         try:
             for group in groups:
-                owners.append((batch.size, group.names))
+                owners.append((inputs, group.names))
                 async with aclosing(_prompts(context.model, group)) as slices:
                     async for prompts in slices:
+                        requests = list(_requests(context, group.params, prompts, chunks))
                         if on_result is None:
-                            size = _size(context.model, group.params, prompts)
+                            size = _size(context.model, group.params, requests)
                             _check_size(context.results.values + size, group.names)
                             context.results.grow(size)
-                        batch.add([_request(context, group.params, prompt) for prompt in prompts])
+                        batch.add(requests)
+                        inputs += len(prompts)
                         tokens += sum(len(prompt.token_ids) for prompt in prompts)
             arrays = await batch.results()
+            if chunks.any_split:  # their means may take a tenth of a second
+                work = partial(chunks.merge, arrays)
+                arrays = await context.model.scorer.run(work, tenant=current_tenant())
         except RequestRefused as error:
-            raise InvalidRequest(str(error), _name(owners, batch.failed)) from error
+            failed = None if batch.failed is None else chunks.input_of(batch.failed)
+            raise InvalidRequest(str(error), _name(owners, failed)) from error
         return PoolingResults(arrays, tokens, batch.cached_tokens)
 
 
-def _size(model: ServedModel, params: PoolingParams, prompts: Sequence[PoolingPrompt]) -> int:
-    """Numbers in the results of some prompts."""
+def _size(model: ServedModel, params: PoolingParams, requests: Sequence[PoolRequest]) -> int:
+    """Numbers in the results of some requests."""
     facts = model.info.pooling
     if facts is None:
         return 0
     match params.task:
         case "embed":
-            return len(prompts) * (params.dimensions or facts.embedding_size)
+            return len(requests) * (params.dimensions or facts.embedding_size)
         case "token_embed":
-            return sum(len(prompt.token_ids) for prompt in prompts) * facts.token_embedding_size
+            return sum(len(request.prompt) for request in requests) * facts.token_embedding_size
         case "token_classify":
-            return sum(len(prompt.token_ids) for prompt in prompts) * len(facts.labels)
+            return sum(len(request.prompt) for request in requests) * len(facts.labels)
         case "classify":
-            return len(prompts) * len(facts.labels)
+            return len(requests) * len(facts.labels)
         case _:
             return 0
 
@@ -185,15 +195,21 @@ async def _prompts(model: ServedModel, group: InputGroup) -> AsyncGenerator[Sequ
         await asyncio.sleep(0)
 
 
-def _request(context: PoolingContext, params: PoolingParams, prompt: PoolingPrompt) -> PoolRequest:
-    return PoolRequest(
-        prompt=prompt.token_ids,
-        params=params,
-        priority=context.priority,
-        cache_salt=context.cache_salt,
-        flow=context.id,
-        second_text_start=prompt.second_text_start,
-    )
+def _requests(
+    context: PoolingContext, params: PoolingParams, prompts: Sequence[PoolingPrompt], chunks: ChunkedInputs
+) -> Iterator[PoolRequest]:
+    """The engine's requests for some inputs: one for each chunk."""
+    for prompt in prompts:
+        for tokens, own in chunks.split(prompt.token_ids, params):
+            yield PoolRequest(
+                prompt=tokens,
+                params=own,
+                priority=context.priority,
+                cache_salt=context.cache_salt,
+                flow=context.id,
+                second_text_start=prompt.second_text_start,
+                second_text_end=prompt.second_text_end,
+            )
 
 
 def _name(owners: Sequence[tuple[int, InputNames]], index: int | None) -> str | None:

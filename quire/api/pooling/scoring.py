@@ -96,11 +96,14 @@ def order_of(results: PoolingResults) -> Sequence[int]:
 async def _by_cross_encoder(context: PoolingContext, scoring: Scoring) -> PoolingResults:
     queries = scoring.queries
     repeated = queries if len(queries) == len(scoring.documents) else list(queries) * len(scoring.documents)
-    names = scoring.names[1]
+    query_names, names = scoring.names
+    if len(queries) != len(scoring.documents):
+        query_names = InputNames(query_names.at(0), several=False)
     job = PairsJob(
         texts=list(zip(repeated, scoring.documents, strict=True)),
         truncation=scoring.document_truncation,
         names=names,
+        queries=query_names,
         instruction=scoring.instruction,
         variables=scoring.variables,
         query_tokens=scoring.query_tokens,

@@ -15,7 +15,14 @@ from quire.api.http.routing import CheckedRoute
 from quire.api.http.streamed_body import response_of
 from quire.api.pooling.arrays import json_of
 from quire.api.pooling.embeddings import label_of
-from quire.api.pooling.prepare import count_inputs, embed_params, prefix_of, text_group, truncation_of
+from quire.api.pooling.prepare import (
+    count_inputs,
+    embed_params,
+    longest_input,
+    prefix_of,
+    text_group,
+    truncation_of,
+)
 from quire.api.pooling.responses import encode_values, list_of, respond
 from quire.api.pooling.run import InputGroup, PoolingContext, PoolingResults, admit_pooling, check_count, run_pooling
 from quire.api.pooling.scoring import Scoring, order_of, scores
@@ -163,8 +170,9 @@ async def _answer_vectors(
 
     async def work() -> Response:
         prefix = prefix_of(model, body.prompt_name, None, None)
+        truncation = _truncation(model, body, embeds=params.task == "embed")
         results = await run_pooling(
-            context, text_group(model, body.inputs, params, _truncation(model, body), "inputs", prefix=prefix)
+            context, text_group(model, body.inputs, params, truncation, "inputs", prefix=prefix)
         )
         items = (_sparse(array) if sparse else json_of(array, "float32") for array in results.arrays)
         return response_of(list_of(items))
@@ -185,8 +193,8 @@ def _labels(context: PoolingContext, values: PooledArray) -> list[dict[str, Any]
     ]
 
 
-def _truncation(model: ServedModel, body: TeiFields) -> Truncation:
-    return truncation_of(model, -1 if body.truncate else None, body.truncation_direction)
+def _truncation(model: ServedModel, body: TeiFields, *, embeds: bool = False) -> Truncation:
+    return truncation_of(model, -1 if body.truncate else None, body.truncation_direction, embeds=embeds)
 
 
 def _info(name: str | None, state: ServerState) -> TeiInfo:
@@ -211,7 +219,7 @@ def _info(name: str | None, state: ServerState) -> TeiInfo:
         model_dtype=model.info.dtype,
         model_type=kind,
         max_concurrent_requests=model.client.capacity,
-        max_input_length=model.info.max_model_len,
+        max_input_length=longest_input(model, embeds="embed" in model.tasks),
         max_batch_tokens=None,
         max_batch_requests=None,
         max_client_batch_size=state.limits.max_inputs,

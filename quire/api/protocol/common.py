@@ -179,6 +179,9 @@ class ChatAndCompletionFields(CommonSamplingFields):
     n: Annotated[int, Field(ge=1)] | None = Field(1, description="answers for each prompt")
     stream_options: StreamOptions | None = None
     truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
+    truncation_side: Literal["left", "right"] | None = Field(
+        None, description="the side of the prompt that truncate_prompt_tokens cuts; default: left"
+    )
     prompt_logprobs: Alternatives | None = None
     request_id: str | None = None
     return_tokens_as_token_ids: bool | None = None
@@ -293,6 +296,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
         (404, "there is no such model or response"),
         (408, "generation exceeded its time limit"),
         (413, "the body is larger than --max-body-size"),
+        (429, "this client has its share of the server (--max-client-share)"),
         (500, "internal server error"),
         (503, "the queue is full, or the engine has stopped"),
     )

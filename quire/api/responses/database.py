@@ -6,19 +6,22 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from itertools import zip_longest
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 from sqlalchemy.pool import StaticPool
+from sqlalchemy.schema import CreateColumn
 
 from quire.api.responses.errors import StoreBlocked, StoreFailed, TooLargeToStore
 
 T = TypeVar("T")
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 ROW_BYTES = 300  # of a row besides its blobs: ids, numbers, its place in the indices
 _FILE_BYTES, _MEMORY_BYTES = 1 << 30, 256 << 20  # default limits
 LOCK_SECONDS = 5.0  # how long an operation waits for another writer of a SQLite file
@@ -43,8 +46,10 @@ _responses = sa.Table(
     sa.Column("events", _Blob),
     sa.Column("stored", sa.Double, nullable=False, server_default=sa.text("0")),
     sa.Column("size", sa.BigInteger, nullable=False, server_default=sa.text("0")),
+    sa.Column("owner", sa.String(64), nullable=False, server_default=sa.text("''")),
 )
 _age = sa.Index("quire_responses_age", _responses.c.stored, _responses.c.size)
+_of_owner = sa.Index("quire_responses_owner", _responses.c.owner, _responses.c.stored, _responses.c.size)
 _schema = sa.Table(
     "quire_store",
     _metadata,
@@ -52,15 +57,21 @@ _schema = sa.Table(
     sa.Column("version", sa.Integer, nullable=False),
     sa.Column("probe", _Blob),
 )
-# By id, without and with events.
+# Responses of earlier versions, and of servers without keys, have no owner, and are everybody's as they were before.
+_VISIBLE = sa.and_(
+    _responses.c.id == sa.bindparam("wanted"),
+    sa.or_(_responses.c.owner == sa.bindparam("reader"), _responses.c.owner == ""),
+)
+# Without and with events.
 _QUERIES = {
     events: sa.select(*(column for column in _responses.c if events or column.name != "events")).where(
-        _responses.c.id == sa.bindparam("wanted"),
+        _VISIBLE,
         sa.or_(_responses.c.expires.is_(None), _responses.c.expires >= sa.bindparam("now")),
     )
     for events in (False, True)
 }
-_ADDED = (_responses.c.stored, _responses.c.size)  # in version 2
+_ADDED_IN_2 = (_responses.c.stored, _responses.c.size)
+_ADDED_IN_3 = (_responses.c.owner,)
 _LOCKED = "is locked by another process"
 # What clients are told, by the beginning of SQLite's error names.
 _PROBLEMS = {
@@ -86,12 +97,13 @@ class Database:
 
         Args:
             url: URL in SQLAlchemy's format.
-            limit: bytes of all rows together; None for 1 GiB, or 256 MiB in memory. The oldest rows are deleted when it
-                is reached.
+            limit: bytes of all rows together; None for 1 GiB, or 256 MiB in memory. When it is reached, the oldest rows
+                of the owner with the most bytes are deleted.
         """
-        self._used = 0  # bytes of all rows; other servers' rows are counted by `sweep`
-        self._count_lock = threading.Lock()
-        self._closing = False
+        self._used = Counter[str]()  # bytes of rows by owner; other servers' rows are counted by `sweep`
+        self._lock = threading.Lock()  # of the numbers
+        self._operations = 0  # that use a connection
+        self._closing = threading.Event()
         # By whether an operation writes.
         self._locks: dict[bool, AbstractContextManager[Any]] = {False: nullcontext(), True: nullcontext()}
         with _failing():
@@ -108,16 +120,22 @@ class Database:
             if self._sqlite:
                 with suppress(StoreFailed):  # no space for it, or another server uses the file
                     self._do(_enable_vacuum, write=False)
-            self._used = self._do(_total, write=False)
+            self._used = self._do(_sizes, write=False)
         except StoreFailed:
             self.close()
             raise
         self._file = self._file_identity()
 
     def close(self) -> None:
-        """Close all connections. Operations that wait for a lock fail."""
-        self._closing = True
-        self._engine.dispose()
+        """Close all connections, or let the last operation that uses one do it. Operations that wait for a lock fail.
+
+        SQLite crashes if a connection is closed while another thread uses it.
+        """
+        with self._lock:
+            self._closing.set()
+            in_use = self._operations
+        if not in_use:
+            self._engine.dispose()
 
     def replaced(self) -> bool:
         """Whether its file was removed, or replaced by another, since it was opened."""
@@ -136,7 +154,7 @@ class Database:
             self._do(lambda connection: connection.execute(sa.update(_schema).values(probe=None)), write=True)
 
     def put(self, row: Mapping[str, Any]) -> None:
-        """Insert or replace a row. If the limit is reached, the oldest rows are deleted.
+        """Insert or replace a row. If the limit is reached, others are deleted.
 
         Raises:
             TooLargeToStore: this row alone exceeds the limit.
@@ -148,47 +166,50 @@ class Database:
             )
         by_id = _responses.c.id == row["id"]
 
-        def work(connection: sa.Connection) -> int:
+        def work(connection: sa.Connection) -> dict[str, int]:
             before = connection.execute(sa.select(_responses.c.size).where(by_id)).scalar()
             if before is None:
                 connection.execute(sa.insert(_responses).values(**row, stored=time.time()))
             else:
                 connection.execute(sa.update(_responses).where(by_id).values(**row))
-            added: int = row["size"] - (before or 0)
-            excess = self._used + added - self._limit
-            while excess > 0 and (freed := _delete_oldest(connection, excess, row["id"])):
-                added, excess = added - freed, excess - freed
+            added = {row["owner"]: row["size"] - (before or 0)}
+            while evicted := self._evict(connection, added, row["id"]):
+                owner, freed = evicted
+                added[owner] = added.get(owner, 0) - freed
             return added
 
         self._count(self._do(work, write=True))
 
-    def get(self, response_id: str, now: float, *, events: bool) -> dict[str, Any] | None:
-        """The row with this id, unless it has expired. `events`: with this column."""
-        return self._do(lambda connection: _get(connection, response_id, now, events=events), write=False)
+    def get(self, response_id: str, owner: str, now: float, *, events: bool) -> dict[str, Any] | None:
+        """The row with this id, unless it has expired or belongs to another owner. `events`: with this column."""
+        return self._do(lambda connection: _get(connection, response_id, owner, now, events=events), write=False)
 
-    def follow(self, response_id: str, now: float, next_id: Callable[[dict[str, Any] | None], str | None]) -> None:
+    def follow(
+        self, response_id: str, owner: str, now: float, next_id: Callable[[dict[str, Any] | None], str | None]
+    ) -> None:
         """Read a row, then those whose ids `next_id` gives for the row before, until it gives None."""
 
         def work(connection: sa.Connection) -> None:
             following: str | None = response_id
             while following is not None:
-                following = next_id(_get(connection, following, now, events=False))
+                following = next_id(_get(connection, following, owner, now, events=False))
 
         self._do(work, write=False)
 
-    def delete(self, response_id: str) -> bool:
-        """Delete a row; returns whether it existed."""
-        by_id = _responses.c.id == response_id
+    def delete(self, response_id: str, owner: str) -> bool:
+        """Delete a row, unless it belongs to another owner; returns whether there was one."""
 
-        def work(connection: sa.Connection) -> int | None:
-            size: int | None = connection.execute(sa.select(_responses.c.size).where(by_id)).scalar()
-            if size is not None:
-                connection.execute(sa.delete(_responses).where(by_id))
-            return size
+        def work(connection: sa.Connection) -> dict[str, int]:
+            query = sa.select(_responses.c.owner, _responses.c.size).where(_VISIBLE)
+            row = connection.execute(query, {"wanted": response_id, "reader": owner}).one_or_none()
+            if row is None:
+                return {}
+            connection.execute(sa.delete(_responses).where(_responses.c.id == response_id))
+            return {row.owner: -row.size}
 
-        size = self._do(work, write=True)
-        self._count(-(size or 0))
-        return size is not None
+        removed = self._do(work, write=True)
+        self._count(removed)
+        return bool(removed)
 
     def sweep(self, now: float) -> bool:
         """Delete some expired rows, some of the oldest if there are too many, and shrink the file a little.
@@ -196,21 +217,47 @@ class Database:
         Returns whether more of this is left to do.
         """
 
-        def work(connection: sa.Connection) -> tuple[bool, int]:
+        def work(connection: sa.Connection) -> bool:
             expired = _delete(connection, _responses.c.expires < now)
-            used = _total(connection)
-            if used > self._limit:
-                used -= _delete_oldest(connection, used - self._limit)
-            return expired, used
+            with self._lock:
+                self._used = _sizes(connection)
+            return expired
 
-        more, used = self._do(work, write=True)
-        with self._count_lock:
-            self._used = used
-        return (self._sqlite and self._do(_vacuum, write=True)) or more or used > self._limit
+        more = self._do(work, write=True)
+        if evicted := self._do(lambda connection: self._evict(connection, {}), write=True):
+            owner, freed = evicted
+            self._count({owner: -freed})
+        return (self._sqlite and self._do(_vacuum, write=True)) or more or evicted is not None
 
-    def _count(self, added: int) -> None:
-        with self._count_lock:
-            self._used += added
+    def _count(self, added: Mapping[str, int]) -> None:
+        with self._lock:
+            for owner, size in added.items():
+                self._used[owner] += size
+
+    def _evict(self, connection: sa.Connection, added: Mapping[str, int], keep: str = "") -> tuple[str, int] | None:
+        """Delete some of the oldest rows of the owner with the most bytes, if all rows are more than the limit.
+
+        So an owner that stores much loses its own responses, not those of others.
+
+        Args:
+            connection: a connection with the write lock.
+            added: bytes by owner that are not counted yet.
+            keep: id of a row that stays.
+
+        Returns:
+            The owner and the bytes of the rows; None if nothing is to be deleted, or can be.
+        """
+        with self._lock:
+            used = {owner: self._used[owner] + added.get(owner, 0) for owner in self._used.keys() | added.keys()}
+        excess = sum(used.values()) - self._limit
+        if excess <= 0:
+            return None
+        owners = sorted(used, key=lambda owner: used[owner], reverse=True)
+        for owner, following in zip_longest(owners, owners[1:]):
+            lead = used[owner] - used.get(following, 0)
+            if freed := _delete_oldest(connection, owner, min(excess, max(lead, 1)), keep):
+                return owner, freed
+        return None
 
     def _connect(self, url: sa.URL) -> sa.Engine:
         options: dict[str, Any] = {}
@@ -230,13 +277,30 @@ class Database:
     def _do(self, work: Callable[[sa.Connection], T], *, write: bool) -> T:
         """Run `work`, again while another process holds the lock. `write`: in a transaction with the write lock."""
         deadline = time.monotonic() + LOCK_SECONDS
-        while True:
-            try:
-                with _failing(), self._locks[write], self._engines[write].begin() as connection:
-                    return work(connection)
-            except StoreBlocked:
-                if self._closing or time.monotonic() > deadline:
-                    raise
+        with self._operation():
+            while True:
+                try:
+                    with _failing(), self._locks[write], self._engines[write].begin() as connection:
+                        return work(connection)
+                except StoreBlocked:
+                    if self._closing.is_set() or time.monotonic() > deadline:
+                        raise
+
+    @contextmanager
+    def _operation(self) -> Iterator[None]:
+        """Keep connections open meanwhile. The last operation of a database that was closed closes them."""
+        with self._lock:
+            if self._closing.is_set():
+                raise StoreFailed("The store of responses is closed.")
+            self._operations += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._operations -= 1
+                last = self._closing.is_set() and not self._operations
+            if last:
+                self._engine.dispose()
 
     def _file_identity(self) -> tuple[int, int] | None:
         if self._path is None:
@@ -265,21 +329,35 @@ def _begin_sqlite(connection: sa.Connection) -> None:
 
 def _create_tables(connection: sa.Connection) -> None:
     tables = sa.inspect(connection).get_table_names()
-    if _responses.name in tables and _schema.name not in tables:  # version 1
-        for column in _ADDED:
-            kind = column.type.compile(connection.dialect)
-            connection.exec_driver_sql(
-                f"ALTER TABLE {_responses.name} ADD COLUMN {column.name} {kind} NOT NULL DEFAULT 0"
-            )
-        parts = [sa.func.coalesce(sa.func.length(_responses.c[name]), 0) for name in ("response", "items", "events")]
-        connection.execute(sa.update(_responses).values(size=sum(parts, sa.literal(ROW_BYTES))))
-        _age.create(connection)
+    if _responses.name in tables:
+        known = connection.execute(sa.select(_schema.c.version)).scalar() if _schema.name in tables else 1
+        _update_table(connection, known)
     _metadata.create_all(connection)
     version = connection.execute(sa.select(_schema.c.version)).scalar()
     if version is None:
         connection.execute(sa.insert(_schema).values(id=1, version=SCHEMA_VERSION))
     else:
         _check_version(version)
+
+
+def _update_table(connection: sa.Connection, version: int | None) -> None:
+    """Add to a table what it lacks."""
+    if version == 1:
+        _add_columns(connection, _ADDED_IN_2)
+        parts = [sa.func.coalesce(sa.func.length(_responses.c[name]), 0) for name in ("response", "items", "events")]
+        connection.execute(sa.update(_responses).values(size=sum(parts, sa.literal(ROW_BYTES))))
+        _age.create(connection)
+    if version in (1, 2):
+        _add_columns(connection, _ADDED_IN_3)
+        _of_owner.create(connection)
+    if version == 2:
+        connection.execute(sa.update(_schema).values(version=SCHEMA_VERSION))
+
+
+def _add_columns(connection: sa.Connection, columns: Sequence[sa.Column[Any]]) -> None:
+    for column in columns:
+        definition = CreateColumn(column).compile(dialect=connection.dialect)
+        connection.exec_driver_sql(f"ALTER TABLE {_responses.name} ADD COLUMN {definition}")
 
 
 def _check_version(version: int | None) -> None:
@@ -309,13 +387,16 @@ def _vacuum(connection: sa.Connection) -> bool:
     return _FREE_PAGES < left < free
 
 
-def _get(connection: sa.Connection, response_id: str, now: float, *, events: bool) -> dict[str, Any] | None:
-    row = connection.execute(_QUERIES[events], {"wanted": response_id, "now": now}).mappings().one_or_none()
+def _get(connection: sa.Connection, response_id: str, owner: str, now: float, *, events: bool) -> dict[str, Any] | None:
+    values = {"wanted": response_id, "reader": owner, "now": now}
+    row = connection.execute(_QUERIES[events], values).mappings().one_or_none()
     return None if row is None else dict(row)
 
 
-def _total(connection: sa.Connection) -> int:
-    return int(connection.execute(sa.select(sa.func.coalesce(sa.func.sum(_responses.c.size), 0))).scalar_one())
+def _sizes(connection: sa.Connection) -> Counter[str]:
+    """Bytes of the rows of each owner."""
+    query = sa.select(_responses.c.owner, sa.func.sum(_responses.c.size)).group_by(_responses.c.owner)
+    return Counter({owner: int(size) for owner, size in connection.execute(query)})
 
 
 def _delete(connection: sa.Connection, where: sa.ColumnElement[bool]) -> bool:
@@ -325,9 +406,9 @@ def _delete(connection: sa.Connection, where: sa.ColumnElement[bool]) -> bool:
     return len(ids) == _BATCH
 
 
-def _delete_oldest(connection: sa.Connection, size: int, keep: str = "") -> int:
-    """Delete the oldest rows, but `keep`, until they make `size` bytes, or a batch of them; returns their bytes."""
-    query = sa.select(_responses.c.id, _responses.c.size).where(_responses.c.id != keep)
+def _delete_oldest(connection: sa.Connection, owner: str, size: int, keep: str) -> int:
+    """Delete the oldest rows of an owner, but `keep`, until they make `size` bytes, or a batch; returns their bytes."""
+    query = sa.select(_responses.c.id, _responses.c.size).where(_responses.c.owner == owner, _responses.c.id != keep)
     ids, freed = [], 0
     for row in connection.execute(query.order_by(_responses.c.stored).limit(_BATCH)):
         if freed >= size:

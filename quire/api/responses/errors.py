@@ -2,13 +2,14 @@
 
 StoreFailed              503 with Retry-After
 ├── StoreBlocked         503; others would wait as well
+├── StoreShareExceeded   429; the store works
 └── TooLargeToStore      413; the store works
 NoSuchResponse           404
 """
 
 from __future__ import annotations
 
-from quire.api.http.errors import NotFound, TooLarge, Unavailable
+from quire.api.http.errors import NotFound, TooLarge, TooManyRequests, Unavailable
 
 _RETRY_SECONDS = 5  # about as often as a store that cannot be used is checked
 _SHOWN = 100  # characters of an id in a message
@@ -28,6 +29,13 @@ class StoreFailed(Unavailable):
 
 class StoreBlocked(StoreFailed):
     """The database kept the operation waiting for too long."""
+
+
+class StoreShareExceeded(StoreFailed):
+    """The client has its share of the operations that may wait."""
+
+    status = TooManyRequests.status
+    kind = TooManyRequests.kind
 
 
 class TooLargeToStore(StoreFailed):

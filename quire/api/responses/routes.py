@@ -14,6 +14,7 @@ from quire.api.http import fields
 from quire.api.http.errors import ApiError, InvalidRequest
 from quire.api.http.routing import CheckedRoute, detach_resources, releaser
 from quire.api.http.sse import EventStream, respond_unless_disconnected, typed_event, unless_disconnected
+from quire.api.http.tenant import owner_of
 from quire.api.protocol.common import ERRORS, ErrorBody, openapi_stream
 from quire.api.protocol.responses import DeletedResponse, InputItems, ResponseObject, ResponsesRequest
 from quire.api.responses.service import ResponseService
@@ -44,7 +45,7 @@ def _add_creation(routes: APIRouter, state: ServerState, service: ResponseServic
             raise InvalidRequest("background can only be used when `store` is true", "background")
         model = state.generating_model(body.model)
         admit(request, model, 1, "input")
-        run = await unless_disconnected(request, service.prepare(body, model))
+        run = await unless_disconnected(request, service.prepare(body, model, owner_of(request.scope)))
         fields.ignore(request, run.unused_fields)
         if body.background:
             log = await service.start(run, detach_resources(request))
@@ -63,37 +64,40 @@ def _add_stored_responses(routes: APIRouter, state: ServerState, service: Respon
     @routes.get("/v1/responses/{response_id}", responses=_RESPONSES, response_model=None)
     async def get_response(
         response_id: str,
+        request: Request,
         stream_again: Annotated[bool, Query(alias="stream")] = False,
         starting_after: _SequenceNumber = None,
     ) -> Response:
         """A stored response, or its events again."""
         if starting_after is not None and not stream_again:
             raise InvalidRequest("`starting_after` requires `stream=true`.", "starting_after")
+        owner = owner_of(request.scope)
         if not stream_again:
-            return _object((await service.stored(response_id)).response)
-        events = await service.replay(response_id, -1 if starting_after is None else starting_after)
+            return _object((await service.stored(response_id, owner)).response)
+        events = await service.replay(response_id, owner, -1 if starting_after is None else starting_after)
         return _stream(events, state)
 
     @routes.delete("/v1/responses/{response_id}", responses={200: {"model": DeletedResponse}, **ERRORS})
-    async def delete_response(response_id: str) -> DeletedResponse:
+    async def delete_response(response_id: str, request: Request) -> DeletedResponse:
         """Delete a stored response."""
-        await service.delete(response_id)
+        await service.delete(response_id, owner_of(request.scope))
         return DeletedResponse(id=response_id)
 
     @routes.post("/v1/responses/{response_id}/cancel", responses=_RESPONSES, response_model=None)
-    async def cancel_response(response_id: str) -> Response:
+    async def cancel_response(response_id: str, request: Request) -> Response:
         """Cancel a response in the background."""
-        return _object(await service.cancel(response_id))
+        return _object(await service.cancel(response_id, owner_of(request.scope)))
 
     @routes.get("/v1/responses/{response_id}/input_items", responses={200: {"model": InputItems}, **ERRORS})
     async def list_input_items(
         response_id: str,
+        request: Request,
         limit: Annotated[int, Query(ge=1, le=100)] = 20,
         order: Literal["asc", "desc"] = "desc",
         after: str | None = None,
     ) -> InputItems:
         """The input of a response, with that of the responses before it."""
-        return _page(await service.input_items(response_id), limit, order, after)
+        return _page(await service.input_items(response_id, owner_of(request.scope)), limit, order, after)
 
 
 def _page(items: list[dict[str, Any]], limit: int, order: str, after: str | None) -> InputItems:

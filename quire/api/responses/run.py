@@ -41,6 +41,7 @@ class ResponseRun:
     Attributes:
         prepared: the first turn.
         items: input of the response itself, as it will be stored.
+        owner: the client that it belongs to; see `owner_of`.
         tools: tools of MCP servers.
         new_lists: labels and tools of the MCP servers whose lists are not in the conversation yet.
         prepare_next: prepares the next turn from all output so far and the index in it at which the last turn begins;
@@ -58,6 +59,7 @@ class ResponseRun:
     prepared: PreparedChat
     body: ResponsesRequest
     items: Sequence[dict[str, Any]]
+    owner: str
     tools: McpToolset
     new_lists: Sequence[tuple[str, list[dict[str, Any]]]]
     prepare_next: Callable[[list[dict[str, Any]], int], Awaitable[PreparedChat | None]]

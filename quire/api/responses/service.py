@@ -61,15 +61,15 @@ class ResponseService:
         self._jobs: dict[str, _Job] = {}
         state.degraded.append(store.problem)
 
-    async def prepare(self, body: ResponsesRequest, model: ServedModel) -> ResponseRun:
-        """Check a request and render its first turn. Its slot has been reserved.
+    async def prepare(self, body: ResponsesRequest, model: ServedModel, owner: str) -> ResponseRun:
+        """Check a request and render its first turn. Its slot has been reserved. `owner`: see `owner_of`.
 
         Raises:
             ApiError: it cannot be answered.
         """
         own = input_items(body)
         own_json = await map_in_slices(own, _serialized)
-        before = await self._conversation(body.previous_response_id)
+        before = await self._conversation(body.previous_response_id, owner)
         items = [*await map_in_slices(before, stored_items), *own]
         tools = McpToolset(await self._tool_servers.offered_tools(mcp_servers_in(body)), body.max_tool_calls)
         request = tools.first_request(body)
@@ -88,7 +88,14 @@ class ResponseService:
             return None
 
         run = ResponseRun(
-            prepared, body, own_json, tools, list(tools.new_lists(items)), prepare_next, _unused_fields(body, prepared)
+            prepared,
+            body,
+            own_json,
+            owner,
+            tools,
+            list(tools.new_lists(items)),
+            prepare_next,
+            _unused_fields(body, prepared),
         )
         with _refuse_unserialisable():
             orjson.dumps(run.to_json())
@@ -157,33 +164,34 @@ class ResponseService:
         """Number of responses in the background that have not ended."""
         return len(self._jobs)
 
-    async def stored(self, response_id: str, *, events: bool = False) -> StoredResponse:
+    async def stored(self, response_id: str, owner: str, *, events: bool = False) -> StoredResponse:
         """A stored response, finished or not. `events`: with its events.
 
         Raises:
-            NoSuchResponse: it is not stored.
+            NoSuchResponse: it is not stored, or belongs to another owner.
             StoreFailed: the store cannot be read.
         """
-        job = self._jobs.get(response_id)
+        job = self._job(response_id, owner)
         if job is not None:
             if job.run.finished:  # it is being stored: if that fails, it has failed
                 await asyncio.wait([job.task])
-            return StoredResponse(response=job.run.to_json(), items=list(job.run.items), events=job.run.events)
-        stored = await self._store.load(response_id, events=events)
+            run = job.run
+            return StoredResponse(owner=run.owner, response=run.to_json(), items=list(run.items), events=run.events)
+        stored = await self._store.load(response_id, owner, events=events)
         if stored is None:
             raise NoSuchResponse(response_id)
         end_if_abandoned(stored)
         return stored
 
-    async def replay(self, response_id: str, after: int) -> AsyncGenerator[Event, None]:
+    async def replay(self, response_id: str, owner: str, after: int) -> AsyncGenerator[Event, None]:
         """The events of a response with sequence numbers above `after`, including those that are still to come.
 
         Raises:
             NoSuchResponse: it is not stored.
             InvalidRequest: its events were not stored, or it has no event with the number `after`.
         """
-        job = self._jobs.get(response_id)
-        stored = await self.stored(response_id, events=True)
+        job = self._job(response_id, owner)
+        stored = await self.stored(response_id, owner, events=True)
         if stored.events is None:
             raise InvalidRequest(
                 "Only responses that were created with `stream` or `background` can be replayed as a stream.", "stream"
@@ -198,15 +206,15 @@ class ResponseService:
         log.notify(last=True)
         return log.read(after)
 
-    async def cancel(self, response_id: str) -> dict[str, Any]:
+    async def cancel(self, response_id: str, owner: str) -> dict[str, Any]:
         """Cancel a response in the background.
 
         Raises:
             NoSuchResponse: it is not stored.
             InvalidRequest: it is not in the background, or has ended.
         """
-        job = self._jobs.get(response_id)
-        stored = await self.stored(response_id)
+        job = self._job(response_id, owner)
+        stored = await self.stored(response_id, owner)
         if job is not None and not job.run.finished:
             await self._cancel_job(job)
             return job.run.to_json()
@@ -216,30 +224,35 @@ class ResponseService:
             raise InvalidRequest("Cannot cancel a synchronous response.")
         raise InvalidRequest(f"Cannot cancel a response that is {stored.response['status']}.")
 
-    async def delete(self, response_id: str) -> None:
+    async def delete(self, response_id: str, owner: str) -> None:
         """Delete a response; one in the background is cancelled first.
 
         Raises:
             NoSuchResponse: it is not stored.
         """
-        job = self._jobs.get(response_id)
+        job = self._job(response_id, owner)
         if job is not None:
             await self._cancel_job(job)
             async with job.run.save_lock:
                 job.run.deleted = True
-        if not await self._store.delete(response_id) and job is None:
+        if not await self._store.delete(response_id, owner) and job is None:
             raise NoSuchResponse(response_id)
 
-    async def input_items(self, response_id: str) -> list[dict[str, Any]]:
+    async def input_items(self, response_id: str, owner: str) -> list[dict[str, Any]]:
         """The input of a response and of all responses before it, oldest first. No two of them have the same id.
 
         Raises:
             NoSuchResponse: it, or a response before it, is not stored.
             InvalidRequest: the conversation is too long.
         """
-        stored = await self.stored(response_id)
-        before = await self._conversation(stored.response["previous_response_id"])
+        stored = await self.stored(response_id, owner)
+        before = await self._conversation(stored.response["previous_response_id"], owner)
         return await map_in_slices([*before, *stored.items], with_unique_ids())
+
+    def _job(self, response_id: str, owner: str) -> _Job | None:
+        """The job of an owner's response in the background."""
+        job = self._jobs.get(response_id)
+        return job if job is not None and job.run.owner in (owner, "") else None
 
     async def _cancel_job(self, job: _Job) -> None:
         if not job.task.cancelling():
@@ -284,12 +297,13 @@ class ResponseService:
                 return
             await self._store.save(stored_state(run))
 
-    async def _conversation(self, response_id: str | None) -> list[dict[str, Any]]:
+    async def _conversation(self, response_id: str | None, owner: str) -> list[dict[str, Any]]:
         """Input and output of a response and of all responses before it."""
         if response_id is None:
             return []
         items: list[dict[str, Any]] = []
-        for stored in await self._store.conversation(response_id, int(self._state.limits.max_body_size)):
+        max_bytes = int(self._state.limits.max_body_size)
+        for stored in await self._store.conversation(response_id, owner, max_bytes):
             end_if_abandoned(stored)
             if stored.response["status"] in UNFINISHED:
                 raise InvalidRequest(f"Response '{stored.id}' is not finished.", "previous_response_id")

@@ -18,8 +18,9 @@ def stored_state(run: ResponseRun) -> StoredResponse:
     """The state of a response, to be stored. After it could not be stored: only that."""
     response = run.events[-1]["response"] if run.finished else run.to_json()
     if run.unstored_reason is not None:
-        return StoredResponse(response={**response, "output": []}, items=[])
+        return StoredResponse(owner=run.owner, response={**response, "output": []}, items=[])
     return StoredResponse(
+        owner=run.owner,
         response=response,
         items=list(run.items),
         events=list(run.events) if run.body.stream or run.body.background else None,

@@ -35,12 +35,14 @@ class StoredResponse:
     """A stored response.
 
     Attributes:
+        owner: the client that it belongs to; empty: everybody.
         response: the response object in its last state.
         items: input of the response itself, without that of responses before it.
         events: all events so far; None if it cannot be streamed again, or if they were not loaded.
         lease: Unix time until which a server is generating it.
     """
 
+    owner: str
     response: dict[str, Any]
     items: list[dict[str, Any]]
     events: list[dict[str, Any]] | None = None
@@ -53,20 +55,25 @@ class StoredResponse:
 
 
 class ResponseStore:
-    """Stores responses until they expire, or until newer ones need their space."""
+    """Stores responses until they expire, or until newer ones need their space.
 
-    def __init__(self, url: str | None, ttl: float, size: int | None = None) -> None:
+    A response can be read, continued and deleted by its owner, and one without an owner by everybody. For all others it
+    does not exist.
+    """
+
+    def __init__(self, url: str | None, ttl: float, size: int | None = None, share: float = 1.0) -> None:
         """Make a store. The database is opened by the first call.
 
         Args:
             url: URL in SQLAlchemy's format; None for the default location.
             ttl: seconds after which a response expires; 0: never.
             size: bytes of all responses together; None for 1 GiB, or 256 MiB in memory.
+            share: of operations that may wait, for one client.
         """
         self._url = url
         self._ttl = ttl
         self._size = size
-        self._worker = DatabaseWorker(self._open_database)
+        self._worker = DatabaseWorker(self._open_database, share)
 
     def problem(self) -> str | None:
         """Why the store cannot be used, as far as is known; None if it works."""
@@ -80,8 +87,8 @@ class ResponseStore:
         """
         await self._worker.run(lambda database: database.put(self._row(stored)), write=True)
 
-    async def load(self, response_id: str, *, events: bool = False) -> StoredResponse | None:
-        """A response; None if it is not stored or has expired. `events`: with its events.
+    async def load(self, response_id: str, owner: str, *, events: bool = False) -> StoredResponse | None:
+        """A response; None if it is not stored for this owner or has expired. `events`: with its events.
 
         Raises:
             StoreFailed: the database cannot be used.
@@ -90,12 +97,12 @@ class ResponseStore:
             return None
 
         def read(database: Database) -> StoredResponse | None:
-            row = database.get(response_id, time.time(), events=events)
+            row = database.get(response_id, owner, time.time(), events=events)
             return None if row is None else _stored(row)
 
         return await self._worker.run(read, write=False)
 
-    async def conversation(self, response_id: str, max_bytes: int) -> list[StoredResponse]:
+    async def conversation(self, response_id: str, owner: str, max_bytes: int) -> list[StoredResponse]:
         """A response and the responses before it, oldest first.
 
         Raises:
@@ -106,10 +113,12 @@ class ResponseStore:
         reader = _ConversationReader(response_id, max_bytes)
         if not _ID.fullmatch(response_id):
             reader.add(None)
-        await self._worker.run(lambda database: database.follow(response_id, time.time(), reader.add), write=False)
+        await self._worker.run(
+            lambda database: database.follow(response_id, owner, time.time(), reader.add), write=False
+        )
         return reader.found[::-1]
 
-    async def delete(self, response_id: str) -> bool:
+    async def delete(self, response_id: str, owner: str) -> bool:
         """Delete a response; returns whether it was stored.
 
         Raises:
@@ -117,7 +126,7 @@ class ResponseStore:
         """
         if not _ID.fullmatch(response_id):
             return False
-        return await self._worker.run(lambda database: database.delete(response_id), write=True)
+        return await self._worker.run(lambda database: database.delete(response_id, owner), write=True)
 
     async def open(self) -> None:
         """Open the database, and check that it can be written.
@@ -153,6 +162,7 @@ class ResponseStore:
         events = None if stored.events is None else _encode(stored.events)
         return {
             "id": stored.id,
+            "owner": stored.owner,
             "expires": created + self._ttl if self._ttl else None,
             "lease": stored.lease,
             "response": response,
@@ -195,6 +205,7 @@ class _ConversationReader:
 def _stored(row: dict[str, Any]) -> StoredResponse:
     try:
         return StoredResponse(
+            owner=row["owner"],
             response=orjson.loads(row["response"]),
             items=_decode(row["items"]),
             events=None if row.get("events") is None else _decode(row["events"]),

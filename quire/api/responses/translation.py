@@ -41,7 +41,9 @@ _MAX_REASONING_BYTES = 1 << 22  # in the `encrypted_content` of one request, dec
 
 
 def input_items(body: ResponsesRequest) -> list[Any]:
-    """The input as items."""
+    """The input as items. An empty text that continues a conversation adds nothing to it."""
+    if body.input == "" and body.previous_response_id is not None:
+        return []
     if isinstance(body.input, str):
         return [InputMessage(role="user", content=[Part(type="input_text", text=body.input)])]
     return list(body.input)

@@ -11,7 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from quire.api.responses.errors import StoreBlocked, StoreFailed, TooLargeToStore
+from quire.api.http.tenant import current_tenant
+from quire.api.responses.errors import StoreBlocked, StoreFailed, StoreShareExceeded, TooLargeToStore
+from quire.workers.shares import Shares
 
 if TYPE_CHECKING:
     from quire.api.responses.database import Database
@@ -36,14 +38,15 @@ class DatabaseWorker:
         problem: the reason why the last operation or check failed; None if the database works.
     """
 
-    def __init__(self, open_database: Callable[[], Database]) -> None:
-        """The database is opened by the first operation."""
+    def __init__(self, open_database: Callable[[], Database], share: float = 1.0) -> None:
+        """The database is opened by the first operation. `share`: of waiting operations for one tenant."""
         self.problem: str | None = None
         self._open_database = open_database
         self._open_lock = threading.Lock()
         self._database: Database | None = None
         self._pools = {kind: ThreadPoolExecutor(count, f"quire-store-{kind}") for kind, count in _THREADS.items()}
-        self._running: dict[Kind, set[asyncio.Future[Any]]] = {kind: set() for kind in _THREADS}
+        self._places = {kind: Shares(_MAX_WAITING, share) for kind in _THREADS}
+        self._running: set[asyncio.Future[Any]] = set()
         self._refusal: str | None = None  # why writing is not tried: the last check failed, or a lock was waited for
         self._maintenance: asyncio.Task[None] | None = None
         self._closed = False
@@ -59,7 +62,7 @@ class DatabaseWorker:
         self._start_maintenance()
         try:
             return await self._submit(work, kind)
-        except TooLargeToStore:
+        except (TooLargeToStore, StoreShareExceeded):
             raise
         except StoreFailed as error:
             if not self._closed:
@@ -82,12 +85,12 @@ class DatabaseWorker:
             self._maintenance.cancel()
             with suppress(asyncio.CancelledError):
                 await self._maintenance
-        if running := self._running["read"] | self._running["write"]:
-            await asyncio.wait(running, timeout=_CLOSE_SECONDS)
+        if self._running:
+            await asyncio.wait(self._running, timeout=_CLOSE_SECONDS)
         for pool in self._pools.values():
             pool.shutdown(wait=False, cancel_futures=True)
         if self._database is not None:
-            await asyncio.to_thread(self._database.close)
+            await asyncio.to_thread(self._database.close)  # at once, or when the operations that still use it end
 
     def _start_maintenance(self) -> None:
         if self._maintenance is None and not self._closed:
@@ -108,12 +111,19 @@ class DatabaseWorker:
 
         if self._closed:
             raise StoreFailed("The store of responses is closed.")
-        running = self._running[kind]
-        if len(running) >= _MAX_WAITING:
-            raise StoreFailed("The store of responses has too many operations waiting.")
+        places, tenant = self._places[kind], current_tenant()
+        match places.refusal(tenant):
+            case "full":
+                raise StoreFailed("The store of responses has too many operations waiting.")
+            case "share":
+                raise StoreShareExceeded(
+                    "The store of responses has too many operations of this client waiting (--max-client-share)."
+                )
         future = asyncio.wrap_future(self._pools[kind].submit(attempt))
-        running.add(future)
-        future.add_done_callback(running.discard)
+        places.take(tenant)
+        future.add_done_callback(lambda _: places.give_back(tenant))
+        self._running.add(future)
+        future.add_done_callback(self._running.discard)
         future.add_done_callback(_retrieve)
         await asyncio.wait([future], timeout=_TIMEOUT)
         if not future.done():
@@ -132,6 +142,8 @@ class DatabaseWorker:
                 self._database = None
             if self._database is None:
                 self._database = self._open_database()
+                if self._closed:  # meanwhile, so that nothing else closes it
+                    self._database.close()
             return self._database
 
     async def _maintain(self) -> None:

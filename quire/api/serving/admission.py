@@ -6,6 +6,7 @@ from starlette.requests import Request
 
 from quire.api.http.errors import InvalidRequest
 from quire.api.http.routing import enter_for_request
+from quire.api.http.tenant import current_tenant
 from quire.api.serving.models import ServedModel
 
 
@@ -15,10 +16,10 @@ def check_capacity(model: ServedModel, sequences: int, param: str) -> None:
     Raises:
         InvalidRequest: there are more sequences.
     """
-    capacity = model.client.capacity
-    if sequences > capacity:
+    most = model.client.largest_request
+    if sequences > most:
         raise InvalidRequest(
-            f"The request asks for {sequences} sequences; the server accepts at most {capacity} at once.", param
+            f"The request asks for {sequences} sequences; the server accepts at most {most} at once.", param
         )
 
 
@@ -32,9 +33,9 @@ def admit(request: Request, model: ServedModel, sequences: int, param: str) -> N
         param: the request field that determines the number, for errors.
 
     Raises:
-        EngineOverloaded: the queue is full; the response has a Retry-After header.
-        InvalidRequest: the number exceeds the engine's capacity.
+        EngineOverloaded: the queue is full, or the client has its share; the response has a Retry-After header.
+        InvalidRequest: the number exceeds what one client may have.
         EngineDead: the engine has ended.
     """
     check_capacity(model, sequences, param)
-    enter_for_request(request, model.client.slots(sequences))
+    enter_for_request(request, model.client.slots(sequences, current_tenant()))

@@ -36,8 +36,8 @@ class ServedModel:
         audio: decodes the audio of its requests; None if it takes none.
         grammars: None if the model cannot be constrained by grammars.
         priority_scheduling: the engine runs with the priority policy.
-        scorer: compares embeddings of many tokens in threads, off the event loop. A request that waits for it holds
-            a slot of the engine.
+        scorer: compares embeddings of many tokens, and averages those of chunks, in threads, off the event loop. A
+            request that waits for it holds a slot of the engine.
     """
 
     names: tuple[str, ...]

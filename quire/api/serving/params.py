@@ -155,7 +155,7 @@ def generate_requests(
 
 
 def truncate_prompt(prompt: Prompt, body: ChatAndCompletionFields, model: ServedModel) -> Prompt:
-    """The last `truncate_prompt_tokens` tokens of the prompt; all of them if the field is not set.
+    """The last `truncate_prompt_tokens` tokens of the prompt, or the first ones; all if the field is not set.
 
     Raises:
         InvalidRequest: the field exceeds the context length.
@@ -171,9 +171,10 @@ def truncate_prompt(prompt: Prompt, body: ChatAndCompletionFields, model: Served
             "truncate_prompt_tokens",
         )
     keep = limit - 1 if keep == -1 else keep
-    return Prompt(
-        prompt.token_ids[len(prompt.token_ids) - keep :] if keep < len(prompt.token_ids) else prompt.token_ids
-    )
+    ids = prompt.token_ids
+    if keep >= len(ids):
+        return Prompt(ids)
+    return Prompt(ids[:keep] if body.truncation_side == "right" else ids[len(ids) - keep :])
 
 
 def output_token_limit(prompt: Prompt, model: ServedModel, max_tokens: int | None) -> int:

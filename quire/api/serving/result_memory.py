@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
-from quire.api.http.errors import Overloaded
+from quire.api.http.errors import Overloaded, TooManyRequests
+from quire.workers.shares import Shares
 
 _SMALL = 1 << 14  # numbers of a request that are not counted: --limit-concurrency bounds such requests
 _LIMIT = 1 << 28  # numbers, of 4 bytes each
 
 
 class ResultMemory:
-    """Counts the values held for all requests. A tenant may hold as many as all tenants leave free, so at most half."""
+    """Counts the values held for all requests."""
 
-    def __init__(self, limit: int = _LIMIT) -> None:
-        """`limit`: numbers in all."""
-        self.limit = limit
-        self._held: Counter[str] = Counter()
+    def __init__(self, limit: int = _LIMIT, share: float = 1.0) -> None:
+        """`limit`: numbers in all; `share`: of these for one tenant."""
+        self._shares = Shares(limit, share)
 
     @property
     def held(self) -> int:
         """Numbers that are held now."""
-        return self._held.total()
+        return self._shares.used
 
     def reservation(self, tenant: str) -> Reservation:
         """A reservation of this tenant's request, which holds nothing yet."""
@@ -32,19 +30,21 @@ class ResultMemory:
 
         Raises:
             Overloaded: there is no room for them.
+            TooManyRequests: the tenant has its share.
         """
-        if self._held[tenant] + count > self.limit - self.held:
-            raise Overloaded(
-                "The memory for results of pooling requests is full. Please retry later.",
-                headers={"Retry-After": "1"},
-            )
-        self._held[tenant] += count
+        retry = {"Retry-After": "1"}
+        match self._shares.refusal(tenant, count):
+            case "full":
+                text = "The memory for results of pooling requests is full. Please retry later."
+                raise Overloaded(text, headers=retry)
+            case "share":
+                text = "This client has its share of the memory for results of pooling requests (--max-client-share)."
+                raise TooManyRequests(text, headers=retry)
+        self._shares.take(tenant, count)
 
     def give_back(self, tenant: str, count: int) -> None:
         """Hold fewer numbers for a tenant."""
-        self._held[tenant] -= count
-        if not self._held[tenant]:
-            del self._held[tenant]
+        self._shares.give_back(tenant, count)
 
 
 class Reservation:

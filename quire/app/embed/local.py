@@ -36,7 +36,7 @@ class LocalEmbedder:
 
     def __init__(self, model: ServedModel, settings: Embed) -> None:
         self._model = model
-        self._truncation = truncation_of(model, -1 if settings.truncate else None, None)
+        self._truncation = truncation_of(model, -1 if settings.truncate else None, None, embeds=True)
         self._params = embed_params(model, "embed", settings.dimensions, None)
         self._prefix = prefix_of(model, settings.prompt_name, None, None)
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from quire.config.other_servers.others import LLAMA_SERVER, OLLAMA
 from quire.config.other_servers.table import OtherServerFlag
+from quire.config.other_servers.variables import VARIABLES
 from quire.config.other_servers.vllm import VLLM
 
 _HEAD = """# Flags of other servers
@@ -13,7 +14,11 @@ _HEAD = """# Flags of other servers
 `quire serve` accepts vLLM's flags: after `vllm` is replaced by `quire`, most command lines work as they are. A
 flag that Quire has under another name, or with other names of values, is translated; a flag that is not needed is
 accepted. For each of these flags one line in the log says so. Any other flag is refused, with the name of Quire's
-flag for it if there is one. Underscores may be written for dashes.
+flag for it if there is one. Underscores may be written for dashes. The keys of a JSON object may be given one by one:
+`--hf-overrides.a.b 1` is `--hf-overrides '{"a": {"b": 1}}'`, and `--flag.list+ x,y` appends to a list.
+
+Of vLLM's environment variables, those in the first table are obeyed if nothing else sets Quire's setting. All others
+that are set are named in a warning at start, as they have no effect.
 
 Flags of llama-server, which has other names and units, are refused with the name of Quire's flag. For ollama, the table
 has the environment variables of `ollama serve` and the lines of a Modelfile. All flags of Quire are in
@@ -30,7 +35,16 @@ def page() -> str:
         ("llama-server", "flag of `llama-server`", LLAMA_SERVER),
         ("ollama", "variable or parameter of ollama", OLLAMA),
     )
-    return "\n".join([_HEAD, *(_section(title, column, flags) for title, column, flags in tables)])
+    sections = [_section(title, column, flags) for title, column, flags in tables]
+    return "\n".join([_HEAD, _variables(), *sections])
+
+
+def _variables() -> str:
+    rows = [
+        f"| `{name}` | `--{variable.field.replace('_', '-')}` | {variable.note} |"
+        for name, variable in VARIABLES.items()
+    ]
+    return "\n".join(["## Variables of vLLM", "", "| variable | Quire's | |", "|---|---|---|", *rows, ""])
 
 
 def _section(title: str, column: str, flags: Sequence[OtherServerFlag]) -> str:

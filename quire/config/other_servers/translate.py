@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from quire.config.command import ConfigError
 from quire.config.other_servers import values
+from quire.config.other_servers.dotted_keys import merge_dotted_keys
 from quire.config.other_servers.others import LLAMA_SERVER
 from quire.config.other_servers.table import OtherServerFlag
 from quire.config.other_servers.vllm import VLLM
@@ -17,6 +18,7 @@ _LISTS = ("--served-model-name", "--api-key", "--allowed-media-domains", "--cuda
 _CONVERTERS: Mapping[str, Callable[[str], list[str]]] = {
     "--max-model-len": values.context_length,
     "--max-num-batched-tokens": lambda value: ["--max-num-batched-tokens", values.count(value)],
+    "--kv-cache-dtype": values.cache_dtype,
     "--kv-cache-memory-bytes": lambda value: ["--kv-cache-memory-bytes", values.count(value)],
     "--h11-max-incomplete-event-size": lambda value: ["--max-header-size", value],
     "--allowed-origins": lambda value: values.repeated("--allowed-origins", value),
@@ -30,6 +32,19 @@ _CONVERTERS: Mapping[str, Callable[[str], list[str]]] = {
 }
 
 
+# Flags whose values are JSON objects.
+_OBJECTS = (
+    "--attention-config",
+    "--default-chat-template-kwargs",
+    "--hf-overrides",
+    "--limit-mm-per-prompt",
+    "--override-generation-config",
+    "--pooler-config",
+    "--speculative-config",
+    "--structured-outputs-config",
+)
+
+
 def translate_flags(arguments: Sequence[str], own: frozenset[str]) -> tuple[list[str], list[str]]:
     """Quire's flags for those of a command line, and a note for each flag that was replaced or has no effect.
 
@@ -38,7 +53,7 @@ def translate_flags(arguments: Sequence[str], own: frozenset[str]) -> tuple[list
     Raises:
         ConfigError: a flag of another server has no counterpart, or not with this value.
     """
-    given, models, result, notes = list(arguments), list[str](), list[str](), list[str]()
+    given, models, result, notes = merge_dotted_keys(arguments, _object_flag), list[str](), list[str](), list[str]()
     model_given = not arguments[0].startswith("-") if arguments else False
     model_given = model_given or any(argument.partition("=")[0] == "--model" for argument in arguments)
     while given:
@@ -80,8 +95,17 @@ def _parts(argument: str) -> tuple[str, str, str]:
 
 
 def _normal(name: str) -> str:
-    """vLLM takes underscores and dashes alike."""
-    return "--" + name[2:].replace("_", "-")
+    """vLLM takes underscores and dashes alike, but not in keys behind a dot."""
+    flag, dot, keys = name[2:].partition(".")
+    return "--" + flag.replace("_", "-") + dot + keys
+
+
+def _object_flag(name: str) -> str | None:
+    """The flag of this name, short or long, if its value is a JSON object whose keys may be given one by one."""
+    name = _normal(name) if name.startswith("--") else name
+    entry = _BY_NAME.get(name)
+    flag = name if entry is None else entry.names[0]
+    return flag if flag in _OBJECTS else None
 
 
 def _find(name: str, own: frozenset[str]) -> OtherServerFlag | None:
@@ -92,10 +116,6 @@ def _find(name: str, own: frozenset[str]) -> OtherServerFlag | None:
         entry = entry if entry is not None and entry.switch else None
     if entry is None and "." in name:
         entry = _BY_NAME.get(name.partition(".")[0])
-        if entry is not None and entry.kind == "translated_to":
-            raise ConfigError(
-                f"quire serve: {name} is not supported; what Quire accepts of {entry.names[0]}: {entry.note}"
-            )
     if entry is None or entry.kind == "same":
         return None
     return None if name in own and not (entry.values or name in _CONVERTERS) else entry

@@ -36,6 +36,25 @@ def context_length(value: str) -> list[str]:
     return [] if value in ("auto", "-1") else ["--max-model-len", count(value)]
 
 
+CACHE_DTYPES = {
+    "auto": "auto",
+    "bfloat16": "bfloat16",
+    "float16": "float16",
+    "half": "float16",
+    "int8": "int8",
+    "int8_per_token_head": "int8",
+    "fp8": "fp8",
+    "fp8_e4m3": "fp8",
+}
+
+
+def cache_dtype(value: str) -> list[str]:
+    """--kv-cache-dtype. Quire's int8 has a scale for each head of each token; its fp8 is float8_e4m3."""
+    if value not in CACHE_DTYPES:
+        raise ValueError(f"Quire has {', '.join(CACHE_DTYPES)}")
+    return ["--kv-cache-dtype", CACHE_DTYPES[value]]
+
+
 def runner(value: str) -> list[str]:
     """--runner. `pooling` uses a causal language model as an embedder, if its files name no other pooling task."""
     flags = {"auto": [], "generate": ["--task", "generate"], "pooling": ["--convert", "embed"]}

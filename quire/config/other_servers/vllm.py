@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from quire.config.other_servers.table import OtherServerFlag, ignored, ignored_switch, refused, same, translated_to
+from quire.config.other_servers.values import CACHE_DTYPES
 from quire.config.types import ATTENTION_BACKENDS
 
 _ONE_MACHINE = "Quire runs a model once, on one machine"
@@ -27,6 +28,7 @@ _BUILT_IN = "the engine has no plugins"
 _FORMAT = "only Hugging Face's file format is read"
 _MEMORY = "weights and KV cache are always in the memory of the device that runs the model"
 _REPOSITORY = "all files are read from the model's directory or repository"
+_CACHE_DTYPES = {name: ours for name, ours in CACHE_DTYPES.items() if name != ours}
 
 VLLM: tuple[OtherServerFlag, ...] = (
     # server
@@ -87,9 +89,8 @@ VLLM: tuple[OtherServerFlag, ...] = (
     *refused("--exclude-tools-when-tool-choice-none", "leave `tools` out of such requests"),
     *refused("--tool-parser-plugin", "parser plugins are not supported", "--tool-call-parser"),
     *refused("--reasoning-parser-plugin", "parser plugins are not supported", "--reasoning-parser"),
-    *ignored("--guided-decoding-backend --structured-outputs-config.backend", "llguidance is the only grammar backend"),
+    *ignored("--guided-decoding-backend", "llguidance is the only grammar backend"),
     *ignored("--tool-strict-level", "set `strict` in the function of a request"),
-    translated_to("--structured-outputs-config.reasoning_parser", "--reasoning-parser"),
     translated_to("--structured-outputs-config", "--reasoning-parser", "only its key reasoning_parser has an effect"),
     translated_to("--generation-config", "--generation-config", values={"vllm": "none"}),
     *same("--override-generation-config", "--max-logprobs"),
@@ -152,7 +153,11 @@ VLLM: tuple[OtherServerFlag, ...] = (
     ),
     # memory and scheduling
     *same("--max-num-seqs", "--scheduling-policy", "--block-size"),
-    translated_to("--kv-cache-dtype", "--kv-cache-dtype", values={"fp8_e4m3": "fp8"}),
+    translated_to(
+        "--kv-cache-dtype",
+        "--kv-cache-dtype",
+        values=_CACHE_DTYPES,
+    ),
     translated_to("--max-num-batched-tokens", "--max-num-batched-tokens", "also as 8k or 8K"),
     translated_to(
         "--gpu-memory-utilization",
@@ -196,12 +201,6 @@ VLLM: tuple[OtherServerFlag, ...] = (
         "--speculative-method",
         "only the method ngram is supported; see also --num-speculative-tokens",
     ),
-    translated_to("--speculative-config.method", "--speculative-method"),
-    translated_to("--speculative-config.num_speculative_tokens", "--num-speculative-tokens"),
-    *ignored(
-        "--speculative-config.prompt_lookup_max --speculative-config.prompt_lookup_min",
-        "the longest matching n-gram is always used",
-    ),
     translated_to("--spec-method", "--speculative-method"),
     translated_to("--spec-tokens", "--num-speculative-tokens"),
     *refused(
@@ -244,8 +243,6 @@ VLLM: tuple[OtherServerFlag, ...] = (
     *ignored("--compilation-config|-cc|-O --optimization-level", _COMPILATION),
     *ignored("--max-seq-len-to-capture", "CUDA graphs serve sequences of any length"),
     translated_to("--attention-backend", "--attention-backend", _ATTENTION, values=ATTENTION_BACKENDS),
-    translated_to("--attention-config.backend -ac.backend", "--attention-backend", values=ATTENTION_BACKENDS),
-    *ignored("--attention-config.flash_attn_version|-ac.flash_attn_version", "FlashAttention 2 is used", only=["2"]),
     translated_to("--attention-config -ac", "--attention-backend", "only its key backend has an effect"),
     *ignored("--moe-backend", _GPU),
     *ignored("--kernel-config --linear-backend --ir-op-priority --override-attention-dtype", _GPU),

@@ -15,7 +15,7 @@ from quire.engine.execution.attention.varlen import VarlenAttention
 from quire.engine.execution.item_encoder import embed_items
 from quire.engine.execution.pooling import Pooler
 from quire.engine.models.audio_encoder import CTCModel
-from quire.engine.models.encoder import Encoder
+from quire.engine.models.encoder import TextEncoder
 from quire.engine.models.inputs import ModelInputs
 from quire.engine.scheduling.plan import SequenceError, StepPlan, StepResult
 from quire.engine.wire.pooling_params import PoolingParams
@@ -70,7 +70,7 @@ class PackedRunner(ABC):
 class EncoderRunner(PackedRunner):
     """Runs an encoder of text, and its pooler."""
 
-    def __init__(self, model: Encoder, pooler: Pooler, device: torch.device) -> None:
+    def __init__(self, model: TextEncoder, pooler: Pooler, device: torch.device) -> None:
         """`device`: that of the model."""
         self.model = model
         self._pooler = pooler
@@ -81,15 +81,16 @@ class EncoderRunner(PackedRunner):
         offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int64)
         inputs = _inputs(requests, offsets, self.model, self._device)
         assert inputs.cu_seqlens is not None
-        hidden = self.model.run(inputs, VarlenAttention(inputs.cu_seqlens))
-        for request, begin, end in zip(requests, offsets, offsets[1:], strict=False):
-            yield request, self._pool(hidden[begin:end], request)
+        encoded = self.model.encode(inputs, VarlenAttention(inputs.cu_seqlens))
+        for request, hidden in zip(requests, encoded, strict=True):
+            yield request, self._pool(hidden, request)
 
     def _pool(self, hidden: Tensor, request: AddRequest) -> PooledArray:
         params = request.params
         assert isinstance(params, PoolingParams)
         state = self._pooler.start(params)
-        state.add(hidden[params.skip_tokens :])
+        skipped = params.skip_tokens
+        state.add(self._pooler.steps(hidden[skipped:], request.prompt[skipped:], params))
         return self._pooler.finish(state, params)
 
 
@@ -109,17 +110,23 @@ class CTCRunner(PackedRunner):
 
 
 def _inputs(
-    requests: Sequence[AddRequest], offsets: NDArray[np.int64], model: Encoder, device: torch.device
+    requests: Sequence[AddRequest], offsets: NDArray[np.int64], model: TextEncoder, device: torch.device
 ) -> ModelInputs:
     tokens = np.concatenate([request.prompt for request in requests]).astype(np.int64)
     positions = np.arange(len(tokens), dtype=np.int64) - np.repeat(offsets[:-1], np.diff(offsets))
     type_ids = None
-    if model.spec.embeddings.types > 1 and any(request.second_text_start is not None for request in requests):
+    if model.token_types > 1 and any(request.second_text_start is not None for request in requests):
         starts = [
             end if r.second_text_start is None else r.second_text_start
             for r, end in zip(requests, offsets[1:], strict=True)
         ]
-        type_ids = torch.from_numpy((positions >= np.repeat(starts, np.diff(offsets))).astype(np.int64))
+        ends = [
+            end if r.second_text_end is None else r.second_text_end
+            for r, end in zip(requests, offsets[1:], strict=True)
+        ]
+        lengths = np.diff(offsets)
+        is_second = (positions >= np.repeat(starts, lengths)) & (positions < np.repeat(ends, lengths))
+        type_ids = torch.from_numpy(is_second.astype(np.int64))
     return ModelInputs(
         torch.from_numpy(tokens).to(device),
         torch.from_numpy(positions).to(device),

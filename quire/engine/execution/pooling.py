@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -12,11 +13,11 @@ from torch import Tensor
 from quire.engine.execution.inputs import Span
 from quire.engine.execution.request_table import RequestTable
 from quire.engine.models.layers.heads import PoolerHeads, run_steps
-from quire.engine.models.pooler_spec import Dense, HeadStep, PoolerSpec
+from quire.engine.models.pooler_spec import Dense, HeadStep, PoolerSpec, SparseHead
 from quire.engine.models.transformer import Transformer
 from quire.engine.wire.model_info import PoolingInfo
 from quire.engine.wire.pooling_params import PoolingParams, PoolingType
-from quire.engine.wire.protocol import PooledArray
+from quire.engine.wire.protocol import PooledArray, TokenArray
 from quire.kernels.add_rows import add_rows
 
 
@@ -111,6 +112,34 @@ class _Max(_Pooling):
         return self._max
 
 
+class _Sparse(_Pooling):
+    """The values of a masked language model's head, a few positions at a time: their logits are large."""
+
+    def __init__(self, spec: SparseHead, logits: Callable[[Tensor], Tensor]) -> None:
+        """`logits`: from hidden states to logits."""
+        self._spec = spec
+        self._logits = logits
+        self._values: Tensor | None = None
+
+    def add(self, hidden: Tensor) -> None:
+        for part in hidden.split(_SPARSE_TOKENS):
+            values = F.relu(self._logits(part))
+            if self._spec.pooling == "max":
+                values = values.amax(0)  # log(1 + x) is monotonic: of the largest only
+                self._values = values if self._values is None else torch.maximum(self._values, values)
+            else:
+                values = self._logged(values).sum(0)
+                self._values = values if self._values is None else self._values + values
+
+    def result(self) -> Tensor:
+        assert self._values is not None
+        return self._values if self._spec.pooling == "sum" else self._logged(self._values)
+
+    def _logged(self, values: Tensor) -> Tensor:
+        values = values.log1p()
+        return values.log1p() if self._spec.log_twice else values
+
+
 class _All(_Pooling):
     def __init__(self) -> None:
         self._chunks: list[Tensor] = []
@@ -122,6 +151,7 @@ class _All(_Pooling):
         return self._chunks[0] if len(self._chunks) == 1 else torch.cat(self._chunks)
 
 
+_SPARSE_TOKENS = 128  # 16 MB of logits for a vocabulary of 32,768
 _POOLINGS: dict[PoolingType, type[_Pooling]] = {
     "last": _Last,
     "cls": _First,
@@ -136,16 +166,24 @@ class Pooler:
     """Turns hidden states into the arrays that pooling requests ask for."""
 
     def __init__(self, heads: PoolerHeads, embedding: Transformer | None = None) -> None:
-        """`embedding`: the model whose embedding table a sparse head multiplies with."""
+        """`embedding`: the model whose embedding table a sparse head multiplies with; None: the model has the head."""
         self._heads = heads
         self._spec = heads.spec
         self._model = embedding
 
     def start(self, params: PoolingParams) -> _Pooling:
         """The state of a new sequence."""
-        if params.task.startswith("token_") or self._spec.sparse_head is not None:
+        if self._spec.sparse_head is not None:
+            return _Sparse(self._spec.sparse_head, self._vocabulary_logits)
+        if params.task.startswith("token_") or (self._spec.classify_tokens and params.task != "embed"):
             return _All()
         return _POOLINGS[params.pooling_type or self._spec.pooling_type]()
+
+    def steps(self, hidden: Tensor, tokens: TokenArray, params: PoolingParams) -> Tensor:
+        """The hidden states that results are made of: those of some tokens only, if the model rates steps."""
+        if self._spec.step_tag is None or not params.task.startswith("token_"):
+            return hidden
+        return hidden[torch.from_numpy(np.flatnonzero(tokens == self._spec.step_tag)).to(hidden.device)]
 
     def finish(self, state: _Pooling, params: PoolingParams) -> PooledArray:
         """The array of a sequence whose tokens were all added."""
@@ -159,24 +197,32 @@ class Pooler:
 
     def _embedding(self, pooled: Tensor, params: PoolingParams) -> Tensor:
         heads, spec = self._heads, self._spec
-        if heads.sparse_head is not None:
-            assert self._model is not None
-            table = self._model.embed.weight
-            assert table is not None
-            values: Tensor = heads.sparse_head(pooled, table)
-            return values
+        if spec.sparse_head is not None:
+            return pooled
         steps = heads.embed if params.task == "embed" else heads.token_embed
         vectors = run_steps(steps, pooled.float())
-        if params.dimensions is not None:
-            vectors = vectors[..., : params.dimensions]
+        if (size := params.dimensions or spec.default_dimensions) is not None:
+            vectors = vectors[..., :size]
         normalize = spec.normalize if params.use_activation is None else params.use_activation
         return F.normalize(vectors, dim=-1) if normalize else vectors.contiguous()
+
+    def _vocabulary_logits(self, hidden: Tensor) -> Tensor:
+        assert self._heads.sparse_head is not None
+        if self._model is None:  # its outputs are the logits
+            return hidden.float()
+        table = self._model.embed.weight
+        assert table is not None
+        logits: Tensor = self._heads.sparse_head(hidden, table)
+        return logits
 
     def _labels(self, pooled: Tensor, params: PoolingParams) -> Tensor:
         spec = self._spec
         logits = run_steps(self._heads.classify, pooled.float())
+        if spec.classify_tokens:
+            logits = logits.mean(0)
         if spec.subtract_labels:
             logits = logits[..., -1:] - logits[..., :1]
+        logits = (logits - spec.logit_mean) / spec.logit_sigma
         act = spec.label_act if params.use_activation is not False else "none"
         if params.use_activation and act == "none":
             act = "sigmoid" if len(spec.labels) == 1 else "softmax"
@@ -213,7 +259,9 @@ class ChunkPooler:
         params = row.params
         assert isinstance(params, PoolingParams)
         state = self._rows[span.row]
-        state.add(hidden[min(span.count, max(0, params.skip_tokens - span.start)) :])
+        skipped = min(span.count, max(0, params.skip_tokens - span.start))
+        tokens = self._table.tokens[span.row, span.start + skipped : span.length]
+        state.add(self._pooler.steps(hidden[skipped:], tokens, params))
         return self._pooler.finish(state, params) if span.length == row.prompt_len else None
 
 
@@ -222,10 +270,8 @@ def hidden_states() -> Pooler:
     return Pooler(PoolerHeads(PoolerSpec(tasks=("embed", "token_embed"), normalize=False), 0, 0))
 
 
-def pooling_info(spec: PoolerSpec, model: object) -> PoolingInfo:
-    """Facts about a model that pools, for the front end."""
-    assert isinstance(model, Transformer)
-    hidden, vocab = model.spec.hidden, model.spec.vocab
+def pooling_info(spec: PoolerSpec, hidden: int, vocab: int) -> PoolingInfo:
+    """Facts about a model that pools, for the front end. `hidden`: elements of its hidden states."""
 
     def size(steps: Sequence[HeadStep]) -> int:
         return next((step.size_out for step in reversed(steps) if isinstance(step, Dense)), hidden)
@@ -238,4 +284,6 @@ def pooling_info(spec: PoolerSpec, model: object) -> PoolingInfo:
         labels=spec.labels,
         score_method=spec.score_method,
         sparse=spec.sparse_head is not None,
+        chunked=spec.chunked,
+        max_embed_len=spec.max_embed_len,
     )

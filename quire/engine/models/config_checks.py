@@ -52,7 +52,7 @@ _COUNTS = (
     *("num_experts", "num_local_experts", "n_routed_experts", "n_shared_experts", "num_attention_heads", "n_head"),
     *("num_key_value_heads", "encoder_layers", "decoder_layers", "num_labels", "type_vocab_size"),
     *("encoder_num_hidden_layers", "decoder_num_hidden_layers", "num_conv_pos_embedding_groups"),
-    *("num_blocks", "num_decoder_layers"),
+    *("num_blocks", "num_decoder_layers", "num_hidden_groups", "inner_group_num", "task_type_vocab_size"),
 )
 _POSITIVE = (
     *("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "hidden_size", "vocab_size", "head_dim"),
@@ -60,6 +60,7 @@ _POSITIVE = (
     *("encoder_attention_heads", "decoder_attention_heads", "max_source_positions", "max_target_positions"),
     *("num_mel_bins", "encoder_ffn_dim", "decoder_ffn_dim", "num_conv_pos_embeddings", "num_conv_pos_embedding_groups"),
     *("encoder_num_attention_heads", "decoder_num_attention_heads", "intermediate_size", "decoder_hidden_size"),
+    *("embedding_size", "num_hidden_groups", "inner_group_num"),
 )
 _SPEC_POSITIVE: dict[type, tuple[str, ...]] = {
     DecoderSpec: ("hidden", "vocab", "max_positions"),

@@ -47,6 +47,8 @@ def with_known_type(raw: dict[str, Any]) -> dict[str, Any]:
     """
     if raw.get("model_type") == "phi4mm":
         return _phi4_multimodal(raw)
+    if raw.get("model_type") == "xlm-roberta" and raw.get("position_embedding_type") == "rotary":
+        return _jina(raw)
     if raw.get("model_type") == "nomic_bert" and "n_embd" in raw:
         return _nomic(raw)
     if raw.get("model_type") != "new":
@@ -78,6 +80,14 @@ def _nomic(raw: dict[str, Any]) -> dict[str, Any]:
     renamed = {ours: raw[theirs] for theirs, ours in _NOMIC.items() if theirs in raw}
     rope = {"rope_type": "default", "rope_theta": raw.get("rotary_emb_base", 1000.0)}
     return {**known, **renamed, "hidden_act": _NOMIC_ACTS[act], "rope_parameters": rope}
+
+
+def _jina(raw: dict[str, Any]) -> dict[str, Any]:
+    """The config of Jina's embedder v3 as its authors have published it."""
+    known = {name: value for name, value in raw.items() if name not in ("auto_map", "position_embedding_type")}
+    names = [name.replace("XLMRoberta", "JinaEmbeddingsV3") for name in raw.get("architectures") or []]
+    rope = {"rope_type": "default", "rope_theta": raw.get("rotary_emb_base", 10000.0)}
+    return {**known, "model_type": "jina_embeddings_v3", "architectures": names, "rope_parameters": rope}
 
 
 def _phi4_multimodal(raw: dict[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ ModelError
 ├── UnavailableLibrary    a package that an option needs cannot be imported
 ├── UnknownArchitecture   no implementation supports this kind of model
 ├── UnsupportedModel      the architecture is supported, but not this variant (quantization, option)
+│   └── UnsupportedOption  Quire's own implementation lacks an option, which that of transformers may have
 └── WeightMismatch        a weight is missing, unexpected or of the wrong shape
 """
 
@@ -34,6 +35,10 @@ class UnknownArchitecture(ModelError):
 
 class UnsupportedModel(ModelError):
     """This variant of a supported architecture is not supported."""
+
+
+class UnsupportedOption(UnsupportedModel):
+    """Quire's own implementation lacks an option of the architecture, which that of transformers may have."""
 
 
 class WeightMismatch(ModelError):

@@ -23,7 +23,7 @@ from quire.engine.models.cache_scales import CacheScales
 from quire.engine.models.checkpoint import Checkpoint, Progress, WindowOf
 from quire.engine.models.decoder import Decoder, LanguageModel
 from quire.engine.models.delayed_streams import fold_delay
-from quire.engine.models.encoder import Encoder
+from quire.engine.models.encoder import Encoder, TextEncoder
 from quire.engine.models.errors import BrokenFolder, UnsupportedModel, WeightMismatch
 from quire.engine.models.layers.heads import PoolerHeads
 from quire.engine.models.layers.linear import Packable
@@ -34,9 +34,10 @@ from quire.engine.models.safetensors import SafetensorsFile
 from quire.engine.models.sentence_transformers import read_json
 from quire.engine.models.sharded_decoder import ShardedDecoder, check_parallel
 from quire.engine.models.sharded_weights import ShardedWeightFiller
-from quire.engine.models.spec import CTCSpec, DecoderSpec, EncoderSpec, TransducerSpec, TransformerSpec
+from quire.engine.models.spec import CTCSpec, DecoderSpec, EncoderSpec, TransducerSpec
 from quire.engine.models.speech_to_text import SpeechToTextSpec
 from quire.engine.models.static_embedding import plain_table
+from quire.engine.models.task_adapter import merged
 from quire.engine.models.transducer import TransducerModel
 from quire.engine.models.weight_names import weight_names_of
 from quire.engine.models.weight_names.audio import audio_tensors
@@ -85,7 +86,7 @@ class LoadedModel:
         is_adapted: requests with audio are computed with an adapter.
     """
 
-    model: LanguageModel | Encoder | CTCModel | TransducerModel
+    model: LanguageModel | TextEncoder | CTCModel | TransducerModel
     architecture: str
     implementation: Literal["quire", "transformers"]
     dtype: torch.dtype
@@ -165,6 +166,20 @@ def load_model(
     Raises:
         ModelError: the folder, the architecture or the weights are not supported; the message has the reason.
     """
+    try:
+        return _load_model(folder, config, options, target, bar, groups)
+    except WeightMismatch as error:  # a server may have several models
+        raise WeightMismatch(f"{folder.name}: {error}") from error
+
+
+def _load_model(
+    folder: Path,
+    config: ModelConfig,
+    options: ModelOptions,
+    target: LoadTarget,
+    bar: ProgressBar,
+    groups: RankGroups | None,
+) -> LoadedModel:
     if groups is not None:
         check_parallel(config)
     quantize = options.quantization != "none"
@@ -195,10 +210,12 @@ def load_model(
         raise UnsupportedModel(
             f"--quantization works with Quire's own decoder only, which does not support {config.model_type}"
         )
+    hf_config = read_config(folder, options.hf_overrides)
+    if config.pooler is not None:
+        return _load_transformers_encoder(load, hf_config, config.pooler)
     from quire.engine.models.transformers_checks import check_class  # noqa: PLC0415 a second of imports, for few models
     from quire.engine.models.transformers_model import load_transformers_model  # noqa: PLC0415 like it
 
-    hf_config = read_config(folder, options.hf_overrides)
     check_class(hf_config)
     context_len = _context_len(options, _max_positions(hf_config.get_text_config()))
     with bar(total) as progress:
@@ -208,20 +225,47 @@ def load_model(
     return LoadedModel(model, hf_config.model_type, "transformers", dtype, vocab, context_len, total)
 
 
+def _load_transformers_encoder(load: _Load, hf_config: Any, pooler: PoolerSpec) -> LoadedModel:
+    """Load an encoder that transformers runs."""
+    from quire.engine.models.transformers_encoder import (  # noqa: PLC0415 seconds of imports, for few models
+        load_transformers_encoder,
+        position_limit,
+    )
+
+    device, total, dtype = load.target.torch_device, load.checkpoint.total_bytes, load.dtype
+    with load.bar(total) as progress:
+        try:
+            model = load_transformers_encoder(load.folder, hf_config, pooler, dtype, device)
+        except UnsupportedModel as error:  # the code of some models mixes dtypes
+            if load.options.dtype != "auto" or dtype == torch.float32:
+                raise
+            logger.warning("%s is computed in float32: %s", load.folder.name, error)
+            dtype = torch.float32
+            model = load_transformers_encoder(load.folder, hf_config, pooler, dtype, device)
+        progress(total)
+    heads = nn.ModuleDict({"heads": model.pooler_heads})
+    WeightFiller(heads, WeightNames(())).fill(_extra_weights(load.folder, pooler))
+    heads.to(device)
+    text = hf_config.get_text_config()
+    longest = position_limit(model) or _max_positions(text)
+    context_len = _shortened(load, _sentence_limit(load.folder, longest))
+    return LoadedModel(model, hf_config.model_type, "transformers", dtype, text.vocab_size, context_len, total, pooler)
+
+
 def _load_transformer(load: _Load, spec: DecoderSpec | EncoderSpec, groups: RankGroups | None) -> LoadedModel:
     folder, config, checkpoint, dtype = load.folder, load.config, load.checkpoint, load.dtype
     context_len = _transformer_context_len(load, spec)
-    check_acts(spec)
+    check_acts(spec, *(() if config.pooler is None else config.pooler.acts))
     encoder = spec.encoder if isinstance(spec, DecoderSpec) else None
     _check_layers(len(spec.layers) + (0 if encoder is None else len(encoder.layers)), checkpoint)
     if isinstance(spec, DecoderSpec):
         spec = _with_head(spec, checkpoint, config.pooler)
-    pooler = config.pooler or PoolerSpec(tasks=())
+    names = weight_names_of(config.model_type, spec, config.pooler)
+    pooler = _with_sparse_head(config.pooler or PoolerSpec(tasks=()), checkpoint, names)
     with torch.device("meta"):
         model = _empty_model(spec, groups, dtype)
         model.heads = PoolerHeads(pooler, spec.hidden, spec.vocab)
     load.allocate(model)
-    names = weight_names_of(config.model_type, spec, config.pooler)
     filler_options: dict[str, Any] = {
         "quantization": _quantization(load.options, config),
         "tied": isinstance(spec, DecoderSpec) and spec.tied,
@@ -241,6 +285,9 @@ def _load_transformer(load: _Load, spec: DecoderSpec | EncoderSpec, groups: Rank
         tensors = _tensors(config, checkpoint.tensors(dtype, progress, window), adapter)
         if scales is not None:
             tensors = scales.without_scales(tensors)
+        if pooler.sparse_head is not None:
+            superseded = names.superseded(checkpoint.names(), dict(model.named_parameters()))
+            tensors = ((name, tensor) for name, tensor in tensors if name not in superseded)
         filler.fill(itertools.chain(_with_label_rows(tensors, pooler), _extra_weights(folder, pooler)))
     if scales is not None:
         scales.apply(model)
@@ -250,12 +297,17 @@ def _load_transformer(load: _Load, spec: DecoderSpec | EncoderSpec, groups: Rank
 
 
 def _transformer_context_len(load: _Load, spec: DecoderSpec | EncoderSpec) -> int:
-    options, longest = load.options, _longest_input(load.folder, spec)
-    if isinstance(spec, EncoderSpec) and options.max_model_len is not None and options.max_model_len > longest:
-        name = load.folder.name
-        logger.info("max_model_len is %d, not %d: %s has no positions beyond it", longest, options.max_model_len, name)
+    longest = _sentence_limit(load.folder, spec.max_positions)
+    return _shortened(load, longest) if isinstance(spec, EncoderSpec) else _context_len(load.options, longest)
+
+
+def _shortened(load: _Load, longest: int) -> int:
+    """The context length of an encoder; --max-model-len beyond its positions is reduced, as in vLLM."""
+    wanted = load.options.max_model_len
+    if wanted is not None and wanted > longest:
+        logger.info("max_model_len is %d, not %d: %s has no positions beyond it", longest, wanted, load.folder.name)
         return longest
-    return _context_len(options, longest)
+    return _context_len(load.options, longest)
 
 
 def _empty_model(spec: DecoderSpec | EncoderSpec, groups: RankGroups | None, dtype: torch.dtype) -> Decoder | Encoder:
@@ -270,6 +322,8 @@ def _tensors(
     """The tensors of a checkpoint as the model has them: without an adapter's, split, joined or folded."""
     if config.static is not None:
         tensors = plain_table(tensors)
+    if config.task_adapter is not None:
+        tensors = merged(tensors, config.task_adapter)
     if isinstance(config.streaming, DelayedStreamsInfo):
         tensors = fold_delay(tensors, config.streaming.delay_frames)
     if adapter is not None:
@@ -306,10 +360,10 @@ def _load_audio_model(load: _Load, spec: CTCSpec | TransducerSpec) -> LoadedMode
     return load.loaded(model, spec.vocab, longest if isinstance(spec, CTCSpec) else _context_len(options, longest))
 
 
-def _longest_input(folder: Path, spec: TransformerSpec) -> int:
+def _sentence_limit(folder: Path, positions: int) -> int:
     """Tokens of the longest input: sentence-transformers may allow fewer than there are positions."""
     given = read_json(folder / "sentence_bert_config.json").get("max_seq_length")
-    return min(spec.max_positions, given) if type(given) is int and given > 0 else spec.max_positions
+    return min(positions, given) if type(given) is int and given > 0 else positions
 
 
 def _with_head(spec: DecoderSpec, checkpoint: Checkpoint, pooler: PoolerSpec | None) -> DecoderSpec:
@@ -321,6 +375,21 @@ def _with_head(spec: DecoderSpec, checkpoint: Checkpoint, pooler: PoolerSpec | N
         logger.warning("tie_word_embeddings is ignored: embedding and LM head of the checkpoint have different weights")
         return replace(spec, tied=False)
     return spec
+
+
+def _with_sparse_head(pooler: PoolerSpec, checkpoint: Checkpoint, names: WeightNames) -> PoolerSpec:
+    """The pooler with a masked language model's head as the checkpoint has it: tied weights may have been trained."""
+    head = pooler.sparse_head
+    if head is None or not head.tied:
+        return pooler
+    embedding, table = (
+        next((name for name in checkpoint.names() if names.target(name, {parameter}) is not None), None)
+        for parameter in ("embed.weight", "heads.sparse_head.table")
+    )
+    if embedding is None or table is None or checkpoint.equal(embedding, table):
+        return pooler
+    logger.warning("%s and %s of the checkpoint have different weights: both are used", embedding, table)
+    return replace(pooler, sparse_head=replace(head, tied=False))
 
 
 def _with_label_rows(tensors: Iterable[tuple[str, Tensor]], pooler: PoolerSpec) -> Iterator[tuple[str, Tensor]]:

@@ -7,6 +7,7 @@ A server reads configs in a child process while it imports torch itself.
 from __future__ import annotations
 
 import json
+import logging
 import multiprocessing
 import os
 import sys
@@ -24,7 +25,13 @@ from quire.engine.models.audio import read_audio, read_audio_adapter
 from quire.engine.models.config_checks import check_raw, check_spec
 from quire.engine.models.custom_configs import with_known_type
 from quire.engine.models.delayed_streams import read_delayed_streams
-from quire.engine.models.errors import BrokenFolder, ModelError, UnknownArchitecture, UnsupportedModel
+from quire.engine.models.errors import (
+    BrokenFolder,
+    ModelError,
+    UnknownArchitecture,
+    UnsupportedModel,
+    UnsupportedOption,
+)
 from quire.engine.models.fp8 import Fp8Scales
 from quire.engine.models.pooler_spec import PoolerSpec
 from quire.engine.models.pooling_config import PoolingOptions, read_pooler
@@ -34,12 +41,19 @@ from quire.engine.models.speech_ctc_moonshine import read_ctc, read_moonshine
 from quire.engine.models.speech_to_text import SpeechToTextSpec, read_speech
 from quire.engine.models.speech_transducer import read_transducer
 from quire.engine.models.static_embedding import static_spec
+from quire.engine.models.task_adapter import TaskAdapter, read_task_adapter
 from quire.engine.wire.audio import AudioInfo
 from quire.engine.wire.launch import end_with_parent
 from quire.engine.wire.streaming import StreamingInfo
 
+logger = logging.getLogger(__name__)
 STATIC = "static"  # the model type of a table of embeddings
 ModelImplementation = Literal["auto", "quire", "transformers"]
+# Ends of the names of architectures that transformers may run as encoders of text.
+_POOLING_NAMES = (
+    *("Model", "ForMaskedLM", "ForPreTraining", "SpladeSparseEmbeddingModel"),
+    *("ForSequenceClassification", "ForTokenClassification"),
+)
 _NO_OVERRIDES: Mapping[str, Any] = MappingProxyType({})
 _NO_POOLING = PoolingOptions()
 Spec = TypeVar("Spec", DecoderSpec | EncoderSpec, CTCSpec, TransducerSpec)
@@ -59,6 +73,7 @@ class ModelConfig:
         audio: facts about a language model that reads audio; None for others.
         streaming: facts about a model that transcribes audio while it arrives; None for others.
         adapter: adapter that requests with audio are computed with; None: there is none.
+        task_adapter: adapter that is merged into the weights; None: there is none.
     """
 
     model_type: str
@@ -71,6 +86,7 @@ class ModelConfig:
     audio: AudioInfo | None = None
     streaming: StreamingInfo | None = None
     adapter: AdapterConfig | None = None
+    task_adapter: TaskAdapter | None = None
 
 
 def read_model_config(
@@ -105,34 +121,65 @@ def read_model_config(
     known = config.model_type in ARCHITECTURES or config.model_type in AUDIO_MODELS or is_encoder
     if implementation == "quire" and not known:
         raise UnknownArchitecture(f"Quire's decoder does not know model type {config.model_type!r}")
-    scales = _fp8_scales(config)
-    extra = getattr(config, "num_nextn_predict_layers", 0) or getattr(config, "num_mtp_layers", 0) or 0
-    if is_encoder or (known and implementation != "transformers"):
-        spec = _built(lambda: spec_of(config))
-        pooler = read_pooler(folder, config, spec, pooling)
-        if pooler is None and isinstance(spec, EncoderSpec):
-            raise UnsupportedModel(f"{config.model_type} is an encoder, which cannot generate")
-        if pooler is None:
-            _check_generates(config, pooling)
-        encoder = spec.encoder if isinstance(spec, DecoderSpec) else None
-        if encoder is None:
-            return ModelConfig(config.model_type, spec, extra, scales, pooler)
-        if pooler is not None:
-            raise UnsupportedModel(
-                f"{config.model_type} is supported for transcription only, not for embeddings or classification"
-            )
-        if isinstance(spec, DecoderSpec) and spec.has_cross_attention:
-            return ModelConfig(config.model_type, spec, extra, scales, speech=_speech(folder, config, spec))
-        if isinstance(spec, DecoderSpec) and spec.adds_encoder:
-            streaming = read_delayed_streams(folder, config, spec)
-            return ModelConfig(config.model_type, spec, extra, scales, streaming=streaming)
-        audio = read_audio(folder, config, encoder, spec.vocab)
-        adapter = read_audio_adapter(folder, config)
-        return ModelConfig(config.model_type, spec, extra, scales, audio=audio, adapter=adapter)
+    spec = None if implementation == "transformers" or not known else _spec(config, implementation)
+    if spec is not None:
+        return _known_config(folder, config, spec, pooling)
+    scales, extra = _fp8_scales(config), _extra_layers(config)
+    if (pooler := _pooler_of_transformers(folder, config, pooling)) is not None:
+        return ModelConfig(config.model_type, None, extra, scales, pooler)
     if getattr(config, "is_encoder_decoder", False):
         raise UnknownArchitecture(f"{config.model_type} has an encoder, which only Quire's own implementation can run")
     _check_generates(config, pooling)
     return ModelConfig(config.model_type, None, extra, scales)
+
+
+def _known_config(folder: Path, config: Any, spec: DecoderSpec | EncoderSpec, pooling: PoolingOptions) -> ModelConfig:
+    """The config of a language model or an encoder of text that Quire runs."""
+    kind, scales, extra = config.model_type, _fp8_scales(config), _extra_layers(config)
+    pooler = read_pooler(folder, config, spec, pooling)
+    if pooler is None and isinstance(spec, EncoderSpec):
+        raise UnsupportedModel(f"{kind} is an encoder, which cannot generate")
+    if pooler is None:
+        _check_generates(config, pooling)
+    encoder = spec.encoder if isinstance(spec, DecoderSpec) else None
+    if encoder is None:
+        return ModelConfig(kind, spec, extra, scales, pooler, task_adapter=read_task_adapter(config))
+    if pooler is not None:
+        raise UnsupportedModel(f"{kind} is supported for transcription only, not for embeddings or classification")
+    if isinstance(spec, DecoderSpec) and spec.has_cross_attention:
+        return ModelConfig(kind, spec, extra, scales, speech=_speech(folder, config, spec))
+    if isinstance(spec, DecoderSpec) and spec.adds_encoder:
+        return ModelConfig(kind, spec, extra, scales, streaming=read_delayed_streams(folder, config, spec))
+    audio = read_audio(folder, config, encoder, spec.vocab)
+    return ModelConfig(kind, spec, extra, scales, audio=audio, adapter=read_audio_adapter(folder, config))
+
+
+def _spec(config: Any, implementation: ModelImplementation) -> DecoderSpec | EncoderSpec | None:
+    """The spec of a config; None for an encoder with an option that only transformers supports."""
+    try:
+        return _built(lambda: spec_of(config))
+    except UnsupportedOption as error:
+        if implementation == "quire" or config.model_type not in ENCODERS:
+            raise
+        logger.info("transformers runs this %s, as Quire does not: %s", config.model_type, error)
+        return None
+
+
+def _pooler_of_transformers(folder: Path, config: Any, pooling: PoolingOptions) -> PoolerSpec | None:
+    """How a model pools that transformers runs; None if it generates, or is no encoder of text."""
+    names = getattr(config, "architectures", None) or [""]
+    asked = pooling.convert != "none" or pooling.task not in ("auto", "generate") or read_modules(folder) is not None
+    if any(_is_generator(name) for name in names) and not asked:
+        return None
+    if not asked and not any(name.endswith(_POOLING_NAMES) for name in names):
+        return None
+    if getattr(config, "is_encoder_decoder", False) and not any(name.endswith("EncoderModel") for name in names):
+        return None
+    return read_pooler(folder, config, None, pooling)
+
+
+def _extra_layers(config: Any) -> int:
+    return getattr(config, "num_nextn_predict_layers", 0) or getattr(config, "num_mtp_layers", 0) or 0
 
 
 def _ctc_or_transducer_config(
@@ -189,6 +236,8 @@ def _check_generates(config: Any, pooling: PoolingOptions) -> None:
         raise UnsupportedModel(
             f"models of type {config.model_type!r} are supported for generation only, not for embeddings"
         )
+    if pooling.pooler:
+        raise UnsupportedModel("--pooler-config: the model generates; --convert embed makes it pool")
 
 
 def _is_generator(name: str) -> bool:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any, Literal, TypeGuard
 
 from quire.engine.models.errors import BrokenFolder, UnsupportedModel
 from quire.engine.models.pooler_spec import Dense, HeadStep
@@ -45,6 +45,7 @@ class Modules:
         pooling_type: how hidden states are pooled; None if they are not.
         steps: dense layers behind the pooling, or, without one, of each token; each with the folder of its weights.
         splade: embeddings are those of a masked language model's head.
+        sparse_pooling, log_twice: see `SparseHead`.
     """
 
     transformer: str = ""
@@ -53,6 +54,8 @@ class Modules:
     steps: list[tuple[HeadStep, str]] = field(default_factory=list)
     normalize: bool = False
     splade: bool = False
+    sparse_pooling: Literal["max", "sum"] = "max"
+    log_twice: bool = False
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -109,8 +112,7 @@ def _add(modules: Modules, kind: str, inner: str, folder: Path) -> None:
         case "Normalize":
             modules.normalize = True
         case "SpladePooling":
-            _check_splade(read_json(folder / inner / "config.json"))
-            modules.splade = True
+            _add_splade(modules, read_json(folder / inner / "config.json"))
         case "Dropout" | "LogitScore":
             pass
         case _:
@@ -153,9 +155,11 @@ def _is_size(value: Any) -> TypeGuard[int]:
     return type(value) is int and 1 <= value <= _MAX_SIZE
 
 
-def _check_splade(config: Mapping[str, Any]) -> None:
+def _add_splade(modules: Modules, config: Mapping[str, Any]) -> None:
     strategy, act = config.get("pooling_strategy", "max"), config.get("activation_function", "relu")
-    if (strategy, act) != ("max", "relu"):
+    if strategy not in ("max", "sum") or act not in ("relu", "log1p_relu"):
         raise UnsupportedModel(
-            f"SpladePooling by {strategy!r} with {act!r} is not supported; supported is max with relu"
+            f"SpladePooling by {strategy!r} with {act!r} is not supported; supported are max and sum with relu and "
+            "log1p_relu"
         )
+    modules.splade, modules.sparse_pooling, modules.log_twice = True, strategy, act == "log1p_relu"

@@ -276,6 +276,7 @@ class Embeddings:
         norm: applied to the sum; None for no norm.
         size: elements of the tables, if a projection to the hidden size follows.
         norm_projected: the projection precedes the norm, and has no bias.
+        tasks: rows of the table of tasks, of which the first is added to all tokens (ERNIE); 0 for none.
     """
 
     scale: float = 1.0
@@ -285,6 +286,7 @@ class Embeddings:
     norm: Norm | None = None
     size: int | None = None
     norm_projected: bool = False
+    tasks: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -293,6 +295,8 @@ class StackSpec:
 
     Attributes:
         final_norm: the norm after the last layer exists.
+        order: indices of the layers in the order in which they run, where some run more than once (ALBERT); only in
+            encoders of text. None: each runs once.
     """
 
     hidden: int
@@ -300,6 +304,7 @@ class StackSpec:
     norm: Norm
     max_positions: int
     final_norm: bool = True
+    order: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

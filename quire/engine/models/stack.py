@@ -103,6 +103,7 @@ class LayerStack(nn.Module):
             for index, layer in enumerate(spec.layers)
         )
         self.layers = nn.ModuleList(layers)
+        self._order = tuple(range(len(self.layers))) if spec.order is None else spec.order
         self.norm = make_norm(spec.hidden, spec.norm) if spec.final_norm else nn.Identity()
 
     def run_layers(self, x: Tensor, step: StepContext, *, normed: bool = True, more_layers: bool = False) -> Tensor:
@@ -114,7 +115,8 @@ class LayerStack(nn.Module):
             normed: False: without the norm.
             more_layers: another rank has layers after these.
         """
-        for layer in self.layers:
+        for index in self._order:
+            layer = self.layers[index]
             x = layer(x, step, last_layer=layer is self.layers[-1] and not more_layers)
         hidden: Tensor = self.norm(x) if normed else x
         return hidden

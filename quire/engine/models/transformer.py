@@ -88,6 +88,11 @@ class Transformer(LayerStack):
         assert self.heads is not None
         return self.heads
 
+    @property
+    def hidden_size(self) -> int:
+        """Elements of a hidden state."""
+        return self.spec.hidden
+
     def set_context(self, context_len: int) -> None:
         self.context_len = context_len
         self.rope_switch = rope_switch(self.ropes, context_len)

@@ -113,6 +113,7 @@ class WeightFiller:
         self.num_layers = len(model.layers) if isinstance(model, Transformer) else 0
         self._zero_keys()
         self._extra: list[str] = []
+        self._seen: list[str] = []  # names of all tensors, for errors
 
     def fill(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Copy all tensors to their parameters, and pack each layer's weights once they are complete.
@@ -126,7 +127,14 @@ class WeightFiller:
             raise WeightMismatch(f"unexpected weights in the checkpoint: {_some(self._extra)}")
         missing = [name for name, parts in self._missing.items() if parts]
         if missing:
-            raise WeightMismatch(f"weights missing from the checkpoint: {_some(missing)}")
+            named = [name for parameter in missing[:_MAX_NAMES] for name in self._lacking(parameter)]
+            raise WeightMismatch(f"weights missing from the checkpoint: {_some(named + missing[_MAX_NAMES:])}")
+
+    def _lacking(self, parameter: str) -> list[str]:
+        """The names that the missing tensors of a parameter have in checkpoints."""
+        whole = len(self._missing[parameter]) == len(self._parts(parameter))
+        parts: list[int | None] = [None] if whole else [*sorted(self._missing[parameter])]
+        return [" or ".join(self._names.names_of(parameter, part, self._seen)) for part in parts]
 
     def _zero_keys(self) -> None:
         """Set the biases of keys that no checkpoint has."""
@@ -137,6 +145,7 @@ class WeightFiller:
                 self._missing[name].remove(1)
 
     def _put(self, name: str, tensor: Tensor) -> None:
+        self._seen.append(name)
         if name == HEAD and self._tied:
             if not self._embeds_with_head:
                 return

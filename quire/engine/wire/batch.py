@@ -27,11 +27,11 @@ OnResult = Callable[[int, PooledArray], PooledArray | Awaitable[PooledArray]]
 class BatchClient(Protocol):
     """The interface of the client that a batch uses."""
 
-    def take_slot(self) -> bool:
-        """Reserve a slot for one more sequence, if more than half of all slots are free."""
+    def take_slot(self, tenant: str) -> bool:
+        """Reserve a slot for one more sequence, if more than half of all are free, and the tenant may have more."""
 
-    def release_slots(self, count: int) -> None:
-        """Release slots."""
+    def release_slots(self, count: int, tenant: str) -> None:
+        """Release slots of a tenant."""
 
     def start(self, items: Sequence[BatchItem]) -> None:
         """Send requests to the core and pass their outputs to the items."""
@@ -103,12 +103,19 @@ class PooledBatch:
         cached_tokens: prompt tokens of all requests that were found in the prefix cache.
     """
 
-    def __init__(self, host: BatchClient, on_result: OnResult | None = None) -> None:
-        """`on_result`: from the index and array of a result to the array to keep; None: keep it as it is."""
+    def __init__(self, host: BatchClient, on_result: OnResult | None = None, tenant: str = "") -> None:
+        """Make an empty batch.
+
+        Args:
+            host: the client of the engine.
+            on_result: from the index and array of a result to the array to keep; None: keep it as it is.
+            tenant: holds the slots.
+        """
         self.id = uuid.uuid4().hex
         self.failed: int | None = None
         self.cached_tokens = 0
         self._host = host
+        self._tenant = tenant
         self._on_result = on_result
         self._pending: deque[BatchItem] = deque()
         self._running: dict[int, BatchItem] = {}
@@ -181,7 +188,7 @@ class PooledBatch:
         self._left -= 1
         del self._running[item.index]
         if self._running:  # the first slot is the caller's
-            self._host.release_slots(1)
+            self._host.release_slots(1, self._tenant)
         self._host.finish(item)
         if not self._left:
             self._wake()
@@ -202,13 +209,15 @@ class PooledBatch:
             keeping.cancel()
         running, self._running = list(self._running.values()), {}
         if running:
-            self._host.release_slots(len(running) - 1)
+            self._host.release_slots(len(running) - 1, self._tenant)
             self._host.abort(running)
 
     def _refill(self) -> None:
         self._refilling = False
         items: list[BatchItem] = []
-        while self._pending and len(self._running) < _WINDOW and (not self._running or self._host.take_slot()):
+        while (
+            self._pending and len(self._running) < _WINDOW and (not self._running or self._host.take_slot(self._tenant))
+        ):
             item = self._pending.popleft()
             self._running[item.index] = item
             items.append(item)

@@ -64,9 +64,9 @@ class EngineClient(SlotClient, SleepingClient):
         sleeping: puts the engine to sleep and wakes it.
     """
 
-    def __init__(self, channel: ClientChannel, tokenizer: Tokenizer, *, capacity: int) -> None:
-        """`capacity`: number of sequences that may run or wait at the same time."""
-        super().__init__(capacity)
+    def __init__(self, channel: ClientChannel, tokenizer: Tokenizer, *, capacity: int, share: float = 1.0) -> None:
+        """`capacity`, `share`: see `SlotClient`."""
+        super().__init__(capacity, share)
         self._channel = channel
         self._tokenizer = tokenizer
         self.observer: Observer = NullObserver()
@@ -195,7 +195,9 @@ class EngineClient(SlotClient, SleepingClient):
             return await stream.result()
 
     @contextmanager
-    def pool_batch(self, *, timeout: float | None = None, on_result: OnResult | None = None) -> Iterator[PooledBatch]:
+    def pool_batch(
+        self, *, timeout: float | None = None, on_result: OnResult | None = None, tenant: str = ""
+    ) -> Iterator[PooledBatch]:
         """A batch of pooling requests, which are aborted at the end if they still run.
 
         The caller has reserved one slot with `slots`. The batch takes further slots while half of all are free.
@@ -203,12 +205,13 @@ class EngineClient(SlotClient, SleepingClient):
         Args:
             timeout: seconds after which the batch fails with `DeadlineExceeded`.
             on_result: from the index and array of a result to the array to keep; None: keep it as it is.
+            tenant: holds the further slots.
 
         Raises:
             EngineDead: the engine has stopped.
         """
         self._check(self.sleeping.refusal)
-        batch = PooledBatch(self, on_result)
+        batch = PooledBatch(self, on_result, tenant)
         alarm = None
         if timeout is not None:
             late = DeadlineExceeded(f"The request timed out after {timeout:g} seconds.")

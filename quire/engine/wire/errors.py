@@ -4,6 +4,7 @@ EngineError
 ├── EngineDead        the core has stopped; every open and later request fails
 ├── FrontEndClosed    the front end has closed its socket
 ├── EngineOverloaded  the queue is full
+│   └── TenantOverloaded  because of other requests of the same tenant
 ├── EngineAsleep      the engine sleeps, or is about to
 ├── SleepFailed       the engine could not fall asleep or wake up
 ├── RequestRefused    the core does not accept this request
@@ -43,6 +44,10 @@ class EngineOverloaded(EngineError):
     def __init__(self, message: str, retry_after: int) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+
+
+class TenantOverloaded(EngineOverloaded):
+    """A tenant has its share of the queue, in which there is room for others."""
 
 
 class EngineAsleep(EngineError):

@@ -23,6 +23,8 @@ class PoolingInfo(msgspec.Struct, frozen=True, kw_only=True):
         score_method: how a query and a document are compared: by their embeddings, by running the model on both
             together, or by the embeddings of their tokens. None if they cannot be compared.
         sparse: embeddings have a value for each token of the vocabulary, most of them 0.
+        chunked: texts beyond the context length are embedded in chunks, and their embeddings averaged.
+        max_embed_len: tokens of the longest text to embed; None: the context length, or no limit with `chunked`.
     """
 
     embedding_size: int
@@ -32,6 +34,8 @@ class PoolingInfo(msgspec.Struct, frozen=True, kw_only=True):
     labels: tuple[str, ...] = ()
     score_method: Literal["cosine", "dot", "cross_encoder", "max_sim"] | None = None
     sparse: bool = False
+    chunked: bool = False
+    max_embed_len: int | None = None
 
 
 class SpeechToTextInfo(msgspec.Struct, frozen=True, kw_only=True):

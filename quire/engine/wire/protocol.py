@@ -71,6 +71,7 @@ class AddRequest(msgspec.Struct, frozen=True, tag="add"):
     second_text_start: int | None = None  # index of the first token of the second text of a pair
     items: tuple[MediaItem, ...] = ()
     open: bool = False
+    second_text_end: int | None = None  # index of the first token behind it; None: the end of the prompt
 
     @property
     def sampling_params(self) -> SamplingParams:

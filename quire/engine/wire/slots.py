@@ -9,22 +9,32 @@ from contextlib import contextmanager
 from typing_extensions import override
 
 from quire.engine.wire.batch import BatchClient
-from quire.engine.wire.errors import EngineOverloaded
+from quire.engine.wire.errors import EngineOverloaded, TenantOverloaded
 from quire.engine.wire.protocol import StepStats
+from quire.workers.shares import Shares
 
 
 class SlotClient(BatchClient, ABC):
-    """The part of the client of an engine that counts sequences.
+    """The part of the client of an engine that counts sequences."""
 
-    Attributes:
-        capacity: number of sequences that may run or wait at the same time.
-        slots_in_use: number of sequences that run, wait, or are being prepared.
-    """
+    def __init__(self, capacity: int, share: float) -> None:
+        """`capacity`: of sequences that may run or wait at the same time; `share`: of it for one tenant."""
+        self._slots = Shares(capacity, share)
 
-    def __init__(self, capacity: int) -> None:
-        """`capacity`: see the attribute."""
-        self.capacity = capacity
-        self.slots_in_use = 0
+    @property
+    def capacity(self) -> int:
+        """Number of sequences that may run or wait at the same time."""
+        return self._slots.capacity
+
+    @property
+    def largest_request(self) -> int:
+        """Number of sequences that one request may have: more than one tenant may have are never admitted."""
+        return self._slots.most
+
+    @property
+    def slots_in_use(self) -> int:
+        """Number of sequences that run, wait, or are being prepared."""
+        return self._slots.used
 
     @property
     @abstractmethod
@@ -36,33 +46,42 @@ class SlotClient(BatchClient, ABC):
         """Raise EngineDead or EngineAsleep if the engine takes no new requests."""
 
     @contextmanager
-    def slots(self, count: int) -> Iterator[None]:
-        """Reserve slots for sequences, before their prompts are prepared.
+    def slots(self, count: int, tenant: str = "") -> Iterator[None]:
+        """Reserve slots for sequences of a tenant, before their prompts are prepared.
 
         Raises:
             EngineDead: the engine has stopped.
             EngineAsleep: it sleeps, or is about to.
-            EngineOverloaded: there are too few free slots.
+            EngineOverloaded: there are too few free slots, or the tenant has its share.
         """
         self.check_new()
-        if self.slots_in_use + count > self.capacity:
-            raise EngineOverloaded(
-                f"The server is busy: {self.slots_in_use} of at most {self.capacity} sequences are running or waiting; "
-                f"this request needs {count}.",
-                retry_after=1 + self.stats.waiting // max(1, self.stats.running),
-            )
-        self.slots_in_use += count
+        retry_after = 1 + self.stats.waiting // max(1, self.stats.running)
+        match self._slots.refusal(tenant, count):
+            case "full":
+                raise EngineOverloaded(
+                    f"The server is busy: {self.slots_in_use} of at most {self.capacity} sequences are running or "
+                    f"waiting; this request needs {count}.",
+                    retry_after,
+                )
+            case "share":
+                raise TenantOverloaded(
+                    f"{self._slots.held(tenant)} sequences of this client are running or waiting, and it may have "
+                    f"{self._slots.limit(tenant)} at the moment (--max-client-share); this request needs {count}.",
+                    retry_after,
+                )
+        self._slots.take(tenant, count)
         try:
             yield
         finally:
-            self.slots_in_use -= count
+            self._slots.give_back(tenant, count)
 
     @override
-    def take_slot(self) -> bool:
-        free = self.slots_in_use < self.capacity // 2
-        self.slots_in_use += free
+    def take_slot(self, tenant: str) -> bool:
+        free = self.slots_in_use < self.capacity // 2 and self._slots.refusal(tenant) is None
+        if free:
+            self._slots.take(tenant)
         return free
 
     @override
-    def release_slots(self, count: int) -> None:
-        self.slots_in_use -= count
+    def release_slots(self, count: int, tenant: str) -> None:
+        self._slots.give_back(tenant, count)

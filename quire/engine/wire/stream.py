@@ -67,6 +67,7 @@ class PoolRequest:
     timeout: float | None = None
     flow: str = ""
     second_text_start: int | None = None
+    second_text_end: int | None = None
     items: tuple[MediaItem, ...] = ()
 
 
@@ -282,4 +283,10 @@ def core_request(request_id: str, request: GenerateRequest | PoolRequest) -> Add
     common = (request_id, request.prompt, request.params, request.priority, request.cache_salt)
     if isinstance(request, GenerateRequest):
         return AddRequest(*common, items=request.items, open=request.open)
-    return AddRequest(*common, request.flow, request.second_text_start, request.items)
+    return AddRequest(
+        *common,
+        flow=request.flow,
+        second_text_start=request.second_text_start,
+        second_text_end=request.second_text_end,
+        items=request.items,
+    )

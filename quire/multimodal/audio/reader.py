@@ -58,18 +58,26 @@ class AudioReader:
         memory: the memory for audio, which the readers of all models share.
     """
 
-    def __init__(self, options: AudioOptions, memory: AudioMemory | None = None, *, max_queued: int = 1024) -> None:
+    def __init__(
+        self,
+        options: AudioOptions,
+        memory: AudioMemory | None = None,
+        *,
+        max_queued: int = 1024,
+        share: float = 1.0,
+    ) -> None:
         """Nothing is started yet.
 
         Args:
             options: limits of files.
             memory: the memory for audio; None: this reader has its own.
             max_queued: files that may wait for a process.
+            share: the largest part of these, and of a memory of its own, for one tenant; see `Shares`.
         """
         self.limits = AudioLimits(
             int(options.max_audio_size), options.max_audio_seconds, int(options.max_audio_decoded_size)
         )
-        self.memory = memory or AudioMemory(int(options.max_audio_memory))
+        self.memory = memory or AudioMemory(int(options.max_audio_memory), share)
         self._most = round(SAMPLE_RATE * self.limits.seconds)
         self._processes = WorkerPool(
             "audio",
@@ -80,8 +88,9 @@ class AudioReader:
             ),
             size=2,
             max_queued=max_queued,
+            share=share,
         )
-        self._threads = FairThreads("audio", size=2, max_queued=4 * max_queued)
+        self._threads = FairThreads("audio", size=2, max_queued=4 * max_queued, share=share)
 
     async def decode(
         self,
@@ -139,7 +148,7 @@ class AudioReader:
     def _likely(self, sizes: Sequence[int], use: AudioUse) -> list[int]:
         """The samples that files of these sizes are expected to have at most."""
         samples = [min(self._most, max(_LEAST, _LIKELY * size)) for size in sizes]
-        while self._needed(sizes, samples, use) > self.memory.limit // 2 and max(samples) > 1:
+        while self._needed(sizes, samples, use) > self.memory.most // 2 and max(samples) > 1:
             samples = [count // 2 for count in samples]
         return samples
 

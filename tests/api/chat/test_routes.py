@@ -246,6 +246,16 @@ async def test_reasoning_goes_on_where_a_final_message_left_off(tmp_path: Path) 
             assert (message["reasoning"], message["content"]) == (" + 1", "28")
 
 
+@pytest.mark.parametrize(("side", "begin", "end"), [("left", 3, 8), ("right", 0, 5), (None, 3, 8)])
+async def test_the_side_of_a_prompt_that_is_cut(tmp_path: Path, side: str | None, begin: int, end: int) -> None:
+    core = FakeCore()
+    async with running_server(tmp_path, core, chat_template="{{ messages[0].content }}") as server:
+        messages = [{"role": "user", "content": "abcdefgh"}]
+        await ask(server, messages=messages, truncate_prompt_tokens=5, truncation_side=side)
+    (message,) = [message for message in core.received if isinstance(message, AddRequest)]
+    assert byte_tokenizer().decode(message.prompt.tolist()) == "abcdefgh"[begin:end]
+
+
 async def test_reasoning_that_a_template_opened_is_known_behind_a_cut(tmp_path: Path) -> None:
     core = FakeCore(answer=says("1</think>2"))
     async with running_server(tmp_path, core, chat_template="{{ messages[0].content }}<think>\n") as server:

@@ -199,6 +199,11 @@ async def test_a_long_prompt_is_cut_if_wanted(tmp_path: Path) -> None:
         body = (await server.post(PATH, wanted)).json()
         assert body["choices"][0]["text"] == "EF"
         assert body["usage"]["prompt_tokens"] == 2
+        for side, text in (("right", "AB"), ("left", "EF")):
+            body = (await server.post(PATH, {**wanted, "truncation_side": side})).json()
+            assert body["choices"][0]["text"] == text
+        refused = await server.post(PATH, {**wanted, "truncation_side": "middle"})
+        assert refused.json()["error"]["param"] == "truncation_side"
         wanted = {"prompt": "x" * 3000, "truncate_prompt_tokens": -1, "max_tokens": 1}
         assert (await server.post(PATH, wanted)).json()["usage"]["prompt_tokens"] == 511
 

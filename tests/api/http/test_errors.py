@@ -39,10 +39,9 @@ async def test_errors_of_responses_have_openais_types(tmp_path: Path) -> None:
             (await server.http.get("/v1/responses/resp_none"), 404),
         ):
             assert (answer.status_code, answer.json()["error"]["type"]) == (status, "invalid_request_error")
-        server.state.models[0].client.slots_in_use += 1
-        answer = await server.post("/v1/responses", wanted)
+        with server.state.models[0].client.slots(1):
+            answer = await server.post("/v1/responses", wanted)
         assert (answer.status_code, answer.json()["error"]["type"]) == (503, "server_error")
-        server.state.models[0].client.slots_in_use -= 1
 
 
 CHAT = "/v1/chat/completions"

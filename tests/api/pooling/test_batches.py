@@ -15,6 +15,7 @@ import pytest
 from quire.api.pooling import responses
 from quire.api.pooling.arrays import Floats, json_of
 from quire.api.protocol.pooling.requests import EmbedDtype
+from quire.api.serving.result_memory import ResultMemory
 from tests.support.fake_core import FakeCore
 from tests.support.pooling_server import added, pooling_server, vectors
 from tests.support.raw import connected, post, silent
@@ -200,13 +201,12 @@ def count_of(answer: Any) -> int:
 
 async def test_results_that_are_not_read_leave_room_for_others(tmp_path: Path) -> None:
     async with pooling_server(tmp_path, facts={"embedding_size": 1024}) as server:
-        results = server.state.results
-        results.limit = 5 * 2048 * 1024
+        server.state.results = results = ResultMemory(5 * 2048 * 1024, share=0.5)
         body = post({"input": TEXTS}, path=PATH)
         with silent(server, body), silent(server, body):
             await until(lambda: results.held == 2 * 2048 * 1024)
             refused = await server.post(PATH, {"input": TEXTS})
-            assert refused.status_code == 503
+            assert refused.status_code == 429
             assert int(refused.headers["retry-after"]) > 0
             assert (await server.post(PATH, {"input": "one"})).status_code == 200
             assert (await server.post(PATH, {"input": TEXTS, "dimensions": 4096})).status_code == 400

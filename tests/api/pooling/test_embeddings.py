@@ -109,19 +109,16 @@ async def test_formats_carry_the_same_values(tmp_path: Path, dtype: str) -> None
 async def test_embeddings_are_shortened_and_normalized_as_asked(tmp_path: Path) -> None:
     core = FakeCore()
     async with pooling_server(tmp_path, core=core, facts={"dimensions": (8, 16)}) as server:
-        for fields in ({"dimensions": 8}, {"normalize": False}, {"use_activation": False}, {"dimensions": SIZE}):
+        for fields in ({"dimensions": 8}, {"use_activation": False}, {"dimensions": SIZE}):
             answer = await server.post(PATH, {"input": "hello", **fields})
             assert answer.status_code == 200, answer.text
         assert vectors((await server.post(PATH, {"input": "x", "dimensions": 8})).json()).shape == (1, 8)
         refused = await server.post(PATH, {"input": "x", "dimensions": 9})
-        contradicting = await server.post(PATH, {"input": "x", "normalize": True, "use_activation": False})
-    assert [message.params for message in added(core)][:3] == [
+    assert [message.params for message in added(core)][:2] == [
         PoolingParams(task="embed", dimensions=8),
-        PoolingParams(task="embed", use_activation=False),
         PoolingParams(task="embed", use_activation=False),
     ]
     assert "one of 8, 16" in refused.json()["error"]["message"]
-    assert contradicting.json()["error"]["param"] == "normalize"
     async with pooling_server(tmp_path, facts={"matryoshka": False}) as server:
         refused = await server.post(PATH, {"input": "x", "dimensions": 8})
         assert refused.json()["error"]["param"] == "dimensions"

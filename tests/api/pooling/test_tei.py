@@ -83,7 +83,7 @@ async def test_predictions_are_sorted_labels(tmp_path: Path) -> None:
         raw = (await server.post("/predict", {"inputs": "abc", "raw_scores": True})).json()
         assert raw[0]["score"] > 1
         triple, mixed, unlike = ["a", "b", "c"], [["a"], ["b", 5]], [["a"], ["b", "c"]]
-        for bad, param in ((triple, "inputs"), (mixed, "inputs[1]"), (unlike, "inputs")):
+        for bad, param in ((triple, "inputs"), (mixed, "inputs[1][1]"), (unlike, "inputs")):
             answer = await server.post("/predict", {"inputs": bad})
             assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
         long = await server.post("/predict", {"inputs": [["a"], ["b" * 600]]})

@@ -28,13 +28,38 @@ CREATE TABLE quire_responses (
 CREATE INDEX ix_quire_responses_expires ON quire_responses (expires);
 INSERT INTO quire_responses VALUES ('old', NULL, 0, '{"id": "old"}', '[]', NULL);
 """
+VERSION_2 = """
+CREATE TABLE quire_responses (
+    id VARCHAR(200) NOT NULL, expires DOUBLE, lease DOUBLE NOT NULL, response BLOB NOT NULL, items BLOB NOT NULL,
+    events BLOB, stored DOUBLE DEFAULT 0 NOT NULL, size BIGINT DEFAULT 0 NOT NULL, PRIMARY KEY (id)
+);
+CREATE INDEX ix_quire_responses_expires ON quire_responses (expires);
+CREATE INDEX quire_responses_age ON quire_responses (stored, size);
+CREATE TABLE quire_store (id INTEGER NOT NULL, version INTEGER NOT NULL, probe BLOB, PRIMARY KEY (id));
+INSERT INTO quire_store VALUES (1, 2, NULL);
+INSERT INTO quire_responses VALUES ('old', NULL, 0, '{"id": "old"}', '[]', NULL, 5, 317);
+"""
+_CLOSED_WHILE_CHECKED = """
+import asyncio
+from quire.api.responses.database import Database
+from quire.api.responses.worker import DatabaseWorker
+
+async def main():
+    for turn in range(150):
+        worker = DatabaseWorker(lambda: Database("sqlite://"))
+        await worker.check()
+        await asyncio.sleep(0.0005 * (turn % 7))  # somewhere in the first check or sweep
+        await worker.aclose()
+
+asyncio.run(main())
+"""
 _WRITER = """
 import sys
 from quire.api.responses.database import Database
 database = Database(sys.argv[1], 1 << 30)
 for number in range(10**6):
     row = {"id": str(number), "expires": None, "lease": 0.0, "response": b"x" * 20000, "items": b"", "events": None}
-    database.put({**row, "size": 20000})
+    database.put({**row, "size": 20000, "owner": ""})
     print(number, flush=True)
 """
 _FULL_DISK = """
@@ -46,12 +71,12 @@ database.check(write=True)
 row = {"id": "x", "expires": None, "lease": 0.0, "response": b"x" * (1 << 22), "items": b"", "events": None}
 resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, resource.RLIM_INFINITY))
 try:
-    database.put({**row, "size": 1 << 22})
+    database.put({**row, "size": 1 << 22, "owner": ""})
 except StoreFailed as error:
     print(error)
 resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-database.put({**row, "size": 1 << 22})
-print("stored", database.get("x", 0.0, events=False) is not None)
+database.put({**row, "size": 1 << 22, "owner": ""})
+print("stored", database.get("x", "", 0.0, events=False) is not None)
 """
 
 
@@ -59,13 +84,13 @@ def url_of(folder: Path) -> str:
     return f"sqlite:///{folder / 'kept.db'}"
 
 
-def row(name: str, size: int = 1000, expires: float | None = None) -> dict[str, Any]:
+def row(name: str, size: int = 1000, expires: float | None = None, owner: str = "") -> dict[str, Any]:
     blobs = {"response": b"x" * size, "items": b"", "events": None}
-    return {"id": name, "expires": expires, "lease": 0.0, **blobs, "size": size}
+    return {"id": name, "owner": owner, "expires": expires, "lease": 0.0, **blobs, "size": size}
 
 
 def names(database: Database, *wanted: str) -> list[str]:
-    return [name for name in wanted if database.get(name, 0.0, events=False) is not None]
+    return [name for name in wanted if database.get(name, "", 0.0, events=False) is not None]
 
 
 @contextmanager
@@ -89,9 +114,64 @@ def test_the_oldest_rows_make_room(url: str) -> None:
         assert names(database, *wanted) == wanted[-10:]
         database.put(row("15", 3 * MIB))  # replaced by a larger one, it is still the oldest, but the one that is put
         assert names(database, *wanted) == ["15", *wanted[-7:]]
-        assert database.delete("15")
+        assert database.delete("15", "")
         database.put(row("after", 3 * MIB))
         assert names(database, *wanted, "after") == [*wanted[-7:], "after"]
+
+
+def test_who_stores_most_makes_room(url: str) -> None:
+    with closing(Database(url, 10 * MIB)) as database:
+        database.put(row("first", MIB, owner="b"))
+        for number in range(20):
+            database.put(row(str(number), MIB, owner="a"))
+        assert database.get("first", "b", 0.0, events=False) is not None
+        for number in range(20, 23):
+            database.put(row(str(number), 2 * MIB, owner="b"))  # until both have half
+        kept = [database.get(str(number), "a", 0.0, events=False) is not None for number in range(20)]
+        assert kept == [False] * 16 + [True] * 4 or kept == [False] * 15 + [True] * 5
+
+
+def test_an_owner_whose_only_row_is_the_new_one_takes_room_of_others(url: str) -> None:
+    with closing(Database(url, 10 * MIB)) as database:
+        for number in range(4):
+            database.put(row(str(number), MIB, owner="b"))
+        database.put(row("large", 9 * MIB, owner="a"))
+        assert database.get("large", "a", 0.0, events=False) is not None
+        assert [database.get(str(n), "b", 0.0, events=False) is not None for n in range(4)] == [False] * 3 + [True]
+
+
+def test_rows_exist_for_their_owner_only(url: str) -> None:
+    with closing(Database(url)) as database:
+        database.put(row("x", owner="a"))
+        database.put(row("all"))
+        for reader, visible in (("a", ["x", "all"]), ("b", ["all"]), ("", ["all"])):
+            assert [name for name in ("x", "all") if database.get(name, reader, 0.0, events=True)] == visible
+        assert not database.delete("x", "b")
+        assert not database.delete("x", "")
+        assert database.delete("x", "a")
+
+
+def test_a_connection_is_closed_when_its_user_has_ended(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    database, entered, leave = Database(url), threading.Event(), threading.Event()
+
+    def hold(_: Any) -> None:
+        entered.set()
+        assert leave.wait(60)
+
+    monkeypatch.setattr(module, "_check_version", hold)  # while the connection has a transaction
+    with ThreadPoolExecutor(1) as threads:
+        check = threads.submit(database.check, write=True)
+        assert entered.wait(60)
+        database.close()  # does not wait
+        leave.set()
+        with pytest.raises(StoreFailed, match="closed"):  # its second part: the first has ended well
+            check.result(60)
+    with pytest.raises(StoreFailed, match="closed"):
+        database.get("x", "", 0.0, events=False)
+
+
+def test_closing_during_checks_does_not_crash() -> None:
+    subprocess.run([sys.executable, "-c", _CLOSED_WHILE_CHECKED], check=True, timeout=120)
 
 
 def test_many_small_rows_make_room_for_a_large_one(url: str) -> None:
@@ -139,19 +219,23 @@ def test_sweeping_deletes_expired_rows_and_shrinks_the_file(tmp_path: Path, monk
 def test_rows_expire_for_readers_at_once(url: str) -> None:
     with closing(Database(url)) as database:
         database.put(row("x", expires=5.0))
-        assert database.get("x", 5.0, events=True) is not None
-        assert database.get("x", 5.1, events=True) is None
+        assert database.get("x", "", 5.0, events=True) is not None
+        assert database.get("x", "", 5.1, events=True) is None
 
 
-def test_a_database_of_version_1_is_brought_up_to_date(tmp_path: Path) -> None:
+@pytest.mark.parametrize("script", [VERSION_1, VERSION_2])
+def test_a_database_of_an_earlier_version_is_brought_up_to_date(tmp_path: Path, script: str) -> None:
     with closing(sqlite3.connect(tmp_path / "kept.db")) as old:
-        old.executescript(VERSION_1)
+        old.executescript(script)
     for _ in range(2):
         with closing(Database(url_of(tmp_path))) as database:
-            found = database.get("old", time.time(), events=True)
-            assert found is not None
-            assert found["size"] == module.ROW_BYTES + len('{"id": "old"}') + len("[]")
-            database.put(row("new"))
+            for reader in ("", "somebody"):  # nobody knows whose it is
+                found = database.get("old", reader, time.time(), events=True)
+                assert found is not None
+                assert found["size"] in (317, module.ROW_BYTES + len('{"id": "old"}') + len("[]"))
+            database.put(row("new", owner="somebody"))
+            assert database.get("new", "other", time.time(), events=True) is None
+            database.check(write=True)
     with closing(sqlite3.connect(tmp_path / "kept.db")) as connection:
         assert connection.execute("PRAGMA auto_vacuum").fetchone() == (2,)  # incremental
 
@@ -159,8 +243,8 @@ def test_a_database_of_version_1_is_brought_up_to_date(tmp_path: Path) -> None:
 def test_a_database_of_a_later_version_is_refused(tmp_path: Path) -> None:
     Database(url_of(tmp_path)).close()
     with closing(sqlite3.connect(tmp_path / "kept.db")) as connection, connection:
-        connection.execute("UPDATE quire_store SET version = 3")
-    with pytest.raises(StoreFailed, match="another version of Quire: its schema is 3, this server uses 2"):
+        connection.execute("UPDATE quire_store SET version = 4")
+    with pytest.raises(StoreFailed, match="another version of Quire: its schema is 4, this server uses 3"):
         Database(url_of(tmp_path))
 
 
@@ -222,7 +306,7 @@ def test_a_full_database_is_said_until_there_is_space(tmp_path: Path, monkeypatc
             assert word not in str(failed.value)
         database.check(write=True)
         assert names(database, "small", "large") == ["small"]
-        database.delete("small")
+        database.delete("small", "")
         database.put(row("other", 200 << 10))
 
 

@@ -79,6 +79,17 @@ async def test_a_conversation_outlives_the_server(tmp_path: Path) -> None:
     assert "ONE" in prompts(core)[0]
 
 
+@pytest.mark.parametrize("nothing", ["", []])
+async def test_an_empty_input_adds_no_turn_to_a_conversation(tmp_path: Path, nothing: Any) -> None:
+    core = FakeCore()
+    async with running_server(tmp_path, core) as server:
+        first = await ask(server, "one")
+        second = await ask(server, nothing, previous_response_id=first["id"])
+        items = (await server.http.get(f"{PATH}/{second['id']}/input_items")).json()["data"]
+    assert [item["role"] for item in reversed(items)] == ["user", "assistant"]
+    assert prompts(core)[1].count("user") == prompts(core)[0].count("user") == 1
+
+
 async def test_pages_of_input(tmp_path: Path) -> None:
     turns = [{"role": "user", "content": str(number), "id": f"m{number}"} for number in range(5)]
     async with running_server(tmp_path) as server:
@@ -160,7 +171,7 @@ async def test_what_a_dead_server_left_has_failed(tmp_path: Path) -> None:
     async with running_server(tmp_path, response_store=url) as server:
         body = await ask(server)
         left = {**body, "status": "in_progress", "background": True}
-        await ResponseStore(url, 0).save(StoredResponse(response=left, items=[], lease=1.0))
+        await ResponseStore(url, 0).save(StoredResponse(owner="", response=left, items=[], lease=1.0))
         found = (await server.http.get(f"{PATH}/{body['id']}")).json()
     assert (found["status"], found["error"]["code"]) == ("failed", "server_error")
 
@@ -206,7 +217,7 @@ async def test_a_stream_that_a_dead_server_left_ends(tmp_path: Path) -> None:
         events = await stream(server)
         response = events[0]["response"]
         async with aclosing(ResponseStore(url, 0)) as store:
-            await store.save(StoredResponse(response=response, items=[], events=events[:3], lease=1.0))
+            await store.save(StoredResponse(owner="", response=response, items=[], events=events[:3], lease=1.0))
         replayed = events_in((await server.http.get(f"{PATH}/{response['id']}", params={"stream": True})).text)
     assert replayed[:3] == events[:3]
     assert (replayed[3]["type"], replayed[3]["sequence_number"]) == ("response.failed", 3)

@@ -297,7 +297,7 @@ async def test_a_locked_store_is_closed_in_bounded_time(tmp_path: Path, monkeypa
     monkeypatch.setattr(database, "LOCK_SECONDS", 1000.0)
     monkeypatch.setattr(worker, "_CLOSE_SECONDS", 0.1)
     kept = ResponseStore(f"sqlite:///{tmp_path / 'responses.db'}", 0)
-    assert await kept.load("resp_x") is None
+    assert await kept.load("resp_x", "") is None
     with locked(tmp_path):
         saving = [asyncio.create_task(kept.save(stored(str(number)))) for number in range(10)]
         await asyncio.sleep(0)
@@ -334,19 +334,19 @@ async def test_a_conversation_is_read_at_once(tmp_path: Path, monkeypatch: pytes
             return await run(work, write=write)
 
         monkeypatch.setattr(kept._worker, "run", counted)
-        found = await kept.conversation("resp_49", 1 << 20)
+        found = await kept.conversation("resp_49", "", 1 << 20)
         assert [one.id for one in found] == [f"resp_{number}" for number in range(50)]
         assert len(operations) == 1
         with pytest.raises(Exception, match="too long: it may have 50 responses"):
-            await kept.conversation("resp_50", 1 << 20)
+            await kept.conversation("resp_50", "", 1 << 20)
         with pytest.raises(Exception, match="and 100 bytes"):
-            await kept.conversation("resp_3", 100)
+            await kept.conversation("resp_3", "", 100)
         await kept.save(stored("resp_0", "resp_49"))  # a cycle, which no client can make
         with pytest.raises(Exception, match="too long"):
-            await kept.conversation("resp_49", 1 << 20)
-        await kept.delete("resp_20")
+            await kept.conversation("resp_49", "", 1 << 20)
+        await kept.delete("resp_20", "")
         with pytest.raises(NoSuchResponse, match="'resp_20', an earlier part of the conversation of 'resp_49'"):
-            await kept.conversation("resp_49", 1 << 20)
+            await kept.conversation("resp_49", "", 1 << 20)
 
 
 async def test_what_a_client_sees_of_a_conversation_that_is_too_long(
@@ -387,4 +387,5 @@ def closing_store(url: str) -> Any:
 
 def stored(name: str, before: str | None = None) -> StoredResponse:
     response = {"id": name, "created_at": 1, "status": "completed", "output": [], "previous_response_id": before}
-    return StoredResponse(response=response, items=[{"id": f"msg_{name}", "type": "message", "content": "x\n[y]"}])
+    items = [{"id": f"msg_{name}", "type": "message", "content": "x\n[y]"}]
+    return StoredResponse(owner="", response=response, items=items)

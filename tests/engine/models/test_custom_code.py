@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from quire.config.options import ModelOptions
-from quire.engine.models.errors import UnsupportedModel
+from quire.engine.models.errors import UnsupportedModel, WeightMismatch
 from tests.support.engine import Engine, load
 from tests.support.hf_encoders import assert_close, hidden_states, make_encoder, output, random_text
 from tests.support.jina import JinaBert
@@ -108,4 +108,78 @@ def test_other_options_of_it_are_refused(changes: dict[str, Any], tmp_path: Path
     path = tmp_path / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "model_type": "new", **changes}))
     with pytest.raises(UnsupportedModel, match=next(iter(changes))):
+        load(tmp_path)
+
+
+_JINA_V3 = {
+    "model_type": "xlm-roberta",
+    "architectures": ["XLMRobertaModel"],
+    "auto_map": {"AutoModel": "jinaai/xlm-roberta-flash-implementation--modeling_lora.XLMRobertaLoRA"},
+    "position_embedding_type": "rotary",
+    "rotary_emb_base": 700.0,
+    "lora_adaptations": ["retrieval.query", "retrieval.passage", "text-matching"],
+    "lora_rank": 4,
+    "lora_alpha": 2,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 261,
+    "type_vocab_size": 1,
+    "max_position_embeddings": 256,
+    "layer_norm_eps": 1e-5,
+    "pad_token_id": 1,
+}
+_ADAPTED = ("Wqkv", "out_proj", "fc1", "fc2", "word_embeddings", "token_type_embeddings")
+
+
+def write_jina_v3(folder: Path, task: int, *, dropped: str = "") -> Any:
+    """Write Jina's embedder v3 with the names of its authors; return transformers' model with a task's adapter."""
+    rope = {"rope_type": "default", "rope_theta": 700.0}
+    sizes = {"num_hidden_layers": 2, "vocab_size": 261, "type_vocab_size": 1, "pad_token_id": 1}
+    model = make_encoder("jina_embeddings_v3", rope_parameters=rope, **sizes)
+    model.save_pretrained(folder)  # under the names of the authors
+    torch.manual_seed(1)
+    weights, merged = {}, {}
+    for name, weight in load_file(folder / "model.safetensors").items():
+        module, kind = name.rsplit(".", 1)
+        merged[name] = weight
+        if kind != "weight" or not module.endswith(_ADAPTED):
+            weights[f"roberta.{name}"] = weight
+            continue
+        outputs, inputs = weight.shape
+        shapes = ((3, outputs, 4), (3, 4, inputs)) if "embeddings" in module else ((3, 4, inputs), (3, outputs, 4))
+        a, b = (torch.randn(shape) * 0.3 for shape in shapes)
+        product = a[task] @ b[task] if "embeddings" in module else b[task] @ a[task]
+        merged[name] = weight + product * 2 / 4
+        parts = {"original": weight, "0.lora_A": a, "0.lora_B": b}
+        weights |= {f"roberta.{module}.parametrizations.weight.{part}": value for part, value in parts.items()}
+    save_file(merged, folder / "model.safetensors", metadata={"format": "pt"})
+    expected = type(model).from_pretrained(folder, dtype=torch.float32).eval()
+    kept = {name: value for name, value in weights.items() if not dropped or dropped not in name}
+    save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(_JINA_V3))
+    return expected
+
+
+@pytest.mark.parametrize("task", [None, "retrieval.query", "text-matching"])
+def test_tasks_of_jinas_embedder_v3(task: str | None, tmp_path: Path) -> None:
+    """The adapter of a task is merged: that of the last one by default, as in vLLM."""
+    expected = write_jina_v3(tmp_path, 0 if task == "retrieval.query" else 2)
+    options = ModelOptions(hf_overrides={} if task is None else {"jina_task": task})
+    engine = Engine(tmp_path, model=options)
+    assert engine.info.implementation == "quire"
+    for got, text in zip(hidden_states(engine, TEXTS), TEXTS, strict=True):
+        assert_close(got, output(expected, text).last_hidden_state[0])
+
+
+def test_an_unknown_task_of_jinas_embedder_is_named(tmp_path: Path) -> None:
+    write_jina_v3(tmp_path, 0)
+    with pytest.raises(UnsupportedModel, match=r"jina_task must be one of retrieval\.query, .*, not 'sorting'"):
+        Engine(tmp_path, model=ModelOptions(hf_overrides={"jina_task": "sorting"}))
+
+
+def test_an_incomplete_adapter_of_jinas_embedder_is_named(tmp_path: Path) -> None:
+    write_jina_v3(tmp_path, 0, dropped="layers.1.mlp.fc2.parametrizations.weight.0.lora_B")
+    with pytest.raises(WeightMismatch, match=r"the adapter of roberta\..*layers\.1\.mlp\.fc2 is incomplete"):
         load(tmp_path)

@@ -90,8 +90,6 @@ def test_token_types_of_pairs(tmp_path: Path) -> None:
     ("case", "changes", "message"),
     [
         ("bert", {"position_embedding_type": "relative_key"}, "position_embedding_type"),
-        ("deberta-v3", {"conv_kernel_size": 3}, "conv_kernel_size"),
-        ("deberta-v3", {"relative_attention": False}, "relative_attention"),
         ("roberta", {"hidden_act": "never_heard_of"}, "never_heard_of"),
     ],
 )

@@ -16,7 +16,6 @@ from transformers import (
     AutoConfig,
     AutoModel,
     AutoModelForCausalLM,
-    AutoModelForMaskedLM,
     AutoModelForSequenceClassification,
 )
 
@@ -128,7 +127,7 @@ def test_a_language_model_embeds_if_told_to(tmp_path: Path) -> None:
     model = make_model("llama")
     save_model(model, tmp_path)
     assert Engine(tmp_path).info.tasks == ("generate",)
-    options = ModelOptions(task="embed", pooler_config={"pooling_type": "MEAN", "normalize": False})
+    options = ModelOptions(task="embed", pooler_config={"pooling_type": "MEAN", "use_activation": False})
     engine, text = Engine(tmp_path, model=options), random_text(1, 30)
     mean = output(model.model, text).last_hidden_state[0].mean(0)
     assert_close(pool(engine, [text], EMBED)[0], mean)
@@ -138,7 +137,7 @@ def test_a_language_model_embeds_if_told_to(tmp_path: Path) -> None:
 def test_pooler_config_names_every_kind_of_pooling(tmp_path: Path, name: str) -> None:
     model = make_model("llama")
     save_model(model, tmp_path)
-    options = ModelOptions(task="embed", pooler_config={"pooling_type": name, "normalize": False})
+    options = ModelOptions(task="embed", pooler_config={"pooling_type": name, "use_activation": False})
     engine, text = Engine(tmp_path, model=options), random_text(1, 30)
     hidden = output(model.model, text).last_hidden_state[0]
     weights = torch.arange(1.0, len(hidden) + 1)[:, None]
@@ -229,23 +228,6 @@ def test_late_interaction(tmp_path: Path) -> None:
     assert engine.info.pooling.score_method == "max_sim"
     vectors = F.normalize(F.linear(output(model, text).last_hidden_state[0], weight), dim=-1)
     assert_close(pool(engine, [text], PoolingParams(task="token_embed"))[0], vectors)
-
-
-@pytest.mark.parametrize("case", ["bert", "distilbert", "roberta"])
-def test_sparse_embeddings(case: str, tmp_path: Path) -> None:
-    """SPLADE: log(1 + relu) of a masked language model's logits, the largest of all positions."""
-    model = make_encoder(case, AutoModelForMaskedLM)
-    model.save_pretrained(tmp_path)
-    entries = [
-        {"path": "", "type": "sentence_transformers.sparse_encoder.models.MLMTransformer"},
-        {"path": "1_SpladePooling", "type": "sentence_transformers.sparse_encoder.models.SpladePooling"},
-    ]
-    (tmp_path / "modules.json").write_text(json.dumps(entries))
-    engine, text = Engine(tmp_path), random_text(1, 12)
-    assert engine.info.pooling is not None
-    assert engine.info.pooling.sparse
-    expected = output(model, text).logits[0].relu().log1p().amax(0)
-    assert_close(pool(engine, [text], EMBED)[0], expected)
 
 
 def test_matryoshka_dimensions_of_the_config(tmp_path: Path) -> None:

@@ -39,13 +39,16 @@ def test_sequence_classifiers(case: str, tmp_path: Path) -> None:
         assert_close(got, logits.softmax(-1))
 
 
-@pytest.mark.parametrize("case", ["bert", "xlm-roberta", "deberta-v3"])
+CROSS_ENCODERS = ("albert", "bert", "data2vec-text", "deberta-v3", "ernie-tasks", "eurobert", "jina-v3", "xlm-roberta")
+
+
+@pytest.mark.parametrize("case", [*CROSS_ENCODERS, "xlm-roberta-xl"])
 def test_cross_encoders(case: str, tmp_path: Path) -> None:
     """One label: a score of pairs, whose second text has a token type of its own where the model has two."""
     model = make_encoder(case, AutoModelForSequenceClassification, num_labels=1)
     engine = engine_of(model, tmp_path)
     assert engine.info.tasks == ("score", "classify")
-    types = case == "bert"
+    types = case in ("albert", "bert", "ernie-tasks")
     for text in TEXTS:
         start = len(text) // 2
         logit = output(model, text, start if types else None).logits[0]
@@ -110,3 +113,21 @@ def test_a_classifier_refuses_other_tasks(tmp_path: Path) -> None:
     result = Engine.generate(engine, TEXTS[0], PoolingParams(task="token_classify"))
     assert result.error is not None
     assert "classify" in result.error
+
+
+@pytest.mark.parametrize("pooling", ["bos", "mean", "late"])
+def test_what_eurobert_classifies(pooling: str, tmp_path: Path) -> None:
+    """The first token, the mean of all, or each of them, of which the logits are averaged."""
+    model = make_encoder("eurobert", AutoModelForSequenceClassification, num_labels=3, classifier_pooling=pooling)
+    engine = engine_of(model, tmp_path)
+    for got, text in zip(pool(engine, TEXTS, LOGITS), TEXTS, strict=True):
+        assert_close(got, output(model, text).logits[0])
+
+
+def test_unknown_activations_of_heads_are_named(tmp_path: Path) -> None:
+    model = make_encoder("modernbert", AutoModelForSequenceClassification, num_labels=3)
+    model.save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(path.read_text().replace('"classifier_activation": "gelu"', '"classifier_activation": "maybe"'))
+    with pytest.raises(UnsupportedModel, match="activation 'maybe' is not supported"):
+        Engine(tmp_path)

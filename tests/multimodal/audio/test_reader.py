@@ -25,8 +25,8 @@ HOUR_BYTES = 4 * 3600 * 16_000
 
 
 @asynccontextmanager
-async def reading(**options: object) -> AsyncIterator[AudioReader]:
-    reader = AudioReader(AudioOptions.model_validate(options))
+async def reading(share: float = 1.0, **options: object) -> AsyncIterator[AudioReader]:
+    reader = AudioReader(AudioOptions.model_validate(options), share=share)
     try:
         yield reader
     finally:
@@ -132,6 +132,17 @@ async def test_the_audio_of_several_files_is_reserved_at_once() -> None:
             return [audio.seconds for audio in await decoded(reader, *[minute] * 6, tenant=tenant)]
 
         assert await asyncio.gather(*map(seconds, "abab")) == [[60.0] * 6] * 4
+
+
+async def test_who_holds_much_audio_keeps_nobody_else_waiting() -> None:
+    second = wav(tone(1.0))
+    async with reading(share=0.75, max_audio_memory="1MiB") as reader:
+        with await reader.memory.reserve(500_000, "a"):
+            waiting = [asyncio.create_task(decoded(reader, second, tenant="a")) for _ in range(2)]
+            await until(lambda: reader.memory.waiting == 2)
+            assert (await decoded(reader, second, tenant="b"))[0].seconds == 1.0
+            assert not any(task.done() for task in waiting)
+        assert [(await task)[0].seconds for task in waiting] == [1.0, 1.0]
 
 
 async def test_features_are_computed_beside_the_event_loop() -> None:

@@ -45,12 +45,12 @@ class CheckedGrammar:
 class GrammarChecker:
     """Checks grammars for one model. Results are cached by a hash of the grammar."""
 
-    def __init__(self, folder: Path, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
-        """`folder`: the model's directory."""
+    def __init__(self, folder: Path, vocab_size: int, eos_token_ids: tuple[int, ...], share: float = 1.0) -> None:
+        """`folder`: the model's directory; `share`: the largest part of its queues for one tenant."""
         self._pool = WorkerPool(
-            "grammar", f"{compilation.__name__}:worker", (folder, vocab_size, eos_token_ids), _LIMITS
+            "grammar", f"{compilation.__name__}:worker", (folder, vocab_size, eos_token_ids), _LIMITS, share=share
         )
-        self._writers = FairThreads("write-grammar", max_queued=_MAX_WAITING)
+        self._writers = FairThreads("write-grammar", max_queued=_MAX_WAITING, share=share)
         self._special: dict[str, int] | None = None
         self._loading = asyncio.Lock()
         self._unsupported: str | None = None  # why the model has no grammars

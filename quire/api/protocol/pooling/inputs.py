@@ -116,7 +116,10 @@ def _sequences(value: Any, where: str) -> list[tuple[str, ...]] | tuple[str, ...
 
 
 def _sequence(value: Any, where: str) -> tuple[str, ...]:
-    if isinstance(value, list) and len(value) in (1, 2) and all(isinstance(text, str) for text in value):
+    if isinstance(value, list) and len(value) in (1, 2):
+        for index, text in enumerate(value):
+            if not isinstance(text, str):
+                _refuse(f"{where}[{index}]", "Input should be a string")
         return tuple(value)
     _refuse(where, "Input should be a string, a list of one or two strings, or a list of such lists")
 

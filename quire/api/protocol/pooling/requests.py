@@ -17,6 +17,7 @@ EmbedDtype = Literal[
 Endianness = Literal["native", "big", "little"]
 MaxTokens = Annotated[int, Field(ge=0, lt=1 << 31)]
 Truncation = Annotated[int, Field(ge=-1, lt=1 << 31)]
+_REMOVED = ("normalize", "activation", "softmax")
 _TEXTS, _CHAT = "texts", "a chat"  # discriminator tags; errors leave them out, as they are not names of fields
 
 
@@ -28,6 +29,9 @@ class PoolingFields(RequestBody):
         description="truncate longer inputs to this number of tokens; -1: to the context length; default: refuse them",
     )
     truncation_side: Literal["left", "right"] | None = Field(None, description="default: the tokenizer's side")
+    padding: Literal["max_length", "do_not_pad"] | None = Field(
+        None, description="pad shorter inputs to the maximum length; the padding is computed like other tokens"
+    )
     priority: Int64 | None = 0
     cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     request_id: str | None = None
@@ -40,6 +44,13 @@ class PoolingFields(RequestBody):
     def _some_tokens(self) -> Self:
         if self.truncate_prompt_tokens == 0:
             raise field_error("truncate_prompt_tokens", "`truncate_prompt_tokens` must be -1, or at least 1.")
+        return self
+
+    @model_validator(mode="after")
+    def _no_removed_names(self) -> Self:
+        for name in _REMOVED:
+            if name in (self.model_extra or {}):
+                raise field_error(name, f"`{name}` was removed from vLLM's API; use `use_activation`.")
         return self
 
 
@@ -95,7 +106,6 @@ class EmbedFields(BaseModel):
         None, description="length of the embeddings, for models that support shorter embeddings (Matryoshka)"
     )
     use_activation: bool | None = Field(None, description="normalize to length 1; default: the model's setting")
-    normalize: bool | None = Field(None, description="older name of use_activation")
     prompt_name: Annotated[str, Field(max_length=1024)] | None = Field(
         None, description="name of one of the model's prompts, which is prepended to each text"
     )
@@ -108,16 +118,9 @@ class EmbedFields(BaseModel):
 
     @model_validator(mode="after")
     def _one_name(self) -> Self:
-        if None not in (self.use_activation, self.normalize) and self.use_activation != self.normalize:
-            raise field_error("normalize", "`normalize` and `use_activation` are aliases and must not differ.")
         if self.prompt_name is not None and self.input_type is not None:
             raise field_error("input_type", "`prompt_name` and `input_type` cannot be combined.")
         return self
-
-    @property
-    def normalizes(self) -> bool | None:
-        """Either of the two names."""
-        return self.normalize if self.use_activation is None else self.use_activation
 
 
 class TaskField(BaseModel):

@@ -26,15 +26,17 @@ class RunningWindows:
         transcriber: WindowTranscriber,
         audio: NDArray[np.float32],
         windows: Sequence[Window],
+        tenant: str,
         *,
         most: int = MOST,
     ) -> None:
-        """Start the first windows. `most`: how many may run at once."""
+        """Start the first windows. `tenant`: holds the slots; `most`: how many may run at once."""
         self._most = most
         self._client = client
         self._transcriber = transcriber
         self._audio = audio
         self._windows = windows
+        self._tenant = tenant
         self._streams = [TextStream() for _ in windows]
         self._tasks: list[asyncio.Task[list[WindowResult]]] = []
         self._running: set[int] = set()
@@ -58,14 +60,14 @@ class RunningWindows:
         """Abort running windows and release their slots."""
         left, self._running = len(self._running), set()
         if left:
-            self._client.release_slots(left - 1)
+            self._client.release_slots(left - 1, self._tenant)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _start(self) -> None:
         while len(self._tasks) < len(self._windows) and len(self._running) < self._most:
-            if self._running and not self._client.take_slot():
+            if self._running and not self._client.take_slot(self._tenant):
                 return
             number = len(self._tasks)
             self._running.add(number)
@@ -79,6 +81,6 @@ class RunningWindows:
             if number in self._running:  # else they were closed
                 self._running.remove(number)
                 if self._running:  # the first place is the caller's
-                    self._client.release_slots(1)
+                    self._client.release_slots(1, self._tenant)
         self._start()
         return results

@@ -119,7 +119,7 @@ class Transcriber:
         await transcriber.prepare(audio, windows)
         most = 1 if options.beams else MOST  # the caller's slots are for the beams of one window
         joiner, collected = Joiner(transcriber.language), _Collected()
-        async with aclosing(RunningWindows(served.client, transcriber, audio, windows, most=most)) as running:
+        async with aclosing(RunningWindows(served.client, transcriber, audio, windows, tenant, most=most)) as running:
             for number in range(len(windows)):
                 text_stream = running.take_turn(number, live=options.live)
                 joiner.next_window()

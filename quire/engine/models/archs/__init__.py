@@ -6,7 +6,17 @@ from collections.abc import Callable
 from typing import Any
 
 from quire.engine.models.archs.audio import qwen2_audio, qwen3_asr, voxtral
-from quire.engine.models.archs.bert import bert, deberta_v2, distilbert, electra, mpnet, roberta
+from quire.engine.models.archs.bert import (
+    albert,
+    bert,
+    deberta_v2,
+    distilbert,
+    electra,
+    ernie,
+    mpnet,
+    roberta,
+    xlm_roberta_xl,
+)
 from quire.engine.models.archs.ctc import hubert, parakeet, wav2vec2
 from quire.engine.models.archs.gemma import gemma2, gemma3
 from quire.engine.models.archs.granite_speech import granite_speech
@@ -27,7 +37,15 @@ from quire.engine.models.archs.llama import granite, llama, mistral, olmo2, phi3
 from quire.engine.models.archs.moe import deepseek_v3, gpt_oss, mixtral, qwen3_moe
 from quire.engine.models.archs.moonshine import moonshine
 from quire.engine.models.archs.phi4_multimodal import phi4_multimodal
-from quire.engine.models.archs.rope_encoders import as_encoder, gte, is_bidirectional, modernbert, nomic_bert
+from quire.engine.models.archs.rope_encoders import (
+    as_encoder,
+    eurobert,
+    gte,
+    is_bidirectional,
+    jina_embeddings_v3,
+    modernbert,
+    nomic_bert,
+)
 from quire.engine.models.archs.transducer import nemotron_asr_streaming
 from quire.engine.models.archs.voxtral_realtime import voxtral_realtime
 from quire.engine.models.archs.whisper import whisper
@@ -74,17 +92,23 @@ AUDIO_MODELS: dict[str, Callable[[Any, DecoderSpec], DecoderSpec]] = {
     "voxtral": voxtral,
 }
 ENCODERS: dict[str, Callable[[Any], EncoderSpec]] = {
+    "albert": albert,
     "bert": bert,
     "camembert": roberta,
+    "data2vec-text": roberta,
     "deberta-v2": deberta_v2,
     "distilbert": distilbert,
     "electra": electra,
+    "ernie": ernie,
+    "eurobert": eurobert,
     "gte": gte,
+    "jina_embeddings_v3": jina_embeddings_v3,
     "modernbert": modernbert,
     "mpnet": mpnet,
     "nomic_bert": nomic_bert,
     "roberta": roberta,
     "xlm-roberta": roberta,
+    "xlm-roberta-xl": xlm_roberta_xl,
 }
 CTC_MODELS: dict[str, Callable[[Any], CTCSpec]] = {
     "hubert": hubert,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from quire.engine.models.archs.jina import jina_bert
-from quire.engine.models.errors import UnsupportedModel
+from quire.engine.models.errors import UnsupportedModel, UnsupportedOption
 from quire.engine.models.pooler_spec import Dense, HeadStep
 from quire.engine.models.spec import (
     DisentangledAttention,
@@ -29,6 +30,29 @@ def bert(config: Any) -> EncoderSpec:
     if kind not in (None, "absolute"):
         raise UnsupportedModel(f"position_embedding_type {kind!r} is not supported; supported are absolute and alibi")
     return _encoder(config, _attention(config))
+
+
+def ernie(config: Any) -> EncoderSpec:
+    """ERNIE: BERT, and an embedding of the task, which is always the first one."""
+    tasks = config.task_type_vocab_size if config.use_task_id else 0
+    return _encoder(config, _attention(config), tasks=tasks)
+
+
+def albert(config: Any) -> EncoderSpec:
+    """ALBERT: BERT whose layers share their weights in groups, with smaller embeddings."""
+    if config.inner_group_num != 1:
+        raise UnsupportedOption("ALBERT with an inner_group_num other than 1 is not supported")
+    layers, groups = config.num_hidden_layers, config.num_hidden_groups
+    spec = _encoder(config, _attention(config), size=config.embedding_size)
+    order = tuple(int(index / (layers / groups)) for index in range(layers))
+    return replace(spec, layers=spec.layers[:1] * groups, order=order)
+
+
+def xlm_roberta_xl(config: Any) -> EncoderSpec:
+    """XLM-RoBERTa XL: RoBERTa with norms before the branches, and one after the last layer."""
+    spec = roberta(config)
+    layers = tuple(replace(layer, pre_norm=True, post_ln=False) for layer in spec.layers)
+    return replace(spec, layers=layers, embeddings=replace(spec.embeddings, norm=None), final_norm=True)
 
 
 def roberta(config: Any) -> EncoderSpec:
@@ -75,9 +99,9 @@ def distilbert(config: Any) -> EncoderSpec:
 def deberta_v2(config: Any) -> EncoderSpec:
     """DeBERTa v2 and v3: disentangled attention."""
     if getattr(config, "conv_kernel_size", 0):
-        raise UnsupportedModel("DeBERTa with a convolution (conv_kernel_size) is not supported")
+        raise UnsupportedOption("DeBERTa with a convolution (conv_kernel_size) is not supported")
     if not config.relative_attention:
-        raise UnsupportedModel("DeBERTa without relative_attention is not supported")
+        raise UnsupportedOption("DeBERTa without relative_attention is not supported")
     kinds = set(config.pos_att_type or ())
     attn = DisentangledAttention(
         heads=config.num_attention_heads,
@@ -136,6 +160,7 @@ def _encoder(
     types: int | None = None,
     size: int | None = None,
     norm_projected: bool = False,
+    tasks: int = 0,
 ) -> EncoderSpec:
     norm = LayerNormSpec(eps=config.layer_norm_eps)
     ffn = PlainMLP(size=config.intermediate_size, act=config.hidden_act)
@@ -153,6 +178,7 @@ def _encoder(
             norm=norm,
             size=size,
             norm_projected=norm_projected,
+            tasks=tasks,
         ),
         final_norm=False,
     )

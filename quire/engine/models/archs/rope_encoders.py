@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from quire.engine.models.archs.llama import llama
 from quire.engine.models.archs.rope import max_positions, rope_of
 from quire.engine.models.errors import UnsupportedModel
 from quire.engine.models.pooler_spec import Dense, HeadStep
@@ -16,6 +17,7 @@ from quire.engine.models.spec import (
     GroupedQueryAttention,
     Layer,
     LayerNormSpec,
+    PlainMLP,
 )
 
 
@@ -58,6 +60,25 @@ def gte(config: Any) -> EncoderSpec:
     embeddings = Embeddings(types=config.type_vocab_size, norm=norm)
     layers = [Layer(attn=attn, ffn=ffn, pre_norm=False, post_ln=True)] * config.num_hidden_layers
     return _encoder(config, layers, norm, embeddings, final_norm=False)
+
+
+def eurobert(config: Any) -> EncoderSpec:
+    """EuroBERT: Llama with attention in both directions."""
+    return as_encoder(llama(config))
+
+
+def jina_embeddings_v3(config: Any) -> EncoderSpec:
+    """Jina's embedder v3: XLM-RoBERTa with a rope in place of learned positions."""
+    norm = LayerNormSpec(eps=config.layer_norm_eps)
+    attn = _attention(config, _rope(config), bias=True)
+    ffn = PlainMLP(size=config.intermediate_size, act=config.hidden_act)
+    layers = [Layer(attn=attn, ffn=ffn, pre_norm=False, post_ln=True)] * config.num_hidden_layers
+    return _encoder(config, layers, norm, Embeddings(types=config.type_vocab_size, norm=norm), final_norm=False)
+
+
+def eurobert_head(config: Any) -> tuple[HeadStep, ...]:
+    """EuroBERT's dense layer."""
+    return (Dense(size_in=0, size_out=config.hidden_size, act="gelu"),)
 
 
 def modernbert_head(config: Any) -> tuple[HeadStep, ...]:

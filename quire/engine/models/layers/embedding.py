@@ -24,6 +24,7 @@ class EmbeddingSum(nn.Module):
         self.spec = spec
         self.positions = _table(spec.positions, size)
         self.types = _table(spec.types, size)
+        self.tasks = _table(spec.tasks, size)
         normed = model.hidden if spec.norm_projected else size
         self.norm = None if spec.norm is None else make_norm(normed, spec.norm)
         self._sums: Tensor | None = None
@@ -56,6 +57,8 @@ class EmbeddingSum(nn.Module):
     def _make_sums(self) -> Tensor:
         """(types * positions, size): a sum for each token type and position, so that a step gathers once."""
         positions = None if self.positions is None else self.positions.data[self.spec.position_offset :]
+        if positions is not None and self.tasks is not None:
+            positions = positions + self.tasks[0]
         if positions is None or self.types is None:
             table = self.types if positions is None else positions
             assert table is not None

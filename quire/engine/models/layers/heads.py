@@ -48,19 +48,25 @@ class HeadNorm(nn.Module):
 
 
 class SparseHeadLayer(nn.Module):
-    """log(1 + relu(logits)) of the vocabulary, the largest of all tokens of a text (SPLADE, Formal et al. 2021)."""
+    """Logits of a masked language model (SPLADE, Formal et al. 2021)."""
 
     def __init__(self, spec: SparseHead, hidden: int, vocab: int) -> None:
         super().__init__()
-        self.dense = Linear(hidden, hidden, bias=True)
-        self.norm = LayerNorm(hidden, spec.norm.eps)
-        self.bias = nn.Parameter(torch.empty(vocab), requires_grad=False)
-        self.act = spec.act
+        self.spec = spec
+        size = hidden if spec.dense is None else spec.dense.size_out
+        self.dense = None if spec.dense is None else Linear(hidden, size, bias=spec.dense.bias)
+        self.norm = None if spec.norm is None else LayerNorm(size, spec.norm.eps, bias=spec.norm.bias)
+        self.bias = nn.Parameter(torch.empty(vocab), requires_grad=False) if spec.bias else None
+        self.table = None if spec.tied else nn.Parameter(torch.empty(vocab, size), requires_grad=False)
 
     def forward(self, x: Tensor, embedding: Tensor) -> Tensor:
-        """(tokens, hidden) to (vocab,) float32; `embedding` (vocab, hidden) is the tied output projection."""
-        logits = F.linear(self.norm(ACTIVATIONS[self.act](self.dense(x))), embedding).float() + self.bias.float()
-        return F.relu(logits).amax(0).log1p()
+        """(tokens, hidden) to (tokens, vocab) float32; `embedding` (vocab, size): a tied output projection."""
+        if self.dense is not None and self.spec.dense is not None:
+            x = ACTIVATIONS[self.spec.dense.act](self.dense(x))
+        if self.norm is not None:
+            x = self.norm(x)
+        logits = F.linear(x, embedding if self.table is None else self.table).float()
+        return logits if self.bias is None else logits + self.bias.float()
 
 
 class PoolerHeads(nn.Module):

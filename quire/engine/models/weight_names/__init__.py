@@ -29,7 +29,8 @@ def weight_names_of(model_type: str, spec: TransformerSpec, pooler: PoolerSpec |
         return _STATIC
     if (names := rope_encoder_names(model_type, steps)) is not None:
         return names
-    if isinstance(spec, EncoderSpec) and any(layer.post_ln for layer in spec.layers):
+    is_bert = model_type == "xlm-roberta-xl" or any(layer.post_ln for layer in spec.layers)
+    if isinstance(spec, EncoderSpec) and is_bert:
         return bert_like(steps, ups_first=any(layer.inner_post_ln for layer in spec.layers))
     if isinstance(spec, DecoderSpec) and (names := layer_norm_decoder_names(model_type, spec)) is not None:
         return names

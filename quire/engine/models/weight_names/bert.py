@@ -5,12 +5,17 @@ from __future__ import annotations
 from quire.engine.models.weight_names.rules import KIND, LAYER, WeightNames, swap_halves
 
 _LAYER = LAYER.replace("layers", "encoder\\.layer")
-_PREFIXES = r"(?:model\.|bert\.|roberta\.|electra\.|distilbert\.|mpnet\.|deberta\.|xlm_roberta\.|camembert\.)"
+_PREFIXES = (
+    r"(?:model|bert|roberta|electra|distilbert|mpnet|deberta|xlm_roberta|camembert|albert|ernie|data2vec_text|xlm_roberta_xl)"
+    r"\."
+)
 _EMBEDDINGS = (
     (r"embeddings\.word_embeddings\.weight", "embed.weight"),
     (r"embeddings\.position_embeddings\.weight", "embed_sum.positions"),
     (r"embeddings\.token_type_embeddings\.weight", "embed_sum.types"),
+    (r"embeddings\.task_type_embeddings\.weight", "embed_sum.tasks"),
     (r"embeddings\.LayerNorm" + KIND, "embed_sum.norm.{kind}"),
+    (r"encoder\.embedding_hidden_mapping_in" + KIND, "embed_sum.project.{kind}"),
     (r"embeddings_project" + KIND, "embed_sum.project.{kind}"),
     (r"embeddings\.embed_proj" + KIND, "embed_sum.project.{kind}"),
 )
@@ -34,33 +39,53 @@ _LAYERS = (
     (_LAYER + r"intermediate\.dense" + KIND, "ffn.up.{kind}"),
     (_LAYER + r"output\.dense" + KIND, "ffn.down.{kind}"),
     (_LAYER + r"output\.LayerNorm" + KIND, "ffn_post_ln.{kind}"),
+    (_LAYER + r"attention\.self_attn_layer_norm" + KIND, "attn_norm.{kind}"),  # XLM-RoBERTa XL
+    (_LAYER + r"LayerNorm" + KIND, "ffn_norm.{kind}"),
+    (r"encoder\.LayerNorm" + KIND, "norm.{kind}"),
     (r"encoder\.relative_attention_bias\.weight", "relative_bias.weight"),
     (r"encoder\.rel_embeddings\.weight", "relative_positions.weight"),
     (r"encoder\.LayerNorm" + KIND, "relative_positions.norm.{kind}"),
 )
+_ALBERT_LAYER = LAYER.replace("layers", r"encoder\.albert_layer_groups") + r"albert_layers\.0\."
+_ALBERT = (
+    (_ALBERT_LAYER + r"attention\.(?P<part>query|key|value)" + KIND, "attn.qkv.{kind}"),
+    (_ALBERT_LAYER + r"attention\.dense" + KIND, "attn.out.{kind}"),
+    (_ALBERT_LAYER + r"attention\.LayerNorm" + KIND, "attn_post_ln.{kind}"),
+    (_ALBERT_LAYER + r"ffn" + KIND, "ffn.up.{kind}"),
+    (_ALBERT_LAYER + r"ffn_output" + KIND, "ffn.down.{kind}"),
+    (_ALBERT_LAYER + r"full_layer_layer_norm" + KIND, "ffn_post_ln.{kind}"),
+)
 # A head is one linear layer after the pooler's layer, or two linear layers.
 _HEADS = (
     (r"linear\.weight", "heads.token_embed.0.weight"),  # ColBERT
-    (r"pooler\.dense" + KIND, "heads.classify.0.{kind}"),
+    (r"pooler(?:\.dense)?" + KIND, "heads.classify.0.{kind}"),
     (r"classifier\.dense" + KIND, "heads.classify.0.{kind}"),
     (r"pre_classifier" + KIND, "heads.classify.0.{kind}"),
     (r"classifier\.out_proj" + KIND, "heads.classify.1.{kind}"),
     (r"classifier" + KIND, "heads.classify.{last}.{kind}"),
 )
-_MASKED_LM = (
-    (r"cls\.predictions\.transform\.dense" + KIND, "heads.sparse_head.dense.{kind}"),
-    (r"cls\.predictions\.transform\.LayerNorm" + KIND, "heads.sparse_head.norm.{kind}"),
-    (r"cls\.predictions\.bias", "heads.sparse_head.bias"),
+# Where a checkpoint has a parameter under two names, the first rule is that of the name which transformers reads.
+MASKED_LM = (
+    (r"(?:cls\.)?predictions\.decoder\.weight", "heads.sparse_head.table"),
+    (r"lm_head\.decoder\.weight", "heads.sparse_head.table"),
+    (r"(?:vocab_projector|generator_lm_head|lm_head)\.weight", "heads.sparse_head.table"),
+    (r"(?:cls\.)?predictions\.decoder\.bias", "heads.sparse_head.bias"),
+    (r"lm_head\.decoder\.bias", "heads.sparse_head.bias"),
+    (r"(?:vocab_projector|generator_lm_head|lm_head)\.bias", "heads.sparse_head.bias"),
+    (r"(?:cls\.)?predictions\.bias", "heads.sparse_head.bias"),
+    (r"lm_predictions\.lm_head\.bias", "heads.sparse_head.bias"),
+    (r"(?:cls\.)?predictions\.(?:transform\.)?dense" + KIND, "heads.sparse_head.dense.{kind}"),
     (r"lm_head\.dense" + KIND, "heads.sparse_head.dense.{kind}"),
-    (r"lm_head\.layer_norm" + KIND, "heads.sparse_head.norm.{kind}"),
-    (r"lm_head\.bias", "heads.sparse_head.bias"),
-    (r"vocab_transform" + KIND, "heads.sparse_head.dense.{kind}"),
-    (r"vocab_layer_norm" + KIND, "heads.sparse_head.norm.{kind}"),
-    (r"vocab_projector\.bias", "heads.sparse_head.bias"),
+    (r"(?:vocab_transform|generator_predictions\.dense)" + KIND, "heads.sparse_head.dense.{kind}"),
+    (r"lm_predictions\.lm_head\.dense" + KIND, "heads.sparse_head.dense.{kind}"),
+    (r"(?:cls\.)?predictions\.(?:transform\.)?(?:LayerNorm|layer_norm)" + KIND, "heads.sparse_head.norm.{kind}"),
+    (r"lm_head\.(?:layer_norm|norm)" + KIND, "heads.sparse_head.norm.{kind}"),
+    (r"(?:vocab_layer_norm|generator_predictions\.LayerNorm)" + KIND, "heads.sparse_head.norm.{kind}"),
+    (r"lm_predictions\.lm_head\.LayerNorm" + KIND, "heads.sparse_head.norm.{kind}"),
 )
 _IGNORED = (
-    r"embeddings\.(position_ids|token_type_ids)|pooler\.dense\.\w+|cls\..*|lm_head\..*|vocab_\w+\..*|"
-    r"(discriminator|generator)_\w+\..*|mask_predictions\..*|lm_predictions\..*"
+    r"embeddings\.(position_ids|token_type_ids)|pooler\.(dense\.)?\w+|cls\..*|lm_head\..*|vocab_\w+\..*|predictions\..*|"
+    r"(discriminator|generator)_\w+\..*|mask_predictions\..*|lm_predictions\..*|sop_classifier\..*"
 )
 _DISTILBERT_LAYER = LAYER.replace("layers", "transformer\\.layer")
 _DISTILBERT = (
@@ -82,5 +107,5 @@ def bert_like(head_steps: int, *, ups_first: bool = False) -> WeightNames:
     """
     heads = tuple((pattern, target.replace("{last}", str(max(0, head_steps - 1)))) for pattern, target in _HEADS)
     convert = {"ffn.gate_up.weight": swap_halves} if ups_first else {}
-    rules = (*_EMBEDDINGS, *_LAYERS, *_DISTILBERT, *heads, *_MASKED_LM)
+    rules = (*_EMBEDDINGS, *_LAYERS, *_DISTILBERT, *_ALBERT, *heads, *MASKED_LM)
     return WeightNames(rules, prefixes=_PREFIXES, ignored=_IGNORED, gamma_beta=True, convert=convert)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from torch import Tensor
 
@@ -12,6 +14,9 @@ LAYER = r"layers\.(?P<layer>\d+)\."
 KIND = r"\.(?P<kind>weight|bias)"
 _PARTS = {"q": 0, "k": 1, "v": 2, "query": 0, "key": 1, "value": 2} | {"gate": 0, "up": 1, "w1": 0, "w3": 1, "w2": None}
 _PARTS |= {"12": 0, "11": 1}  # Nomic's gate and up
+_INDICES = {"layer": re.compile(r"^layers\.(\d+)\."), "expert": re.compile(r"\.experts\.(\d+)\.")}
+_GROUP = re.compile(r"\((?:\?:|\?P<(\w+)>|)((?:[^()\\?]|\\.|(?<=\w)\?)*)\)(\??)")  # without groups in it
+_MOST_NAMES = 3  # of a tensor in an error
 _OWN = re.compile(r"heads\..*")  # parameters that are read from other files than the checkpoint
 
 
@@ -85,8 +90,73 @@ class WeightNames:
                     return WeightTarget(parameter, part, "stacked" in groups, self.convert.get(inner))
         return None
 
+    def names_of(self, parameter: str, part: int | None, known: Collection[str]) -> list[str]:
+        """How a checkpoint names the tensor of a parameter, or of a part of it, for errors.
+
+        Of all names that the architecture has, those that look most like `known`, the names in the checkpoint.
+        """
+        indices = {name: match[1] for name, pattern in _INDICES.items() if (match := pattern.search(parameter))}
+        names = {name for rule, _ in self._compiled for name in _written(rule.pattern, indices)}
+        stacks = [rule for rule, _ in self._compiled if "stacked" in rule.groupindex]
+        stacked = any(rule.fullmatch(self._bare(name)) for rule in stacks for name in known)
+        stacked = stacked and "expert" in indices
+        likeness: dict[str, float] = {}
+        for name in names:
+            target = self.target(name, {parameter, parameter.replace(f".{indices.get('expert')}.", ".0.")})
+            if target is None or part not in (None, target.part) or target.stacked != stacked:
+                continue
+            nearest = max(known, key=partial(self._likeness, name), default=name)
+            value = self._likeness(name, nearest)
+            prefix = nearest.removesuffix(self._bare(nearest)) if value else ""
+            likeness[f"{prefix}{name}"] = value
+        best = max(likeness.values(), default=0.0)
+        return sorted(name for name, value in likeness.items() if value == best)[:_MOST_NAMES] or [parameter]
+
+    def _likeness(self, name: str, other: str) -> float:
+        return _shared(name, self._bare(other))
+
+    def superseded(self, names: Iterable[str], parameters: Container[str]) -> set[str]:
+        """The names of tensors whose parameter another tensor fills, which an earlier rule names.
+
+        Checkpoints keep the biases of masked language models under two names.
+        """
+        chosen: dict[str, tuple[int, str]] = {}
+        dropped = set()
+        for name in names:
+            if (target := self.target(name, parameters)) is None or target.part is not None:
+                continue
+            rules = (i for i, (rule, _) in enumerate(self._compiled) if rule.fullmatch(self._bare(name)))
+            rank = (next(rules, len(self._compiled)), name)
+            first, last = sorted((rank, chosen.get(target.parameter, rank)))
+            chosen[target.parameter] = first
+            if first[0] != last[0]:
+                dropped.add(last[1])
+        return dropped
+
     def _bare(self, name: str) -> str:
         name = re.sub(rf"^(?:{self.prefixes})", "", name)
         if self.gamma_beta:
             name = re.sub(r"\.gamma$", ".weight", re.sub(r"\.beta$", ".bias", name))
         return name
+
+
+def _written(pattern: str, indices: Mapping[str, str]) -> list[str]:
+    """The names that a pattern matches. `indices`: of the layer, and of the expert."""
+    group = _GROUP.search(pattern)
+    if group is None:
+        return [re.sub(r"\\(.)", r"\1", choice) for choice in _optional(pattern)]
+    before, after = pattern[: group.start()], pattern[group.end() :]
+    choices = [indices.get(group[1] or "", choice) for choice in group[2].split("|")] + ([""] if group[3] else [])
+    return [name for choice in choices for name in _written(f"{before}{choice}{after}", indices)]
+
+
+def _optional(pattern: str) -> list[str]:
+    """The pattern with and without a character that may be missing."""
+    return [re.sub(r"\w\?", "", pattern), re.sub(r"(\w)\?", r"\1", pattern)]
+
+
+def _shared(name: str, other: str) -> float:
+    """The part of a name with which another one begins, too."""
+    parts = name.split(".")
+    same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(parts, other.split("."), strict=False))
+    return len(list(same)) / len(parts)

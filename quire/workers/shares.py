@@ -1,0 +1,61 @@
+"""Divides something that the server has a limited amount of among tenants."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Literal
+
+_ROUNDING = 1e-9
+
+
+class Shares:
+    """What tenants hold of a capacity: places of a queue, slots of an engine, bytes.
+
+    A tenant may hold up to `share` of what the others leave. So one that is alone can use most of the capacity, two can
+    use nearly the same, and there is always room for one that comes later.
+
+    Attributes:
+        capacity: what all tenants may hold together.
+        used: what they hold.
+    """
+
+    def __init__(self, capacity: int, share: float = 1.0) -> None:
+        """`share`: a number above 0; 1: the first to come may hold everything."""
+        self.capacity = capacity
+        self.used = 0
+        self._share = share
+        self._held = Counter[str]()
+
+    @property
+    def most(self) -> int:
+        """What a tenant may hold that is alone."""
+        return self._part_of(self.capacity)
+
+    def held(self, tenant: str) -> int:
+        """What a tenant holds."""
+        return self._held[tenant]
+
+    def limit(self, tenant: str) -> int:
+        """What a tenant may hold while the others hold what they hold now."""
+        return self._part_of(self.capacity - self.used + self._held[tenant])
+
+    def refusal(self, tenant: str, count: int = 1) -> Literal["full", "share"] | None:
+        """Why a tenant cannot take more: it is not free, or the tenant holds its share. None if it can."""
+        if self.used + count > self.capacity:
+            return "full"
+        return "share" if self._held[tenant] + count > self.limit(tenant) else None
+
+    def take(self, tenant: str, count: int = 1) -> None:
+        """Let a tenant hold more, which `refusal` allows."""
+        self.used += count
+        self._held[tenant] += count
+
+    def give_back(self, tenant: str, count: int = 1) -> None:
+        """Let a tenant hold less."""
+        self.used -= count
+        self._held[tenant] -= count
+        if not self._held[tenant]:
+            del self._held[tenant]
+
+    def _part_of(self, count: int) -> int:
+        return max(1, int(self._share * count + _ROUNDING))
