@@ -2,10 +2,11 @@
 
     python -m benchmarks.connections --out benchmarks/results/FILE.json
 
-Opens streams that are not read, connections that are idle, and requests of which only a part is sent, against a server
-with default settings and a fake engine core in another process. Meanwhile a client asks for /health on new connections,
-and others send ordinary requests. It ends when the server has closed all the others, and reports when nothing of them
-was held any more.
+Opens streams that are not read, connections that are idle, requests of which only a part is sent, handshakes that are
+refused, large bodies that do not go on, readers of one long response, and requests whose deadlines pass together,
+against a server with default settings and a fake engine core in another process. Meanwhile a client asks for /health
+on new connections, and others send ordinary requests. It ends when the server has closed all the others, and reports
+when nothing of them was held any more.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +58,12 @@ BATCH, TOKENS_PER_STEP, STEP_SECONDS = 20, 4, 0.02  # 4,000 tokens a second
 LETTER = byte_tokenizer().encode("a").ids[0]
 ORDINARY = {"prompt": "Once upon a time", "max_tokens": 16, "temperature": 0}
 HEAD = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+HANDSHAKE = (
+    b"GET /v1/realtime HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\nContent-Length: 5\r\n\r\n"
+)
+LARGE_BODY = 31 << 20  # of which two thirds are sent
+DEADLINE = 20.0  # seconds after the first of these requests
 HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
@@ -103,8 +113,8 @@ def post(body: dict[str, Any]) -> bytes:
     return f"{HEAD}Content-Length: {len(content)}\r\n\r\n{content}".encode()
 
 
-async def open_many(address: tuple[str, int], count: int, data: bytes) -> list[socket.socket]:
-    """Connections that have sent `data` and read nothing."""
+async def open_many(address: tuple[str, int], count: int, data: bytes | Callable[[], bytes]) -> list[socket.socket]:
+    """Connections that have sent `data`, or what it returns, and read nothing."""
     loop = asyncio.get_running_loop()
 
     async def open_one() -> socket.socket:
@@ -112,7 +122,8 @@ async def open_many(address: tuple[str, int], count: int, data: bytes) -> list[s
         made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         made.setblocking(False)
         await loop.sock_connect(made, address)
-        await loop.sock_sendall(made, data)
+        with suppress(ConnectionError):  # it was refused meanwhile
+            await loop.sock_sendall(made, data if isinstance(data, bytes) else data())
         return made
 
     made: list[socket.socket] = []
@@ -125,6 +136,58 @@ def is_open(connection: socket.socket) -> bool:
     """Whether the server has not closed a connection; what it has sent is read only if it has."""
     info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)
     return info[0] == 1  # established
+
+
+Opener = Callable[[tuple[str, int], int], Awaitable[list[socket.socket]]]
+
+
+def opener(data: bytes) -> Opener:
+    """Opens connections that have sent the same."""
+    return partial(open_many, data=data)
+
+
+async def open_with_deadlines(address: tuple[str, int], count: int) -> list[socket.socket]:
+    """Requests whose timeouts pass at the same time."""
+    end = time.monotonic() + DEADLINE
+    return await open_many(address, count, lambda: post({**UNREAD, "stream": False, "timeout": end - time.monotonic()}))
+
+
+async def open_readers(address: tuple[str, int], count: int) -> list[socket.socket]:
+    """Connections that have read a stored response of 480 tokens, all at the same time."""
+    loop = asyncio.get_running_loop()
+    async with httpx.AsyncClient(base_url=f"http://{address[0]}:{address[1]}", timeout=120) as client:
+        body = {"input": "x", "max_output_tokens": 480, "background": True, "stream": False}
+        made = (await client.post("/v1/responses", json=body)).json()
+        while made["status"] in ("queued", "in_progress"):
+            await asyncio.sleep(0.1)
+            made = (await client.get(f"/v1/responses/{made['id']}")).json()
+    path = f"/v1/responses/{made['id']}?stream=true"
+    readers = await open_many(
+        address, count, f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode()
+    )
+
+    async def read(reader: socket.socket) -> None:
+        while await loop.sock_recv(reader, 1 << 16):
+            pass
+
+    await asyncio.gather(*map(read, readers))
+    return readers
+
+
+def kinds_of(options: argparse.Namespace) -> dict[str, tuple[int, Opener]]:
+    """Each kind of connection: how many there are, and what opens them. A new kind is a line here."""
+    large = f"{HEAD}Content-Length: {LARGE_BODY}\r\n\r\n".encode() + b" " * (LARGE_BODY * 2 // 3)
+    return {
+        "unread": (options.unread, opener(post(UNREAD))),
+        "fresh": (options.idle // 2, opener(b"")),
+        "kept_alive": (options.idle - options.idle // 2, opener(HEALTH)),
+        "half_heads": (options.half // 2, opener(HEAD.encode())),
+        "half_bodies": (options.half - options.half // 2, opener(post(UNREAD)[:-10])),
+        "refused_upgrades": (options.upgrades, opener(HANDSHAKE)),
+        "slow_bodies": (options.slow, opener(large)),
+        "deadlines": (options.deadlines, open_with_deadlines),
+        "readers": (options.readers, open_readers),
+    }
 
 
 class Probe:
@@ -190,13 +253,7 @@ async def measure(url: str, process: psutil.Process, options: argparse.Namespace
     await asyncio.sleep(options.quiet_seconds)
     report: dict[str, Any] = {"undisturbed": _reports(health, ordinary), "memory_mib": {"before": memory()}}
     began, files = time.monotonic(), process.num_fds()
-    kinds = {
-        "unread": await open_many(address, options.unread, post(UNREAD)),
-        "fresh": await open_many(address, options.idle // 2, b""),
-        "kept_alive": await open_many(address, options.idle - options.idle // 2, HEALTH),
-        "half_heads": await open_many(address, options.half // 2, HEAD.encode()),
-        "half_bodies": await open_many(address, options.half - options.half // 2, post(UNREAD)[:-10]),
-    }
+    kinds = {kind: await open_kind(address, count) for kind, (count, open_kind) in kinds_of(options).items()}
     report["seconds_to_open"] = time.monotonic() - began
     report["opened"] = {kind: len(made) for kind, made in kinds.items()}
     closed: dict[str, float] = {}
@@ -241,16 +298,21 @@ def main() -> None:
     parser.add_argument("--unread", type=int, default=1000)
     parser.add_argument("--idle", type=int, default=2000)
     parser.add_argument("--half", type=int, default=2000)
+    parser.add_argument("--upgrades", type=int, default=200)
+    parser.add_argument("--slow", type=int, default=24)
+    parser.add_argument("--deadlines", type=int, default=1500)
+    parser.add_argument("--readers", type=int, default=200)
     parser.add_argument("--quiet-seconds", type=float, default=10.0)
     parser.add_argument("--max-seconds", type=float, default=300.0)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve is not None:
-        uvloop.run(serve(options.serve, options.unread + 100))
+        uvloop.run(serve(options.serve, options.unread + options.deadlines + 100))
         return
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "benchmarks.connections", "--serve", folder, "--unread", str(options.unread)]
+        counts = ("--unread", str(options.unread), "--deadlines", str(options.deadlines))
+        command = [sys.executable, "-m", "benchmarks.connections", "--serve", folder, *counts]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             try:
                 assert process.stdout is not None

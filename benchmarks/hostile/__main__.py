@@ -2,9 +2,10 @@
 
     python -m benchmarks.hostile --out benchmarks/results/FILE.json
 
-Each body is sent again and again for three seconds; then several bodies at a time. Every row compares the time between
-chunks of the streams (ITL) with that before the first body. A server that ends is started again. `--only` selects
-bodies by a part of their names, `--list` prints these. The exit status is 0 if all criteria are met.
+Each body is sent again and again for three seconds, and so are the requests of crowds: many clients at the same time.
+Then several bodies are sent at a time. Every row compares the time between chunks of the streams (ITL) with that before
+the first body. A server that ends is started again. `--only` selects bodies by a part of their names, `--list` prints
+these. The exit status is 0 if all criteria are met.
 """
 
 from __future__ import annotations
@@ -23,25 +24,19 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.hostile import audio, grammars, pooling, sizes, texts, tool_servers
-from benchmarks.hostile.body import Hostile
+from benchmarks.hostile.crowds import crowds
 from benchmarks.hostile.report import as_json, criteria, line, ratio, table, verdicts
-from benchmarks.hostile.session import Options, Row, Session
+from benchmarks.hostile.session import Disturbance, Options, Row, Session
 
 
-def select(only: Sequence[str]) -> list[Hostile]:
-    """All bodies, or those with one of these texts in their names."""
-    everything = [
-        *grammars.bodies(),
-        *sizes.bodies(),
-        *texts.bodies(),
-        *pooling.bodies(),
-        *audio.bodies(),
-        *tool_servers.bodies(),
-    ]
+def select(only: Sequence[str]) -> list[Disturbance]:
+    """All bodies and crowds, or those with one of these texts in their names. A new kind is another file here."""
+    files = (grammars, sizes, texts, pooling, audio, tool_servers)
+    everything: list[Disturbance] = [*(body for file in files for body in file.bodies()), *crowds()]
     return [hostile for hostile in everything if not only or any(part in hostile.name for part in only)]
 
 
-def groups(bodies: Sequence[Hostile], at_once: int) -> Iterator[list[Hostile]]:
+def groups(bodies: Sequence[Disturbance], at_once: int) -> Iterator[list[Disturbance]]:
     """Each body alone, then all of them in random groups, which are the same in every run."""
     yield from ([hostile] for hostile in bodies)
     mixed = [hostile for hostile in bodies if not hostile.control]
@@ -50,7 +45,7 @@ def groups(bodies: Sequence[Hostile], at_once: int) -> Iterator[list[Hostile]]:
         yield mixed[start : start + at_once]
 
 
-def run(options: Options, bodies: Sequence[Hostile], at_once: int, folder: Path) -> dict[str, Any]:
+def run(options: Options, bodies: Sequence[Disturbance], at_once: int, folder: Path) -> dict[str, Any]:
     """Send everything, and return the report."""
     rows: list[Row] = []
     with ExitStack() as stack:

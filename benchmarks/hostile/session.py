@@ -8,9 +8,10 @@ import random
 import statistics
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -31,11 +32,13 @@ from benchmarks.hostile.body import (
     message,
     response,
 )
+from benchmarks.hostile.crowds import Crowd
 from benchmarks.hostile.pooling import EMBEDDINGS, RERANK
 from benchmarks.hostile.send import Answer, send
 from benchmarks.hostile.server import Server
 from benchmarks.hostile.watch import Span, Watcher, probe_health, stream_answers
 
+Disturbance = Hostile | Crowd
 MEMORY_MARGIN = 200_000_000  # bytes that may be added in all
 _RECOVERY_SECONDS = 60.0
 _SETTLE_SECONDS = 30.0
@@ -126,16 +129,15 @@ class Session:
         window = (start, time.monotonic())
         return {**itl_of(self._streams.spans(*window), window), "health_max": longest(self._health.spans(*window))}
 
-    def disturb(self, bodies: Sequence[Hostile]) -> Row:
+    def disturb(self, bodies: Sequence[Disturbance]) -> Row:
         """Send bodies, each by a client of its own, and see what that does."""
-        contents = [hostile.body() for hostile in bodies]
         answers: list[list[Answer]] = [[] for _ in bodies]
+        senders = [
+            threading.Thread(target=self._send_for_a_while, args=(self._sender(hostile), into))
+            for hostile, into in zip(bodies, answers, strict=True)
+        ]
         memory = self.server.memory()
         start = time.monotonic()
-        senders = [
-            threading.Thread(target=self._send_for_a_while, args=(hostile, content, into))
-            for hostile, content, into in zip(bodies, contents, answers, strict=True)
-        ]
         for sender in senders:
             sender.start()
         for sender in senders:
@@ -180,14 +182,27 @@ class Session:
             "tracebacks": self.server.log.count("Traceback (most recent call last)"),
         }
 
-    def _send_for_a_while(self, hostile: Hostile, content: bytes, into: list[Answer]) -> None:
+    def _sender(self, hostile: Disturbance) -> Callable[[], Answer]:
+        """A function that sends once; the next body may depend on the last answer."""
+        if isinstance(hostile, Crowd):
+            return partial(hostile.send, (self.server.host, self.server.port), self.options.timeout)
+        content = hostile.body()
+
+        def send_body() -> Answer:
+            nonlocal content
+            answer = send(self.server.host, self.server.port, hostile, content, self.options.timeout)
+            if hostile.follow is not None and answer.status:
+                content = encode(hostile.follow(answer.start))
+            return answer
+
+        return send_body
+
+    def _send_for_a_while(self, send_once: Callable[[], Answer], into: list[Answer]) -> None:
         end = time.monotonic() + self.options.seconds
         while True:
-            into.append(send(self.server.host, self.server.port, hostile, content, self.options.timeout))
+            into.append(send_once())
             if time.monotonic() >= end or not into[-1].status:
                 return
-            if hostile.follow is not None:
-                content = encode(hostile.follow(into[-1].start))
 
     def _recover(self) -> float | None:
         """Seconds until only the streams are being answered, and half of them at least; None if that takes too long."""

@@ -11,13 +11,13 @@ from starlette.responses import Response
 
 from quire.api.chat.routes import answer_chat
 from quire.api.completions.routes import answer_completion
-from quire.api.http.errors import NotFound
+from quire.api.http.errors import InvalidRequest, NotFound
 from quire.api.http.routing import CheckedRoute
 from quire.api.pooling.embeddings import answer_classify, answer_embeddings, answer_pooling
 from quire.api.pooling.rerank import answer_rerank, answer_score
 from quire.api.pooling.tei import answer_tei_embed, answer_tei_predict, answer_tei_rerank
 from quire.api.protocol.chat import ChatCompletion, ChatRequest
-from quire.api.protocol.common import openapi_stream
+from quire.api.protocol.common import RequestBody, openapi_stream
 from quire.api.protocol.completions import Completion, CompletionRequest
 from quire.api.protocol.pooling.requests import (
     SCORE_FIELDS,
@@ -48,8 +48,25 @@ from quire.api.protocol.pooling.tei import (
 from quire.api.serving.models import ServedModel, ServerState
 
 _INPUT = ("embed", "classify", "token_embed", "token_classify")  # tasks of `input` and `messages`, in this order
-_TEI = "an embedding of TEI"
+_TEI, _SESSION = "an embedding of TEI", "a session of SageMaker"
 _Answer = Callable[[Any, Request, ServerState], Any]
+# Headers by which SageMaker asks for what Quire does not have.
+_HEADERS = {
+    "X-Amzn-SageMaker-Session-Id": "stateful sessions are",
+    "X-Amzn-SageMaker-Adapter-Identifier": "adapters chosen by requests are",
+}
+
+
+class SessionRequest(RequestBody):
+    """SageMaker's request to open or close a stateful session."""
+
+    requestType: Any  # noqa: N815 the name is SageMaker's
+
+
+async def _refuse_session(_: SessionRequest, __: Request, ___: ServerState) -> Response:
+    raise InvalidRequest("`requestType` is not supported: stateful sessions are not supported.", "requestType")
+
+
 # The kind of a request, which is no name of a field, as it is left out of errors.
 _KINDS: dict[str, tuple[type[BaseModel], _Answer]] = {
     "a chat": (ChatRequest, answer_chat),
@@ -65,6 +82,7 @@ _KINDS: dict[str, tuple[type[BaseModel], _Answer]] = {
     "a rerank of TEI": (TeiRerankRequest, answer_tei_rerank),
     "a prediction of TEI": (TeiPredictRequest, answer_tei_predict),
     _TEI: (TeiEmbedRequest, answer_tei_embed),
+    _SESSION: (SessionRequest, _refuse_session),
 }
 _ANSWERS = (
     ChatCompletion
@@ -86,6 +104,7 @@ def router(state: ServerState) -> APIRouter:
 
     async def invoke(body: Any, request: Request) -> Response:
         """Answer a conversation, continue prompts, or embed, classify, score or rerank texts."""
+        _check_headers(request)
         answer = next(answer for kind, answer in _KINDS.values() if type(body) is kind)
         response: Response = await answer(body, request, state)
         return response
@@ -94,6 +113,17 @@ def router(state: ServerState) -> APIRouter:
     for path in ("/invocations", "/"):
         routes.post(path, responses=openapi_stream(_ANSWERS), response_model=None)(invoke)
     return routes
+
+
+def _check_headers(request: Request) -> None:
+    """Refuse headers whose feature is missing.
+
+    Raises:
+        InvalidRequest: there is one.
+    """
+    for name, feature in _HEADERS.items():
+        if name in request.headers:
+            raise InvalidRequest(f"The header {name} is not supported: {feature} not supported.", name)
 
 
 def _invocation(state: ServerState) -> Any:
@@ -113,6 +143,8 @@ def _invocation(state: ServerState) -> Any:
 def _kind(body: Any, state: ServerState) -> str | None:
     if not isinstance(body, dict):
         return type(body).__name__ if isinstance(body, BaseModel) else None
+    if "requestType" in body:
+        return _SESSION
     if "prompt" in body and "messages" not in body:
         return "a completion"
     if "query" in body:

@@ -8,9 +8,13 @@ import resource
 import socket
 import struct
 from contextlib import suppress
+from functools import partial
+from itertools import chain
 from typing import Protocol
 
+from quire.app.arriving_bodies import ArrivingBodies
 from quire.config.options import ConnectionOptions
+from quire.workers.turns import ENDINGS, turns
 
 logger = logging.getLogger("quire")
 _RESERVE = 64  # connections beyond those with requests: to read the next requests, and for probes
@@ -22,8 +26,11 @@ class Connection(Protocol):
 
     transport: asyncio.Transport
 
-    def check(self) -> None:
-        """Close the connection if a deadline has passed."""
+    def overdue(self) -> bool:
+        """Whether a deadline has passed. To be called regularly."""
+
+    def end_overdue(self) -> None:
+        """Close the connection, whose deadline has passed."""
 
 
 class UnreadResponse:
@@ -53,11 +60,16 @@ def reset(transport: asyncio.Transport) -> None:
 class Connections:
     """The table of open connections.
 
+    Requests that are being answered have places, as many as `limit`. All other connections, those of probes included,
+    may be closed for a new one, so there is always room for another probe.
+
     The clock advances when deadlines are checked, by at most two intervals. So a client is not blamed for time in
     which the event loop was blocked.
 
     Attributes:
         limit: maximum number of requests that are answered at the same time.
+        running: these requests; sessions on WebSockets are among them.
+        bodies: bodies that are arriving.
         clock: seconds; compare with `deadline`.
         reading: connections without a complete request head, the oldest first.
         idle: connections without a request, the longest idle connection first.
@@ -66,12 +78,15 @@ class Connections:
     def __init__(self, options: ConnectionOptions) -> None:
         self.options = options
         self.limit = _within_file_limit(options.limit_concurrency)
+        self.running: set[object] = set()
+        self.bodies = ArrivingBodies(int(options.max_total_body_size))
         self.clock = 0.0
         self.reading: dict[Connection, None] = {}
         self.idle: dict[Connection, None] = {}
         self._open: set[Connection] = set()
         timeouts = (options.header_timeout, options.body_timeout, options.write_timeout, options.timeout_keep_alive)
         self._interval = min(1.0, min(timeouts) / 4)
+        self._ending: set[Connection] = set()  # found to be overdue
         self._checked_at: float | None = None  # None while no check is scheduled
 
     def __len__(self) -> int:
@@ -81,8 +96,19 @@ class Connections:
         """The time on the clock in `seconds` from now."""
         return self.clock + seconds + self._interval
 
+    def take_place(self, request: object) -> bool:
+        """Count a request among those that are being answered, if there is a place."""
+        if len(self.running) >= self.limit:
+            return False
+        self.running.add(request)
+        return True
+
+    def leave_place(self, request: object) -> None:
+        """The request has been answered."""
+        self.running.discard(request)
+
     def add(self, connection: Connection) -> bool:
-        """Add a new connection. If there are too many, an idle one or one without a complete head is closed.
+        """Add a new connection. If there are too many, an idle one or one without a place is closed.
 
         Returns False if there is no such connection.
         """
@@ -101,29 +127,31 @@ class Connections:
         self.idle.pop(connection, None)
 
     def mark_reading(self, connection: Connection) -> None:
-        """The connection waits for the rest of a request head."""
+        """The connection waits for the rest of a request head, or the answer to a request without a place."""
         self.idle.pop(connection, None)
-        self.reading[connection] = None
+        if connection in self._open:
+            self.reading.setdefault(connection)
 
     def mark_idle(self, connection: Connection) -> None:
-        """The connection has no request."""
+        """The connection has no request, or its request has been answered."""
         self.reading.pop(connection, None)
         self.idle.pop(connection, None)
-        self.idle[connection] = None
+        if connection in self._open:
+            self.idle[connection] = None
 
     def mark_busy(self, connection: Connection) -> None:
-        """The connection has a request."""
+        """The connection has a request with a place."""
         self.reading.pop(connection, None)
         self.idle.pop(connection, None)
 
     def _close_one(self) -> bool:
-        for candidates in (self.idle, self.reading):
-            for connection in candidates:
-                if not connection.transport.get_write_buffer_size():  # otherwise its client is reading a response
-                    self.remove(connection)
-                    connection.transport.abort()
-                    return True
-        return False
+        silent = (each for each in chain(self.idle, self.reading) if not each.transport.get_write_buffer_size())
+        chosen = next(silent, None) or next(chain(self.idle, self.reading), None)  # others may be reading a response
+        if chosen is None:
+            return False
+        self.remove(chosen)
+        chosen.transport.abort()
+        return True
 
     def _schedule(self, loop: asyncio.AbstractEventLoop) -> None:
         self._checked_at = loop.time()
@@ -135,8 +163,15 @@ class Connections:
         self._checked_at = None
         if self._open:
             self._schedule(loop)
-        for connection in list(self._open):
-            connection.check()
+        late = [connection for connection in self._open if connection not in self._ending and connection.overdue()]
+        self._ending.update(late)
+        for connection in late:  # there may be thousands
+            turns().run(ENDINGS, partial(self._end, connection))
+
+    def _end(self, connection: Connection) -> None:
+        self._ending.discard(connection)
+        if connection in self._open and connection.overdue():
+            connection.end_overdue()
 
 
 def _within_file_limit(wanted: int) -> int:

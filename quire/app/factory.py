@@ -48,7 +48,7 @@ def create_app(
     state: ServerState, metrics: Metrics, service: ResponseService, sessions: Sessions, server: ServerOptions
 ) -> ASGIApp:
     """The app with all routes and middleware."""
-    app = _Documented(title="Quire", version=__version__, root_path=server.root_path)
+    app = _Documented(title="Quire", version=__version__)
     app.state.strict_fields = server.strict_fields
     app.state.malloc_trimmer = state.malloc_trimmer
     app.state.max_json_values = state.limits.max_json_values

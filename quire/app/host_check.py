@@ -12,6 +12,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from quire.api.http.errors import Misdirected
+from quire.api.http.paths import endpoint_path
 from quire.app.middleware import PROBE_PATHS, Middleware
 from quire.config.options import ServerOptions
 
@@ -32,14 +33,14 @@ def host_check(server: ServerOptions) -> Middleware | None:
     def layer(app: ASGIApp) -> ASGIApp:
         async def handle(scope: Scope, receive: Receive, send: Send) -> None:
             host = Headers(scope=scope).get("host", "") if scope["type"] in ("http", "websocket") else ""
-            if not host or accepts(host) or scope["path"] in PROBE_PATHS:  # browsers always send a host
+            if not host or accepts(host) or endpoint_path(scope) in PROBE_PATHS:  # browsers always send a host
                 await app(scope, receive, send)
             else:
                 refusal = Misdirected(
                     f"This server does not accept the host name {_name_of(host)[:100]!r}. "
                     "Add it with --allowed-hosts if clients or a proxy use it."
                 )
-                await refusal.response(scope["path"])(scope, receive, send)
+                await refusal.response(endpoint_path(scope))(scope, receive, send)
 
         return handle
 

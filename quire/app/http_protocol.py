@@ -6,22 +6,29 @@ import asyncio
 import math
 import socket
 from typing import Any
+from urllib.parse import unquote
 
 import httptools
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
+from quire.api.http.body import RELEASE_BODY
 from quire.api.http.errors import ApiError, HeadersTooLarge, InvalidRequest, Overloaded, TimedOut, UrlTooLong
+from quire.api.http.paths import endpoint_path, path_below, put_below
+from quire.api.http.request_ids import REQUEST_ID, new_request_id, request_id_of
+from quire.api.http.tenant import tenant_of
+from quire.app.arriving_bodies import ArrivingBody
 from quire.app.connections import Connections, UnreadResponse, reset
 from quire.app.middleware import PROBE_PATHS
+from quire.app.websocket import BoundedWebSocket, handshake_of
+from quire.workers.turns import ARRIVALS, ENDINGS, turns
 
 _MAX_PIPELINED = 64  # requests that a client may send ahead of their responses
 _BYTES_PER_SECOND = 1024  # slowest accepted body
 _SECONDS_TO_READ_A_REFUSAL = 2.0
 _UNSENT = 64 << 10  # bytes of a response in the system's send buffer that are not yet on the network
-_WEBSOCKETS = (b"/v1/realtime",)
-_PROBES = frozenset(path.encode() for path in PROBE_PATHS)
+_WEBSOCKETS = ("/v1/realtime",)
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -29,13 +36,14 @@ class BoundedProtocol(HttpToolsProtocol):
 
     At any time a connection waits for one of these, until `_deadline`: a request head, the rest of a body, the next
     request, or that the client has read a refusal. While a request is being answered there is no deadline.
+
+    What uvicorn calls a cycle is a request and its response.
     """
 
     def __init__(self, table: Connections, **uvicorn: Any) -> None:
         super().__init__(**uvicorn)
         self._table = table
         self._limits = table.options
-        self._served_app = self.app
         self._deadline = math.inf
         self._in_head = self._in_body = False
         self._upgrades = self._refused = False
@@ -44,6 +52,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._header_count = self._header_size = 0
         self._uncounted = 0  # bytes of an incomplete header or chunk header
         self._running: RequestResponseCycle | None = None  # the request that is being answered
+        self._bodies: dict[RequestResponseCycle, ArrivingBody] = {}
+        self._root, self.root_path = self.root_path, ""  # uvicorn would put it before paths that have it already
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         super().connection_made(transport)
@@ -58,8 +68,14 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._table.remove(self)
-        self._tell_running_app()
+        for body in self._bodies.values():
+            body.release()
+        self._bodies.clear()
+        self.cycle = None  # type: ignore[assignment]  # uvicorn would wake its app at once
         super().connection_lost(exc)
+        if self._running is not None and not self._running.response_complete:
+            self._running.disconnected = True
+            turns().run(ENDINGS, self._running.message_event.set)  # thousands of clients may leave together
 
     def data_received(self, data: bytes) -> None:
         if self._refused:
@@ -70,10 +86,13 @@ class BoundedProtocol(HttpToolsProtocol):
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
             rest = data[upgrade.args[0] :]
-            if self._opens_websocket():
-                self._open_websocket(rest)
-            else:
+            if not self._opens_websocket():
                 self._continue_without_upgrade(rest)
+                return
+            try:
+                self._open_websocket(rest)
+            except ApiError as refusal:
+                self._refuse(refusal)
             return
         except httptools.HttpParserError as error:
             self._refuse(_refusal_of(error))
@@ -115,11 +134,8 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         if [name for name, _ in self.headers].count(b"host") > 1:
             raise InvalidRequest("The request has more than one Host header.")
-        has_room = len(self.tasks) < self._table.limit or self.url.partition(b"?")[0] in _PROBES
-        self.app = self._served_app if has_room else _refuse_for_now
         super().on_headers_complete()
         self._in_head, self._in_body = False, True
-        self._table.mark_busy(self)
         self._deadline = math.inf if self.pipeline else self._table.deadline(self._limits.body_timeout)
 
     def on_body(self, body: bytes) -> None:
@@ -127,12 +143,15 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._deadline != math.inf:
             latest = self._table.deadline(self._limits.body_timeout)
             self._deadline = min(self._deadline + len(body) / _BYTES_PER_SECOND, latest)
+        self._count_body(self.cycle, len(body))
         super().on_body(body)
 
     def on_message_complete(self) -> None:
         if self._upgrades:
             return
         self._in_body = False
+        if self.cycle in self._bodies:
+            self._bodies[self.cycle].arriving = False
         super().on_message_complete()
         if self.cycle.response_complete:  # before the end of the body
             self._await_request()
@@ -141,9 +160,33 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
+        self._prepare(cycle)
+        is_probe = endpoint_path(cycle.scope) in PROBE_PATHS  # type: ignore[arg-type]
+        if not is_probe and self._table.take_place(cycle):
+            self._table.mark_busy(self)
+            app = self._in_turn(app, cycle)
+        else:
+            self._table.mark_reading(self)
+            app = app if is_probe else _refuse_for_now
         super()._start_asgi_task(cycle, app)
 
+    def _in_turn(self, app: ASGIApp, cycle: RequestResponseCycle) -> ASGIApp:
+        """The app, for a request that has a place. Thousands of requests may arrive together."""
+
+        async def handle(scope: Scope, receive: Receive, send: Send) -> None:
+            try:
+                await turns().take(ARRIVALS + tenant_of(scope))
+                await app(scope, receive, send)
+            finally:
+                self._table.leave_place(cycle)
+
+        return handle
+
     def on_response_complete(self) -> None:
+        if self._running is not None:
+            self._table.leave_place(self._running)  # its task may still have something to do
+            if (body := self._bodies.pop(self._running, None)) is not None:
+                body.release()
         super().on_response_complete()
         if self.transport.is_closing():
             return
@@ -159,16 +202,16 @@ class BoundedProtocol(HttpToolsProtocol):
         self._unread.read_at = self._table.clock
         super().resume_writing()
 
-    def check(self) -> None:
-        """Close the connection if a deadline for sending or reading has passed."""
-        if self._unread.overdue():
-            reset(self.transport)
-        elif self._table.clock > self._deadline:
-            self._deadline = math.inf
-            self._end_wait()
+    def overdue(self) -> bool:
+        """Whether a deadline for sending or reading has passed."""
+        return self._unread.overdue() or self._table.clock > self._deadline
 
-    def _end_wait(self) -> None:
-        if self._refused:
+    def end_overdue(self) -> None:
+        """Close the connection, with a response if the client waits for one."""
+        late, self._deadline = self._table.clock > self._deadline, math.inf
+        if not late:
+            reset(self.transport)
+        elif self._refused:
             self.transport.abort()
         elif self._in_body and not self.cycle.response_complete:
             self._refuse(TimedOut("The body of the request did not arrive in time (--body-timeout)."))
@@ -185,6 +228,28 @@ class BoundedProtocol(HttpToolsProtocol):
         self._table.mark_idle(self)
         self._deadline = self._table.deadline(self._limits.timeout_keep_alive)
 
+    def _prepare(self, cycle: RequestResponseCycle) -> None:
+        """Complete what uvicorn has made of a request: its path, and its id, which all responses get."""
+        scope: Scope = cycle.scope  # type: ignore[assignment]
+        put_below(self._root, scope)
+        scope["state"]["request_id"] = request_id = request_id_of(scope["headers"])
+        cycle.default_headers = [*cycle.default_headers, (REQUEST_ID.encode(), request_id.encode())]
+
+    def _count_body(self, cycle: RequestResponseCycle, size: int) -> None:
+        if cycle.response_complete:
+            return
+        body = self._bodies.get(cycle)
+        if body is None:
+            scope: Scope = cycle.scope  # type: ignore[assignment]
+            body = self._bodies[cycle] = self._table.bodies.begin(scope, self._refuse)
+            scope[RELEASE_BODY] = body.release
+        self._table.bodies.receive(body, size, new_piece=not cycle.body)
+
+    def _endpoint(self) -> str:
+        """The path of a request whose head may be incomplete."""
+        url = self.url if self.scope is not None else b""
+        return path_below(self._root, unquote(url.partition(b"?")[0].decode("latin-1")))
+
     def _headers_too_large(self) -> HeadersTooLarge:
         return HeadersTooLarge(
             f"The request has more than {self._limits.max_header_count} headers, or they are larger than "
@@ -195,22 +260,31 @@ class BoundedProtocol(HttpToolsProtocol):
     def _opens_websocket(self) -> bool:
         """Whether a request for another protocol gets it. Others are answered as if they had not asked."""
         return (
-            self.url.partition(b"?")[0] in _WEBSOCKETS
+            self._endpoint() in _WEBSOCKETS
             and self.parser.get_method() == b"GET"
             and self._should_upgrade()
-            and len(self.tasks) < self._table.limit
+            and len(self._table.running) < self._table.limit
             and [name for name, _ in self.headers].count(b"host") <= 1
             and (self._running is None or self._running.response_complete)
         )
 
     def _open_websocket(self, rest: bytes) -> None:
-        """Hand the connection over to the WebSocket protocol."""
-        assert self.scope is not None
-        self.scope["method"] = "GET"
+        """Hand the connection over to the WebSocket protocol.
+
+        Raises:
+            ApiError: the request is not a valid handshake.
+        """
+        handshake = handshake_of(self.url, self.headers, self.parser.get_http_version())
         self._table.remove(self)
-        self.handle_websocket_upgrade()
+        self.connections.discard(self)
+        protocol: BoundedWebSocket = self.ws_protocol_class(  # type: ignore[assignment, call-arg, misc]
+            config=self.config, server_state=self.server_state, app_state=self.app_state
+        )
+        protocol.connection_made(self.transport)
+        protocol.open(handshake, request_id_of(self.headers), self._root)
+        self.transport.set_protocol(protocol)
         if rest:
-            self.transport.get_protocol().data_received(rest)  # type: ignore[attr-defined]  # BoundedWebSocket
+            protocol.data_received(rest)
 
     def _continue_without_upgrade(self, rest: bytes) -> None:
         """Parse a request again, without its wish for another protocol, which made the parser skip its body."""
@@ -233,7 +307,7 @@ class BoundedProtocol(HttpToolsProtocol):
                 self.transport.abort()
                 return
             self._tell_running_app()
-        response = error.response(self.url.decode("latin-1") if self.scope is not None else "")
+        response = error.response(self._endpoint())
         if self.access_log:
             host, port = self.client or ("", 0)
             self.access_logger.info("%s:%d - %d %s", host, port, error.status, error)
@@ -246,13 +320,20 @@ class BoundedProtocol(HttpToolsProtocol):
             self.transport.write_eof()
 
     def _tell_running_app(self) -> None:
-        """Tell the app that its client has gone. Uvicorn tells only the app of the newest request."""
+        """Tell the app that its client has gone."""
         if self._running is not None and not self._running.response_complete:
             self._running.disconnected = True
             self._running.message_event.set()
 
     def _encoded(self, response: Response) -> bytes:
-        headers = [*self.server_state.default_headers, *response.raw_headers, (b"connection", b"close")]
+        of_this_request = self._in_head or self._in_body or self._upgrades
+        request_id = request_id_of(self.headers) if of_this_request else new_request_id()
+        headers = [
+            *self.server_state.default_headers,
+            *response.raw_headers,
+            (REQUEST_ID.encode(), request_id.encode()),
+            (b"connection", b"close"),
+        ]
         lines = b"".join(b"%b: %b\r\n" % header for header in headers)
         return b"".join([STATUS_LINE[response.status_code], lines, b"\r\n", bytes(response.body)])
 
@@ -270,4 +351,4 @@ async def _refuse_for_now(scope: Scope, receive: Receive, send: Send) -> None:
         "The server is busy: it is answering as many requests as it may at once (--limit-concurrency).",
         headers={"Retry-After": "1"},
     )
-    await error.response(scope["path"])(scope, receive, send)
+    await error.response(endpoint_path(scope))(scope, receive, send)

@@ -24,6 +24,7 @@ from quire.app.factory import create_app
 from quire.app.models import ModelSource
 from quire.app.server import Server
 from quire.app.supervision import supervise
+from quire.app.tls import Tls
 from quire.config.commands import Serve
 from quire.config.media_options import MediaOptions
 from quire.config.options import (
@@ -32,6 +33,7 @@ from quire.config.options import (
     LimitOptions,
     RealtimeOptions,
     ServerOptions,
+    TlsOptions,
 )
 from quire.config.tool_servers import urls_by_label
 from quire.engine.models.errors import ModelError
@@ -128,6 +130,7 @@ async def _serve_models(
         state, RealtimeOptions.of(settings), options, metrics, transcriber_factory(), settings.max_client_share
     )
     app = create_app(state, metrics, responses, sessions, options)
+    tls = None if settings.ssl_certfile is None else Tls(TlsOptions.of(settings))
     server = Server(
         app,
         state,
@@ -136,12 +139,15 @@ async def _serve_models(
         ConnectionOptions.of(settings),
         sessions,
         int(settings.max_realtime_event_size),
+        tls,
     )
     gc.freeze()  # a full collection would search all modules, for 150 ms in which the event loop waits
     watching = [
         asyncio.create_task(supervise(engine, settings.on_engine_death, state, server.stop_failed))
         for engine in engines
     ]
+    if tls is not None and settings.enable_ssl_refresh:
+        watching.append(asyncio.create_task(tls.refresh_regularly()))
     watching.append(asyncio.create_task(state.malloc_trimmer.trim_regularly(lambda: state.in_flight == 0)))
     try:
         await server.serve(sockets)

@@ -1,4 +1,4 @@
-"""ASGI middleware: request ids, metrics, authentication, limits."""
+"""ASGI middleware: metrics, authentication, limits."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.api.http.credentials import key_of
 from quire.api.http.errors import TooLarge, Unauthorized, Unavailable
-from quire.api.http.request_ids import REQUEST_ID, clean_request_id, new_request_id
+from quire.api.http.paths import endpoint_path
 from quire.api.http.sse import RAW_SEND
 from quire.api.http.tenant import API_KEY, ApiKey
 from quire.api.serving.models import ServerState
@@ -33,31 +33,26 @@ def apply_middleware(app: ASGIApp, layers: Sequence[Middleware]) -> ASGIApp:
 
 
 def request_tracking(state: ServerState, metrics: Metrics) -> Middleware:
-    """Give each request an id, and record its count and duration."""
+    """Record the count and duration of requests."""
 
     def layer(app: ASGIApp) -> ASGIApp:
         async def handle(scope: Scope, receive: Receive, send: Send) -> None:
-            if scope["type"] != "http" or scope["path"] in _UNTRACKED_PATHS:
-                scope.setdefault("state", {})["request_id"] = new_request_id()
+            if scope["type"] != "http" or endpoint_path(scope) in _UNTRACKED_PATHS:
                 await app(scope, receive, send)
                 return
-            given = Headers(scope=scope).get(REQUEST_ID)
-            request_id = clean_request_id(given) if given else new_request_id()
-            scope.setdefault("state", {})["request_id"] = request_id
             status = 499  # if the client disconnects before the response
 
-            async def with_id(message: Message) -> None:
+            async def with_status(message: Message) -> None:
                 nonlocal status
                 if message["type"] == "http.response.start":
                     status = message["status"]
-                    MutableHeaders(scope=message)[REQUEST_ID] = request_id
                 await send(message)
 
             scope[RAW_SEND] = send
             started = time.monotonic()
             state.in_flight += 1
             try:
-                await app(scope, receive, with_id)
+                await app(scope, receive, with_status)
             finally:
                 state.in_flight -= 1
                 handler = getattr(scope.get("route"), "path", "unmatched")
@@ -77,10 +72,10 @@ def refusal_while_draining(state: ServerState) -> Middleware:
 
     def layer(app: ASGIApp) -> ASGIApp:
         async def handle(scope: Scope, receive: Receive, send: Send) -> None:
-            if not state.draining or scope["type"] == "lifespan" or scope["path"] in _UNTRACKED_PATHS:
+            if not state.draining or scope["type"] == "lifespan" or endpoint_path(scope) in _UNTRACKED_PATHS:
                 await app(scope, receive, send)
             else:
-                await refusal.response(scope["path"])(scope, receive, send)
+                await refusal.response(endpoint_path(scope))(scope, receive, send)
 
         return handle
 
@@ -98,7 +93,7 @@ def authentication(keys: Sequence[ApiKey], may_open_session: Callable[[str], boo
 
     def layer(app: ASGIApp) -> ASGIApp:
         async def handle(scope: Scope, receive: Receive, send: Send) -> None:
-            if scope["type"] == "lifespan" or scope["path"] in PROBE_PATHS or _is_page(scope):
+            if scope["type"] == "lifespan" or endpoint_path(scope) in PROBE_PATHS or _is_page(scope):
                 await app(scope, receive, send)
                 return
             given = key_of(Headers(scope=scope))
@@ -110,7 +105,7 @@ def authentication(keys: Sequence[ApiKey], may_open_session: Callable[[str], boo
                 await app(scope, receive, send)
             else:
                 refusal = Unauthorized("A valid API key is required.", headers={"WWW-Authenticate": "Bearer"})
-                await refusal.response(scope["path"])(scope, receive, send)
+                await refusal.response(endpoint_path(scope))(scope, receive, send)
 
         return handle
 
@@ -121,7 +116,7 @@ def _is_page(scope: Scope) -> bool:
     """Whether a request is for the built-in page, which shows nothing without a key."""
     if scope["type"] != "http" or scope["method"] not in ("GET", "HEAD"):  # `POST /` is an endpoint
         return False
-    path: str = scope["path"].removeprefix(scope.get("root_path", ""))
+    path = endpoint_path(scope)
     return path in ("", "/") or path.startswith(PAGE_FILES)
 
 
@@ -144,7 +139,7 @@ def body_limit(maximum: int) -> Middleware:
             refusal = TooLarge(f"The body is larger than {maximum} bytes, the limit of this server (--max-body-size).")
             content_length = Headers(scope=scope).get("content-length", "0")
             if content_length.isdigit() and int(content_length) > maximum:  # without reading the body
-                await refusal.response(scope["path"])(scope, receive, send)
+                await refusal.response(endpoint_path(scope))(scope, receive, send)
                 return
             received = 0
 

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-import ssl
 
 from quire.app.exits import end_on_signals
 from quire.app.files import check_readable, check_template
 from quire.app.logs import start_logging
 from quire.app.models import resolve_models
 from quire.app.sockets import bind_sockets
+from quire.app.tls import Tls, TlsError
 from quire.config.command import ConfigError
 from quire.config.commands import Serve
-from quire.config.options import ServerOptions
+from quire.config.options import ServerOptions, TlsOptions
 from quire.engine.models.model_config import start_reading_configs
 from quire.engine.models.pooling_config import PoolingOptions
 
+INT4_COST = (
+    "--quantization int4 worsens answers much: it raises perplexity from 36.7 to 80 (Gemma 3 270M) and from 32.1 to "
+    "49.5 (SmolLM2); int8 raises it by 2.4 to 2.8 %"
+)
 logger = logging.getLogger("quire")
 
 
@@ -25,6 +29,8 @@ def run(settings: Serve) -> int:
     start_logging(settings.log_level)
     for note in settings.notes:
         logger.info("%s", note)
+    if settings.quantization == "int4":
+        logger.warning("%s", INT4_COST)
     for warning in settings.warnings:
         logger.warning("%s", warning)
     end_on_signals()  # until the server handles them itself
@@ -48,6 +54,11 @@ def _check(settings: Serve) -> None:
         raise ConfigError(
             f"quire serve: --max-num-batched-tokens is {settings.max_num_batched_tokens}, but must be at least "
             f"--max-num-seqs, which is {settings.max_num_seqs}"
+        )
+    if settings.max_total_body_size < settings.max_body_size:
+        raise ConfigError(
+            f"quire serve: --max-total-body-size is {settings.max_total_body_size:d} bytes, but must be at least "
+            f"--max-body-size, which is {settings.max_body_size:d} bytes"
         )
     check_template(settings, "chat_template")
     if settings.tool_server and importlib.util.find_spec("mcp") is None:
@@ -80,14 +91,23 @@ def _check_overrides(settings: Serve) -> None:
 
 def _check_certificate(settings: Serve) -> None:
     if settings.ssl_certfile is None and settings.ssl_keyfile is None:
+        for field, idle in TlsOptions().model_dump().items():
+            if getattr(settings, field) != idle:
+                raise ConfigError(f"quire serve: {settings.flag(field)} needs --ssl-certfile and --ssl-keyfile")
         return
     if settings.ssl_certfile is None or settings.ssl_keyfile is None:
         raise ConfigError("quire serve: --ssl-certfile and --ssl-keyfile must be set together")
     check_readable(settings, "ssl_certfile")
     check_readable(settings, "ssl_keyfile")
+    check_readable(settings, "ssl_ca_certs")
+    if settings.ssl_cert_reqs != "0" and settings.ssl_ca_certs is None:
+        raise ConfigError(f"quire serve: --ssl-cert-reqs {settings.ssl_cert_reqs} needs --ssl-ca-certs")
     try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(settings.ssl_certfile, settings.ssl_keyfile)
-    except OSError as error:  # SSLError is one
-        raise ConfigError(
-            f"quire serve: --ssl-certfile and --ssl-keyfile are not a valid certificate and key: {error}"
-        ) from error
+        Tls(TlsOptions.of(settings))
+    except TlsError as error:
+        wrong = {
+            "ssl_certfile": "--ssl-certfile and --ssl-keyfile are not a valid certificate and key",
+            "ssl_ca_certs": "--ssl-ca-certs has no valid certificates",
+            "ssl_ciphers": "--ssl-ciphers is not a list of ciphers that OpenSSL knows",
+        }
+        raise ConfigError(f"quire serve: {wrong[error.field]}: {error}") from error

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import math
 import socket
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from functools import partial
 from types import FrameType
@@ -21,6 +21,7 @@ from quire.app.connections import Connections
 from quire.app.exits import end_process, end_process_after, handling_signals
 from quire.app.http_protocol import BoundedProtocol
 from quire.app.sockets import listen_error
+from quire.app.tls import Tls, TlsHandshake
 from quire.app.websocket import BoundedWebSocket
 from quire.config.options import ConnectionOptions, ServerOptions
 from quire.realtime.sessions import Sessions
@@ -48,6 +49,7 @@ class Server(uvicorn.Server):
         connections: ConnectionOptions,
         sessions: Sessions,
         max_event_size: int,
+        tls: Tls | None = None,
     ) -> None:
         """Must be created on the event loop that serves."""
         table = Connections(connections)
@@ -55,6 +57,7 @@ class Server(uvicorn.Server):
         self._responses = responses
         self._sessions = sessions
         self._settings = settings
+        self._scheme = "http" if tls is None else "https"
         self._told_to_stop = False  # a first signal has arrived
         self._aborting = False  # a second signal has arrived
         self._gave_up = False  # on requests whose clients do not read their error
@@ -64,7 +67,7 @@ class Server(uvicorn.Server):
             uvicorn.Config(
                 app,
                 loop="none",
-                http=partial(BoundedProtocol, table),  # type: ignore[arg-type]  # it is only called
+                http=protocol_of(table, tls),  # type: ignore[arg-type]  # it is only called
                 ws=partial(BoundedWebSocket, table),  # type: ignore[arg-type]  # it is only called
                 ws_max_size=2 * max_event_size,  # larger events than accepted are refused, much larger ones not read
                 ws_ping_timeout=None,  # the answer to a ping waits while a busy server does not read
@@ -74,9 +77,8 @@ class Server(uvicorn.Server):
                 log_config=None,
                 access_log=settings.access_log,
                 log_level=settings.log_level,
-                ssl_certfile=settings.ssl_certfile,
-                ssl_keyfile=settings.ssl_keyfile,
                 server_header=False,
+                root_path=settings.root_path,
             )
         )
 
@@ -101,8 +103,7 @@ class Server(uvicorn.Server):
         if self._settings.uds is not None:
             return f"unix:{self._settings.uds}"
         host, port = self.servers[0].sockets[0].getsockname()[:2]
-        scheme = "https" if self._settings.ssl_certfile else "http"
-        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+        return f"{self._scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
     async def on_tick(self, counter: int) -> bool:
         """Whether to stop listening; called ten times a second."""
@@ -162,6 +163,12 @@ class Server(uvicorn.Server):
             connection.transport.abort()
         self.force_exit = True
         self._gave_up = True
+
+
+def protocol_of(table: Connections, tls: Tls | None) -> Callable[..., asyncio.Protocol]:
+    """Makes the protocol of a new connection."""
+    make = partial(BoundedProtocol, table)
+    return make if tls is None else lambda **uvicorn: TlsHandshake(table, tls.context, make(**uvicorn))
 
 
 def _start_line(model: ServedModel, address: str) -> str:

@@ -22,6 +22,7 @@ from quire.config.options import (
     ParallelOptions,
     RealtimeOptions,
     ServerOptions,
+    TlsOptions,
 )
 from quire.config.other_servers.translate import translate_flags
 from quire.config.other_servers.variables import VllmVariables, notes_on_variables
@@ -41,6 +42,7 @@ class Serve(
     AudioOptions,
     LimitOptions,
     ConnectionOptions,
+    TlsOptions,
     ServerOptions,
 ):
     """Serve models with an OpenAI-compatible HTTP API."""

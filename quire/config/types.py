@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ByteSize, Field, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, ByteSize, Field, WithJsonSchema
 from pydantic_settings import CliImplicitFlag, NoDecode
 
 Flag = CliImplicitFlag[bool]
@@ -26,6 +26,16 @@ def _parse_json(value: Any) -> Any:
         raise ValueError("it is nested too deeply") from error
 
 
+def _parse_path_prefix(value: str) -> str:
+    prefix = value.rstrip("/")
+    if prefix and not prefix.startswith("/"):
+        raise ValueError("it must begin with a slash")
+    return prefix
+
+
+PathPrefix = Annotated[
+    str, AfterValidator(_parse_path_prefix), WithJsonSchema({"accepts": "a path that begins with a slash"})
+]
 JsonObject = Annotated[dict[str, Any], NoDecode, BeforeValidator(_parse_json)]
 Size = Annotated[ByteSize, WithJsonSchema({"accepts": "a size in bytes such as 512MiB or 4GiB"})]
 SizeFromKiB = Annotated[

@@ -12,7 +12,7 @@ from quire.engine.wire.audio import AudioInfo
 from quire.engine.wire.model_info import SpeechToTextInfo
 from quire.engine.wire.pooling_params import PoolingParams
 from quire.engine.wire.protocol import AddRequest, TokenArray
-from quire.engine.wire.sampling_params import SamplingParams
+from quire.engine.wire.sampling_params import MAX_LOGPROB_TOKEN_IDS, SamplingParams
 from quire.engine.wire.streaming import DelayedStreamsInfo, StreamingInfo, TransducerInfo
 from quire.engine.wire.token_mask import is_token_mask
 
@@ -182,6 +182,12 @@ def _invalid_numbers(params: SamplingParams) -> str | None:
     for name in ("logprobs", "prompt_logprobs"):
         if (getattr(params, name) or 0) < 0:
             return f"{name} must not be negative"
+    if len(params.logprob_token_ids) > MAX_LOGPROB_TOKEN_IDS:
+        return f"logprob_token_ids has {len(params.logprob_token_ids)} tokens, more than {MAX_LOGPROB_TOKEN_IDS}"
+    if params.prompt_token_ids is not None and params.prompt_logprobs is None:
+        return "prompt_token_ids needs prompt_logprobs"
+    if params.logprob_token_ids and params.logprobs is None:
+        return "logprob_token_ids needs logprobs"
     return None
 
 
@@ -190,6 +196,8 @@ def _invalid_ids(params: SamplingParams, vocab_size: int) -> str | None:
         return "bad_words has an empty word"
     if params.allowed_tokens is not None and not is_token_mask(params.allowed_tokens, vocab_size):
         return f"allowed_tokens is not a bitmask of tokens of the vocabulary of {vocab_size}"
+    if (listed := params.prompt_token_ids) is not None and listed.token_ids.max(initial=-1) >= vocab_size:
+        return f"prompt_token_ids has a token id outside the vocabulary of {vocab_size}"
     for name, token in _named_ids(params):
         if not 0 <= token < vocab_size:
             return f"{name} has token id {token}, outside the vocabulary of {vocab_size}"
@@ -197,7 +205,7 @@ def _invalid_ids(params: SamplingParams, vocab_size: int) -> str | None:
 
 
 def _named_ids(params: SamplingParams) -> Iterator[tuple[str, int]]:
-    for name in ("stop_token_ids", "logit_bias"):
+    for name in ("stop_token_ids", "logit_bias", "logprob_token_ids"):
         for token in getattr(params, name):
             yield name, token
     for word in params.bad_words:
@@ -214,6 +222,11 @@ def _named_ids(params: SamplingParams) -> Iterator[tuple[str, int]]:
 
 def _invalid_positions(params: SamplingParams, prompt_len: int) -> str | None:
     probs, rule = params.token_probs, params.timestamp_rule
+    listed = params.prompt_token_ids
+    if listed is not None and (
+        listed.start < 0 or listed.width < 1 or len(listed.token_ids) != listed.width * (prompt_len - 1 - listed.start)
+    ):
+        return "prompt_token_ids has another number of rows than the prompt has tokens after its start"
     if probs is not None and not 0 <= probs.position < prompt_len:
         return f"token_probs has position {probs.position}, which is not in the prompt"
     if rule is not None and rule.max_initial is not None and rule.max_initial < 0:

@@ -9,20 +9,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.kernels import gpu, native
+from quire.kernels.activation_names import CANONICAL_ACTIVATIONS
 from quire.kernels.capture import empty
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+_FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "gelu": F.gelu,
-    "gelu_new": lambda x: F.gelu(x, approximate="tanh"),
-    "gelu_pytorch_tanh": lambda x: F.gelu(x, approximate="tanh"),
-    "relu": F.relu,
-    "swish": F.silu,
-    "gelu_python": F.gelu,
-    "gelu_python_tanh": lambda x: F.gelu(x, approximate="tanh"),
-    "gelu_fast": lambda x: F.gelu(x, approximate="tanh"),
-    "gelu_accurate": lambda x: F.gelu(x, approximate="tanh"),
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
     "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
+    "relu": F.relu,
     "relu2": lambda x: F.relu(x).square(),
     "relu6": F.relu6,
     "leaky_relu": F.leaky_relu,
@@ -32,19 +27,14 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh,
     "linear": lambda x: x,
 }
-_CANONICAL = {
-    **{name: name for name in ACTIVATIONS},
-    "swish": "silu",
-    "gelu_python": "gelu",
-    **dict.fromkeys(("gelu_new", "gelu_pytorch_tanh", "gelu_python_tanh", "gelu_fast", "gelu_accurate"), "gelu_tanh"),
-}
+ACTIVATIONS = {name: _FUNCTIONS[canonical] for name, canonical in CANONICAL_ACTIVATIONS.items()}
 _NATIVE = ("silu", "gelu", "gelu_tanh", "quick_gelu", "relu")
 _SEVERAL_OPERATORS = ("quick_gelu", "relu2")  # others are a single kernel of torch
 
 
 def kernel_activation(act: str, size: int) -> str | None:
     """The kernels' name of an activation; None if they do not compute it for rows of `size` elements."""
-    name = _CANONICAL.get(act)
+    name = CANONICAL_ACTIVATIONS.get(act)
     return name if name in _NATIVE and size % native.LANES == 0 else None
 
 
@@ -77,7 +67,7 @@ def act_and_mul(gate_up: Tensor, act: str) -> Tensor:
     if gpu.supports(gate_up) and gate_up.stride(-1) == 1:
         from quire.kernels.triton import activation as kernel
 
-        return kernel.act_and_mul(gate_up, _CANONICAL[act])
+        return kernel.act_and_mul(gate_up, CANONICAL_ACTIVATIONS[act])
     return reference(gate_up, act)
 
 

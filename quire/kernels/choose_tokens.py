@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from quire.kernels import gpu
+from quire.kernels.sampling import NO_TOKEN, has_token
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,19 +39,22 @@ class ChoiceSettings:
 
 
 def argmax(logits: Tensor) -> Tensor:
-    """(rows,) int64: the first token with the largest logit in each row of logits (rows, vocab) float32."""
+    """(rows,) int64: the first token with the largest logit in each row of logits (rows, vocab) float32.
+
+    `NO_TOKEN` for a row with NaN, or whose largest logit is infinite.
+    """
     if gpu.supports(logits) and logits.stride(1) == 1:
         from quire.kernels.triton import choose_tokens as kernel
 
         return kernel.argmax(logits)
-    return logits.argmax(-1)
+    return logits.argmax(-1).where(has_token(logits), NO_TOKEN)
 
 
 def choose_tokens(logits: Tensor, settings: ChoiceSettings) -> Tensor:
     """(rows,) int64: a token for each row of logits (rows, vocab) float32.
 
     The first of the largest logits; or the token where the running sum of probabilities exceeds random * total: in
-    order of ids, or with top-k or top-p in descending order of logits, equal ones by id.
+    order of ids, or with top-k or top-p in descending order of logits, equal ones by id. `NO_TOKEN` as in `argmax`.
     """
     if gpu.supports(logits, settings.temperatures) and logits.stride(1) == 1:
         from quire.kernels.triton import choose_tokens as kernel
@@ -83,4 +87,5 @@ def reference(logits: Tensor, settings: ChoiceSettings) -> Tensor:
     dropped = ranked & (ids > 0) & (probs.cumsum(-1) - probs >= settings.top_p[:, None])
     sums = probs.masked_fill(dropped, 0.0).cumsum(-1)
     places = torch.searchsorted(sums, settings.randoms[:, None] * sums[:, -1:], right=True).clamp_(max=vocab - 1)
-    return torch.where(settings.temperatures > 0, order.gather(-1, places)[:, 0], logits.argmax(-1))
+    chosen = torch.where(settings.temperatures > 0, order.gather(-1, places)[:, 0], logits.argmax(-1))
+    return chosen.where(has_token(logits), NO_TOKEN)

@@ -15,6 +15,7 @@ from torch import Tensor
 from quire.kernels import native
 
 Masks = NDArray[np.uint32]
+NO_TOKEN = -1  # of a row with NaN, or whose largest logit is infinite
 
 
 def mask_words(vocab_size: int) -> int:
@@ -29,7 +30,7 @@ def _is_supported(logits: Tensor) -> bool:
 def apply_token_bitmask(logits: Tensor, masks: Masks, pairs: Sequence[tuple[int, int]]) -> None:
     """Set the logits of tokens to -inf that a bitmask does not allow.
 
-    If the logits of all allowed tokens are -inf, or one of them is NaN, the mask alone decides: all of them become 0.
+    If the logits of all allowed tokens are -inf, the mask alone decides: all of them become 0. NaN stays NaN.
 
     Args:
         logits: (rows, vocab) float32, changed in place.
@@ -50,21 +51,26 @@ def apply_token_bitmask(logits: Tensor, masks: Masks, pairs: Sequence[tuple[int,
 def _mask_row(logits: Tensor, mask: NDArray[np.uint32]) -> None:
     bits = np.unpackbits(mask.view(np.uint8), bitorder="little")[: len(logits)]
     forbidden = torch.from_numpy(bits == 0)
-    logits.masked_fill_(forbidden, -torch.inf)
-    if not logits.amax().item() > -torch.inf:
+    logits.masked_fill_(forbidden & ~logits.isnan(), -torch.inf)
+    if logits.amax().item() == -torch.inf:
         logits.zero_().masked_fill_(forbidden, -torch.inf)
 
 
 def argmax(logits: Tensor) -> list[int]:
-    """The token with the largest logit in each row of logits (rows, vocab) float32; the first of equal ones."""
+    """The token with the largest logit in each row of logits (rows, vocab) float32; the first of equal ones.
+
+    `NO_TOKEN` for a row without a valid one.
+    """
     if not _is_supported(logits):
-        return logits.argmax(-1).tolist()
+        return logits.argmax(-1).where(has_token(logits), NO_TOKEN).tolist()
     tokens: list[int] = native.kernels.argmax(logits=logits)
     return tokens
 
 
 def sample(logits: Tensor, temperatures: Sequence[float], randoms: Sequence[float]) -> list[int]:
     """A random token for each row: the one where the running sum of e^(logit / temperature) exceeds random * total.
+
+    `NO_TOKEN` for a row without a valid one.
 
     Args:
         logits: (rows, vocab) float32.
@@ -73,13 +79,21 @@ def sample(logits: Tensor, temperatures: Sequence[float], randoms: Sequence[floa
     """
     if not _is_supported(logits):
         scaled = logits / torch.tensor(temperatures, dtype=torch.float32)[:, None]
-        return sample_by_inverse_cdf(scaled.softmax(-1), torch.tensor(randoms, dtype=torch.float64))
+        return sample_by_inverse_cdf(scaled.softmax(-1), torch.tensor(randoms, dtype=torch.float64), has_token(logits))
     tokens: list[int] = native.kernels.sample(logits=logits, temperatures=list(temperatures), randoms=list(randoms))
     return tokens
 
 
-def sample_by_inverse_cdf(probs: Tensor, randoms: Tensor) -> list[int]:
-    """For each row of unnormalized probabilities, the token where the running sum exceeds random * total."""
+def has_token(logits: Tensor) -> Tensor:
+    """Whether each row of logits (rows, vocab) has a token: its largest logit is neither NaN nor infinite."""
+    return logits.amax(-1) < torch.inf
+
+
+def sample_by_inverse_cdf(probs: Tensor, randoms: Tensor, valid: Tensor) -> list[int]:
+    """For each row of unnormalized probabilities, the token where the running sum exceeds random * total.
+
+    `valid`: (rows,) whether a row has a token; `NO_TOKEN` for the others.
+    """
     sums = probs.cumsum(-1, dtype=torch.float64)
     tokens = torch.searchsorted(sums, randoms[:, None] * sums[:, -1:], right=True)[:, 0]
-    return tokens.clamp_(max=probs.shape[-1] - 1).tolist()
+    return tokens.clamp_(max=probs.shape[-1] - 1).where(valid, NO_TOKEN).tolist()

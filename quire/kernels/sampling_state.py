@@ -99,6 +99,7 @@ def record_reference(
     for row, start, length in zip(rows.tolist(), starts.tolist(), drafted.tolist(), strict=True):
         sampled, draft = tokens[start : start + length + 1], inputs[start + 1 : start + length + 1]
         count = 1 + int((sampled[:-1] == draft).cumprod(0).sum())
+        sampled = sampled.clamp(min=0)  # any token, if there is none
         if seen is not None and seen.slots[row] >= 0:
             seen.counts[seen.slots[row]].index_add_(0, sampled[:count], torch.ones_like(sampled[:count]).int())
         last_tokens[row] = sampled[count - 1]

@@ -13,7 +13,7 @@ _WORD = 32
 def mask_logits(logits: Tensor, masks: Tensor, mask_of_row: Tensor) -> None:
     """Set the logits of tokens to -inf that a row's mask does not allow.
 
-    If the logits of all allowed tokens are -inf, or one of them is NaN, the mask alone decides: all of them become 0.
+    If the logits of all allowed tokens are -inf, the mask alone decides: all of them become 0. NaN stays NaN.
 
     Args:
         logits: (rows, vocab) float32, changed in place.
@@ -34,6 +34,6 @@ def reference(logits: Tensor, masks: Tensor, mask_of_row: Tensor) -> None:
     ids = torch.arange(logits.shape[1], device=logits.device)
     words = masks[mask_of_row.clamp(min=0).long()][:, ids // _WORD]
     forbidden = masked & (words >> (ids % _WORD) & 1 == 0)
-    logits.masked_fill_(forbidden, -torch.inf)
-    invalid = masked & ~(logits.amax(-1, keepdim=True) > -torch.inf)
+    logits.masked_fill_(forbidden & ~logits.isnan(), -torch.inf)
+    invalid = masked & (logits.amax(-1, keepdim=True) == -torch.inf)
     logits.masked_fill_(invalid & ~forbidden, 0.0)

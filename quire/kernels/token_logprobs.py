@@ -30,7 +30,7 @@ def token_logprobs(logits: Tensor, tokens: Tensor, top: int) -> Logprobs:
 
     Args:
         logits: (rows, vocab) float32.
-        tokens: (rows,) int64.
+        tokens: (rows,) int64; the results of a row with `NO_TOKEN` are undefined.
     """
     top = min(top, logits.shape[1])
     if gpu.supports(logits, tokens) and logits.stride(1) == 1:
@@ -43,6 +43,6 @@ def token_logprobs(logits: Tensor, tokens: Tensor, top: int) -> Logprobs:
 def reference(logits: Tensor, tokens: Tensor, top: int) -> Logprobs:
     """`token_logprobs` in torch."""
     logprobs = logits.log_softmax(-1)
-    own = logprobs.gather(-1, tokens[:, None])
+    own = logprobs.gather(-1, tokens.clamp(min=0)[:, None])
     order = logits.sort(dim=-1, descending=True, stable=True).indices[:, :top]
     return Logprobs(own[:, 0], (logprobs > own).sum(-1) + 1, order, logprobs.gather(-1, order))

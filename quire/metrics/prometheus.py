@@ -12,7 +12,7 @@ from prometheus_client.samples import Sample
 
 from quire.config.options import EngineOptions
 from quire.engine.wire.model_info import ModelInfo
-from quire.engine.wire.protocol import StepStats
+from quire.engine.wire.protocol import MemoryTag, SleepLevel, StepStats
 from quire.engine.wire.records import RequestRecord, RequestTimes
 from quire.metrics import buckets
 
@@ -28,6 +28,7 @@ _STEP_COUNTERS = {
     "drafts": "drafts",
     "drafted": "drafted_tokens",
     "accepted": "accepted_tokens",
+    "corrupted": "corrupted",
 }
 # All but the share of memory are named as in vLLM, for autoscalers and routers that read them.
 _CACHE_LABELS = (
@@ -43,6 +44,8 @@ _QUIRE_ONLY = {
     )
 }
 _REASONS = ("stop", "length", "abort", "error")
+_QUEUE_LIMIT = "max_num_queued_reqs"  # vLLM's name of the limit that --max-num-queued-seqs is
+_SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")
 
 
 class _Alias(Collector):
@@ -107,8 +110,8 @@ class Metrics:
             for metric in own.collect():
                 yield metric, False
 
-    def _gauge(self, name: str, text: str) -> Gauge:
-        return Gauge(_PREFIX + name, text, _LABELS, registry=self._engine)
+    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        return Gauge(_PREFIX + name, text, (*_LABELS, *labels), registry=self._engine)
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(_PREFIX + name, text, (*_LABELS, *labels), registry=self._engine)
@@ -121,6 +124,23 @@ class Metrics:
         self.waiting = self._gauge(
             "num_requests_waiting",
             "Sequences that are not running: they wait to be scheduled, or for more input (streaming input)",
+        )
+        self.waiting_by_reason = self._gauge(
+            "num_requests_waiting_by_reason",
+            "Sequences that are not running, by reason; capacity: they wait to be scheduled; deferred: for more input",
+            "reason",
+        )
+        self.sleep_state = self._gauge(
+            "engine_sleep_state",
+            "1 for the states that the engine is in: awake; weights_offloaded: asleep, level 1; discard_all: level 2",
+            "sleep_state",
+        )
+        self.refusals = Counter(
+            _PREFIX + "admission_rejections",
+            "Requests refused because too many sequences run or wait (--max-num-queued-seqs), by vLLM's name of the "
+            "limit",
+            ("model_name", "reason"),
+            registry=self._engine,
         )
         self.kv_usage = self._gauge("kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1")
         self.cache_config = Gauge(
@@ -150,6 +170,10 @@ class Metrics:
         self.restarts = self._counter("engine_restarts", "Restarts of the engine after its death")
         self.audio_seconds = self._counter(
             "audio_seconds", "Seconds of transcribed audio; interim transcriptions of realtime sessions do not count"
+        )
+        self.corrupted = self._counter(
+            "corrupted_requests",
+            "Sequences that ended with an error as the model computed NaN or infinity for them",
         )
         self.success = self._counter("request_success", "Finished sequences by finish reason", "finished_reason")
 
@@ -186,6 +210,9 @@ class Metrics:
         )
         self.request_max = self._histogram("request_params_max_tokens", "max_tokens of a sequence", tokens)
         self.request_n = self._histogram("request_params_n", "n of a prompt", buckets.ANSWERS)
+        self.request_preemptions = self._histogram(
+            "request_num_preemptions", "How often a finished sequence was preempted", buckets.PREEMPTIONS
+        )
 
     def _define_latencies(self) -> None:
         self.ttft = self._histogram("time_to_first_token_seconds", "Time from arrival to the first token", buckets.TTFT)
@@ -236,10 +263,15 @@ class ModelMetrics:
                 "restarts",
             )
         }
+        self._waiting = {name: metrics.waiting_by_reason.labels(*labels, name) for name in ("capacity", "deferred")}
+        self._sleep = {state: metrics.sleep_state.labels(*labels, state) for state in _SLEEP_STATES}
+        self._refusals = metrics.refusals.labels(model_name, _QUEUE_LIMIT)
+        self.on_sleep(frozenset(), 1)
         self._ends = {reason: metrics.success.labels(*labels, reason) for reason in _REASONS}
         names = (
             *("step_tokens", "step_seconds", "request_prompt", "request_output", "request_max", "request_n", "ttft"),
             *("itl", "tpot", "e2e", "queue", "inference", "prefill", "decode", "request_computed", "request_longest"),
+            "request_preemptions",
         )
         self._histograms: dict[str, Histogram] = {name: getattr(metrics, name).labels(*labels) for name in names}
         self._itl = self._histograms["itl"]
@@ -257,6 +289,8 @@ class ModelMetrics:
         gauges, counters = self._gauges, self._counters
         gauges["running"].set(stats.running)
         gauges["waiting"].set(stats.waiting)
+        self._waiting["capacity"].set(stats.waiting - stats.deferred)
+        self._waiting["deferred"].set(stats.deferred)
         gauges["kv_blocks"].set(stats.blocks_used)
         gauges["kv_usage"].set(stats.blocks_used / stats.blocks_total if stats.blocks_total else 0.0)
         for name, attribute in _STEP_COUNTERS.items():
@@ -289,6 +323,16 @@ class ModelMetrics:
         """Record audio that was transcribed."""
         self._counters["audio_seconds"].inc(seconds)
 
+    def on_overload(self) -> None:
+        """Record that a request was refused."""
+        self._refusals.inc()
+
+    def on_sleep(self, asleep: frozenset[MemoryTag], level: SleepLevel) -> None:
+        """Record which memory of the engine is freed."""
+        self._sleep["awake"].set(not asleep)
+        self._sleep["weights_offloaded"].set("weights" in asleep and level == 1)
+        self._sleep["discard_all"].set("weights" in asleep and level == 2)
+
     def on_restart(self) -> None:
         """Record that the engine was started again; nothing runs in it."""
         self._counters["restarts"].inc()
@@ -301,6 +345,7 @@ class ModelMetrics:
         self._counters["prompt_tokens"].inc(record.prompt_tokens)
         self._counters["prompt_cached"].inc(record.cached_tokens)
         histograms["request_prompt"].observe(record.prompt_tokens)
+        histograms["request_preemptions"].observe(record.preemptions)
         histograms["e2e"].observe(record.finished - times.arrived)
         histograms["queue"].observe(max(0.0, times.scheduled - times.arrived))
         histograms["inference"].observe(record.finished - times.scheduled)
@@ -315,6 +360,7 @@ class ModelMetrics:
             ("request_computed", record.prompt_tokens - record.cached_tokens),
             ("request_output", record.output_tokens),
             ("request_max", record.max_tokens),
+            ("request_preemptions", record.preemptions),
             ("e2e", record.finished - times.arrived),
             ("queue", max(0.0, times.scheduled - times.arrived)),
             ("inference", times.last_token - times.scheduled),

@@ -64,6 +64,7 @@ class ChatTemplate:
 
     Attributes:
         variables: names that it reads; others have no effect.
+        keys: keys of objects that it reads; None: it writes whole messages, so that all of their fields have an effect.
         wants_parts: it loops over the parts of a message's content; otherwise content is passed as text.
     """
 
@@ -81,6 +82,7 @@ class ChatTemplate:
             raise PromptError(f"The chat template is not valid: {error}", "chat_template") from error
         self.source = source
         self.variables = frozenset(meta.find_undeclared_variables(tree))
+        self.keys = None if _writes_messages(tree) else _keys(tree)
         self.wants_parts = _loops_over_content(tree)
 
     def render(self, variables: dict[str, Any]) -> str:
@@ -148,6 +150,25 @@ def _read(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeError) as error:
         raise ModelFileError(f"the chat template {path} cannot be read: {error}") from error
+
+
+def _keys(tree: nodes.Template) -> frozenset[str]:
+    """Names of attributes, and texts that may be keys of objects."""
+    texts = {node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)}
+    return frozenset(filter(str.isidentifier, texts)) | {node.attr for node in tree.find_all(nodes.Getattr)}
+
+
+def _writes_messages(tree: nodes.Template) -> bool:
+    """Whether it writes whole messages as JSON."""
+
+    def names_in(node: nodes.Node) -> set[str]:
+        return {name.name for name in (node, *node.find_all(nodes.Name)) if isinstance(name, nodes.Name)}
+
+    loops = [loop for loop in tree.find_all(nodes.For) if any("message" in name for name in names_in(loop.iter))]
+    messages = set().union(*(names_in(loop.target) for loop in loops))
+    written = (filtered.node for filtered in tree.find_all(nodes.Filter) if filtered.name == "tojson")
+    names = {node.name for node in written if isinstance(node, nodes.Name)}
+    return any(name in messages or "message" in name for name in names)
 
 
 def _loops_over_content(tree: nodes.Template) -> bool:

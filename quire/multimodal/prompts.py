@@ -28,6 +28,9 @@ from quire.multimodal.reranker_prompts import pair_template
 from quire.multimodal.sentence_transformers_files import read_sentence_transformers_files
 from quire.multimodal.tokenizer import Tokenizer
 
+THINKING_SWITCHES = ("enable_thinking", "thinking")  # variables by which templates let models reason or not
+EFFORT, NO_EFFORT = "reasoning_effort", "none"  # another variable, and its value that lets them not reason
+_NO_THINK = "no_think"  # the same value in Hunyuan's templates
 _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
 _MIN_CHARACTER_LIMIT = 1 << 20  # of texts that need not fit into the context; raised for longer contexts
 _MAX_BATCH_CHARACTERS = 1 << 26  # more than a body has: prompts and queries count for each input
@@ -68,11 +71,15 @@ class RenderedChat:
     Attributes:
         final_text: text of the last message, as it was passed to the template.
         variables: names that the template reads.
+        keys: keys of objects that the template reads; None: all fields of messages have an effect.
+        thinking: whether the template was asked to let the model reason; None: it was not told.
     """
 
     prompt: Prompt
     final_text: str
     variables: frozenset[str]
+    keys: frozenset[str] | None
+    thinking: bool | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +118,7 @@ class PromptBuilder:
         """
         self._tokenizer = tokenizer
         self._max_model_len = max_model_len
-        self._defaults = dict(options.default_chat_template_kwargs)
+        self._defaults = _with_switches(options.default_chat_template_kwargs)
         self.sources = load_templates(folder, tokenizer.config)
         if options.chat_template is not None:
             self.sources = {"default": read_template(options.chat_template)}
@@ -159,10 +166,11 @@ class PromptBuilder:
         template = self._template(conversation)
         messages = normalize(conversation.messages, as_parts=template.wants_parts, audio=conversation.audio)
         final_text = _text_of(messages[-1]) if messages else ""
-        text = self._render(template, conversation, messages)
+        variables = {**self._defaults, **_with_switches(conversation.variables)}
+        text = self._render(template, conversation, messages, variables)
         self.check_length(text, job.max_tokens)
         prompt = self._encode(text, conversation.add_special_tokens)
-        return RenderedChat(prompt, final_text, template.variables)
+        return RenderedChat(prompt, final_text, template.variables, template.keys, _thinking(variables))
 
     def check_batch(self, job: TextsJob | PairsJob) -> None:
         """Check that no text is too long to be tokenized. (Some tokenizers drop characters, so that more may fit.)
@@ -210,14 +218,19 @@ class PromptBuilder:
         ids = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
         return Prompt(token_array(ids), text)
 
-    def _render(self, template: ChatTemplate, conversation: Conversation, messages: list[dict[str, Any]]) -> str:
+    def _render(
+        self,
+        template: ChatTemplate,
+        conversation: Conversation,
+        messages: list[dict[str, Any]],
+        variables: Mapping[str, Any],
+    ) -> str:
         if conversation.continue_final_message:
             _mark_end(messages)
         text = template.render(
             {
                 **self._tokenizer.special,
-                **self._defaults,
-                **conversation.variables,
+                **variables,
                 "messages": messages,
                 "tools": list(conversation.tools) if conversation.tools else None,
                 "documents": list(conversation.documents) if conversation.documents else None,
@@ -243,6 +256,20 @@ class PromptBuilder:
                 "messages",
             )
         return self._compile(source)
+
+
+def _with_switches(variables: Mapping[str, Any]) -> dict[str, Any]:
+    """The variables, and the switches of reasoning that follow from its effort if they set none."""
+    effort = variables.get(EFFORT)
+    if effort is None or any(name in variables for name in THINKING_SWITCHES):
+        return dict(variables)
+    return {**variables, **dict.fromkeys(THINKING_SWITCHES, effort not in (NO_EFFORT, _NO_THINK))}
+
+
+def _thinking(variables: Mapping[str, Any]) -> bool | None:
+    """Whether these variables let a model reason; None if they do not say."""
+    switches = [bool(variables[name]) for name in THINKING_SWITCHES if variables.get(name) is not None]
+    return any(switches) if switches else None
 
 
 def worker(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import binascii
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ import numpy as np
 import soxr
 from numpy.typing import NDArray
 
+from quire.api.http.tenant import take_turn
 from quire.realtime.errors import EventError
 
 Samples = NDArray[np.int16]
@@ -101,7 +101,7 @@ def to_float(samples: Samples) -> NDArray[np.float32]:
 
 async def _bytes_of(audio: str) -> bytes:
     if len(audio) == _CHARACTERS:
-        await asyncio.sleep(0)
+        await take_turn()
     try:
         return binascii.a2b_base64(audio, strict_mode=True)
     except ValueError as error:  # binascii.Error is one; so is what it says of characters outside of ASCII

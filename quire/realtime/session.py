@@ -12,7 +12,7 @@ from msgspec import UNSET
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from quire.api.http.errors import ApiError
-from quire.api.http.tenant import current_tenant
+from quire.api.http.tenant import current_tenant, take_turn
 from quire.api.serving.models import ServerState
 from quire.config.options import RealtimeOptions
 from quire.multimodal.audio.memory import Reservation
@@ -214,8 +214,8 @@ class Session:
         self._reserve(seconds)
         try:
             async for samples in self._decoder.decode(audio):
+                await take_turn()  # large events leave room for other sessions
                 await self._hear(samples, speech)
-                await asyncio.sleep(0)  # large events leave room for other sessions
         finally:
             if self._held is not None:
                 self._held.resize(min(self._held.size, self._turns.nbytes))

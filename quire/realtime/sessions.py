@@ -15,6 +15,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from quire.api.http.credentials import KEY_PROTOCOL, key_of, subprotocols
 from quire.api.http.errors import ApiError, InvalidRequest, NotFound, Overloaded, TooManyRequests, Unauthorized
+from quire.api.http.paths import endpoint_path
 from quire.api.http.tenant import API_KEY, api_keys, current_tenant, set_tenant
 from quire.api.serving.models import ServerState
 from quire.config.options import RealtimeOptions, ServerOptions
@@ -74,7 +75,7 @@ class Sessions:
         try:
             choice, facts = self._open(websocket)
         except ApiError as error:
-            await error.response(websocket.url.path)(websocket.scope, websocket.receive, websocket.send)
+            await error.response(endpoint_path(websocket.scope))(websocket.scope, websocket.receive, websocket.send)
             return
         tenant = current_tenant()
         self._places.take(tenant)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from quire.api.answers.reasoning import PARSERS
+from quire.api.answers.reasoning_registry import PARSERS
 from quire.api.answers.tools.registry import FORMATS
 from quire.api.http.fields import HARMLESS, UNSUPPORTED
 from quire.api.protocol.chat import ChatRequest

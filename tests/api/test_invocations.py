@@ -63,7 +63,7 @@ async def test_models_that_pool_are_invoked(
         ([], "`messages`, for a chat", None),
         ({}, "`messages`, for a chat", None),
         ({"messages": []}, "messages: ", "messages"),
-        ({"messages": [{"content": 1}]}, "messages.0", "messages.0.role"),
+        ({"messages": [{"content": 1}]}, "messages[0]", "messages[0].role"),
         ({"prompt": "hi", "n": 0}, "n: ", "n"),
         ({**CHAT, "audio": {"voice": "a"}}, "`audio` is not supported", "audio"),
         ({**CHAT, "prompt": "hi", "model": "none"}, "none", None),
@@ -76,3 +76,13 @@ async def test_what_is_wrong_is_named(tmp_path: Path, body: Any, complaint: str,
     error = answer.json()["error"]
     assert complaint in error["message"]
     assert error["param"] == param or "none" in complaint
+
+
+async def test_sessions_of_sagemaker_are_refused_by_name(tmp_path: Path) -> None:
+    async with running_server(tmp_path, FakeCore(answer=says("hello"))) as server:
+        for body in ({"requestType": "NEW_SESSION"}, {"requestType": "CLOSE"}, {**CHAT, "requestType": 5}):
+            answer = await server.post(PATH, body)
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, "requestType")
+        for name in ("X-Amzn-SageMaker-Session-Id", "X-Amzn-SageMaker-Adapter-Identifier"):
+            answer = await server.post(PATH, CHAT, headers={name: "a"})
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, name)

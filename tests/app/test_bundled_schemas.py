@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import re
+from concurrent.futures import ThreadPoolExecutor
 from enum import StrEnum
 from typing import Any
 
 import openai
+import pytest
 from pydantic import BaseModel, ValidationError
 
 from tests.support.process import serving
@@ -114,3 +118,62 @@ def _parsed(client: openai.OpenAI, model: type[BaseModel], text: str) -> BaseMod
     except (openai.LengthFinishReasonError, ValidationError):
         return None
     return answer.choices[0].message.parsed
+
+
+def a(**properties: Any) -> dict[str, Any]:
+    """A schema of an object."""
+    return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
+
+
+TEXT, NUMBER = {"type": "string"}, {"type": "integer"}
+# Schemas, and the levels of indentation that their JSON needs. Small models fill such answers with whitespace.
+LEVELS: list[tuple[dict[str, Any], int]] = [
+    (a(title=TEXT, year=NUMBER, tags={"type": "array", "items": TEXT}), 2),
+    (a(name=TEXT, age=NUMBER, city=TEXT), 1),
+    (a(a=TEXT, b=TEXT, c=TEXT), 1),
+    (a(x=NUMBER, y=NUMBER, z=NUMBER), 1),
+    ({"type": "object"}, 4),
+    (a(list={"type": "array", "items": a(k=TEXT, v=NUMBER)}), 3),
+    (a(ok={"type": "boolean"}, why=TEXT, score={"type": "number"}), 1),
+    (a(kind={"enum": ["a", "b"]}, n=NUMBER, m={"type": ["null", "string"]}), 1),
+    (a(list={"type": "array", "items": NUMBER}, more=a(p=a(q=TEXT))), 3),
+    ({"type": "array", "items": NUMBER, "minItems": 3}, 1),
+]
+QUESTIONS = ["Describe a city.", "Make up a person.", "What is 27 + 58?", "List three animals.", "Write a recipe."]
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*(?:"|$)')
+
+
+@pytest.mark.parametrize("seeds", [10, pytest.param(200, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
+def test_hot_answers_do_not_end_in_whitespace(seeds: int) -> None:
+    with serving("quire-nano") as server, server.http as client, ThreadPoolExecutor(16) as threads:
+
+        def answer(schema: dict[str, Any], seed: int) -> str:
+            form: dict[str, Any] = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+            body = {
+                "messages": [{"role": "user", "content": QUESTIONS[seed % len(QUESTIONS)]}],
+                "temperature": 1, "seed": seed, "max_tokens": 128, "chat_template_kwargs": {"enable_thinking": False},
+                "response_format": {"type": "json_object"} if schema == {"type": "object"} else form,
+            }  # fmt: skip
+            choice = client.post("/v1/chat/completions", json=body).json()["choices"][0]
+            text: str = choice["message"]["content"]
+            if choice["finish_reason"] == "stop":
+                json.loads(text)
+            return text
+
+        asked = [(schema, levels, seed) for schema, levels in LEVELS for seed in range(seeds)]
+        texts = list(threads.map(lambda one: answer(one[0], one[2]), asked))
+    for (_, levels, _), text in zip(asked, texts, strict=True):
+        runs = re.findall(r"\s+", _STRING.sub("S", text))
+        assert all(run == " " or re.fullmatch(rf"\n( {{0,{4 * levels}}}|\t{{0,{levels}}})", run) for run in runs), text
+
+
+def test_compact_json_if_that_is_wanted() -> None:
+    with serving("quire-nano") as server, server.http as client:
+        for seed in range(10):
+            body = {
+                "messages": [{"role": "user", "content": "Make up a person."}], "temperature": 1, "seed": seed,
+                "max_tokens": 64, "chat_template_kwargs": {"enable_thinking": False},
+                "structured_outputs": {"json": LEVELS[1][0], "disable_any_whitespace": True},
+            }  # fmt: skip
+            text = client.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]["content"]
+            assert not re.search(r"\s", _STRING.sub("S", text)), text

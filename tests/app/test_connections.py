@@ -138,3 +138,50 @@ def test_the_file_limit_is_raised_and_kept_to(
     assert Connections(ConnectionOptions()).limit == allowed
     assert limits[1:] == ([] if raised is None else [(raised, hard)])
     assert ("ulimit -n" in caplog.text) == (allowed < 8192)
+
+
+UPGRADE = (
+    "GET /v1/realtime?model=fake HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n"
+)
+KINDS = (
+    b"",
+    b"GET /hea",
+    HEALTH.encode()[:-2] + b"Content-Length: 10\r\n\r\nx",
+    HEALTH.encode() * 60,
+    post({"prompt": "abc"})[:-3],
+    post({"prompt": "abc"}),
+    (UPGRADE + "\r\n").encode(),
+    (UPGRADE + "Content-Length: 5\r\n\r\n").encode(),
+    (UPGRADE + "\r\n").encode()[:-2],
+    b"nonsense\r\n\r\n",
+)
+
+
+@on_uvloop
+async def test_probes_are_answered_whatever_the_other_connections_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "_RESERVE", 4)
+    core = FakeCore()
+    core.hold.set()
+    async with running_server(tmp_path, core, limit_concurrency=3) as server, AsyncExitStack() as stack:
+        for data in (*KINDS, *reversed(KINDS)):
+            for _ in range(8):
+                client = await stack.enter_async_context(connected(server))
+                await client.send(data)
+            for path in ("/health", "/ready", "/ping"):
+                async with connected(server) as probe:
+                    await probe.send(HEALTH.replace("/health", path))
+                    assert (await probe.answer()).status == 200, data
+            assert len(server.connections) <= 7
+            assert len(server.connections.running) <= 3
+        core.hold.clear()
+
+
+@on_uvloop
+async def test_requests_that_were_sent_ahead_get_places_when_their_turn_has_come(tmp_path: Path) -> None:
+    async with running_server(tmp_path, limit_concurrency=1) as server, connected(server) as client:
+        await client.send(post({"prompt": "abc"}) * 20)
+        assert [(await client.answer()).status for _ in range(20)] == [200] * 20
+        assert not server.connections.running

@@ -263,6 +263,11 @@ def test_a_name_with_two_addresses_is_served_at_both(folder: Path) -> None:
             assert httpx.get(f"http://[::1]:{port}/health", timeout=PATIENCE).status_code == 200
 
 
+def test_the_log_says_what_int4_costs(folder: Path) -> None:
+    with serving(str(folder), "--quantization", "int4") as server:
+        assert any("36.7 to 80" in line and "32.1 to 49.5" in line for line in server.lines)
+
+
 def test_a_pod_beside_a_service_of_the_same_name_starts_and_keeps_vllms_key(folder: Path) -> None:
     links = {
         "QUIRE_SERVICE_HOST": "10.96.0.12",

@@ -6,12 +6,19 @@ import asyncio
 import json
 import os
 import time
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
+import websockets
+from starlette.types import Receive, Scope, Send
+from websockets.asyncio.client import connect
 
+from quire.app.connections import Connections
+from quire.config.options import ConnectionOptions
+from tests.support.raw import connected
 from tests.support.realtime import client_of, speech_server
-from tests.support.server import Server, until
+from tests.support.server import Server, listening, until
 
 _MASK = b"\0\0\0\0"
 
@@ -107,6 +114,79 @@ async def test_what_is_no_frame_ends_the_session_only(tmp_path: Path, junk: byte
         await until(lambda: server.sessions.running == 0)
         async with client_of(server) as client:
             await client.expect("session.created")
+
+
+HANDSHAKE = (
+    "GET {path} HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n"
+)
+VERSION = "Sec-WebSocket-Version: 13\r\n"
+REALTIME = "/v1/realtime?model=fake"
+REFUSED_HANDSHAKES = (
+    (HANDSHAKE + VERSION + "Content-Length: 5\r\n\r\nhello", "has a body"),
+    (HANDSHAKE + VERSION + "Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n", "has a body"),
+    (HANDSHAKE + "Sec-WebSocket-Version: 7\r\n\r\n", "Sec-WebSocket-Version"),
+    (HANDSHAKE + "\r\n", "Sec-WebSocket-Version"),
+    (HANDSHAKE.replace("Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n", VERSION) + "\r\n", "Sec-WebSocket-Key"),
+    (HANDSHAKE.replace("AAAAAAAAAAAAAAAAAAAAAA==", "x") + VERSION + "\r\n", "Sec-WebSocket-Key"),
+    (HANDSHAKE.replace("HTTP/1.1", "HTTP/1.0") + VERSION + "\r\n", "HTTP/1"),
+)
+NOT_ASCII = HANDSHAKE.replace("{path}", REALTIME + "\xe9") + VERSION + "\r\n"
+UNUSUAL_HANDSHAKES = (
+    (HANDSHAKE + VERSION + f"a: {'b' * 9000}\r\n\r\n", REALTIME),
+    (HANDSHAKE + VERSION + "a: b\r\n" * 130 + "\r\n", REALTIME),
+    (HANDSHAKE + VERSION + "Content-Length: 0\r\n\r\n", REALTIME),
+    (HANDSHAKE + VERSION + "\r\n", f"{REALTIME}&x={'y' * 9000}"),
+    (HANDSHAKE + VERSION + "\r\n", "/v1/real%74ime?model=fake"),
+)
+
+
+@pytest.mark.parametrize("keys", [(), ("secret",)])
+async def test_handshakes_that_cannot_be_accepted_are_answered_and_closed(
+    tmp_path: Path, keys: tuple[str, ...]
+) -> None:
+    async with speech_server(tmp_path, api_key=keys) as server:
+        for text, reason in (*REFUSED_HANDSHAKES, (NOT_ASCII, "Invalid char in url")):
+            async with connected(server) as client:
+                await client.send(text.format(path=REALTIME))
+                answer = await client.answer()
+                assert (answer.status, answer.headers["connection"]) == (400, "close"), text
+                assert reason in answer.message
+                assert await client.rest() == b""
+        await until(lambda: not server.connections.running)
+
+
+async def test_handshakes_within_the_bounds_of_requests_are_accepted(tmp_path: Path) -> None:
+    async with speech_server(tmp_path) as server:
+        for text, path in UNUSUAL_HANDSHAKES:
+            async with connected(server) as client:
+                await client.send(text.format(path=path))
+                assert (await client.answer()).status == 101, text[:400]
+                assert b"session.created" in await client.reader.read(1 << 16)
+
+
+async def test_handshakes_that_are_refused_take_no_place_of_probes(tmp_path: Path) -> None:
+    async with speech_server(tmp_path, limit_concurrency=16) as server, AsyncExitStack() as stack:
+        for index in range(100):
+            client = await stack.enter_async_context(connected(server))
+            text, _ = REFUSED_HANDSHAKES[index % len(REFUSED_HANDSHAKES)]
+            await client.send(text.format(path=REALTIME))
+        assert (await server.http.get("/health")).status_code == 200
+        assert (await server.http.get("/v1/models")).status_code == 200
+
+
+async def test_a_handshake_is_not_waited_for_without_end(tmp_path: Path) -> None:
+    """An app that neither accepts nor refuses a WebSocket."""
+
+    async def silent(scope: Scope, receive: Receive, send: Send) -> None:
+        await asyncio.Event().wait()
+
+    table = Connections(ConnectionOptions(header_timeout=0.1))
+    async with listening(silent, connections=table) as url:
+        with pytest.raises(websockets.InvalidStatus) as refused:
+            await connect(f"{url.replace('http', 'ws')}/v1/realtime")
+        assert refused.value.response.status_code == 408
+        await until(lambda: len(table) == 0)
 
 
 async def test_no_other_path_is_upgraded(tmp_path: Path) -> None:

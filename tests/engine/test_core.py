@@ -15,7 +15,7 @@ from quire.engine.core import EngineCore
 from quire.engine.execution.cache import OutOfCacheMemory
 from quire.engine.wire.errors import MalformedMessage
 from quire.engine.wire.protocol import AddRequest, Ping, Pong, Shutdown, StepOutput, TokensOutput
-from quire.engine.wire.sampling_params import SamplingParams
+from quire.engine.wire.sampling_params import PromptTokenIds, SamplingParams
 from quire.engine.wire.token_mask import TokenMask, token_mask
 from tests.support.engine import Engine, greedy, random_prompt
 from tests.support.models import make_model, save_model
@@ -235,6 +235,28 @@ def test_a_small_cache_reduces_the_context_length(folder: Path) -> None:
     assert engine.model.context_len == 80
     with pytest.raises(OutOfCacheMemory, match="--max-model-len"):
         Engine(folder, model=ModelOptions(max_model_len=100), kv_cache_memory_bytes=5 * per_block)
+
+
+def test_listed_tokens_are_scored_at_each_position_of_the_prompt(folder: Path) -> None:
+    engine = Engine(folder, block_size=4)
+    prompt = random_prompt(5, 30)
+    whole = engine.generate(prompt, greedy(2, prompt_logprobs=VOCAB_SIZE)).outputs[0].prompt_logprobs
+    rows = np.array([[(7 * i) % 64, i % 5, -1 if i % 2 else 9] for i in range(30 - 1 - 3)], np.int32)
+    asked = PromptTokenIds(3, 3, rows.reshape(-1))
+    found = engine.generate(prompt, greedy(2, prompt_logprobs=0, prompt_token_ids=asked)).outputs[0].prompt_logprobs
+    assert whole is not None
+    assert found is not None
+    assert [entry and len(entry.token_ids) for entry in found[:4]] == [None, 1, 1, 1]
+    for row, entry, every in zip(rows.tolist(), found[4:], whole[4:], strict=True):
+        assert entry is not None
+        assert every is not None
+        expected = dict(zip(every.token_ids, every.logprobs, strict=True))
+        listed = [token for token in row if token >= 0]
+        assert entry.token_ids[1:] == listed
+        assert entry.logprobs[1:] == pytest.approx([expected[token] for token in listed], abs=1e-5)
+    wrong = PromptTokenIds(0, 3, rows.reshape(-1))
+    refused = engine.generate(prompt, greedy(2, prompt_logprobs=0, prompt_token_ids=wrong))
+    assert "rows" in (refused.error or "")
 
 
 def test_prompt_logprobs_do_not_read_the_prefix_cache(folder: Path) -> None:

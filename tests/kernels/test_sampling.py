@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from quire.kernels import native
-from quire.kernels.sampling import Masks, apply_token_bitmask, argmax, mask_words, sample
+from quire.kernels.sampling import NO_TOKEN, Masks, apply_token_bitmask, argmax, mask_words, sample
 
 both = pytest.mark.parametrize("compiled", [True, False])
 
@@ -40,13 +40,23 @@ def test_forbidden_tokens_get_minus_infinity(compiled: bool, vocab: int) -> None
 
 
 @both
-@pytest.mark.parametrize("invalid", [-torch.inf, torch.nan])
 @pytest.mark.parametrize("at", [3, 40])
-def test_the_mask_alone_decides_if_no_allowed_logit_is_valid(compiled: bool, invalid: float, at: int) -> None:
+def test_the_mask_alone_decides_if_all_allowed_logits_are_minus_infinity(compiled: bool, at: int) -> None:
     logits, allowed = torch.randn(1, 41), torch.zeros(1, 41, dtype=torch.bool)
-    allowed[0, at], logits[0, at] = True, invalid
+    allowed[0, at], logits[0, at] = True, -torch.inf
     _run(compiled, lambda: apply_token_bitmask(logits, _mask(allowed), [(0, 0)]))
     assert logits[0].isfinite().nonzero()[:, 0].tolist() == [at]
+
+
+@both
+@pytest.mark.parametrize("at", [3, 40])
+@pytest.mark.parametrize("is_allowed", [False, True])
+def test_a_mask_keeps_nan(compiled: bool, at: int, is_allowed: bool) -> None:
+    logits, allowed = torch.randn(1, 41), torch.zeros(1, 41, dtype=torch.bool)
+    allowed[0, at], allowed[0, 5], logits[0, at] = is_allowed, True, torch.nan
+    _run(compiled, lambda: apply_token_bitmask(logits, _mask(allowed), [(0, 0)]))
+    assert logits[0].isnan().nonzero()[:, 0].tolist() == [at]
+    assert logits[0].isfinite().nonzero()[:, 0].tolist() == [5]
 
 
 @both
@@ -55,7 +65,7 @@ def test_argmax_is_the_first_of_equals(compiled: bool, vocab: int) -> None:
     logits = torch.randn(4, vocab)
     logits[1, vocab // 2 :] = 9.0
     logits[2] = -torch.inf
-    logits[3, vocab - 1] = torch.inf
+    logits[3, vocab - 1] = 3e38
     expected = [int(logits[0].argmax()), vocab // 2, 0, vocab - 1]
     assert _run(compiled, lambda: argmax(logits)) == expected
 
@@ -86,12 +96,14 @@ def test_impossible_tokens_are_never_sampled(compiled: bool, random: float) -> N
 
 
 @both
-def test_rows_of_nan_still_give_tokens(compiled: bool) -> None:
-    logits = torch.tensor([[torch.nan] * 40, [torch.inf] * 40, [0.0] * 40])
-    sampled = _run(compiled, lambda: sample(logits, [1.0] * 3, [0.5] * 3))
-    assert sampled is not None
-    assert all(0 <= token < 40 for token in sampled)
-    assert sampled[2] == 20
+@pytest.mark.parametrize("invalid", [torch.nan, torch.inf])
+@pytest.mark.parametrize("vocab", [5, 40, 9000])
+def test_rows_with_nan_or_infinity_have_no_token(compiled: bool, vocab: int, invalid: float) -> None:
+    """Wherever it is; the other rows do."""
+    logits = torch.zeros(5, vocab)
+    logits[0], logits[1, 0], logits[2, vocab // 2], logits[3, vocab - 1] = invalid, invalid, invalid, invalid
+    assert _run(compiled, lambda: sample(logits, [1.0] * 5, [0.0] * 5)) == [NO_TOKEN] * 4 + [0]
+    assert _run(compiled, lambda: argmax(logits)) == [NO_TOKEN] * 4 + [0]
 
 
 def test_a_sample_does_not_depend_on_the_batch() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from quire.engine.wire.pooling_params import PoolingParams
+from quire.engine.wire.protocol import StepStats
 from quire.engine.wire.stream import PoolRequest
 from tests.support.fake_core import FakeCore, prompt_of, says
 from tests.support.server import Server, running_server, until
@@ -45,6 +46,8 @@ async def test_metrics_count_what_happened(tmp_path: Path) -> None:
                 "request_prefill_kv_computed_tokens_sum": 12,
                 "request_max_num_generation_tokens_sum": 15,
                 "prompt_tokens_cached_total": 0,
+                "request_num_preemptions_count": 3,
+                "request_num_preemptions_sum": 0,
             }
             for name, value in expected.items():
                 assert found[f"{prefix}{name}{labels}"] == value, name
@@ -125,3 +128,43 @@ async def test_pooled_requests_are_counted_without_token_times(tmp_path: Path) -
         assert found[f"quire:{name}_seconds_count{labels}"] == 1
     for name in ("time_to_first_token", "request_prefill_time", "request_decode_time"):
         assert found[f"quire:{name}_seconds_count{labels}"] == 0
+
+
+async def test_waiting_sequences_are_counted_by_reason(tmp_path: Path) -> None:
+    async with running_server(tmp_path) as server:
+        server.state.models[0].client.observer.on_step(StepStats(running=1, waiting=5, deferred=2))
+        found = await metrics_of(server)
+    by_reason = 'vllm:num_requests_waiting_by_reason{{engine="0",model_name="fake",reason="{}"}}'
+    assert [found[by_reason.format(reason)] for reason in ("capacity", "deferred")] == [3, 2]
+    assert found['vllm:num_requests_waiting{engine="0",model_name="fake"}'] == 5
+
+
+async def test_refused_requests_are_counted(tmp_path: Path) -> None:
+    core = FakeCore(answer=says("x" * 400))
+    core.hold.set()
+    name = 'vllm:admission_rejections_total{model_name="fake",reason="max_num_queued_reqs"}'
+    async with running_server(tmp_path, core, capacity=1) as server:
+        assert (await metrics_of(server))[name] == 0
+        with server.state.models[0].client.slots(1):
+            assert (await server.post(COMPLETIONS, LONG)).status_code == 503
+        assert (await metrics_of(server))[name] == 1
+
+
+async def test_sleep_is_a_state(tmp_path: Path) -> None:
+    async def states() -> list[float]:
+        found = await metrics_of(server)
+        name = 'vllm:engine_sleep_state{{engine="0",model_name="fake",sleep_state="{}"}}'
+        return [found[name.format(state)] for state in ("awake", "weights_offloaded", "discard_all")]
+
+    async with running_server(tmp_path, enable_sleep_mode=True) as server:
+        assert await states() == [1, 0, 0]
+        await server.post("/sleep")
+        assert await states() == [0, 1, 0]
+        await server.post("/sleep?level=2")
+        assert await states() == [0, 0, 1]
+        await server.post("/sleep?level=1")  # of two levels, the deeper one counts
+        assert await states() == [0, 0, 1]
+        server.state.models[0].client.observer.on_sleep(frozenset({"kv_cache"}), 2)  # the weights are awake
+        assert await states() == [0, 0, 0]
+        await server.post("/wake_up")
+        assert await states() == [1, 0, 0]

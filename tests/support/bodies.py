@@ -53,6 +53,7 @@ _SAMPLING: Body = {
     "bad_words": ["zq"],
     "priority": 0,
     "cache_salt": "salt",
+    "vllm_xargs": {"a": 1, "b": ["c", 0.5]},
     "timeout": 30.0,
 }
 _GENERATION: Body = {
@@ -281,9 +282,20 @@ BODIES: dict[str, list[Body]] = {
         {
             "messages": [{"role": "user", "content": "Weather?"}], "max_tokens": 8,
             "output_config": {"format": {"type": "json_schema", "schema": SCHEMA}, "effort": "low"},
+            "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+        },
+        {
+            "messages": [{"role": "user", "content": "Weather?"}], "max_tokens": 8,
+            "output_format": {"type": "json_schema", "schema": SCHEMA},
         },
     ],
-    "/v1/messages/count_tokens": [_CONVERSATION],
+    "/v1/messages/count_tokens": [
+        _CONVERSATION,
+        {
+            "messages": [{"role": "user", "content": "Weather?"}], "output_config": {"effort": "low"},
+            "output_format": {"type": "json_schema", "schema": SCHEMA}, "context_management": {"edits": []},
+        },
+    ],
     "/inference/v1/generate": [
         {
             "model": "fake", "token_ids": [1, 2, 3], "request_id": "request", "stream": False, "stream_options": None,

@@ -135,7 +135,7 @@ class Engine:
         if in_flight > 1:
             self.core.executor = DeferredExecutor(self.core.executor, in_flight)
         self.results: dict[str, Result] = {}
-        self.preemptions = self.drafted = self.accepted = 0
+        self.preemptions = self.drafted = self.accepted = self.corrupted = 0
         self.items_encoded = self.items_cached = self.steps = 0
 
     def add(
@@ -194,6 +194,7 @@ class Engine:
                 self.preemptions += message.stats.preemptions
                 self.drafted += message.stats.drafted_tokens
                 self.accepted += message.stats.accepted_tokens
+                self.corrupted += message.stats.corrupted
                 self.items_encoded += message.stats.item_queries - message.stats.item_hits
                 self.items_cached += message.stats.item_hits
                 for output in message.outputs:

@@ -174,8 +174,19 @@ class FakeCore:
             logprobs = prompt_logprobs = None
             if params.logprobs is not None:
                 logprobs = [_logprobs(token, params.logprobs, self.logprob(message, given))]
+                if listed := params.logprob_token_ids:
+                    logprobs = [
+                        TokenLogprobs(
+                            [token, *listed], [-0.5 - i for i in range(1 + len(listed))], [1, *(0 for _ in listed)]
+                        )
+                    ]
             if params.prompt_logprobs is not None and made == 1:
                 prompt_logprobs = [None, *(_logprobs(int(t), params.prompt_logprobs) for t in message.prompt[1:])]
+                if (asked := params.prompt_token_ids) is not None:
+                    rows = [asked.row(position) for position in range(1, len(message.prompt))]
+                    prompt_logprobs = [
+                        None, *(TokenLogprobs([0, *row], [-1.0, *(-t / 8 for t in row)], [1, *row]) for row in rows)
+                    ]  # fmt: skip
             outputs.append(
                 TokensOutput(
                     request_id,

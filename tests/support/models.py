@@ -148,6 +148,19 @@ FALLBACKS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "phimoe": ("phimoe", {"num_local_experts": 4, "sliding_window": 24}),  # its window is in its masks only
+    # These take a view of the attention's result.
+    "afmoe": (
+        "afmoe",
+        {
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 48,
+            "head_dim": 16,
+            "num_dense_layers": 1,
+            "sliding_window": 24,
+        },
+    ),
+    "jetmoe": ("jetmoe", {"kv_channels": 16, "num_local_experts": 4, "num_experts_per_tok": 2}),
 }
 
 

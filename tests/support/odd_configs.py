@@ -75,11 +75,20 @@ def _some(draw: Draw, choices: dict[str, tuple[Any, ...]]) -> Config:
 
 def _ropes(draw: Draw, pairs: int) -> Config:
     """The rope of a config, in today's form or in the older one."""
-    params = _rope(draw, pairs)
+    return _written(draw, _rope(draw, pairs))
+
+
+def _written(draw: Draw, params: Config) -> Config:
+    """RoPE parameters in today's form or in the older one; the trained length in them, beside them, or both."""
+    beside: Config = {}
+    if "original_max_position_embeddings" in params and draw(st.booleans()):
+        beside["original_max_position_embeddings"] = _one_of(draw, 16, 24, 32)
+        if draw(st.booleans()):
+            del params["original_max_position_embeddings"]
     if draw(st.booleans()):
-        return {"rope_parameters": params}
+        return {"rope_parameters": params, **beside}
     theta = params.pop("rope_theta")
-    return {"rope_theta": theta, **({} if params["rope_type"] == "default" else {"rope_scaling": params})}
+    return {"rope_theta": theta, **({} if params["rope_type"] == "default" else {"rope_scaling": params}), **beside}
 
 
 def _common(draw: Draw) -> Config:
@@ -174,7 +183,7 @@ def _gemma2(draw: Draw, config: Config) -> Config:
         **_layer_types(draw, config),
         "query_pre_attn_scalar": _one_of(draw, 1, 16, 50),
         "attn_logit_softcapping": _one_of(draw, None, 0.5, 50.0),
-        "final_logit_softcapping": _one_of(draw, None, 2.0, 30.0),
+        "final_logit_softcapping": _one_of(draw, None, -3.0, 2.0, 30.0),
         "hidden_activation": _one_of(draw, *_ACTIVATIONS),
         "attention_bias": draw(st.booleans()),
     }
@@ -200,10 +209,10 @@ def _olmo2(draw: Draw, _: Config) -> Config:
 def _granite(draw: Draw, config: Config) -> Config:
     return {
         **_biases(draw, config),
-        "attention_multiplier": _one_of(draw, 0.05, 0.3),
-        "embedding_multiplier": _one_of(draw, 0.5, 12),
-        "residual_multiplier": _one_of(draw, 0.2, 1.5),
-        "logits_scaling": _one_of(draw, 0.5, 8),
+        "attention_multiplier": _one_of(draw, 1e-30, 0.05, 0.3),
+        "embedding_multiplier": _one_of(draw, -0.7, 0.5, 12),
+        "residual_multiplier": _one_of(draw, -0.3, 0.0, 0.2, 1.5),
+        "logits_scaling": _one_of(draw, -2.0, 0.5, 8),
     }
 
 
@@ -246,30 +255,97 @@ def _deepseek_v3(draw: Draw, config: Config) -> Config:
         "first_k_dense_replace": draw(st.integers(0, 3)),
         "moe_intermediate_size": _one_of(draw, 16, 40),
         "norm_topk_prob": draw(st.booleans()),
-        "routed_scaling_factor": _one_of(draw, 0.5, 2.5),
+        "routed_scaling_factor": _one_of(draw, -1.0, 0.0, 0.5, 2.5),
         "rope_interleave": draw(st.booleans()),
         "attention_bias": draw(st.booleans()),
         **_ropes(draw, 4),
     }
 
 
+def _partial(draw: Draw, config: Config, heads: int) -> Config:
+    """A rope of a part of each head, whose size is even: otherwise transformers fails with some scalings."""
+    dim = config["hidden_size"] // heads
+    factor = _one_of(draw, *(part for part in (0.25, 0.4, 0.5, 1.0) if int(dim * part) % 2 == 0))
+    params = _rope(draw, int(dim * factor) // 2, ("default", "default", "linear", "llama3", "yarn", "longrope"))
+    if draw(st.booleans()):
+        return {**_written(draw, {**params, "partial_rotary_factor": factor}), "head_dim": dim}
+    return {**_written(draw, params), "partial_rotary_factor": factor, "head_dim": dim}
+
+
+def _layer_norm_decoder(draw: Draw, config: Config) -> Config:
+    """Families whose heads divide the hidden size."""
+    heads = config["num_attention_heads"]
+    hidden = heads * _one_of(draw, 8, 16, 20, 40)
+    return {
+        "hidden_size": hidden,
+        **_partial(draw, {**config, "hidden_size": hidden}, heads),
+        "layer_norm_eps": _one_of(draw, 1e-5, 1e-2),
+    }
+
+
+def _gpt_neox(draw: Draw, config: Config) -> Config:
+    flags = {"use_parallel_residual": draw(st.booleans()), "attention_bias": draw(st.booleans())}
+    fields = _layer_norm_decoder(draw, config)
+    if "partial_rotary_factor" in fields:
+        fields["rotary_pct"] = fields.pop("partial_rotary_factor")
+    return {**fields, **flags, "num_key_value_heads": config["num_attention_heads"]}
+
+
+def _stablelm(draw: Draw, config: Config) -> Config:
+    flags = {"use_parallel_residual": draw(st.booleans()), "use_qkv_bias": draw(st.booleans())}
+    return {**_layer_norm_decoder(draw, config), **flags}
+
+
+def _starcoder2(draw: Draw, config: Config) -> Config:
+    fields = {"use_bias": draw(st.booleans()), "norm_epsilon": _one_of(draw, 1e-5, 1e-2)}
+    return {**_window(draw, config), **fields, **_whole_heads(draw, config)}
+
+
+def _cohere(draw: Draw, config: Config) -> Config:
+    fields = {"logit_scale": _one_of(draw, -0.5, 0.0625, 2.0), "layer_norm_eps": _one_of(draw, 1e-5, 1e-2)}
+    return {"attention_bias": draw(st.booleans()), "use_qk_norm": False, **fields, **_whole_heads(draw, config)}
+
+
+def _whole_heads(draw: Draw, config: Config) -> Config:
+    """Heads that divide the hidden size, and their rope."""
+    dim = _one_of(draw, 8, 16, 20)
+    return {"hidden_size": config["num_attention_heads"] * dim, "head_dim": dim, **_ropes(draw, dim // 2)}
+
+
+def _both_directions(draw: Draw, config: Config, model_type: str) -> Config:
+    """The config of a decoder that attends in both directions; ropes that depend on the length only up to that."""
+    fields: Config = {"is_causal": False}
+    if model_type == "gemma3_text" and draw(st.booleans()):
+        fields = {"use_bidirectional_attention": True, **({"is_causal": False} if draw(st.booleans()) else {})}
+    return {**config, **fields}
+
+
+# Families that may attend in both directions, with windows.
+BIDIRECTIONAL = ("gemma2", "gemma3_text", "mistral", "mixtral", "qwen2", "qwen3", "smollm3", "starcoder2", "gpt_neox")
+
 # Model type -> what its config has besides the common keys, and those of them that it does not ignore.
 FAMILIES: dict[str, Callable[[Draw, Config], Config]] = {
+    "cohere": _cohere,
     "deepseek_v3": _deepseek_v3,
     "gemma2": _gemma2,
     "gemma3_text": _gemma3,
+    "gpt_neox": _gpt_neox,
     "gpt_oss": _gpt_oss,
     "granite": _granite,
     "llama": _biases,
     "mistral": _window,
     "mixtral": _mixtral,
     "olmo2": _olmo2,
+    "phi": _layer_norm_decoder,
     "phi3": _phi3,
     "qwen2": _qwen2,
     "qwen3": _qwen3,
     "qwen3_moe": _qwen3_moe,
     "smollm3": _smollm3,
+    "stablelm": _stablelm,
+    "starcoder2": _starcoder2,
 }
+_PARTIAL = ("gpt_neox", "phi", "phi3", "stablelm")  # rotate a part of each head
 
 
 @st.composite
@@ -277,14 +353,22 @@ def odd_configs(draw: Draw, model_type: str) -> Config:
     """The config.json of a model of a family."""
     config = _common(draw)
     own = FAMILIES[model_type](draw, config)
-    rope_keys = {"rope_parameters", "rope_theta", "rope_scaling"}
+    rope_keys = {"rope_parameters", "rope_theta", "rope_scaling", "original_max_position_embeddings"}
     if rope_keys & set(own):
         config = {key: value for key, value in config.items() if key not in rope_keys}
     foreign = draw(st.lists(st.sampled_from(sorted(_FOREIGN)), max_size=3, unique=True))
     merged = {"model_type": model_type, **{key: _FOREIGN[key] for key in foreign}, **config, **own}
-    if model_type == "gpt_oss" or (model_type != "phi3" and not _has_default_ropes(merged)):  # its default is yarn
-        merged.pop("partial_rotary_factor", None)  # transformers fails
+    if model_type == "gpt_oss" or (model_type not in _PARTIAL and not _has_default_ropes(merged)):
+        merged.pop("partial_rotary_factor", None)  # transformers fails; the default of gpt-oss is yarn
+    if model_type == "cohere":
+        merged["use_qk_norm"] = False
     return merged
+
+
+@st.composite
+def bidirectional_configs(draw: Draw, model_type: str) -> Config:
+    """The config.json of a decoder of a family that attends in both directions."""
+    return _both_directions(draw, draw(odd_configs(model_type)), model_type)
 
 
 def _has_default_ropes(config: Config) -> bool:

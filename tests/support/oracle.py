@@ -12,10 +12,12 @@ import transformers
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from quire.engine.wire.pooling_params import PoolingParams
 from tests.support.engine import Engine, greedy
 from tests.support.models import draw_weights
 
 TOLERANCE = 1e-4  # of the largest logit
+_HIDDEN_TOLERANCE = 1e-3  # of the largest element; rounding needs a fifth of it, a window that is off by one much more
 _ROUNDING = 2.0**-24  # of a float32
 
 
@@ -88,6 +90,26 @@ def assert_equal(folder: Path, prompts: Sequence[list[int]], tokens: int = 6, **
             noise = _noise(model, out.sequences)[[position for *_, position in pairs]]
             assert (errors < (4 * noise).clamp(min=TOLERANCE)).all(), (errors, noise)
     return engine
+
+
+def assert_hidden_equal(folder: Path, prompts: Sequence[list[int]]) -> None:
+    """Check the hidden states of prompts that run together; a prompt is cut where the engine's longest text ends."""
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32).eval()
+    engine = Engine(folder, max_num_batched_tokens=64)
+    params = PoolingParams(task="token_embed", use_activation=False)
+    texts = [prompt[: engine.info.max_model_len] for prompt in prompts]
+    for i, text in enumerate(texts):
+        engine.add(str(i), text, params)
+    engine.run()
+    for i, text in enumerate(texts):
+        with torch.inference_mode():
+            expected = model.base_model(torch.tensor([text])).last_hidden_state[0]
+        pooled = engine.results[str(i)].pooled
+        assert pooled is not None, engine.results[str(i)].error
+        error = (torch.from_numpy(pooled.data) - expected).abs().max() / expected.abs().max()
+        assert error < _HIDDEN_TOLERANCE, f"text {i} of {len(text)} tokens: {error}"
 
 
 def _error(entry: Any, logits: torch.Tensor) -> float:

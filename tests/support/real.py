@@ -1,4 +1,4 @@
-"""Models with real weights and recordings of people, which tests with the marker `real` read from a folder outside the repository."""
+"""Real weights and recordings of people: tests with the marker `real` read them from a folder outside the repository."""
 
 from __future__ import annotations
 

@@ -25,7 +25,8 @@ from quire.api.serving.models import ServedModel, ServerState
 from quire.api.serving.result_memory import ResultMemory
 from quire.app.connections import Connections
 from quire.app.factory import create_app
-from quire.app.http_protocol import BoundedProtocol
+from quire.app.server import protocol_of
+from quire.app.tls import Tls
 from quire.app.websocket import BoundedWebSocket
 from quire.config.commands import Serve
 from quire.config.tool_servers import urls_by_label
@@ -145,7 +146,9 @@ async def running_server(
         app = create_app(state, metrics, ResponseService(state, store, tool_servers), sessions, options)
         connections = Connections(options)
         event_size = int(options.max_realtime_event_size)
-        url = await stack.enter_async_context(listening(app, connections=connections, event_size=event_size))
+        url = await stack.enter_async_context(
+            listening(app, connections=connections, event_size=event_size, root_path=options.root_path)
+        )
         # Without `verify` it reads no certificates, which takes longer than most requests; the server has none.
         http = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=PATIENCE, verify=False))  # noqa: S501
         yield Server(url, http, state, app, connections, sessions)
@@ -153,13 +156,18 @@ async def running_server(
 
 @asynccontextmanager
 async def listening(
-    app: Any, port: int = 0, connections: Connections | None = None, event_size: int = 1 << 20
+    app: Any,
+    port: int = 0,
+    connections: Connections | None = None,
+    event_size: int = 1 << 20,
+    root_path: str = "",
+    tls: Tls | None = None,
 ) -> AsyncIterator[str]:
     """Uvicorn around an app, on a free port if none is given, with the bounds of `connections`."""
     config = uvicorn.Config(
         app,
         port=port,
-        http="httptools" if connections is None else partial(BoundedProtocol, connections),  # type: ignore[arg-type]
+        http="httptools" if connections is None else protocol_of(connections, tls),  # type: ignore[arg-type]
         lifespan="off",
         log_level="error",
         timeout_graceful_shutdown=1,
@@ -167,6 +175,7 @@ async def listening(
         ws_max_size=2 * event_size,
         ws_ping_timeout=None,
         ws_per_message_deflate=False,
+        root_path=root_path,
     )
     server = _Uvicorn(config)
     config.load()
@@ -175,7 +184,7 @@ async def listening(
     await server.on_tick(0)  # sets the headers of all answers
     port = server.servers[0].sockets[0].getsockname()[1]
     try:
-        yield f"http://127.0.0.1:{port}"
+        yield f"{'http' if tls is None else 'https'}://127.0.0.1:{port}"
     finally:
         await server.shutdown()
 

@@ -188,13 +188,14 @@ def added(core: FakeCore) -> list[AddRequest]:
     return [message for message in core.received if isinstance(message, AddRequest)]
 
 
+def generating(core: FakeCore) -> list[AddRequest]:
+    """The requests that generate text or a language."""
+    return [message for message in added(core) if not isinstance(message.params, PoolingParams)]
+
+
 def prompts(core: FakeCore) -> list[Sequence[int]]:
     """Prompts of the requests that generate text: those for the language are left out."""
-    return [
-        message.prompt.tolist()
-        for message in added(core)
-        if not isinstance(message.params, PoolingParams) and len(message.prompt) > 1
-    ]
+    return [message.prompt.tolist() for message in generating(core) if len(message.prompt) > 1]
 
 
 def _bin_of(hertz: float) -> int:

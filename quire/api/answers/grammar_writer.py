@@ -9,9 +9,10 @@ from typing import Any
 
 from llguidance import regex_to_lark
 
+from quire.api.answers.grammar_depth import json_levels
 from quire.engine.wire.grammar import CLIENT_GRAMMAR
 
-_MAX_WHITESPACE = 64  # enough for deep indentation; without a limit, models may generate endless whitespace
+_INDENT = 4  # spaces for each level of pretty printed JSON
 _MAX_LENGTH = 1 << 20  # characters
 _MANY = 1000  # texts
 _ANYTHING = r"ANYTHING: /(.|\n)*/"
@@ -66,8 +67,12 @@ class GrammarWriter:
         self.reserve(len(text))
         return _quoted(text)
 
-    def json(self, schema: Any, *, spaces: int = _MAX_WHITESPACE) -> str:
-        """JSON of a schema. `spaces`: maximum of consecutive whitespace, unless the schema sets its own.
+    def json(self, schema: Any, *, spaces: int | None = None) -> str:
+        """JSON of a schema, which may set its own whitespace between tokens.
+
+        Args:
+            schema: the schema.
+            spaces: maximum of consecutive whitespace; None: what pretty printing needs.
 
         Raises:
             ValueError: the schema is neither an object nor a boolean.
@@ -77,7 +82,8 @@ class GrammarWriter:
         self.reserve(_length(schema, self._room))
         schema = {} if schema is True else schema
         if isinstance(schema, dict) and "x-guidance" not in schema:
-            schema = {**schema, "x-guidance": {"whitespace_pattern": rf"[ \t\r\n]{{1,{spaces}}}"}}
+            whitespace = _pretty_whitespace(schema) if spaces is None else rf"[ \t\r\n]{{1,{spaces}}}"
+            schema = {**schema, "x-guidance": {"whitespace_pattern": whitespace}}
         return self._other({"json_schema": schema})
 
     def grammar(self, text: str) -> str:
@@ -157,6 +163,15 @@ class GrammarWriter:
         name = f"g{len(self._grammars)}"
         self._grammars.append({"name": name, **grammar})
         return f"@{name}"
+
+
+def _pretty_whitespace(schema: dict[str, Any]) -> str:
+    """A space, or a line break with the deepest indentation of the schema's JSON.
+
+    Where more is allowed, weak models and high temperatures fill answers with whitespace until they are cut off.
+    """
+    levels = json_levels(schema)
+    return rf" |\n( {{0,{_INDENT * levels}}}|\t{{0,{levels}}})"
 
 
 def as_lark(grammar: str) -> str:

@@ -11,6 +11,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import orjson
 
+from quire.api.http.tenant import take_turn
 from quire.engine.wire.protocol import TokenLogprobs
 from quire.multimodal.tokenizer import Tokenizer
 
@@ -55,6 +56,19 @@ class LogprobFormatter:
                 "top_logprobs": [self._candidate(entry, i) for i in range(1, len(entry.ranks))],
             }
             for entry in entries
+        ]
+
+    def chat_with_itself(self, entries: Sequence[TokenLogprobs]) -> list[dict[str, Any]]:
+        """Items as of `chat`, whose `top_logprobs` begin with the token itself."""
+        return [
+            {**self._candidate(entry, 0), "top_logprobs": [self._candidate(entry, i) for i in _distinct(entry)]}
+            for entry in entries
+        ]
+
+    def by_id(self, entries: Sequence[TokenLogprobs]) -> list[dict[str, Any]]:
+        """Items with ids in place of texts, whose `top_logprobs` begin with the token itself."""
+        return [
+            {**_numbers(entry, 0), "top_logprobs": [_numbers(entry, i) for i in _distinct(entry)]} for entry in entries
         ]
 
     def completion(
@@ -110,6 +124,17 @@ class LogprobFormatter:
 
     def _text(self, token: int) -> str:
         return f"token_id:{token}" if self._as_ids else self._tokenizer.token_text(token)
+
+
+def _distinct(entry: TokenLogprobs) -> list[int]:
+    """Indices of the different tokens of an entry."""
+    tokens = entry.token_ids
+    return [0, *(i for i in range(1, len(tokens)) if tokens[i] != tokens[0])]
+
+
+def _numbers(entry: TokenLogprobs, index: int) -> dict[str, Any]:
+    rank = entry.ranks[index]
+    return {"token_id": entry.token_ids[index], "logprob": _finite(entry.logprobs[index]), "rank": rank or None}
 
 
 def _finite(value: float) -> float:
@@ -169,8 +194,8 @@ async def _slices(entries: Sequence[Entry]) -> AsyncIterator[Sequence[Entry]]:
     width = max((len(entry.token_ids) for entry in entries[:2] if entry is not None), default=1)
     step = max(1, _MAX_CANDIDATES // width)
     for start in range(0, len(entries), step):
-        if start:
-            await asyncio.sleep(0)
+        if len(entries) > step:
+            await take_turn()
         yield entries[start : start + step]
 
 

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
-from dataclasses import fields, is_dataclass
-from typing import Any
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, TypeVar
 
-from quire.api.answers.reasoning import PARSERS, ReasoningTags, detect_tags, tags_named
+from quire.api.answers.reasoning import ReasoningTags
+from quire.api.answers.reasoning_registry import PARSERS, detect_tags, tags_named
 from quire.api.answers.tools.registry import FORMATS, ToolFormat, detect_format
 
 _DISABLED, _DETECT = "none", "auto"
+# Parsers of models whose tags end with a suffix that differs between checkpoints, as <think:6124c78e>.
+_SUFFIXED = ("hy_v3", "hy_v4")
+_SUFFIX = re.compile(r"<(?:think|tool_calls?|arg_key|arg_value)(:[^\s<>]+)>")
+_TAG = re.compile(r"\A<(/?\w+)>\Z")
+Value = TypeVar("Value")
 
 
 def reasoning_tags(parser: str, template: str) -> ReasoningTags | None:
@@ -20,7 +27,8 @@ def reasoning_tags(parser: str, template: str) -> ReasoningTags | None:
     """
     if parser == _DISABLED:
         return None
-    return detect_tags(template) if parser == _DETECT else tags_named(parser)
+    tags = detect_tags(template) if parser == _DETECT else tags_named(parser)
+    return _with_suffix(tags, template) if parser in _SUFFIXED else tags
 
 
 def tool_format(parser: str, template: str) -> ToolFormat | None:
@@ -31,11 +39,10 @@ def tool_format(parser: str, template: str) -> ToolFormat | None:
     """
     if parser == _DISABLED:
         return None
-    if parser == _DETECT:
-        return detect_format(template)
-    if parser not in FORMATS:
+    if parser not in (_DETECT, *FORMATS):
         raise ValueError(f"unknown tool call parser {parser!r}; known: {', '.join(FORMATS)}")
-    return FORMATS[parser]
+    found = detect_format(template) if parser == _DETECT else FORMATS[parser]
+    return _with_suffix(found, template) if found is not None and found.name in _SUFFIXED else found
 
 
 def check_parsers(reasoning_parser: str, tool_call_parser: str) -> tuple[str, str] | None:
@@ -55,6 +62,22 @@ def parser_tokens(
     """Ids of the special tokens that the parsers look for."""
     marks = [*_texts(reasoning), *(() if tools is None else (*_texts(tools.syntax), tools.answer))]
     return tuple(token for name, token in special.items() if any(name in mark for mark in marks))
+
+
+def _with_suffix(value: Value, template: str) -> Value:
+    """The value, with the suffix that tags have in a chat template added to all tags in it."""
+    found = _SUFFIX.search(template)
+    return value if found is None else _suffixed(value, found[1])
+
+
+def _suffixed(value: Any, suffix: str) -> Any:
+    if isinstance(value, str):
+        return _TAG.sub(lambda tag: f"<{tag[1]}{suffix}>", value)
+    if isinstance(value, tuple):
+        return tuple(_suffixed(item, suffix) for item in value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{field.name: _suffixed(getattr(value, field.name), suffix) for field in fields(value)})
+    return value
 
 
 def _texts(value: Any) -> Iterator[str]:

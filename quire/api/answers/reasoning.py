@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from quire.api.answers.whitespace import LeadingWhitespace, TrailingWhitespace
@@ -16,12 +16,16 @@ class ReasoningTags:
     """What a model writes around its reasoning.
 
     Attributes:
-        starts, ends: the tags, each in all of its variants; the first one is the usual.
+        starts, ends: the tags, each in all of its variants; the first one is the usual. Without any, there is no
+            reasoning.
         implicit_start: an answer begins with reasoning even without a start tag.
         closers: marks that end the reasoning as well, and belong to the content.
         wrapper: tags around the content, which are removed; empty if there are none.
         kept: the reasoning stays in the content, with its tags.
+        dropped: marks in the content that are removed.
         citations: the text may be cited, as <co>text</co: 0:[1]>; these marks are removed.
+        switchable: a request may switch reasoning off, so that all text is content.
+        on_request: if a request switches reasoning on, an answer begins with it even without a start tag.
     """
 
     starts: tuple[str, ...] = ("<think>",)
@@ -30,102 +34,29 @@ class ReasoningTags:
     closers: tuple[str, ...] = ()
     wrapper: tuple[str, str] = ("", "")
     kept: bool = False
+    dropped: tuple[str, ...] = ()
     citations: bool = False
+    switchable: bool = False
+    on_request: bool = False
+
+    def switched(self, thinking: bool | None, prompt: str | None) -> ReasoningTags | None:
+        """Return the tags of an answer to a request; None if all text is content.
+
+        Args:
+            thinking: whether the request switches reasoning on or off; None: it leaves that to the model.
+            prompt: text of the rendered prompt. A block that it opens is reasoning, whatever the request says.
+        """
+        if thinking is None or not self.switchable or (prompt or "").rstrip().endswith(self.starts):
+            return self
+        if not thinking:
+            return replace(self, starts=(), ends=(), implicit_start=False) if self.dropped else None
+        return replace(self, implicit_start=True) if self.on_request else self
 
 
-@dataclass(frozen=True, slots=True)
-class ReasoningParser:
-    """A registered parser.
-
-    Attributes:
-        name: vLLM's name of it, or that of a model that shares it.
-        marker: a text by which chat templates are recognized; empty: the parser is never chosen automatically.
-    """
-
-    name: str
-    tags: ReasoningTags
-    marker: str = ""
-
-
-_THINK = ReasoningTags()
-_IMPLICIT = ReasoningTags(implicit_start=True)
+_SPACES = re.compile(r"\s*")
 # Marks of citations, and the beginning of a mark at the end of a text.
 _CITATION = re.compile(r"<co>|</co(?::[\d:,\[\] ]{0,200})?>")
 _CITATION_BEGUN = re.compile(r"<(?:/?(?:c(?:o)?)?|/co:[\d:,\[\] ]{0,200})\Z")
-_COHERE = (("<|START_THINKING|>",), ("<|END_THINKING|>",))
-
-# All parsers. The first one whose marker is in a chat template is used for it.
-PARSERS: Mapping[str, ReasoningParser] = {
-    parser.name: parser
-    for parser in (
-        # The tags as grammars need them; answers are parsed by the tool parser of this name.
-        ReasoningParser(
-            "openai_gptoss",
-            ReasoningTags(("<|channel|>analysis<|message|>",), ("<|end|><|start|>assistant",)),
-            "<|channel|>",
-        ),
-        ReasoningParser("seed_oss", ReasoningTags(("<seed:think>",), ("</seed:think>",)), "<seed:think>"),
-        ReasoningParser("mistral", ReasoningTags(("[THINK]",), ("[/THINK]",)), "[THINK]"),
-        ReasoningParser(
-            "granite",
-            ReasoningTags(
-                starts=("Here is my thought process:", "Here's my thought process:"),
-                ends=("Here is my response:", "Here's my response:"),
-            ),
-            "Here is my thought process",
-        ),
-        ReasoningParser(
-            "kimi_k2", ReasoningTags(closers=("<|tool_calls_section_begin|>",)), "<|tool_calls_section_begin|>"
-        ),
-        ReasoningParser(
-            "ernie45", ReasoningTags(implicit_start=True, wrapper=("<response>", "</response>")), "</response>"
-        ),
-        ReasoningParser(
-            "cohere_command3",
-            ReasoningTags(*_COHERE, wrapper=("<|START_RESPONSE|>", "<|END_RESPONSE|>"), citations=True),
-            "<|START_RESPONSE|>",
-        ),
-        ReasoningParser(
-            "cohere_command4",
-            ReasoningTags(*_COHERE, wrapper=("<|START_TEXT|>", "<|END_TEXT|>"), citations=True),
-            "<|START_TEXT|>",
-        ),
-        ReasoningParser("apertus", ReasoningTags(("<|inner_prefix|>",), ("<|inner_suffix|>",)), "<|inner_prefix|>"),
-        ReasoningParser("hunyuan_a13b", ReasoningTags(wrapper=("<answer>", "</answer>")), "</answer>"),
-        ReasoningParser("qwen3", _THINK, "</think>"),
-        ReasoningParser("deepseek_r1", _IMPLICIT),
-        ReasoningParser("deepseek_v3", _THINK),
-        ReasoningParser("glm45", _THINK),
-        ReasoningParser("glm47", _THINK),
-        ReasoningParser("glm4_moe", _THINK),
-        ReasoningParser("minimax_m2", _IMPLICIT),
-        ReasoningParser("minimax_m2_append_think", ReasoningTags(implicit_start=True, kept=True)),
-        ReasoningParser("step3", _IMPLICIT),
-        ReasoningParser("step3p5", _IMPLICIT),
-        ReasoningParser("holo2", _IMPLICIT),
-        ReasoningParser("olmo3", _IMPLICIT),
-        ReasoningParser("nemotron_v3", _THINK),
-    )
-}
-
-
-def detect_tags(template: str) -> ReasoningTags | None:
-    """The tags that a chat template contains; None if it contains none that are known."""
-    return next((parser.tags for parser in PARSERS.values() if parser.marker and parser.marker in template), None)
-
-
-def tags_named(text: str) -> ReasoningTags:
-    """The tags of the parser with this name, or those of START...END.
-
-    Raises:
-        ValueError: it is neither.
-    """
-    if text in PARSERS:
-        return PARSERS[text].tags
-    start, dots, end = text.partition("...")
-    if not (start and dots and end):
-        raise ValueError(f"unknown reasoning parser {text!r}; known: {', '.join(PARSERS)} or START...END")
-    return ReasoningTags(starts=(start,), ends=(end,))
 
 
 class _Part(Enum):
@@ -137,7 +68,8 @@ class _Part(Enum):
 class ReasoningSplitter:
     """Splits an answer that arrives in pieces into reasoning and content.
 
-    The result does not depend on how the text is cut into pieces. Whitespace next to the tags is removed.
+    The result does not depend on how the text is cut into pieces. Whitespace next to the tags is removed, and so is a
+    start tag at the beginning of the reasoning or an end tag at the beginning of the content, which models repeat.
     """
 
     def __init__(self, tags: ReasoningTags, prompt: str | None, continued: str = "") -> None:
@@ -149,16 +81,20 @@ class ReasoningSplitter:
         self._leading = LeadingWhitespace()  # before the first tag
         self._trailing = TrailingWhitespace()  # of the reasoning
         self._unwrapper = _Unwrapper(*tags.wrapper)
+        self._remover = _Remover(tags.dropped)
         self._citations = (_Citations(), _Citations())  # of the reasoning and of the content
         self._kept = ""  # the beginning of an answer whose reasoning is kept
         self._begun = bool(continued.strip())  # that beginning is complete
         prompt_text = (prompt or "").rstrip()
-        if continued.strip():
+        if not tags.starts:
+            self._part, self._at_start = _Part.CONTENT, False
+        elif continued.strip():
             self._continue(continued)
         elif prompt_text.endswith(tags.starts):
             self._part = _Part.REASONING
         elif prompt_text.endswith(tags.ends):
             self._part = _Part.CONTENT
+        self._longest = max(map(len, (*tags.starts, *tags.ends)), default=0)  # characters of a tag
         self._opened = self.in_reasoning  # before the answer begins
 
     @property
@@ -202,11 +138,10 @@ class ReasoningSplitter:
         if self._part is _Part.REASONING:
             reasoning = self._reason(last)
         if self._part is _Part.CONTENT:
-            content, self._buffer = self._buffer, ""
-            if self._at_start:
-                content = content.lstrip()
-                self._at_start = not content
-            content = self._unwrapper.push(content, last)
+            if self._begins(self._tags.ends, last):
+                content, self._buffer = self._buffer, ""
+                self._at_start = self._at_start and not content
+            content = self._remover.remove(self._unwrapper.push(content, last), last)
         return reasoning, content
 
     def _continue(self, text: str) -> None:
@@ -219,18 +154,34 @@ class ReasoningSplitter:
         self._at_start = not rest.strip()
 
     def _decide(self, last: bool) -> None:
-        text = self._buffer
-        start = next((tag for tag in self._tags.starts if text.startswith(tag)), None)
-        if start is not None:
-            self._part, self._buffer = _Part.REASONING, text[len(start) :]
-        elif last or not any(tag.startswith(text) for tag in self._tags.starts):
+        text, marks = self._buffer, (*self._tags.starts, *self._tags.ends)
+        if not last and _may_grow(text, marks):
+            return
+        mark = _longest(text, marks)
+        if mark is None:
             self._buffer = self._leading.removed + text
             implicit = self._tags.implicit_start
             self._part, self._at_start = (_Part.REASONING, True) if implicit else (_Part.CONTENT, False)
+        else:
+            self._buffer = text[len(mark) :]
+            self._part = _Part.REASONING if mark in self._tags.starts else _Part.CONTENT
+
+    def _begins(self, marks: Iterable[str], last: bool) -> bool:
+        """Drop whitespace and marks at the beginning of a part; returns whether the text that follows is certain."""
+        if not self._at_start:
+            return True
+        text, at, certain = self._buffer, 0, True
+        mark: str | None = ""
+        while mark is not None and certain:
+            at = _end_of_spaces(text, at + len(mark))
+            certain = last or not _may_grow(text[at : at + self._longest], marks)
+            mark = _longest(text, marks, at)
+        self._buffer = text[at:]
+        return certain
 
     def _reason(self, last: bool) -> str:
-        if self._at_start:
-            self._buffer = self._buffer.lstrip()
+        if not self._begins(self._tags.starts, last):
+            return ""
         marks = (*self._tags.ends, *self._tags.closers)
         found = min(((at, mark) for mark in marks if (at := self._buffer.find(mark)) >= 0), default=None)
         if found is not None:
@@ -245,6 +196,22 @@ class ReasoningSplitter:
         return self._trailing.push(text)
 
 
+def _may_grow(text: str, marks: Iterable[str]) -> bool:
+    """Whether a text may be the beginning of one of the marks."""
+    return any(len(mark) > len(text) and mark.startswith(text) for mark in marks)
+
+
+def _longest(text: str, marks: Iterable[str], at: int = 0) -> str | None:
+    """The longest of the marks that the text has at a place."""
+    return max((mark for mark in marks if text.startswith(mark, at)), key=len, default=None)
+
+
+def _end_of_spaces(text: str, at: int) -> int:
+    """The place of the first character from a place on that is not whitespace."""
+    spaces = _SPACES.match(text, at)
+    return at if spaces is None else spaces.end()
+
+
 class _Citations:
     """Removes the marks of citations from a text that arrives in pieces."""
 
@@ -257,6 +224,28 @@ class _Citations:
         begun = None if last else _CITATION_BEGUN.search(text)
         self._buffer = "" if begun is None else begun[0]
         return text.removesuffix(self._buffer)
+
+
+class _Remover:
+    """Removes marks from a text that arrives in pieces."""
+
+    def __init__(self, marks: tuple[str, ...]) -> None:
+        self._marks = marks
+        self._pattern = re.compile("|".join(map(re.escape, sorted(marks, key=len, reverse=True))))
+        self._buffer = ""  # text that may be a part of a mark
+
+    def remove(self, text: str, last: bool) -> str:
+        """Add text; returns the part without marks that is certain now."""
+        if not self._marks:
+            return text
+        text, pieces, at = self._buffer + text, list[str](), 0
+        for mark in self._pattern.finditer(text):
+            pieces.append(text[at : mark.start()])
+            at = mark.end()
+        text = text[at:]
+        keep = 0 if last else partial_suffix(text, self._marks, max(map(len, self._marks)))
+        self._buffer = text[len(text) - keep :]
+        return "".join([*pieces, text[: len(text) - keep]])
 
 
 class _Unwrapper:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -37,8 +37,10 @@ from quire.api.protocol.common import ERRORS, openapi_stream
 from quire.api.serving.admission import admit
 from quire.api.serving.generation import collect, generate_all
 from quire.api.serving.models import ServerState
+from quire.multimodal.prompts import EFFORT, THINKING_SWITCHES
 
-_ENABLE_THINKING = "chat_template_kwargs.enable_thinking"  # set for every template, whether it reads it or not
+# Set for every template, whether it reads them or not.
+_SWITCHES = frozenset(f"chat_template_kwargs.{name}" for name in THINKING_SWITCHES)
 _ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": AnthropicError, "description": about["description"]} for status, about in ERRORS.items()
 }
@@ -54,12 +56,11 @@ def router(state: ServerState) -> APIRouter:
         model = state.generating_model(body.model)
         admit(request, model, 1, "messages")
         response_id = answer_id("msg", request, None)
-        prepared = await unless_disconnected(request, prepare_chat(to_chat_request(body), model, state, response_id))
+        chat, source = to_chat_request(body)
+        with source.errors():
+            prepared = await unless_disconnected(request, prepare_chat(chat, model, state, response_id))
         body.messages, body.tools = [], None  # they may be large, and are not needed any more
-        unused = [name for name in prepared.unused_fields if name != _ENABLE_THINKING]
-        if body.output_config is not None and body.output_config.effort is not None:
-            unused.append("output_config.effort")
-        fields.ignore(request, unused)
+        fields.ignore(request, [*_unused(prepared.unused_fields), *body.without_effect])
         if body.stream:
             return EventStream(
                 _events(prepared, releaser(request)),
@@ -72,15 +73,21 @@ def router(state: ServerState) -> APIRouter:
     @routes.post("/v1/messages/count_tokens", responses=_ERRORS)
     async def count_tokens(body: Conversation, request: Request) -> TokenCount:
         """Count the tokens of a rendered conversation."""
-        chat = to_chat_request(body)
+        chat, source = to_chat_request(body)
         model = state.generating_model(chat.model)
-        conversation = conversation_of(chat, trusted=state.trust_request_chat_template)
-        rendered = await unless_disconnected(request, model.renderer.chat(conversation, tenant=current_tenant()))
-        unused = unused_template_fields(chat, rendered)
-        fields.ignore(request, [name for name in unused if name != _ENABLE_THINKING])
+        with source.errors():
+            conversation = conversation_of(chat, trusted=state.trust_request_chat_template)
+            rendered = await unless_disconnected(request, model.renderer.chat(conversation, tenant=current_tenant()))
+        fields.ignore(request, [*_unused(unused_template_fields(chat, rendered)), *body.without_effect])
         return TokenCount(input_tokens=len(rendered.prompt.token_ids))
 
     return routes
+
+
+def _unused(names: Sequence[str]) -> list[str]:
+    """Names of fields that have no effect, as a client of this API knows them."""
+    efforts = {f"chat_template_kwargs.{EFFORT}": "output_config.effort"}
+    return [efforts.get(name, name) for name in names if name not in _SWITCHES]
 
 
 async def _message(prepared: PreparedChat) -> MessagesResponse:

@@ -7,34 +7,48 @@ from typing import Any, Literal
 
 from quire.api.answers.event_writer import EventWriter, TextKind
 from quire.api.answers.tools.calls import CallDelta, Parsed, Piece
+from quire.api.anthropic.offered_tools import offered_tools
+from quire.api.chat.source_fields import SourcedMessage, SourceFields
 from quire.api.http.body import parse_json, request_of
 from quire.api.http.errors import ApiError, InvalidRequest
 from quire.api.http.sse import typed_event
 from quire.api.protocol.anthropic import (
     Conversation,
-    ImageBlock,
+    DocumentBlock,
     MessagesRequest,
     MessagesResponse,
     MessagesUsage,
     MessageTurn,
     RedactedThinkingBlock,
+    SearchResultBlock,
     TextBlock,
+    TextSource,
     ThinkingBlock,
+    ToolAddition,
+    ToolReference,
+    ToolRemoval,
     ToolResultBlock,
     ToolUseBlock,
 )
 from quire.api.protocol.chat import ChatRequest
 from quire.api.serving.generation import UsageCounter
+from quire.multimodal.prompts import EFFORT, THINKING_SWITCHES
 
+_SOURCES = {"max_completion_tokens": "max_tokens", "stop": "stop_sequences"}  # names by their names in chat requests
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
-def to_chat_request(body: Conversation) -> ChatRequest:
-    """The same request for chat completions."""
+def to_chat_request(body: Conversation) -> tuple[ChatRequest, SourceFields]:
+    """The same request for chat completions, and what its fields were made from.
+
+    Raises:
+        InvalidRequest: a field is not valid.
+    """
+    messages = list(_messages(body))
     fields: dict[str, Any] = {
         "model": body.model,
-        "messages": list(_messages(body)),
-        "include_reasoning": body.thinking is not None and body.thinking.type != "disabled",
+        "messages": [message.fields for message in messages],
+        "include_reasoning": body.shows_reasoning,
         "chat_template_kwargs": _variables(body),
         **_tools(body),
     }
@@ -47,18 +61,21 @@ def to_chat_request(body: Conversation) -> ChatRequest:
             "top_p": body.top_p,
             "top_k": body.top_k,
             "cache_salt": body.cache_salt,
+            "response_format": None if body.format is None else body.format.model_dump(by_alias=True),
         }
-        config = body.output_config
-        if config is not None and config.format is not None:
-            schema = {"name": "answer", "schema": config.format.content}
-            fields["response_format"] = {"type": "json_schema", "json_schema": schema}
-    return request_of(ChatRequest, {name: value for name, value in fields.items() if value is not None})
+    format_field = "output_config.format" if body.output_format is None else "output_format"
+    source = SourceFields({**_SOURCES, "response_format": format_field}, messages)
+    with source.errors():
+        return request_of(ChatRequest, {name: value for name, value in fields.items() if value is not None}), source
 
 
 def _variables(body: Conversation) -> dict[str, Any] | None:
     variables = dict(body.chat_template_kwargs or {})
-    if body.thinking is not None:
-        variables.setdefault("enable_thinking", body.thinking.type != "disabled")
+    if body.thinking is not None and not any(name in variables for name in THINKING_SWITCHES):
+        variables |= dict.fromkeys(THINKING_SWITCHES, body.thinking.type != "disabled")
+    config = body.output_config if isinstance(body, MessagesRequest) else None
+    if config is not None and config.effort is not None:
+        variables.setdefault(EFFORT, config.effort)
     return variables or None
 
 
@@ -76,9 +93,9 @@ def _tools(body: Conversation) -> dict[str, Any]:
                 **({} if tool.strict is None else {"strict": tool.strict}),
             },
         }
-        for tool in body.tools or ()
+        for tool in offered_tools(body)
     ]
-    fields: dict[str, Any] = {"tools": tools or None}
+    fields: dict[str, Any] = {"tools": None if body.tools is None else tools}
     if choice is not None:
         named = {"type": "function", "function": {"name": choice.name}}
         fields["tool_choice"] = {"any": "required", "tool": named}.get(choice.type, choice.type)
@@ -87,58 +104,72 @@ def _tools(body: Conversation) -> dict[str, Any]:
     return fields
 
 
-def _messages(body: Conversation) -> Iterator[dict[str, Any]]:
+def _messages(body: Conversation) -> Iterator[SourcedMessage]:
     if body.system:
         texts = [body.system] if isinstance(body.system, str) else [block.text for block in body.system]
-        yield {"role": "system", "content": "\n".join(texts)}
-    for turn in body.messages:
-        yield from _turn(turn)
+        yield SourcedMessage({"role": "system", "content": "\n".join(texts)}, "system")
+    for index, turn in enumerate(body.messages):
+        yield from _turn(turn, f"messages[{index}]")
 
 
-def _turn(turn: MessageTurn) -> Iterator[dict[str, Any]]:
+def _turn(turn: MessageTurn, path: str) -> Iterator[SourcedMessage]:
     """The chat messages of a turn. Tool results become separate messages, before the others."""
     if isinstance(turn.content, str):
-        yield {"role": turn.role, "content": turn.content}
+        yield SourcedMessage({"role": turn.role, "content": turn.content}, path)
         return
     parts: list[dict[str, Any]] = []
     calls: list[dict[str, Any]] = []
+    paths: list[str] = []  # of the calls
     reasoning: list[str] = []
-    results = 0
-    for block in turn.content:
+    without_text = False
+    for index, block in enumerate(turn.content):
         match block:
-            case TextBlock(text=text):
-                parts.append({"type": "text", "text": text})
-            case ImageBlock():
-                parts.append(_image(block))
+            case TextBlock() | DocumentBlock() | SearchResultBlock():
+                parts.append({"type": "text", "text": _text(block)})
             case ThinkingBlock(thinking=thinking):
-                reasoning.append(thinking)
-            case RedactedThinkingBlock():
-                pass
+                reasoning += [thinking] if thinking else []
             case ToolUseBlock():
                 function = {"name": block.name, "arguments": block.input}
                 calls.append({"id": block.id, "type": "function", "function": function})
+                paths.append(f"{path}.content[{index}]")
             case ToolResultBlock():
-                results += 1
-                yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": _result(block)}
-    if parts or calls or reasoning or not results:
+                without_text = True
+                result = {"role": "tool", "tool_call_id": block.tool_use_id, "content": _result(block)}
+                yield SourcedMessage(result, f"{path}.content[{index}]")
+            case ToolAddition() | ToolRemoval():  # see `offered_tools`
+                without_text = True
+            case RedactedThinkingBlock():
+                pass
+    if parts or calls or reasoning or not without_text:
         message: dict[str, Any] = {"role": turn.role, "content": parts or None}
         if calls:
             message["tool_calls"] = calls
         if reasoning:
             message["reasoning"] = "\n".join(reasoning)
-        yield message
+        yield SourcedMessage(message, path, paths)
 
 
 def _result(block: ToolResultBlock) -> str | list[dict[str, Any]]:
     if block.content is None or isinstance(block.content, str):
         return block.content or ""
-    return [_image(one) if isinstance(one, ImageBlock) else {"type": "text", "text": one.text} for one in block.content]
+    return [{"type": "text", "text": _text(part)} for part in block.content]
 
 
-def _image(block: ImageBlock) -> dict[str, Any]:
-    source = block.source
-    url = source.get("url") or f"data:{source.get('media_type')};base64,{source.get('data')}"
-    return {"type": "image_url", "image_url": {"url": url}}
+def _text(block: TextBlock | DocumentBlock | SearchResultBlock | ToolReference) -> str:
+    """What the model reads of a block."""
+    match block:
+        case TextBlock(text=text):
+            return text
+        case ToolReference(tool_name=name):
+            return f"The tool {name} can be used now."
+        case SearchResultBlock():
+            return "\n".join([block.title, block.source, *(part.text for part in block.content)])
+    if isinstance(block.source, TextSource):
+        texts = [block.source.data]
+    else:
+        content = block.source.content
+        texts = [content] if isinstance(content, str) else [part.text for part in content]
+    return "\n".join([*filter(None, (block.title, block.context)), *texts])
 
 
 def stop_fields(finish_reason: str | None, stop_reason: int | str | None) -> tuple[str | None, str | None]:

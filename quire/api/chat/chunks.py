@@ -56,8 +56,21 @@ class ChatChunkWriter:
         include_reasoning: bool,
         formatter: LogprobFormatter | None,
         prompt_token_ids: Sequence[int] | None,
+        has_usage: bool = False,
     ) -> None:
-        """`formatter`: None for no log-probabilities. `prompt_token_ids`: None for no token ids."""
+        """Make a writer.
+
+        Args:
+            head: fields of all chunks.
+            index: index of the choice.
+            role: role of the answer.
+            echo: text before the answer.
+            parser: parses the answer.
+            include_reasoning: whether reasoning is shown.
+            formatter: formats log-probabilities; None: there are none.
+            prompt_token_ids: token ids of the prompt; None: no token ids are shown.
+            has_usage: chunks have a field `usage`, which is null where there are no token counts.
+        """
         self._head = head
         self._index = index
         self._role = role
@@ -66,6 +79,7 @@ class ChatChunkWriter:
         self._include_reasoning = include_reasoning
         self._formatter = formatter
         self._prompt_token_ids = prompt_token_ids
+        self._has_usage = has_usage
         self.started = False
         self._plain = formatter is None and prompt_token_ids is None
         self._verbatim = self._plain and parser.plain
@@ -134,7 +148,7 @@ class ChatChunkWriter:
         if self._prompt_token_ids is not None:
             fields["token_ids"] = None if tokens is None else tokens.token_ids
         body = {**self._head.fields(), "choices": [{**fields, **(end or {})}], **(top or {})}
-        return event(body if usage is None else {**body, "usage": usage})
+        return event({**body, "usage": usage} if self._has_usage else body)
 
 
 def _call(call: CallDelta) -> Iterator[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from quire.api.answers.tools.custom import as_function, as_function_call
@@ -11,19 +12,40 @@ from quire.api.protocol.chat import ChatRequest, Message
 from quire.api.protocol.models import TokenizeRequest
 from quire.api.protocol.pooling.requests import ChatInput
 from quire.engine.wire.audio import AudioInfo
-from quire.multimodal.prompts import Conversation, RenderedChat
+from quire.multimodal.prompts import EFFORT, NO_EFFORT, THINKING_SWITCHES, Conversation, RenderedChat
 
 WithMessages = ChatRequest | TokenizeRequest | ChatInput
 
 
-def unused_template_fields(body: WithMessages, rendered: RenderedChat) -> list[str]:
-    """Names of fields that were passed to the chat template, but that it does not read."""
+def unused_template_fields(body: WithMessages, rendered: RenderedChat, *, switched: bool = False) -> list[str]:
+    """Names of fields that were passed to the chat template, but that it does not read.
+
+    `switched`: the reasoning parser obeys the switches of reasoning, whether the template reads them or not.
+    """
+    read = set(rendered.variables)
+    if switched:
+        read.update(THINKING_SWITCHES)
+    variables = dict(body.chat_template_kwargs or {})
+    if not read.isdisjoint(THINKING_SWITCHES) and variables.get(EFFORT) == NO_EFFORT:
+        read.add(EFFORT)
     passed = [name for name in ("tools", "documents") if getattr(body, name, None)]
-    variables = sorted(body.chat_template_kwargs or ())
     return [
-        *(name for name in passed if name not in rendered.variables),
-        *(f"chat_template_kwargs.{name}" for name in variables if name not in rendered.variables),
+        *(name for name in passed if name not in read),
+        *(f"chat_template_kwargs.{name}" for name in sorted(variables) if name not in read),
+        *_unread_message_fields(body.messages or (), rendered),
     ]
+
+
+def _unread_message_fields(messages: Sequence[Message], rendered: RenderedChat) -> list[str]:
+    """Undeclared fields of messages that the template does not read; of those with the same name only the first."""
+    unread: dict[str, str] = {}
+    if rendered.keys is not None:
+        for index, message in enumerate(messages):
+            for name, value in message.passed_to_template():
+                key, kind = name.rpartition(".")[2], fields.without_indices(f"messages.{name}")
+                if value is not None and key not in rendered.keys and not fields.is_harmless(kind):
+                    unread.setdefault(kind, f"messages[{index}].{name}")
+    return list(unread.values())
 
 
 def conversation_of(body: WithMessages, *, trusted: bool, audio: AudioInfo | None = None) -> Conversation:
@@ -44,7 +66,7 @@ def conversation_of(body: WithMessages, *, trusted: bool, audio: AudioInfo | Non
     if isinstance(body, ChatRequest):
         documents = body.documents
         if body.reasoning_effort is not None:
-            variables["reasoning_effort"] = body.reasoning_effort
+            variables[EFFORT] = body.reasoning_effort
     return Conversation(
         messages=[_message(message, index) for index, message in enumerate(body.messages or ())],
         tools=[as_function(tool) for tool in getattr(body, "tools", None) or ()] or None,

@@ -30,7 +30,7 @@ from quire.api.serving.params import (
 from quire.engine.wire.protocol import MediaItem
 from quire.engine.wire.stream import GenerateRequest
 from quire.multimodal.audio.placeholders import place_audio
-from quire.multimodal.prompts import Prompt
+from quire.multimodal.prompts import EFFORT, NO_EFFORT, THINKING_SWITCHES, Prompt, RenderedChat
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +102,7 @@ async def prepare_chat(body: ChatRequest, model: ServedModel, state: ServerState
     )
     max_tokens = None if body.truncate_prompt_tokens is not None else model.info.max_model_len
     rendered = await model.renderer.chat(conversation, max_tokens=max_tokens, tenant=current_tenant())
-    if body.reasoning_effort is not None and "reasoning_effort" not in rendered.variables:
-        raise InvalidRequest(
-            "`reasoning_effort` is not supported: this model's chat template does not read it.", "reasoning_effort"
-        )
+    _check_effort(body, rendered, model)
     items: tuple[MediaItem, ...] = ()
     if audio is None or model.info.audio is None:
         prompt = truncate_prompt(rendered.prompt, body, model)
@@ -114,8 +111,9 @@ async def prepare_chat(body: ChatRequest, model: ServedModel, state: ServerState
         prompt = Prompt(tokens, rendered.prompt.text)
     max_tokens = output_token_limit(prompt, model, body.max_completion_tokens or body.max_tokens)
     continued = rendered.final_text if body.continue_final_message else ""
+    tags = None if model.reasoning is None else model.reasoning.switched(rendered.thinking, rendered.prompt.text)
     answer_format = AnswerFormat(
-        tags=model.reasoning, prompt=rendered.prompt.text, continued=continued, plan=plan, tools=model.tools
+        tags=tags, prompt=rendered.prompt.text, continued=continued, plan=plan, tools=model.tools
     )
     params = sampling_params(
         body,
@@ -123,11 +121,9 @@ async def prepare_chat(body: ChatRequest, model: ServedModel, state: ServerState
         state.limits,
         max_tokens=max_tokens,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-        grammar=await checked_grammar(
-            body, model.grammars, model.reasoning, model.tools, answer_format.reasoning_prefix, plan
-        ),
+        grammar=await checked_grammar(body, model.grammars, tags, model.tools, answer_format.reasoning_prefix, plan),
     )
-    unused_fields = unused_template_fields(body, rendered)
+    unused_fields = unused_template_fields(body, rendered, switched=_is_switchable(model))
     # The conversation is not needed any more, and may be large. Of its messages only the last one's role is.
     body.messages, body.tools, body.documents = [Message(role=body.messages[-1].role)], None, None
     return PreparedChat(
@@ -141,3 +137,28 @@ async def prepare_chat(body: ChatRequest, model: ServedModel, state: ServerState
         unused_fields=[*unused_fields, *unused_with_beams(body)],
         beams=beam_options(body, params, model, sequences),
     )
+
+
+def _is_switchable(model: ServedModel) -> bool:
+    return model.reasoning is not None and model.reasoning.switchable
+
+
+def _check_effort(body: ChatRequest, rendered: RenderedChat, model: ServedModel) -> None:
+    """Check that `reasoning_effort` has an effect.
+
+    Raises:
+        InvalidRequest: it has none.
+    """
+    if body.reasoning_effort is None or EFFORT in rendered.variables:
+        return
+    if not rendered.variables.isdisjoint(THINKING_SWITCHES):
+        return
+    if body.reasoning_effort != NO_EFFORT:
+        raise InvalidRequest(
+            "`reasoning_effort` is not supported: this model's chat template does not read it.", "reasoning_effort"
+        )
+    if model.reasoning is not None and not model.reasoning.switchable:
+        raise InvalidRequest(
+            '`reasoning_effort` "none" is not supported: this model\'s chat template cannot switch reasoning off.',
+            "reasoning_effort",
+        )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
@@ -18,6 +17,7 @@ from quire.api.http import fields
 from quire.api.http.request_ids import answer_id, fingerprint
 from quire.api.http.routing import CheckedRoute, releaser
 from quire.api.http.sse import EventStream, event, respond_unless_disconnected, unless_disconnected
+from quire.api.http.tenant import take_turn
 from quire.api.protocol.chat import (
     AnswerMessage,
     CalledFunction,
@@ -82,8 +82,7 @@ async def _complete(prepared: PreparedChat) -> ChatCompletion:
     )
     choices = []
     for index, result in enumerate(results):
-        if index:
-            await asyncio.sleep(0)  # others may run between the choices, of which there may be many
+        await take_turn()  # there may be many choices, and many chats that end in the same step
         usage.add(index, result.total)
         choices.append(await _choice(prepared, index, result))
     prompt_logprobs, formatter = results[0].total.prompt_logprobs, prepared.formatter
@@ -165,4 +164,5 @@ def _writer(prepared: PreparedChat, index: int, prompt_token_ids: Sequence[int] 
         include_reasoning=body.include_reasoning,
         formatter=prepared.formatter if body.logprobs else None,
         prompt_token_ids=prompt_token_ids,
+        has_usage=body.streams_usage,
     )

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+import asyncio
+import base64
+import io
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import Any
 
+import numpy as np
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
@@ -13,7 +17,7 @@ from quire.api.answers.grammar_writer import as_lark
 from quire.api.answers.logprobs import encode_entries
 from quire.api.chat.audio import audio_parts
 from quire.api.chat.prepare import prepare_chat
-from quire.api.completions.prepare import PreparedCompletion, count_sequences, prepare_completion
+from quire.api.completions.prepare import MAX_PROMPT_LOGPROBS, PreparedCompletion, count_sequences, prepare_completion
 from quire.api.http import fields
 from quire.api.http.body import request_of
 from quire.api.http.errors import InvalidRequest
@@ -21,13 +25,22 @@ from quire.api.http.request_ids import answer_id
 from quire.api.http.routing import CheckedRoute, releaser
 from quire.api.http.sse import EventStream, event, respond_unless_disconnected, unless_disconnected
 from quire.api.protocol.chat import ChatLogprobs, ChatRequest
-from quire.api.protocol.common import ERRORS, openapi_stream
+from quire.api.protocol.common import ERRORS, StreamOptions, openapi_stream
 from quire.api.protocol.completions import CompletionRequest
-from quire.api.protocol.generate import RenderedPrompt, TokensChoice, TokensRequest, TokensResponse
+from quire.api.protocol.generate import (
+    RenderedPrompt,
+    TokenLogprobsList,
+    TokensChoice,
+    TokensRequest,
+    TokensResponse,
+)
 from quire.api.protocol.structured import MAX_GRAMMAR_LENGTH
 from quire.api.serving.admission import admit, check_capacity
 from quire.api.serving.generation import collect, generate_all
-from quire.api.serving.models import ServerState
+from quire.api.serving.models import ServedModel, ServerState
+from quire.config.options import LimitOptions
+from quire.engine.wire.protocol import TokenLogprobs
+from quire.engine.wire.sampling_params import PromptTokenIds
 from quire.engine.wire.stream import Delta, GenerateRequest
 from quire.engine.wire.token_mask import token_ids
 from quire.multimodal.prompts import Prompt
@@ -36,6 +49,7 @@ _OUTER_FIELDS = (
     "model", "stream", "stream_options", "cache_salt", "priority", "request_id", "return_token_ids", "return_metrics",
     "return_tokens_as_token_ids",
 )  # fmt: skip
+_PROMPT_FIELDS = ("prompt_logprob_token_ids", "prompt_logprob_start")
 
 
 def router(state: ServerState) -> APIRouter:
@@ -51,7 +65,8 @@ def router(state: ServerState) -> APIRouter:
         completion = _as_completion(body)
         admit(request, model, count_sequences(completion, state.limits), "sampling_params.n")
         response_id = answer_id("generate-tokens", request, body.request_id)
-        prepared = await unless_disconnected(request, prepare_completion(completion, model, state, response_id))
+        listed = await asyncio.to_thread(_prompt_token_ids, body, model, state.limits)  # there may be millions
+        prepared = await unless_disconnected(request, prepare_completion(completion, model, state, response_id, listed))
         if body.stream:
             return EventStream(_chunks(prepared, body, releaser(request)), keepalive=state.sse_keep_alive_interval)
         return await respond_unless_disconnected(request, _complete(prepared, body))
@@ -91,15 +106,71 @@ def _misplaced_fields(body: TokensRequest) -> list[str]:
 
 def _as_completion(body: TokensRequest) -> CompletionRequest:
     parameters = body.sampling_params
-    names = type(parameters).model_fields.keys() - {"detokenize", *_OUTER_FIELDS}
+    names = type(parameters).model_fields.keys() - {"detokenize", *_PROMPT_FIELDS, *_OUTER_FIELDS}
     given = {name: value for name in names if (value := getattr(parameters, name)) is not None}
+    if parameters.logprob_token_ids is not None:
+        given.setdefault("logprobs", 0)
     if not parameters.detokenize and parameters.stop:
         raise InvalidRequest("`stop` requires `detokenize: true`.", "sampling_params.stop")
     own = {
         "model": body.model, "prompt": body.token_ids, "stream": body.stream, "cache_salt": body.cache_salt,
-        "priority": body.priority, "max_tokens": parameters.max_tokens,
+        "priority": body.priority, "max_tokens": parameters.max_tokens, "return_token_ids": body.return_token_ids,
     }  # fmt: skip
     return request_of(CompletionRequest, given | own)
+
+
+def _prompt_token_ids(body: TokensRequest, model: ServedModel, limits: LimitOptions) -> PromptTokenIds | None:
+    """The tokens to score at positions of the prompt.
+
+    Raises:
+        InvalidRequest: the fields do not fit to each other or to the prompt.
+    """
+    name, parameters = "prompt_logprob_token_ids", body.sampling_params
+    rows, start = parameters.prompt_logprob_token_ids, parameters.prompt_logprob_start or 0
+    if rows is None:
+        if parameters.prompt_logprob_start is not None:
+            raise InvalidRequest(f"`prompt_logprob_start` needs `{name}`.", "prompt_logprob_start")
+        return None
+    width, expected = max(map(len, rows)), max(0, len(body.token_ids) - 1 - start)
+    if body.stream:
+        raise InvalidRequest(f"`{name}` is not available when `stream=True`.", name)
+    if parameters.prompt_logprobs is not None:
+        raise InvalidRequest(f"`{name}` cannot be combined with `prompt_logprobs`.", name)
+    if len(rows) != expected:
+        raise InvalidRequest(
+            f"`{name}` has {len(rows)} rows; it needs one for each of the {expected} tokens of the prompt after token "
+            f"{start} (`prompt_logprob_start`).",
+            name,
+        )
+    if width < 1:
+        raise InvalidRequest(f"`{name}` has no token ids.", name)
+    if 0 <= limits.max_logprobs < width:
+        raise InvalidRequest(
+            f"The rows of `{name}` may have at most {limits.max_logprobs} token ids (--max-logprobs), not {width}.",
+            name,
+        )
+    if width * len(rows) > MAX_PROMPT_LOGPROBS:
+        raise InvalidRequest(f"`{name}` may have at most {MAX_PROMPT_LOGPROBS} token ids.", name)
+    ids = np.full((len(rows), width), -1, np.int32)
+    for index, row in enumerate(rows):
+        ids[index, : len(row)] = row
+    if int(ids.max()) >= model.info.vocab_size:
+        raise InvalidRequest(
+            f"`{name}` has a token id outside of the vocabulary of {model.info.vocab_size} tokens.", name
+        )
+    return PromptTokenIds(start, width, ids.reshape(-1))
+
+
+def _scores(listed: PromptTokenIds, entries: Sequence[TokenLogprobs | None]) -> str:
+    """The log-probabilities of listed tokens, as vLLM encodes them."""
+    wanted = listed.token_ids.reshape(-1, listed.width)
+    scores = np.full(wanted.shape, -np.inf, np.float32)
+    for index, entry in enumerate(entries[listed.start + 1 :]):
+        if entry is not None:
+            scores[index][wanted[index] >= 0] = entry.logprobs[1:]
+    with io.BytesIO() as file:
+        np.save(file, scores, allow_pickle=False)
+        return base64.b64encode(file.getvalue()).decode()
 
 
 async def _complete(prepared: PreparedCompletion, body: TokensRequest) -> TokensResponse:
@@ -108,13 +179,20 @@ async def _complete(prepared: PreparedCompletion, body: TokensRequest) -> Tokens
     for index, result in enumerate(results):
         usage.add(index, result.total)
     prompt_logprobs, formatter = results[0].total.prompt_logprobs, prepared.formatter
+    scores, listed = None, prepared.requests[0].params.prompt_token_ids
+    if listed is not None and prompt_logprobs is not None:
+        scores, prompt_logprobs = await asyncio.to_thread(_scores, listed, prompt_logprobs), None
     return TokensResponse(
         request_id=prepared.id,
+        model=prepared.model.names[0],
+        created=prepared.created,
         output_mode=body.output_mode,
         choices=[
             await _choice(prepared, body, index, result.text, result.total) for index, result in enumerate(results)
         ],
         prompt_logprobs=None if prompt_logprobs is None else await encode_entries(prompt_logprobs, formatter.prompt),
+        prompt_token_id_logprobs=scores,
+        prompt_token_ids=prepared.prompt_of(0).token_ids.tolist() if body.return_token_ids else None,
         usage=usage.usage(),
     )
 
@@ -124,21 +202,31 @@ async def _chunks(
 ) -> AsyncGenerator[bytes, None]:
     usage = prepared.usage_counter()
     head = {"request_id": prepared.id, "output_mode": body.output_mode}
+    first = {"prompt_token_ids": prepared.prompt_of(0).token_ids.tolist()} if body.return_token_ids else {}
+    options = body.stream_options or StreamOptions()
     async with aclosing(generate_all(prepared.model.client, prepared.requests, ended)) as deltas:
         async for index, delta in deltas:
             usage.add(index, delta)
             choice = await _choice(prepared, body, index, delta.text, delta)
-            yield event({**head, "choices": [choice.model_dump()]})
-    if body.stream_options is not None and body.stream_options.include_usage:
+            counted = (
+                {"usage": usage.usage().model_dump()}
+                if options.include_usage and options.continuous_usage_stats
+                else {}
+            )
+            yield event({**head, **first, "choices": [choice.model_dump()], **counted})
+            first = {}
+    if options.include_usage:
         yield event({**head, "choices": [], "usage": usage.usage().model_dump()})
 
 
 async def _choice(
     prepared: PreparedCompletion, body: TokensRequest, index: int, text: str, delta: Delta
 ) -> TokensChoice:
-    logprobs = None
-    if body.sampling_params.logprobs is not None:
-        logprobs = ChatLogprobs(content=await encode_entries(delta.logprobs, prepared.formatter.chat))
+    logprobs: TokenLogprobsList | ChatLogprobs | None = None
+    if prepared.body.logprobs is not None and body.output_mode == "text":
+        logprobs = ChatLogprobs(content=await encode_entries(delta.logprobs, prepared.formatter.chat_with_itself))
+    elif prepared.body.logprobs is not None:
+        logprobs = TokenLogprobsList(content=await encode_entries(delta.logprobs, prepared.formatter.by_id))
     return TokensChoice(
         index=index,
         token_ids=delta.token_ids,
@@ -162,6 +250,7 @@ def _rendered(
         "presence_penalty": params.presence_penalty, "frequency_penalty": params.frequency_penalty,
         "repetition_penalty": params.repetition_penalty, "stop": list(request.text.stop),
         "stop_token_ids": sorted(params.stop_token_ids), "logprobs": params.logprobs,
+        "logprob_token_ids": list(params.logprob_token_ids) or None,
         "prompt_logprobs": params.prompt_logprobs, "skip_special_tokens": request.text.skip_special_tokens,
         "include_stop_str_in_output": request.text.include_stop, "ignore_eos": body.ignore_eos, "n": body.n,
         "logit_bias": body.logit_bias, "allowed_token_ids": allowed, "bad_words": body.bad_words,

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -28,11 +29,11 @@ from quire.api.serving.params import (
     with_max_tokens,
 )
 from quire.config.options import LimitOptions
-from quire.engine.wire.sampling_params import SamplingParams
+from quire.engine.wire.sampling_params import PromptTokenIds, SamplingParams
 from quire.engine.wire.stream import GenerateRequest
 from quire.multimodal.prompts import Prompt
 
-_MAX_PROMPT_LOGPROBS = 1 << 22  # entries, of about 70 bytes each
+MAX_PROMPT_LOGPROBS = 1 << 22  # entries, of about 70 bytes each
 PromptInput = str | NDArray[np.int32]
 
 
@@ -91,9 +92,15 @@ def count_sequences(body: CompletionRequest, limits: LimitOptions) -> int:
 
 
 async def prepare_completion(
-    body: CompletionRequest, model: ServedModel, state: ServerState, response_id: str
+    body: CompletionRequest,
+    model: ServedModel,
+    state: ServerState,
+    response_id: str,
+    prompt_token_ids: PromptTokenIds | None = None,
 ) -> PreparedCompletion:
     """Tokenize the prompts and check everything that can be checked before the request runs.
+
+    `prompt_token_ids`: tokens to score in a single prompt.
 
     Raises:
         InvalidRequest: a field is not valid.
@@ -109,6 +116,8 @@ async def prepare_completion(
         output_token_limit(prompt, model, 1 if body.max_tokens == 0 else body.max_tokens) for prompt in prompts
     ]
     params = _params(body, model, state, max_tokens[0], grammar)
+    if prompt_token_ids is not None:
+        params = msgspec.structs.replace(params, prompt_logprobs=0, prompt_token_ids=prompt_token_ids)
     _check_prompt_logprobs(prompts, params.prompt_logprobs, (body.n or 1) if body.stream else 1)
     for prompt, limit in zip(prompts, max_tokens, strict=True):
         requests += generate_requests(body, prompt, with_max_tokens(params, limit), state.limits)
@@ -136,9 +145,9 @@ def _check_prompt_logprobs(prompts: Sequence[Prompt], count: int | None, copies:
     if count is None:
         return
     total = copies * (count + 1) * sum(len(prompt.token_ids) for prompt in prompts)
-    if total > _MAX_PROMPT_LOGPROBS:
+    if total > MAX_PROMPT_LOGPROBS:
         raise InvalidRequest(
-            f"The request asks for {total} log-probabilities of prompt tokens; at most {_MAX_PROMPT_LOGPROBS} are "
+            f"The request asks for {total} log-probabilities of prompt tokens; at most {MAX_PROMPT_LOGPROBS} are "
             "allowed. Please reduce `prompt_logprobs`, `logprobs`, or the number or length of the prompts.",
             "prompt_logprobs",
         )

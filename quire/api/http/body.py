@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -10,9 +9,11 @@ import orjson
 from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 
-from quire.api.http.errors import InvalidRequest
+from quire.api.http.errors import InvalidRequest, field_path
 from quire.api.http.json_size import check_number_of_values, load_json
+from quire.api.http.tenant import take_turn
 
+RELEASE_BODY = "quire.release_body"  # scope key of a function: the bytes of the body are not held any more
 Body = TypeVar("Body", bound=BaseModel)
 # Levels of nested arrays and objects. What a response, an event or a grammar adds around a part of the request keeps it
 # below the limits of orjson and pydantic.
@@ -41,6 +42,7 @@ class JsonRequest(Request):
         content = await self.body()
         self.app.state.malloc_trimmer.received(len(content))
         containers = await check_number_of_values(content, self.app.state.max_json_values)
+        await _give_way(content)
         try:
             value = _load(content)
             if (_containers(content) if containers is None else containers) > MAX_DEPTH:
@@ -54,6 +56,16 @@ class JsonRequest(Request):
     def drop_body(self) -> None:
         """Free the body, which has been parsed."""
         self._body = b""
+        release_body(self)
+
+
+def release_body(request: Request) -> None:
+    """Say that a body has been parsed, and makes room for others that arrive."""
+    request.scope.get(RELEASE_BODY, _nothing)()
+
+
+def _nothing() -> None:
+    pass
 
 
 def parse_json(content: bytes | str) -> Any:
@@ -87,7 +99,7 @@ def _load(content: bytes | str) -> Any:
 async def _give_way(content: bytes) -> None:
     """Let other requests run between two passes over a large body, each of which takes tens of milliseconds."""
     if len(content) > _LARGE:
-        await asyncio.sleep(0)
+        await take_turn()
 
 
 def check_depth(value: Any) -> None:
@@ -125,8 +137,9 @@ def request_of(kind: type[Body], fields: Mapping[str, Any]) -> Body:
         return kind.model_validate(fields)
     except ValidationError as error:
         problems = error.errors(include_input=False)
-        param = problems[0].get("ctx", {}).get("param")
-        raise InvalidRequest("; ".join(str(problem["msg"]) for problem in problems), param) from error
+        raise InvalidRequest(
+            "; ".join(str(problem["msg"]) for problem in problems), field_path(problems[0], fields)
+        ) from error
 
 
 def _deepest_field(content: bytes) -> str | None:

@@ -30,6 +30,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from quire.api.http.paths import endpoint_path
 from quire.engine.wire.errors import (
     DeadlineExceeded,
     EngineAsleep,
@@ -45,6 +46,7 @@ from quire.workers.errors import QueueFull, ShareExceeded, WorkerError
 
 logger = logging.getLogger(__name__)
 _MAX_PROBLEMS = 10
+_NO_STRING = "Input should be a valid string"
 _MAX_QUOTED = 200  # characters of a request in an error text
 _MAX_MESSAGE = 4000  # characters of an error text
 _SERVER_ERROR = 500
@@ -102,7 +104,9 @@ class ApiError(Exception):
         kind = _ANTHROPIC_KINDS.get(
             self.status, "invalid_request_error" if self.status < _SERVER_ERROR else "api_error"
         )
-        return {"type": "error", "error": {"type": kind, "message": self.message}}
+        named = self.param is None or self.param in self.message
+        message = self.message if named else f"{self.param}: {self.message}"  # the body has no other place for it
+        return {"type": "error", "error": {"type": kind, "message": message}}
 
     def responses_body(self) -> dict[str, Any]:
         """The body in the format of OpenAI's Responses API, whose clients know other types."""
@@ -250,20 +254,20 @@ def install_error_handlers(app: FastAPI) -> None:
 
     async def api_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, ApiError)
-        return error.response(request.url.path)
+        return error.response(endpoint_path(request.scope))
 
     async def engine_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, EngineError | PromptError | WorkerError)
-        return as_api_error(error).response(request.url.path)
+        return as_api_error(error).response(endpoint_path(request.scope))
 
     async def validation(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        return _validation_error(error).response(request.url.path)
+        return _validation_error(error).response(endpoint_path(request.scope))
 
     async def http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         cause = error.__cause__  # FastAPI replaces errors that are raised while it reads the body
-        return (cause if isinstance(cause, ApiError) else _from_http(error)).response(request.url.path)
+        return (cause if isinstance(cause, ApiError) else _from_http(error)).response(endpoint_path(request.scope))
 
     async def disconnected(request: Request, error: Exception) -> Response:
         return Response(status_code=_CLIENT_CLOSED)
@@ -298,23 +302,39 @@ class _UnhandledErrors:
             if started or scope["type"] != "http":
                 raise  # a response that has started can only be cut off
             logger.exception("%s %r failed", scope["method"], scope["path"])
-            await Internal("Internal server error").response(scope["path"])(scope, receive, send)
+            await Internal("Internal server error").response(endpoint_path(scope))(scope, receive, send)
 
 
 def _validation_error(error: RequestValidationError) -> InvalidRequest:
     """All validation problems, grouped by field: a field may have problems of several members of a union."""
     found: dict[str | None, dict[str, None]] = {}
     for problem in error.errors():
-        found.setdefault(_location(problem, error.body), {})[_message(problem)] = None
+        found.setdefault(field_path(problem, error.body), {})[_message(problem)] = None
+    for where in _outer_fields(found):
+        del found[where]
     lines = [f"{where or 'body'}: {_joined(list(messages))}" for where, messages in list(found.items())[:_MAX_PROBLEMS]]
     if len(found) > _MAX_PROBLEMS:
         lines.append(f"and {len(found) - _MAX_PROBLEMS} more")
     return InvalidRequest("; ".join(lines), next(iter(found), None))
 
 
+def _outer_fields(found: Mapping[str | None, Mapping[str, None]]) -> list[str]:
+    """Fields with problems inside of them that are only said not to be a string, the other type that they may have."""
+    paths = [where for where in found if where is not None]
+    return [
+        where
+        for where in paths
+        if list(found[where]) == [_NO_STRING] and any(path.startswith((f"{where}[", f"{where}.")) for path in paths)
+    ]
+
+
 def _message(problem: Mapping[str, Any]) -> str:
     if problem["type"] == "json_invalid":
         return f"{problem['msg']}: {problem['ctx']['error']}"
+    if problem["type"] == "union_tag_invalid":
+        about = problem["ctx"]
+        supported = f"is not supported as {about['discriminator']}; supported: {about['expected_tags']}"
+        return f"{shorten(about['tag'])!r} {supported}"
     return shorten(str(problem["msg"]).removeprefix("Value error, "), _MAX_MESSAGE // _MAX_PROBLEMS)
 
 
@@ -325,8 +345,8 @@ def _joined(messages: Sequence[str]) -> str:
     return "; ".join(messages)
 
 
-def _location(problem: Mapping[str, Any], body: Any) -> str | None:
-    """Dotted path of the field in the body, without pydantic's names of union members."""
+def field_path(problem: Mapping[str, Any], body: Any) -> str | None:
+    """Path of a problem's field in the body, as in `messages[0].role`, without pydantic's names of union members."""
     if problem["type"] == "json_invalid":
         return None
     if named := problem.get("ctx", {}).get("param"):
@@ -334,15 +354,15 @@ def _location(problem: Mapping[str, Any], body: Any) -> str | None:
     if problem["loc"][:1] in (("query",), ("path",)):
         return str(problem["loc"][1])
     parts = [part for part in problem["loc"] if part != "body"]
-    path = []
+    path = ""
     for number, part in enumerate(parts, 1):
         inside = isinstance(body, dict) and part in body
         inside = inside or (isinstance(body, list) and isinstance(part, int) and part < len(body))
         if inside:
             body = body[part]
         if inside or (problem["type"] == "missing" and number == len(parts)):
-            path.append(shorten(str(part)))
-    return ".".join(path) or None
+            path += f"[{part}]" if isinstance(part, int) else f".{shorten(part)}"
+    return path.removeprefix(".") or None
 
 
 def _from_http(error: HTTPException) -> ApiError:

@@ -2,14 +2,16 @@
 
 A field of OpenAI's or vLLM's API that Quire does not support is refused by name, unless its value is the default.
 Harmless fields are accepted and have no effect. Unknown fields are accepted and named in a response header, or refused
-with --strict-fields.
+with --strict-fields. The same applies to fields of objects inside of a body; the tables name these without the indices
+of lists, as in `messages.content.uuid`.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -23,14 +25,20 @@ logger = logging.getLogger(__name__)
 HEADER = "x-quire-ignored-fields"
 _MAX_NAMES = 20  # in the header
 _MAX_NAME_LENGTH = 128  # in the header
-_MAX_UNDECLARED = 1024  # fields of a request
+_MAX_UNKNOWN = 1024  # names of undeclared fields of a request, without indices
+_MAX_UNDECLARED = 1 << 15  # fields of a request: they are looked at on the event loop
 _IGNORED = "quire.ignored_fields"  # key in the ASGI scope
+_INDEX = re.compile(r"\[\d+\]")
 
 # Accepted without effect, with any value: metadata, and hints for a provider's caches and billing.
 HARMLESS = frozenset(
     {
+        "client_metadata",
         "guided_decoding_backend",
+        "messages.annotations",  # of an answer that is sent back
+        "messages.tool_calls.index",  # of a call that was put together from a stream
         "metadata",
+        "parse_context",
         "prediction",
         "prompt_cache_key",
         "prompt_cache_options",
@@ -41,26 +49,43 @@ HARMLESS = frozenset(
         "spaces_between_special_tokens",
         "store",
         "stream_options.include_obfuscation",
+        "token_offsets",
         "user",
     }
+)
+
+# Hints for a provider's caches: harmless at any place.
+_HARMLESS_ANYWHERE = frozenset({"cache_control"})
+
+# Constraints of answers in the APIs of OpenAI, vLLM, Anthropic, llama.cpp, Ollama, SGLang and others. Where an endpoint
+# does not have the field, the answer would not be constrained.
+_CONSTRAINTS = frozenset(
+    {"response_format", "text", "output_config", "output_format", "structured_outputs", "json_schema", "schema"}
+    | {"response_schema", "output_schema", "format", "grammar", "regex", "ebnf", "structural_tag"}
+    | {"guided_json", "guided_regex", "guided_choice", "guided_grammar", "guided_whitespace_pattern"}
 )
 
 # Not supported. Each name has the values that are accepted because they are the default; null and empty values always
 # are.
 UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
-    "audio": (),
     "access_programs": (),
+    "audio": (),
     "best_of": (1,),
+    "content_parts": (),
     "context_management": (),
     "conversation": (),
     "ec_transfer_params": (),
+    "extra_args": (),
+    "features": (),
     "function_call": ("none",),
     "functions": (),
     "images": (),
     "kv_transfer_params": (),
     "logits_processors": (),
-    "logprob_token_ids": (),
+    "mcp_servers": (),
     "media_io_kwargs": (),
+    "messages.audio": (),
+    "messages.function_call": (),
     "mm_payload": ("tensors",),
     "mm_processor_kwargs": (),
     "modalities": (["text"],),
@@ -68,14 +93,20 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "padding": ("do_not_pad",),
     "previous_input_messages": (),
     "prompt_embeds": (),
+    "prompt_logprob_start": (),
+    "prompt_logprob_token_ids": (),
     "rank_fields": (["text"],),
+    "reasoning_ended": (True,),
     "repetition_detection": (),
     "return_mm_kwargs": (False,),
     "return_prompt_text": (False,),
     "return_token_offsets": (False,),
+    "return_weight_versions": (False,),
     "routed_experts_prompt_start": (0,),
+    "skip_reading_prefix_cache": (False,),
     "stream_interval": (1,),
     "thinking_token_budget": (-1,),
+    "trace_decode_token_ids": (),
     "verbosity": ("medium",),
     "vllm_xargs": (),
     "watermarking": (False,),
@@ -89,27 +120,73 @@ def set_fields(model: BaseModel) -> dict[str, Any]:
 
 
 def take_unknown_fields(body: BaseModel) -> list[str]:
-    """Names of the undeclared fields of a request that have no effect. Undeclared fields are removed from the body.
+    """Names of the undeclared fields of a request that have no effect; of those that differ by indices only the first.
+
+    Undeclared fields of the body itself are removed from it. Fields that are passed to the chat template are not named:
+    the template may read them.
 
     Raises:
         InvalidRequest: a field is not supported, or there are too many undeclared ones.
     """
-    undeclared = (body.model_extra or {}) | _stream_options(body)
+    unknown: dict[str, str] = {}
+    constraints = getattr(body, "constraints", None)
+    for number, (name, value, passed) in enumerate(_undeclared(body)):
+        kind = without_indices(name)
+        if value is not None and not is_harmless(kind):
+            _check_supported(name, kind, value, constraints)
+            if not passed and kind not in UNSUPPORTED:
+                unknown.setdefault(kind, name)
+        if len(unknown) > _MAX_UNKNOWN or number > _MAX_UNDECLARED:
+            raise InvalidRequest("The body has too many fields that this server does not know.", name)
     (body.model_extra or {}).clear()
-    if len(undeclared) > _MAX_UNDECLARED:
+    extensions = getattr(body, "vllm_xargs", None) or ()
+    return [*unknown.values(), *(f"vllm_xargs.{name}" for name in extensions)]
+
+
+def without_indices(name: str) -> str:
+    """The path of a field without the indices of lists."""
+    return _INDEX.sub("", name)
+
+
+def is_harmless(kind: str) -> bool:
+    """Whether an undeclared field is accepted without effect and not named. `kind`: its path without indices."""
+    return kind in HARMLESS or kind.rpartition(".")[2] in _HARMLESS_ANYWHERE
+
+
+def _check_supported(name: str, kind: str, value: Any, constraints: str | None) -> None:
+    if value in ([], {}, ""):
+        return
+    if constraints is not None and (kind in _CONSTRAINTS or _is_format(value)):
         raise InvalidRequest(
-            f"The body has {len(undeclared)} fields that this server does not know; at most {_MAX_UNDECLARED} are "
-            "allowed."
+            f"`{name}` is not a field of this endpoint; the constraint of an answer belongs in {constraints}.", name
         )
-    unknown = []
-    for name, value in undeclared.items():
-        if name in HARMLESS or value is None:
-            continue
-        if name not in UNSUPPORTED:
-            unknown.append(name)
-        elif value not in UNSUPPORTED[name] and value not in ([], {}, ""):
-            raise unsupported(name, UNSUPPORTED[name])
-    return unknown
+    if kind in UNSUPPORTED and value not in UNSUPPORTED[kind]:
+        raise unsupported(name, UNSUPPORTED[kind])
+
+
+def _is_format(value: Any) -> bool:
+    return isinstance(value, dict) and value.get("type") in ("json_schema", "json_object")
+
+
+def _is_part(value: Any) -> bool:
+    """Whether this is a `RequestPart`, which this package does not import."""
+    return isinstance(value, BaseModel) and hasattr(value, "undeclared_inside")
+
+
+def _undeclared(part: BaseModel, where: str = "") -> Iterator[tuple[str, Any, bool]]:
+    """Undeclared fields in a part of the request: path, value, and whether it is passed to the chat template."""
+    passed, inside = getattr(part, "passes_undeclared", False), getattr(part, "undeclared_inside", None)
+    for name, value in (part.model_extra or {}).items():
+        yield f"{where}{name}", value, passed
+    for name, value in () if inside is None else inside():
+        yield f"{where}{name}", value, False
+    for name, field in type(part).model_fields.items():
+        value, path = getattr(part, name), f"{where}{field.alias or name}"
+        if _is_part(value):
+            yield from _undeclared(value, f"{path}.")
+        elif isinstance(value, list) and value and _is_part(value[0]):
+            for index, item in enumerate(value):
+                yield from _undeclared(item, f"{path}[{index}].")
 
 
 def unsupported(name: str, defaults: Sequence[Any]) -> InvalidRequest:
@@ -140,16 +217,6 @@ def add_header(request: Request, response: Response) -> None:
     if names:
         response.headers[HEADER] = listed = ", ".join(_header_text(name) for name in names[:_MAX_NAMES])
         logger.warning("ignored request fields: %s", listed)
-
-
-def _stream_options(body: BaseModel) -> dict[str, Any]:
-    options = getattr(body, "stream_options", None)
-    extra = options.model_extra if isinstance(options, BaseModel) else None  # not so if the field itself is undeclared
-    if not extra:
-        return {}
-    undeclared = {f"stream_options.{name}": value for name, value in extra.items()}
-    extra.clear()
-    return undeclared
 
 
 def _header_text(name: str) -> str:

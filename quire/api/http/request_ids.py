@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 import uuid
+from collections.abc import Iterable
 
 from starlette.requests import Request
 
 from quire import __version__
 
 REQUEST_ID = "x-request-id"
+_HEADER = REQUEST_ID.encode()
 _UNSAFE = re.compile(r"[^\w.:-]")
 _MAX_LENGTH = 128
 
@@ -17,6 +19,12 @@ _MAX_LENGTH = 128
 def new_request_id() -> str:
     """32 hexadecimal digits."""
     return uuid.uuid4().hex
+
+
+def request_id_of(headers: Iterable[tuple[bytes, bytes]]) -> str:
+    """The id of a request: from its header, or a new one."""
+    wanted = next((value for name, value in headers if name == _HEADER), b"")
+    return clean_request_id(wanted.decode("latin-1")) if wanted else new_request_id()
 
 
 def clean_request_id(given: str) -> str:

@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from quire.api.http.errors import ApiError, ClientDisconnected, Internal, as_api_error
 from quire.api.http.routing import release_resources
+from quire.api.http.tenant import take_turn
 from quire.engine.wire.errors import EngineError
 from quire.multimodal.errors import PromptError
 from quire.workers.errors import WorkerError
@@ -24,6 +25,7 @@ logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 _COMMENT = b": keep-alive\n\n"
 DONE = b"data: [DONE]\n\n"
+_AT_ONCE = 1 << 14  # bytes of events that are sent before others have their turn: a millisecond
 RAW_SEND = "quire.send"  # scope key of the server's own `send`: chunks of a stream bypass the middleware
 
 
@@ -74,17 +76,21 @@ class EventStream(Response):
 
     async def _send_events(self, send: Send, raw_send: Send) -> None:
         clock = asyncio.get_running_loop().time
-        last_sent = clock()
+        last_sent, sent = clock(), _AT_ONCE
 
         async def send_comments() -> None:
             while True:
                 await asyncio.sleep(last_sent + self._keepalive - clock())
+                await take_turn()  # all streams may have been silent for the same time
                 if clock() >= last_sent + self._keepalive:
                     await send_data(_COMMENT)
 
         async def send_data(data: bytes) -> None:
-            nonlocal last_sent
-            last_sent = clock()
+            nonlocal last_sent, sent
+            if sent >= _AT_ONCE:
+                sent = 0
+                await take_turn()
+            last_sent, sent = clock(), sent + len(data)
             await raw_send({"type": "http.response.body", "body": data, "more_body": True})
 
         comments = asyncio.ensure_future(send_comments()) if self._keepalive else None

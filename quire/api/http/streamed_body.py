@@ -9,6 +9,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from quire.api.http.sse import run_until_disconnect
+from quire.api.http.tenant import take_turn
 
 _AT_ONCE = 1 << 17  # bytes that are encoded before the event loop turns to others: about 1 ms
 
@@ -44,9 +45,10 @@ class _Pieces(Response):
 
     async def _send(self, send: Send) -> None:
         data = self._start
+        await take_turn()
         while data:
             await send({"type": "http.response.body", "body": data, "more_body": True})
-            await asyncio.sleep(0)
+            await take_turn()
             data = _some(self._left)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 

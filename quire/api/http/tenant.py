@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 
 from starlette.types import Scope
 
+from quire.workers.turns import turns
+
 API_KEY = "quire.api_key"  # scope key: the `ApiKey` of an authenticated request
 _HOST_BITS = 64  # of an IPv6 address
 _tenant: ContextVar[str] = ContextVar("tenant", default="")
@@ -48,17 +50,26 @@ def api_keys(texts: Sequence[str]) -> list[ApiKey]:
 
 def set_tenant(scope: Scope) -> None:
     """Set the tenant of the current task from a request."""
-    key: ApiKey | None = scope.get(API_KEY)
-    if key is not None and not key.is_only:
-        _tenant.set(f"key {key.number}")
-    else:
-        address = scope.get("client")
-        _tenant.set(_host(address[0]) if address else "")
+    _tenant.set(tenant_of(scope))
 
 
 def current_tenant() -> str:
     """The tenant of the current request; empty outside of requests."""
     return _tenant.get()
+
+
+def tenant_of(scope: Scope) -> str:
+    """The tenant of a request; before its key has been checked, that of its address."""
+    key: ApiKey | None = scope.get(API_KEY)
+    if key is not None and not key.is_only:
+        return f"key {key.number}"
+    address = scope.get("client")
+    return _host(address[0]) if address else ""
+
+
+async def take_turn() -> None:
+    """Wait until the current request may do a millisecond of work; to be called before each slice of long work."""
+    await turns().take(current_tenant())
 
 
 def owner_of(scope: Scope) -> str:

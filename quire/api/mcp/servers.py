@@ -108,8 +108,8 @@ class ToolServers:
         """
         labels, urls = set[str](), list[str]()
         for index, tool in entries:
-            _check(tool, f"tools.{index}")
-            url = self._url(tool, f"tools.{index}")
+            _check(tool, f"tools[{index}]")
+            url = self._url(tool, f"tools[{index}]")
             if tool.server_label in labels or url in urls:
                 raise InvalidRequest(f"`tools` contains the MCP server {tool.server_label!r} twice.", "tools")
             labels.add(tool.server_label)
@@ -142,7 +142,7 @@ class ToolServers:
         server = McpServer(url, headers, self._timeout, self._max_answer_size, self._memory)
         try:
             known = await self._thread.run(partial(list_tools, server))
-            tools = list(_allowed(tool.allowed_tools, known, tool.server_label, f"tools.{index}.allowed_tools"))
+            tools = list(_allowed(tool.allowed_tools, known, tool.server_label, f"tools[{index}].allowed_tools"))
             for one in tools:
                 _check_serialisable(one)
         except ToolServerFailed as error:

@@ -72,7 +72,7 @@ def _pieces(
         yield separator + orjson.dumps(kind) + b":"
         yield from list_of(_encoded(array, kind) for array in results.arrays)
         separator = b","
-    meta = {"api_version": {"version": "2"}, "billed_units": {"input_tokens": results.tokens}}
+    meta = {"api_version": {"version": "2"}, "billed_units": {"input_tokens": results.tokens, "image_tokens": 0}}
     yield b'},"texts":'
     yield from list_of(encode_values(texts))
     yield b"," + orjson.dumps({"meta": meta, "response_type": "embeddings_by_type"})[1:]

@@ -6,7 +6,6 @@ it has; `PooledBatch` takes further slots while enough are free.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
@@ -18,7 +17,7 @@ from starlette.requests import Request
 
 from quire.api.http.errors import InvalidRequest
 from quire.api.http.request_ids import answer_id
-from quire.api.http.tenant import current_tenant
+from quire.api.http.tenant import current_tenant, take_turn
 from quire.api.pooling.chunks import ChunkedInputs
 from quire.api.protocol.common import CompletionTokensDetails, PromptTokensDetails, Usage
 from quire.api.serving.admission import admit
@@ -191,8 +190,8 @@ async def _prompts(model: ServedModel, group: InputGroup) -> AsyncGenerator[Sequ
                 yield prompts
         return
     for start in range(0, len(group.source), _SLICE):
+        await take_turn()
         yield group.source[start : start + _SLICE]
-        await asyncio.sleep(0)
 
 
 def _requests(

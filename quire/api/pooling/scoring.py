@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -11,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.api.http.tenant import current_tenant
+from quire.api.http.tenant import current_tenant, take_turn
 from quire.api.pooling.prepare import text_group
 from quire.api.pooling.run import InputGroup, PoolingContext, PoolingResults, run_pooling
 from quire.engine.wire.pooling_params import PoolingParams
@@ -128,9 +127,9 @@ async def _by_vectors(
     repeated = queries if len(queries) == len(documents) else queries * len(documents)
     values: list[PooledArray] = []
     for index, (query, document) in enumerate(zip(repeated, documents, strict=True)):
-        values.append(_scalar(compare(query, document)))
         if index % _AT_ONCE == 0:
-            await asyncio.sleep(0)
+            await take_turn()
+        values.append(_scalar(compare(query, document)))
     return replace(found, arrays=values)
 
 

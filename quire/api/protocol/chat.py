@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, Self
 
 import orjson
@@ -23,19 +24,46 @@ from quire.api.protocol.common import (
     MessagesOf,
     PromptLogprobs,
     RequestMetrics,
+    RequestPart,
     TemplateVariables,
     Usage,
     field_error,
     preencoded,
 )
 from quire.api.protocol.custom import BY_KIND, MAX_TOOLS, CustomTool, CustomToolCall, NamedCustomTool
-from quire.api.protocol.structured import StructuredFields
+from quire.api.protocol.structured import StructuredFields, check_parameters
+
+# Fields of content parts and of tool calls; those of objects in them as a mapping.
+_Fields = Mapping[str, "_Fields | None"]
+_PART_FIELDS: Mapping[str, _Fields] = {
+    "text": {"type": None, "text": None},
+    "input_text": {"type": None, "text": None},
+    "output_text": {"type": None, "text": None, "annotations": None, "logprobs": None},
+    "refusal": {"type": None, "refusal": None},
+    "thinking": {"type": None, "thinking": None, "signature": None},
+    "input_audio": {"type": None, "input_audio": {"data": None, "format": None}},
+    "audio_url": {"type": None, "audio_url": {"url": None}},
+}
+_CALL_FIELDS: _Fields = {
+    "id": None,
+    "type": None,
+    "function": {"name": None, "arguments": None},
+    "custom": {"name": None, "input": None},
+}
 
 
-class Message(BaseModel):
+def _undeclared(value: Any, fields: _Fields, where: str) -> Iterator[tuple[str, Any]]:
+    for name, inside in value.items() if isinstance(value, dict) else ():
+        if name not in fields:
+            yield f"{where}.{name}", inside
+        elif known := fields[name]:
+            yield from _undeclared(inside, known, f"{where}.{name}")
+
+
+class Message(RequestPart):
     """A message of the conversation. Other fields are passed to the chat template unchanged."""
 
-    model_config = ConfigDict(extra="allow")
+    passes_undeclared = True
 
     role: Annotated[str, Field(min_length=1)]
     content: str | ListOf[dict[str, Any] | str] | None = None
@@ -45,11 +73,24 @@ class Message(BaseModel):
     reasoning: str | None = None
     reasoning_content: str | None = None
 
+    def passed_to_template(self) -> Iterator[tuple[str, Any]]:
+        """Paths and values of undeclared fields, also of tool calls, which only the chat template may read."""
+        yield from (self.model_extra or {}).items()
+        for index, call in enumerate(self.tool_calls or ()):
+            yield from _undeclared(call, _CALL_FIELDS, f"tool_calls[{index}]")
 
-class FunctionDefinition(BaseModel):
-    """A function that the model may call."""
+    def undeclared_inside(self) -> Iterator[tuple[str, Any]]:
+        """Unknown fields of content parts."""
+        for index, part in enumerate(self.content if isinstance(self.content, list) else ()):
+            kind = part.get("type", "text") if isinstance(part, dict) else None
+            if isinstance(kind, str) and kind in _PART_FIELDS:
+                yield from _undeclared(part, _PART_FIELDS[kind], f"content[{index}]")
 
-    model_config = ConfigDict(extra="allow")
+
+class FunctionDefinition(RequestPart):
+    """A function that the model may call. Other fields are passed to the chat template unchanged."""
+
+    passes_undeclared = True
 
     name: Annotated[str, Field(min_length=1, max_length=256)]
     description: str | None = None
@@ -58,11 +99,13 @@ class FunctionDefinition(BaseModel):
         None, description="constrain the arguments to their schema whenever the function is called"
     )
 
+    _check_parameters = model_validator(mode="before")(check_parameters)
 
-class FunctionTool(BaseModel):
-    """A function as one of the tools."""
 
-    model_config = ConfigDict(extra="allow")
+class FunctionTool(RequestPart):
+    """A function as one of the tools. Other fields are passed to the chat template unchanged."""
+
+    passes_undeclared = True
 
     type: Literal["function"] = "function"
     function: FunctionDefinition
@@ -72,17 +115,25 @@ class FunctionTool(BaseModel):
         """Name of the function."""
         return self.function.name
 
+    @model_validator(mode="before")
+    @classmethod
+    def _is_supported(cls, given: Any) -> Any:
+        kind = given.get("type") if isinstance(given, dict) else None
+        if isinstance(kind, str) and kind != "function":
+            raise ValueError(f"Tools of type {kind[:100]!r} are not supported; supported are 'function' and 'custom'")
+        return given
+
 
 Tool = Annotated[Annotated[FunctionTool, Tag("other")] | Annotated[CustomTool, Tag("custom")], BY_KIND]
 
 
-class FunctionName(BaseModel):
+class FunctionName(RequestPart):
     """Names a function."""
 
     name: str
 
 
-class NamedTool(BaseModel):
+class NamedTool(RequestPart):
     """Requires a call of one function."""
 
     type: Literal["function"] = "function"
@@ -97,14 +148,14 @@ class NamedTool(BaseModel):
 NamedAnyTool = Annotated[Annotated[NamedTool, Tag("other")] | Annotated[NamedCustomTool, Tag("custom")], BY_KIND]
 
 
-class AllowedToolSet(BaseModel):
+class AllowedToolSet(RequestPart):
     """A subset of the tools."""
 
     mode: Literal["auto", "required"] = "auto"
     tools: Annotated[ListOf[NamedAnyTool], Field(min_length=1, max_length=MAX_TOOLS)]
 
 
-class AllowedTools(BaseModel):
+class AllowedTools(RequestPart):
     """Restricts calls to some of the tools, or requires a call of one of them."""
 
     type: Literal["allowed_tools"]
@@ -116,6 +167,8 @@ ToolChoice = Literal["none", "auto", "required"] | NamedTool | NamedCustomTool |
 
 class ChatRequest(BeamFields, StructuredFields):
     """Answer a conversation."""
+
+    constraints = "`response_format` or `structured_outputs`"
 
     messages: MessagesOf[Message]
     max_tokens: Annotated[int, Field(ge=1)] | None = Field(None, description="older name of max_completion_tokens")

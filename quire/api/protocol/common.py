@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from types import UnionType
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
@@ -63,6 +64,9 @@ StopString = Annotated[str, Field(max_length=1024)]
 StopTokenIds = Annotated[TokenIds, Field(max_length=1024)]
 LogitBias = Annotated[dict[str, float], Field(max_length=1024), max_keys(1024)]
 TemplateVariables = Annotated[dict[str, Any], Field(max_length=256), max_keys(256)]
+ExtensionArguments = Annotated[
+    dict[str, str | int | float | ListOf[str | int | float]], Field(max_length=256), max_keys(256)
+]
 
 
 def _check_conversation(messages: Any) -> Any:
@@ -123,22 +127,40 @@ class StrictModel(_BoundedModel):
     max_undeclared = 16
 
 
+class RequestPart(_BoundedModel):
+    """An object inside of a request body. Undeclared fields are kept, to be named by `quire.api.http.fields`.
+
+    Attributes:
+        passes_undeclared: they are passed to the chat template, and so may have an effect.
+    """
+
+    model_config = ConfigDict(extra="allow")
+    max_undeclared = 256
+    passes_undeclared: ClassVar[bool] = False
+
+    def undeclared_inside(self) -> Iterator[tuple[str, Any]]:
+        """Paths and values of unknown fields in parts that have no model of their own."""
+        yield from ()
+
+
 class RequestBody(_BoundedModel):
-    """A request body. Undeclared fields are kept, to be checked by `quire.api.http.fields`."""
+    """A request body. Undeclared fields are kept, to be checked by `quire.api.http.fields`.
+
+    Attributes:
+        constraints: the fields that constrain the answer; None if the endpoint has none.
+    """
 
     model_config = ConfigDict(extra="allow", allow_inf_nan=False)
     max_undeclared = 1024
+    constraints: ClassVar[str | None] = None
 
     model: str | None = Field(
         None, description="name of a served model; default: the first one that has the endpoint's task"
     )
 
 
-class StreamOptions(_BoundedModel):
+class StreamOptions(RequestPart):
     """What a stream contains besides its text."""
-
-    model_config = ConfigDict(extra="allow")
-    max_undeclared = 16
 
     include_usage: bool = Field(False, description="end with a chunk that has the token counts")
     continuous_usage_stats: bool = Field(False, description="have the token counts in every chunk; with include_usage")
@@ -167,6 +189,9 @@ class CommonSamplingFields(RequestBody):
     bad_words: ListOf[Annotated[str, Field(max_length=256)]] | None = None
     priority: Int64 = 0
     cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+    vllm_xargs: ExtensionArguments | None = Field(
+        None, description="arguments of custom extensions of vLLM; this server has no extensions, so none has an effect"
+    )
     timeout: Annotated[float, Field(ge=0.001, le=1e7)] | None = Field(
         None,
         description="seconds after which generation is aborted with status 408; the server may have a shorter limit",
@@ -183,6 +208,9 @@ class ChatAndCompletionFields(CommonSamplingFields):
         None, description="the side of the prompt that truncate_prompt_tokens cuts; default: left"
     )
     prompt_logprobs: Alternatives | None = None
+    logprob_token_ids: TokenIds | None = Field(
+        None, description="tokens whose log-probabilities are returned in place of the top tokens; needs `logprobs`"
+    )
     request_id: str | None = None
     return_tokens_as_token_ids: bool | None = None
     return_token_ids: bool | None = None
@@ -209,10 +237,11 @@ class ChatAndCompletionFields(CommonSamplingFields):
 
 
 class PromptTokensDetails(BaseModel):
-    """Prompt tokens by origin. Without audio there is no `audio_tokens`."""
+    """Prompt tokens by origin: `audio_tokens` as OpenAI has them, and as vLLM; without audio there are neither."""
 
     cached_tokens: int
     audio_tokens: int | None = None
+    multimodal_tokens: dict[Literal["audio"], int] | None = None
 
     @model_serializer(mode="wrap")
     def _omit_absent_fields(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:

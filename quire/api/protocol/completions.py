@@ -27,6 +27,8 @@ _Prompts = Annotated[list[Item], Field(fail_fast=True, max_length=1 << 14)]  # -
 class CompletionRequest(BeamFields, StructuredFields):
     """Continue one or more prompts, given as text or token ids."""
 
+    constraints = "`response_format` or `structured_outputs`"
+
     # From left to right: texts are never taken for token ids.
     prompt: Annotated[str | _Prompts[str] | TokenIds | _Prompts[TokenIds], Field(union_mode="left_to_right")]
     echo: bool | None = Field(False, description="begin the answer with the prompt")
@@ -41,6 +43,8 @@ class CompletionRequest(BeamFields, StructuredFields):
     def _check_max_tokens(self) -> Self:
         if self.max_tokens == 0 and not self.echo:
             raise field_error("max_tokens", "`max_tokens` must be at least 1, unless `echo` is true.")
+        if self.max_tokens == 0 and self.logprob_token_ids is not None:
+            raise field_error("logprob_token_ids", "`logprob_token_ids` needs `max_tokens` of at least 1.")
         return self
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field
+from pydantic import BaseModel, Discriminator, Field
 
-from quire.api.protocol.common import StrictModel
+from quire.api.protocol.common import RequestPart, StrictModel
 from quire.api.protocol.structured import Grammar, TextFormat
 
 ToolName = Annotated[str, Field(min_length=1, max_length=256)]
@@ -53,13 +53,13 @@ class CustomTool(StrictModel):
         return self.custom.name
 
 
-class CustomName(BaseModel):
+class CustomName(RequestPart):
     """Names a custom tool."""
 
     name: str
 
 
-class NamedCustomTool(BaseModel):
+class NamedCustomTool(RequestPart):
     """Requires a call of one custom tool."""
 
     type: Literal["custom"]
@@ -86,10 +86,8 @@ class CustomToolCall(BaseModel):
     custom: CalledCustom
 
 
-class ResponseCustomTool(BaseModel):
+class ResponseCustomTool(RequestPart):
     """A custom tool in responses."""
-
-    model_config = ConfigDict(extra="allow")
 
     type: Literal["custom"]
     name: ToolName

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from quire.api.protocol.common import ListOf, StrictModel, max_keys
+from quire.api.protocol.common import ListOf, RequestPart, StrictModel, max_keys
 
 # Valid names and values of HTTP headers.
 _HeaderName = Annotated[str, Field(pattern=r"^[A-Za-z0-9!#$%&'*+.^_`|~-]{1,256}$")]
@@ -22,10 +22,8 @@ class ToolFilter(StrictModel):
     )
 
 
-class McpTool(BaseModel):
+class McpTool(RequestPart):
     """An MCP server whose tools the model may call."""
-
-    model_config = ConfigDict(extra="allow")
 
     type: Literal["mcp"]
     server_label: Annotated[str, Field(min_length=1)]
@@ -38,20 +36,16 @@ class McpTool(BaseModel):
     authorization: _HeaderValue | None = Field(None, description="Bearer token of requests to the MCP server")
 
 
-class ChosenMcpTool(BaseModel):
+class ChosenMcpTool(RequestPart):
     """Requires a call of one tool, or of any tool of one server."""
-
-    model_config = ConfigDict(extra="allow")
 
     type: Literal["mcp"]
     server_label: str
     name: str | None = None
 
 
-class McpListTools(BaseModel):
+class McpListTools(RequestPart):
     """The tools of a server at the time of a response."""
-
-    model_config = ConfigDict(extra="allow")
 
     type: Literal["mcp_list_tools"]
     id: str | None = None
@@ -60,10 +54,8 @@ class McpListTools(BaseModel):
     error: Any = None
 
 
-class McpCall(BaseModel):
+class McpCall(RequestPart):
     """A call of an MCP tool and its outcome."""
-
-    model_config = ConfigDict(extra="allow")
 
     type: Literal["mcp_call"]
     id: Annotated[str, Field(min_length=1)]

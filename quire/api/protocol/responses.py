@@ -6,18 +6,18 @@ from typing import Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
-    ConfigDict,
     Discriminator,
     Field,
     SerializerFunctionWrapHandler,
     Tag,
     model_serializer,
+    model_validator,
 )
 
-from quire.api.protocol.common import CommonSamplingFields, ListOf, TemplateVariables, max_keys
+from quire.api.protocol.common import CommonSamplingFields, ListOf, RequestPart, TemplateVariables, max_keys
 from quire.api.protocol.custom import MAX_TOOLS, ResponseCustomTool
 from quire.api.protocol.mcp import ChosenMcpTool, McpCall, McpListTools, McpTool
-from quire.api.protocol.structured import JsonObjectFormat, JsonSchema, StructuredOutputs, TextFormat
+from quire.api.protocol.structured import StructuredOutputs, TextOrJsonFormat, check_parameters
 
 Metadata = Annotated[
     dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
@@ -30,25 +30,22 @@ MAX_ITEMS = 4000  # of a conversation, stored ones included; a chat may have tha
 _Count = Annotated[int, Field(ge=1, lt=1 << 31)]
 
 
-class Part(BaseModel):
+class Part(RequestPart):
     """A part of a message's content. Other fields depend on its type."""
-
-    model_config = ConfigDict(extra="allow")
 
     type: str
     text: str | None = None
     refusal: str | None = None
-    image_url: str | None = None
-    input_audio: Any = None
+    input_audio: Any = Field(None, description="of audio: the base64 text and its format, as in chats")
+    annotations: Any = Field(None, description="of a text of an earlier answer; without effect")
+    logprobs: Any = Field(None, description="of a text of an earlier answer; without effect")
 
 
 Content = str | ListOf[Part]
 
 
-class Item(BaseModel):
+class Item(RequestPart):
     """Fields that all items share."""
-
-    model_config = ConfigDict(extra="allow")
 
     id: str | None = None
     status: str | None = None
@@ -96,7 +93,7 @@ class CustomToolCallOutput(Item):
     output: Content
 
 
-class ReasoningText(BaseModel):
+class ReasoningText(RequestPart):
     """A piece of reasoning."""
 
     type: str = "reasoning_text"
@@ -130,16 +127,16 @@ InputItem = Annotated[
 ]
 
 
-class ResponseTool(BaseModel):
+class ResponseTool(RequestPart):
     """A function that the model may call, or a built-in tool of OpenAI, which is not supported."""
-
-    model_config = ConfigDict(extra="allow")
 
     type: Annotated[str, Field(min_length=1)]
     name: str | None = None
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+
+    _check_parameters = model_validator(mode="before")(check_parameters)
 
 
 def _tool_kind(tool: Any) -> str:
@@ -155,16 +152,14 @@ AnyTool = Annotated[
 ]
 
 
-class ChosenTool(BaseModel):
+class ChosenTool(RequestPart):
     """Requires a call of one function or custom tool."""
-
-    model_config = ConfigDict(extra="allow")
 
     type: Literal["function", "custom"]
     name: str
 
 
-class AllowedResponseTools(BaseModel):
+class AllowedResponseTools(RequestPart):
     """Restricts calls to some of the tools, or requires a call of one of them."""
 
     type: Literal["allowed_tools"]
@@ -172,34 +167,15 @@ class AllowedResponseTools(BaseModel):
     tools: Annotated[ListOf[ChosenTool | ChosenMcpTool], Field(min_length=1, max_length=MAX_TOOLS)]
 
 
-class NamedFormat(BaseModel):
-    """JSON of a schema."""
-
-    model_config = ConfigDict(populate_by_name=True)
-
-    type: Literal["json_schema"]
-    name: str | None = None
-    description: str | None = None
-    content: JsonSchema = Field(alias="schema")
-    strict: bool | None = None
-
-
-ResponseTextFormat = Annotated[TextFormat | JsonObjectFormat | NamedFormat, Field(discriminator="type")]
-
-
-class TextConfig(BaseModel):
+class TextConfig(RequestPart):
     """The format of the answer's text."""
 
-    model_config = ConfigDict(extra="allow")
-
-    format: ResponseTextFormat | None = None
+    format: TextOrJsonFormat | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
-class ReasoningConfig(BaseModel):
+class ReasoningConfig(RequestPart):
     """Options of the reasoning."""
-
-    model_config = ConfigDict(extra="allow")
 
     effort: str | None = None
     summary: str | None = None
@@ -218,16 +194,16 @@ Included = Literal[
 ]
 
 
-class ResponseStreamOptions(BaseModel):
+class ResponseStreamOptions(RequestPart):
     """Options of a stream."""
-
-    model_config = ConfigDict(extra="allow")
 
     include_obfuscation: bool | None = Field(None, description="without effect: events are never obfuscated")
 
 
 class ResponsesRequest(CommonSamplingFields):
     """Answer a conversation, which may be stored."""
+
+    constraints = "`text.format` or `structured_outputs`"
 
     input: str | Annotated[ListOf[InputItem], Field(max_length=MAX_ITEMS)]
     instructions: str | None = Field(None, description="system message before all others; applies to this request only")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 from quire.api.protocol.common import (
     Int64,
@@ -13,6 +13,7 @@ from quire.api.protocol.common import (
     Penalty,
     RepetitionPenalty,
     RequestBody,
+    StrictModel,
     TopK,
     TopP,
     field_error,
@@ -31,10 +32,8 @@ Languages = Annotated[ListOf[_LANGUAGE], Field(max_length=_MAX_LISTED)]
 Timeout = Annotated[float, Field(ge=0.001, le=1e7)]
 
 
-class VoiceDetection(BaseModel):
+class VoiceDetection(StrictModel):
     """Cut by voice activity."""
-
-    model_config = ConfigDict(extra="forbid")
 
     type: Literal["server_vad"]
     threshold: Annotated[float, Field(ge=0, le=1)] = Field(0.5, description="probability that counts as speech")

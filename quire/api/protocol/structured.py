@@ -4,11 +4,59 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from quire.api.protocol.common import ListOf, StrictModel, field_error
 
-JsonSchema = dict[str, Any] | bool
+# Keywords that only describe a value.
+_ANNOTATIONS = frozenset(
+    {"$schema", "$id", "$comment", "$anchor", "title", "description", "default", "examples", "deprecated"}
+    | {"readOnly", "writeOnly"}
+)
+_KEYWORDS = frozenset(
+    {"type", "enum", "const", "format", "pattern", "properties", "patternProperties", "additionalProperties"}
+    | {"required", "propertyNames", "minProperties", "maxProperties", "items", "prefixItems", "additionalItems"}
+    | {"contains", "minItems", "maxItems", "uniqueItems", "minLength", "maxLength", "minimum", "maximum"}
+    | {"exclusiveMinimum", "exclusiveMaximum", "multipleOf", "anyOf", "oneOf", "allOf", "not", "if", "then", "else"}
+    | {"$ref", "$dynamicRef", "$defs", "definitions", "dependentSchemas", "dependentRequired", "dependencies"}
+    | {"unevaluatedProperties", "unevaluatedItems", "nullable", "x-guidance"}
+)
+
+
+_SCHEMA_NAMES = ("input_schema", "inputSchema", "schema", "json_schema")  # of a function's arguments, in other APIs
+
+
+def check_schema(schema: Any) -> Any:
+    """Refuse an object that contains a schema instead of being one: it would allow any JSON.
+
+    Raises:
+        PydanticCustomError: none of its fields is a keyword of JSON schemas.
+    """
+    unknown = set(schema) - _ANNOTATIONS if isinstance(schema, dict) else set()
+    if unknown and unknown.isdisjoint(_KEYWORDS):
+        raise PydanticCustomError(
+            "no_schema",
+            "This should be a JSON schema, but none of its fields ({names}) is a keyword of JSON schemas",
+            {"names": ", ".join(name[:100] for name in sorted(unknown)[:5])},
+        )
+    return schema
+
+
+def check_parameters(function: Any) -> Any:
+    """Refuse a function that has the schema of its arguments under another API's name: they would not be held to it."""
+    if isinstance(function, dict) and function.get("parameters") is None:
+        misplaced = next((name for name in _SCHEMA_NAMES if isinstance(function.get(name), dict)), None)
+        if misplaced is not None:
+            raise PydanticCustomError(
+                "misplaced_schema",
+                "The schema of the arguments belongs in `parameters`, not in `{name}`",
+                {"name": misplaced},
+            )
+    return function
+
+
+JsonSchema = Annotated[dict[str, Any] | bool, AfterValidator(check_schema)]
 # Longer grammars are refused; llguidance's own limits usually take effect earlier.
 MAX_GRAMMAR_LENGTH = 1 << 18
 _MAX_TAGS = 1024  # structures, and triggers, of a structural tag
@@ -16,35 +64,54 @@ Grammar = Annotated[str, Field(min_length=1, max_length=MAX_GRAMMAR_LENGTH)]
 Choices = Annotated[ListOf[Annotated[str, Field(max_length=1 << 14)]], Field(min_length=1, max_length=1 << 12)]
 
 
-class NamedSchema(BaseModel):
+class NamedSchema(StrictModel):
     """A schema in `response_format`. It is always enforced, also without `strict`."""
 
     name: str | None = None
     description: str | None = None
-    content: JsonSchema | None = Field(None, alias="schema")
+    content: JsonSchema = Field(alias="schema")
     strict: bool | None = None
 
 
-class TextFormat(BaseModel):
+class TextFormat(StrictModel):
     """Any text."""
 
     type: Literal["text"]
 
 
-class JsonObjectFormat(BaseModel):
-    """Any JSON object."""
+class JsonObjectFormat(StrictModel):
+    """Any JSON object, or JSON of a schema, as in llama.cpp."""
 
     type: Literal["json_object"]
+    content: JsonSchema | None = Field(None, alias="schema")
 
 
-class JsonSchemaFormat(BaseModel):
-    """JSON of a schema."""
+class JsonSchemaFormat(StrictModel):
+    """JSON of a schema: in `json_schema` as in chat completions, or in `schema` as in the Responses API."""
 
     type: Literal["json_schema"]
-    json_schema: NamedSchema
+    json_schema: NamedSchema | None = None
+    name: str | None = None
+    description: str | None = None
+    content: JsonSchema | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+    @property
+    def held(self) -> JsonSchema | None:
+        """The schema, from whichever place."""
+        return self.content if self.json_schema is None else self.json_schema.content
+
+    @model_validator(mode="after")
+    def _one_schema(self) -> Self:
+        if (self.json_schema is None) == (self.content is None):
+            raise PydanticCustomError(
+                "schema_once",
+                "The type `json_schema` needs its schema once, in `json_schema.schema` or in `schema`",
+            )
+        return self
 
 
-class TagStructure(BaseModel):
+class TagStructure(StrictModel):
     """JSON of a schema between `begin` and `end`."""
 
     begin: Annotated[str, Field(min_length=1)]
@@ -52,7 +119,7 @@ class TagStructure(BaseModel):
     end: str = ""
 
 
-class StructuralTagFormat(BaseModel):
+class StructuralTagFormat(StrictModel):
     """Free text in which triggers start one of the structures, or a tree of formats as in xgrammar."""
 
     type: Literal["structural_tag"]
@@ -69,8 +136,27 @@ class StructuralTagFormat(BaseModel):
         return self
 
 
+def _check_place(given: Any) -> Any:
+    """Refuse a schema in a format that holds no answer to it."""
+    if not isinstance(given, dict):
+        return given
+    kind, misplaced = given.get("type"), [name for name in ("json_schema", "schema") if given.get(name) is not None]
+    if misplaced and (kind in (None, "text") or (kind == "json_object" and misplaced[0] == "json_schema")):
+        raise PydanticCustomError(
+            "misplaced_schema",
+            'A format with a schema in `{name}` needs the `type` "json_schema"',
+            {"name": misplaced[0]},
+        )
+    return given
+
+
+TextOrJsonFormat = Annotated[
+    Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")],
+    BeforeValidator(_check_place),
+]
 ResponseFormat = Annotated[
-    TextFormat | JsonObjectFormat | JsonSchemaFormat | StructuralTagFormat, Field(discriminator="type")
+    Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat | StructuralTagFormat, Field(discriminator="type")],
+    BeforeValidator(_check_place),
 ]
 
 
@@ -107,11 +193,12 @@ class StructuredOutputs(StrictModel):
                 "You can only use one kind of structured outputs constraint (json, regex, choice, grammar, "
                 f"json_object or structural_tag), and one is required: {', '.join(self.kinds) or 'none'} given.",
             )
-        if self.whitespace_pattern is not None and self.kinds[0] not in ("json", "json_object"):
-            raise field_error(
-                "structured_outputs.whitespace_pattern",
-                f"`whitespace_pattern` can only be used with `json` or `json_object`, not with `{self.kinds[0]}`.",
-            )
+        for name in ("whitespace_pattern", "disable_any_whitespace", "disable_additional_properties"):
+            if getattr(self, name) not in (None, False) and self.kinds[0] not in ("json", "json_object"):
+                raise field_error(
+                    f"structured_outputs.{name}",
+                    f"`{name}` can only be used with `json` or `json_object`, not with `{self.kinds[0]}`.",
+                )
         return self
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from quire.api.chat.prepare import PreparedChat
+from quire.api.http.tenant import take_turn
 from quire.api.protocol.mcp import McpTool
 from quire.api.protocol.responses import (
     AnyTool,
@@ -275,6 +276,7 @@ class EventLog:
             if self._ended:
                 return
             await more.wait()
+            await take_turn()  # there may be hundreds of readers
 
 
 def _event_status(status: Status) -> str:

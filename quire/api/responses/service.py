@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import ExitStack, aclosing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -335,18 +335,10 @@ def _unused_fields(body: ResponsesRequest, prepared: PreparedChat) -> list[str]:
         {"chat_template_kwargs.reasoning_effort": "reasoning.effort"}.get(name, name) for name in prepared.unused_fields
     ]
     for index, tool in enumerate(body.tools or ()):
-        if tool.type in _SUPPORTED_TOOLS:
-            names += [f"tools.{index}.{name}" for name in _extra(tool)]
-        else:
-            names.append(f"tools.{index} ({tool.type})")
-    names += [f"text.{name}" for name in _extra(body.text)] + [f"reasoning.{name}" for name in _extra(body.reasoning)]
+        if tool.type not in _SUPPORTED_TOOLS:
+            names.append(f"tools[{index}] ({tool.type})")
     if body.reasoning is not None:
         names += [f"reasoning.{name}" for name in ("summary", "generate_summary") if getattr(body.reasoning, name)]
     if body.text is not None and body.text.verbosity not in (None, "medium"):
         names.append("text.verbosity")
     return names
-
-
-def _extra(value: Any) -> Iterable[str]:
-    """Names of undeclared fields of a part of the request."""
-    return () if value is None else value.model_extra or ()

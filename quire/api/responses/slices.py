@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
+
+from quire.api.http.tenant import take_turn
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -15,7 +16,7 @@ async def map_in_slices(items: Sequence[T], work: Callable[[Sequence[T]], Iterab
     """The results of `work` for slices of the items, in one list. A short list is done at once."""
     results: list[R] = []
     for start in range(0, len(items), _SLICE):
-        if start:
-            await asyncio.sleep(0)
+        if len(items) > _SLICE:
+            await take_turn()
         results.extend(work(items[start : start + _SLICE]))
     return results

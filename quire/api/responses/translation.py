@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from quire.api.chat.source_fields import SourcedMessage, SourceFields
 from quire.api.http.body import request_of
 from quire.api.http.errors import InvalidRequest
 from quire.api.protocol.chat import ChatRequest
@@ -27,7 +28,6 @@ from quire.api.protocol.responses import (
     FunctionCallOutput,
     InputItem,
     InputMessage,
-    NamedFormat,
     Part,
     ReasoningItem,
     ResponsesRequest,
@@ -37,6 +37,15 @@ from quire.api.responses.mcp_tools import as_function_calls
 
 _ITEMS: TypeAdapter[list[Any]] = TypeAdapter(list[InputItem])
 _SAME_FIELDS = (*CommonSamplingFields.model_fields, "structured_outputs", "parallel_tool_calls", "chat_template_kwargs")
+# Names of fields by their names in chat requests.
+_SOURCES = {
+    "max_completion_tokens": "max_output_tokens",
+    "max_tokens": "max_output_tokens",
+    "response_format": "text.format",
+    "reasoning_effort": "reasoning.effort",
+}
+_TEXTS = ("input_text", "output_text", "text", "summary_text")  # types of content
+_AUDIO = "input_audio"  # the same in chats
 _MAX_REASONING_BYTES = 1 << 22  # in the `encrypted_content` of one request, decoded
 
 
@@ -63,15 +72,18 @@ def model_tools(tools: Iterable[AnyTool] | None) -> list[ResponseTool | Response
     ]
 
 
-def to_chat_request(body: ResponsesRequest, items: Sequence[Any]) -> ChatRequest:
-    """The chat request that answers these items. MCP tools have been replaced by functions.
+def to_chat_request(body: ResponsesRequest, items: Sequence[Any]) -> tuple[ChatRequest, SourceFields]:
+    """The chat request that answers these items, and what its fields were made from.
+
+    MCP tools have been replaced by functions.
 
     Raises:
         InvalidRequest: a field is not valid.
     """
+    messages = list(_messages(body.instructions, as_function_calls(items), _Paths(body)))
     fields: dict[str, Any] = {name: getattr(body, name) for name in _SAME_FIELDS}
     fields |= {
-        "messages": list(_messages(body.instructions, as_function_calls(items))),
+        "messages": [message.fields for message in messages],
         "max_completion_tokens": body.max_output_tokens,
         "tools": [_tool(tool) for tool in model_tools(body.tools)] or None,
         "tool_choice": _choice(body),
@@ -88,7 +100,21 @@ def to_chat_request(body: ResponsesRequest, items: Sequence[Any]) -> ChatRequest
         raise InvalidRequest("`input` is empty; it needs at least one item or character.", "input")
     if fields["structured_outputs"] is not None:
         fields["structured_outputs"] = fields["structured_outputs"].model_dump(by_alias=True, exclude_unset=True)
-    return request_of(ChatRequest, {name: value for name, value in fields.items() if value is not None})
+    source = SourceFields(_SOURCES, messages)
+    with source.errors():
+        return request_of(ChatRequest, {name: value for name, value in fields.items() if value is not None}), source
+
+
+class _Paths:
+    """Paths of the items of a request, as in `input[2]`."""
+
+    def __init__(self, body: ResponsesRequest) -> None:
+        self._own = {id(item): f"input[{index}]" for index, item in enumerate(body.input) if not isinstance(item, str)}
+        self._other = "input" if body.previous_response_id is None else "previous_response_id"
+
+    def of(self, item: Any) -> str:
+        """The path of an item; of one that is not from the request itself, the field that it came with."""
+        return self._own.get(id(item), self._other)
 
 
 def _tool(tool: ResponseTool | ResponseCustomTool) -> dict[str, Any]:
@@ -130,13 +156,10 @@ def _named(tool: ChosenTool) -> dict[str, Any]:
 
 def _format(body: ResponsesRequest) -> dict[str, Any] | None:
     text = None if body.text is None else body.text.format
-    if isinstance(text, NamedFormat):
-        schema = {"name": text.name, "description": text.description, "schema": text.content, "strict": text.strict}
-        return {"type": "json_schema", "json_schema": schema}
-    return None if text is None else {"type": text.type}
+    return None if text is None else text.model_dump(by_alias=True, exclude_unset=True)
 
 
-def _messages(instructions: str | None, items: Iterable[Any]) -> Iterator[dict[str, Any]]:
+def _messages(instructions: str | None, items: Iterable[Any], paths: _Paths) -> Iterator[SourcedMessage]:
     """Chat messages. Consecutive reasoning, text and calls of the assistant become one message.
 
     Instructions at the start become one system message: few templates know the role `developer`, and many accept only
@@ -145,30 +168,32 @@ def _messages(instructions: str | None, items: Iterable[Any]) -> Iterator[dict[s
     items = list(items)
     first = next((index for index, item in enumerate(items) if not _is_instruction(item)), len(items))
     system = [] if not instructions else [instructions]
-    system += [_text(item.content) for item in items[:first]]
+    system += [_text(item.content, paths.of(item)) for item in items[:first]]
     if system:
-        yield {"role": "system", "content": "\n\n".join(system)}
+        source = "instructions" if instructions else paths.of(items[0])
+        yield SourcedMessage({"role": "system", "content": "\n\n".join(system)}, source)
     turn = _AssistantTurn()
     decoder = _ReasoningDecoder()
     for item in items[first:]:
+        path = paths.of(item)
         match item:
             case ReasoningItem():
                 if turn.texts or turn.calls:
                     yield turn.message()
                     turn = _AssistantTurn()
-                turn.reasoning.append(_reasoning(item, decoder))
+                turn.add_reasoning(_reasoning(item, decoder, path), path)
             case FunctionCall() | CustomToolCall():
-                turn.calls.append(_call(item))
+                turn.add_call(_call(item), path)
             case InputMessage(role="assistant"):
                 if turn.texts and not turn.calls:
                     yield turn.message()
                     turn = _AssistantTurn()
-                turn.add_text(_text(item.content))
+                turn.add_text(_text(item.content, path), path)
             case _:
                 if not turn.is_empty:
                     yield turn.message()
                     turn = _AssistantTurn()
-                yield _message(item)
+                yield SourcedMessage(_message(item, path), path)
     if not turn.is_empty:
         yield turn.message()
 
@@ -181,9 +206,23 @@ class _AssistantTurn:
     texts: list[str] = field(default_factory=list)
     calls: list[dict[str, Any]] = field(default_factory=list)
     has_content: bool = False
+    path: str = ""  # of the first item
+    call_paths: list[str] = field(default_factory=list)
 
-    def add_text(self, text: str) -> None:
+    def add_reasoning(self, text: str, path: str) -> None:
+        """Add reasoning."""
+        self.path = self.path or path
+        self.reasoning.append(text)
+
+    def add_call(self, call: dict[str, Any], path: str) -> None:
+        """Add a call."""
+        self.path = self.path or path
+        self.calls.append(call)
+        self.call_paths.append(path)
+
+    def add_text(self, text: str, path: str) -> None:
         """Add the text of a message."""
+        self.path = self.path or path
         self.has_content = True
         if text:
             self.texts.append(text)
@@ -193,14 +232,14 @@ class _AssistantTurn:
         """Whether it has no items."""
         return not (self.reasoning or self.has_content or self.calls)
 
-    def message(self) -> dict[str, Any]:
+    def message(self) -> SourcedMessage:
         """The chat message."""
         message: dict[str, Any] = {"role": "assistant", "content": "\n".join(self.texts) if self.has_content else None}
         if self.reasoning:
             message["reasoning"] = "".join(self.reasoning)
         if self.calls:
             message["tool_calls"] = self.calls
-        return message
+        return SourcedMessage(message, self.path, self.call_paths)
 
 
 def _is_instruction(item: Any) -> bool:
@@ -214,49 +253,57 @@ def _call(item: FunctionCall | CustomToolCall) -> dict[str, Any]:
     return {"id": item.call_id, "type": "function", "function": function}
 
 
-def _message(item: InputMessage | FunctionCallOutput | CustomToolCallOutput) -> dict[str, Any]:
+def _message(item: InputMessage | FunctionCallOutput | CustomToolCallOutput, path: str) -> dict[str, Any]:
     if not isinstance(item, InputMessage):
-        return {"role": "tool", "tool_call_id": item.call_id, "content": _content(item.output)}
+        return {"role": "tool", "tool_call_id": item.call_id, "content": "\n".join(_texts(item.output, path, "output"))}
+    if item.role == "user" and not isinstance(item.content, str) and any(part.type == _AUDIO for part in item.content):
+        return {"role": "user", "content": _chat_parts(item.content, path)}
     role = "system" if item.role == "developer" else item.role
-    return {"role": role, "content": _content(item.content)}
+    return {"role": role, "content": "\n".join(_texts(item.content, path))}
 
 
-def _reasoning(item: ReasoningItem, decoder: _ReasoningDecoder) -> str:
+def _reasoning(item: ReasoningItem, decoder: _ReasoningDecoder, path: str) -> str:
     texts = [part.text for part in item.content or ()]
     if not texts and item.encrypted_content:
-        texts = [decoder.decode(item.encrypted_content)]
+        texts = [decoder.decode(item.encrypted_content, f"{path}.encrypted_content")]
     return "\n".join(texts or [part.text for part in item.summary or ()])
 
 
-def _text(content: Content) -> str:
+def _text(content: Content, path: str) -> str:
+    return "".join(_texts(content, path))
+
+
+def _texts(content: Content, path: str, field_name: str = "content") -> list[str]:
+    """The texts of the parts of an item's content. `path`: of the item."""
     if isinstance(content, str):
-        return content
-    parts = [_part(part) for part in content]
-    if any(part["type"] != "text" for part in parts):
-        raise InvalidRequest("Only user messages may contain non-text content.", "input")
-    return "".join(part["text"] for part in parts)
+        return [content]
+    return [_part(part, f"{path}.{field_name}[{index}]") for index, part in enumerate(content)]
 
 
-def _content(content: Content) -> str | list[dict[str, Any]]:
-    """Content as text if it is only text, otherwise as content parts."""
-    if isinstance(content, str):
-        return content
-    parts = [_part(part) for part in content]
-    if all(part["type"] == "text" for part in parts):
-        return "\n".join(part["text"] for part in parts)
-    return parts
+def _chat_parts(parts: Sequence[Part], path: str) -> list[dict[str, Any]]:
+    """Content parts of a chat, for content with audio."""
+    return [
+        {"type": _AUDIO, _AUDIO: part.input_audio}
+        if part.type == _AUDIO
+        else {"type": "text", "text": _part(part, f"{path}.content[{index}]")}
+        for index, part in enumerate(parts)
+    ]
 
 
-def _part(part: Part) -> dict[str, Any]:
-    if part.type in ("input_text", "output_text", "text", "summary_text") and part.text is not None:
-        return {"type": "text", "text": part.text}
+def _part(part: Part, path: str) -> str:
     if part.type == "refusal":
-        return {"type": "text", "text": part.refusal or ""}
-    if part.type == "input_image" and part.image_url is not None:
-        return {"type": "image_url", "image_url": {"url": part.image_url}}
-    if part.type == "input_audio":
-        return {"type": "input_audio", "input_audio": part.input_audio}
-    raise InvalidRequest(f"Content of type `{part.type}` is not supported by this server.", "input")
+        return part.refusal or ""
+    if part.type == _AUDIO:
+        raise InvalidRequest(f"Content of type `{_AUDIO}` is only supported in messages of the user.", path)
+    if part.type not in _TEXTS:
+        raise InvalidRequest(
+            f"Content of type `{part.type}` is not supported by this server; supported are {', '.join(_TEXTS)}, "
+            f"refusal and, in messages of the user, {_AUDIO}.",
+            path,
+        )
+    if part.text is None:
+        raise InvalidRequest(f"Content of type `{part.type}` needs a `text`.", path)
+    return part.text
 
 
 # Reasoning that clients store and send back
@@ -273,7 +320,7 @@ class _ReasoningDecoder:
     def __init__(self) -> None:
         self._left = _MAX_REASONING_BYTES
 
-    def decode(self, encrypted: str) -> str:
+    def decode(self, encrypted: str, path: str) -> str:
         """The text that `encode_reasoning` encoded.
 
         Raises:
@@ -284,10 +331,10 @@ class _ReasoningDecoder:
             data = unpacker.decompress(base64.urlsafe_b64decode(encrypted), self._left)
             text = data.decode()
         except (binascii.Error, zlib.error, ValueError) as error:
-            raise InvalidRequest("`encrypted_content` was not made by this server.", "input") from error
+            raise InvalidRequest("`encrypted_content` was not made by this server.", path) from error
         self._left -= len(data)
         if self._left <= 0 or unpacker.unconsumed_tail:
             raise InvalidRequest(
-                f"`encrypted_content` contains more than {_MAX_REASONING_BYTES} bytes of reasoning.", "input"
+                f"`encrypted_content` contains more than {_MAX_REASONING_BYTES} bytes of reasoning.", path
             )
         return text

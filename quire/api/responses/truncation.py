@@ -15,7 +15,7 @@ from quire.multimodal.errors import PromptError
 
 _OUTPUTS = ("function_call_output", "custom_tool_call_output")
 # `param` of errors about prompts that do not fit into the context.
-TOO_LONG = ("input_tokens", "input_text", "max_tokens")
+TOO_LONG = ("input_tokens", "input_text", "max_output_tokens")
 
 
 async def prepare_turn(
@@ -24,13 +24,9 @@ async def prepare_turn(
     """Render a turn. With `truncation: auto`, as few of the oldest items as necessary are dropped."""
 
     async def prepare_without(count: int) -> PreparedChat:
-        chat = to_chat_request(body, _without(items, count))
-        try:
+        chat, source = to_chat_request(body, _without(items, count))
+        with source.errors():
             return await prepare_chat(chat, model, state, response_id)
-        except InvalidRequest as error:
-            if error.param == "response_format":  # the name of the field in the chat request
-                error.param = "text.format"
-            raise
 
     fewest = max(0, len(items) - MAX_ITEMS)
     if fewest and body.truncation != "auto":

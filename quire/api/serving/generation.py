@@ -8,6 +8,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
+from quire.api.http.tenant import take_turn
 from quire.api.protocol.common import CompletionTokensDetails, PromptTokensDetails, RequestMetrics, Usage
 from quire.engine.wire.client import EngineClient
 from quire.engine.wire.records import RequestTimes
@@ -64,7 +65,7 @@ async def _merged(
     try:
         for index, request in enumerate(requests):
             if index % _STARTED_AT_ONCE == 0:
-                await asyncio.sleep(0)  # the event loop would start all of them before it turns to others
+                await take_turn()  # the event loop would start all of them before it turns to others
             tasks.append(asyncio.create_task(pump(index, request)))
         running = len(tasks)
         while running:
@@ -186,7 +187,9 @@ class UsageCounter:
             completion_tokens=completion,
             total_tokens=self._prompt + completion,
             prompt_tokens_details=PromptTokensDetails(
-                cached_tokens=sum(self._cached.values()), audio_tokens=self._audio or None
+                cached_tokens=sum(self._cached.values()),
+                audio_tokens=self._audio or None,
+                multimodal_tokens={"audio": self._audio} if self._audio else None,
             ),
             completion_tokens_details=CompletionTokensDetails(reasoning_tokens=reasoning),
         )

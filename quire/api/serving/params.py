@@ -16,7 +16,7 @@ from quire.config.options import LimitOptions
 from quire.engine.wire.detokenizer import TextParams
 from quire.engine.wire.protocol import MediaItem
 from quire.engine.wire.records import SequenceGroup
-from quire.engine.wire.sampling_params import SamplingParams
+from quire.engine.wire.sampling_params import MAX_LOGPROB_TOKEN_IDS, SamplingParams
 from quire.engine.wire.stream import GenerateRequest
 from quire.engine.wire.token_mask import TokenMask, token_mask
 from quire.multimodal.prompts import Prompt
@@ -69,6 +69,7 @@ def sampling_params(
         allowed_tokens=_allowed_tokens(body.allowed_token_ids, model),
         bad_words=_bad_words(body.bad_words or (), model),
         logprobs=logprobs,
+        logprob_token_ids=_logprob_token_ids(body.logprob_token_ids, logprobs, model),
         prompt_logprobs=body.prompt_logprobs,
         grammar="" if grammar is None else grammar.text,
         grammar_size=0 if grammar is None else grammar.size,
@@ -135,7 +136,7 @@ def generate_requests(
     """
     text = _text_params(body, limits, visible_tokens)
     # The prompt is the same for all of them. In a stream each sequence needs its log-probabilities at its start.
-    others = params if body.stream else msgspec.structs.replace(params, prompt_logprobs=None)
+    others = params if body.stream else msgspec.structs.replace(params, prompt_logprobs=None, prompt_token_ids=None)
     count = sequences_per_prompt(body, limits)
     timeouts = [seconds for seconds in (body.timeout, limits.request_timeout) if seconds]
     group = SequenceGroup(count, count)
@@ -256,6 +257,20 @@ def _stop_token_ids(tokens: NDArray[np.int32] | None, model: ServedModel) -> fro
         return frozenset()
     _check_vocabulary(int(tokens.max(initial=0)), model, "stop_token_ids")
     return frozenset(tokens.tolist())
+
+
+def _logprob_token_ids(tokens: NDArray[np.int32] | None, logprobs: int | None, model: ServedModel) -> tuple[int, ...]:
+    if tokens is None or not len(tokens):
+        return ()
+    if len(tokens) > MAX_LOGPROB_TOKEN_IDS:
+        raise InvalidRequest(
+            f"`logprob_token_ids` may have at most {MAX_LOGPROB_TOKEN_IDS} tokens, not {len(tokens)}.",
+            "logprob_token_ids",
+        )
+    if logprobs is None:
+        raise InvalidRequest("When using `logprob_token_ids`, `logprobs` must be set.", "logprob_token_ids")
+    _check_vocabulary(int(tokens.max()), model, "logprob_token_ids")
+    return tuple(dict.fromkeys(tokens.tolist()))
 
 
 def _allowed_tokens(tokens: NDArray[np.int32] | None, model: ServedModel) -> TokenMask | None:

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.datastructures import FormData, UploadFile
 from starlette.requests import ClientDisconnect, Request
 
+from quire.api.http.body import release_body
 from quire.api.http.errors import ClientDisconnected, InvalidRequest, shorten
 from quire.api.http.routing import enter_for_request
 
@@ -36,6 +37,7 @@ async def read_form(request: Request, kind: type[Body]) -> tuple[UploadFile, Bod
         form = await request.form(max_files=1, max_fields=_MAX_FIELDS, max_part_size=_MAX_FIELD_SIZE)
     except ClientDisconnect as error:
         raise ClientDisconnected from error
+    release_body(request)
     enter_for_request(request, _closing(form))
     fields = _fields(form)
     file = fields.pop("file", None)

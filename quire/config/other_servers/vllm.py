@@ -33,13 +33,13 @@ _CACHE_DTYPES = {name: ours for name, ours in CACHE_DTYPES.items() if name != ou
 VLLM: tuple[OtherServerFlag, ...] = (
     # server
     *same("--host", "--port", "--uds", "--api-key", "--served-model-name", "--root-path", "--tool-server"),
-    *same("--ssl-keyfile", "--ssl-certfile"),
+    *same("--ssl-keyfile", "--ssl-certfile", "--ssl-ca-certs", "--ssl-cert-reqs", "--ssl-ciphers"),
+    *same("--enable-ssl-refresh"),
     translated_to("--config", "--config", "a TOML file with Quire's names, not YAML"),
     translated_to("--model", "MODEL", "a positional argument"),
     translated_to("--allowed-origins", "--allowed-origins", "a list in JSON, or names; none are allowed by default"),
     *ignored("--allowed-methods --allowed-headers", "all are allowed to --allowed-origins", only=['["*"]', "*"]),
-    *refused("--allow-credentials --middleware --ssl-ca-certs --ssl-cert-reqs --ssl-ciphers", _PROXY),
-    *refused("--enable-ssl-refresh", "restart the server when its certificate has changed", "--ssl-certfile"),
+    *refused("--allow-credentials --middleware", _PROXY),
     translated_to("--uvicorn-log-level", "--log-level", values={"critical": "error", "trace": "debug"}),
     translated_to("--disable-uvicorn-access-log", "--no-access-log", switch=True),
     *refused("--disable-access-log-for-endpoints", "all requests are logged, or none", "--no-access-log"),

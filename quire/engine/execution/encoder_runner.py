@@ -13,7 +13,7 @@ from torch import Tensor
 
 from quire.engine.execution.attention.varlen import VarlenAttention
 from quire.engine.execution.item_encoder import embed_items
-from quire.engine.execution.pooling import Pooler
+from quire.engine.execution.pooling import Pooler, add_pooled
 from quire.engine.models.audio_encoder import CTCModel
 from quire.engine.models.encoder import TextEncoder
 from quire.engine.models.inputs import ModelInputs
@@ -45,7 +45,7 @@ class PackedRunner(ABC):
         except Exception:  # error boundary: only the requests for which it fails alone end
             logger.exception("a step failed; its requests are computed one by one")
             for request in plan.encoder_requests:
-                if request.request_id not in result.pooled:
+                if request.request_id not in result.pooled and request.request_id not in result.errors:
                     self._run_alone(request, result)
         return result
 
@@ -64,7 +64,7 @@ class PackedRunner(ABC):
 
     def _run(self, requests: Sequence[AddRequest], result: StepResult) -> None:
         for request, array in self._compute(requests):
-            result.pooled[request.request_id] = array
+            add_pooled(result, request.request_id, array)
 
 
 class EncoderRunner(PackedRunner):

@@ -15,6 +15,7 @@ from quire.engine.execution.request_table import RequestTable
 from quire.engine.models.layers.heads import PoolerHeads, run_steps
 from quire.engine.models.pooler_spec import Dense, HeadStep, PoolerSpec, SparseHead
 from quire.engine.models.transformer import Transformer
+from quire.engine.scheduling.plan import NOT_FINITE, StepResult
 from quire.engine.wire.model_info import PoolingInfo
 from quire.engine.wire.pooling_params import PoolingParams, PoolingType
 from quire.engine.wire.protocol import PooledArray, TokenArray
@@ -263,6 +264,14 @@ class ChunkPooler:
         tokens = self._table.tokens[span.row, span.start + skipped : span.length]
         state.add(self._pooler.steps(hidden[skipped:], tokens, params))
         return self._pooler.finish(state, params) if span.length == row.prompt_len else None
+
+
+def add_pooled(result: StepResult, request_id: str, array: PooledArray) -> None:
+    """Add the array of a request to the result of a step; an error if it holds NaN or infinity."""
+    if np.isfinite(array).all():
+        result.pooled[request_id] = array
+    else:
+        result.errors[request_id] = NOT_FINITE
 
 
 def hidden_states() -> Pooler:

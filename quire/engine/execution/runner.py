@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -14,15 +15,22 @@ from quire.engine.execution.alignment import Aligner
 from quire.engine.execution.attention.backend import AttentionBackend
 from quire.engine.execution.inputs import InputBuilder, Span, StepInputs
 from quire.engine.execution.item_encoder import ItemEncoder
-from quire.engine.execution.pooling import ChunkPooler, Pooler
+from quire.engine.execution.pooling import ChunkPooler, Pooler, add_pooled
 from quire.engine.execution.request_table import Changes, RequestTable
 from quire.engine.execution.sampling.logprobs import top_logprobs
 from quire.engine.execution.sampling.pending import PendingTokens, SampledToken, TokenSampler
 from quire.engine.execution.step_graphs import StepRunner
 from quire.engine.models.decoder import LanguageModel, compute_logits
-from quire.engine.scheduling.plan import SampledTokens, ScheduledSequence, SequenceError, StepPlan, StepResult
+from quire.engine.scheduling.plan import (
+    NOT_FINITE,
+    SampledTokens,
+    ScheduledSequence,
+    SequenceError,
+    StepPlan,
+    StepResult,
+)
 from quire.engine.wire.protocol import TokenLogprobs
-from quire.engine.wire.sampling_params import TokenProbs
+from quire.engine.wire.sampling_params import SamplingParams, TokenProbs
 
 logger = logging.getLogger(__name__)
 LOGITS_CHUNK = 256  # rows of logits at a time, for the log-probabilities of prompts
@@ -243,7 +251,11 @@ class ModelRunner:
         """Log-probabilities of the prompt tokens that follow those of this step."""
         for span in spans:
             with self._containing(span, "prompt_logprobs", result) as request_id:
-                result.prompt_logprobs[request_id] = self._prompt_logprobs(hidden, span)
+                entries = self._prompt_logprobs(hidden, span)
+                if all(math.isfinite(entry.logprobs[0]) for entry in entries):
+                    result.prompt_logprobs[request_id] = entries
+                else:
+                    result.errors[request_id] = NOT_FINITE
 
     def _wants_probs(self, span: Span) -> bool:
         """Whether probabilities after one of the span's tokens are wanted."""
@@ -256,7 +268,11 @@ class ModelRunner:
         """Probabilities of tokens after a position of a prompt."""
         for span in spans:
             with self._containing(span, "token_probs", result) as request_id:
-                result.token_probs[request_id] = self._token_probs(hidden, span)
+                probs = self._token_probs(hidden, span)
+                if all(map(math.isfinite, probs)):
+                    result.token_probs[request_id] = probs
+                else:
+                    result.errors[request_id] = NOT_FINITE
 
     def _token_probs(self, hidden: Tensor, span: Span) -> list[float]:
         wanted = self._wanted_probs(span)
@@ -282,7 +298,7 @@ class ModelRunner:
             assert self._aligner is not None
             with self._containing(span, "the alignment", result) as request_id:
                 if (aligned := self._aligner.finish(span)) is not None:
-                    result.pooled[request_id] = aligned
+                    add_pooled(result, request_id, aligned)
 
     def _pool(self, hidden: Tensor, spans: Sequence[Span], result: StepResult) -> None:
         """Pool the hidden states of the spans of pooling requests."""
@@ -290,13 +306,16 @@ class ModelRunner:
             with self._containing(span, "pooling", result) as request_id:
                 pooled = self._pooler.pool(hidden[span.offset : span.offset + span.count], span)
                 if pooled is not None:
-                    result.pooled[request_id] = pooled
+                    add_pooled(result, request_id, pooled)
 
     def _prompt_logprobs(self, hidden: Tensor, span: Span) -> list[TokenLogprobs]:
-        count = self._table[span.row].prompt_logprobs or 0
+        row, position = self._table[span.row], span.start + 1
+        wanted = row.params.prompt_token_ids if isinstance(row.params, SamplingParams) else None
         entries: list[TokenLogprobs] = []
         for tokens, logits in self._prompt_logits(hidden, span):
-            entries += top_logprobs(logits, tokens, count)
+            listed = [] if wanted is None else [wanted.row(position + i) for i in range(len(tokens))]
+            entries += top_logprobs(logits, tokens, row.prompt_logprobs or 0, listed)
+            position += len(tokens)
         return entries
 
     def _prompt_logits(self, hidden: Tensor, span: Span) -> Iterator[tuple[list[int], Tensor]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,7 +13,14 @@ from torch import Tensor
 from quire.engine.execution.attention.varlen import VarlenAttention
 from quire.engine.execution.executor import Runner
 from quire.engine.models.transducer import EncoderState, Piece, PredictionState, TransducerModel
-from quire.engine.scheduling.plan import EncodedAudio, SampledTokens, SequenceError, StepPlan, StepResult
+from quire.engine.scheduling.plan import (
+    NOT_FINITE,
+    EncodedAudio,
+    SampledTokens,
+    SequenceError,
+    StepPlan,
+    StepResult,
+)
 from quire.engine.wire.protocol import TokenLogprobs
 from quire.engine.wire.sampling_params import SamplingParams
 from quire.engine.wire.streaming import TransducerInfo
@@ -83,7 +91,7 @@ class TransducerRunner(Runner):
         if not plan.audio:
             return result
         try:
-            result.sampled.extend(self._run(plan.audio))
+            self._run(plan.audio, result)
         except Exception:  # error boundary: only the sequences for which it fails alone end
             logger.exception("a step failed; its sequences are computed one by one")
             for audio in plan.audio:
@@ -112,12 +120,12 @@ class TransducerRunner(Runner):
 
     def _run_alone(self, audio: EncodedAudio, result: StepResult) -> None:
         try:
-            result.sampled.extend(self._run([audio]))
+            self._run([audio], result)
         except Exception as error:  # error boundary: only this sequence fails
             logger.exception("the model failed for request %s", audio.request_id)
             result.errors[audio.request_id] = SequenceError(f"the model failed: {type(error).__name__}: {error}")
 
-    def _run(self, audio: Sequence[EncodedAudio]) -> list[SampledTokens]:
+    def _run(self, audio: Sequence[EncodedAudio], result: StepResult) -> None:
         """Compute pieces of different sequences together. If that fails, nothing has changed."""
         like = self.model.encoder.sample
         streams = [self._streams[one.request_id] for one in audio]
@@ -130,10 +138,12 @@ class TransducerRunner(Runner):
         predictions = self._decode(decodings, [stream.prediction for stream in streams])
         for stream, encoder, prediction in zip(streams, encoders, predictions, strict=True):
             stream.encoder, stream.prediction = encoder, prediction
-        return [
-            SampledTokens(one.request_id, decoding.tokens, _logprobs(decoding) if stream.logprobs else None)
-            for one, decoding, stream in zip(audio, decodings, streams, strict=True)
-        ]
+        for one, decoding, stream in zip(audio, decodings, streams, strict=True):
+            if all(map(math.isfinite, decoding.logprobs)):
+                logprobs = _logprobs(decoding) if stream.logprobs else None
+                result.sampled.append(SampledTokens(one.request_id, decoding.tokens, logprobs))
+            else:
+                result.errors[one.request_id] = NOT_FINITE
 
     def _decode(self, decodings: list[_Decoding], before: list[PredictionState]) -> list[PredictionState]:
         """Generate the tokens of frames; returns the states behind them.

@@ -17,20 +17,34 @@ from quire.engine.models.spec import (
     AudioEncoderSpec,
     ClampedSwigluExperts,
     ConformerLayer,
+    CTCSpec,
     DecoderSpec,
     MoE,
     StackSpec,
+    TransducerSpec,
 )
-from quire.kernels.activation import ACTIVATIONS
+from quire.kernels.activation_names import CANONICAL_ACTIVATIONS
 
 
-def check_acts(spec: StackSpec, *others: str) -> None:
-    """Check that all activations are known: those of the layers, those around an encoder's, and others.
+def check_acts(spec: StackSpec | CTCSpec | TransducerSpec, *others: str) -> None:
+    """Check that all activations are known: those of a spec, and others.
 
     Raises:
         UnsupportedModel: one is not.
     """
-    acts: set[str] = set(others)
+    for act in sorted(_acts(spec) | set(others)):
+        if act not in CANONICAL_ACTIVATIONS:
+            supported = ", ".join(CANONICAL_ACTIVATIONS)
+            raise UnsupportedModel(f"activation {act!r} is not supported; supported are {supported}")
+
+
+def _acts(spec: StackSpec | CTCSpec | TransducerSpec) -> set[str]:
+    """Activations of the layers, of those around an encoder's, and of an encoder."""
+    if isinstance(spec, CTCSpec):
+        return _acts(spec.encoder)
+    if isinstance(spec, TransducerSpec):
+        return _acts(spec.encoder) | {spec.act}
+    acts: set[str] = set()
     for layer in spec.layers:
         if isinstance(layer, ConformerLayer):
             acts |= {layer.ffn.act, layer.conv.act, layer.conv.gate}
@@ -40,11 +54,9 @@ def check_acts(spec: StackSpec, *others: str) -> None:
             acts.add(ffn.act)
     if isinstance(spec, AudioEncoderSpec):
         acts |= _acts_around_layers(spec)
-    for act in sorted(acts):
-        if act not in ACTIVATIONS:
-            raise UnsupportedModel(f"activation {act!r} is not supported; supported are {', '.join(ACTIVATIONS)}")
     if isinstance(spec, DecoderSpec) and spec.encoder is not None:
-        check_acts(spec.encoder)
+        acts |= _acts(spec.encoder)
+    return acts
 
 
 def _acts_around_layers(spec: AudioEncoderSpec) -> set[str]:

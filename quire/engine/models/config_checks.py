@@ -81,12 +81,12 @@ _SPEC_POSITIVE: dict[type, tuple[str, ...]] = {
     ClippedBias: ("reach",),
     LinearStem: ("rows",),
     QueryProjector: ("window", "queries", "hidden", "layers", "heads", "ffn", "cross_every", "size"),
-    CrossAttention: ("heads", "head_dim"),
+    CrossAttention: ("heads", "head_dim", "scale"),
     EncoderSpec: ("hidden", "vocab", "max_positions"),
     DisentangledAttention: ("heads", "head_dim", "max_distance"),
     PlainMLP: ("size",),
-    GroupedQueryAttention: ("heads", "kv_heads", "head_dim"),
-    LatentAttention: ("heads", "kv_rank", "nope_dim", "value_dim"),
+    GroupedQueryAttention: ("heads", "kv_heads", "head_dim", "scale"),
+    LatentAttention: ("heads", "kv_rank", "nope_dim", "value_dim", "scale"),
     GatedMLP: ("size",),
     MoE: ("size", "experts", "top_k"),
     GroupedSigmoidRouter: ("groups", "top_groups"),
@@ -180,6 +180,8 @@ def _problems(part: Any) -> Iterator[str]:
             yield f"the number of heads, {heads}, is not a multiple of the {kv_heads} key and value heads"
         case GroupedQueryAttention(window=int(window)) if window < 1:
             yield f"the sliding window is {window}, but must be at least 1"
+        case GroupedQueryAttention(softcap=cap) if cap is not None and cap <= 0:
+            yield f"the softcap of attention scores is {cap}, but must be above 0"
         case GroupedQueryAttention(rope=Rope(dim=dim), head_dim=head_dim) if dim > head_dim:
             yield f"the rotary dimension {dim} exceeds the head size {head_dim}"
         case Rope(dim=dim) if dim % 2:

@@ -24,7 +24,7 @@ from quire.engine.models.checkpoint import Checkpoint, Progress, WindowOf
 from quire.engine.models.decoder import Decoder, LanguageModel
 from quire.engine.models.delayed_streams import fold_delay
 from quire.engine.models.encoder import Encoder, TextEncoder
-from quire.engine.models.errors import BrokenFolder, UnsupportedModel, WeightMismatch
+from quire.engine.models.errors import BrokenFolder, ModelError, UnsupportedModel, WeightMismatch
 from quire.engine.models.layers.heads import PoolerHeads
 from quire.engine.models.layers.linear import Packable
 from quire.engine.models.model_config import ModelConfig, read_config
@@ -197,7 +197,6 @@ def _load_model(
         if quantize and dtype not in target.quantizable_dtypes:
             names = sorted(str(one).removeprefix("torch.") for one in target.quantizable_dtypes)
             raise UnsupportedModel(f"--quantization works with --dtype {' or '.join(names)}")
-        total = checkpoint.total_bytes
         load = _Load(folder, config, options, checkpoint, dtype, target, bar)
         if isinstance(config.spec, CTCSpec | TransducerSpec):
             return _load_audio_model(load, config.spec)
@@ -206,23 +205,39 @@ def _load_model(
         for name in checkpoint.names():
             if name.endswith("weight"):  # masks may be integers
                 check_unpacked(name, checkpoint.dtype_of(name))
-    if quantize:
-        raise UnsupportedModel(
-            f"--quantization works with Quire's own decoder only, which does not support {config.model_type}"
-        )
-    hf_config = read_config(folder, options.hf_overrides)
-    if config.pooler is not None:
-        return _load_transformers_encoder(load, hf_config, config.pooler)
+        if quantize:
+            raise UnsupportedModel(
+                f"--quantization works with Quire's own decoder only, which does not support {config.unsupported}"
+            )
+        if config.pooler is not None:
+            return _load_transformers_encoder(load, read_config(folder, options.hf_overrides), config.pooler)
+        try:
+            return _load_with_transformers(load)
+        except ModelError as error:
+            if config.refusal is None:
+                raise
+            reason = f"{config.refusal}; transformers' implementation cannot run it either: {error}"
+            raise UnsupportedModel(reason) from error
+
+
+def _load_with_transformers(load: _Load) -> LoadedModel:
     from quire.engine.models.transformers_checks import check_class  # noqa: PLC0415 a second of imports, for few models
     from quire.engine.models.transformers_model import load_transformers_model  # noqa: PLC0415 like it
 
-    check_class(hf_config)
-    context_len = _context_len(options, _max_positions(hf_config.get_text_config()))
-    with bar(total) as progress:
-        model = load_transformers_model(folder, hf_config, dtype, target.torch_device)
+    total, config = load.checkpoint.total_bytes, read_config(load.folder, load.options.hf_overrides)
+    check_class(config)
+    text = config.get_text_config()
+    _check_layers(getattr(text, "num_hidden_layers", 0), load.checkpoint)
+    context_len = _context_len(load.options, _max_positions(text))
+    if load.config.refusal is not None:
+        logger.warning(
+            "Quire's decoder does not support this config (%s): transformers' implementation runs it, which is slower",
+            load.config.refusal,
+        )
+    with load.bar(total) as progress:
+        model = load_transformers_model(load.folder, config, load.dtype, load.target.torch_device)
         progress(total)
-    vocab = hf_config.get_text_config().vocab_size
-    return LoadedModel(model, hf_config.model_type, "transformers", dtype, vocab, context_len, total)
+    return LoadedModel(model, config.model_type, "transformers", load.dtype, text.vocab_size, context_len, total)
 
 
 def _load_transformers_encoder(load: _Load, hf_config: Any, pooler: PoolerSpec) -> LoadedModel:
@@ -347,7 +362,6 @@ def _adapter(config: ModelConfig, names: WeightNames, folder: Path) -> AdapterLo
 
 def _load_audio_model(load: _Load, spec: CTCSpec | TransducerSpec) -> LoadedModel:
     checkpoint, options, encoder = load.checkpoint, load.options, spec.encoder
-    check_acts(encoder, *(() if isinstance(spec, CTCSpec) else (spec.act,)))
     _check_layers(len(encoder.layers), checkpoint)
     with torch.device("meta"):
         model = CTCModel(spec) if isinstance(spec, CTCSpec) else TransducerModel(spec)
@@ -453,6 +467,8 @@ def _quantization(options: ModelOptions, config: ModelConfig) -> Quantization:
 
 def _context_len(options: ModelOptions, trained: int) -> int:
     wanted = options.max_model_len
+    if trained < 1:
+        raise UnsupportedModel(f"the model's config.json gives a context length of {trained}, but it must be above 0")
     if wanted is not None and wanted > trained:
         raise UnsupportedModel(f"--max-model-len is {wanted}, but the model supports at most {trained} tokens")
     return wanted or trained

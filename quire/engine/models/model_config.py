@@ -19,6 +19,7 @@ from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 from typing import Any, Literal, TypeVar
 
+from quire.engine.models.activation_checks import check_acts
 from quire.engine.models.adapter_config import AdapterConfig
 from quire.engine.models.archs import ARCHITECTURES, AUDIO_MODELS, CTC_MODELS, ENCODERS, TRANSDUCERS, spec_of
 from quire.engine.models.audio import read_audio, read_audio_adapter
@@ -73,6 +74,8 @@ class ModelConfig:
         audio: facts about a language model that reads audio; None for others.
         streaming: facts about a model that transcribes audio while it arrives; None for others.
         adapter: adapter that requests with audio are computed with; None: there is none.
+        refusal: why Quire's implementation of this architecture does not run the model, so that transformers' is
+            tried; None if there is no such reason.
         task_adapter: adapter that is merged into the weights; None: there is none.
     """
 
@@ -86,7 +89,13 @@ class ModelConfig:
     audio: AudioInfo | None = None
     streaming: StreamingInfo | None = None
     adapter: AdapterConfig | None = None
+    refusal: str | None = None
     task_adapter: TaskAdapter | None = None
+
+    @property
+    def unsupported(self) -> str:
+        """What Quire's implementation does not support, for errors, where transformers' own runs the model."""
+        return self.model_type if self.refusal is None else f"this {self.model_type} ({self.refusal})"
 
 
 def read_model_config(
@@ -121,16 +130,23 @@ def read_model_config(
     known = config.model_type in ARCHITECTURES or config.model_type in AUDIO_MODELS or is_encoder
     if implementation == "quire" and not known:
         raise UnknownArchitecture(f"Quire's decoder does not know model type {config.model_type!r}")
-    spec = None if implementation == "transformers" or not known else _spec(config, implementation)
+    spec, refusal = None, None
+    if known and implementation != "transformers":
+        try:
+            spec = _spec(config, implementation)
+        except UnsupportedModel as error:
+            if implementation != "auto" or not _may_run_in_transformers(config, pooling):
+                raise
+            refusal = str(error)
     if spec is not None:
         return _known_config(folder, config, spec, pooling)
     scales, extra = _fp8_scales(config), _extra_layers(config)
-    if (pooler := _pooler_of_transformers(folder, config, pooling)) is not None:
+    if refusal is None and (pooler := _pooler_of_transformers(folder, config, pooling)) is not None:
         return ModelConfig(config.model_type, None, extra, scales, pooler)
     if getattr(config, "is_encoder_decoder", False):
         raise UnknownArchitecture(f"{config.model_type} has an encoder, which only Quire's own implementation can run")
     _check_generates(config, pooling)
-    return ModelConfig(config.model_type, None, extra, scales)
+    return ModelConfig(config.model_type, None, extra, scales, refusal=refusal)
 
 
 def _known_config(folder: Path, config: Any, spec: DecoderSpec | EncoderSpec, pooling: PoolingOptions) -> ModelConfig:
@@ -240,6 +256,17 @@ def _check_generates(config: Any, pooling: PoolingOptions) -> None:
         raise UnsupportedModel("--pooler-config: the model generates; --convert embed makes it pool")
 
 
+def _may_run_in_transformers(config: Any, pooling: PoolingOptions) -> bool:
+    """Whether transformers' implementation may run a model whose config Quire's refuses: a causal language model."""
+    if config.model_type not in ARCHITECTURES or getattr(config, "is_encoder_decoder", False):
+        return False
+    try:
+        _check_generates(config, pooling)
+    except ModelError:
+        return False
+    return True
+
+
 def _is_generator(name: str) -> bool:
     return any(kind in name for kind in ("CausalLM", "LMHead", "ConditionalGeneration"))
 
@@ -253,6 +280,7 @@ def _built(build: Callable[[], Spec]) -> Spec:
     try:
         spec = build()
         check_spec(spec)
+        check_acts(spec)
     except ModelError:
         raise
     except Exception as error:  # wrong numbers and values of a wrong type raise many kinds of exceptions

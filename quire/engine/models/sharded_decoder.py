@@ -25,7 +25,7 @@ def check_parallel(config: ModelConfig) -> None:
         UnsupportedModel: they may not; the message says which models they can run.
     """
     if config.spec is None:
-        what = f"{config.model_type}, which Quire's own decoder does not support"
+        what = f"what Quire's own decoder does not support, {config.unsupported}"
     elif isinstance(config.spec, EncoderSpec) or config.pooler is not None:
         what = "models for embeddings, classification or scores"
     elif not isinstance(config.spec, DecoderSpec) or config.spec.encoder is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,12 +15,14 @@ from typing_extensions import override
 from quire.engine.models.decoder import CacheShape
 from quire.engine.models.errors import UnknownArchitecture, UnsupportedModel
 from quire.engine.models.inputs import StepAttention
-from quire.kernels.paged_attention import AttentionParams
-from quire.kernels.softcap import softcap
+from quire.kernels.paged_attention import AttentionParams, paged_decode, paged_prefill
+from quire.kernels.write_pages import write_pages
 
 _TOKENS = 8  # of the dry run
 _FAR = 1 << 20  # a position that no window reaches back from to the first one
-_TOLERANCE = 0.1  # of the norm of a token's logits; bfloat16 needs a tenth of it
+# Of the norm of a token's logits; either dtype needs a tenth of it.
+_TOLERANCE = {torch.float32: 1e-3}
+_TOLERANCE_HALF = 0.1
 
 
 def check_class(config: Any) -> None:
@@ -47,6 +49,11 @@ def check_class(config: Any) -> None:
             f"{kind} models are not supported: transformers' {module.__name__} has its own attention code, "
             "which Quire cannot replace"
         )
+    if getattr(config, "recurrent_kv_cache_mode", None) == "last_loop":
+        raise UnsupportedModel(
+            "recurrent_kv_cache_mode 'last_loop' is not supported: its logits depend on how a prompt is divided into "
+            "steps; supported is per_loop"
+        )
     _check_rope(config.get_text_config())
 
 
@@ -63,6 +70,12 @@ def _check_rope(config: Any) -> None:
                 f"rope type {kind!r} is not supported with transformers models: "
                 "it depends on the largest position in the batch"
             )
+
+
+def dry_run_steps(tokens: Tensor) -> Sequence[Tensor]:
+    """The tokens of the dry run in steps: half of them, then one at a time."""
+    half = _TOKENS // 2
+    return [tokens[:half], *(tokens[i : i + 1] for i in range(half, _TOKENS))]
 
 
 def dry_run_tokens(vocab: int) -> Tensor:
@@ -132,12 +145,22 @@ def _seen(mask_function: Callable[..., Any], queries: Tensor, keys: Tensor) -> T
 
 
 class DryRun(StepAttention):
-    """Replaces paged attention in a dry run, and records the cache shape of each call."""
+    """Paged attention of one sequence, whose tokens come in any steps; records the cache shape of each call.
+
+    Attributes:
+        shapes, windows: of the calls of a step, in order; all steps have the same calls.
+    """
 
     def __init__(self) -> None:
         self.shapes: list[CacheShape] = []
         self.windows: list[int | None] = []
+        self._pages: list[tuple[Tensor, Tensor]] = []
+        self._length = 0  # tokens of the sequence, with those of the step
         _masks.made.clear()
+
+    def begin(self, tokens: int) -> None:
+        """Start a step with the next tokens."""
+        self._length += tokens
 
     @override
     def __call__(
@@ -151,11 +174,21 @@ class DryRun(StepAttention):
         last_layer: bool = False,
         last_token_only: bool = False,
     ) -> Tensor:
-        """Attend within this call, without a cache, and note the shapes; `layer` is the number of the call."""
+        """Store keys and values in pages of the call, and attend to them; `layer` is the number of the call."""
         assert v is not None
-        self.shapes.append(CacheShape(k.shape[1], k.shape[2], v.shape[2]))
-        self.windows.append(params.window)
-        return _attention(q, k, v, params)
+        if layer == len(self._pages):
+            if self._length > len(k):
+                raise UnsupportedModel("the number of the model's attention calls depends on the step")
+            self.shapes.append(CacheShape(k.shape[1], k.shape[2], v.shape[2]))
+            self.windows.append(params.window)
+            keys, values = (part.new_zeros(part.shape[1], 1, _TOKENS, part.shape[2]) for part in (k, v))
+            self._pages.append((keys, values))
+        keys, values = self._pages[layer]
+        write_pages(keys, values, torch.arange(self._length - len(k), self._length), k, v)
+        table = torch.zeros(1, dtype=torch.int32)
+        if len(q) == 1:
+            return paged_decode(q, keys, values, table[None], torch.tensor([self._length]), params)
+        return paged_prefill(q, keys, values, table, self._length, params)
 
     def check_layers(self, layers: list[int], config: Any) -> None:
         """Check that every layer is attention that Quire can compute; `layers` are those of the calls.
@@ -175,31 +208,34 @@ class DryRun(StepAttention):
             if kind and (kind not in ("full_attention", "sliding_attention") or windowed != (window is not None)):
                 raise UnsupportedModel(f"layer {layer} of the model has the unsupported type {kind}")
 
+    def check_cache(self, cache: Any) -> None:
+        """Check that transformers' cache of several steps, if there is one, keeps what the masks show.
 
-def check_equal(logits: Tensor, expected: Tensor) -> None:
+        Raises:
+            UnsupportedModel: it has a window, but the masks have none.
+        """
+        if any(getattr(cache, "is_sliding", ())) and all(window is None for window in self.windows):
+            raise UnsupportedModel(
+                "transformers' cache of the model has a sliding window, but its masks have none: its logits depend on "
+                "how a prompt is divided into steps"
+            )
+
+
+def check_equal(logits: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
     """Check logits (tokens, vocab) with Quire's attention against those with transformers' own.
 
+    `dtype`: that of the model.
+
     Raises:
-        UnsupportedModel: they differ by more than rounding, which may change the experts of a few tokens.
+        UnsupportedModel: those of transformers are not finite, or they differ by more than rounding, which may change
+            the experts of a few tokens.
     """
-    error = (logits.float() - expected.float()).norm(dim=-1)
-    if bool((error > _TOLERANCE * expected.float().norm(dim=-1)).float().mean() > 1 / 2):
+    if not bool(expected.isfinite().all()):
+        raise UnsupportedModel("transformers itself computes logits that are not finite numbers")
+    error, size = (logits.float() - expected.float()).norm(dim=-1), expected.float().norm(dim=-1)
+    close = error <= _TOLERANCE.get(dtype, _TOLERANCE_HALF) * size  # not for NaN
+    if bool((~close).float().mean() > 1 / 4):
         raise UnsupportedModel(
             "the model's logits with Quire's attention differ from those with transformers' attention: "
             "it has masks, positions or biases that are not supported"
         )
-
-
-def _attention(q: Tensor, k: Tensor, v: Tensor, params: AttentionParams) -> Tensor:
-    """Causal attention of all tokens of one sequence."""
-    k, v = (part.repeat_interleave(q.shape[1] // part.shape[1], 1) for part in (k, v))
-    scores = torch.einsum("qhd,khd->hqk", q.float(), k.float()) * params.scale
-    if params.softcap is not None:
-        scores = softcap(scores, params.softcap)
-    distance = torch.arange(len(q))[:, None] - torch.arange(len(k))
-    seen = (distance >= 0) & (distance < (len(k) if params.window is None else params.window))
-    scores = scores.masked_fill(~seen, -torch.inf)
-    if params.sinks is not None:
-        scores = torch.cat([scores, params.sinks.float()[:, None, None].expand(-1, len(q), 1)], -1)
-    weights = scores.softmax(-1)[..., : len(k)]
-    return torch.einsum("hqk,khd->qhd", weights, v.float()).to(v.dtype).contiguous()

@@ -19,7 +19,14 @@ from transformers import AttentionInterface, AttentionMaskInterface, AutoModelFo
 from quire.engine.models.decoder import CacheShape
 from quire.engine.models.errors import ModelError, UnsupportedModel, WeightMismatch
 from quire.engine.models.inputs import ModelInputs, StepAttention, StepCrossAttention
-from quire.engine.models.transformers_checks import DryRun, check_equal, dry_run_tokens, make_mask, window_of
+from quire.engine.models.transformers_checks import (
+    DryRun,
+    check_equal,
+    dry_run_steps,
+    dry_run_tokens,
+    make_mask,
+    window_of,
+)
 from quire.engine.models.weights import check_finite
 from quire.kernels.paged_attention import AttentionParams
 
@@ -86,7 +93,8 @@ def _paged_attention(
     dtype = binding.dtype  # some modules leave a rope's or a norm's float32 as it is
     q, k, v = (part[0].transpose(0, 1).to(dtype) for part in (query, key, value))
     params = AttentionParams(scale, binding.window(attention_mask, sliding_window), softcap, s_aux)
-    return binding.attend(module.layer_idx, q, k, v, params)[None], None
+    # Some modules take a view of the result, which transformers' own attention returns contiguous.
+    return binding.attend(module.layer_idx, q, k, v, params).contiguous()[None], None
 
 
 AttentionInterface.register(_NAME, _paged_attention)
@@ -131,6 +139,7 @@ class TransformersModel:
         if "position_ids" not in accepted:
             raise UnsupportedModel("the model's forward() does not accept position_ids")
         self._selects_rows = "logits_to_keep" in accepted
+        self._cache_name = "cache" if "cache" in accepted else "past_key_values"  # the former since transformers 5.24
         self._binding = _Binding(module.dtype)
         for part in module.modules():
             if hasattr(part, "layer_idx"):
@@ -164,25 +173,60 @@ class TransformersModel:
 
     @torch.inference_mode()
     def _dry_run(self) -> list[CacheShape]:
-        """The shape that each call of the attention caches."""
+        """The shape that each call of the attention caches.
+
+        The tokens are computed at once, which finds out the masks, and again in steps, as requests are.
+        """
         config, dry_run = self._module.config, DryRun()
         tokens = dry_run_tokens(self.lm_head.vocab_size)
-        self.run(ModelInputs(tokens, torch.arange(len(tokens))), dry_run)
+        at_once = self._dry_steps(dry_run, [tokens])
         dry_run.check_layers(self._binding.layers, config.get_text_config())
+        self._binding.windows = dry_run.windows
+        self._module.set_attn_implementation(_NAME)
+        in_steps = self._dry_steps(DryRun(), dry_run_steps(tokens))
         self._module.set_attn_implementation("eager")
+        for logits, steps in ((at_once, [tokens]), (in_steps, dry_run_steps(tokens))):
+            expected, cache = self._expected(steps)
+            dry_run.check_cache(cache)
+            check_equal(logits, expected, self._module.dtype)
+        self._module.set_attn_implementation(_NAME)
+        return dry_run.shapes
+
+    def _dry_steps(self, dry_run: DryRun, steps: Sequence[Tensor]) -> Tensor:
+        """Logits (tokens, vocab) with Quire's attention."""
+        logits, begin = [], 0
+        for step in steps:
+            dry_run.begin(len(step))
+            last = torch.tensor([len(step) - 1])
+            self.run(
+                ModelInputs(step, torch.arange(begin, begin + len(step)), last), dry_run, last_token_only=begin > 0
+            )
+            logits.append(self.lm_head.logits)
+            begin += len(step)
+        return torch.cat(logits)
+
+    def _expected(self, steps: Sequence[Tensor]) -> tuple[Tensor, Any]:
+        """Logits (tokens, vocab) with transformers' attention and cache, and the cache; None for a single step.
+
+        Raises:
+            UnsupportedModel: transformers cannot run the model.
+        """
+        logits: list[Tensor] = []
+        cache: Any = None
         try:
-            expected = self._module(input_ids=tokens[None], use_cache=False).logits[0]
+            for step in steps:
+                past = {} if cache is None else {self._cache_name: cache}
+                out = self._module(input_ids=step[None], use_cache=len(steps) > 1, **past)
+                logits.append(out.logits[0])
+                cache = out[self._cache_name] if len(steps) > 1 else None
         except Exception as error:  # of the model's own code
             # RoBERTa and its like compare tokens with it.
-            padless = isinstance(error, TypeError) and getattr(config, "pad_token_id", 0) is None
+            padless = isinstance(error, TypeError) and getattr(self._module.config, "pad_token_id", 0) is None
             hint = ", perhaps as the config has no pad_token_id" if padless else ""
             raise UnsupportedModel(
                 f"transformers itself cannot run it{hint}: {type(error).__name__}: {error}"
             ) from error
-        self._module.set_attn_implementation(_NAME)
-        check_equal(self.lm_head.logits, expected)
-        self._binding.windows = dry_run.windows
-        return dry_run.shapes
+        return torch.cat(logits), cache
 
     def set_context(self, context_len: int) -> None:
         """Do nothing: the module computes its own position embeddings."""

@@ -82,6 +82,7 @@ class EncoderScheduler:
             if self._requests.pop(request_id, None) is None:
                 continue  # aborted
             if (error := result.errors.get(request_id)) is not None:
+                plan.stats.corrupted += error.corrupted
                 outputs.append(ErrorOutput(request_id, error.message, error.invalid))
             else:
                 outputs.append(PooledOutput(request_id, result.pooled[request_id], 0, scheduled_at))

@@ -37,6 +37,10 @@ class PlaceholderRanges:
         """The key of an item in the encoder cache."""
         return self._prefix + item.hash
 
+    def all_keys(self) -> set[ItemKey]:
+        """The keys of all items in the encoder cache."""
+        return {self.key(item) for item in self._items}
+
     def within(self, start: int, end: int) -> list[MediaItem]:
         """The items that have tokens in [start, end)."""
         if not self._items:
@@ -77,11 +81,14 @@ class EncoderCache:
         self._held = 0
         self._left = 0  # embeddings that this step may still make
         self._read: set[ItemKey] = set()  # by this step
+        self._dropped: list[ItemKey] = []  # since the step before
 
-    def begin_step(self) -> None:
+    def begin_step(self, plan: StepPlan) -> None:
         """Another step is planned."""
         self._left = self._encoder_compute_budget
         self._read.clear()
+        plan.evicted.extend(self._dropped)
+        self._dropped.clear()
 
     def readable(self, plan: StepPlan, spans: PlaceholderRanges, start: int, count: int, first: int) -> int:
         """Schedule the encoding of items; returns how many of `count` tokens from `start` on the step can compute.
@@ -113,6 +120,13 @@ class EncoderCache:
     def forget(self, key: ItemKey) -> None:
         """An item could not be encoded."""
         self._held -= self._lengths.pop(key, 0)
+
+    def drop(self, spans: PlaceholderRanges) -> None:
+        """The encoding of a request's items may be wrong: it is not used again."""
+        for key in spans.all_keys():
+            if key in self._lengths:
+                self.forget(key)
+                self._dropped.append(key)
 
     def check(self) -> None:
         """Assert that the number of embeddings is right."""

@@ -170,10 +170,17 @@ class SequenceError:
 
     Attributes:
         invalid: something is wrong with the request; else the engine failed.
+        corrupted: the model has computed NaN for the sequence, which its cached blocks may hold.
     """
 
     message: str
     invalid: bool = False
+    corrupted: bool = False
+
+
+NOT_FINITE = SequenceError(
+    "the model computed a value that is not a finite number (NaN or infinity) for this request", corrupted=True
+)
 
 
 @dataclass(frozen=True, slots=True)

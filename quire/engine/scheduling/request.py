@@ -66,6 +66,9 @@ class Request:
         cross_attention: encoded positions that all of its tokens attend to; None for most models.
         placeholders: its items that have placeholder tokens; None if there are none.
         computed_on_entry: its `num_computed_tokens` (prefix cache hits) when it last entered the batch.
+        preemptions: how often it was preempted because KV blocks ran out.
+        avoids_cache: it computes all of its tokens: blocks that it found in the prefix cache may have held NaN.
+        steps_to_discard: steps in flight whose results do not count, as it is computed again.
         held_back: tokens at the end that are not computed yet: 1 while more of the prompt may follow, else 0.
     """
 
@@ -93,6 +96,9 @@ class Request:
     cross_attention: CrossAttentionState | None = None
     placeholders: PlaceholderRanges | None = None
     computed_on_entry: int = 0
+    preemptions: int = 0
+    avoids_cache: bool = False
+    steps_to_discard: int = 0
     held_back: int = 0
     generates: bool = field(init=False)
     wants_prompt_logprobs: bool = field(init=False)
@@ -176,6 +182,8 @@ class Request:
     @property
     def reads_prefix_cache(self) -> bool:
         """Whether tokens found in the prefix cache need not be computed."""
+        if self.avoids_cache:
+            return False
         if isinstance(self.params, PoolingParams):
             return not self.params.needs_all_tokens
         return not self.wants_prompt_logprobs
@@ -205,6 +213,11 @@ class Request:
             self.uses_lora,
         )
 
+    def restart(self) -> None:
+        """Discard what steps in flight compute, and read no cached blocks from now on."""
+        self.avoids_cache, self.steps_to_discard = True, self.steps_in_flight
+        self.num_output_placeholders, self.awaits_tokens, self.cached_tokens = 0, False, 0
+
     def mark_scheduled(self) -> None:
         """Record when the sequence first entered the batch."""
         self.scheduled_at = self.scheduled_at or time.monotonic()
@@ -233,6 +246,7 @@ class Request:
             cached_tokens=self.cached_tokens or 0,
             scheduled_at=self.scheduled_at,
             token_probs=self.token_probs,
+            preemptions=self.preemptions,
         )
         self.token_probs = None
         if self.wants_prompt_logprobs:

@@ -150,7 +150,7 @@ class Scheduler:
     def schedule(self) -> StepPlan:
         """Choose the sequences of the next step: first those in the batch, then waiting ones."""
         plan, scheduled = StepPlan(), list[Request]()
-        self._encoder_cache.begin_step()
+        self._encoder_cache.begin_step(plan)
         if self.limits.rope_switch is not None:
             self._restart_outgrown(self.limits.rope_switch)
         budget = self._schedule_running(plan, scheduled, self.limits.max_num_batched_tokens)
@@ -170,7 +170,9 @@ class Scheduler:
             self._shares.finish()
         for request in self._in_flight.popleft() if plan.scheduled else ():
             request.steps_in_flight -= 1
-            if self._requests.get(request.id) is request:  # else aborted, or finished by an earlier step
+            if request.steps_to_discard:
+                request.steps_to_discard -= 1
+            elif self._requests.get(request.id) is request:  # else aborted, or finished by an earlier step
                 live[request.id] = request
         for request_id, logprobs in result.prompt_logprobs.items():
             if request_id in live:
@@ -196,23 +198,44 @@ class Scheduler:
         return outputs
 
     def _end_failed(self, plan: StepPlan, result: StepResult, live: dict[str, Request]) -> list[RequestOutput]:
-        """Drop the sequences of `live` that a step failed for."""
+        """Drop the sequences of `live` that a step failed for.
+
+        One that read cached blocks, and for which the model computed NaN, is computed again without them: they may
+        hold NaN of another sequence, since attention kernels multiply later values by 0.
+        """
         starts = {item.request_id: item.start for item in plan.scheduled}
         encoded = plan.encoded_blocks
         outputs: list[RequestOutput] = []
         for request_id, error in result.errors.items():
             if request_id in live:
+                failed = live.pop(request_id)
                 # The step may not have computed the blocks that were cached when it was scheduled.
-                self.pool.evict_blocks(live[request_id].blocks[starts.get(request_id, 0) // self.pool.block_size :])
+                start = 0 if error.corrupted else starts.get(request_id, 0)
+                self.pool.evict_blocks(failed.blocks[start // self.pool.block_size :])
                 self.pool.evict_blocks(encoded.get(request_id, ()))
-                self._leave(live.pop(request_id))
+                if error.corrupted:
+                    self._drop_items(failed)
+                    if failed.computed_on_entry and failed.blocks:
+                        failed.restart()
+                        self._preempt(failed)
+                        continue
+                    plan.stats.corrupted += 1
+                self._leave(failed)
                 outputs.append(ErrorOutput(request_id, error.message, error.invalid))
         return outputs
+
+    def _drop_items(self, request: Request) -> None:
+        """Let other requests not find the items of a request: what was computed for them may be NaN."""
+        if request.cross_attention is not None:
+            self.pool.evict_blocks(request.cross_attention.blocks)
+        if request.placeholders is not None:
+            self._encoder_cache.drop(request.placeholders)
 
     def stats(self, plan: StepPlan | None = None) -> StepStats:
         """Gauges as of now, with the counters of a step that has finished if one is given."""
         stats = StepStats() if plan is None else plan.stats
         stats.running, stats.waiting = len(self._running), len(self._requests) - len(self._running)
+        stats.deferred = len(self._open.waiting_for_input)
         stats.blocks_used, stats.blocks_total = self.pool.num_used, self.pool.num_blocks
         return stats
 
@@ -266,6 +289,7 @@ class Scheduler:
         while needed > self.pool.num_free:
             victim = self._running[-1]
             self._preempt(victim)
+            victim.preemptions += 1
             plan.stats.preemptions += 1
             if victim is request:
                 return False

@@ -155,6 +155,7 @@ class StreamingScheduler(ABC, Generic[R]):
         for request_id, error in result.errors.items():
             if request_id in live:
                 self._leave(live.pop(request_id))
+                plan.stats.corrupted += error.corrupted
                 outputs.append(ErrorOutput(request_id, error.message, error.invalid))
         for sampled in result.sampled:
             if (found := live.get(sampled.request_id)) is not None:
@@ -166,6 +167,7 @@ class StreamingScheduler(ABC, Generic[R]):
         """Gauges as of now, with the counters of a step that has finished if one is given."""
         stats = StepStats() if plan is None else plan.stats
         stats.running, stats.waiting = len(self._running), len(self._requests) - len(self._running)
+        stats.deferred = len(self._no_audio)
         return stats
 
     def check(self) -> None:

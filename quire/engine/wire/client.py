@@ -6,8 +6,9 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import NoReturn
 
 from tokenizers import Tokenizer
@@ -26,11 +27,13 @@ from quire.engine.wire.protocol import (
     ErrorOutput,
     ExtendRequest,
     MediaItem,
+    MemoryTag,
     Pong,
     Ready,
     RequestOutput,
     Shutdown,
     Sleep,
+    SleepLevel,
     SleepState,
     StepOutput,
     StepStats,
@@ -38,7 +41,6 @@ from quire.engine.wire.protocol import (
     TokensOutput,
     Wake,
 )
-from quire.engine.wire.records import NullObserver, Observer
 from quire.engine.wire.sleep import SleepControl, SleepingClient
 from quire.engine.wire.slots import SlotClient
 from quire.engine.wire.stream import (
@@ -52,6 +54,7 @@ from quire.engine.wire.stream import (
     core_request,
 )
 from quire.engine.wire.transport import ClientChannel
+from quire.workers.turns import ENDINGS, turns
 
 logger = logging.getLogger(__name__)
 _PING_EVERY = 1.0  # seconds
@@ -69,7 +72,6 @@ class EngineClient(SlotClient, SleepingClient):
         super().__init__(capacity, share)
         self._channel = channel
         self._tokenizer = tokenizer
-        self.observer: Observer = NullObserver()
         self._streams: dict[str, OutputStream] = {}
         self._stats = StepStats()
         self._dead: EngineDead | None = None
@@ -215,7 +217,7 @@ class EngineClient(SlotClient, SleepingClient):
         alarm = None
         if timeout is not None:
             late = DeadlineExceeded(f"The request timed out after {timeout:g} seconds.")
-            alarm = asyncio.get_running_loop().call_later(timeout, batch.fail, late)
+            alarm = asyncio.get_running_loop().call_later(timeout, turns().run, ENDINGS, partial(batch.fail, late))
         try:
             yield batch
         finally:
@@ -259,7 +261,7 @@ class EngineClient(SlotClient, SleepingClient):
                 alarm.cancel()
             del self._streams[request_id]
             self.observer.on_finish(stream.record())
-            self._end_in_core(request_id, stream)
+            self._end_in_core({request_id: stream})
 
     def _check(self, asleep: EngineError | None) -> None:
         if (error := self._dead or asleep) is not None:
@@ -267,10 +269,13 @@ class EngineClient(SlotClient, SleepingClient):
 
     @override
     def end_all(self, error: EngineError) -> None:
-        for request_id, stream in list(self._streams.items()):
-            if stream.finish_reason is None:
-                stream.fail(error)
-            self._end_in_core(request_id, stream)
+        streams = dict(self._streams)
+        self._end_in_core(streams)
+        self._fail_in_turn(streams, error)
+
+    @override
+    def on_sleep(self, asleep: frozenset[MemoryTag], level: SleepLevel) -> None:
+        self.observer.on_sleep(asleep, level)
 
     @override
     def send_control(self, message: Sleep | Wake) -> None:
@@ -279,28 +284,37 @@ class EngineClient(SlotClient, SleepingClient):
 
     def _end_if_finished(self, request_id: str, stream: OutputStream) -> None:
         if stream.finish_reason is not None:
-            self._end_in_core(request_id, stream)
+            self._end_in_core({request_id: stream})
 
-    def _end_in_core(self, request_id: str, stream: OutputStream) -> None:
-        """Make the core forget a request, whether or not its output has been read, and say so."""
-        if not stream.finished_by_core and self._dead is None:
+    def _end_in_core(self, streams: Mapping[str, OutputStream]) -> None:
+        """Make the core forget requests, whether or not their output has been read, and say so."""
+        left = [request_id for request_id, stream in streams.items() if not stream.finished_by_core]
+        if left and self._dead is None:
             with suppress(EngineDead):
-                self._channel.send(Abort([request_id]))
-        stream.finished_by_core = True
-        if (ended := stream.ended) is not None:
-            stream.ended = None
-            ended()
+                self._channel.send(Abort(left))
+        for stream in streams.values():
+            stream.finished_by_core = True
+            if (ended := stream.ended) is not None:
+                stream.ended = None
+                ended()
 
     def _alarm(self, request_id: str, stream: OutputStream, timeout: float | None) -> asyncio.TimerHandle | None:
         if timeout is None:
             return None
 
-        def expire() -> None:
-            if stream.finish_reason is None:
-                stream.fail(DeadlineExceeded(f"The request timed out after {timeout:g} seconds."))
-                self._end_in_core(request_id, stream)
+        error = DeadlineExceeded(f"The request timed out after {timeout:g} seconds.")
+        return asyncio.get_running_loop().call_later(timeout, self._fail_in_turn, {request_id: stream}, error)
 
-        return asyncio.get_running_loop().call_later(timeout, expire)
+    def _fail_in_turn(self, streams: Mapping[str, OutputStream], error: EngineError) -> None:
+        """Fail requests and make the core forget them, one after the other: there may be thousands at a time."""
+
+        def fail(request_id: str, stream: OutputStream) -> None:
+            if stream.finish_reason is None:
+                stream.fail(error)
+            self._end_in_core({request_id: stream})
+
+        for request_id, stream in streams.items():
+            turns().run(ENDINGS, partial(fail, request_id, stream))
 
     async def close(self) -> bool:
         """Shut the core down and stop listening to it; open streams fail.
@@ -340,8 +354,7 @@ class EngineClient(SlotClient, SleepingClient):
             self._ready.set_exception(error)
             self._ready.exception()  # marks it as retrieved; awaiting `ready` still raises it
         self.sleeping.ended(self._dead)
-        for stream in self._streams.values():
-            stream.fail(self._dead)
+        self._fail_in_turn(dict(self._streams), self._dead)
 
     def _receive(self, message: CoreMessage) -> None:
         self._heartbeat.last_message = time.monotonic()

@@ -139,7 +139,8 @@ ClientMessage = AddRequest | ExtendRequest | Abort | Sleep | Wake | Ping | Shutd
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     """Log-probabilities at one position: of the token itself, then of the top tokens in descending order.
 
-    The three lists have equal length; `ranks` count from 1.
+    If a request lists tokens, these come in place of the top tokens. The three lists have equal length; `ranks` count
+    from 1, those of listed tokens are 0.
     """
 
     token_ids: list[int]
@@ -159,6 +160,7 @@ class TokensOutput(msgspec.Struct, array_like=True, tag="tokens"):
     cached_tokens: int = 0  # prompt tokens found in the prefix cache
     scheduled_at: float = 0.0  # monotonic seconds
     token_probs: list[float] | None = None  # with the first token; see `SamplingParams.token_probs`
+    preemptions: int = 0  # how often the request was preempted so far
 
 
 class PooledOutput(msgspec.Struct, array_like=True, tag="pooled"):
@@ -202,6 +204,8 @@ class StepStats(msgspec.Struct, array_like=True):
     step_seconds: float = 0.0
     item_queries: int = 0  # items looked up in the encoder cache
     item_hits: int = 0  # items found in the encoder cache
+    deferred: int = 0  # part of `waiting`: those that wait for more input
+    corrupted: int = 0  # sequences that ended because the model computed NaN for them
 
 
 class StepOutput(msgspec.Struct, tag="step"):

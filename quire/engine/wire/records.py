@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from quire.engine.wire.protocol import FinishReason, StepStats
+from quire.engine.wire.protocol import FinishReason, MemoryTag, SleepLevel, StepStats
 
 
 @dataclass(slots=True)
@@ -41,7 +41,7 @@ class SequenceGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRecord:
-    """One finished sequence. The last four attributes are 0 for pooling.
+    """One finished sequence. The last five attributes are 0 for pooling.
 
     Attributes:
         answers: sequences of the request with this prompt, in the last of them to end; 0 in the others.
@@ -58,6 +58,7 @@ class RequestRecord:
     max_tokens: int = 0
     answers: int = 0
     longest_answer: int = 0
+    preemptions: int = 0
 
 
 class Observer(Protocol):
@@ -78,6 +79,12 @@ class Observer(Protocol):
     def on_restart(self) -> None:
         """The engine died and has been started again."""
 
+    def on_overload(self) -> None:
+        """A request was refused because too many sequences run or wait."""
+
+    def on_sleep(self, asleep: frozenset[MemoryTag], level: SleepLevel) -> None:
+        """The engine has fallen asleep or woken up; `asleep`: what has no memory; `level`: of the last sleep."""
+
 
 class NullObserver:
     """Ignores all events."""
@@ -95,4 +102,10 @@ class NullObserver:
         """Ignore the event."""
 
     def on_restart(self) -> None:
+        """Ignore the event."""
+
+    def on_overload(self) -> None:
+        """Ignore the event."""
+
+    def on_sleep(self, asleep: frozenset[MemoryTag], level: SleepLevel) -> None:
         """Ignore the event."""

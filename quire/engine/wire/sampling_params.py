@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from quire.engine.wire.token_mask import TokenMask, has_other_token
+
+MAX_LOGPROB_TOKEN_IDS = 128  # as in vLLM
 
 
 class TimestampRule(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,6 +40,27 @@ class TokenProbs(msgspec.Struct, frozen=True):
     token_ids: tuple[int, ...]
 
 
+class PromptTokenIds(msgspec.Struct, frozen=True):
+    """Asks for the log-probabilities that the model gives listed tokens at positions of the prompt.
+
+    Attributes:
+        start: row 0 is about the prompt's token `start + 1`, row 1 about the next one, and so on.
+        width: tokens of a row.
+        token_ids: those of all rows; -1 stands for none.
+    """
+
+    start: int
+    width: int
+    token_ids: NDArray[np.int32]
+
+    def row(self, position: int) -> tuple[int, ...]:
+        """The tokens listed for the prompt's token at a position."""
+        first = (position - 1 - self.start) * self.width
+        return tuple(
+            token for token in self.token_ids[max(0, first) : max(0, first + self.width)].tolist() if token >= 0
+        )
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="generate"):
     """Parameters of a request that generates tokens. The API and `quire.engine.validation` check the values.
 
@@ -58,7 +83,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     allowed_tokens: TokenMask | None = None  # None: all
     bad_words: tuple[tuple[int, ...], ...] = ()  # token sequences that must not be generated
     logprobs: int | None = None  # number of top tokens to report beside the sampled token
+    logprob_token_ids: tuple[int, ...] = ()  # tokens to report in place of the top tokens; needs `logprobs`
     prompt_logprobs: int | None = None
+    prompt_token_ids: PromptTokenIds | None = None  # to report in place of the top tokens; needs `prompt_logprobs`
     grammar: str = ""  # constrains the output (see `quire.engine.wire.grammar`); empty: no constraint
     grammar_size: int = 0  # bytes that the compiled grammar takes; 0: not known
     begin_suppress_tokens: tuple[int, ...] = ()  # must not be the first token that is generated

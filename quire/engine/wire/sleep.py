@@ -33,6 +33,10 @@ class SleepingClient(ABC):
         """Abort all requests with an error."""
 
     @abstractmethod
+    def on_sleep(self, asleep: frozenset[MemoryTag], level: SleepLevel) -> None:
+        """Take note of what has no memory now; `level`: of the last sleep."""
+
+    @abstractmethod
     def send_control(self, message: Sleep | Wake) -> None:
         """Send a message; raises EngineDead if the engine has stopped."""
 
@@ -51,6 +55,7 @@ class SleepControl:
         self._lock = asyncio.Lock()
         self._change: asyncio.Future[None] | None = None  # the loop alone would not keep it alive
         self._reply: asyncio.Future[SleepState] | None = None
+        self._level: SleepLevel = 1  # of the last sleep
         self.asleep: frozenset[MemoryTag] = frozenset()
         self.refusal: EngineAsleep | None = None
         self.refusal_of_new: EngineAsleep | None = None
@@ -93,6 +98,7 @@ class SleepControl:
     def received(self, state: SleepState) -> None:
         """The core has answered."""
         self.asleep = state.asleep
+        self._client.on_sleep(self.asleep, self._level)
         self._settle()
         if self._reply is not None and not self._reply.done():
             self._reply.set_result(state)
@@ -100,6 +106,7 @@ class SleepControl:
     def ended(self, error: EngineDead) -> None:
         """The core has ended; another one is awake."""
         self.asleep = frozenset()
+        self._client.on_sleep(self.asleep, self._level)
         self._settle()
         if self._reply is not None and not self._reply.done():
             self._reply.set_exception(error)
@@ -118,6 +125,7 @@ class SleepControl:
         try:
             self.refusal = self.refusal_of_new
             self._client.end_all(EngineAsleep(_ABORTED))
+            self._level = max(level, self._level) if self.asleep else level
             await self._ask(Sleep(level))
         finally:
             self._settle()

@@ -11,6 +11,7 @@ from typing_extensions import override
 from quire.engine.wire.batch import BatchClient
 from quire.engine.wire.errors import EngineOverloaded, TenantOverloaded
 from quire.engine.wire.protocol import StepStats
+from quire.engine.wire.records import NullObserver, Observer
 from quire.workers.shares import Shares
 
 
@@ -19,6 +20,7 @@ class SlotClient(BatchClient, ABC):
 
     def __init__(self, capacity: int, share: float) -> None:
         """`capacity`: of sequences that may run or wait at the same time; `share`: of it for one tenant."""
+        self.observer: Observer = NullObserver()  # receives the events of the engine
         self._slots = Shares(capacity, share)
 
     @property
@@ -58,6 +60,7 @@ class SlotClient(BatchClient, ABC):
         retry_after = 1 + self.stats.waiting // max(1, self.stats.running)
         match self._slots.refusal(tenant, count):
             case "full":
+                self.observer.on_overload()
                 raise EngineOverloaded(
                     f"The server is busy: {self.slots_in_use} of at most {self.capacity} sequences are running or "
                     f"waiting; this request needs {count}.",

@@ -134,6 +134,7 @@ class SequenceStream(OutputStream):
         self.times = RequestTimes(arrived=time.monotonic())
         self.output_tokens = 0
         self.cached_tokens = 0
+        self.preemptions = 0
         self.finish_reason: FinishReason | None = None
         self.finished_by_core = False
         self._detokenizer = detokenizer
@@ -174,6 +175,7 @@ class SequenceStream(OutputStream):
         used = self._detokenizer.tokens_used - before
         self.output_tokens += used
         self.cached_tokens = output.cached_tokens or self.cached_tokens
+        self.preemptions = output.preemptions
         delta = self._pending or Delta(cached_tokens=self.cached_tokens)
         self._texts.append(text)
         delta.token_ids += output.token_ids[:used]
@@ -210,6 +212,7 @@ class SequenceStream(OutputStream):
             cached_tokens=self.cached_tokens,
             output_tokens=self.output_tokens,
             max_tokens=self.request.params.max_tokens,
+            preemptions=self.preemptions,
             answers=group.size if last else 0,
             longest_answer=group.longest if last and group.size else 0,
         )

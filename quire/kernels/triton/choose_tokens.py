@@ -11,20 +11,25 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quire.kernels.sampling import NO_TOKEN
 from quire.kernels.triton.ranked_tokens import choose_ranked
 from quire.kernels.triton.variants import KernelVariant
 from quire.kernels.triton.vocab import CHUNK, ROW_SETTINGS, largest_of_row, load_logits, to_integer
 
+NONE = tl.constexpr(NO_TOKEN)
+
 
 @triton.jit
 def chunk_max_kernel(logits, largest, first, stride, vocab, chunks, CHUNK: tl.constexpr):
-    """The largest logit of a chunk, and the first token that has it."""
+    """The largest logit of a chunk, and the first token that has it; no token if one of them is NaN or infinite."""
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     ids = chunk * CHUNK + tl.arange(0, CHUNK)
-    x = load_logits(logits + row * stride, ids, vocab)
+    x = tl.load(logits + row * stride + ids, mask=ids < vocab, other=-float("inf"))
+    invalid = tl.max(((x != x) | (x == float("inf"))).to(tl.int32), 0) > 0
+    x = tl.where(x == x, x, -float("inf"))
     best = tl.max(x, 0)
     tl.store(largest + row * chunks + chunk, best)
-    tl.store(first + row * chunks + chunk, tl.min(tl.where(x == best, ids, vocab), 0))
+    tl.store(first + row * chunks + chunk, tl.where(invalid, NONE, tl.min(tl.where(x == best, ids, vocab), 0)))
 
 
 @triton.jit
@@ -96,6 +101,8 @@ def choose_kernel(
     tops = tl.load(largest + row * chunks + lanes, mask=lanes < chunks, other=-float("inf"))
     best = tl.max(tops, 0)
     token = tl.load(first + row * chunks + tl.min(tl.where(tops == best, lanes, CHUNKS), 0))
+    firsts = tl.load(first + row * chunks + lanes, mask=lanes < chunks, other=0)
+    is_valid = tl.min(firsts, 0) >= 0
     if RANDOM and is_random(temperatures, top_k, top_p, row):
         mass = tl.load(masses + row * chunks + lanes, mask=lanes < chunks, other=0)
         total = tl.sum(mass, 0)
@@ -108,7 +115,7 @@ def choose_kernel(
         weights = token_weights(x, best, tl.load(temperatures + row), tl.load(log_min_p + row))
         passed = (before + tl.cumsum(weights, 0) < target).to(tl.int32)
         token = tl.minimum(chunk * CHUNK + tl.sum(passed, 0), vocab - 1)
-    tl.store(out + row, token.to(tl.int64))
+    tl.store(out + row, tl.where(is_valid, token, NONE).to(tl.int64))
 
 
 def argmax(logits: Tensor) -> Tensor:

@@ -178,7 +178,7 @@ def choose_ranked_kernel(
 ):
     """The token of a row where the running sum of kept weights, in descending order, exceeds random * their total."""
     row = tl.program_id(0).to(tl.int64)
-    if is_ranked(temperatures, top_k, top_p, row):
+    if is_ranked(temperatures, top_k, top_p, row) & (tl.load(out + row) >= 0):
         divisor = tl.load(temperatures + row)
         best = tl.div_rn(largest_of_row(largest, row, chunks, CHUNKS), divisor)
         floor = best + tl.load(log_min_p + row)
@@ -228,7 +228,7 @@ def choose_ranked(
     top_p: Tensor,
     out: Tensor,
 ) -> None:
-    """Overwrite the tokens in `out` of rows with top-k or top-p.
+    """Overwrite the tokens in `out` of rows with top-k or top-p that have one.
 
     Args:
         logits: (rows, vocab) float32, last stride 1.

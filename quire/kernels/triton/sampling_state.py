@@ -42,13 +42,14 @@ def record_kernel(
     accepted = tl.full((), 1, tl.int32)
     going = length >= 0
     for depth in range(length + 1):
-        token = tl.load(tokens + start + depth)
+        sampled = tl.load(tokens + start + depth)
+        token = tl.maximum(sampled, 0)  # any token, if there is none
         if going:
             if slot >= 0:
                 tl.atomic_add(counts + slot * vocab + token, 1)
             tl.store(last_tokens + row, token)
             accepted = (accepted * 0 + depth + 1).to(tl.int32)
-            going = (depth < length) & (token == tl.load(inputs + start + depth + 1, mask=depth < length, other=-1))
+            going = (depth < length) & (sampled == tl.load(inputs + start + depth + 1, mask=depth < length, other=0))
     tl.store(taken + span, accepted)
     tl.store(positions + row, tl.load(positions + row) + accepted)
 

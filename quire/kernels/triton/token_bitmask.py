@@ -10,8 +10,6 @@ from torch import Tensor
 from quire.kernels.triton.variants import KernelVariant
 from quire.kernels.triton.vocab import CHUNK
 
-VALID, NAN = tl.constexpr(1), tl.constexpr(2)  # bits of what a chunk's allowed logits are
-
 
 @triton.jit
 def allowed_tokens(masks, mask, ids, vocab, words):
@@ -23,31 +21,30 @@ def allowed_tokens(masks, mask, ids, vocab, words):
 
 @triton.jit
 def mask_kernel(logits, masks, mask_of_row, states, stride, vocab, words, chunks, CHUNK: tl.constexpr):
-    """One program for a chunk of a row. Its state: whether an allowed logit is above -inf, and whether one is NaN."""
+    """One program for a chunk of a row. Its state: whether a logit is NaN, or is allowed and above -inf."""
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     mask = tl.load(mask_of_row + row).to(tl.int64)
     if mask >= 0:
         ids = chunk * CHUNK + tl.arange(0, CHUNK)
         allowed = allowed_tokens(masks, mask, ids, vocab, words)
-        x = tl.load(logits + row * stride + ids, mask=allowed, other=-float("inf"))
-        state = tl.where(x > -float("inf"), VALID, 0) | tl.where(x != x, NAN, 0)
-        tl.store(states + row * chunks + chunk, tl.max(state & VALID, 0) | tl.max(state & NAN, 0))
-        tl.store(
-            logits + row * stride + ids, tl.full((CHUNK,), -float("inf"), tl.float32), mask=(ids < vocab) & ~allowed
-        )
+        x = tl.load(logits + row * stride + ids, mask=ids < vocab, other=-float("inf"))
+        nan = x != x
+        tl.store(states + row * chunks + chunk, tl.max((nan | (allowed & (x > -float("inf")))).to(tl.int32), 0))
+        forbidden = (ids < vocab) & ~allowed & ~nan
+        tl.store(logits + row * stride + ids, tl.full((CHUNK,), -float("inf"), tl.float32), mask=forbidden)
 
 
 @triton.jit
 def reset_kernel(
     logits, masks, mask_of_row, states, stride, vocab, words, chunks, CHUNK: tl.constexpr, CHUNKS: tl.constexpr
 ):
-    """The allowed logits of a row become 0 if none of them is valid, or one is NaN."""
+    """The allowed logits of a row become 0 if all of them are -inf, and none of the row is NaN."""
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     mask = tl.load(mask_of_row + row).to(tl.int64)
     if mask >= 0:
         lanes = tl.arange(0, CHUNKS)
         state = tl.load(states + row * chunks + lanes, mask=lanes < chunks, other=0)
-        if (tl.max(state & VALID, 0) == 0) | (tl.max(state & NAN, 0) != 0):
+        if tl.max(state, 0) == 0:
             ids = chunk * CHUNK + tl.arange(0, CHUNK)
             allowed = allowed_tokens(masks, mask, ids, vocab, words)
             tl.store(logits + row * stride + ids, tl.zeros((CHUNK,), tl.float32), mask=allowed)

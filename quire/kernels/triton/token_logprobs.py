@@ -57,7 +57,7 @@ def rank_kernel(
     best, log_total = row_total(largest, sums, row, chunks, CHUNKS)
     ids = chunk * CHUNK + tl.arange(0, CHUNK)
     x = load_logits(logits + row * stride, ids, vocab)
-    chosen = tl.load(logits + row * stride + tl.load(tokens + row)) - best - log_total
+    chosen = tl.load(logits + row * stride + tl.maximum(tl.load(tokens + row), 0)) - best - log_total
     tl.store(larger + row * chunks + chunk, tl.sum(((x - best - log_total) > chosen).to(tl.int32), 0).to(tl.int32))
     if chunk == 0:
         tl.store(own + row, chosen)

@@ -12,7 +12,7 @@ from quire.multimodal.audio.silero import CONTEXT, FRAME, STATE, network
 
 _HYSTERESIS = 0.15  # below the threshold, at which speech goes on
 _ONSET_FRAMES = 2  # in a row, before speech has begun: a click is one
-_TAIL = SAMPLE_RATE // 10  # samples that are added to the end of speech: fading sounds
+_TAIL_MS = 100  # added to the end of speech: fading sounds
 _BATCH = 256  # frames that are encoded at once
 
 
@@ -25,7 +25,7 @@ class SpeechStarted:
 
 @dataclass(frozen=True, slots=True)
 class SpeechStopped:
-    """Speech has ended `silence_duration_ms` ago; `at_sample` is where it did, a tenth of a second added."""
+    """Speech has ended `silence_duration_ms` ago; `at_sample` is where it did, with the tail added."""
 
     at_sample: int
 
@@ -50,6 +50,7 @@ class VoiceActivity:
         threshold: float = 0.5,
         prefix_padding_ms: int = 300,
         silence_duration_ms: int = 500,
+        tail_ms: int = _TAIL_MS,
     ) -> None:
         """A detector at the start of a stream.
 
@@ -58,6 +59,7 @@ class VoiceActivity:
             threshold: probability of speech from which on a frame counts as speech, 0 to 1.
             prefix_padding_ms: audio before the onset that counts as speech, in milliseconds.
             silence_duration_ms: silence that ends speech, in milliseconds.
+            tail_ms: audio behind the end that counts as speech, in milliseconds.
 
         Raises:
             ValueError: of another sample rate.
@@ -68,6 +70,7 @@ class VoiceActivity:
         self._threshold = threshold
         self._padding = prefix_padding_ms * SAMPLE_RATE // 1000
         self._silence = silence_duration_ms * SAMPLE_RATE // 1000
+        self._tail = tail_ms * SAMPLE_RATE // 1000
         self._hidden = np.zeros(STATE, np.float32)
         self._cell = np.zeros(STATE, np.float32)
         self._pending = np.zeros(CONTEXT, np.float32)  # the context of the next frame, and what there is of it
@@ -111,7 +114,7 @@ class VoiceActivity:
         if not self.speaking:
             return []
         self.speaking = False
-        return [SpeechStopped(min(self._voiced_until + _TAIL, self.position))]
+        return [SpeechStopped(min(self._voiced_until + self._tail, self.position))]
 
     def _judge(self, encoded: NDArray[np.float32], events: list[SpeechEvent]) -> None:
         probability, self._hidden, self._cell = self._network.step(encoded, self._hidden, self._cell)
@@ -122,7 +125,7 @@ class VoiceActivity:
                 self._voiced_until = end
             elif end - self._voiced_until >= self._silence:
                 self.speaking = False
-                self._stopped_at = self._voiced_until + min(_TAIL, self._silence)
+                self._stopped_at = self._voiced_until + min(self._tail, self._silence)
                 events.append(SpeechStopped(self._stopped_at))
             return
         if probability < self._threshold:
@@ -140,9 +143,10 @@ def find_speech(
     threshold: float = 0.5,
     prefix_padding_ms: int = 300,
     silence_duration_ms: int = 500,
+    tail_ms: int = _TAIL_MS,
 ) -> list[tuple[int, int]]:
     """Start and end, in samples, of each stretch of speech in a whole audio file, found by `VoiceActivity`."""
-    detector = VoiceActivity(SAMPLE_RATE, threshold, prefix_padding_ms, silence_duration_ms)
+    detector = VoiceActivity(SAMPLE_RATE, threshold, prefix_padding_ms, silence_duration_ms, tail_ms)
     step = _BATCH * FRAME  # in pieces: each is copied
     pieces = (samples[start : start + step] for start in range(0, len(samples), step))
     events = [*(event for piece in pieces for event in detector.push_all(piece)), *detector.finish()]

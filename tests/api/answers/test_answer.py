@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.api.answers.answer import AnswerFormat
-from quire.api.answers.reasoning import tags_named
+from quire.api.answers.reasoning_registry import tags_named
 from quire.api.answers.tools.calls import CallDelta, Parsed
 from quire.api.answers.tools.choice import ToolPlan
 from quire.api.answers.tools.registry import FORMATS

@@ -79,6 +79,7 @@ async def test_parts_become_items(tmp_path: Path, kind: str) -> None:
         usage = body["usage"]
         assert usage["prompt_tokens"] == len(tokens)
         assert usage["prompt_tokens_details"]["audio_tokens"] == sum(lengths)
+        assert usage["prompt_tokens_details"]["multimodal_tokens"] == {"audio": sum(lengths)}
 
 
 def decoded(samples: Samples) -> Samples:
@@ -293,7 +294,8 @@ async def test_every_way_in_reserves_memory(tmp_path: Path, web: dict[str, Answe
         response = await server.post(path, body)
         assert response.status_code == 400, response.text
         assert "--max-audio-memory" in response.json()["error"]["message"]
-        assert response.json()["error"]["param"] == "messages[0].content[0]"
+        message = "input[0]" if way == "responses" else "messages[0]"
+        assert response.json()["error"]["param"] == f"{message}.content[0]"
         memory = memory_of(server)
         memory._patience = 0.3
         with await memory.reserve(100 << 20, "somebody else"):

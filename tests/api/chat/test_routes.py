@@ -63,6 +63,8 @@ async def test_a_stream_comes_in_order(tmp_path: Path) -> None:
             assert own[0]["delta"] == {"role": "assistant", "content": ""}
             assert "".join(choice["delta"]["content"] for choice in own) == "hello"
             assert [choice["finish_reason"] for choice in own] == [None] * (len(own) - 1) + ["stop"]
+        assert all(chunk["usage"] is None for chunk in chunks)
+        *chunks, _ = chunks_of((await server.post(PATH, {"messages": HI, "stream": True})).text)
         assert all("usage" not in chunk for chunk in chunks)
 
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from quire.engine.wire.protocol import AddRequest
 from quire.engine.wire.sampling_params import SamplingParams
-from tests.support.fake_core import FakeCore, says
-from tests.support.server import running_server
+from tests.support.fake_core import CONTEXT, FakeCore, says
+from tests.support.server import chunks_of, running_server
 from tests.support.tokenizer import EOS, byte_tokenizer
 
 PATH = "/inference/v1/generate"
@@ -55,14 +58,14 @@ async def test_streams_add_up(tmp_path: Path) -> None:
 
 async def test_sampling_is_what_is_said_and_nothing_else(tmp_path: Path) -> None:
     core = FakeCore()
-    (tmp_path / "generation_config.json").write_text('{"temperature": 0.3, "top_k": 7}')
+    (tmp_path / "generation_config.json").write_text('{"temperature": 0.3, "top_k": 7, "max_new_tokens": 30}')
     async with running_server(tmp_path, core) as server:
         await server.post(PATH, request())
-        await server.post(PATH, request(max_tokens=None, ignore_eos=True, stop_token_ids=[5]))
+        await server.post(PATH, request(max_tokens=400, ignore_eos=True, stop_token_ids=[5]))
     first, second = [message.sampling_params for message in core.received if isinstance(message, AddRequest)]
-    assert (first.max_tokens, first.temperature, first.top_k) == (16, 1.0, 0)
+    assert (first.max_tokens, first.temperature, first.top_k) == (30, 1.0, 0)
     assert first.eos_token_ids == (EOS,)
-    assert second.max_tokens > 400
+    assert second.max_tokens == 400
     assert (second.eos_token_ids, second.stop_token_ids) == ((), frozenset({5}))
 
 
@@ -127,3 +130,97 @@ async def test_what_cannot_be_granted_is_refused(tmp_path: Path, path: str, body
 def without_grammar(params: SamplingParams) -> SamplingParams:
     """The same parameters without a grammar: one of equal meaning has another text and size."""
     return msgspec.structs.replace(params, grammar="", grammar_size=0)
+
+
+async def test_without_max_tokens_the_context_is_the_limit(tmp_path: Path) -> None:
+    core = FakeCore()
+    async with running_server(tmp_path, core) as server:
+        await server.post(PATH, request())
+        await server.post(PATH, request(max_tokens=None))
+    limits = [message.sampling_params.max_tokens for message in core.received if isinstance(message, AddRequest)]
+    assert limits == [CONTEXT - len(TOKENS)] * 2
+
+
+async def test_log_probabilities_have_ids_or_texts(tmp_path: Path) -> None:
+    async with running_server(tmp_path) as server:
+        for count in (0, 2):
+            answer = (await server.post(PATH, request(logprobs=count))).json()
+            (choice,) = answer["choices"]
+            entries = choice["logprobs"]["content"]
+            assert [entry["token_id"] for entry in entries] == choice["token_ids"]
+            for entry in entries:
+                assert entry["top_logprobs"][0] == {name: entry[name] for name in ("token_id", "logprob", "rank")}
+                ids = [one["token_id"] for one in entry["top_logprobs"]]
+                assert len(ids) == len(set(ids)) >= (1 if count == 0 else 2)
+                assert entry["rank"] >= 1
+        text = (await server.post(PATH, {**request(logprobs=0), "output_mode": "text"})).json()
+    for entry in text["choices"][0]["logprobs"]["content"]:
+        (itself,) = entry["top_logprobs"]
+        assert itself == {name: entry[name] for name in ("token", "logprob", "bytes")}
+
+
+async def test_listed_tokens_are_reported_without_a_number(tmp_path: Path) -> None:
+    core = FakeCore()
+    async with running_server(tmp_path, core) as server:
+        answer = await server.post(PATH, request(logprob_token_ids=[7, 3, 7]))
+        assert answer.json()["choices"][0]["logprobs"] is not None
+        refused = await server.post(PATH, request(logprob_token_ids=[1 << 20]))
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "logprob_token_ids")
+    (message,) = [message for message in core.received if isinstance(message, AddRequest)]
+    assert (message.sampling_params.logprobs, message.sampling_params.logprob_token_ids) == (0, (7, 3))
+
+
+async def test_what_vllm_returns_besides_the_answer(tmp_path: Path) -> None:
+    async with running_server(tmp_path) as server:
+        asked = {**request(), "return_token_ids": True}
+        body = (await server.post(PATH, asked)).json()
+        assert (body["prompt_token_ids"], body["model"]) == (TOKENS, "fake")
+        assert body["created"] > 0
+        options = {"include_usage": True, "continuous_usage_stats": True}
+        stream = await server.post(PATH, {**asked, "stream": True, "stream_options": options})
+        chunks = chunks_of(stream.text)
+        assert chunks[0]["prompt_token_ids"] == TOKENS
+        assert not any("prompt_token_ids" in chunk for chunk in chunks[1:])
+        assert all(chunk["usage"]["prompt_tokens"] == len(TOKENS) for chunk in chunks)
+        for fields, param in (
+            ({"output_mode": "derender"}, "output_mode"),
+            ({"output_mode": "text", "sampling_params": {"detokenize": False}}, "output_mode"),
+            ({"features": {"mm_hashes": {}}}, "features"),
+            ({"content_parts": [{"type": "image_url"}]}, "content_parts"),
+            ({"reasoning_ended": False}, "reasoning_ended"),
+            ({"sampling_params": {"prompt_logprob_token_ids": [[1]]}}, "prompt_logprob_token_ids"),
+        ):
+            refused = await server.post(PATH, {**request(), **fields})
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
+
+
+async def test_tokens_are_scored_at_positions_of_the_prompt(tmp_path: Path) -> None:
+    name, rows = "prompt_logprob_token_ids", [[8, 16], [24]]
+    async with running_server(tmp_path) as server:
+        body = (await server.post(PATH, request(**{name: rows}, n=2))).json()
+        scores = np.load(io.BytesIO(base64.b64decode(body["prompt_token_id_logprobs"])))
+        assert scores.dtype == np.float32
+        assert scores.tolist() == [[-1.0, -2.0], [-3.0, -np.inf]]
+        assert body["prompt_logprobs"] is None
+        late = (await server.post(PATH, request(**{name: [[8]], "prompt_logprob_start": 1}))).json()
+        assert np.load(io.BytesIO(base64.b64decode(late["prompt_token_id_logprobs"]))).tolist() == [[-1.0]]
+        wrong: list[dict[str, Any]] = [
+            {name: [[1]]},
+            {name: []},
+            {name: [[], []]},
+            {name: [[1], [1 << 20]]},
+            {name: [[1], [-2]]},
+            {name: [list(range(21)), [1]]},
+            {name: rows, "prompt_logprobs": 1},
+        ]
+        for fields in wrong:
+            refused = await server.post(PATH, request(**fields))
+            assert refused.status_code == 400, fields
+            assert name in refused.json()["error"]["message"], fields
+        alone = await server.post(PATH, request(prompt_logprob_start=1))
+        assert (alone.status_code, alone.json()["error"]["param"]) == (400, "prompt_logprob_start")
+        streamed = await server.post(PATH, {**request(**{name: rows}), "stream": True})
+        assert (streamed.status_code, streamed.json()["error"]["param"]) == (400, name)
+        for path in ("/v1/completions", "/v1/chat/completions"):
+            refused = await server.post(path, {"prompt": "hi", **CHAT, name: rows})
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, name)

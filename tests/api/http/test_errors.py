@@ -53,9 +53,14 @@ USER = {"role": "user", "content": "hi"}
     [
         (COMPLETIONS, {"prompt": 5}, "prompt", "prompt: Input should be a valid string or a valid list"),
         (COMPLETIONS, {}, "prompt", "prompt: Field required"),
-        (COMPLETIONS, {"prompt": "x", "stop": [1]}, "stop", "stop: Input should be a valid string; stop.0: Input "),
-        (CHAT, {"messages": [{**USER, "content": 5}]}, "messages.0.content", "messages.0.content: Input should be a "),
-        (CHAT, {"messages": [{"content": "x"}]}, "messages.0.role", "messages.0.role: Field required"),
+        (COMPLETIONS, {"prompt": "x", "stop": [1]}, "stop[0]", "stop[0]: Input should be a valid string"),
+        (
+            CHAT,
+            {"messages": [{**USER, "content": 5}]},
+            "messages[0].content",
+            "messages[0].content: Input should be a ",
+        ),
+        (CHAT, {"messages": [{"content": "x"}]}, "messages[0].role", "messages[0].role: Field required"),
         (COMPLETIONS, {"prompt": "x", "max_tokens": 0}, "max_tokens", "max_tokens: `max_tokens` must be at least 1"),
         (COMPLETIONS, {"prompt": "x", "stream_options": {}}, "stream_options", "stream_options: Stream options can"),
         (COMPLETIONS, {"prompt": "x", "stream": True, "prompt_logprobs": 1}, "prompt_logprobs", "prompt_logprobs: "),

@@ -14,19 +14,17 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import APIRouter, FastAPI, Request
-from pydantic import BaseModel, ConfigDict
 
 from quire.api.http import fields
 from quire.api.http.errors import install_error_handlers
 from quire.api.http.malloc_trim import MallocTrimmer
 from quire.api.http.routing import CheckedRoute, detach_resources, enter_for_request, release_resources
+from quire.api.protocol.common import RequestBody
 from tests.support.fake_core import FakeCore
 from tests.support.server import running_server, until
 
 
-class Body(BaseModel):
-    model_config = ConfigDict(extra="allow")
-
+class Body(RequestBody):
     mode: str = "plain"
 
 

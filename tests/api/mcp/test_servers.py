@@ -26,17 +26,17 @@ async def test_what_is_no_tool_server_is_an_error_at_once(tmp_path: Path, stream
 @pytest.mark.parametrize(
     ("change", "param"),
     [
-        ({"server_label": "nobody"}, "tools.0.server_label"),
-        ({"server_url": "http://169.254.169.254/mcp"}, "tools.0.server_url"),
-        ({"require_approval": "always"}, "tools.0.require_approval"),
-        ({"require_approval": None}, "tools.0.require_approval"),
-        ({"allowed_tools": ["get_weather", "nothing"]}, "tools.0.allowed_tools"),
+        ({"server_label": "nobody"}, "tools[0].server_label"),
+        ({"server_url": "http://169.254.169.254/mcp"}, "tools[0].server_url"),
+        ({"require_approval": "always"}, "tools[0].require_approval"),
+        ({"require_approval": None}, "tools[0].require_approval"),
+        ({"allowed_tools": ["get_weather", "nothing"]}, "tools[0].allowed_tools"),
         ({"allowed_tools": {"names": []}}, None),
-        ({"connector_id": "connector_gmail"}, "tools.0.connector_id"),
-        ({"headers": {"Host": "elsewhere"}}, "tools.0.headers"),
-        ({"headers": {"authorization": "a"}, "authorization": "b"}, "tools.0.authorization"),
+        ({"connector_id": "connector_gmail"}, "tools[0].connector_id"),
+        ({"headers": {"Host": "elsewhere"}}, "tools[0].headers"),
+        ({"headers": {"authorization": "a"}, "authorization": "b"}, "tools[0].authorization"),
         ({"headers": {"x": "a\r\nb: c"}}, None),
-        ({"server_label": 1}, "tools.0.server_label"),
+        ({"server_label": 1}, "tools[0].server_label"),
     ],
 )
 async def test_what_cannot_be_granted_is_refused(tmp_path: Path, change: dict[str, Any], param: str | None) -> None:

@@ -25,7 +25,7 @@ async def test_several_types_at_once(tmp_path: Path) -> None:
         same = (await server.post(PATH, wrapped)).json()
     assert answer["response_type"] == "embeddings_by_type"
     assert answer["texts"] == ["hello", "world"]
-    assert answer["meta"]["billed_units"]["input_tokens"] == 10
+    assert answer["meta"]["billed_units"] == {"input_tokens": 10, "image_tokens": 0}
     embeddings = answer["embeddings"]
     assert list(embeddings) == kinds
     assert plain["embeddings"] == same["embeddings"] == {"float": embeddings["float"]}
@@ -76,7 +76,7 @@ async def test_types_of_input_choose_prompts(tmp_path: Path) -> None:
         ({"texts": ["a", 1]}, "texts[1]"),
         ({"inputs": [{"content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "inputs[0].content[0]"),
         ({"texts": ["a"], "images": ["x"]}, "images"),
-        ({"texts": ["a"], "embedding_types": ["int4"]}, "embedding_types.0"),
+        ({"texts": ["a"], "embedding_types": ["int4"]}, "embedding_types[0]"),
         ({"texts": ["a"], "embedding_types": []}, "embedding_types"),
         ({"texts": ["a"], "truncate": "MIDDLE"}, "truncate"),
         ({"texts": ["a"], "max_tokens": 1000}, "max_tokens"),

@@ -61,7 +61,7 @@ async def test_tools_of_others_are_left_out_by_name(tmp_path: Path) -> None:
     async with reasoning_server(tmp_path, answers_with()) as server:
         answer = await server.post(PATH, {"input": "hi", "tools": TOOLS})
         refused = await server.post(PATH, {"input": "hi", "tools": TOOLS[1:], "tool_choice": "required"})
-    assert "tools.1" in answer.headers["x-quire-ignored-fields"]
+    assert "tools[1]" in answer.headers["x-quire-ignored-fields"]
     assert "web_search" in answer.headers["x-quire-ignored-fields"]
     assert refused.status_code == 400
 
@@ -124,6 +124,10 @@ async def test_a_format_is_kept_to(tmp_path: Path) -> None:
     assert added.sampling_params.grammar
 
 
+FIRST_PART = "input[0].content[0]"
+CALL = {"type": "function_call", "call_id": "c", "name": "f"}
+
+
 @pytest.mark.parametrize(
     ("fields", "status", "param"),
     [
@@ -133,10 +137,15 @@ async def test_a_format_is_kept_to(tmp_path: Path) -> None:
         ({"prompt": {"id": "p"}}, 400, "prompt"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, 400, None),
         ({"input": []}, 400, "input"),
-        ({"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "f"}]}]}, 400, "input"),
+        ({"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "f"}]}]}, 400, FIRST_PART),
+        ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, 400, FIRST_PART),
+        ({"input": [{"role": "user", "content": "a"}, {**CALL, "arguments": "{"}]}, 400, "input[1]"),
+        ({"input": [{"type": "reasoning", "encrypted_content": "x"}]}, 400, "input[0].encrypted_content"),
+        ({"input": [{"role": "nobody", "content": "a"}]}, 400, "input[0].role"),
+        ({"max_output_tokens": 100_000}, 400, "max_output_tokens"),
         ({"tools": [{"type": "function"}]}, 400, "tools"),
         ({"tool_choice": "required"}, 400, "tool_choice"),
-        ({"tools": [{"type": "mcp", "server_label": "x", "require_approval": "never"}]}, 400, "tools.0.server_label"),
+        ({"tools": [{"type": "mcp", "server_label": "x", "require_approval": "never"}]}, 400, "tools[0].server_label"),
         ({"include": ["nothing"]}, 400, None),
         ({"metadata": {"a": "b" * 513}}, 400, None),
         ({"max_output_tokens": 0}, 400, "max_output_tokens"),

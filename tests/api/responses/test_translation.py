@@ -102,21 +102,21 @@ def test_items_become_messages_in_linear_time() -> None:
     """At sizes at which quadratic costs would take minutes."""
     body = ResponsesRequest(input="hi")
     rules = [InputMessage(role="developer", content="x")] * 200_000
-    (message,) = to_chat_request(body, rules).messages
+    (message,) = to_chat_request(body, rules)[0].messages
     assert len(str(message.content)) == 200_000 * 3 - 2
     thoughts = [ReasoningItem(type="reasoning", content=[ReasoningText(text="y" * 50)])] * 200_000
-    (message,) = to_chat_request(body, thoughts).messages
+    (message,) = to_chat_request(body, thoughts)[0].messages
     assert len(message.reasoning or "") == 200_000 * 50
     call = FunctionCall(type="function_call", call_id="c", name="f", arguments="{}")
     said = [call, *[InputMessage(role="assistant", content="z" * 50)] * 200_000]
-    (message,) = to_chat_request(body, said).messages
+    (message,) = to_chat_request(body, said)[0].messages
     assert len(str(message.content)) == 200_000 * 51 - 1
 
 
 def test_texts_of_one_turn_are_joined_without_empty_ones() -> None:
     call = FunctionCall(type="function_call", call_id="c", name="f", arguments="{}")
     texts = [InputMessage(role="assistant", content=text) for text in ("", "a", "", "b")]
-    (message,) = to_chat_request(ResponsesRequest(input="hi"), [call, *texts]).messages
+    (message,) = to_chat_request(ResponsesRequest(input="hi"), [call, *texts])[0].messages
     assert message.content == "a\nb"
 
 

@@ -9,11 +9,12 @@ import pytest
 
 from quire.engine.wire.protocol import AddRequest
 from quire.multimodal.tokenizer import Tokenizer
-from tests.support.fake_core import FakeCore, prompt_of
-from tests.support.server import running_server
+from tests.support.fake_core import FakeCore, prompt_of, says
+from tests.support.server import chunks_of, running_server
 from tests.support.tokenizer import EOS, VOCAB_SIZE
 
-PATH = "/v1/completions"
+PATH = COMPLETIONS = "/v1/completions"
+CHATS = "/v1/chat/completions"
 A, B = prompt_of("ab").tolist()
 
 
@@ -38,7 +39,7 @@ async def test_what_no_model_could_sample_with_is_refused(
     async with running_server(tmp_path, core) as server:
         answer = await server.post(PATH, {"prompt": "hi", **fields})
         assert answer.status_code == 400, answer.text
-        assert param is None or answer.json()["error"]["param"].split(".")[0] == param
+        assert param is None or answer.json()["error"]["param"].split(".")[0].split("[")[0] == param
     assert not any(isinstance(message, AddRequest) for message in core.received)
 
 
@@ -76,8 +77,8 @@ async def test_seeds_of_several_answers_stay_in_64_bits(tmp_path: Path) -> None:
     [
         (PATH, {"stop_token_ids": [A] * 1025}, "stop_token_ids"),
         (PATH, {"stop": "x" * 1025}, "stop"),
-        (PATH, {"stop": ["x", "x" * 1025]}, "stop.1"),
-        ("/v1/messages", {"stop_sequences": ["x" * 1025]}, "stop_sequences.0"),
+        (PATH, {"stop": ["x", "x" * 1025]}, "stop[1]"),
+        ("/v1/messages", {"stop_sequences": ["x" * 1025]}, "stop_sequences[0]"),
     ],
 )
 async def test_what_each_token_is_compared_with_is_bounded(
@@ -88,7 +89,7 @@ async def test_what_each_token_is_compared_with_is_bounded(
         answer = await server.post(path, {**common, "max_tokens": 1, **fields})
         assert answer.status_code == 400, answer.text
         if path == PATH:
-            assert answer.json()["error"]["param"].split(".")[0] == param.split(".", maxsplit=1)[0]
+            assert answer.json()["error"]["param"] == param
         else:
             assert param in answer.json()["error"]["message"]
 
@@ -124,3 +125,33 @@ async def test_more_sequences_than_ever_fit_are_refused_before_they_are_prepared
             answer = await server.post(path, {"prompt": ["x"] * 4, "bad_words": ["y"], "stop_token_ids": [A]})
             assert (answer.status_code, answer.json()["error"]["param"]) == (400, "prompt")
             assert "4 sequences" in answer.json()["error"]["message"]
+
+
+async def test_log_probabilities_of_listed_tokens(tmp_path: Path) -> None:
+    chat: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+    asked = {"logprob_token_ids": [104, 105]}
+    async with running_server(tmp_path, FakeCore(answer=says("abc"))) as server:
+        answer = (await server.post(CHATS, {**chat, **asked, "logprobs": True})).json()
+        for entry in answer["choices"][0]["logprobs"]["content"]:
+            assert [one["logprob"] for one in entry["top_logprobs"]] == [-1.5, -2.5]
+        streamed = await server.post(CHATS, {**chat, **asked, "logprobs": True, "stream": True})
+        entries = [
+            entry
+            for chunk in chunks_of(streamed.text)
+            if chunk["choices"][0]["logprobs"]
+            for entry in chunk["choices"][0]["logprobs"]["content"]
+        ]
+        assert entries == answer["choices"][0]["logprobs"]["content"]
+        completion = {"prompt": "hi", "max_tokens": 2, "logprobs": 0, "return_tokens_as_token_ids": True, **asked}
+        tops = (await server.post(COMPLETIONS, completion)).json()["choices"][0]["logprobs"]["top_logprobs"]
+        assert all({"token_id:104": -1.5, "token_id:105": -2.5}.items() <= top.items() for top in tops)
+        for path, body in (
+            (CHATS, {**chat, **asked}),
+            (CHATS, {**chat, "logprobs": True, "logprob_token_ids": [1 << 20]}),
+            (CHATS, {**chat, "logprobs": True, "logprob_token_ids": list(range(129))}),
+            (CHATS, {**chat, **asked, "logprobs": True, "use_beam_search": True}),
+            (COMPLETIONS, {"prompt": "hi", **asked}),
+            (COMPLETIONS, {**completion, "max_tokens": 0, "echo": True}),
+        ):
+            refused = await server.post(path, body)
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, "logprob_token_ids"), body

@@ -207,7 +207,7 @@ async def test_chunking_by_voice_activity(tmp_path: Path, strategy: dict[str, st
         ({"temperature": "-1"}, "temperature", "greater"),
         ({"temperature": "hot"}, "temperature", "number"),
         ({"timestamp_granularities[]": "word"}, "timestamp_granularities", "verbose_json"),
-        ({"timestamp_granularities[]": "day", "response_format": "verbose_json"}, "timestamp_granularities.0", "word"),
+        ({"timestamp_granularities[]": "day", "response_format": "verbose_json"}, "timestamp_granularities[0]", "word"),
         ({"include[]": "logprobs", "response_format": "text"}, "include", "json"),
         ({"stream": "true", "response_format": "verbose_json"}, "response_format", "streamed"),
         ({"stream": "true", "stream_format": "other"}, "stream_format", "vllm"),

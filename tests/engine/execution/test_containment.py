@@ -84,10 +84,10 @@ def test_a_failing_choice(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_failing_logprobs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(logits: torch.Tensor, tokens: Any, count: int) -> Any:
+    def fails(logits: torch.Tensor, tokens: Any, count: int, listed: Any) -> Any:
         if count == 7:
             raise ZeroDivisionError("injected error")
-        return top_logprobs(logits, tokens, count)
+        return top_logprobs(logits, tokens, count, listed)
 
     monkeypatch.setattr(sampler_module, "top_logprobs", fails)
     engine = run(folder, {"logprobs": 7}, {"logprobs": 2})

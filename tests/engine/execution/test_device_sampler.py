@@ -307,6 +307,8 @@ def test_last_tokens_stay_on_the_device(triton: bool) -> None:
         ({"grammar": "x"}, True),
         ({"grammar": "x", "bad_words": ((1,),)}, False),
         ({"bad_words": ((1, 2),)}, False),
+        ({"logprobs": 3}, True),
+        ({"logprobs": 0, "logprob_token_ids": (1,)}, False),
         ({"timestamp_rule": TimestampRule(begin=40, no_timestamps=39, end=38)}, False),
         ({"logit_bias": dict.fromkeys(range(MAX_BIASES), 1.0)}, True),
         ({"logit_bias": dict.fromkeys(range(MAX_BIASES + 1), 1.0)}, False),

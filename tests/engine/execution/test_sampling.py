@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from quire.engine.execution.request_table import RequestTable
 from quire.engine.execution.sampling.sampler import Sampler
 from quire.engine.execution.sampling.token_sampling import sample_tokens
-from quire.engine.scheduling.plan import NewSequence, StepPlan
+from quire.engine.scheduling.plan import NOT_FINITE, NewSequence, StepPlan
 from quire.engine.wire.sampling_params import SamplingParams
 from quire.engine.wire.token_mask import token_mask
 from quire.kernels.sampling_state import uniform
@@ -237,13 +237,30 @@ def test_logprobs_are_those_of_the_raw_logits() -> None:
         assert math.isclose(value, raw[token].item(), abs_tol=1e-5)
 
 
+def test_listed_tokens_are_reported_in_place_of_the_top_tokens() -> None:
+    harness = SamplerHarness(params(logprobs=0, logprob_token_ids=(5, 0, 9)), params(logprobs=2), params(logprobs=0))
+    rows = logits().expand(3, -1).clone()
+    listed, top, alone = (sampled.logprobs for sampled in harness.sampler.sample(rows, harness.rows))
+    raw = logits().log_softmax(-1)
+    best = int(raw.argmax())
+    assert listed is not None
+    assert top is not None
+    assert alone is not None
+    assert listed.token_ids == [best, 5, 0, 9]
+    assert listed.ranks == [1, 0, 0, 0]
+    for token, value in zip(listed.token_ids, listed.logprobs, strict=True):
+        assert math.isclose(value, raw[token].item(), abs_tol=1e-5)
+    assert top.token_ids == [best, *raw.topk(2).indices.tolist()]
+    assert alone.token_ids == [best]
+
+
 def test_nan_logits_do_not_affect_other_rows() -> None:
     harness = SamplerHarness(params(temperature=1.0), params(temperature=1.0, top_p=0.5), params())
     rows = logits().expand(3, -1).clone()
     rows[0], rows[1] = math.nan, math.nan
-    tokens = [sampled.token for sampled in harness.sampler.sample(rows, harness.rows)]
-    assert all(0 <= token < VOCAB for token in tokens)
-    assert tokens[2] == logits().argmax().item()
+    sampled = harness.sampler.sample(rows, harness.rows)
+    assert [one.error for one in sampled] == [NOT_FINITE, NOT_FINITE, None]
+    assert sampled[2].token == logits().argmax().item()
 
 
 def test_bad_words_with_the_same_last_tokens_but_one() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForMaskedLM
+from transformers import AutoModel, AutoModelForMaskedLM
 
 from quire.config.options import ModelOptions
 from quire.engine.models.errors import UnsupportedModel
@@ -39,6 +39,32 @@ def test_hidden_states_equal_transformers(case: str, device: Any, tmp_path: Path
     for got, hidden in zip(hidden_states(engine, texts), expected, strict=True):
         assert_close(got, hidden)
     assert_close(hidden_states(engine, texts[4:])[0], expected[4])
+
+
+@pytest.mark.parametrize("case", ["modernbert", "nomic_bert", "gte"])
+def test_a_partial_rope_that_an_encoder_does_not_have(case: str, tmp_path: Path) -> None:
+    """It has no effect without a scaling; with one, transformers fails."""
+    engine_of(make_encoder(case), tmp_path)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps({**config, "partial_rotary_factor": 0.5}))
+    model, text = AutoModel.from_pretrained(tmp_path, attn_implementation="eager"), random_text(1, 30)
+    assert_close(hidden_states(Engine(tmp_path), [text])[0], output(model, text).last_hidden_state[0])
+    rope: dict[str, Any] = {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0, "partial_rotary_factor": 0.5}
+    params = rope if case != "modernbert" else dict.fromkeys(("full_attention", "sliding_attention"), rope)
+    path.write_text(json.dumps({**config, "rope_parameters": params}))
+    with pytest.raises(UnsupportedModel, match="they rotate whole heads"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("case", ["nomic_bert", "gte"])
+def test_texts_are_as_long_as_an_encoders_dynamic_rope_was_trained(case: str, tmp_path: Path) -> None:
+    rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
+    model = make_encoder(case, max_position_embeddings=48, rope_parameters=rope)
+    engine = engine_of(model, tmp_path)
+    assert engine.info.max_model_len == 48
+    text = random_text(1, 48)
+    assert_close(hidden_states(engine, [text])[0], output(model, text).last_hidden_state[0])
 
 
 MASKED = ("bert", "roberta", "mpnet", "distilbert", "electra", "deberta-v3")

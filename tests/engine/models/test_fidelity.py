@@ -18,6 +18,20 @@ from tests.support.oracle import assert_equal, change_weights, write_folder
 _YARN = {"rope_type": "yarn", "rope_theta": 1e4, "original_max_position_embeddings": 64}
 _GROUPS = {"n_routed_experts": 16, "n_group": 4, "topk_group": 1, "num_experts_per_tok": 3}
 
+
+def _scaled(kind: str, place: str, form: str) -> dict[str, Any]:
+    """A scaled rope whose trained length is nested, beside it, or both with different values."""
+    scalings: dict[str, dict[str, Any]] = {
+        "yarn": {"factor": 4.0},
+        "llama3": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+        "longrope": {"factor": 4.0, "short_factor": LONGROPE["short_factor"], "long_factor": LONGROPE["long_factor"]},
+    }
+    params = {"rope_type": kind, "rope_theta": 1e4, **scalings[kind]}
+    if place == "at both levels":
+        params["original_max_position_embeddings"] = 32
+    return {form: params, **({} if place == "nowhere" else {"original_max_position_embeddings": 24})}
+
+
 # Name -> (case of `DECODERS`, changes of its config).
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "groups of experts": ("deepseek_v3", _GROUPS),
@@ -74,6 +88,29 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             ),
         )
     },
+    **{
+        f"{kind} of {case}, its trained length {place}, {form}": (case, _scaled(kind, place, form))
+        for case, kind, place, form in (
+            ("llama", "llama3", "at the top level", "rope_parameters"),
+            ("qwen2", "yarn", "at the top level", "rope_parameters"),
+            ("qwen3", "yarn", "at both levels", "rope_scaling"),
+            ("mistral", "longrope", "at the top level", "rope_scaling"),
+            ("starcoder2", "yarn", "at the top level", "rope_scaling"),
+            ("starcoder2", "llama3", "at both levels", "rope_parameters"),
+            ("phi3", "longrope", "at both levels", "rope_parameters"),
+            ("deepseek_v3", "yarn", "nowhere", "rope_parameters"),
+        )
+    },
+    "a trained length beside the ropes of layer types": (
+        "gemma3",
+        {
+            "original_max_position_embeddings": 16,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e3},
+            },
+        },
+    ),
     "another activation": ("llama", {"hidden_act": "quick_gelu"}),
 }
 PROMPTS = [random_prompt(1, 40), random_prompt(2, 5)]
@@ -133,7 +170,20 @@ def test_a_tied_weight_under_the_heads_name(tmp_path: Path) -> None:
             },
             "different original_max_position_embeddings: 16 and 24",
         ),
+        ("llama", {"rope_parameters": {**_YARN, "factor": 4.0, "partial_rotary_factor": 0.5}}, "rotate whole heads"),
         ("llama", {"rope_parameters": {**LONGROPE, "original_max_position_embeddings": -1}}, "trained_len is -1"),
+        *(("granite", {"attention_multiplier": value}, "attention_multiplier must be above 0") for value in (0, -0.3)),
+        ("granite", {"logits_scaling": 0}, "logits_scaling must not be 0; .* not finite numbers"),
+        *(("gemma2", {"attn_logit_softcapping": value}, "softcap of attention scores") for value in (0.0, -5.0)),
+        ("gemma2", {"query_pre_attn_scalar": -16}, "scale is .*, not a number"),
+        *(
+            (
+                "llama",
+                {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": value}},
+                "context length",
+            )
+            for value in (0.0, -2.0)
+        ),
         ("deepseek_v3", {"n_group": 8}, "8 experts cannot be split into 8 groups of two or more"),
         ("deepseek_v3", {"n_group": 3}, "8 experts cannot be split into 3 groups"),
         ("deepseek_v3", {"topk_group": 5}, "topk_group is 5, but there are only 4 groups"),

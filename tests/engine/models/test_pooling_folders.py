@@ -24,7 +24,7 @@ from quire.engine.models.errors import BrokenFolder, UnsupportedModel
 from quire.engine.wire.pooling_params import PoolingParams
 from tests.support.engine import Engine, load
 from tests.support.hf_encoders import assert_close, hidden_states, make_encoder, output, pool, random_text
-from tests.support.models import BASE, draw_weights, make_model, save_model
+from tests.support.models import BASE, DECODERS, draw_weights, make_model, save_model
 from tests.support.tokenizer import write_tokenizer
 
 EMBED = PoolingParams(task="embed")
@@ -168,6 +168,57 @@ def test_gemma_that_attends_in_both_directions(tmp_path: Path) -> None:
     texts = [random_text(length, length) for length in (1, 9, 70)]
     for got, text in zip(hidden_states(engine, texts), texts, strict=True):
         assert_close(got, output(model, text).last_hidden_state[0])
+
+
+@pytest.mark.parametrize(
+    ("case", "changes"),
+    [
+        ("mistral", {}),
+        ("qwen2-windowed", {}),
+        ("gemma2", {}),
+        ("gemma3", {}),
+        ("gemma3", {"use_bidirectional_attention": True}),
+        ("gpt_neox", {}),
+        ("gptj", {}),
+        ("phi", {}),
+        ("llama-dynamic", {}),
+        ("phi3-longrope", {}),
+    ],
+)
+def test_decoders_with_is_causal_false(case: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    """Their windows reach one token further than those of causal attention; ropes that depend on the length of a text
+    limit it to the length of the training."""
+    model_type, overrides = DECODERS[case]
+    model = decoder(model_type, AutoModelForCausalLM, **overrides, is_causal=False, **changes)
+    model.save_pretrained(tmp_path)
+    engine = Engine(tmp_path)
+    texts = [random_text(length, length) for length in (1, 9, min(70, engine.info.max_model_len))]
+    for got, text in zip(hidden_states(engine, texts), texts, strict=True):
+        assert_close(got, output(model.base_model, text).last_hidden_state[0])
+
+
+@pytest.mark.parametrize(
+    ("case", "changes", "message"),
+    [
+        ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention is not supported"),
+        ("gpt_neo", {"is_causal": False}, "is_causal false is not supported in models of type 'gpt_neo'"),
+        ("gpt_oss", {"is_causal": False}, "attention sinks in both directions"),
+        ("bloom", {"is_causal": False}, "ALiBi in both directions"),
+        ("deepseek_v3", {"is_causal": False}, "latent attention in both directions"),
+    ],
+)
+def test_both_directions_that_are_not_supported(
+    case: str, changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    model_type, overrides = DECODERS[case]
+    decoder(model_type, AutoModelForCausalLM, **overrides, **changes).save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModel, match=message):
+        Engine(tmp_path)
+
+
+def test_a_flag_that_transformers_does_not_read_in_a_family_has_no_effect(tmp_path: Path) -> None:
+    save_model(make_model("llama", use_bidirectional_attention=True), tmp_path)
+    assert Engine(tmp_path).info.tasks == ("generate",)
 
 
 def test_a_decoder_that_attends_in_both_directions_needs_no_head(tmp_path: Path) -> None:

@@ -9,8 +9,9 @@ import pytest
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from quire.engine.models.errors import UnsupportedModel
-from tests.support.engine import load
-from tests.support.models import BASE
+from tests.support.engine import load, random_prompt
+from tests.support.models import BASE, DECODERS
+from tests.support.oracle import assert_equal, write_folder
 
 _MLA = {
     "num_key_value_heads": 4,
@@ -40,6 +41,17 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
     "deepseek_v32": (_MLA, "unsupported type indexed_attention"),
     "glm_moe_dsa": (_MLA, "unsupported type indexed_attention"),
     "doge": ({"num_experts": 4}, "uses a custom mask"),
+    "dory": (
+        {
+            "num_hidden_layers": 4,
+            "n_input_layers": 1,
+            "n_output_layers": 1,
+            "head_dim": 16,
+            "recurrent_kv_cache_mode": "last_loop",
+        },
+        "recurrent_kv_cache_mode 'last_loop' is not supported",
+    ),
+    "moshi": ({"sliding_window": 24, "ffn_dim": 96}, "its masks have none"),
 }
 
 
@@ -73,3 +85,60 @@ def test_a_model_that_transformers_cannot_run_is_refused(tmp_path: Path) -> None
 def test_each_call_of_attention_has_a_cache(tmp_path: Path) -> None:
     model = load(save(tmp_path, "diffllama")).model
     assert len(model.caches) == 4
+
+
+def test_layers_that_run_in_loops(tmp_path: Path) -> None:
+    """Dory: each loop of a layer has a cache."""
+    loops = {"num_hidden_layers": 8, "n_input_layers": 2, "n_recurrent_layers": 4, "n_output_layers": 2}
+    kinds = ["sliding_attention", "mlp", "full_attention", "mlp"] * 2  # as published: attention and MLP are layers
+    config = {"model_type": "dory", **BASE, **loops, "layer_types": kinds, "head_dim": 16, "sliding_window": 24}
+    engine = assert_equal(write_folder(tmp_path, config), [random_prompt(1, 40), random_prompt(2, 5)], tokens=3)
+    assert len(engine.model.caches) == 6
+
+
+_PROPORTIONAL = {"rope_type": "proportional", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("case", "changes", "refusal"),
+    [
+        ("phi", {"qk_layernorm": True}, "Phi with qk_layernorm"),
+        ("cohere", {"use_qk_norm": True}, "Cohere with use_qk_norm"),
+        ("opt", {"do_layer_norm_before": False}, "OPT with post-LN layers"),
+        ("opt", {"word_embed_proj_dim": 32}, "word_embed_proj_dim"),
+        ("opt", {"layer_norm_elementwise_affine": False}, "OPT with non-affine norms"),
+        ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx"),
+        ("llama", {"rope_parameters": _PROPORTIONAL}, "rope type 'proportional'"),
+        ("mistral", {"hidden_act": "laplace"}, "activation 'laplace'"),
+    ],
+)
+def test_transformers_runs_what_quires_decoder_refuses(
+    case: str, changes: dict[str, Any], refusal: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A variant of an architecture that Quire's decoder supports; a log message says why it is slower."""
+    model_type, overrides = DECODERS[case]
+    folder = write_folder(tmp_path, {"model_type": model_type, **BASE, **overrides, **changes})
+    assert_equal(folder, [random_prompt(1, 40), random_prompt(2, 5)], tokens=3)
+    assert refusal in caplog.text
+    assert load(folder).implementation == "transformers"
+    with pytest.raises(UnsupportedModel, match=refusal):
+        load(folder, model_impl="quire")
+    with pytest.raises(UnsupportedModel, match=rf"--quantization works with Quire's own decoder only.*{refusal}"):
+        load(folder, quantization="int8")
+
+
+@pytest.mark.parametrize(
+    ("case", "changes", "refusal"),
+    [
+        ("falcon", {"alibi": True}, "Falcon with ALiBi is not supported; .*has its own attention code"),
+        ("stablelm", {"qk_layernorm": True}, "StableLM with qk_layernorm is not supported; .*its own attention code"),
+        ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention is not.*; .*is bidirectional"),
+    ],
+)
+def test_what_neither_runs_is_refused_with_both_reasons(
+    case: str, changes: dict[str, Any], refusal: str, tmp_path: Path
+) -> None:
+    model_type, overrides = DECODERS[case]
+    folder = write_folder(tmp_path, {"model_type": model_type, **BASE, **overrides, **changes})
+    with pytest.raises(UnsupportedModel, match=refusal):
+        load(folder)

@@ -237,3 +237,20 @@ def test_a_sample_rate_of_its_own(tmp_path: Path) -> None:
         Engine(tmp_path, model=ModelOptions(model_impl="transformers"))
     with pytest.raises(ModelError, match="for transcription only"):
         Engine(tmp_path, model=ModelOptions(task="embed"))
+
+
+def test_audio_for_which_the_model_computes_nan(folder: Path) -> None:
+    """It ends with an error; the other file of the step does not."""
+    engine, whole = Engine(folder), Engine(folder)
+    add(whole, 1600)
+    whole.run()
+    speech = engine.info.speech
+    assert speech is not None
+    loud = make_item(audio(1600), speech)
+    loud = msgspec.structs.replace(loud, features=np.full_like(loud.features, 3e38))
+    engine.add("bad", [], TASK, items=(loud,))
+    add(engine, 1600)
+    engine.run()
+    assert "not a finite number" in (engine.results["bad"].error or "")
+    assert engine.corrupted == 1
+    assert positions(engine, "1600")[:, 0].tolist() == positions(whole, "1600")[:, 0].tolist()

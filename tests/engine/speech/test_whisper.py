@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import numpy as np
 import pytest
 import torch
 
@@ -223,3 +225,21 @@ def test_low_precision_stays_close(whisper_folder: Path, quantization: str, cach
         abs(a - b) for a, b in zip(exact.outputs[0].token_probs or [], rough.outputs[0].token_probs or [], strict=True)
     )
     assert distance < 0.2
+
+
+def test_audio_for_which_the_model_computes_nan(tmp_path: Path) -> None:
+    """It ends with an error, and its encoding is not kept for other requests with this audio."""
+    model = make_whisper()
+    engine = Engine(save_whisper(model, tmp_path))
+    good, loud = item(1), item(2)
+    loud = msgspec.structs.replace(loud, features=np.full_like(loud.features, 3e38))
+    for name, audio in (("bad", loud), ("good", good)):
+        engine.add(name, [START, ENGLISH, TRANSCRIBE], suppressing(4), items=(audio,))
+    engine.run()
+    assert "not a finite number" in (engine.results["bad"].error or "")
+    assert engine.results["good"].error is None
+    assert (engine.blocks_used, engine.corrupted, engine.items_cached) == (0, 1, 0)
+    engine.generate([START, ENGLISH, TRANSCRIBE], suppressing(4), items=(loud,))
+    assert engine.items_cached == 0
+    engine.generate([START, ENGLISH, TRANSCRIBE], suppressing(4), items=(good,))
+    assert engine.items_cached == 1

@@ -6,6 +6,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -218,3 +219,14 @@ def test_the_lookahead_is_chosen_by_overrides(transducer: Any, transducer_folder
         assert texts[-1] == out.sequences[0, 1:].tolist()
     assert texts[0] != texts[2]
     assert transducer_info(transducer_folder).chunk_frames == CHUNK
+
+
+def test_audio_for_which_the_model_computes_nan(transducer: Any, transducer_folder: Path) -> None:
+    """It ends with an error; the other sequence of the step does not."""
+    engine = Engine(transducer_folder)
+    engine.add("bad", [], ALL, items=(audio_of(np.full_like(features(1, 57), 3e38)),))
+    engine.add("good", [], ALL, items=(audio_of(features(0, 57)),))
+    engine.run()
+    assert "not a finite number" in (engine.results["bad"].error or "")
+    assert engine.corrupted == 1
+    assert engine.results["good"].tokens == expected_tokens(transducer, features(0, 57))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,14 @@ import pytest
 from quire.engine.wire import client as client_module
 from quire.engine.wire.client import EngineClient
 from quire.engine.wire.detokenizer import Detokenizer, TextParams
-from quire.engine.wire.errors import DeadlineExceeded, EngineDead, EngineOverloaded, RequestFailed, RequestRefused
+from quire.engine.wire.errors import (
+    DeadlineExceeded,
+    EngineAsleep,
+    EngineDead,
+    EngineOverloaded,
+    RequestFailed,
+    RequestRefused,
+)
 from quire.engine.wire.launch import ThreadCore
 from quire.engine.wire.pooling_params import PoolingParams
 from quire.engine.wire.protocol import Abort, AddRequest, ErrorOutput, StepStats, TokenLogprobs, TokensOutput
@@ -20,6 +29,7 @@ from quire.engine.wire.records import NullObserver, RequestRecord
 from quire.engine.wire.sampling_params import SamplingParams
 from quire.engine.wire.stream import Delta, GenerateRequest, PooledStream, PoolRequest, SequenceStream
 from tests.support.fake_core import FakeCore, prompt_of, running_client, says
+from tests.support.iterations import Iterations
 from tests.support.tokenizer import EOS, byte_tokenizer
 
 
@@ -336,3 +346,33 @@ async def test_refusals_and_failures_are_different_errors() -> None:
             await generating.next()
         with pytest.raises(expected, match=output.error):
             await pooled.result()
+
+
+@pytest.mark.parametrize("cause", ["deadline", "death", "sleep"])
+async def test_requests_that_end_together_do_not_hold_up_the_event_loop(cause: str) -> None:
+    core = FakeCore()
+    core.hold.set()
+    count = 200
+    async with running_client(core, capacity=count) as client:
+        with Iterations() as iterations:
+
+            async def run() -> None:
+                with pytest.raises((DeadlineExceeded, EngineDead, EngineAsleep)):
+                    await collect(client, replace(request(), timeout=deadline - loop.time() if late else None))
+                iterations.note()
+
+            loop, late = asyncio.get_running_loop(), cause == "deadline"
+            deadline = loop.time() + 0.2
+            tasks = [asyncio.create_task(run()) for _ in range(count)]
+            await until(lambda: client.open_streams == count)
+            if late:
+                time.sleep(max(0.0, deadline + 0.1 - loop.time()))  # noqa: ASYNC251 all deadlines pass in one iteration
+            elif cause == "death":
+                client.fail("it was killed")
+            else:
+                client.end_all(EngineAsleep("it falls asleep"))
+            await asyncio.gather(*tasks)
+        assert (iterations.total, iterations.most) == (count, 1)
+        if cause != "death":
+            await until(lambda: not core.active)
+        assert client.open_streams == 0

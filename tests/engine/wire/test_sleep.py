@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from quire.engine.wire.errors import EngineAsleep, EngineDead, EngineError, SleepFailed
 from quire.engine.wire.pooling_params import PoolingParams
-from quire.engine.wire.protocol import MemoryTag, Sleep, SleepState, Wake
+from quire.engine.wire.protocol import MemoryTag, Sleep, SleepLevel, SleepState, Wake
 from quire.engine.wire.sleep import SleepControl, SleepingClient
 from quire.engine.wire.stream import PoolRequest
 from tests.engine.wire.test_client import collect, request, until
@@ -125,10 +125,15 @@ class SlowClient(SleepingClient):
 
     def __init__(self) -> None:
         self.sent: list[Sleep | Wake] = []
+        self.levels: list[int] = []
 
     @override
     def end_all(self, error: EngineError) -> None:
         """There are no requests."""
+
+    @override
+    def on_sleep(self, asleep: frozenset[MemoryTag], level: SleepLevel) -> None:
+        self.levels.append(level if asleep else 0)
 
     @override
     def send_control(self, message: Sleep | Wake) -> None:

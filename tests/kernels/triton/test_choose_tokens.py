@@ -10,7 +10,8 @@ import torch
 
 from quire.engine.execution.sampling.token_sampling import sample_tokens
 from quire.engine.wire.sampling_params import SamplingParams
-from quire.kernels.choose_tokens import ChoiceSettings, choose_tokens, reference
+from quire.kernels.choose_tokens import ChoiceSettings, argmax, choose_tokens, reference
+from quire.kernels.sampling import NO_TOKEN
 from quire.kernels.sampling_state import uniform
 
 NEAR = 1e-5  # probability within which rounding may decide between two tokens
@@ -110,13 +111,17 @@ def test_impossible_tokens_are_never_chosen(device: torch.device, random: float)
     assert found == [8191, 0, last] * 2
 
 
-def test_rows_without_a_valid_logit_still_give_tokens(device: torch.device) -> None:
-    rows = [[torch.nan] * 40, [torch.inf] * 40, [-torch.inf] * 40, [torch.nan] * 7 + [0.0] * 33]
-    logits = torch.tensor(rows, device=device)
+@pytest.mark.parametrize("vocab", [40, 4500])
+@pytest.mark.parametrize("invalid", [torch.nan, torch.inf])
+def test_rows_with_nan_or_infinity_have_no_token(vocab: int, invalid: float, device: torch.device) -> None:
+    logits = torch.zeros(5, vocab, device=device)
+    logits[0], logits[1, 0], logits[2, vocab - 1], logits[3] = invalid, invalid, invalid, -torch.inf
     for one in KINDS:
-        tokens = choose_tokens(logits, settings_of([one] * 4, [0.5] * 4, device)).tolist()
-        assert all(0 <= token < 40 for token in tokens)
-        assert tokens[3] >= 7
+        settings = settings_of([one] * 5, [0.5] * 5, device)
+        for tokens in (choose_tokens(logits, settings).tolist(), reference(logits, settings).tolist()):
+            assert tokens[:3] == [NO_TOKEN] * 3
+            assert all(0 <= token < vocab for token in tokens[3:])
+    assert argmax(logits).tolist() == [NO_TOKEN] * 3 + [0, 0]
 
 
 def test_the_first_of_the_largest(device: torch.device) -> None:

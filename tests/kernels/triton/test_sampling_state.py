@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from quire.kernels import gpu
 from quire.kernels.adjust_logits import TokenCounts
+from quire.kernels.sampling import NO_TOKEN
 from quire.kernels.sampling_state import (
     random_state,
     randoms_at,
@@ -35,7 +36,7 @@ def test_random_numbers_are_those_of_the_cpu(device: torch.device) -> None:
 def test_drafts_are_taken_up_to_the_first_token_that_differs(
     drafts: list[list[int]], data: st.DataObject, counted: bool
 ) -> None:
-    sampled = [data.draw(st.lists(st.integers(0, 2), min_size=len(d) + 1, max_size=len(d) + 1)) for d in drafts]
+    sampled = [data.draw(st.lists(st.integers(NO_TOKEN, 2), min_size=len(d) + 1, max_size=len(d) + 1)) for d in drafts]
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     lengths = torch.tensor([len(draft) for draft in drafts], dtype=torch.int32, device=device)
     starts = (lengths + 1).cumsum(0, dtype=torch.int32) - lengths - 1

@@ -26,6 +26,7 @@ from quire.api.protocol.structured import (
     StructuralTagFormat,
     StructuredFields,
     StructuredOutputs,
+    check_schema,
 )
 
 _MAX_PROBLEMS = 3  # in an error about a structural tag
@@ -100,10 +101,10 @@ def _after_reasoning(writer: GrammarWriter, answer: str, tags: ReasoningTags | N
 
 def _expression(writer: GrammarWriter, structure: StructuredOutputs | ResponseFormat) -> str:
     match structure:
-        case JsonObjectFormat():
-            return writer.json({"type": "object"})
-        case JsonSchemaFormat(json_schema=named):
-            return writer.json({"type": "object"} if named.content is None else named.content)
+        case JsonObjectFormat(content=schema):
+            return writer.json({"type": "object"} if schema is None else schema)
+        case JsonSchemaFormat():
+            return writer.json(structure.held)
         case StructuralTagFormat():
             return _tags(writer, structure)
         case StructuredOutputs():
@@ -114,7 +115,7 @@ def _expression(writer: GrammarWriter, structure: StructuredOutputs | ResponseFo
 def _structured(writer: GrammarWriter, structure: StructuredOutputs) -> str:
     match structure.kinds[0]:
         case "json":
-            return writer.json(_schema(structure, _parsed(structure.json_schema)))
+            return writer.json(_schema(structure, check_schema(_parsed(structure.json_schema))))
         case "json_object":
             return writer.json(_schema(structure, {"type": "object"}))
         case "regex":

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from quire.api.answers.grammar_writer import GrammarWriter
+from quire.api.protocol.structured import check_schema
 
 _MAX_DEPTH = 32
 
@@ -56,7 +57,7 @@ def format_tree(writer: GrammarWriter, node: Any, depth: int = 0) -> str:
             case "const_string":
                 return writer.sequence(writer.text(_text(node, "value")))
             case "json_schema":
-                return writer.json(node["json_schema"])
+                return writer.json(check_schema(node["json_schema"]))
             case "regex":
                 return writer.regex(_text(node, "pattern"))
             case "grammar":

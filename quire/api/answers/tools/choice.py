@@ -78,8 +78,9 @@ def tool_plan(body: ChatRequest, known: ToolFormat | None) -> ToolPlan | None:
     """
     choice, tools = body.tool_choice, body.tools or []
     if not tools:
-        if body.tools is None and choice not in (None, "none"):
-            raise InvalidRequest("When using `tool_choice`, `tools` must be set.", "tool_choice")
+        # An empty list may come with "auto": clients send both if none of their tools is switched on.
+        if choice not in (None, "none") and (body.tools is None or choice != "auto"):
+            raise InvalidRequest("When using `tool_choice`, `tools` must be set, and not be empty.", "tool_choice")
         return None
     if choice == "none":
         return None

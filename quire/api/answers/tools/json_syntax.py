@@ -156,7 +156,7 @@ class JsonSyntax:
                 has_name = True
                 out.begin_call(name)
                 out.add_arguments(pending)
-            elif key in _ARGUMENTS and not has_arguments:
+            elif key in (*_ARGUMENTS, self.arguments) and not has_arguments:
                 has_arguments = True
                 collected: list[str] = []
                 yield from read_arguments(out, out.add_arguments if has_name else collected.append)

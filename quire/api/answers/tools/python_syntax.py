@@ -16,6 +16,7 @@ _NAME = re.compile(r"[A-Za-z_][\w.-]*")
 _AFTER_NAME = "( \t\r\n]\"'{}[,=<"
 _PLAIN = re.compile(r"""[^"'()\[\]{}]*""")  # neither brackets nor quotes
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
+_CALL_PREFIX = re.compile(r"\A\s*(?:(?:call)?:)?\s*")
 _KEY = re.compile(r"([{,]|^)\s*([A-Za-z_][\w.-]*)\s*:")
 
 
@@ -93,7 +94,7 @@ class PythonSyntax:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BraceSyntax:
-    """FunctionGemma: call:NAME{key:value,...} between two marks; strings are between two quote marks."""
+    """FunctionGemma and Gemma 4: call:NAME{key:value,...} between two marks; strings are between two quote marks."""
 
     begin: str
     end: str
@@ -106,7 +107,7 @@ class BraceSyntax:
         while mark is not None:
             pieces: list[str] = []
             mark = yield from scan.read_until((self.end, self.begin), pieces.append)
-            name, brace, body = "".join(pieces).strip().removeprefix("call:").partition("{")
+            name, brace, body = _CALL_PREFIX.sub("", "".join(pieces)).partition("{")
             inside, closed, _ = body.rpartition("}")
             arguments = self._arguments(inside if closed else body, out.schemas.get(name.strip(), {}))
             if not name or not brace or arguments is None or mark is None:

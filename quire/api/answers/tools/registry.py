@@ -7,14 +7,16 @@ fields, because `parsers.parser_tokens` reads them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 from quire.api.answers.grammar_writer import GrammarWriter
 from quire.api.answers.tools.calls import Schemas, Steps, ToolParser, random_id, short_id
 from quire.api.answers.tools.delimited_syntax import DelimitedSyntax, kimi_name, name_after
+from quire.api.answers.tools.element_syntax import ElementSyntax
 from quire.api.answers.tools.harmony_syntax import HarmonySyntax
 from quire.api.answers.tools.json_syntax import JsonSyntax
+from quire.api.answers.tools.message_syntax import InklingSyntax, MuseSyntax
 from quire.api.answers.tools.python_syntax import BraceSyntax, PythonSyntax
 from quire.api.answers.tools.tagged_syntax import TaggedSyntax
 
@@ -32,6 +34,17 @@ class HasGrammar(Protocol):
 
     def grammar(self, writer: GrammarWriter, schemas: Schemas, *, parallel: bool) -> str:
         """A grammar expression for one call, or for several if `parallel`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOnlySyntax:
+    """A syntax of which no grammar is made: calls that are required are written as a JSON list."""
+
+    syntax: TaggedSyntax
+
+    def parse(self, out: ToolParser) -> Steps:
+        """Parse an answer."""
+        return self.syntax.parse(out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +123,56 @@ _DEEPSEEK_V32 = TaggedSyntax(
     padded=False,
     typed=True,
 )
+_DEEPSEEK_V4 = replace(_DEEPSEEK_V32, wrapper=("<｜DSML｜tool_calls>", "</｜DSML｜tool_calls>"))
+_DEEPSEEK_V41 = TaggedSyntax(
+    wrapper=("<｜DSML｜ calls>", "</｜DSML｜ calls>"),
+    function=('<｜DSML｜ invoke name="', '">', "</｜DSML｜ invoke>"),
+    parameter=('<｜DSML｜ parameter name="', '">', "</｜DSML｜ parameter>"),
+    padded=False,
+    typed=True,
+)
+_HY_V3 = TaggedSyntax(
+    wrapper=("<tool_calls>", "</tool_calls>"),
+    function=("<tool_call>", "<tool_sep>", "</tool_call>"),
+    parameter=("<arg_key>", "</arg_key>", "</arg_value>"),
+    value="<arg_value>",
+    padded=False,
+)
+_K2_HORIZON = TaggedSyntax(
+    wrapper=("<ifm|tool_calls>", "</ifm|tool_calls>"),
+    function=("<ifm|tool_call>", "", "</ifm|tool_call>"),
+    parameter=("<ifm|arg_key>", "</ifm|arg_key>", "</ifm|arg_value>"),
+    value="<ifm|arg_value>",
+    padded=False,
+    json_after="<ifm|tool_call>",
+)
+_DOTS = TaggedSyntax(
+    wrapper=("<dots_function_call>", "</dots_function_call>"),
+    function=('<invoke name="', '">', "</invoke>"),
+    parameter=('<parameter name="', '">', "</parameter>"),
+    padded=False,
+    json_after="<dots_function_call>",
+)
+_MINICPM5 = TaggedSyntax(
+    function=('<function name="', '">', "</function>"),
+    parameter=('<param name="', '">', "</param>"),
+    padded=False,
+    cdata=("<![CDATA[", "]]>"),
+)
+_KIMI_K3 = TaggedSyntax(
+    wrapper=("<|open|>tools<|sep|>", "<|close|>tools<|sep|>"),
+    function=('<|open|>call tool="', "<|sep|>", "<|close|>call<|sep|>"),
+    parameter=('<|open|>argument key="', "<|sep|>", "<|close|>argument<|sep|>"),
+    padded=False,
+)
+_MUSE = MuseSyntax(
+    calls=TaggedSyntax(
+        wrapper=("<atem:function_calls>", "</atem:function_calls>"),
+        function=('<atem:invoke name="', '">', "</atem:invoke>"),
+        parameter=('<atem:parameter name="', '">', "</atem:parameter>"),
+        padded=False,
+    )
+)
 _DEEPSEEK_SECTION = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
 _DEEPSEEK_V3 = DelimitedSyntax(
     section=_DEEPSEEK_SECTION,
@@ -125,6 +188,14 @@ _DEEPSEEK_V31 = DelimitedSyntax(
     begin="<｜tool▁call▁begin｜>",
     header_end="<｜tool▁sep｜>",
     end="<｜tool▁call▁end｜>",
+)
+_PLAMO3 = DelimitedSyntax(
+    section=("<|plamo:begin_tool_requests:plamo|>", "<|plamo:end_tool_requests:plamo|>"),
+    begin="<|plamo:begin_tool_request:plamo|><|plamo:begin_tool_name:plamo|>",
+    header_end=(
+        "<|plamo:end_tool_name:plamo|><|plamo:begin_tool_arguments:plamo|><|plamo:constrain|>json<|plamo:msg|>"
+    ),
+    end="<|plamo:end_tool_arguments:plamo|><|plamo:end_tool_request:plamo|>",
 )
 _KIMI = DelimitedSyntax(
     section=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
@@ -181,6 +252,8 @@ _LLAMA3 = JsonSyntax(begins=("<|python_tag|>",), bare=True, separator=";", argum
 _PHI4 = JsonSyntax(begins=("functools",), as_list=True)
 _OLMO = PythonSyntax(begins=("<function_calls>",), ends=("</function_calls>",), listed=False)
 _GEMMA = BraceSyntax(begin="<start_function_call>", end="<end_function_call>", quote="<escape>")
+_GEMMA4 = BraceSyntax(begin="<|tool_call>", end="<tool_call|>", quote='<|"|>')
+_LFM2 = PythonSyntax(begins=("<|tool_call_start|>",), ends=("<|tool_call_end|>",))
 _LONGCAT = JsonSyntax(begins=("<longcat_tool_call>",), end="</longcat_tool_call>")
 _GRANITE_20B = JsonSyntax(begins=("<function_call>",))
 _MINIMAX_M1 = JsonSyntax(begins=("<tool_calls>",), end="</tool_calls>", lines=True, skipped=("<think>", "</think>"))
@@ -216,6 +289,23 @@ FORMATS: Mapping[str, ToolFormat] = {
     known.name: known
     for known in (
         HARMONY,
+        ToolFormat(
+            "inkling",
+            InklingSyntax(),
+            (("<|content_invoke_tool_json|>",),),
+            full_answer=True,
+            answer="<|content_text|>",
+        ),
+        ToolFormat("muse", _MUSE, (("<atem:function_calls>",),), full_answer=True, answer=" to=user<|message|>"),
+        ToolFormat("kimi_k3", ReadOnlySyntax(_KIMI_K3), (("<|open|>", "<|sep|>"),)),
+        ToolFormat("minimax_m3", ElementSyntax(mark="]<]minimax[>["), (("]<]minimax[>[",),)),
+        ToolFormat("gemma4", _GEMMA4, (("<|tool_call>", "<tool_call|>"),)),
+        ToolFormat("lfm2", _LFM2, (("<|tool_call_start|>",), ("<|tool_list_start|>",))),
+        ToolFormat("k2_horizon", _K2_HORIZON, (("<ifm|tool_call>",),)),
+        ToolFormat("plamo3", _PLAMO3, (("<|plamo:begin_tool_request",),)),
+        ToolFormat("dots", _DOTS, (("<dots_function_call>",),)),
+        ToolFormat("minicpm5", _MINICPM5, (('<function name="', '<param name="'),)),
+        ToolFormat("hy_v3", _HY_V3, (("<tool_sep",),)),
         ToolFormat("minimax_m2", _MINIMAX, (("<minimax:tool_call>",),)),
         ToolFormat("seed_oss", _SEED, (("<seed:tool_call>",),)),
         ToolFormat("step3", _STEP3, (("<steptml:invoke",), ("<｜tool_calls_begin｜>", "<｜tool_sep｜>"))),
@@ -227,6 +317,8 @@ FORMATS: Mapping[str, ToolFormat] = {
         ToolFormat("olmo3", _OLMO, (("<functions>", "<function_calls>"),)),
         ToolFormat("kimi_k2", _KIMI, (("<|tool_calls_section_begin|>",),)),
         ToolFormat("deepseek_v32", _DEEPSEEK_V32, (("<｜DSML｜function_calls>",), ("｜DSML｜", "function_calls"))),
+        ToolFormat("deepseek_v41", _DEEPSEEK_V41, (("<｜DSML｜ calls>",),)),
+        ToolFormat("deepseek_v4", _DEEPSEEK_V4, (("<｜DSML｜tool_calls>",), ("｜DSML｜", "tool_calls"))),
         ToolFormat("deepseek_v3", _DEEPSEEK_V3, (("<｜tool▁calls▁begin｜>", "```json"),)),
         ToolFormat("deepseek_v31", _DEEPSEEK_V31, (("<｜tool▁calls▁begin｜>",),)),
         ToolFormat("internlm", _INTERNLM, (("<|action_start|>", "<|plugin|>"),)),
@@ -255,6 +347,14 @@ FORMATS: Mapping[str, ToolFormat] = {
         ToolFormat("granite4", _HERMES),
         ToolFormat("granite-20b-fc", _GRANITE_20B),
         ToolFormat("glm47", _GLM),
+        ToolFormat("ling3", _GLM),
+        ToolFormat("poolside_v1", _GLM),
+        ToolFormat("hy_v4", replace(_HY_V3, function=("<tool_call>", "", "</tool_call>"))),
+        ToolFormat("mimo", replace(_QWEN, padded=False)),
+        ToolFormat("muse_glimmer", _MUSE, full_answer=True, answer=" to=user<|message|>"),
+        ToolFormat("musespark1x", _MUSE, full_answer=True, answer=" to=user<|message|>"),
+        ToolFormat("qwen3_json", _HERMES),
+        ToolFormat("step5", _QWEN),
         ToolFormat("step3p5", _QWEN),
         ToolFormat("llama4_json", _LLAMA3),
         ToolFormat("phi4_mini_json", _PHI4),

@@ -1,4 +1,4 @@
-"""Calls whose arguments are plain text between tags (Qwen3 Coder, GLM, MiniMax, Seed, Step3, DeepSeek V3.2)."""
+"""Calls whose arguments are plain text between tags (Qwen3 Coder, GLM, MiniMax M2, DeepSeek V4, Kimi K3 and more)."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 from quire.api.answers.grammar_writer import GrammarWriter
 from quire.api.answers.tools.calls import Schemas, Steps, ToolParser
+from quire.api.answers.tools.json_syntax import JsonSyntax
 from quire.api.answers.tools.references import resolve_reference, standalone_parts, standalone_schema
 from quire.api.answers.tools.values import Types, as_json, properties_of, shapes_of, texts_of, types_of
 
@@ -30,6 +31,8 @@ class TaggedSyntax:
         value: text before the value, in addition to the tag after the name; empty if there is none.
         padded: values are on separate lines.
         typed: an attribute after the name of an argument says whether its value is a string.
+        cdata: marks around a value that may contain any text; empty if there are none.
+        json_after: a mark that a JSON object may follow, which is a call as well; empty if there is none.
     """
 
     wrapper: tuple[str, str] = ("", "")
@@ -39,20 +42,37 @@ class TaggedSyntax:
     value: str = ""
     padded: bool = True
     typed: bool = False
+    cdata: tuple[str, str] = ("", "")
+    json_after: str = ""
 
     def parse(self, out: ToolParser) -> Steps:
         """Parse an answer."""
+        yield from self.parse_until(out, ())
+
+    def parse_until(self, out: ToolParser, ends: tuple[str, ...]) -> Steps:
+        """Parse an answer up to one of the marks, outside of a call."""
         scan = out.scanner
         outer = tuple(mark for mark in (*self.wrapper, *self.around) if mark)
-        marks = (*outer, self.function[0])
+        marks = (*outer, self.function[0], *ends)
         mark = yield from scan.read_until(marks, out.add_text)
-        while mark is not None:
-            if mark == self.function[0]:
+        while mark is not None and mark not in ends:
+            if mark == self.json_after and (yield from self._json_call(out, mark)):
+                mark = ""
+            elif mark == self.function[0]:
                 mark = yield from self._call(out)
             if mark != self.function[0]:
                 if mark in outer:
                     out.begin_text()
                 mark = yield from scan.read_until(marks, out.add_text)
+
+    def _json_call(self, out: ToolParser, mark: str) -> Generator[None, None, bool]:
+        """Parse a JSON object if it comes next; returns whether it did."""
+        out.scanner.mark()
+        if not (yield from out.scanner.skip_whitespace()) or out.scanner.next_character != "{":
+            return False
+        end = self.wrapper[1] if mark == self.wrapper[0] else self.function[2]
+        yield from JsonSyntax().calls(out, mark=mark, end=end)
+        return True
 
     def _call(self, out: ToolParser) -> Generator[None, None, str | None]:
         """Parse a call; returns the mark that ended it, which may be the begin of the next call."""
@@ -64,7 +84,7 @@ class TaggedSyntax:
             mark = yield from scan.read_until((self.function[1], *self._breaks), pieces.append)
         else:
             pieces.append((yield from scan.read_word("\n<")))
-        name = "".join(pieces).strip().strip('"')
+        name = "".join(pieces).strip().removeprefix('"').partition('"')[0]
         found = mark == self.function[1] and (bool(mark) or bool(scan.next_character))
         if not name or (not found and (mark is None or not out.knows(name))):  # a tag that is not closed is no call
             read = scan.since_mark
@@ -141,7 +161,7 @@ class TaggedSyntax:
                 return None
             key, _, attribute = "".join(pieces).strip().removeprefix('"').partition('"')
             types = types_of(properties.get(key), schema)
-            types = _TEXT if types is None and '"true"' in f'{attribute}"' else types
+            types = _TEXT if types is None and ('"true"' in f'{attribute}"' or '"string"' in attribute) else types
             out.add_arguments(("{" if count == 0 else ", ") + json.dumps(key, ensure_ascii=False) + ": ")
             count += 1
             mark = yield from self._value(out, types)
@@ -155,6 +175,8 @@ class TaggedSyntax:
         """Parse a value; returns the mark that ended it. Strings are reported as they arrive."""
         # A value that is not closed ends where the next argument begins, or with its call.
         marks = (self.parameter[2], *(f"\n{mark}" for mark in self._breaks))
+        if self.cdata[0] and (yield from out.scanner.accept(self.cdata[0])):
+            marks = (self.cdata[1] + self.parameter[2],)
         if types == _TEXT:
             out.add_arguments('"')
             mark = yield from out.scanner.read_until(marks, _StringWriter(out, padded=self.padded).add)
@@ -166,7 +188,7 @@ class TaggedSyntax:
             if mark is not None:
                 text = "".join(pieces)
                 out.add_arguments(as_json(text.removeprefix("\n").removesuffix("\n") if self.padded else text, types))
-        return None if mark is None else mark.removeprefix("\n")
+        return None if mark is None else mark.removeprefix("\n").removeprefix(self.cdata[1])
 
     def _tags(self) -> tuple[str, str, str]:
         """The texts before the name, after it, and after the arguments."""

@@ -64,8 +64,9 @@ def beam_options(body: BeamFields, params: SamplingParams, model: ServedModel, w
         value = getattr(body, name)
         if value is not None and value not in neutral:
             raise InvalidRequest(f"`{name}` cannot be combined with `use_beam_search`.", name)
-    if body.allowed_token_ids is not None:
-        raise InvalidRequest("`allowed_token_ids` cannot be combined with `use_beam_search`.", "allowed_token_ids")
+    for name in ("allowed_token_ids", "logprob_token_ids"):
+        if getattr(body, name) is not None:
+            raise InvalidRequest(f"`{name}` cannot be combined with `use_beam_search`.", name)
     if params.grammar:
         raise InvalidRequest(
             "`use_beam_search` cannot be combined with structured outputs or required tool calls.", "use_beam_search"

@@ -59,17 +59,17 @@ class ChatWindowTranscriber:
         if windows:
             self._prompt = await transcription_prompt(self._served, self._options, self._tenant)
 
-    async def transcribe(self, audio: Samples, window: Window, text_stream: TextStream) -> list[WindowResult]:
+    async def transcribe(self, audio: Samples, window: Window, text_stream: TextStream) -> None:
         """Transcribe a window by one request, repeated at higher temperatures where the text is poor."""
         samples = audio[window.start : window.end]
         if not token_count(len(samples), self._info):
-            return []
+            return
         items = await self._reader.run(partial(audio_items, samples, self._info), tenant=self._tenant)
         assert self._prompt is not None
         prompt, placed = place_audio(self._prompt.token_ids, self._info, [items])
         attempt, text = await self._best_attempt(prompt, placed, window.seconds, text_stream)
         spans = [SegmentSpan(0.0, window.seconds, 0, len(text), tuple(text))] if text else []
-        return [
+        text_stream.finish_part(
             WindowResult(
                 window=window,
                 attempt=attempt,
@@ -78,7 +78,7 @@ class ChatWindowTranscriber:
                 words=(),
                 text_tokens=text,
             )
-        ]
+        )
 
     async def _best_attempt(
         self, prompt: TokenArray, items: tuple[MediaItem, ...], seconds: float, text_stream: TextStream

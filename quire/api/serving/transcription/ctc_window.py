@@ -53,9 +53,7 @@ class CTCWindowTranscriber:
     async def prepare(self, audio: NDArray[np.float32], windows: Sequence[Window]) -> None:
         """Do nothing: a CTC model has no prompt."""
 
-    async def transcribe(
-        self, audio: NDArray[np.float32], window: Window, text_stream: TextStream
-    ) -> list[WindowResult]:
+    async def transcribe(self, audio: NDArray[np.float32], window: Window, text_stream: TextStream) -> None:
         """Transcribe a window by one request for the most likely token at each position."""
         samples = audio[window.start : window.end]
         item = await self._reader.run(partial(make_item, samples, self._info), tenant=self._tenant)
@@ -67,10 +65,7 @@ class CTCWindowTranscriber:
             flow=self._flow,
         )
         positions = (await self._client.pool(request)).data
-        result = await self._reader.run(partial(self._result, positions, window), tenant=self._tenant)
-        if text_stream.live:
-            text_stream.send(result.attempt.pieces)
-        return [result]
+        text_stream.finish_part(await self._reader.run(partial(self._result, positions, window), tenant=self._tenant))
 
     def _result(self, positions: NDArray[np.float32], window: Window) -> WindowResult:
         info = self._info

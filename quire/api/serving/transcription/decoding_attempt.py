@@ -100,7 +100,7 @@ class DecodingAttempt:
 
     def discard(self) -> None:
         """Drop the output, which is not the text of the audio."""
-        self.output, self.pieces, self._counted = [], [], 0
+        self.output, self.logprobs, self.pieces, self._counted = [], [], [], 0
 
     @property
     def uncounted(self) -> TranscriptDelta:
@@ -131,7 +131,7 @@ class DecodingAttempt:
 
 @dataclass(frozen=True, slots=True)
 class WindowResult:
-    """The transcription of a window. `words` have the index of the token they begin with."""
+    """The transcription of a window or a part of it. `words` have the index of the token they begin with."""
 
     window: Window
     attempt: DecodingAttempt

@@ -1,4 +1,4 @@
-"""Joins the texts of windows to one, piece by piece."""
+"""Joins the texts of windows and of their parts to one, piece by piece."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ _WITHOUT_SPACES = frozenset({"zh", "ja", "th", "lo", "my", "yue"})
 
 
 class Joiner:
-    """The text so far has no white space at its ends, and a space between windows where the language has them."""
+    """The text so far has no white space at its ends, and a space between parts where the language has them."""
 
     def __init__(self, language: str | None) -> None:
         self._spaced = language not in _WITHOUT_SPACES
         self._texts: list[str] = []
         self._held = ""  # white space that is given once something follows
         self._held_input = self._held_output = 0  # tokens that are counted once something follows
-        self._fresh = False  # the next piece is the first of a window
+        self._fresh = False  # the next piece is the first of a part
 
     @property
     def text(self) -> str:
         """The text given so far."""
         return "".join(self._texts)
 
-    def next_window(self) -> None:
-        """A window follows."""
+    def next_part(self) -> None:
+        """Note that the text of another part follows."""
         self._fresh = True
 
     def add(self, piece: TranscriptDelta) -> TranscriptDelta | None:

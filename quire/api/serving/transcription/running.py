@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.api.serving.transcription.decoding_attempt import WindowResult
 from quire.api.serving.transcription.text_stream import TextStream
 from quire.api.serving.transcription.window_transcriber import WindowTranscriber
 from quire.engine.wire.client import EngineClient
@@ -38,7 +37,7 @@ class RunningWindows:
         self._windows = windows
         self._tenant = tenant
         self._streams = [TextStream() for _ in windows]
-        self._tasks: list[asyncio.Task[list[WindowResult]]] = []
+        self._tasks: list[asyncio.Task[None]] = []
         self._running: set[int] = set()
         self._start()
 
@@ -47,14 +46,14 @@ class RunningWindows:
         self._streams[number].live = live
         return self._streams[number]
 
-    async def results(self, number: int) -> list[WindowResult]:
-        """The results of a window, once its text stream has ended.
+    async def finished(self, number: int) -> None:
+        """Wait for the end of a window whose text stream has ended.
 
         Raises:
             EngineError: the engine failed.
             QueueFull: too many jobs wait.
         """
-        return await self._tasks[number]
+        await self._tasks[number]
 
     async def aclose(self) -> None:
         """Abort running windows and release their slots."""
@@ -73,9 +72,9 @@ class RunningWindows:
             self._running.add(number)
             self._tasks.append(asyncio.create_task(self._run(number)))
 
-    async def _run(self, number: int) -> list[WindowResult]:
+    async def _run(self, number: int) -> None:
         try:
-            results = await self._transcriber.transcribe(self._audio, self._windows[number], self._streams[number])
+            await self._transcriber.transcribe(self._audio, self._windows[number], self._streams[number])
         finally:
             self._streams[number].end()
             if number in self._running:  # else they were closed
@@ -83,4 +82,3 @@ class RunningWindows:
                 if self._running:  # the first place is the caller's
                     self._client.release_slots(1, self._tenant)
         self._start()
-        return results

@@ -1,4 +1,8 @@
-"""Transcribes windows with Whisper and Moonshine: attempts at rising temperatures, segments, times of words."""
+"""Transcribes windows with Whisper and Moonshine: attempts at rising temperatures, segments, times of words.
+
+A model that writes timestamps may stop before the end of a window, behind a pause or at its token limit. What it has
+not transcribed becomes a further part of the window, as in whisper's own loop (Radford et al. 2022).
+"""
 
 from __future__ import annotations
 
@@ -21,11 +25,13 @@ from quire.api.serving.transcription.decoding_attempt import (
     token_logprobs,
 )
 from quire.api.serving.transcription.quality import TEMPERATURES, probably_silent
-from quire.api.serving.transcription.segments import SegmentSpan, spans_of
+from quire.api.serving.transcription.seek import LEAD, LEAST_ADVANCE, next_start
+from quire.api.serving.transcription.segments import SegmentSpan, spans_of, spans_of_words, within_segments
+from quire.api.serving.transcription.speech_stretches import SpeechStretches, find_stretches
 from quire.api.serving.transcription.text_stream import TextStream
 from quire.api.serving.transcription.tokens import TranscriptionPrompt, TranscriptionTokens
 from quire.api.serving.transcription.types import TranscriptionOptions, Word
-from quire.api.serving.transcription.words import timed_words, within_segments
+from quire.api.serving.transcription.words import WordTokens, timed_words
 from quire.engine.wire.client import EngineClient
 from quire.engine.wire.detokenizer import Detokenizer, TextParams
 from quire.engine.wire.pooling_params import PoolingParams
@@ -63,6 +69,7 @@ class Seq2SeqWindowTranscriber:
         self._deadline = Deadline(options.timeout)
         self._kept: tuple[Window, MediaItem] | None = None
         self._earlier: Sequence[int] = ()
+        self._writes_timestamps = options.timestamps and tokens.rule is not None
         self.language = options.language if tokens.info.languages else only_language(tokens.info)
 
     async def prepare(self, audio: Samples, windows: Sequence[Window]) -> None:
@@ -105,49 +112,121 @@ class Seq2SeqWindowTranscriber:
         total = sum(probabilities) or 1.0
         return {code: value / total for code, value in zip(codes, probabilities, strict=True)}
 
-    async def transcribe(self, audio: Samples, window: Window, text_stream: TextStream) -> list[WindowResult]:
-        """Transcribe a window. If its text exceeds the token limit, its two halves are transcribed instead."""
+    async def transcribe(self, audio: Samples, window: Window, text_stream: TextStream) -> None:
+        """Transcribe a window, in parts if the model stops early. See `WindowTranscriber.transcribe`."""
+        speech: SpeechStretches | None = None
+        part: Window | None = window
+        while part is not None:
+            kept, self._kept = self._kept, None
+            item = kept[1] if kept is not None and kept[0] == part else await self._item(audio[part.start : part.end])
+            # The audio of further parts has been counted.
+            positions = self._positions(window.end - window.start) if part == window else 0
+            attempt = await self._best_attempt(item, positions, text_stream)
+            if (middle := self._middle(audio, part, attempt, text_stream)) is not None:
+                await self.transcribe(audio, Window(part.start, middle), text_stream)
+                await self.transcribe(audio, Window(middle, part.end), text_stream)
+                return
+            if speech is None:
+                speech = await self._speech(audio, window)
+            part = await self._finish(part, item, attempt, speech.since(part.offset - window.offset), text_stream)
+
+    def _middle(self, audio: Samples, part: Window, attempt: DecodingAttempt, text_stream: TextStream) -> int | None:
+        """The quiet place at which a part is divided, because there is no room for its text; None if it is not."""
+        if not attempt.limited or text_stream.sent or attempt.quality.repeats or part.end - part.start <= _SHORTEST:
+            return None
+        quarter = (part.end - part.start) // 4
+        return part.start + quarter + quietest(audio[part.start + quarter : part.end - quarter])
+
+    async def _speech(self, audio: Samples, window: Window) -> SpeechStretches:
+        """Where somebody speaks in a window, if times of words are to be found."""
+        if not self._writes_timestamps and not self._options.words:
+            return SpeechStretches()
         samples = audio[window.start : window.end]
-        kept, self._kept = self._kept, None
-        item = kept[1] if kept is not None and kept[0] == window else await self._item(samples)
-        prompt = self._tokens.prompt(self._options, self.language, self._earlier)
-        attempt = await self._best_attempt(item, prompt, self._positions(len(samples)), text_stream)
+        return await self._reader.run(partial(find_stretches, samples), tenant=self._tenant)
+
+    async def _finish(
+        self,
+        part: Window,
+        item: MediaItem,
+        attempt: DecodingAttempt,
+        speech: SpeechStretches,
+        text_stream: TextStream,
+    ) -> Window | None:
+        """Send the result of a part; returns the part that follows."""
         quality = attempt.quality
-        if attempt.limited and not text_stream.sent and not quality.repeats and len(samples) > _SHORTEST:
-            middle = window.start + len(samples) // 4 + quietest(samples[len(samples) // 4 : -len(samples) // 4])
-            halves = Window(window.start, middle), Window(middle, window.end)
-            return [result for half in halves for result in await self.transcribe(audio, half, TextStream())]
         if quality.silent and not text_stream.sent:
             attempt.discard()
         text_tokens = [token for token in attempt.output if self._tokens.is_text(token)]
-        spans = spans_of(attempt.output, self._tokens, window.seconds)
-        return [
+        spans = spans_of(attempt.output, self._tokens, part.seconds)
+        words = await self._words(item, text_tokens, spans, part, speech)
+        if speech.stretches:
+            spans = spans_of_words(spans, words, self._tokens)
+        else:
+            within_segments(words, spans)
+        start = self._next_start(attempt, spans, speech)
+        if start is not None and speech.has(start) and spans[-1].start >= LEAST_ADVANCE and not text_stream.sent:
+            # The model has stopped while somebody speaks. It would mishear words without those before them.
+            last = spans.pop()
+            start = max(last.start - LEAD, spans[-1].end if spans else 0.0, LEAST_ADVANCE)
+            self._drop_text(attempt, last.first)
+        text_stream.finish_part(
             WindowResult(
-                window=window,
+                window=part,
                 attempt=attempt,
                 quality=quality,
                 spans=spans,
-                words=await self._words(item, text_tokens, spans, window) if self._options.words else (),
+                words=[
+                    (word.first, Word(word.text.strip(), part.offset + word.start, part.offset + word.end))
+                    for word in words
+                    if self._options.words
+                ],
                 text_tokens=text_tokens,
             )
-        ]
+        )
+        if start is None or start >= part.seconds:
+            return None
+        return Window(part.start + round(start * SAMPLE_RATE), part.end)
 
-    async def _best_attempt(
-        self, item: MediaItem, prompt: TranscriptionPrompt, audio_tokens: int, text_stream: TextStream
-    ) -> DecodingAttempt:
+    def _next_start(
+        self, attempt: DecodingAttempt, spans: Sequence[SegmentSpan], speech: SpeechStretches
+    ) -> float | None:
+        """The second at which the next part begins; None if there is none."""
+        if not self._writes_timestamps or attempt.truncated:
+            return None
+        times = [self._tokens.seconds(token) for token in attempt.output if self._tokens.is_timestamp(token)]
+        expects_more = self._expects_more(attempt.output)
+        return next_start(spans, times[-1] if times else None, speech, expects_more=expects_more)
+
+    def _drop_text(self, attempt: DecodingAttempt, first: int) -> None:
+        """Drop the text from a text token on, with the timestamp before it."""
+        places = [place for place, token in enumerate(attempt.output) if self._tokens.is_text(token)]
+        count = places[first]
+        if count and self._tokens.is_timestamp(attempt.output[count - 1]):
+            count -= 1
+        output, logprobs = attempt.output[:count], attempt.logprobs[:count]
+        attempt.discard()
+        self._add(attempt, output, logprobs, self._detokenizer(), last=True)
+
+    def _expects_more(self, output: Sequence[int]) -> bool:
+        """Whether the model has ended at the beginning of a further segment."""
+        written = [token for token in output if token != self._tokens.end]
+        return len(written) > 1 and all(map(self._tokens.is_timestamp, written[-2:]))
+
+    async def _best_attempt(self, item: MediaItem, audio_tokens: int, text_stream: TextStream) -> DecodingAttempt:
         """The first attempt that can be trusted, or the last one. Text that was sent is not replaced."""
+        prompt = self._tokens.prompt(self._options, self.language, self._earlier)
         given = self._options.temperature
         for temperature in (given,) if given or self._options.beams else TEMPERATURES:
             attempt = DecodingAttempt(temperature, len(prompt.tokens), audio_tokens)
             await self._run(attempt, item, prompt, text_stream)
-            if text_stream.sent or attempt.limited or not attempt.quality.failed:
+            if text_stream.sent or not attempt.quality.failed or (attempt.limited and not attempt.quality.repeats):
                 break
         return attempt
 
     async def _run(
         self, attempt: DecodingAttempt, item: MediaItem, prompt: TranscriptionPrompt, text_stream: TextStream
     ) -> None:
-        detokenizer = Detokenizer(self._tokenizer.backend, (), TextParams())
+        detokenizer = self._detokenizer()
         request = GenerateRequest(
             prompt=prompt.tokens,
             params=self._params(prompt, attempt.temperature),
@@ -164,16 +243,30 @@ class Seq2SeqWindowTranscriber:
     def _take(self, attempt: DecodingAttempt, delta: Delta, detokenizer: Detokenizer) -> None:
         if delta.token_probs:
             attempt.no_speech_prob = delta.token_probs[0]
-        attempt.output += delta.token_ids
-        logprobs = [entry.logprobs[0] for entry in delta.logprobs]
-        attempt.logprobs += logprobs
-        last = delta.finish_reason is not None
         attempt.end(delta.finish_reason, self._options)
-        shown = [index for index, token in enumerate(delta.token_ids) if self._tokens.is_text(token)]
-        tokens = [delta.token_ids[index] for index in shown]
+        logprobs = [entry.logprobs[0] for entry in delta.logprobs]
+        self._add(attempt, delta.token_ids, logprobs, detokenizer, last=delta.finish_reason is not None)
+
+    def _add(
+        self,
+        attempt: DecodingAttempt,
+        output: Sequence[int],
+        logprobs: Sequence[float],
+        detokenizer: Detokenizer,
+        *,
+        last: bool,
+    ) -> None:
+        """Add tokens to the output, and a piece with their text."""
+        attempt.output += output
+        attempt.logprobs += logprobs
+        shown = [index for index, token in enumerate(output) if self._tokens.is_text(token)]
+        tokens = [output[index] for index in shown]
         text = detokenizer.push(tokens, last=last)
         wanted = [logprobs[index] for index in shown]
         attempt.add_piece(text, token_logprobs(self._tokenizer, tokens, wanted) if self._options.logprobs else ())
+
+    def _detokenizer(self) -> Detokenizer:
+        return Detokenizer(self._tokenizer.backend, (), TextParams())
 
     def _params(self, prompt: TranscriptionPrompt, temperature: float) -> SamplingParams:
         info, options = self._tokens.info, self._options
@@ -183,33 +276,33 @@ class Seq2SeqWindowTranscriber:
             sampling_params(options, temperature, max_tokens=max_tokens, eos_token_ids=(self._tokens.end,)),
             allowed_tokens=self._tokens.allowed(timestamps=options.timestamps),
             begin_suppress_tokens=info.begin_suppress_tokens,
-            timestamp_rule=self._tokens.rule if options.timestamps else None,
+            timestamp_rule=self._tokens.rule if self._writes_timestamps else None,
             token_probs=None if info.no_speech_token is None else TokenProbs(prompt.start, (info.no_speech_token,)),
         )
 
     async def _words(
-        self, item: MediaItem, text_tokens: Sequence[int], spans: Sequence[SegmentSpan], window: Window
-    ) -> list[tuple[int, Word]]:
-        """The words of a window with their times, and the index of the token with which each begins."""
+        self,
+        item: MediaItem,
+        text_tokens: Sequence[int],
+        spans: Sequence[SegmentSpan],
+        part: Window,
+        speech: SpeechStretches,
+    ) -> list[WordTokens]:
+        """The words of a part with their times, if they are needed and the model can tell them."""
         info = self._tokens.info
         control = self._tokens.prompt(_untimed(self._options), self.language).tokens
         known = list(text_tokens[: info.max_output_tokens - len(control) - 1])
-        if not known or not info.aligns_words:
+        if not known or not info.aligns_words or not (self._writes_timestamps or self._options.words):
             return []
         params = PoolingParams(
-            task="align", skip_tokens=len(control) - 1, num_positions=self._positions(window.end - window.start)
+            task="align", skip_tokens=len(control) - 1, num_positions=self._positions(part.end - part.start)
         )
         prompt = np.array([*control, *known, self._tokens.end], np.int32)
         request = PoolRequest(prompt=prompt, params=params, items=(item,), timeout=self._deadline.seconds_left())
         alignment = (await self._client.pool(request)).data[:-1]  # a row gives the time of the token that follows
-        words = await self._reader.run(
-            partial(timed_words, alignment, known, self._tokens, self.language), tenant=self._tenant
-        )
-        within_segments(words, spans)
-        return [
-            (word.first, Word(word.text.strip(), window.offset + word.start, window.offset + word.end))
-            for word in words
-        ]
+        bounds = [span.first for span in spans]
+        align = partial(timed_words, alignment, known, self._tokens, self.language, speech, bounds)
+        return await self._reader.run(align, tenant=self._tenant)
 
     def _positions(self, samples: int) -> int:
         """Positions of the encoder that hold audio."""

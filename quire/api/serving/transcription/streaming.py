@@ -11,6 +11,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from quire.api.http.tenant import take_turn
 from quire.api.serving.models import ServedModel
 from quire.api.serving.transcription.aligned_words import (
     AlignedToken,
@@ -126,7 +127,7 @@ class StreamingWindowTranscriber:
     async def prepare(self, audio: Samples, windows: Sequence[Window]) -> None:
         """Do nothing: all windows have the same prompt."""
 
-    async def transcribe(self, audio: Samples, window: Window, text_stream: TextStream) -> list[WindowResult]:
+    async def transcribe(self, audio: Samples, window: Window, text_stream: TextStream) -> None:
         """Transcribe a window by one request with all of its audio."""
         samples = audio[window.start : window.end]
         features = await self._reader.run(partial(frames_of, samples, self._info), tenant=self._tenant)
@@ -140,7 +141,7 @@ class StreamingWindowTranscriber:
                     text_stream.send(text.attempt.pieces)
         attempt = text.attempt
         words = text.words(frame / SAMPLE_RATE, window.seconds)
-        return [
+        text_stream.finish_part(
             WindowResult(
                 window=window,
                 attempt=attempt,
@@ -149,7 +150,7 @@ class StreamingWindowTranscriber:
                 words=timed_words(words, window.offset) if self._options.words else (),
                 text_tokens=[one.token for one in text.tokens],
             )
-        ]
+        )
 
 
 class LiveTranscription:
@@ -210,10 +211,10 @@ class LiveTranscription:
         async with aclosing(audio) as pieces:
             async for samples in pieces:
                 for start in range(0, len(samples), SAMPLE_RATE):
+                    await take_turn()  # a second of audio takes a millisecond or two
                     part = samples[start : start + SAMPLE_RATE]
                     self._samples += len(part)
                     self._extend(request_id, self._maker.push(part))
-                    await asyncio.sleep(0)  # a second of audio takes a millisecond or two; others have their turn
         self._extend(request_id, self._maker.finish(), last=True)
 
     def _extend(self, request_id: str, features: FeatureArray, *, last: bool = False) -> None:

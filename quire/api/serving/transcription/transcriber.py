@@ -122,18 +122,15 @@ class Transcriber:
         async with aclosing(RunningWindows(served.client, transcriber, audio, windows, tenant, most=most)) as running:
             for number in range(len(windows)):
                 text_stream = running.take_turn(number, live=options.live)
-                joiner.next_window()
-                while (piece := await text_stream.next()) is not None:
-                    if (given := joiner.add(piece)) is not None:
-                        yield given
-                for index, result in enumerate(await running.results(number)):
-                    if index:
-                        joiner.next_window()
-                    for rest in (*result.attempt.pieces[text_stream.sent :], result.attempt.uncounted):
-                        if (given := joiner.add(rest)) is not None:
-                            yield given
-                    for event in collected.add(result, served):
-                        yield event
+                joiner.next_part()
+                while (item := await text_stream.next()) is not None:
+                    if isinstance(item, WindowResult):
+                        joiner.next_part()
+                        for event in collected.add(item, served):
+                            yield event
+                    elif (delta := joiner.add(item)) is not None:
+                        yield delta
+                await running.finished(number)
         seconds = len(audio) / SAMPLE_RATE
         if not draft:
             served.client.observer.on_audio(seconds)

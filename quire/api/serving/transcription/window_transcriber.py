@@ -8,7 +8,6 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.api.serving.transcription.decoding_attempt import WindowResult
 from quire.api.serving.transcription.text_stream import TextStream
 from quire.multimodal.audio.cuts import Window
 
@@ -33,8 +32,8 @@ class WindowTranscriber(Protocol):
             QueueFull: too many jobs wait.
         """
 
-    async def transcribe(self, audio: Samples, window: Window, text_stream: TextStream) -> list[WindowResult]:
-        """Transcribe a window, or parts of it one after the other. Text sent to `text_stream` is not changed later.
+    async def transcribe(self, audio: Samples, window: Window, text_stream: TextStream) -> None:
+        """Transcribe a window, or parts of it one after the other, and send text and results to `text_stream`.
 
         Raises:
             EngineError: the engine failed.

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.api.serving.transcription.segments import SegmentSpan
+from quire.api.serving.transcription.speech_stretches import SpeechStretches
 from quire.api.serving.transcription.tokens import TranscriptionTokens
 
 _WITHOUT_SPACES = frozenset({"zh", "ja", "th", "lo", "my", "yue"})  # languages that do not put spaces between words
 _OPENING = "\"'“‘「『（《【¿([{"  # punctuation that belongs to the word behind it
+_LATE = 0.6  # seconds by which the alignment may be late or early
+_SHORTEST = 4  # frames of a word
 _DIAGONAL, _UP, _LEFT = 0, 1, 2
 
 
@@ -35,33 +37,61 @@ class WordTokens:
 
 
 def timed_words(
-    alignment: NDArray[np.float32], text_tokens: Sequence[int], tokens: TranscriptionTokens, language: str | None
+    alignment: NDArray[np.float32],
+    text_tokens: Sequence[int],
+    tokens: TranscriptionTokens,
+    language: str | None,
+    speech: SpeechStretches,
+    bounds: Collection[int],
 ) -> list[WordTokens]:
     """The words of a window with their times. Takes some milliseconds.
+
+    Tokens are aligned with frames that hold speech, so that no word takes a pause.
 
     Args:
         alignment: (len(text_tokens) + 1, frames); the last row is that of the end.
         text_tokens: text tokens of the window.
         tokens: special tokens of the model.
         language: ISO code.
+        speech: where somebody speaks in the window.
+        bounds: indices of the tokens with which segments begin.
     """
-    starts = starts_of_tokens(alignment) * tokens.info.time_precision
+    precision = tokens.info.time_precision
+    frames = speech.frames(alignment.shape[1], precision)
+    starts = starts_of_tokens(alignment[:, frames])
     words = [word for word in words_of(text_tokens, tokens, language) if word.text.strip()]
-    for word in words:
-        word.start, word.end = float(starts[word.first]), float(starts[word.spoken])
+    for before, word, behind in zip([None, *words], words, [*words[1:], None], strict=False):
+        opens = before is None or any(before.first < bound <= word.first for bound in bounds)
+        closes = behind is None or any(word.first < bound <= behind.first for bound in bounds)
+        first, last = int(starts[word.first]), int(starts[word.spoken])
+        run = _run(frames[first:last], opens=opens, closes=closes)
+        if len(run):
+            word.start, word.end = float(run[0] * precision), float((run[-1] + 1) * precision)
+        else:
+            place = frames[first - 1] + 1 if closes and first else frames[first]
+            word.start = word.end = float(place * precision)
+    _fill_stretches(words, speech)
     return words
 
 
-def within_segments(words: Sequence[WordTokens], spans: Sequence[SegmentSpan]) -> None:
-    """Cut off what of the first and the last word is outside of their segment.
+def _run(frames: NDArray[np.int64], *, opens: bool, closes: bool) -> NDArray[np.int64]:
+    """The frames of a word on one side of a pause: behind it if the word begins a segment, before it if it ends one."""
+    runs = np.split(frames, np.flatnonzero(np.diff(frames) > 1) + 1)
+    spoken = [run for run in runs if len(run) >= _SHORTEST]
+    if spoken and opens != closes:
+        return spoken[-1 if opens else 0]
+    return max(runs, key=len)
 
-    Pauses belong to one of the words beside them, as the path through the alignment leaves out no frame.
-    """
-    for span in spans:
-        own = [word for word in words if span.first <= word.first < span.last]
-        if own:
-            own[0].start = max(own[0].start, min(span.start, own[0].end))
-            own[-1].end = min(own[-1].end, max(span.end, own[-1].start))
+
+def _fill_stretches(words: Sequence[WordTokens], speech: SpeechStretches) -> None:
+    """Let the first and the last word of a stretch reach its ends, as the alignment may be late or early there."""
+    for index, word in enumerate(words):
+        if (stretch := speech.around(word.start, word.end)) is None:
+            continue
+        if 0 < word.start - stretch[0] <= _LATE and (index == 0 or words[index - 1].end <= stretch[0]):
+            word.start = stretch[0]
+        if 0 < stretch[1] - word.end <= _LATE and (index + 1 == len(words) or words[index + 1].start >= stretch[1]):
+            word.end = stretch[1]
 
 
 def starts_of_tokens(alignment: NDArray[np.float32]) -> NDArray[np.int64]:

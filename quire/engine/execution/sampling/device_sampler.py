@@ -23,11 +23,12 @@ from quire.engine.execution.sampling.device_settings import DeviceSettings, NewR
 from quire.engine.execution.sampling.grammar import GrammarProcessor
 from quire.engine.execution.sampling.pending import PendingTokens, SampledToken, TokenSampler
 from quire.engine.execution.sampling.sampler import GrammarStates, Sampler, verify_in_rounds
-from quire.engine.scheduling.plan import SequenceError
+from quire.engine.scheduling.plan import NOT_FINITE, SequenceError
 from quire.engine.wire.protocol import TokenLogprobs
 from quire.engine.wire.sampling_params import SamplingParams
 from quire.kernels.adjust_logits import add_biases, penalize
 from quire.kernels.choose_tokens import argmax, choose_tokens
+from quire.kernels.sampling import NO_TOKEN
 from quire.kernels.sampling_state import record_tokens
 from quire.kernels.token_bitmask import mask_logits
 from quire.kernels.token_logprobs import Logprobs, token_logprobs
@@ -79,7 +80,10 @@ class _Sampled:
             lists = zip(*(part.tolist() for part in self.logprobs), strict=True)
             for i, count, (own, rank, ids, top) in zip(self.wanted, self.counts, lists, strict=True):
                 reports[i] = _report(tokens[i], own, rank, ids[:count], top[:count])
-        return [SampledToken(token, reports.get(i)) for i, token in enumerate(tokens)]
+        return [
+            SampledToken(0, None, NOT_FINITE) if token == NO_TOKEN else SampledToken(token, reports.get(i))
+            for i, token in enumerate(tokens)
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +113,7 @@ class DeviceTokens(PendingTokens):
     @override
     def result(self) -> list[SampledToken]:
         found = [
-            one if row not in self.errors else one._replace(error=self.errors[row])
+            one if row not in self.errors or one.error is not None else one._replace(error=self.errors[row])
             for row, one in zip(self.rows, self.sampled.read(), strict=True)
         ]
         for row, holder, position, one in zip(self.rows, self.holders, self.positions, found, strict=True):
@@ -228,7 +232,7 @@ class DeviceSampler(TokenSampler):
         for sampled, places in self._unseen:
             sampled.ready.synchronize()
             for place, row, holder in places:
-                if self._table.holder(row) is holder:
+                if self._table.holder(row) is holder and int(sampled.tokens[place]) != NO_TOKEN:
                     self._grammars.observe(row, int(sampled.tokens[place]))
         self._unseen.clear()
         self._grammars.start_masks()

@@ -47,9 +47,11 @@ def has_settings(params: SamplingParams) -> bool:
     """Whether these tensors can hold all that the sampling of a request depends on.
 
     Bad words and rules of timestamps depend on earlier tokens in ways that only the host follows. So do grammars, but
-    what they allow is a mask, which the host sends.
+    what they allow is a mask, which the host sends. Log-probabilities of listed tokens are computed by the host.
     """
-    return not params.bad_words and params.timestamp_rule is None and len(_biases(params)) <= MAX_BIASES
+    if params.bad_words or params.timestamp_rule is not None or params.logprob_token_ids:
+        return False
+    return len(_biases(params)) <= MAX_BIASES
 
 
 def settings_bytes(rows: int, vocab_size: int) -> int:

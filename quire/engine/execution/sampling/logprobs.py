@@ -10,14 +10,31 @@ from torch import Tensor
 from quire.engine.wire.protocol import TokenLogprobs
 
 
-def top_logprobs(logits: Tensor, tokens: Sequence[int], alternatives: int) -> list[TokenLogprobs]:
-    """Return for each row of raw logits (rows, vocab) its token, then the `alternatives` top tokens."""
+def top_logprobs(
+    logits: Tensor, tokens: Sequence[int], alternatives: int, listed: Sequence[tuple[int, ...]] = ()
+) -> list[TokenLogprobs]:
+    """Return for each row of raw logits (rows, vocab) its token, then the `alternatives` top tokens.
+
+    `listed`: tokens to report in place of the top tokens, for each row; empty for rows that report the top tokens.
+    """
     logprobs = logits.log_softmax(-1)
     own = logprobs.gather(-1, torch.tensor(tokens, device=logits.device)[:, None])
     ranks = (logprobs > own).sum(-1).add_(1).tolist()
     values, ids = logprobs.topk(min(alternatives, logits.shape[-1]), -1)
     rows = zip(tokens, own[:, 0].tolist(), ranks, ids.tolist(), values.tolist(), strict=True)
-    return [
+    entries = [
         TokenLogprobs([token, *top_ids], [value, *top], [rank, *range(1, len(top) + 1)])
         for token, value, rank, top_ids, top in rows
     ]
+    for row, chosen in enumerate(listed):
+        if chosen:
+            entries[row] = _listed(entries[row], logprobs[row], chosen)
+    return entries
+
+
+def _listed(entry: TokenLogprobs, logprobs: Tensor, chosen: tuple[int, ...]) -> TokenLogprobs:
+    """The token of an entry, then the chosen ones."""
+    values = logprobs[torch.tensor(chosen, device=logprobs.device)].tolist()
+    return TokenLogprobs(
+        [entry.token_ids[0], *chosen], [entry.logprobs[0], *values], [entry.ranks[0], *([0] * len(chosen))]
+    )

@@ -25,9 +25,10 @@ from quire.engine.execution.sampling.masks import (
 from quire.engine.execution.sampling.penalties import Penalties
 from quire.engine.execution.sampling.pending import KnownTokens, PendingTokens, SampledToken, TokenSampler
 from quire.engine.execution.sampling.token_sampling import sample_tokens
-from quire.engine.scheduling.plan import SequenceError
+from quire.engine.scheduling.plan import NOT_FINITE, SequenceError
 from quire.engine.wire.protocol import TokenLogprobs
 from quire.engine.wire.sampling_params import SamplingParams
+from quire.kernels.sampling import NO_TOKEN
 from quire.kernels.sampling_state import uniform
 
 logger = logging.getLogger(__name__)
@@ -93,16 +94,19 @@ class Sampler(TokenSampler):
                     self._contain(row, processor.apply, logits[index], row, table)
         errors = self._grammars.apply(logits, rows)
         tokens = self._choose(logits, rows, params)
+        corrupted = [i for i, token in enumerate(tokens) if token == NO_TOKEN]
+        tokens = [max(token, 0) for token in tokens] if corrupted else tokens
         logprobs = {} if raw is None else self._report(raw, rows, params, wanted, tokens)
-        for row, token in zip(rows, tokens, strict=True):
+        for i, (row, token) in enumerate(zip(rows, tokens, strict=True)):
             table.append(row, token)
             for state in self._states_in_use:
-                if row in state.rows:
+                if row in state.rows and i not in corrupted:
                     self._contain(row, state.observe, row, token)
         self._grammars.start_masks()
         for i, row in enumerate(rows) if self._errors else ():
             if row in self._errors:
                 errors[i] = self._errors[row]
+        errors |= dict.fromkeys(corrupted, NOT_FINITE)
         return [SampledToken(token, logprobs.get(i), errors.get(i)) for i, token in enumerate(tokens)]
 
     @override
@@ -140,15 +144,17 @@ class Sampler(TokenSampler):
     ) -> dict[int, TokenLogprobs]:
         """Log-probabilities of the rows at indices `wanted`, whose logits before all processors are `raw`."""
         most = max(params[i].logprobs or 0 for i in wanted)
+        listed = [params[i].logprob_token_ids for i in wanted]
         try:
-            reports = top_logprobs(raw, [tokens[i] for i in wanted], most)
+            reports = top_logprobs(raw, [tokens[i] for i in wanted], most, listed)
         except Exception:  # error boundary: find the sequence that fails
             logger.exception("log-probabilities of a batch failed; retrying each row separately")
         else:
-            return {i: _first(entry, params[i].logprobs or 0) for i, entry in zip(wanted, reports, strict=True)}
+            return {i: _reported(entry, params[i]) for i, entry in zip(wanted, reports, strict=True)}
         found: dict[int, TokenLogprobs] = {}
         for at, i in enumerate(wanted):
-            alone = self._contain(rows[i], top_logprobs, raw[at : at + 1], [tokens[i]], params[i].logprobs or 0)
+            count, one = params[i].logprobs or 0, listed[at : at + 1]
+            alone = self._contain(rows[i], top_logprobs, raw[at : at + 1], [tokens[i]], count, one)
             if alone:
                 found[i] = alone[0]
         return found
@@ -192,6 +198,7 @@ def _confirmed(draft: Sequence[int], depth: int, choice: SampledToken) -> bool:
     return depth < len(draft) and draft[depth] == choice.token and choice.error is None
 
 
-def _first(entry: TokenLogprobs, count: int) -> TokenLogprobs:
-    end = count + 1
+def _reported(entry: TokenLogprobs, params: SamplingParams) -> TokenLogprobs:
+    """What a sequence reports of an entry that may have more top tokens than it asks for."""
+    end = 1 + (len(params.logprob_token_ids) or params.logprobs or 0)
     return TokenLogprobs(entry.token_ids[:end], entry.logprobs[:end], entry.ranks[:end])

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from quire.engine.wire.sampling_params import SamplingParams
-from quire.kernels.sampling import argmax, sample, sample_by_inverse_cdf
+from quire.kernels.sampling import argmax, has_token, sample, sample_by_inverse_cdf
 
 _SampleRows = Callable[[Tensor, Sequence[SamplingParams], Sequence[float]], list[int]]
 _TOP_P_WIDTHS = (256, 4096)  # numbers of top tokens tried before the whole vocabulary is sorted
 
 
 def sample_tokens(logits: Tensor, params: Sequence[SamplingParams], randoms: Sequence[float]) -> list[int]:
-    """Sample a token from each row of logits (rows, vocab). `randoms` are in [0, 1)."""
+    """Sample a token from each row of logits (rows, vocab), `NO_TOKEN` if it has none. `randoms` are in [0, 1)."""
     chosen = [0] * len(params)
     groups: dict[_SampleRows, list[int]] = {}
     for i, one in enumerate(params):
@@ -74,8 +74,10 @@ def _sample_top_k_top_p(logits: Tensor, params: Sequence[SamplingParams], random
     probs = (values - log_total).exp()
     dropped = probs.cumsum(-1) - probs >= top_p
     dropped[:, 0] = False  # the top token is always kept
-    picked = sample_by_inverse_cdf(probs.masked_fill_(dropped, 0.0), torch.tensor(randoms, dtype=torch.float64))
-    return ids.gather(-1, torch.tensor(picked)[:, None])[:, 0].tolist()
+    valid = has_token(values[:, :1])  # values are in descending order, NaN first
+    places = sample_by_inverse_cdf(probs.masked_fill_(dropped, 0.0), torch.tensor(randoms, dtype=torch.float64), valid)
+    chosen = torch.tensor(places)
+    return ids.gather(-1, chosen.clamp(min=0)[:, None])[:, 0].where(valid, chosen).tolist()
 
 
 def _top_tokens(logits: Tensor, top_k: Tensor, top_p: Tensor, total: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -132,4 +132,4 @@ def spec_of(config: Any) -> DecoderSpec | EncoderSpec:
             raise UnsupportedModel(f"a language model of type {kind!r} is not supported here")
         return tower(config, ARCHITECTURES[kind](text))
     spec = ARCHITECTURES[config.model_type](config)
-    return as_encoder(spec) if is_bidirectional(config) else spec
+    return as_encoder(spec, config) if is_bidirectional(config) else spec

@@ -97,7 +97,7 @@ def phi(config: Any) -> DecoderSpec:
 def falcon(config: Any) -> DecoderSpec:
     """Falcon: one key and value head, or groups of them; both branches read one norm, or one each."""
     if config.alibi:
-        raise UnsupportedModel("Falcon with ALiBi is not supported by Quire's decoder; use --model-impl transformers")
+        raise UnsupportedModel("Falcon with ALiBi is not supported")
     is_new = config.new_decoder_architecture
     kv_heads = config.num_kv_heads if is_new else 1 if config.multi_query else config.num_attention_heads
     dim = config.hidden_size // config.num_attention_heads

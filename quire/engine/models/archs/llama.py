@@ -133,6 +133,10 @@ def olmo2(config: Any) -> DecoderSpec:
 
 def granite(config: Any) -> DecoderSpec:
     """Granite 3, dense: scales of embeddings, attention scores, residuals and logits."""
+    if config.attention_multiplier <= 0:
+        raise UnsupportedModel(f"attention_multiplier must be above 0, not {config.attention_multiplier}")
+    if config.logits_scaling == 0:
+        raise UnsupportedModel("logits_scaling must not be 0")
     attn = biased_attention(config, scale=config.attention_multiplier)
     spec = uniform(config, attn, biased_mlp(config), residual_scale=config.residual_multiplier)
     embeddings = Embeddings(scale=float(config.embedding_multiplier))

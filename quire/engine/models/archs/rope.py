@@ -31,18 +31,26 @@ def rope_of(
         head_dim: elements of a head.
         layer_type: key in the config's parameters, if it has some for each layer type.
         interleaved: see `Rope`.
-        partial: `partial_rotary_factor` also counts without a scaling, where most architectures ignore it.
+        partial: the architecture rotates a part of each head, `partial_rotary_factor`; others ignore it without a
+            scaling, and cannot run with one.
 
     Raises:
-        UnsupportedModel: the rope type is not supported.
+        UnsupportedModel: the rope type is not supported, or transformers cannot run a rope of a part of each head.
     """
-    params = config.rope_parameters if layer_type is None else config.rope_parameters[layer_type]
+    params = rope_parameters(config)
+    params = params if layer_type is None else params[layer_type]
     kind = params["rope_type"]
     if kind not in _SCALINGS and kind not in _UNSCALED:
         supported = ", ".join(sorted((*_SCALINGS, *_UNSCALED)))
         raise UnsupportedModel(f"rope type {kind!r} is not supported; supported are {supported}")
-    ignored = kind == "default" and not partial
-    dim = head_dim if ignored else int(head_dim * params.get("partial_rotary_factor", 1.0))
+    dim = head_dim
+    if partial or kind != "default":
+        dim = int(head_dim * params.get("partial_rotary_factor", 1.0))
+    if dim != head_dim and not partial:
+        raise UnsupportedModel(
+            f"partial_rotary_factor is not supported with rope type {kind!r} in models of type {config.model_type!r}: "
+            "they rotate whole heads"
+        )
     exponents = np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)
     powers = np.power(np.float32(params["rope_theta"]), exponents)
     plain: Frequencies = np.float32(1) / powers
@@ -66,6 +74,20 @@ def rope_of(
     scaled = _SCALINGS[kind](plain, params, trained) if kind in _SCALINGS else plain
     factor = _yarn_factor(params) if kind == "yarn" else 1.0
     return Rope(dim=rotated, inv_freq=_values(scaled), factor=factor, interleaved=interleaved)
+
+
+def rope_parameters(config: Any) -> Params:
+    """RoPE parameters of a config, or those by layer type, as transformers' models complete them.
+
+    They do it for scaled ropes, once more than the reading of the config: a length of the training at the top level is
+    an attribute only afterwards.
+    """
+    params: Params = getattr(config, "rope_parameters", None) or {}
+    parts = [params, *(part for part in params.values() if isinstance(part, dict))]
+    if any(part.get("rope_type", "default") != "default" for part in parts):
+        config.standardize_rope_params()
+        params = config.rope_parameters
+    return params
 
 
 def _linear(plain: Frequencies, params: Params, _trained: int) -> Frequencies:
@@ -142,7 +164,7 @@ def max_positions(config: Any) -> int:
 
     Configs with RoPE parameters per layer type already include it in `max_position_embeddings`.
     """
-    params = getattr(config, "rope_parameters", None) or {}
+    params = rope_parameters(config)
     limit = int(config.max_position_embeddings)
     if params.get("rope_type") == "yarn":
         return max(limit, int(params.get("original_max_position_embeddings", limit) * (params["factor"] or 1)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from quire.engine.models.archs.llama import llama
@@ -10,6 +12,7 @@ from quire.engine.models.errors import UnsupportedModel
 from quire.engine.models.pooler_spec import Dense, HeadStep
 from quire.engine.models.rope_spec import Rope
 from quire.engine.models.spec import (
+    Attention,
     DecoderSpec,
     Embeddings,
     EncoderSpec,
@@ -64,7 +67,7 @@ def gte(config: Any) -> EncoderSpec:
 
 def eurobert(config: Any) -> EncoderSpec:
     """EuroBERT: Llama with attention in both directions."""
-    return as_encoder(llama(config))
+    return as_encoder(llama(config), config)
 
 
 def jina_embeddings_v3(config: Any) -> EncoderSpec:
@@ -89,21 +92,58 @@ def modernbert_head(config: Any) -> tuple[HeadStep, ...]:
 
 
 def is_bidirectional(config: Any) -> bool:
-    """Whether the config of a decoder sets bidirectional attention."""
-    return bool(getattr(config, "use_bidirectional_attention", False)) or getattr(config, "is_causal", True) is False
+    """Whether the config of a decoder sets bidirectional attention.
+
+    Raises:
+        UnsupportedModel: transformers' masks stay causal then, or do with some of its attention kernels.
+    """
+    kind, flag = config.model_type, bool(getattr(config, "use_bidirectional_attention", False))
+    if flag and kind == "gemma2":
+        raise UnsupportedModel(
+            "use_bidirectional_attention is not supported in models of type 'gemma2', whose masks stay causal; "
+            "is_causal false makes attention bidirectional"
+        )
+    if kind == "gpt_neo" and not _is_causal(config):
+        raise UnsupportedModel("is_causal false is not supported in models of type 'gpt_neo', whose masks stay causal")
+    return not _is_causal(config) or (flag and kind == "gemma3_text")
 
 
-def as_encoder(spec: DecoderSpec) -> EncoderSpec:
-    """A decoder's layers with attention in both directions (EmbeddingGemma, GTE-Qwen2)."""
+def as_encoder(spec: DecoderSpec, config: Any) -> EncoderSpec:
+    """A decoder's layers with attention in both directions (EmbeddingGemma, GTE-Qwen2).
+
+    With `is_causal` false a window is the largest distance of a key, as in encoders. Of Gemma 3's
+    `use_bidirectional_attention` it is the first distance beyond.
+    """
+    widened = {} if _is_causal(config) else {layer.attn: _with_distance(layer.attn) for layer in spec.layers}
     return EncoderSpec(
         hidden=spec.hidden,
         vocab=spec.vocab,
-        layers=spec.layers,
+        layers=tuple(replace(layer, attn=widened.get(layer.attn, layer.attn)) for layer in spec.layers),
         norm=spec.norm,
-        max_positions=spec.max_positions,
+        max_positions=_fixed_positions(spec.layers, spec.max_positions),
         embeddings=spec.embeddings,
         final_norm=spec.final_norm,
     )
+
+
+def _is_causal(config: Any) -> bool:
+    return getattr(config, "is_causal", True) is not False
+
+
+def _with_distance(attn: Attention) -> Attention:
+    """The attention of a decoder in both directions, with a window of the largest distance."""
+    if not isinstance(attn, GroupedQueryAttention):
+        raise UnsupportedModel("latent attention in both directions (is_causal false) is not supported")
+    if attn.sinks or attn.alibi is not None:
+        kind = "attention sinks" if attn.sinks else "ALiBi"
+        raise UnsupportedModel(f"{kind} in both directions (is_causal false) is not supported")
+    return attn if attn.window is None else replace(attn, window=attn.window + 1)
+
+
+def _fixed_positions(layers: Sequence[Layer], longest: int) -> int:
+    """Positions up to which no rope depends on the length of the text, which encoders do not have by token."""
+    ropes = [layer.attn.rope for layer in layers if layer.attn.rope is not None]
+    return min([longest, *(rope.extension.trained_len for rope in ropes if rope.extension is not None)])
 
 
 def _attention(config: Any, rope: Rope, *, bias: bool, window: int | None = None) -> GroupedQueryAttention:
@@ -123,7 +163,7 @@ def _attention(config: Any, rope: Rope, *, bias: bool, window: int | None = None
 
 def _rope(config: Any) -> Rope:
     dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return rope_of(config, dim, partial=True)
+    return rope_of(config, dim)
 
 
 def _encoder(
@@ -137,7 +177,7 @@ def _encoder(
         vocab=config.vocab_size,
         layers=tuple(layers),
         norm=norm,
-        max_positions=config.max_position_embeddings if per_type else max_positions(config),
+        max_positions=_fixed_positions(layers, config.max_position_embeddings if per_type else max_positions(config)),
         embeddings=embeddings,
         final_norm=final_norm,
     )

@@ -32,8 +32,9 @@ def weight_names_of(model_type: str, spec: TransformerSpec, pooler: PoolerSpec |
     is_bert = model_type == "xlm-roberta-xl" or any(layer.post_ln for layer in spec.layers)
     if isinstance(spec, EncoderSpec) and is_bert:
         return bert_like(steps, ups_first=any(layer.inner_post_ln for layer in spec.layers))
-    if isinstance(spec, DecoderSpec) and (names := layer_norm_decoder_names(model_type, spec)) is not None:
-        return names
-    names = LLAMA_OUTPUT_NORMS if any(layer.branch_output_norm for layer in spec.layers) else LLAMA
+    llama = LLAMA_OUTPUT_NORMS if any(layer.branch_output_norm for layer in spec.layers) else LLAMA
+    names = layer_norm_decoder_names(model_type, spec) or llama
     # A decoder that attends in both directions may have been published with the head of a language model.
-    return replace(names, ignored=f"{names.ignored}|{LM_HEAD}") if isinstance(spec, EncoderSpec) else names
+    return (
+        replace(names, ignored=rf"{names.ignored}|{LM_HEAD}|lm_head\.bias") if isinstance(spec, EncoderSpec) else names
+    )

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from quire.engine.models.spec import DecoderSpec, GroupedQueryAttention
+from quire.engine.models.spec import GroupedQueryAttention, TransformerSpec
 from quire.engine.models.weight_names.llama import LLAMA
 from quire.engine.models.weight_names.rules import KIND, LAYER, WeightNames
 
@@ -76,7 +76,7 @@ _LLAMA_LIKE = (
 )
 
 
-def layer_norm_decoder_names(model_type: str, spec: DecoderSpec) -> WeightNames | None:
+def layer_norm_decoder_names(model_type: str, spec: TransformerSpec) -> WeightNames | None:
     """How a decoder of `archs.layer_norm_decoders` names its tensors; None for other decoders."""
     attn = spec.layers[0].attn
     if not isinstance(attn, GroupedQueryAttention):

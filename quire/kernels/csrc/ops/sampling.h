@@ -1,6 +1,8 @@
-// Chooses a token for each row of logits: the one with the largest logit, or a random one by inverse CDF.
+// Chooses a token for each row of logits: the one with the largest logit, or a random one by inverse CDF. A row with NaN,
+// or whose largest logit is infinite, has none.
 #pragma once
 
+constexpr int64_t NO_TOKEN = -1;
 constexpr int64_t VOCAB_CHUNK = 4096;  // tokens that are reduced together, before one of them is searched for
 
 struct Argmax {
@@ -39,15 +41,21 @@ struct Sample {
 };
 REGISTER_OP(Sample);
 
-// The largest of some logits; NaN is ignored.
+// The largest of some logits; NaN if one of them is.
 inline float max_logit(const float *logits, int64_t count) {
     int64_t whole = count / LANES * LANES;
     Floats best = broadcast(-INFINITY);
-    for (int64_t i = 0; i < whole; i += LANES) best = maximum(Float32::load(logits + i), best);
+    Ints nan{};
+    for (int64_t i = 0; i < whole; i += LANES) {
+        Floats x = Float32::load(logits + i);
+        nan |= x != x;
+        best = maximum(x, best);
+    }
     float largest = -INFINITY;
-    for (int i = 0; i < LANES; i++) largest = std::max(largest, best[i]);
-    for (int64_t i = whole; i < count; i++) largest = std::max(largest, logits[i]);
-    return largest;
+    bool valid = true;
+    for (int i = 0; i < LANES; i++) valid &= !nan[i], largest = std::max(largest, best[i]);
+    for (int64_t i = whole; i < count; i++) valid &= logits[i] == logits[i], largest = std::max(largest, logits[i]);
+    return valid ? largest : NAN;
 }
 
 // The first of equally likely tokens.
@@ -61,6 +69,10 @@ inline std::vector<int64_t> Argmax::run() const {
     });
     for (int64_t row = 0; row < rows; row++) {
         const float *first = largest.get() + row * chunks, *best = std::max_element(first, first + chunks);
+        if (!std::all_of(first, first + chunks, [](float x) { return x < INFINITY; })) {
+            tokens[row] = NO_TOKEN;
+            continue;
+        }
         int64_t token = (best - first) * VOCAB_CHUNK;
         while (token < vocab - 1 && logits[row * vocab + token] != *best) token++;
         tokens[row] = token;
@@ -71,6 +83,7 @@ inline std::vector<int64_t> Argmax::run() const {
 // The token at which the running sum of the weights e^(logit / temperature) exceeds the fraction `random` of their total.
 inline int64_t sample_row(const float *logits, int64_t vocab, float temperature, double random, double *sums) {
     float largest = max_logit(logits, vocab);
+    if (!(largest < INFINITY)) return NO_TOKEN;
     auto weights = [=](int64_t i) {
         Floats x = broadcast(-INFINITY);
         if (i + LANES <= vocab) x = Float32::load(logits + i);
@@ -88,7 +101,7 @@ inline int64_t sample_row(const float *logits, int64_t vocab, float temperature,
     int64_t chunk = 0;
     while ((chunk + 1) * VOCAB_CHUNK < vocab && !(sums[chunk] > threshold)) chunk++;
     double running = chunk ? sums[chunk - 1] : 0.0;
-    int64_t token = vocab - 1;  // if all logits of the row are NaN
+    int64_t token = vocab - 1;  // if all logits of the row are -inf
     for (int64_t i = chunk * VOCAB_CHUNK; i < std::min(vocab, (chunk + 1) * VOCAB_CHUNK); i += LANES) {
         Floats weight = weights(i);
         for (int lane = 0; lane < LANES; lane++) {

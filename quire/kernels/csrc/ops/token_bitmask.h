@@ -26,7 +26,7 @@ struct ApplyTokenBitmask {
 };
 REGISTER_OP(ApplyTokenBitmask);
 
-// Allowed tokens keep their logits. If all of these are -inf, or one is NaN, the mask alone decides: they become 0.
+// Allowed tokens keep their logits. If all of these are -inf, the mask alone decides: they become 0. NaN stays NaN.
 inline void mask_row(float *logits, const uint32_t *mask, int64_t vocab) {
     const Ints lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     const Floats forbidden = broadcast(-INFINITY);
@@ -40,18 +40,19 @@ inline void mask_row(float *logits, const uint32_t *mask, int64_t vocab) {
     Ints nan{};
     for (int64_t i = 0; i < whole; i += LANES) {
         Floats x = Float32::load(logits + i);
-        Floats masked = allowed_lanes(i) ? x : forbidden;
-        nan |= masked != masked;
+        Ints is_nan = x != x;
+        Floats masked = (allowed_lanes(i) | is_nan) != 0 ? x : forbidden;
+        nan |= is_nan;
         best = maximum(masked, best);
         Float32::store(logits + i, masked);
     }
-    bool valid = true, found = false;
-    for (int i = 0; i < LANES; i++) valid &= !nan[i], found |= best[i] > -INFINITY;
+    bool found = false;  // a logit that is not -inf
+    for (int i = 0; i < LANES; i++) found |= nan[i] || best[i] > -INFINITY;
     for (int64_t i = whole; i < vocab; i++) {
-        logits[i] = allowed(i) ? logits[i] : -INFINITY;
-        valid &= logits[i] == logits[i], found |= logits[i] > -INFINITY;
+        logits[i] = allowed(i) || logits[i] != logits[i] ? logits[i] : -INFINITY;
+        found |= logits[i] != -INFINITY;
     }
-    if (valid && found) return;
+    if (found) return;
     for (int64_t i = 0; i < vocab; i++) logits[i] = allowed(i) ? 0.0f : -INFINITY;
 }
 

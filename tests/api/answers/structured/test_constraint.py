@@ -26,6 +26,9 @@ def grammars(core: FakeCore) -> list[dict[str, Any]]:
     [
         ({"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}}, SCHEMA),
         ({"response_format": {"type": "json_object"}}, {"type": "object"}),
+        ({"response_format": {"type": "json_object", "schema": SCHEMA}}, SCHEMA),
+        ({"response_format": {"type": "json_schema", "schema": SCHEMA}}, SCHEMA),
+        ({"response_format": {"type": "json_schema", "name": "a", "schema": SCHEMA, "strict": True}}, SCHEMA),
         ({"structured_outputs": {"json": SCHEMA}}, SCHEMA),
         ({"structured_outputs": {"json": json.dumps(SCHEMA)}}, SCHEMA),
         ({"structured_outputs": {"json_object": True}}, {"type": "object"}),
@@ -218,3 +221,113 @@ async def test_the_number_of_tags_has_a_limit(tmp_path: Path) -> None:
         for structures, triggers, status in ((1024, 1, 200), (1025, 1, 400), (1, 1025, 400)):
             answer = await server.post("/v1/chat/completions", body(structures, triggers))
             assert answer.status_code == status, answer.text
+
+
+WRAPPED = {"name": "a", "schema": SCHEMA}
+NAMED = {"type": "json_schema", "json_schema": WRAPPED}
+MISPLACED: list[tuple[dict[str, Any], str]] = [
+    ({"response_format": {"type": "json_schema"}}, "response_format"),
+    ({"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}}, "response_format.json_schema.schema"),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": None}}},
+        "response_format.json_schema.schema",
+    ),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "shema": SCHEMA}}},
+        "response_format.json_schema.schema",
+    ),
+    ({"response_format": {"type": "json_schema", "json_schema": SCHEMA}}, "response_format.json_schema.schema"),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {**WRAPPED, "schema": WRAPPED}}},
+        "response_format.json_schema.schema",
+    ),
+    ({"response_format": {"type": "json_schema", "json_schema": WRAPPED, "schema": SCHEMA}}, "response_format"),
+    ({"response_format": {"type": "json_object", "json_schema": WRAPPED}}, "response_format"),
+    ({"response_format": {"type": "json_object", "shema": SCHEMA}}, "response_format.shema"),
+    ({"response_format": {"type": "text", "schema": SCHEMA}}, "response_format"),
+    ({"response_format": {"json_schema": WRAPPED}}, "response_format"),
+    ({"structured_outputs": {"json": WRAPPED}}, "structured_outputs.json"),
+    ({"structured_outputs": {"json": json.dumps(WRAPPED)}}, "structured_outputs"),
+    ({"structured_outputs": {"schema": SCHEMA}}, "structured_outputs.schema"),
+    ({"guided_json": WRAPPED}, "guided_json"),
+    ({"reponse_format": NAMED}, "reponse_format"),
+    ({"json_schema": SCHEMA}, "json_schema"),
+    ({"format": SCHEMA}, "format"),
+    ({"output_config": {"format": NAMED}}, "output_config"),
+    *(
+        ({"structured_outputs": {"regex": "a", name: True}}, f"structured_outputs.{name}")
+        for name in ("disable_any_whitespace", "disable_additional_properties")
+    ),
+]
+
+
+@pytest.mark.parametrize(("fields", "param"), MISPLACED)
+@pytest.mark.parametrize("route", ["/v1/chat/completions", "/v1/completions"])
+async def test_a_schema_in_the_wrong_place_is_refused(tmp_path: Path, route: str, fields: Any, param: str) -> None:
+    core = FakeCore()
+    async with running_server(tmp_path, core) as server:
+        answer = await server.post(route, {**(ASK if "chat" in route else {"prompt": "hi", "max_tokens": 5}), **fields})
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["param"].removesuffix(".json_schema") == param
+    assert not grammars(core)
+
+
+FLAT = {"type": "json_schema", "schema": SCHEMA}
+
+
+@pytest.mark.parametrize(
+    ("route", "fields", "place"),
+    [
+        ("/v1/responses", {"text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format"),
+        ("/v1/responses", {"text": {"format": {"type": "json_schema", "schema": None}}}, "text.format"),
+        ("/v1/responses", {"text": {"format": {**FLAT, "schema": WRAPPED}}}, "text.format.schema"),
+        ("/v1/responses", {"text": {"format": {"type": "text", "schema": SCHEMA}}}, "text.format"),
+        ("/v1/responses", {"text": {"fromat": FLAT}}, "text.fromat"),
+        ("/v1/responses", {"response_format": NAMED}, "response_format"),
+        ("/v1/responses", {"guided_json": SCHEMA}, "guided_json"),
+        ("/v1/messages", {"output_config": {"format": {"type": "json_schema"}}}, "output_config.format"),
+        ("/v1/messages", {"output_config": {"fromat": FLAT}}, "output_config.fromat"),
+        ("/v1/messages", {"output_config": {"format": FLAT}, "output_format": FLAT}, "output_format"),
+        ("/v1/messages", {"output_format": {"type": "json_schema", "shema": SCHEMA}}, "output_format"),
+        ("/v1/messages", {"response_format": NAMED}, "response_format"),
+        ("/v1/messages", {"structured_outputs": {"json": SCHEMA}}, "structured_outputs"),
+    ],
+)
+async def test_the_other_apis_refuse_a_misplaced_schema(tmp_path: Path, route: str, fields: Any, place: str) -> None:
+    core = FakeCore()
+    asked = {"input": "hi"} if route == "/v1/responses" else {**ASK}
+    async with running_server(tmp_path, core) as server:
+        answer = await server.post(route, {**asked, **fields})
+    assert answer.status_code == 400, answer.text
+    assert place in answer.json()["error"]["message"]
+    assert not grammars(core)
+
+
+@pytest.mark.parametrize(
+    ("route", "fields"),
+    [
+        ("/v1/responses", {"text": {"format": {**FLAT, "name": "a"}}}),
+        ("/v1/responses", {"text": {"format": NAMED}}),
+        ("/v1/responses", {"text": {"format": {"type": "json_object", "schema": SCHEMA}}}),
+        ("/v1/messages", {"output_config": {"format": FLAT}}),
+        ("/v1/messages", {"output_format": FLAT}),
+        ("/v1/messages", {"output_format": NAMED}),
+    ],
+)
+async def test_the_other_apis_hold_answers_to_schemas(tmp_path: Path, route: str, fields: Any) -> None:
+    core = FakeCore()
+    asked = {"input": "hi"} if route == "/v1/responses" else {**ASK}
+    async with running_server(tmp_path, core) as server:
+        answer = await server.post(route, {**asked, **fields})
+    assert answer.status_code == 200, answer.text
+    (grammar,) = grammars(core)
+    (schema,) = [part["json_schema"] for part in grammar["grammars"] if "json_schema" in part]
+    assert schema["properties"] == SCHEMA["properties"]
+
+
+@pytest.mark.parametrize("schema", [{}, {"title": "Any", "description": "x"}, {"$defs": {}}, True])
+async def test_a_schema_that_allows_anything_is_a_schema(tmp_path: Path, schema: Any) -> None:
+    async with running_server(tmp_path) as server:
+        fields = {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}}
+        answer = await server.post("/v1/chat/completions", {**ASK, **fields})
+    assert answer.status_code == 200, answer.text

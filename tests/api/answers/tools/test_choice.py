@@ -66,11 +66,53 @@ async def test_calls_are_distinguished_from_text(tmp_path: Path) -> None:
     assert all(call["type"] == "function" and call["id"] for call in message["tool_calls"])
 
 
-@pytest.mark.parametrize("choice", [None, "none", "auto", "required"])
+@pytest.mark.parametrize("choice", [None, "none", "auto"])
 async def test_an_empty_list_of_tools_is_no_tools(tmp_path: Path, choice: str | None) -> None:
     async with serving(tmp_path, "hello") as server:
         answered = await ask(server, tools=[], tool_choice=choice)
     assert (answered["message"]["content"], answered["finish_reason"]) == ("hello", "stop")
+
+
+NAMED = {"type": "function", "function": {"name": "weather"}}
+ALLOWED = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [NAMED]}}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        *(("/v1/chat/completions", {"tool_choice": choice}) for choice in ("required", NAMED, ALLOWED)),
+        *(
+            ("/v1/responses", {"tool_choice": choice})
+            for choice in ("required", {"type": "function", "name": "weather"})
+        ),
+        *(
+            ("/v1/messages", {"tool_choice": choice})
+            for choice in ({"type": "any"}, {"type": "tool", "name": "weather"})
+        ),
+    ],
+)
+@pytest.mark.parametrize("tools", [{}, {"tools": []}])
+async def test_a_call_cannot_be_required_without_tools(
+    tmp_path: Path, path: str, fields: dict[str, Any], tools: dict[str, Any]
+) -> None:
+    asked = (
+        {"input": "hi"} if "responses" in path else {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}
+    )
+    async with serving(tmp_path, "hello") as server:
+        answer = await server.post(path, {**asked, **fields, **tools})
+    assert answer.status_code == 400
+    assert "tool_choice" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("name", ["input_schema", "inputSchema", "schema"])
+async def test_a_schema_of_arguments_in_the_wrong_place_is_refused(tmp_path: Path, name: str) -> None:
+    function = {"name": "weather", name: {"type": "object"}}
+    async with serving(tmp_path, "hello") as server:
+        chat = {"messages": [{"role": "user", "content": "hi"}], "tools": [{"type": "function", "function": function}]}
+        answer = await server.post("/v1/chat/completions", chat)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tools[0].function")
+        answer = await server.post("/v1/responses", {"input": "hi", "tools": [{"type": "function", **function}]})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tools[0]")
 
 
 async def test_every_chunk_has_token_ids_if_wanted(tmp_path: Path) -> None:
@@ -239,6 +281,58 @@ async def test_gpt_oss_answers_on_channels(tmp_path: Path) -> None:
         assert answer["usage"]["completion_tokens_details"]["reasoning_tokens"] > 0
         assert "".join(chunk["delta"].get("reasoning", "") for chunk in chunks) == "hm"
         assert "".join(chunk["delta"].get("content", "") for chunk in chunks) == (content or "")
+
+
+@pytest.mark.parametrize(
+    ("name", "thought", "said", "call"),
+    [
+        (
+            "inkling",
+            "<|content_thinking|>hm<|end_message|><|message_model|>",
+            "<|content_text|>Sunny.<|end_message|>",
+            '<|content_invoke_tool_json|>{"name": "weather", "args": {"city": "Rome"}}<|end_message|>',
+        ),
+        (
+            "muse",
+            " to=self<|message|>hm<|eom|><|start|>assistant",
+            " to=user<|message|>Sunny.<|eot|>",
+            ' to=weather<|message|><atem:function_calls><atem:invoke name="weather"><atem:parameter name="city">Rome'
+            "</atem:parameter></atem:invoke></atem:function_calls><|eom|>",
+        ),
+        (
+            "kimi_k3",
+            "<|open|>think<|sep|>hm<|close|>think<|sep|>",
+            "<|open|>response<|sep|>Sunny.<|close|>response<|sep|><|close|>message<|sep|>",
+            '<|open|>tools<|sep|><|open|>call tool="weather" index="1"<|sep|><|open|>argument key="city" type="string"'
+            "<|sep|>Rome<|close|>argument<|sep|><|close|>call<|sep|><|close|>tools<|sep|><|close|>message<|sep|>",
+        ),
+        (
+            "gemma4",
+            "<|channel>thought\nhm<channel|>",
+            "Sunny.",
+            '<|tool_call>call:weather{city:<|"|>Rome<|"|>}<tool_call|>',
+        ),
+    ],
+)
+async def test_models_with_messages_of_several_kinds(
+    tmp_path: Path, name: str, thought: str, said: str, call: str
+) -> None:
+    for text, content, calls in (
+        (thought + said, "Sunny.", []),
+        (thought + call, None, [("weather", {"city": "Rome"})]),
+    ):
+        core = FakeCore(answer=says(text))
+        async with running_server(tmp_path, core, tool_call_parser=name, reasoning_parser=name) as server:
+            message = (await server.post(PATH, ASK)).json()["choices"][0]["message"]
+            chunks = await stream(server)
+            plain = (await ask(server, tools=None))["message"]
+        assert (message["reasoning"], message["content"]) == ("hm", content)
+        assert [(each["function"]["name"], json.loads(each["function"]["arguments"])) for each in
+                message.get("tool_calls", ())] == calls  # fmt: skip
+        assert "".join(chunk["delta"].get("reasoning") or "" for chunk in chunks) == "hm"
+        assert "".join(chunk["delta"].get("content") or "" for chunk in chunks) == (content or "")
+        assert plain["reasoning"] == "hm"
+        assert calls or plain["content"] == "Sunny."
 
 
 async def test_gpt_oss_holds_its_answer_to_a_form_on_the_final_channel(tmp_path: Path) -> None:

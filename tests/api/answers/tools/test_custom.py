@@ -275,23 +275,23 @@ async def test_a_format_that_cannot_be_kept_to_is_refused(tmp_path: Path) -> Non
 async def test_what_a_custom_tool_does_not_have_is_named(tmp_path: Path) -> None:
     async with serving(tmp_path, FakeCore(answer=says("ok"))) as server:
         answer = await server.post(RESPONSES, {"input": "hi", "tools": [{**TOOLS[0], "strict": True}]})
-    assert answer.headers["x-quire-ignored-fields"] == "tools.0.strict"
+    assert answer.headers["x-quire-ignored-fields"] == "tools[0].strict"
 
 
 @pytest.mark.parametrize(
     ("path", "fields", "param"),
     [
-        (CHAT, {"tools": [{"type": "custom", "custom": {}}]}, "tools.0.custom.name"),
-        (CHAT, {"tools": [{"type": "custom", "custom": {"name": "x", "strict": True}}]}, "tools.0.custom.strict"),
-        (CHAT, {"tools": [{"type": "custom", "custom": {"name": "x", "format": {"type": "y"}}}]}, "tools.0.custom.f"),
-        (CHAT, {"tools": [{"type": "other", "other": {}}]}, "tools.0"),
+        (CHAT, {"tools": [{"type": "custom", "custom": {}}]}, "tools[0].custom.name"),
+        (CHAT, {"tools": [{"type": "custom", "custom": {"name": "x", "strict": True}}]}, "tools[0].custom.strict"),
+        (CHAT, {"tools": [{"type": "custom", "custom": {"name": "x", "format": {"type": "y"}}}]}, "tools[0].custom.f"),
+        (CHAT, {"tools": [{"type": "other", "other": {}}]}, "tools[0]"),
         (CHAT, {"tools": [*CHAT_TOOLS, {"type": "function", "function": {"name": "apply_patch"}}]}, "tools"),
         (CHAT, {"tool_choice": {"type": "function", "function": {"name": "apply_patch"}}}, "tool_choice"),
         (CHAT, {"tool_choice": {"type": "custom", "custom": {"name": "now"}}}, "tool_choice"),
         (CHAT, {"tools": [formatted("lark", 'start: "a"')]}, "tools"),
         (CHAT, {"tools": [formatted("regex", "(")]}, "tools"),
-        (CHAT, {"tools": [formatted("yacc", "a")]}, "tools.0.custom.format"),
-        (RESPONSES, {"tools": [{"type": "custom"}]}, "tools.0.name"),
+        (CHAT, {"tools": [formatted("yacc", "a")]}, "tools[0].custom.format"),
+        (RESPONSES, {"tools": [{"type": "custom"}]}, "tools[0].name"),
         (
             RESPONSES,
             {"tools": [{**TOOLS[0], "format": {"type": "grammar", "syntax": "lark", "definition": "x"}}]},

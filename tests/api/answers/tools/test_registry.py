@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.api.answers.tools.calls import join_calls
-from quire.api.answers.tools.registry import FORMATS
+from quire.api.answers.tools.registry import FORMATS, detect_format
 
 SCHEMAS: dict[str, Any] = {
     "get_weather": {
@@ -72,7 +72,8 @@ RECORDED: list[tuple[str, str, str, list[tuple[str, dict[str, Any]]]]] = [
     (
         "qwen3_coder",
         "I look.\n<tool_call>\n<function=get_weather>\n<parameter=city>\nRio \"de\" Janeiro\n</parameter>\n"
-        "<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=now>\n</function>\n</tool_call>",
+        "<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=now>"
+        "\n</function>\n</tool_call>",
         "I look.",
         [WEATHER, NOW],
     ),
@@ -198,6 +199,92 @@ RECORDED: list[tuple[str, str, str, list[tuple[str, dict[str, Any]]]]] = [
      [WEATHER, NOW]),
     ("olmo3", "<function_calls>bad(x=b'z')\nnow()</function_calls> End", "bad(x=b'z')\nEnd", [NOW]),
     ("olmo3", "<function_calls>now(x=1])</function_calls>", "now(x=1])", []),
+    ("deepseek_v4",
+     'I.<｜DSML｜tool_calls>\n<｜DSML｜invoke name="get_weather">\n<｜DSML｜parameter name="city" string="true">3'
+     '</｜DSML｜parameter>\n<｜DSML｜parameter name="other">[1]</｜DSML｜parameter>\n</｜DSML｜invoke>\n'
+     '<｜DSML｜invoke name="now">\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>', "I.",
+     [("get_weather", {"city": "3", "other": [1]}), NOW]),
+    ("deepseek_v41",
+     '<｜DSML｜ calls>\n<｜DSML｜ invoke name="get_weather">\n<｜DSML｜ parameter name="days" string="false">3'
+     "</｜DSML｜ parameter>\n</｜DSML｜ invoke>\n</｜DSML｜ calls>", "", [("get_weather", {"days": 3})]),
+    ("hy_v3",
+     'I.<tool_calls>\n<tool_call>get_weather<tool_sep>\n<arg_key>city</arg_key>\n<arg_value>'
+     'Rio "de" Janeiro</arg_value>'
+     "\n<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call>\n<tool_call>now<tool_sep>\n</tool_call>\n"
+     "</tool_calls>", "I.", [WEATHER, NOW]),
+    ("hy_v4",
+     "<tool_calls><tool_call>get_weather<arg_key>days</arg_key><arg_value>3</arg_value></tool_call>"
+     "<tool_call>now</tool_call></tool_calls>", "", [("get_weather", {"days": 3}), NOW]),
+    ("k2_horizon",
+     "I.<ifm|tool_calls><ifm|tool_call>get_weather<ifm|arg_key>city</ifm|arg_key><ifm|arg_type>string</ifm|arg_type>"
+     "<ifm|arg_value>5</ifm|arg_value></ifm|tool_call>\n<ifm|tool_call>now</ifm|tool_call></ifm|tool_calls>", "I.",
+     [("get_weather", {"city": "5"}), NOW]),
+    ("k2_horizon",
+     '<ifm|tool_calls><ifm|tool_call>{"name": "get_weather", "arguments": {"days": 3}}</ifm|tool_call>\n'
+     '<ifm|tool_call>{"name": "now", "arguments": {}}</ifm|tool_call></ifm|tool_calls>', "",
+     [("get_weather", {"days": 3}), NOW]),
+    ("dots",
+     'I.<dots_function_call>\n<invoke name="get_weather">\n<parameter name="city">a\nb</parameter>\n</invoke>\n'
+     '<invoke name="now">\n</invoke>\n</dots_function_call>', "I.", [("get_weather", {"city": "a\nb"}), NOW]),
+    ("dots", '<dots_function_call>\n{"name": "now", "arguments": {}}\n</dots_function_call> ok', "ok", [NOW]),
+    ("minicpm5",
+     'I.\n<function name="get_weather"><param name="city"><![CDATA[a </param> <b>]]></param>'
+     '<param name="days">3</param>'
+     '</function>\n<function name="now"></function>',
+     "I.", [("get_weather", {"city": "a </param> <b>", "days": 3}), NOW]),
+    ("kimi_k3",
+     'I.<|open|>tools<|sep|><|open|>call tool="get_weather" index="1"<|sep|><|open|>argument key="city" type="string"'
+     '<|sep|>Rio "de" Janeiro<|close|>argument<|sep|><|open|>argument key="days" type="number"<|sep|>3'
+     '<|close|>argument<|sep|><|close|>call<|sep|><|open|>call tool="now" index="2"<|sep|><|close|>call<|sep|>'
+     "<|close|>tools<|sep|>", "I.", [WEATHER, NOW]),
+    ("kimi_k3",
+     '<|open|>call tool="now" index="1"<|sep|><|open|>argument key="a" type="string"<|sep|>1<|close|>argument<|sep|>'
+     '<|open|>argument key="b" type="object"<|sep|>{"c": 1}<|close|>argument<|sep|><|close|>call<|sep|>', "",
+     [("now", {"a": "1", "b": {"c": 1}})]),
+    ("plamo3",
+     "I.<|plamo:begin_tool_requests:plamo|><|plamo:begin_tool_request:plamo|><|plamo:begin_tool_name:plamo|>get_weather"
+     "<|plamo:end_tool_name:plamo|><|plamo:begin_tool_arguments:plamo|><|plamo:constrain|>json<|plamo:msg|>"
+     '{"days": 3}<|plamo:end_tool_arguments:plamo|><|plamo:end_tool_request:plamo|>'
+     "<|plamo:end_tool_requests:plamo|>", "I.", [("get_weather", {"days": 3})]),
+    ("gemma4",
+     'So:<|tool_call>call:get_weather{city:<|"|>Rio "de" Janeiro<|"|>,days:3}<tool_call|><|tool_call>call:now{}'
+     "<tool_call|>", "So:", [WEATHER, NOW]),
+    ("gemma4",
+     '<|tool_call>:get_weather{tags:[<|"|>a<|"|>,{b:<|"|>c<|"|>,d:[1,true]}]}<tool_call|>', "",
+     [("get_weather", {"tags": ["a", {"b": "c", "d": [1, True]}]})]),
+    ("lfm2",
+     "<|tool_call_start|>[get_weather(city='Rio \"de\" Janeiro', days=3), now()]<|tool_call_end|>Done.", "Done.",
+     [WEATHER, NOW]),
+    ("mimo",
+     "<tool_call>\n<function=get_weather>\n<parameter=city> a\n</parameter>\n<parameter=days>"
+     "3</parameter>\n</function>\n"
+     "</tool_call>", "", [("get_weather", {"city": " a\n", "days": 3})]),
+    ("minimax_m3",
+     'I.]<]minimax[>[<tool_call>\n]<]minimax[>[<invoke name="get_weather">]<]minimax[>[<city>'
+     'Rio "de" Janeiro]<]minimax[>['
+     "</city>]<]minimax[>[<days>3]<]minimax[>[</days>\n]<]minimax[>[</invoke>\n]<]minimax[>[<invoke name='now'>"
+     "]<]minimax[>[</invoke>\n]<]minimax[>[</tool_call>", "I.", [WEATHER, NOW]),
+    ("minimax_m3",
+     ']<]minimax[>[<invoke name="get_weather">]<]minimax[>[<tags>]<]minimax[>[<item>a]<]minimax[>[</item>]<]minimax[>['
+     "<item>2]<]minimax[>[</item>]<]minimax[>[</tags>]<]minimax[>[<x>]<]minimax[>[<y>1]<]minimax[>[</y>]<]minimax[>["
+     "<y>b]<]minimax[>[</y>]<]minimax[>[</x>]<]minimax[>[<cut>]<]minimax[>[</invoke>", "",
+     [("get_weather", {"tags": ["a", 2], "x": {"y": [1, "b"]}})]),
+    ("inkling",
+     "<|content_thinking|>hm<|end_message|><|message_model|><|content_text|>One moment.<|end_message|><|message_model|>"
+     '<|content_invoke_tool_json|>{"name": "get_weather", "args": {"days": 3}}<|end_message|><|message_model|>now'
+     '<|content_invoke_tool_json|>{"name": "now", "args": {}}<|end_message|>', "One moment.",
+     [("get_weather", {"days": 3}), NOW]),
+    ("inkling", "no marks", "no marks", []),
+    ("inkling", "<|content_text|>a<|content_model_end_sampling|>", "a", []),
+    ("muse",
+     " to=self<|message|>hm <atem:invoke name=\"no\"><|eom|><|start|>"
+     "assistant to=commentary<|message|>One moment.<|eom|>"
+     '<|start|>assistant to=w.get_weather<|message|><atem:function_calls>\n<atem:invoke name="get_weather">\n'
+     '<atem:parameter name="days">3</atem:parameter>\n</atem:invoke>\n</atem:function_calls><|eom|>'
+     '<|start|>assistant to=now<|message|><atem:function_calls><atem:invoke name="now"></atem:invoke>'
+     "</atem:function_calls><|eom|><|start|>assistant to=developer<|message|>x<|eom|>"
+     "<|start|>assistant to=user<|message|>Done.<|eot|>", "One moment.\nDone.", [("get_weather", {"days": 3}), NOW]),
+    ("muse", "no marks", "no marks", []),
 ]  # fmt: skip
 # Other names of the same formats.
 ALIASES = {
@@ -206,6 +293,12 @@ ALIASES = {
     "ernie45": "hermes",
     "granite4": "hermes",
     "glm47": "glm45",
+    "ling3": "glm45",
+    "poolside_v1": "glm45",
+    "qwen3_json": "hermes",
+    "step5": "qwen3_coder",
+    "muse_glimmer": "muse",
+    "musespark1x": "muse",
     "step3p5": "qwen3_coder",
     "llama4_json": "llama3_json",
     "phi4_mini_json": "phi4mini",
@@ -271,6 +364,32 @@ def test_marks_in_strings_are_text() -> None:
     text = f'<tool_call>{{"name": "get_weather", "arguments": {{"city": "{city}"}}}}</tool_call>'
     ((_, arguments),) = read("hermes", [text])[1]
     assert json.loads(arguments) == {"city": city}
+
+
+@pytest.mark.parametrize(
+    ("template", "name"),
+    [
+        ("<|open|>tools<|sep|>", "kimi_k3"),
+        ("]<]minimax[>[<tool_call> <tool_call>", "minimax_m3"),
+        ("<|tool_call>call:x<tool_call|>", "gemma4"),
+        ("<|tool_list_start|>", "lfm2"),
+        ("<ifm|tool_call>", "k2_horizon"),
+        ("<|plamo:begin_tool_request:plamo|>", "plamo3"),
+        ("<|content_invoke_tool_json|>", "inkling"),
+        ("<atem:function_calls>", "muse"),
+        ("<dots_function_call> <invoke name=", "dots"),
+        ("<tool_sep> <arg_key> <tool_call>", "hy_v3"),
+        ("｜DSML｜ function_calls tool_calls", "deepseek_v32"),
+        ("｜DSML｜ tool_calls", "deepseek_v4"),
+        ("<｜DSML｜ calls> tool_calls", "deepseek_v41"),
+        ("<|channel|> <|message|>", "openai"),
+        ("<|tool_call|>", "granite"),
+    ],
+)
+def test_templates_say_what_format_they_have(template: str, name: str) -> None:
+    found = detect_format(template)
+    assert found is not None
+    assert found.name == name
 
 
 def test_every_format_has_a_recording() -> None:

@@ -35,6 +35,7 @@ from tests.support.speech import (
     added,
     at,
     english_only,
+    generating,
     heard,
     hears,
     prompts,
@@ -105,7 +106,7 @@ async def test_given_language_task_and_earlier_text_are_in_the_prompt(tmp_path: 
         await transcribe(server, spoken((A, 1.0)), **options)
         control = [TOKEN["<|startoftranscript|>"], TOKEN["<|ja|>"], TOKEN["<|translate|>"]]
         assert prompts(core) == [[TOKEN["<|startofprev|>"], *text(" Quire Earlier."), *control]]
-        (request,) = added(core)
+        (request,) = generating(core)
         assert request.sampling_params.token_probs is not None
         assert request.prompt[request.sampling_params.token_probs.position] == TOKEN["<|startoftranscript|>"]
 
@@ -367,7 +368,7 @@ async def test_what_a_model_must_not_sample_is_masked(tmp_path: Path) -> None:
     async with speech_server(tmp_path, core) as server:
         await transcribe(server, spoken((A, 1.0)), language="en", timestamps=True)
         await transcribe(server, spoken((A, 1.0)), language="en")
-        for request, timed in zip(added(core), (True, False), strict=True):
+        for request, timed in zip(generating(core), (True, False), strict=True):
             mask = request.sampling_params.allowed_tokens
             assert mask is not None
             allowed = np.unpackbits(mask.view(np.uint8), bitorder="little")

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from transformers.models.whisper.generation_whisper import _dynamic_time_warping
 
-from quire.api.serving.transcription.segments import SegmentSpan, spans_of
+from quire.api.serving.transcription.segments import SegmentSpan, spans_of, within_segments
 from quire.api.serving.transcription.tokens import TranscriptionTokens
-from quire.api.serving.transcription.words import WordTokens, starts_of_tokens, within_segments, words_of
+from quire.api.serving.transcription.words import WordTokens, starts_of_tokens, words_of
 from quire.multimodal.tokenizer import Tokenizer
 from tests.support.speech import END, SPEECH, VOCAB, at, text, write_speech_tokenizer
 

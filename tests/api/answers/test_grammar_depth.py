@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from quire.api.answers.structured.depth import rules_depth, schema_depth
+from quire.api.answers.grammar_depth import json_levels, rules_depth, schema_depth
 
 
 @pytest.mark.parametrize(
@@ -49,3 +49,27 @@ def test_long_chains() -> None:
     assert rules_depth(rules) == count + 1
     references = {f"d{i}": {"$ref": f"#/d{i + 1}"} for i in range(count)} | {f"d{count}": {}}
     assert schema_depth(references) == count + 2
+
+
+def nested(levels: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "integer"}
+    for _ in range(levels):
+        schema = {"type": "object", "properties": {"a": schema}}
+    return schema
+
+
+@pytest.mark.parametrize(
+    ("schema", "levels"),
+    [
+        ({"type": "string"}, 0),
+        ({"type": "object", "properties": {"a": {"type": "string"}}}, 1),
+        ({"type": "object"}, 4),
+        (True, 0),
+        ({"type": "array", "items": {"type": "object", "properties": {"a": {"enum": [[1]]}}}}, 2),
+        ({"$ref": "#/$defs/a", "$defs": {"a": {"properties": {"b": {"type": "array", "items": {"const": 1}}}}}}, 2),
+        ({"$ref": "#/$defs/a", "$defs": {"a": {"properties": {"b": {"$ref": "#/$defs/a"}}}}}, 1),
+        (nested(300), 8),
+    ],
+)
+def test_levels_of_indentation(schema: Any, levels: int) -> None:
+    assert json_levels(schema) == levels

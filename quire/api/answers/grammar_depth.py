@@ -12,6 +12,9 @@ _LARK = re.compile(r'"(?:[^"\\\n]|\\.)*"|/(?![/*])(?:[^/\\\n]|\\.)+/|//[^\n]*|#[
 _GBNF = re.compile(r'"(?:[^"\\\n]|\\.)*"|\[(?:[^\]\\\n]|\\.)*\]|#[^\n]*|[A-Za-z_][\w-]*')
 _LARK_RULE = re.compile(r"^[ \t]*[?!]?([A-Za-z_]\w*)(?:\[[^\]\n]*\])?(?:\.-?\d+)?[ \t]*:", re.MULTILINE)
 _GBNF_RULE = re.compile(r"^[ \t]*([A-Za-z_][\w-]*)[ \t]*::=", re.MULTILINE)
+_NESTING = frozenset({"properties", "patternProperties", "items", "prefixItems"})  # keywords of values in a value
+_FREE_LEVELS = 4  # of an object or array whose values have no schema
+_MAX_LEVELS = 8
 
 
 def rules_depth(text: str) -> int:
@@ -31,6 +34,24 @@ def rules_depth(text: str) -> int:
 
 def schema_depth(schema: Any) -> int:
     """Length of the longest chain of nested values and local references in a JSON schema."""
+    return _longest_schema_path(schema, lambda _: 1)
+
+
+def json_levels(schema: Any) -> int:
+    """How many levels of indentation JSON of a schema needs, at most 8."""
+    return min(_longest_schema_path(schema, _levels_of), _MAX_LEVELS)
+
+
+def _levels_of(part: Any) -> int:
+    """Levels that a part of a schema adds to what is inside of it; too many if a property has the name of a keyword."""
+    if not isinstance(part, dict):
+        return 0
+    if not _NESTING.isdisjoint(part):
+        return 1
+    return _FREE_LEVELS if part.get("type") in ("object", "array") or not part else 0
+
+
+def _longest_schema_path(schema: Any, weight: Callable[[Any], int]) -> int:
     values: dict[int, Any] = {}
 
     def known(value: Any) -> int:
@@ -46,7 +67,9 @@ def schema_depth(schema: Any) -> int:
             parts = value
         return (known(part) for part in parts if isinstance(part, dict | list))
 
-    return _longest_path([known(schema)], inside) if isinstance(schema, dict | list) else 0
+    if not isinstance(schema, dict | list):
+        return 0
+    return _longest_path([known(schema)], inside, lambda number: weight(values[number]))
 
 
 def _target(schema: Any, reference: Any) -> Any:
@@ -62,27 +85,30 @@ def _target(schema: Any, reference: Any) -> Any:
     return found
 
 
-def _longest_path(starts: Iterable[N], successors: Callable[[N], Iterable[N]]) -> int:
-    """Number of nodes on the longest path, without going around a cycle. It takes linear time and no recursion."""
+def _longest_path(
+    starts: Iterable[N], successors: Callable[[N], Iterable[N]], weight: Callable[[N], int] = lambda _: 1
+) -> int:
+    """Weight of the heaviest path, without going around a cycle. It takes linear time and no recursion."""
     lengths: dict[N, int] = {}  # 0 while a node is on the path
     for start in starts:
         path: list[tuple[N, Iterator[N]]] = []
+        longest: list[int] = []  # of what follows each node of the path
         if start not in lengths:
             lengths[start] = 0
             path.append((start, iter(successors(start))))
-        longest = [1] * len(path)
+            longest.append(0)
         while path:
             node, rest = path[-1]
             following = next(rest, None)
             if following is None:
                 path.pop()
-                lengths[node] = longest.pop()
+                lengths[node] = longest.pop() + weight(node)
                 if longest:
-                    longest[-1] = max(longest[-1], lengths[node] + 1)
+                    longest[-1] = max(longest[-1], lengths[node])
             elif following in lengths:
-                longest[-1] = max(longest[-1], lengths[following] + 1)
+                longest[-1] = max(longest[-1], lengths[following])
             else:
                 lengths[following] = 0
                 path.append((following, iter(successors(following))))
-                longest.append(1)
+                longest.append(0)
     return max(lengths.values(), default=0)

@@ -1,0 +1,1 @@
+"""Accuracy of transcripts and of their times: recordings of people, joined to long files with pauses."""

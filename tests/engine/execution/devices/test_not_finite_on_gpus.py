@@ -1,0 +1,21 @@
+"""NaN that a model computes for one request ends that request only, where the device samples."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.engine.execution.test_not_finite import GOOD, SAMPLING, alone, check_one_fails, sampling, start
+from tests.support.models import make_model, save_model
+from tests.support.triton_device import gpu_device
+
+
+@pytest.mark.filterwarnings("ignore:All-NaN slice")  # in the interpreter
+@pytest.mark.filterwarnings("ignore:invalid value encountered")
+@pytest.mark.parametrize("kind", SAMPLING)
+def test_every_way_of_sampling(kind: str, tmp_path: Path) -> None:
+    folder, params = save_model(make_model("llama"), tmp_path), sampling(3, kind)
+    [good] = alone(folder, [GOOD], params)
+    engine = start(folder, device=gpu_device(), kv_cache_memory_bytes=1 << 20, max_num_seqs=4)
+    check_one_fails(engine, params, good)
