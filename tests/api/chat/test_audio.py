@@ -117,6 +117,23 @@ async def test_an_empty_text_beside_audio_renders_as_nothing(tmp_path: Path, kin
     assert spaced != alone
 
 
+@pytest.mark.parametrize(
+    "item",
+    [
+        {"role": "assistant", "content": [input_audio(encoded(ONE))]},
+        {"role": "system", "content": [input_audio(encoded(ONE))]},
+        {"type": "function_call_output", "call_id": "c", "output": [input_audio(encoded(ONE))]},
+    ],
+)
+async def test_responses_hear_audio_only_in_messages_of_the_user(tmp_path: Path, item: dict[str, Any]) -> None:
+    async with audio_server(tmp_path) as server:
+        response = await server.post("/v1/responses", {"input": [{"role": "user", "content": "?"}, item]})
+        error = response.json()["error"]
+        assert response.status_code == 400
+        assert error["message"] == "Content of type `input_audio` is only supported in messages of the user."
+        assert error["param"] == f"input[1].{'output' if 'output' in item else 'content'}[0]"
+
+
 async def test_equal_audio_has_equal_items(tmp_path: Path) -> None:
     core = AudioCore()
     url = audio_url(f"data:audio/x-wav;base64,{encoded(ONE)}")
