@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from quire.api.serving.result_memory import ResultMemory
 from quire.app.connections import Connections
 from quire.app.factory import create_app
 from quire.app.server import protocol_of
+from quire.app.sockets import to_accept_many
 from quire.app.tls import Tls
 from quire.app.websocket import BoundedWebSocket
 from quire.config.commands import Serve
@@ -166,7 +168,6 @@ async def listening(
     """Uvicorn around an app, on a free port if none is given, with the bounds of `connections`."""
     config = uvicorn.Config(
         app,
-        port=port,
         http="httptools" if connections is None else protocol_of(connections, tls),  # type: ignore[arg-type]
         lifespan="off",
         log_level="error",
@@ -180,7 +181,7 @@ async def listening(
     server = _Uvicorn(config)
     config.load()
     server.lifespan = config.lifespan_class(config)
-    await server.startup()
+    await server.startup(to_accept_many([socket.create_server(("127.0.0.1", port), backlog=config.backlog)]))
     await server.on_tick(0)  # sets the headers of all answers
     port = server.servers[0].sockets[0].getsockname()[1]
     try:
