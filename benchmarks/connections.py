@@ -114,7 +114,8 @@ async def serve(folder: Path, capacity: int) -> None:
     async with running_server(folder, fake_core, capacity=capacity, handle=ProcessCore()) as server:
         gc.freeze()  # as `quire serve` does
         print(server.url, flush=True)
-        await server.state.malloc_trimmer.trim_regularly(lambda: server.state.in_flight == 0)
+        with server.state.malloc_trimmer.rationed_collections():
+            await server.state.malloc_trimmer.trim_regularly(lambda: server.state.in_flight == 0)
 
 
 def post(body: dict[str, Any]) -> bytes:
