@@ -150,7 +150,8 @@ async def _serve_models(
         watching.append(asyncio.create_task(tls.refresh_regularly()))
     watching.append(asyncio.create_task(state.malloc_trimmer.trim_regularly(lambda: state.in_flight == 0)))
     try:
-        await server.serve(sockets)
+        with state.malloc_trimmer.rationed_collections():
+            await server.serve(sockets)
     finally:
         for task in watching:
             task.cancel()
