@@ -34,6 +34,7 @@ from quire.config.commands import Serve
 from quire.config.tool_servers import urls_by_label
 from quire.engine.wire.launch import CoreEntry, CoreHandle
 from quire.metrics.prometheus import Metrics, ModelMetrics
+from quire.multimodal.audio.memory import AudioMemory
 from quire.multimodal.audio.reader import AudioReader
 from quire.multimodal.media.sources import media_policy
 from quire.multimodal.renderer import Renderer
@@ -85,6 +86,7 @@ async def running_server(
         write(folder)
     settings.setdefault("max_client_share", 1.0)  # all clients of a test have one address
     options = Serve(**settings)
+    audio_memory = AudioMemory(int(options.max_audio_memory), options.max_client_share)
     metrics = Metrics(max_model_len=CONTEXT, vllm_names=options.vllm_metric_names)
     async with AsyncExitStack() as stack:
         models = []
@@ -105,7 +107,9 @@ async def running_server(
                 ),
                 reasoning=reasoning_tags(options.reasoning_parser, "</think>"),
                 tools=tool_format(options.tool_call_parser, ""),
-                audio=AudioReader(options) if "transcribe" in info.tasks else None,
+                audio=AudioReader(options, audio_memory, share=options.max_client_share)
+                if "transcribe" in info.tasks
+                else None,
                 grammars=GrammarChecker(folder, info.vocab_size, (EOS,)) if "generate" in info.tasks else None,
                 priority_scheduling=options.scheduling_policy == "priority",
             )

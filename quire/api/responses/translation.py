@@ -45,6 +45,7 @@ _SOURCES = {
     "reasoning_effort": "reasoning.effort",
 }
 _TEXTS = ("input_text", "output_text", "text", "summary_text")  # types of content
+_AUDIO = "input_audio"  # the same in chats
 _MAX_REASONING_BYTES = 1 << 22  # in the `encrypted_content` of one request, decoded
 
 
@@ -255,6 +256,8 @@ def _call(item: FunctionCall | CustomToolCall) -> dict[str, Any]:
 def _message(item: InputMessage | FunctionCallOutput | CustomToolCallOutput, path: str) -> dict[str, Any]:
     if not isinstance(item, InputMessage):
         return {"role": "tool", "tool_call_id": item.call_id, "content": "\n".join(_texts(item.output, path, "output"))}
+    if item.role == "user" and not isinstance(item.content, str) and any(part.type == _AUDIO for part in item.content):
+        return {"role": "user", "content": _chat_parts(item.content, path)}
     role = "system" if item.role == "developer" else item.role
     return {"role": role, "content": "\n".join(_texts(item.content, path))}
 
@@ -277,13 +280,25 @@ def _texts(content: Content, path: str, field_name: str = "content") -> list[str
     return [_part(part, f"{path}.{field_name}[{index}]") for index, part in enumerate(content)]
 
 
+def _chat_parts(parts: Sequence[Part], path: str) -> list[dict[str, Any]]:
+    """Content parts of a chat, for content with audio."""
+    return [
+        {"type": _AUDIO, _AUDIO: part.input_audio}
+        if part.type == _AUDIO
+        else {"type": "text", "text": _part(part, f"{path}.content[{index}]")}
+        for index, part in enumerate(parts)
+    ]
+
+
 def _part(part: Part, path: str) -> str:
     if part.type == "refusal":
         return part.refusal or ""
+    if part.type == _AUDIO:
+        raise InvalidRequest(f"Content of type `{_AUDIO}` is only supported in messages of the user.", path)
     if part.type not in _TEXTS:
         raise InvalidRequest(
-            f"Content of type `{part.type}` is not supported by this server; supported are {', '.join(_TEXTS)} and "
-            "refusal.",
+            f"Content of type `{part.type}` is not supported by this server; supported are {', '.join(_TEXTS)}, "
+            f"refusal and, in messages of the user, {_AUDIO}.",
             path,
         )
     if part.text is None:

@@ -61,10 +61,10 @@ def test_a_turn_over_cached_answers_is_the_same(name: str, kind: str) -> None:
     turns = [
         [*prompt, *answer, *tokenizer.encode(f"\n\n{question}\n\n", add_special_tokens=False).ids]
         for prompt, answer, (_, question) in zip(
-            openings, answers(cached, openings, "opening", 64), conversations(), strict=True
+            openings, answers(cached, openings, "opening", 40), conversations(), strict=True
         )
     ]
-    first, second = answers(cached, turns, "turn", 64), answers(recomputed, turns, "turn", 64)
+    first, second = answers(cached, turns, "turn", 40), answers(recomputed, turns, "turn", 40)
     hits = [cached.results[f"turn-{index}"].outputs[0].cached_tokens for index in range(len(turns))]
-    assert sum(hit > len(prompt) + 16 for hit, prompt in zip(hits, openings, strict=True)) > 190
+    assert sum(hit > len(prompt) for hit, prompt in zip(hits, openings, strict=True)) > 190
     assert sum(text != other for text, other in zip(first, second, strict=True)) == 0
