@@ -63,6 +63,7 @@ _GENERATION: Body = {
     "truncate_prompt_tokens": 100,
     "truncation_side": "right",
     "prompt_logprobs": 1,
+    "logprob_token_ids": [1, 5],
     "request_id": "request",
     "return_tokens_as_token_ids": True,
     "return_token_ids": True,
