@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenizers import Tokenizer
@@ -53,7 +54,7 @@ def test_a_turn_over_cached_answers_is_the_same(name: str, kind: str) -> None:
     folder: Path = real_files(name)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     model, engine = KINDS[kind]
-    options = {"kv_cache_memory_bytes": 2 << 30, **engine}
+    options: dict[str, Any] = {"kv_cache_memory_bytes": 2 << 30, **engine}
     chosen = ModelOptions(dtype="bfloat16", max_model_len=1024, **model)
     cached = Engine(folder, model=chosen, **options)
     recomputed = Engine(folder, model=chosen, enable_prefix_caching=False, **options)
