@@ -57,7 +57,8 @@ async def test_large_bodies_are_followed_by_a_trim(tmp_path: Path, monkeypatch: 
 @pytest.mark.parametrize("ends_by", ["time", "growth"])
 async def test_a_long_collection_is_not_repeated_soon(monkeypatch: pytest.MonkeyPatch, ends_by: str) -> None:
     """Full collections are counted while objects come whose number would make Python collect again and again."""
-    clock, resident, collections, kept = 0.0, 0, [0], []
+    clock, resident, collections = 0.0, 0, [0]
+    kept: list[object] = []
     monkeypatch.setattr(module, "_resident_bytes", lambda: resident)
     monkeypatch.setattr(module, "time", Clocks(lambda: clock))
     heap = MallocTrimmer()
@@ -85,7 +86,7 @@ async def test_a_long_collection_is_not_repeated_soon(monkeypatch: pytest.Monkey
             if ends_by == "time":
                 clock += 31.0
             else:
-                resident += 600 << 20
+                resident += 1100 << 20
             assert await make_objects() == 1
         finally:
             trimming.cancel()
