@@ -19,7 +19,7 @@ _GROWN = 32 << 20  # bytes by which the process must have grown, for the heap to
 _INTERVAL = 10.0  # seconds
 _LONG = 0.02  # seconds of a full collection, after which the next one has to wait
 _SHARE = 1000  # times as long it waits
-_MUCH = 512 << 20  # bytes by which the process must have grown for it not to wait
+_MUCH = 1 << 30  # bytes by which the process must have grown for it not to wait
 _NEVER = 1 << 30  # collections of younger objects before a full one
 _STATM = Path("/proc/self/statm")
 

@@ -109,7 +109,8 @@ class _Paths:
     """Paths of the items of a request, as in `input[2]`."""
 
     def __init__(self, body: ResponsesRequest) -> None:
-        self._own = {id(item): f"input[{index}]" for index, item in enumerate(body.input) if not isinstance(item, str)}
+        items = () if isinstance(body.input, str) else body.input  # a text may have 30 million characters
+        self._own = {id(item): f"input[{index}]" for index, item in enumerate(items)}
         self._other = "input" if body.previous_response_id is None else "previous_response_id"
 
     def of(self, item: Any) -> str:
