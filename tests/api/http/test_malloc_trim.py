@@ -58,11 +58,7 @@ async def test_large_bodies_are_followed_by_a_trim(tmp_path: Path, monkeypatch: 
 async def test_a_long_collection_is_not_repeated_soon(monkeypatch: pytest.MonkeyPatch, ends_by: str) -> None:
     """Full collections are counted while objects come whose number would make Python collect again and again."""
     clock, resident, collections = 0.0, 0, [0]
-<<<<<<< HEAD
-    kept: list[list[list[Any]]] = []
-=======
     kept: list[object] = []
->>>>>>> hostile
     monkeypatch.setattr(module, "_resident_bytes", lambda: resident)
     monkeypatch.setattr(module, "time", Clocks(lambda: clock))
     heap = MallocTrimmer()
