@@ -83,7 +83,10 @@ def cut_between(samples: NDArray[np.float32], speech: Sequence[tuple[int, int]],
 
 
 def last_pause(samples: NDArray[np.float32]) -> int:
-    """Return the middle of the last pause, in samples: the last place that is quiet, or nearly as quiet as any."""
+    """Return where the last pause is, in samples: the last place that is quiet, or nearly as quiet as any.
+
+    It is shortly before the end of a long pause, as silence at the beginning makes models write what nobody says.
+    """
     if len(samples) <= _FRAME:
         return len(samples)
     power = np.cumsum(np.square(samples, dtype=np.float64))
@@ -91,5 +94,6 @@ def last_pause(samples: NDArray[np.float32]) -> int:
     starts = np.arange(0, len(samples) - _FRAME + 1, _STEP)
     energies = power[starts + _FRAME] - power[starts]
     mean = power[-1] * _FRAME / len(samples)
-    quiet = np.flatnonzero(energies <= max(energies.min() * _NEARLY, mean * _QUIET))
-    return int(starts[quiet[-1]]) + _FRAME // 2
+    last = int(np.flatnonzero(energies <= max(energies.min() * _NEARLY, mean * _QUIET))[-1])
+    near = energies[max(0, last - _FRAME // _STEP) : last + 1]
+    return int(starts[last - int(np.argmin(near[::-1]))]) + _FRAME // 2
