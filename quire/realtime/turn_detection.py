@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.multimodal.audio.cuts import quietest
+from quire.multimodal.audio.cuts import SEARCH_SECONDS, last_pause
 from quire.multimodal.audio.voice_activity import SpeechEvent, SpeechStarted, VoiceActivity
 from quire.realtime.audio import RATE, Samples, to_float
 from quire.realtime.buffer import AudioBuffer
@@ -18,7 +18,6 @@ from quire.realtime.settings import TurnDetection
 
 _KEPT_SECONDS = 2.0  # beyond the prefix padding: how much later than it began speech may be noticed
 _LONGEST_SECONDS = 30.0  # of an utterance; then it is cut
-_SEARCH_SECONDS = 5.0  # before the longest end, where the quietest place is searched for
 _SHORTEST_SECONDS = 0.1  # of audio that a client commits, as with OpenAI
 _GATE = RATE // 50  # samples that the noise floor is compared with
 
@@ -120,7 +119,7 @@ class TurnDetector:
         Args:
             samples: further audio.
             streaming_seconds: longest utterance of a `StreamingTranscriber`, which is split at its end, as the model
-                has read all of it. None: utterances are transcribed as a whole, and long ones split at a quiet point.
+                has read all of it. None: utterances are transcribed as a whole, and long ones split in a pause.
         """
         self._buffer.append(samples)
         if self._activity is None:
@@ -134,7 +133,7 @@ class TurnDetector:
                 yield self._end(at, by_voice_activity=True)
         longest = int((_LONGEST_SECONDS if streaming_seconds is None else streaming_seconds) * RATE)
         while self.speaking_since is not None and self.position - self.speaking_since >= longest:
-            cut = self._quietest(self.speaking_since + longest) if streaming_seconds is None else self.position
+            cut = self._last_pause(self.speaking_since + longest) if streaming_seconds is None else self.position
             yield self._end(cut, by_voice_activity=True)
             yield self._begin(cut)
         if self.speaking_since is None:
@@ -200,10 +199,10 @@ class TurnDetector:
         kept = int((self._detection.prefix_padding_ms / 1000 + _KEPT_SECONDS) * RATE)
         self._buffer.drop_before(self.position - kept)
 
-    def _quietest(self, end: int) -> int:
-        """Where to cut an utterance that should end before `end`: the middle of its quietest tenth of a second."""
-        start = end - int(_SEARCH_SECONDS * RATE)
-        return start + quietest(to_float(self._buffer.copy(start, end)))
+    def _last_pause(self, end: int) -> int:
+        """Where to cut an utterance that should end before `end`."""
+        start = end - int(SEARCH_SECONDS * RATE)
+        return start + last_pause(to_float(self._buffer.copy(start, end)))
 
     def _gated(self, samples: NDArray[np.float32]) -> NDArray[np.float32]:
         """The samples for voice activity: what is below the noise floor is silence to it."""

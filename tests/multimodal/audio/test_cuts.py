@@ -1,4 +1,4 @@
-"""Long audio is cut at its quietest places, and nothing of it is lost."""
+"""Long audio is cut in pauses, and nothing of it is lost."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.multimodal.audio.cuts import Window, cut, cut_between, quietest
+from quire.multimodal.audio.cuts import Window, cut, cut_between, last_pause
 from quire.multimodal.audio.features import SAMPLE_RATE
 from tests.support.audio import Samples, tone
 
@@ -56,6 +56,29 @@ def test_speech_is_grouped_into_windows_and_long_speech_is_cut() -> None:
     assert all(window.seconds <= 30 for window in windows)
 
 
-def test_of_equally_quiet_places_the_last_is_taken() -> None:
-    assert quietest(np.zeros(SAMPLE_RATE, np.float32)) > 0.9 * SAMPLE_RATE
-    assert quietest(np.zeros(5, np.float32)) == 5
+def test_a_silence_within_a_word_is_no_pause() -> None:
+    """The closure of a "p" may be quieter than the hiss between two sentences."""
+    samples = with_pauses(40.0)
+    samples[29 * SAMPLE_RATE :][: SAMPLE_RATE // 10] = 0
+    pause = slice(18 * SAMPLE_RATE, round(18.5 * SAMPLE_RATE))
+    samples[pause] = 0.001 * np.random.default_rng(0).standard_normal(SAMPLE_RATE // 2)
+    assert 18.0 < cut(samples, 30.0)[1].offset < 18.5
+
+
+def test_of_several_pauses_the_last_is_taken_although_another_is_quieter() -> None:
+    samples = with_pauses(40.0)
+    hiss = np.random.default_rng(0).standard_normal(SAMPLE_RATE // 2).astype(np.float32)
+    for second, loudness in ((16, 0.0), (20, 0.0003), (24, 0.001)):
+        samples[second * SAMPLE_RATE :][: len(hiss)] = loudness * hiss
+    assert 24.0 < cut(samples, 30.0)[1].offset < 24.5
+
+
+def test_a_window_begins_shortly_before_speech() -> None:
+    samples = with_pauses(40.0)
+    samples[20 * SAMPLE_RATE : 28 * SAMPLE_RATE] = 0
+    assert 27.5 < cut(samples, 30.0)[1].offset < 27.9
+
+
+def test_silence_has_a_place_for_a_cut() -> None:
+    assert last_pause(np.zeros(SAMPLE_RATE, np.float32)) > 0.5 * SAMPLE_RATE
+    assert last_pause(np.zeros(5, np.float32)) == 5

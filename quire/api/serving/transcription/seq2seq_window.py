@@ -38,7 +38,7 @@ from quire.engine.wire.pooling_params import PoolingParams
 from quire.engine.wire.protocol import MediaItem
 from quire.engine.wire.sampling_params import SamplingParams, TokenProbs
 from quire.engine.wire.stream import Delta, GenerateRequest, PoolRequest
-from quire.multimodal.audio.cuts import Window, quietest
+from quire.multimodal.audio.cuts import Window, last_pause
 from quire.multimodal.audio.features import HOP, SAMPLE_RATE
 from quire.multimodal.audio.reader import AudioReader
 from quire.multimodal.audio.speech_items import make_item
@@ -135,7 +135,7 @@ class Seq2SeqWindowTranscriber:
         if not attempt.limited or text_stream.sent or attempt.quality.repeats or part.end - part.start <= _SHORTEST:
             return None
         quarter = (part.end - part.start) // 4
-        return part.start + quarter + quietest(audio[part.start + quarter : part.end - quarter])
+        return part.start + quarter + last_pause(audio[part.start + quarter : part.end - quarter])
 
     async def _speech(self, audio: Samples, window: Window) -> SpeechStretches:
         """Where somebody speaks in a window, if times of words are to be found."""

@@ -31,7 +31,7 @@ class TranscriptionOptions:
         words: times of words.
         logprobs: log-probabilities of tokens.
         live: text is given while it is generated. A window whose text was given is not decoded again.
-        voice: leave out silence and cut between stretches of speech; None: cut at the quietest places.
+        voice: leave out silence and cut between stretches of speech; None: cut in pauses.
         max_tokens: greatest number of tokens generated for a window; None: what the model can.
         beams: number of beams of a beam search, without temperature fallback; 0: no beam search.
         length_penalty: see `BeamOptions`.
