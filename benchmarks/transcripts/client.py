@@ -124,7 +124,10 @@ async def over_realtime(url: str, speech: JoinedSpeech) -> Answer:
     async with (
         asyncio.timeout(_PATIENCE),
         AsyncOpenAI(base_url=f"{url}/v1", api_key="none") as client,
-        client.realtime.connect(model=(await client.models.list()).data[0].id) as connection,
+        client.realtime.connect(
+            model=(await client.models.list()).data[0].id,
+            websocket_connection_options={"ping_interval": None},  # a ping would wait behind minutes of audio
+        ) as connection,
     ):
         source = {
             "format": {"type": "audio/pcm", "rate": _SESSION_RATE},
