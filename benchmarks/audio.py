@@ -8,6 +8,7 @@ Prints milliseconds, the smallest of five runs. Signals are synthetic; codecs ar
 from __future__ import annotations
 
 import asyncio
+import io
 import time
 from collections.abc import Callable
 from functools import partial
@@ -17,9 +18,10 @@ import numpy as np
 from quire.api.serving.transcription.words import starts_of_tokens
 from quire.config.media_options import AudioOptions
 from quire.multimodal.audio.cuts import cut
-from quire.multimodal.audio.decode import decode
+from quire.multimodal.audio.decode import DecodedAudio, decode
 from quire.multimodal.audio.features import SAMPLE_RATE, log_mel
-from quire.multimodal.audio.reader import AudioReader
+from quire.multimodal.audio.memory import Reservation
+from quire.multimodal.audio.reader import AudioFile, AudioReader, AudioUse
 from quire.multimodal.audio.voice_activity import VoiceActivity, find_speech
 from tests.support.audio import Samples, encode, voice
 
@@ -54,10 +56,20 @@ def push_all(samples: Samples, size: int) -> None:
         detector.push(samples[start : start + size])
 
 
+async def read(reader: AudioReader, content: bytes) -> None:
+    """Decode a file as for a transcription."""
+
+    async def keep(_: int, audio: DecodedAudio, reservation: Reservation) -> None:
+        reservation.pass_on(audio.samples, audio.samples.nbytes)
+
+    use = AudioUse(while_made=lambda _: 0, kept=lambda samples: 4 * samples)
+    await reader.decode([AudioFile(io.BytesIO(content))], use, keep)
+
+
 async def longest_wait_while_decoding(content: bytes) -> tuple[float, float]:
     """Milliseconds to decode a file in a process, and the longest time for which the event loop was held meanwhile."""
     reader = AudioReader(AudioOptions())
-    await reader.decode(encode(voice(1.0)[:, None], "wav"))  # starts the processes
+    await read(reader, encode(voice(1.0)[:, None], "wav"))  # starts the processes
     longest, running = 0.0, True
 
     async def watch() -> None:
@@ -70,7 +82,7 @@ async def longest_wait_while_decoding(content: bytes) -> tuple[float, float]:
 
     watching = asyncio.create_task(watch())
     start = time.perf_counter()
-    await reader.decode(content)
+    await read(reader, content)
     taken = time.perf_counter() - start
     running = False
     await watching

@@ -6,13 +6,14 @@ Opens streams that are not read, connections that are idle, requests of which on
 refused, large bodies that do not go on, readers of one long response, and requests whose deadlines pass together,
 against a server with default settings and a fake engine core in another process. Meanwhile a client asks for /health
 on new connections, and others send ordinary requests. It ends when the server has closed all the others, and reports
-when nothing of them was held any more.
+when nothing of them was held any more, what each kind was answered, and the slowest probes with their times.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import platform
 import re
@@ -22,8 +23,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import date
 from functools import partial
 from pathlib import Path
@@ -33,6 +36,8 @@ import httpx
 import psutil
 import uvloop
 
+from benchmarks.hostile.watch import Span, Watcher, probe_health
+from quire.allocator import keep_freed_memory, use_one_arena
 from quire.engine.wire.launch import ProcessCore
 from quire.engine.wire.protocol import (
     Abort,
@@ -55,6 +60,7 @@ from tests.support.tokenizer import byte_tokenizer
 
 UNREAD = {"prompt": "x", "max_tokens": 480, "stream": True}  # more than fits into buffers
 BATCH, TOKENS_PER_STEP, STEP_SECONDS = 20, 4, 0.02  # 4,000 tokens a second
+PAUSE = 0.2  # seconds between the ordinary requests of a client
 LETTER = byte_tokenizer().encode("a").ids[0]
 ORDINARY = {"prompt": "Once upon a time", "max_tokens": 16, "temperature": 0}
 HEAD = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -63,6 +69,7 @@ HANDSHAKE = (
     b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\nContent-Length: 5\r\n\r\n"
 )
 LARGE_BODY = 31 << 20  # of which two thirds are sent
+SETTLE_SECONDS, MEMORY_MARGIN = 30, 150  # until memory has been returned, up to so many MiB
 DEADLINE = 20.0  # seconds after the first of these requests
 HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
@@ -102,9 +109,13 @@ def fake_core(address: str) -> None:
 
 async def serve(folder: Path, capacity: int) -> None:
     """Print the URL of a server on a free port, and serve until killed."""
+    use_one_arena()
+    keep_freed_memory()
     async with running_server(folder, fake_core, capacity=capacity, handle=ProcessCore()) as server:
+        gc.freeze()  # as `quire serve` does
         print(server.url, flush=True)
-        await asyncio.Event().wait()
+        with server.state.malloc_trimmer.rationed_collections():
+            await server.state.malloc_trimmer.trim_regularly(lambda: server.state.in_flight == 0)
 
 
 def post(body: dict[str, Any]) -> bytes:
@@ -113,32 +124,46 @@ def post(body: dict[str, Any]) -> bytes:
     return f"{HEAD}Content-Length: {len(content)}\r\n\r\n{content}".encode()
 
 
-async def open_many(address: tuple[str, int], count: int, data: bytes | Callable[[], bytes]) -> list[socket.socket]:
-    """Connections that have sent `data`, or what it returns, and read nothing."""
+@dataclass(eq=False, slots=True)
+class Client:
+    """A connection, and the beginning of what was read from it."""
+
+    socket: socket.socket
+    start: bytes = b""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the server has not closed the connection; what it has sent is read only if it has."""
+        info = self.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)
+        return info[0] == 1  # established
+
+    def status(self) -> str:
+        """The status of the first response; "none" without one."""
+        with suppress(OSError):  # there is nothing, or the connection was reset
+            self.start = self.start or self.socket.recv(16)
+        return self.start[9:12].decode() or "none"
+
+
+Opener = Callable[[tuple[str, int], int], Awaitable[list[Client]]]
+
+
+async def open_many(address: tuple[str, int], count: int, data: bytes | Callable[[], bytes]) -> list[Client]:
+    """Clients that have sent `data`, or what it returns, and read nothing."""
     loop = asyncio.get_running_loop()
 
-    async def open_one() -> socket.socket:
+    async def open_client() -> Client:
         made = socket.socket()
         made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         made.setblocking(False)
         await loop.sock_connect(made, address)
         with suppress(ConnectionError):  # it was refused meanwhile
             await loop.sock_sendall(made, data if isinstance(data, bytes) else data())
-        return made
+        return Client(made)
 
-    made: list[socket.socket] = []
+    made: list[Client] = []
     while len(made) < count:
-        made += await asyncio.gather(*(open_one() for _ in range(min(100, count - len(made)))))
+        made += await asyncio.gather(*(open_client() for _ in range(min(100, count - len(made)))))
     return made
-
-
-def is_open(connection: socket.socket) -> bool:
-    """Whether the server has not closed a connection; what it has sent is read only if it has."""
-    info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)
-    return info[0] == 1  # established
-
-
-Opener = Callable[[tuple[str, int], int], Awaitable[list[socket.socket]]]
 
 
 def opener(data: bytes) -> Opener:
@@ -146,35 +171,40 @@ def opener(data: bytes) -> Opener:
     return partial(open_many, data=data)
 
 
-async def open_with_deadlines(address: tuple[str, int], count: int) -> list[socket.socket]:
+async def open_with_deadlines(address: tuple[str, int], count: int) -> list[Client]:
     """Requests whose timeouts pass at the same time."""
     end = time.monotonic() + DEADLINE
     return await open_many(address, count, lambda: post({**UNREAD, "stream": False, "timeout": end - time.monotonic()}))
 
 
-async def open_readers(address: tuple[str, int], count: int) -> list[socket.socket]:
-    """Connections that have read a stored response of 480 tokens, all at the same time."""
-    loop = asyncio.get_running_loop()
-    async with httpx.AsyncClient(base_url=f"http://{address[0]}:{address[1]}", timeout=120) as client:
+async def stored_response(url: str) -> str:
+    """The path of a response of 480 tokens that has been generated."""
+    async with client_of(url) as client:
         body = {"input": "x", "max_output_tokens": 480, "background": True, "stream": False}
         made = (await client.post("/v1/responses", json=body)).json()
+        path = f"/v1/responses/{made['id']}"
         while made["status"] in ("queued", "in_progress"):
             await asyncio.sleep(0.1)
-            made = (await client.get(f"/v1/responses/{made['id']}")).json()
-    path = f"/v1/responses/{made['id']}?stream=true"
-    readers = await open_many(
-        address, count, f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode()
-    )
+            made = (await client.get(path)).json()
+    return path
 
-    async def read(reader: socket.socket) -> None:
-        while await loop.sock_recv(reader, 1 << 16):
+
+async def open_readers(address: tuple[str, int], count: int, *, path: str) -> list[Client]:
+    """Clients that have read a stored response to its end, all at the same time."""
+    loop = asyncio.get_running_loop()
+    head = f"GET {path}?stream=true HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    readers = await open_many(address, count, head.encode())
+
+    async def read(reader: Client) -> None:
+        reader.start = await loop.sock_recv(reader.socket, 1 << 16)
+        while await loop.sock_recv(reader.socket, 1 << 16):
             pass
 
     await asyncio.gather(*map(read, readers))
     return readers
 
 
-def kinds_of(options: argparse.Namespace) -> dict[str, tuple[int, Opener]]:
+def kinds_of(options: argparse.Namespace, stored: str) -> dict[str, tuple[int, Opener]]:
     """Each kind of connection: how many there are, and what opens them. A new kind is a line here."""
     large = f"{HEAD}Content-Length: {LARGE_BODY}\r\n\r\n".encode() + b" " * (LARGE_BODY * 2 // 3)
     return {
@@ -186,50 +216,58 @@ def kinds_of(options: argparse.Namespace) -> dict[str, tuple[int, Opener]]:
         "refused_upgrades": (options.upgrades, opener(HANDSHAKE)),
         "slow_bodies": (options.slow, opener(large)),
         "deadlines": (options.deadlines, open_with_deadlines),
-        "readers": (options.readers, open_readers),
+        "readers": (options.readers, partial(open_readers, path=stored)),
     }
 
 
-class Probe:
-    """Sends the same request again and again, and keeps the latencies in milliseconds."""
+class Ordinary:
+    """Sends ordinary requests one after the other, and keeps the latencies in milliseconds."""
 
-    def __init__(self, url: str, body: dict[str, Any] | None, pause: float) -> None:
-        self._url, self._body, self._pause = url, body, pause
-        self.latencies: list[float] = []
-        self.failures: list[str] = []
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._latencies: list[float] = []
+        self._failures: list[str] = []
 
     async def run(self) -> None:
         """Until cancelled."""
         while True:
             began = time.monotonic()
             try:
-                async with httpx.AsyncClient(base_url=self._url, timeout=120) as client:
-                    answer = await (
-                        client.post("/v1/completions", json=self._body) if self._body else client.get("/health")
-                    )
+                async with client_of(self._url) as client:
+                    answer = await client.post("/v1/completions", json=ORDINARY)
                 if answer.status_code != httpx.codes.OK:
-                    self.failures.append(str(answer.status_code))
+                    self._failures.append(str(answer.status_code))
             except httpx.HTTPError as error:
-                self.failures.append(repr(error))
-            self.latencies.append((time.monotonic() - began) * 1e3)
-            await asyncio.sleep(self._pause)
+                self._failures.append(repr(error))
+            self._latencies.append((time.monotonic() - began) * 1e3)
+            await asyncio.sleep(PAUSE)
 
     def report(self) -> dict[str, Any]:
         """What was measured since the last report."""
-        taken, self.latencies = sorted(self.latencies), []
-        failures, self.failures = self.failures, []
-        return {
-            "requests": len(taken),
-            "failures": failures,
-            "p50_ms": statistics.median(taken),
-            "p99_ms": taken[int(len(taken) * 0.99)],
-            "max_ms": taken[-1],
-        }
+        latencies, self._latencies = self._latencies, []
+        failures, self._failures = self._failures, []
+        return {**percentiles(latencies), "failures": failures}
+
+
+def client_of(url: str) -> httpx.AsyncClient:
+    """A client on new connections. Without `verify` it reads no certificates, which takes longer than a request."""
+    return httpx.AsyncClient(base_url=url, timeout=120, verify=False)  # noqa: S501
+
+
+def percentiles(latencies: Sequence[float]) -> dict[str, float]:
+    """Of latencies in milliseconds."""
+    ordered = sorted(latencies)
+    return {
+        "requests": len(ordered),
+        "p50_ms": statistics.median(ordered),
+        "p99_ms": ordered[int(len(ordered) * 0.99)],
+        "max_ms": ordered[-1],
+    }
 
 
 async def held(url: str) -> dict[str, int]:
     """What the server holds: requests that it answers, and sequences in the engine."""
-    async with httpx.AsyncClient(base_url=url, timeout=60) as client:
+    async with client_of(url) as client:
         load = (await client.get("/load")).json()["server_load"]
         page = (await client.get("/metrics")).text
     sequences = sum(
@@ -240,56 +278,93 @@ async def held(url: str) -> dict[str, int]:
     return {"requests": load, "sequences": int(sequences)}
 
 
+@dataclass(slots=True)
+class Watch:
+    """When which kind of client was opened, and when the server held nothing of it any more, in seconds."""
+
+    url: str
+    process: psutil.Process
+    clients: int  # which send ordinary requests, and go on
+    files: int  # before
+    began: float = field(default_factory=time.monotonic)
+    kinds: dict[str, list[Client]] = field(default_factory=dict)
+    opened: dict[str, float] = field(default_factory=dict)
+    closed: dict[str, float] = field(default_factory=dict)
+    memory: float = 0.0
+
+    async def open(self, address: tuple[str, int], kinds: dict[str, tuple[int, Opener]]) -> None:
+        """Open clients of one kind after the other."""
+        for kind, (count, open_kind) in kinds.items():
+            self.kinds[kind] = await open_kind(address, count)
+            self.opened[kind] = time.monotonic() - self.began
+
+    async def until_closed(self, kinds: int, seconds: float) -> None:
+        """Look until all of so many kinds are closed and nothing is held."""
+        while len(self.closed) <= kinds and time.monotonic() - self.began < seconds:
+            await asyncio.sleep(0.5)
+            self.memory = max(self.memory, resident(self.process))
+            now = time.monotonic() - self.began
+            for kind, made in list(self.kinds.items()):
+                if kind not in self.closed and kind != "unread" and not any(client.is_open for client in made):
+                    self.closed[kind] = now
+            if len(self.opened) < kinds:
+                continue
+            if "all_connections" not in self.closed and self.process.num_fds() <= self.files + 2 * self.clients + 2:
+                self.closed["all_connections"] = now
+            if "places" not in self.closed and max((await held(self.url)).values()) <= 2 * self.clients:
+                self.closed["places"] = now
+
+
+def resident(process: psutil.Process) -> float:
+    """Resident memory in MiB."""
+    return float(process.memory_info().rss) / 2**20
+
+
 async def measure(url: str, process: psutil.Process, options: argparse.Namespace) -> dict[str, Any]:
     """All phases against a running server."""
     parsed = httpx.URL(url)
     address = (parsed.host, parsed.port or 80)
-
-    def memory() -> float:
-        return float(process.memory_info().rss) / 2**20
-
-    health, ordinary = Probe(url, None, 0.05), [Probe(url, ORDINARY, 0.2) for _ in range(4)]
-    tasks = [asyncio.create_task(probe.run()) for probe in (health, *ordinary)]
-    await asyncio.sleep(options.quiet_seconds)
-    report: dict[str, Any] = {"undisturbed": _reports(health, ordinary), "memory_mib": {"before": memory()}}
-    began, files = time.monotonic(), process.num_fds()
-    kinds = {kind: await open_kind(address, count) for kind, (count, open_kind) in kinds_of(options).items()}
-    report["seconds_to_open"] = time.monotonic() - began
-    report["opened"] = {kind: len(made) for kind, made in kinds.items()}
-    closed: dict[str, float] = {}
-    most = memory()
-    while len(closed) <= len(kinds) and time.monotonic() - began < options.max_seconds:
-        await asyncio.sleep(0.5)
-        most = max(most, memory())
-        waited = time.monotonic() - began
-        for kind, made in kinds.items():
-            if kind not in closed and kind != "unread" and not any(map(is_open, made)):
-                closed[kind] = waited
-        if "all_connections" not in closed and process.num_fds() <= files + 2 * len(tasks):  # of the probes
-            closed["all_connections"] = waited
-        if "places" not in closed and max((await held(url)).values()) <= 2 * len(ordinary):  # which go on
-            closed["places"] = waited
-    report["free_after_seconds"] = closed
-    report["held"] = _reports(health, ordinary)
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-    await asyncio.sleep(1)
+    kinds = kinds_of(options, await stored_response(url))
+    ordinary = [Ordinary(url) for _ in range(4)]
+    with Watcher(probe_health, *address) as health:  # a process of its own: the clients' work does not delay it
+        tasks = [asyncio.create_task(client.run()) for client in ordinary]
+        began = time.monotonic()
+        await asyncio.sleep(options.quiet_seconds)
+        before = resident(process)
+        report: dict[str, Any] = {"undisturbed": _latencies(await _probes(health, began), ordinary)}
+        watch = Watch(url, process, len(ordinary), process.num_fds())
+        opening = asyncio.create_task(watch.open(address, kinds))
+        await watch.until_closed(len(kinds), options.max_seconds)
+        await opening
+        probes = await _probes(health, watch.began)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    slowest = sorted(probes, key=lambda probe: probe[0] - probe[1])[:10]
+    report["opened_after_seconds"], report["free_after_seconds"] = watch.opened, watch.closed
+    report["held"] = _latencies(probes, ordinary)
+    report["slowest_probes"] = [
+        {"at_second": sent - watch.began, "ms": 1e3 * (answered - sent)} for sent, answered in sorted(slowest)
+    ]
+    report["statuses"] = {kind: Counter(client.status() for client in made) for kind, made in watch.kinds.items()}
+    for _ in range(SETTLE_SECONDS):
+        if resident(process) > before + MEMORY_MARGIN:
+            await asyncio.sleep(1)
     report["left"] = await held(url)
-    report["memory_mib"] |= {"most": most, "after": memory()}
-    for made in kinds.values():
-        for one in made:
-            one.close()
+    report["memory_mib"] = {"before": before, "most": watch.memory, "after": resident(process)}
     return report
 
 
-def _reports(health: Probe, ordinary: list[Probe]) -> dict[str, Any]:
-    together = Probe("", None, 0)
-    for probe in ordinary:
-        together.latencies += probe.latencies
-        together.failures += probe.failures
-        probe.latencies, probe.failures = [], []
-    return {"health": health.report(), "ordinary": together.report()}
+async def _probes(health: Watcher, began: float) -> list[Span]:
+    """Probes since a time."""
+    return await asyncio.to_thread(health.spans, began, time.monotonic())
+
+
+def _latencies(probes: Sequence[Span], ordinary: Sequence[Ordinary]) -> dict[str, Any]:
+    return {
+        "health": percentiles([1e3 * (answered - sent) for sent, answered in probes]),
+        "ordinary": [client.report() for client in ordinary],
+    }
 
 
 def main() -> None:

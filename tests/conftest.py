@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import glob
 import os
+import shutil
 import signal
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +20,16 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
 for name in [name for name in os.environ if name.startswith("QUIRE_")]:
     del os.environ[name]
+
+# Neither the tests nor the servers that they start use the user's home folder: stored responses, caches, settings. All
+# processes of pytest-xdist have one home, but a store of responses each.
+XDIST_WORKER = os.environ.get("PYTEST_XDIST_WORKER")
+TEMPORARY_HOME = None if XDIST_WORKER else tempfile.mkdtemp(prefix="quire-tests-")
+if TEMPORARY_HOME:
+    os.environ["HOME"] = TEMPORARY_HOME
+for name in ("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "HF_HOME", "HF_HUB_CACHE", "TRITON_CACHE_DIR"):
+    os.environ.pop(name, None)
+os.environ["XDG_STATE_HOME"] = str(Path.home() / (XDIST_WORKER or "state"))
 
 # Where the tests run in the background, these are ignored, and processes that the tests start would ignore them too. A
 # handler is not inherited.
@@ -31,3 +44,8 @@ def patient_workers() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("quire.workers.process._WALL_TIME", 100)
         yield
+
+
+def pytest_unconfigure() -> None:
+    if TEMPORARY_HOME:
+        shutil.rmtree(TEMPORARY_HOME, ignore_errors=True)

@@ -23,7 +23,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from benchmarks.hostile import grammars, pooling, sizes, texts, tool_servers
+from benchmarks.hostile import audio, grammars, pooling, sizes, texts, tool_servers
 from benchmarks.hostile.crowds import crowds
 from benchmarks.hostile.report import as_json, criteria, line, ratio, table, verdicts
 from benchmarks.hostile.session import Disturbance, Options, Row, Session
@@ -31,7 +31,7 @@ from benchmarks.hostile.session import Disturbance, Options, Row, Session
 
 def select(only: Sequence[str]) -> list[Disturbance]:
     """All bodies and crowds, or those with one of these texts in their names. A new kind is another file here."""
-    files = (grammars, sizes, texts, pooling, tool_servers)
+    files = (grammars, sizes, texts, pooling, audio, tool_servers)
     everything: list[Disturbance] = [*(body for file in files for body in file.bodies()), *crowds()]
     return [hostile for hostile in everything if not only or any(part in hostile.name for part in only)]
 

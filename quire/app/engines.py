@@ -28,6 +28,7 @@ from quire.engine.models.spec import CTCSpec, EncoderSpec, TransducerSpec
 from quire.engine.wire.client import EngineClient
 from quire.engine.wire.launch import CoreHandle, ProcessCore, ThreadCore
 from quire.engine.wire.transport import ClientChannel
+from quire.multimodal.audio.memory import AudioMemory
 from quire.multimodal.audio.reader import AudioReader
 from quire.multimodal.renderer import Renderer
 from quire.multimodal.tokenizer import Tokenizer
@@ -128,8 +129,11 @@ class RunningEngine:
         self._start()
         self._model: ServedModel | None = None
 
-    async def loaded(self) -> ServedModel:
+    async def loaded(self, audio_memory: AudioMemory | None = None) -> ServedModel:
         """The model, once it has been loaded.
+
+        Args:
+            audio_memory: the memory for audio, which all models of a server share; None: the model has its own.
 
         Raises:
             EngineDead: it could not be loaded.
@@ -167,7 +171,9 @@ class RunningEngine:
         )
         if "transcribe" in info.tasks:
             queued = settings.max_num_seqs + settings.max_num_queued_seqs
-            audio = AudioReader(AudioOptions.of(settings), max_queued=queued, share=settings.max_client_share)
+            audio = AudioReader(
+                AudioOptions.of(settings), audio_memory, max_queued=queued, share=settings.max_client_share
+            )
             model = replace(model, audio=audio)
         if "generate" in info.tasks:
             grammars = GrammarChecker(folder, info.vocab_size, model.eos_token_ids, settings.max_client_share)

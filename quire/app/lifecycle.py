@@ -39,6 +39,7 @@ from quire.config.tool_servers import urls_by_label
 from quire.engine.models.errors import ModelError
 from quire.engine.wire.errors import EngineDead
 from quire.metrics.prometheus import Metrics, ModelMetrics
+from quire.multimodal.audio.memory import AudioMemory
 from quire.multimodal.errors import ModelFileError, PromptError
 from quire.multimodal.media.sources import media_policy
 from quire.realtime.sessions import Sessions
@@ -93,7 +94,8 @@ async def _serve(
 async def _serve_models(
     settings: Serve, engines: Sequence[RunningEngine], store: ResponseStore, sockets: list[socket.socket]
 ) -> int:
-    models = await asyncio.gather(*(engine.loaded() for engine in engines))
+    audio_memory = AudioMemory(int(settings.max_audio_memory), settings.max_client_share)
+    models = await asyncio.gather(*(engine.loaded(audio_memory) for engine in engines))
     state = ServerState(
         models=models,
         limits=LimitOptions.of(settings),
@@ -148,7 +150,8 @@ async def _serve_models(
         watching.append(asyncio.create_task(tls.refresh_regularly()))
     watching.append(asyncio.create_task(state.malloc_trimmer.trim_regularly(lambda: state.in_flight == 0)))
     try:
-        await server.serve(sockets)
+        with state.malloc_trimmer.rationed_collections():
+            await server.serve(sockets)
     finally:
         for task in watching:
             task.cancel()

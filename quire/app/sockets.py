@@ -1,16 +1,18 @@
-"""Binds the server's address before models are loaded."""
+"""The sockets on which the server listens: bound before models are loaded, and accepting many connections at once."""
 
 from __future__ import annotations
 
 import errno
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from quire.config.command import ConfigError
 from quire.config.options import ServerOptions
+
+_ACCEPTED = 16  # connections per iteration of the event loop, and socket
 
 
 @contextmanager
@@ -30,6 +32,16 @@ def bind_sockets(settings: ServerOptions) -> Iterator[list[socket.socket]]:
         except (OSError, UnicodeError, ValueError) as error:  # of a host that cannot be a name
             raise listen_error(settings, error) from error
         yield sockets
+
+
+def to_accept_many(sockets: Sequence[socket.socket]) -> list[socket.socket]:
+    """Each socket together with duplicates, for all of which the event loop accepts connections.
+
+    The event loop accepts a single connection of a socket in each iteration. A probe that connects after hundreds of
+    clients would wait for as many iterations, in each of which one of their requests begins. The duplicates accept from
+    the same queue.
+    """
+    return [accepting for each in sockets for accepting in (each, *(each.dup() for _ in range(_ACCEPTED - 1)))]
 
 
 def _bind(host: str, port: int) -> list[socket.socket]:

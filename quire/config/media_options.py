@@ -19,12 +19,20 @@ class AudioOptions(Options):
         ByteSize(25 << 20), description="largest audio file; --max-body-size must be larger"
     )
     max_audio_seconds: Annotated[float, Field(gt=0, le=24 * 3600)] = Field(
-        3600.0, description="longest audio in seconds; an hour of audio takes 220 MiB of memory while it is transcribed"
+        3600.0,
+        description="longest audio in seconds; an hour of audio takes 280 MiB of memory while it is transcribed, and "
+        "440 MiB while it is decoded",
     )
     max_audio_decoded_size: SizeFromMiB = Field(
         ByteSize(4 << 30),
         description="largest audio file after decompression, counted with all channels at the sample rate of the file; "
         "a larger one is refused (files are decoded in pieces, so decoding takes less memory than this)",
+    )
+    max_audio_memory: SizeFromMiB = Field(
+        ByteSize(1 << 30),
+        description="memory for all audio at once: files while they are decoded, samples, features, and realtime "
+        "sessions; audio that does not fit now, or not into the share of its client, waits, clients taking turns, and "
+        "audio that can never fit is refused",
     )
     transcription_events: Literal["openai", "vllm"] = Field(
         "openai",

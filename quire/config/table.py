@@ -9,8 +9,9 @@ from pydantic import ByteSize
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from quire.config.command import ENV_PREFIX, Command
+from quire.config.command import Command
 from quire.config.commands import COMMANDS
+from quire.config.environment import ENV_PREFIX
 from quire.config.value_help import describe, size_text
 
 _HEAD = """# Settings

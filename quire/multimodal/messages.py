@@ -61,10 +61,12 @@ def _parts(content: Any, where: str, audio: str | None) -> list[str | None]:
         return []
     if isinstance(content, str):
         return [content]
-    return [
+    parts = [
         None if audio is not None and part == AUDIO_PART else _text_of(part, f"{where}[{i}]")
         for i, part in enumerate(content)
     ]
+    # Clients send an empty text with audio. Between two texts it is a line of its own, as in vLLM.
+    return [part for part in parts if part != ""] if None in parts else parts
 
 
 def _text_of(part: Any, where: str) -> str:

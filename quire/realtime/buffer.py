@@ -20,6 +20,11 @@ class AudioBuffer:
     def __len__(self) -> int:
         return self.end - self.start
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that it takes."""
+        return self._data.nbytes
+
     def append(self, samples: Samples) -> None:
         """Add samples at the end."""
         self._make_room(len(samples))

@@ -12,9 +12,10 @@ from msgspec import UNSET
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from quire.api.http.errors import ApiError
-from quire.api.http.tenant import take_turn
+from quire.api.http.tenant import current_tenant, take_turn
 from quire.api.serving.models import ServerState
 from quire.config.options import RealtimeOptions
+from quire.multimodal.audio.memory import Reservation
 from quire.realtime.audio import RATE, AudioDecoder, Samples
 from quire.realtime.captions import Captions, Utterance
 from quire.realtime.client_events import (
@@ -33,7 +34,10 @@ from quire.realtime.outbound import Outbound
 from quire.realtime.settings import SessionSettings
 from quire.realtime.turn_detection import SpeechDetectorOf, TurnDetector, UtteranceEnded, UtteranceStarted
 from quire.realtime.utterance_transcriber import TranscriberOf, UtteranceTranscriber
+from quire.workers.errors import QueueFull
 
+_BYTES_PER_SAMPLE = 8  # of audio that is appended: the buffer may have room for twice as much, and its end is copied
+_BYTES_PER_UTTERED_SAMPLE = 6  # until the transcript has been sent: integers, and floats while it is made
 _MAX_UNSENT = 256 << 10  # bytes of events that a client has not read
 _TRY_AGAIN = 1012  # close code: the server restarts
 _NORMAL = 1000
@@ -68,6 +72,7 @@ class Session:
         self._decoder = AudioDecoder(facts.settings.audio_format)
         detection = facts.settings.effective_detection
         self._turns = TurnDetector(detection, shared.detector_of, shared.options.max_realtime_audio)
+        self._held: Reservation | None = None  # memory for audio that is not part of an utterance which has ended
         self._utterance: Utterance | None = None
         self._item = ""  # of the current utterance
         self._previous_item: str | None = None
@@ -82,6 +87,9 @@ class Session:
             over = SessionEnded(
                 _NORMAL, f"The session has reached its maximum duration of {seconds:g} s.", "session_expired"
             )
+        finally:
+            if self._held is not None:
+                self._held.close()
         return over
 
     def closing_events(self, over: SessionEnded) -> list[Body]:
@@ -201,10 +209,33 @@ class Session:
 
     async def _append(self, audio: str) -> None:
         speech = self._speech()
-        self._turns.check_room(self._decoder.seconds(audio))
-        async for samples in self._decoder.decode(audio):
-            await take_turn()  # large events leave room for other sessions
-            await self._hear(samples, speech)
+        seconds = self._decoder.seconds(audio)
+        self._turns.check_room(seconds)
+        self._reserve(seconds)
+        try:
+            async for samples in self._decoder.decode(audio):
+                await take_turn()  # large events leave room for other sessions
+                await self._hear(samples, speech)
+        finally:
+            if self._held is not None:
+                self._held.resize(min(self._held.size, self._turns.nbytes))
+
+    def _reserve(self, seconds: float) -> None:
+        """Reserve memory for further audio; what is known of live audio is only that it does not wait.
+
+        Raises:
+            EventError: there is none.
+        """
+        size = int(seconds * RATE) * _BYTES_PER_SAMPLE
+        try:
+            if self._held is None:
+                model = self._shared.state.model_for(self._facts.settings.model, "transcribe")
+                assert model.audio is not None
+                self._held = model.audio.memory.take(size, current_tenant())
+            else:
+                self._held.grow(size)
+        except QueueFull as error:
+            raise EventError(f"The audio was not appended: {error}.", "audio_memory_full", "audio") from error
 
     async def _hear(self, samples: Samples, speech: UtteranceTranscriber) -> None:
         for event in self._turns.push(samples, None if speech.streaming is None else speech.streaming.max_seconds):
@@ -235,6 +266,8 @@ class Session:
             await self._send(self._dialect.speech_stopped(self._item, _milliseconds(ended.end)))
         await self._send(self._dialect.committed(self._item, self._previous_item))
         self._previous_item = self._item
+        if self._held is not None:
+            self._held.pass_on(ended.audio, _BYTES_PER_UTTERED_SAMPLE * len(ended.audio))
         utterance, self._utterance = self._utterance, None
         await utterance.end()
 

@@ -11,9 +11,11 @@ from numpy.typing import NDArray
 
 from quire.api.http.tenant import current_tenant
 from quire.api.serving.models import ServedModel
+from quire.api.serving.transcription.memory import feature_bytes
 from quire.api.serving.transcription.streaming import LiveTranscription
 from quire.api.serving.transcription.transcriber import Transcriber
 from quire.api.serving.transcription.types import TokenLogprob, TranscriptDelta, TranscriptionDone, TranscriptionOptions
+from quire.multimodal.audio.memory import Reservation
 from quire.realtime.audio import RATE
 from quire.realtime.settings import SessionSettings
 from quire.realtime.transcript import Transcript, Usage
@@ -45,7 +47,7 @@ class WholeUtteranceTranscriber:
             # A model that repeats itself must not hold up those who wait for their text.
             options = replace(options, max_tokens=int(len(audio) / RATE * _TOKENS_PER_SECOND) + _MORE_TOKENS)
         logprobs = list[TokenLogprob]()
-        with self._model.client.slots(1, current_tenant()):
+        with await self._reserved(len(audio), draft), self._model.client.slots(1, current_tenant()):
             async with aclosing(self._transcriber.transcribe(audio, options, draft=draft)) as events:
                 async for event in events:
                     match event:
@@ -54,6 +56,13 @@ class WholeUtteranceTranscriber:
                             yield event
                         case TranscriptionDone():
                             yield _transcript(event, logprobs if options.logprobs else None)
+
+    async def _reserved(self, samples: int, draft: bool) -> Reservation:
+        """Memory for the features; that for the audio is the session's. A draft does not wait for it."""
+        assert self._model.audio is not None
+        memory, tenant = self._model.audio.memory, current_tenant()
+        size = feature_bytes(samples, self._transcriber.window_seconds)
+        return memory.take(size, tenant) if draft else await memory.reserve(size, tenant)
 
 
 class OpenRequestTranscriber:

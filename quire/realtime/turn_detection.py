@@ -82,6 +82,11 @@ class TurnDetector:
         return self._buffer.end
 
     @property
+    def nbytes(self) -> int:
+        """Bytes of memory that the audio takes."""
+        return self._buffer.nbytes
+
+    @property
     def automatic(self) -> bool:
         """Whether voice activity ends utterances."""
         return self._activity is not None

@@ -2,7 +2,7 @@
 
 WorkerError
 ├── QueueFull    the job was not accepted
-│   └── ShareExceeded  because of other jobs of its tenant
+│   └── ShareExceeded  because of what its tenant holds already
 ├── JobTimedOut  the job was killed: it took too long
 └── JobKilled    the job's process has ended: memory, stack or a crash
 """
@@ -17,11 +17,19 @@ class WorkerError(Exception):
 
 
 class QueueFull(WorkerError):
-    """Too many jobs are waiting; a later attempt may succeed."""
+    """Too many jobs are waiting, or this job has waited for too long; a later attempt may succeed.
+
+    Attributes:
+        retry_after: seconds after which it may.
+    """
+
+    def __init__(self, message: str, retry_after: int = 1) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
 
 
 class ShareExceeded(QueueFull):
-    """Too many jobs of this tenant are waiting, while there is room for those of others."""
+    """The tenant has its share of the places, or of what jobs wait for, while there is room for others."""
 
 
 class JobTimedOut(WorkerError):

@@ -59,7 +59,9 @@ class TenantQueue:
             case "full":
                 raise QueueFull(f"{len(self)} requests wait already")
             case "share":
-                raise ShareExceeded(f"{self._places.held(job.tenant)} requests of this client wait already")
+                raise ShareExceeded(
+                    f"{self._places.held(job.tenant)} requests of this client wait already (--max-client-share)"
+                )
         self._waiting.setdefault(job.tenant, deque()).append(job)
         self._places.take(job.tenant)
 
@@ -75,6 +77,16 @@ class TenantQueue:
         """The next job; None if none waits."""
         return self._pop() if len(self) else None
 
+    def heads(self) -> list[Job]:
+        """The next job of each tenant, in the order of their turns."""
+        return [jobs[0] for jobs in self._waiting.values()]
+
+    def take(self, job: Job) -> None:
+        """Remove a job if it waits; the next turn of its tenant comes after those of all others."""
+        self.discard(job)
+        if job.tenant in self._waiting:
+            self._waiting.move_to_end(job.tenant)
+
     def discard(self, job: Job) -> None:
         """Remove a job if it waits."""
         jobs = self._waiting.get(job.tenant)
@@ -85,11 +97,6 @@ class TenantQueue:
                 del self._waiting[job.tenant]
 
     def _pop(self) -> Job:
-        tenant, jobs = next(iter(self._waiting.items()))
-        job = jobs.popleft()
-        self._places.give_back(tenant)
-        if jobs:
-            self._waiting.move_to_end(tenant)
-        else:
-            del self._waiting[tenant]
+        job = next(iter(self._waiting.values()))[0]
+        self.take(job)
         return job

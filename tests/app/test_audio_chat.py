@@ -112,6 +112,12 @@ def test_transcriptions(server: ServerProcess, models: dict[str, Any], folders: 
     end = TOKEN[ENDS[kind]]
     expected = expected[: expected.index(end)] if end in expected else expected
     assert response.json()["text"] == audio_tokenizer().decode(expected, skip_special_tokens=True).strip()
+    fields = {**fields, "temperature": "0", "use_beam_search": "true"}
+    with server.http as client:
+        files = {"file": ("a.wav", wav(FIRST[:, None]))}
+        one, three = (client.post("/v1/audio/transcriptions", files=files, data={**fields, "n": n}) for n in ("1", "3"))
+    assert one.json()["text"] == response.json()["text"]  # one beam is greedy decoding
+    assert three.status_code == 200, three.text
 
 
 def test_models_tell_what_they_read(server: ServerProcess) -> None:

@@ -47,8 +47,8 @@ def test_files_that_will_not_do_are_refused_before_the_work(tmp_path: Path) -> N
     binary, missing = tmp_path / "binary", tmp_path / "missing" / "file"
     binary.write_bytes(b"\xff")
     for arguments, complaint in (
-        (("serve", "--chat-template", missing), f"--chat-template expects a readable file, not '{missing}'"),
-        (("serve", "--chat-template", binary), "--chat-template expects a readable file"),
+        (("serve", "--chat-template", missing), f"readable file or the text of a template, not '{missing}'"),
+        (("serve", "--chat-template", binary), "--chat-template expects a readable file or the text"),
         (("serve", "--ssl-certfile", missing, "--ssl-keyfile", binary), "--ssl-certfile expects a readable file"),
         (("serve", "--ssl-certfile", binary, "--ssl-keyfile", missing), "--ssl-keyfile expects a readable file"),
         (("serve", "--ssl-certfile", binary, "--ssl-keyfile", binary), "are not a valid certificate and key"),

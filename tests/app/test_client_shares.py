@@ -11,6 +11,7 @@ from typing import Any
 
 import anthropic
 import httpx
+import numpy as np
 import openai
 import pytest
 from websockets.asyncio.client import connect
@@ -21,6 +22,8 @@ from quire.api.responses.database import Database
 from quire.config.commands import Serve
 from quire.workers.queue import TenantQueue
 from quire.workers.shares import Shares
+from tests.support import speech
+from tests.support.audio import encode, tone, wav
 from tests.support.fake_core import FakeCore
 from tests.support.patience import PATIENCE
 from tests.support.realtime import speech_server
@@ -179,10 +182,43 @@ async def test_one_client_does_not_fill_the_queue_of_prompts(tmp_path: Path) -> 
         await until(lambda: len(threads._queue) == 3)
         answer = await send("a")
         assert (answer.status_code, "retry-after" in answer.headers) == (429, True)
+        assert "--max-client-share" in answer.json()["error"]["message"]
         waiting.append(send("b"))
         await until(lambda: len(threads._queue) == 4)
         threads._release()  # one thread has finished
         assert [(await task).status_code for task in waiting] == [200] * 4
+
+
+async def test_one_client_does_not_take_the_memory_of_audio(tmp_path: Path) -> None:
+    """Its further files wait for those before them, at last in vain, and hold up no other client."""
+    minutes = encode(np.zeros((600 * 1000, 1), np.float32), "flac", rate=1000)  # takes 100 MB while it is transcribed
+    core = speech.SpeechCore()
+    core.hold.set()
+    settings: Any = {"api_key": KEYS, "max_client_share": SHARE, "max_audio_memory": "200MiB"}
+    async with speech.speech_server(tmp_path, core, **settings) as server:
+        audio = server.state.models[0].audio
+        assert audio is not None
+
+        def send(key: str, content: bytes) -> asyncio.Task[Any]:
+            upload, headers = {"file": ("a", content)}, {"authorization": f"Bearer {key}"}
+            return asyncio.create_task(server.http.post("/v1/audio/transcriptions", files=upload, headers=headers))
+
+        first = send("a", minutes)
+        await until(lambda: len(core.active) == 1)
+        second = send("a", minutes)
+        await until(lambda: audio.memory.waiting == 1)
+        other = send("b", wav(tone(1.0)))
+        await until(lambda: len(core.active) == 2)
+        audio.memory._patience = 0.3
+        refused = await send("a", minutes)
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "10")
+        assert "--max-client-share" in refused.json()["error"]["message"]
+        assert audio.memory.waiting == 1
+        core.hold.clear()
+        assert [(await task).status_code for task in (first, second, other)] == [200] * 3
+        invalid = await send("a", encode(np.zeros((1800 * 1000, 1), np.float32), "flac", rate=1000))
+        assert (invalid.status_code, invalid.json()["error"]["param"]) == (400, "file")
+        assert "--max-client-share" in invalid.json()["error"]["message"]
 
 
 async def test_one_client_does_not_keep_others_from_storing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -130,6 +130,7 @@ def test_every_route_and_every_field_has_a_valid_body(fake: Fake) -> None:
     assert set(with_body) == set(BODIES)
     for path, schema in with_body.items():
         members = [member["$ref"].rpartition("/")[2] for member in schema.get("oneOf", [schema])]
+        members = [member for member in members if member != "SessionRequest"]  # each is refused
         declared = {name for member in members for name in document["components"]["schemas"][member]["properties"]}
         assert declared - {name for body in BODIES[path] for name in body} == set(), path
 

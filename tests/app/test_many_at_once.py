@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
 from collections.abc import AsyncGenerator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from starlette.responses import PlainTextResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from quire.api.http import sse
@@ -50,6 +52,35 @@ async def test_requests_that_arrive_together_begin_one_by_one() -> None:
             await until(lambda: iterations.total == COUNT)
             stack.close()
     assert iterations.most == 1
+
+
+@on_uvloop
+async def test_a_probe_is_answered_before_requests_of_clients_that_connected_earlier() -> None:
+    begun = 0
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        nonlocal begun
+        begun += scope["path"] == "/"
+        await PlainTextResponse(str(begun))(scope, receive, send)
+
+    def connect_all(address: tuple[str, int], go_on: threading.Event) -> None:
+        """Clients send requests and a probe while the event loop does not run."""
+        for data in (*[GET] * COUNT, b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"):
+            clients.append(stack.enter_context(socket.create_connection(address)))
+            clients[-1].sendall(data)
+        go_on.set()
+
+    clients: list[socket.socket] = []
+    go_on = threading.Event()
+    with ExitStack() as stack:
+        async with listening(app, connections=Connections(ConnectionOptions())) as url:
+            host, port = url.removeprefix("http://").split(":")
+            crowd = threading.Thread(target=connect_all, args=((host, int(port)), go_on))
+            crowd.start()
+            go_on.wait()
+            answer = await asyncio.to_thread(clients[-1].makefile("rb").read)
+            crowd.join()
+    assert int(answer.rpartition(b"\r\n\r\n")[2]) < COUNT // 4
 
 
 @on_uvloop

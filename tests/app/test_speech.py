@@ -140,6 +140,38 @@ def test_text_without_timestamps_and_the_detected_language_are_those_of_transfor
     assert events[-1]["text"] == "".join(event["delta"] for event in events[:-1]) == shown
 
 
+@pytest.mark.parametrize(
+    ("beams", "penalty", "task"),
+    [(1, 1.0, "transcribe"), (2, 1.0, "translate"), (4, 1.0, "transcribe"), (4, 0.2, "transcribe")],
+)
+def test_the_text_of_beam_search_is_that_of_transformers(
+    server: ServerProcess, whisper: Any, beams: int, penalty: float, task: str
+) -> None:
+    samples = pcm(voice(3.0, hertz=180.0))
+    never = [*SUPPRESSED, TOKEN["<|notimestamps|>"], *range(TIMES, VOCAB)]
+    options = {"language": "de", "task": task, "return_timestamps": False, "suppress_tokens": never}
+    expected = generated(whisper, samples, num_beams=beams, length_penalty=penalty, **options)
+    path = PATH if task == "transcribe" else "/v1/audio/translations"
+    fields = {"language": "de", "use_beam_search": "true", "n": str(beams), "length_penalty": str(penalty)}
+    with server.http as client:
+        response = client.post(path, files={"file": ("speech.wav", wav(samples[:, None]))}, data=fields)
+    assert response.status_code == 200, response.text
+    assert response.json()["text"] == speech_tokenizer().decode(expected).strip()
+    assert len(response.json()["text"]) > 10
+
+
+def test_long_audio_with_beam_search_and_log_probabilities(server: ServerProcess) -> None:
+    """One window after the other; the text is the same as in plain text."""
+    audio = encode(voice(40.0)[:, None], "flac")
+    fields: dict[str, Any] = {"use_beam_search": "true", "n": "3", "language": "de"}
+    body = post(server, audio, **{"include[]": "logprobs"}, **fields).json()
+    tokens = body["usage"]["output_tokens"]
+    assert tokens - 2 <= len(body["logprobs"]) <= tokens  # two windows, whose ends have no text
+    assert all(entry["logprob"] < 0 for entry in body["logprobs"])
+    assert post(server, audio, response_format="text", **fields).text.strip() == body["text"]
+    assert tokens > 40
+
+
 def test_long_audio_has_growing_times_and_words(server: ServerProcess) -> None:
     audio = encode(np.concatenate([voice(20.0), voice(25.0, hertz=200.0), voice(21.5)])[:, None], "mp3")
     options = {"timestamp_granularities[]": ["word", "segment"], "response_format": "verbose_json", "language": "en"}

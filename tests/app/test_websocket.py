@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import time
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -13,9 +12,13 @@ import pytest
 import websockets
 from starlette.types import Receive, Scope, Send
 from websockets.asyncio.client import connect
+from websockets.frames import Frame
 
 from quire.app.connections import Connections
+from quire.app.websocket import BoundedWebSocket
 from quire.config.options import ConnectionOptions
+from tests.support.iterations import Iterations
+from tests.support.patience import PATIENCE
 from tests.support.raw import connected
 from tests.support.realtime import client_of, speech_server
 from tests.support.server import Server, listening, until
@@ -37,37 +40,29 @@ async def raw(
     return reader, writer
 
 
-async def longest_pause(of: asyncio.Future[None]) -> float:
-    """Seconds for which the event loop was blocked at most, until something is done."""
-    longest, last = 0.0, time.perf_counter()
-    while not of.done():
-        await asyncio.sleep(0)
-        now = time.perf_counter()
-        longest, last = max(longest, now - last), now
-    return longest
-
-
-async def test_small_frames_do_not_block_the_event_loop(tmp_path: Path) -> None:
+async def test_small_frames_do_not_block_the_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    frames, handled = 60_000, BoundedWebSocket.handle_text
     async with speech_server(tmp_path) as server:
         reader, writer = await raw(server)
-        frames = 60_000
-        writer.write((b"\x81\x80" + _MASK) * frames)  # empty messages, each of which gets an error event
+        with Iterations() as iterations:
 
-        async def read() -> None:
+            def noted(connection: BoundedWebSocket, frame: Frame) -> None:
+                iterations.note()
+                handled(connection, frame)
+
+            monkeypatch.setattr(BoundedWebSocket, "handle_text", noted)
+            writer.write((b"\x81\x80" + _MASK) * frames)  # empty messages, each of which gets an error event
             errors, mark, tail = 0, b'"invalid_json"', b""
-            while errors < frames:
-                received = await reader.read(1 << 20)
-                assert received, f"the connection ended after {errors} errors"
-                tail += received
-                errors += tail.count(mark)
-                tail = tail[-len(mark) + 1 :]  # a mark may be in two pieces, but the end of a whole one is none
-
-        async with asyncio.timeout(100):
-            reading = asyncio.ensure_future(read())
-            # The parsing of one read of 256 KiB would take a second; the machine may be busy with other things.
-            assert await longest_pause(reading) < 0.4
-            await reading
+            async with asyncio.timeout(PATIENCE):
+                while errors < frames:
+                    received = await reader.read(1 << 20)
+                    assert received, f"the connection ended after {errors} errors"
+                    tail += received
+                    errors += tail.count(mark)
+                    tail = tail[-len(mark) + 1 :]  # a mark may be in two pieces, but the end of a whole one is none
         writer.close()
+    assert iterations.total == frames
+    assert iterations.most < 1000  # of the 43,000 that one read of 256 KiB brings
 
 
 async def test_a_large_event_arrives_in_one_piece(tmp_path: Path) -> None:

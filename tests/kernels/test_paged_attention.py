@@ -224,6 +224,38 @@ def test_spans_in_one_call(singles: int, counts: list[int], shared: int, which: 
         assert torch.equal(out, alone)
 
 
+@pytest.mark.skipif(native.instructions() is None, reason="torch sums in other orders")
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim", "value_dim"),
+    [(6, 2, 64, 64), (3, 1, 96, 32), (4, 4, 128, 128), (2, 1, 256, 256), (2, 1, 576, 512)],
+)
+@pytest.mark.parametrize("which", range(6))
+@pytest.mark.parametrize("int8", [False, True])
+@pytest.mark.parametrize("size", [4, 16, 48])
+def test_a_token_has_the_same_bits_alone_and_in_a_span(
+    heads: int, kv_heads: int, dim: int, value_dim: int, which: int, int8: bool, size: int
+) -> None:
+    """So generated tokens leave the same keys and values in the cache as the same tokens in a prompt."""
+    torch.manual_seed(which)
+    length, tokens = 580, 300
+    params = [*all_params(heads), AttentionParams(dim**-0.5, window=270)][which]
+    blocks = -(-length // size)
+    extra = SCALE if int8 else 0
+    keys, values = (
+        torch.zeros(kv_heads, blocks, size, extra + width, dtype=torch.int8 if int8 else torch.bfloat16)
+        for width in (dim, value_dim)
+    )
+    k, v = torch.randn(length, kv_heads, dim).bfloat16(), torch.randn(length, kv_heads, value_dim).bfloat16()
+    table = torch.randperm(blocks).int()
+    positions = torch.arange(length)
+    write_pages(keys, values, table[positions // size] * size + positions % size, k, v)
+    q = torch.randn(tokens, heads, dim).bfloat16()
+    span = paged_prefill(q, keys, values, table, length, params)
+    lengths = torch.arange(length - tokens, length) + 1
+    alone = paged_decode(q, keys, values, table.expand(tokens, -1), lengths, params)
+    assert torch.equal(span, alone)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_queries_with_strides(dtype: torch.dtype) -> None:
     """Some models' queries are a view of a projection with keys and values; NaN is kept."""

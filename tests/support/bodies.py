@@ -63,6 +63,7 @@ _GENERATION: Body = {
     "truncate_prompt_tokens": 100,
     "truncation_side": "right",
     "prompt_logprobs": 1,
+    "logprob_token_ids": [1, 5],
     "request_id": "request",
     "return_tokens_as_token_ids": True,
     "return_token_ids": True,
@@ -299,7 +300,7 @@ BODIES: dict[str, list[Body]] = {
     "/inference/v1/generate": [
         {
             "model": "fake", "token_ids": [1, 2, 3], "request_id": "request", "stream": False, "stream_options": None,
-            "cache_salt": "salt", "priority": 0, "output_mode": "text",
+            "cache_salt": "salt", "priority": 0, "output_mode": "text", "return_token_ids": True,
             "sampling_params": {
                 **{name: value for name, value in _GENERATION.items() if name != "model"},
                 "max_tokens": 4, "logprobs": 2, "structured_outputs": None, "detokenize": True,

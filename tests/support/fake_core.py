@@ -37,6 +37,7 @@ from quire.engine.wire.protocol import (
 )
 from quire.engine.wire.sampling_params import SamplingParams
 from quire.engine.wire.transport import ClientChannel, CoreChannel
+from tests.support.patience import PATIENCE
 from tests.support.pooling import pooled
 from tests.support.tokenizer import EOS, VOCAB_SIZE, byte_tokenizer
 
@@ -228,7 +229,7 @@ async def running_client(
             core.hold.clear()
             core.deaf.clear()
         await client.close()
-        await handle.join(5)
+        await handle.join(PATIENCE)  # a busy machine takes seconds to end a Python process
 
 
 def prompt_of(text: str) -> np.ndarray[tuple[int], np.dtype[np.int32]]:

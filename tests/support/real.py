@@ -1,4 +1,4 @@
-"""Real weights and recordings of people: tests with the marker `real` read them from a folder outside the repository."""
+"""Real weights and recordings of people: tests with the marker `real` read them from a folder of the user."""
 
 from __future__ import annotations
 

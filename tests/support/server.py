@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
@@ -26,12 +27,14 @@ from quire.api.serving.result_memory import ResultMemory
 from quire.app.connections import Connections
 from quire.app.factory import create_app
 from quire.app.server import protocol_of
+from quire.app.sockets import to_accept_many
 from quire.app.tls import Tls
 from quire.app.websocket import BoundedWebSocket
 from quire.config.commands import Serve
 from quire.config.tool_servers import urls_by_label
 from quire.engine.wire.launch import CoreEntry, CoreHandle
 from quire.metrics.prometheus import Metrics, ModelMetrics
+from quire.multimodal.audio.memory import AudioMemory
 from quire.multimodal.audio.reader import AudioReader
 from quire.multimodal.media.sources import media_policy
 from quire.multimodal.renderer import Renderer
@@ -83,6 +86,7 @@ async def running_server(
         write(folder)
     settings.setdefault("max_client_share", 1.0)  # all clients of a test have one address
     options = Serve(**settings)
+    audio_memory = AudioMemory(int(options.max_audio_memory), options.max_client_share)
     metrics = Metrics(max_model_len=CONTEXT, vllm_names=options.vllm_metric_names)
     async with AsyncExitStack() as stack:
         models = []
@@ -103,7 +107,9 @@ async def running_server(
                 ),
                 reasoning=reasoning_tags(options.reasoning_parser, "</think>"),
                 tools=tool_format(options.tool_call_parser, ""),
-                audio=AudioReader(options) if "transcribe" in info.tasks else None,
+                audio=AudioReader(options, audio_memory, share=options.max_client_share)
+                if "transcribe" in info.tasks
+                else None,
                 grammars=GrammarChecker(folder, info.vocab_size, (EOS,)) if "generate" in info.tasks else None,
                 priority_scheduling=options.scheduling_policy == "priority",
             )
@@ -162,7 +168,6 @@ async def listening(
     """Uvicorn around an app, on a free port if none is given, with the bounds of `connections`."""
     config = uvicorn.Config(
         app,
-        port=port,
         http="httptools" if connections is None else protocol_of(connections, tls),  # type: ignore[arg-type]
         lifespan="off",
         log_level="error",
@@ -176,7 +181,7 @@ async def listening(
     server = _Uvicorn(config)
     config.load()
     server.lifespan = config.lifespan_class(config)
-    await server.startup()
+    await server.startup(to_accept_many([socket.create_server(("127.0.0.1", port), backlog=config.backlog)]))
     await server.on_tick(0)  # sets the headers of all answers
     port = server.servers[0].sockets[0].getsockname()[1]
     try:

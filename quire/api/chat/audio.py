@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from tempfile import SpooledTemporaryFile
 from typing import Any
 
 from quire.api.http.errors import InvalidRequest, shorten
@@ -17,38 +19,42 @@ from quire.engine.wire.protocol import MediaItem
 from quire.multimodal.audio.decode import AudioError, DecodedAudio
 from quire.multimodal.audio.features import SAMPLE_RATE
 from quire.multimodal.audio.formats import NAMES, recognized_name
-from quire.multimodal.audio.items import audio_items, longest_audio, token_count
-from quire.multimodal.audio.reader import AudioReader
-from quire.multimodal.media.sources import MediaPolicy, Reader, check_url, decode_base64
+from quire.multimodal.audio.items import audio_items, feature_bytes, longest_audio, token_count, working_bytes
+from quire.multimodal.audio.memory import Reservation
+from quire.multimodal.audio.reader import AudioFile, AudioReader, AudioUse
+from quire.multimodal.media.sources import MediaPolicy, MediaSource, base64_source, check_url
 from quire.multimodal.messages import AUDIO_PART
 
 _KINDS = ("input_audio", "audio_url")
 _PICTURES = ("image_url", "input_image", "image", "image_pil", "image_embeds", "video_url", "video", "input_video")
+_IN_MEMORY = 1 << 20  # bytes of a file; larger ones are on disk until they are decoded
 Pieces = list[list[MediaItem]]  # the items of each piece of audio
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A content part with audio: its position, the function that reads it, and the format that the client has given."""
+    """A content part with audio: its position, the source of its content, and the format that the client has given."""
 
     where: str
-    read: Reader
+    source: MediaSource
     format: str | None = None
 
 
 async def take_audio(
-    messages: Sequence[Message], model: ServedModel, policy: MediaPolicy, max_parts: int
+    messages: Sequence[Message], model: ServedModel, policy: MediaPolicy, max_parts: int, sequences: int
 ) -> Pieces | None:
     """Replace the audio in messages by `AUDIO_PART`, and make items of it.
 
-    Everything that costs little is checked first, for all parts. Then one part after the other is read, decoded and
-    turned into features, so that a request never holds the samples of two.
+    Everything that costs little is checked first, for all parts. Then the files are read, one after the other; large
+    ones wait on disk. Then one after the other is decoded and turned into features, so that a request never holds the
+    samples of two. The memory for the items is reserved for as long as they live.
 
     Args:
         messages: messages of a chat; they are changed in place.
         model: the model that the chat is for.
         policy: the URLs that are allowed.
         max_parts: most parts with audio.
+        sequences: requests to the engine that will have the items.
 
     Returns:
         The items of each part in order; None if there are none.
@@ -77,12 +83,9 @@ async def take_audio(
     parts = [_checked(content[index], where, policy, reader.limits.size) for content, index, where in found]
     for content, index, _ in found:
         content[index] = dict(AUDIO_PART)
-    pieces: Pieces = []
-    tokens = 0
-    for part in parts:
-        pieces.append(await _items(part, model, info, reader, tokens))
-        tokens += sum(item.length for item in pieces[-1])
-    return pieces
+    with ExitStack() as stack:
+        files = [await _file(part, reader, stack) for part in parts]
+        return await _pieces(parts, files, model, info, reader, sequences)
 
 
 def audio_parts(messages: Sequence[Message]) -> list[tuple[list[Any], int, str]]:
@@ -123,7 +126,7 @@ def _checked(part: dict[str, Any], where: str, policy: MediaPolicy, max_size: in
         raise InvalidRequest('`input_audio` must be an object {"data": BASE64, "format": FORMAT}.', where)
     if data[:5].lower() == "data:":
         return _Part(where, check_url(data, policy, max_size, where), _format(value, where))
-    return _Part(where, lambda: asyncio.to_thread(decode_base64, data, max_size, where), _format(value, where))
+    return _Part(where, base64_source(data, max_size, where), _format(value, where))
 
 
 def _format(value: dict[str, Any], where: str) -> str | None:
@@ -139,18 +142,40 @@ def _format(value: dict[str, Any], where: str) -> str | None:
     return name
 
 
-async def _items(part: _Part, model: ServedModel, info: AudioInfo, reader: AudioReader, before: int) -> list[MediaItem]:
-    """The items of one part. `before`: tokens of the audio before it."""
+async def _file(part: _Part, reader: AudioReader, stack: ExitStack) -> AudioFile:
+    """The content of a part, on disk if it is large."""
+    with await reader.reserve(part.source.memory, current_tenant(), part.where):
+        content = await part.source.read()
+        file = stack.enter_context(SpooledTemporaryFile(_IN_MEMORY))  # noqa: SIM115 the stack closes it
+        await asyncio.to_thread(file.write, content)
+    return AudioFile(file, part.where)
+
+
+async def _pieces(
+    parts: Sequence[_Part],
+    files: Sequence[AudioFile],
+    model: ServedModel,
+    info: AudioInfo,
+    reader: AudioReader,
+    sequences: int,
+) -> Pieces:
     tenant = current_tenant()
-    content = await part.read()
-    try:
-        audio = await reader.decode(content, tenant=tenant)
-    except AudioError as error:
-        raise AudioError(str(error), part.where) from error
-    del content
-    _check_length(audio, part, model, info, before)
-    with reader.hold(audio, tenant=tenant):
-        return await reader.run(partial(audio_items, audio.samples, info), tenant=tenant)
+    copies = 1 + sequences  # of features: here, and one for each request to the engine
+    tokens = [0] * len(parts)
+
+    async def make(index: int, audio: DecodedAudio, reservation: Reservation) -> list[MediaItem]:
+        _check_length(audio, parts[index], model, info, sum(tokens[:index]))
+        items = await reader.run(partial(audio_items, audio.samples, info), tenant=tenant)
+        for item in items:
+            reservation.pass_on(item.features, copies * item.features.nbytes)
+        tokens[index] = sum(item.length for item in items)
+        return items
+
+    use = AudioUse(
+        while_made=lambda samples: 4 * samples + working_bytes(samples, info),
+        kept=lambda samples: copies * feature_bytes(samples, info),
+    )
+    return await reader.decode(files, use, make, tenant=tenant)
 
 
 def _check_length(audio: DecodedAudio, part: _Part, model: ServedModel, info: AudioInfo, before: int) -> None:

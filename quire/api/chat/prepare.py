@@ -95,7 +95,8 @@ async def prepare_chat(body: ChatRequest, model: ServedModel, state: ServerState
         raise InvalidRequest(
             "`truncate_prompt_tokens` is not supported for chats with audio.", "truncate_prompt_tokens"
         )
-    audio = await take_audio(body.messages, model, state.media, state.max_audio_parts)
+    sequences = sequences_per_prompt(body, state.limits)
+    audio = await take_audio(body.messages, model, state.media, state.max_audio_parts, sequences)
     conversation = conversation_of(
         body, trusted=state.trust_request_chat_template, audio=None if audio is None else model.info.audio
     )
@@ -134,7 +135,7 @@ async def prepare_chat(body: ChatRequest, model: ServedModel, state: ServerState
         final_text=rendered.final_text,
         requests=generate_requests(body, prompt, params, state.limits, model.parser_tokens, items),
         unused_fields=[*unused_fields, *unused_with_beams(body)],
-        beams=beam_options(body, params, model, sequences_per_prompt(body, state.limits)),
+        beams=beam_options(body, params, model, sequences),
     )
 
 

@@ -230,9 +230,11 @@ def as_api_error(error: EngineError | PromptError | WorkerError) -> ApiError:
         case EngineOverloaded():
             return Overloaded(str(error), headers={"Retry-After": str(error.retry_after)})
         case ShareExceeded():
-            return TooManyRequests(f"The request cannot be prepared now: {error}.", headers={"Retry-After": "1"})
+            message = f"The request cannot be prepared now: {error}."
+            return TooManyRequests(message, headers={"Retry-After": str(error.retry_after)})
         case QueueFull():
-            return Overloaded(f"The server is too busy to prepare the request: {error}.", headers={"Retry-After": "1"})
+            message = f"The server is too busy to prepare the request: {error}."
+            return Overloaded(message, headers={"Retry-After": str(error.retry_after)})
         case WorkerError():
             return Unavailable(f"The request cannot be prepared: {error}.")
         case DeadlineExceeded():

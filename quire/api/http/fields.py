@@ -108,7 +108,6 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "thinking_token_budget": (-1,),
     "trace_decode_token_ids": (),
     "verbosity": ("medium",),
-    "vllm_xargs": (),
     "watermarking": (False,),
     "web_search_options": (),
 }

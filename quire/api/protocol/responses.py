@@ -36,6 +36,7 @@ class Part(RequestPart):
     type: str
     text: str | None = None
     refusal: str | None = None
+    input_audio: Any = Field(None, description="of audio: the base64 text and its format, as in chats")
     annotations: Any = Field(None, description="of a text of an earlier answer; without effect")
     logprobs: Any = Field(None, description="of a text of an earlier answer; without effect")
 

@@ -21,6 +21,11 @@ from quire.api.protocol.common import (
 
 Milliseconds = Annotated[int, Field(ge=0, le=60_000)]
 Format = Literal["json", "text", "srt", "vtt", "verbose_json", "diarized_json"]
+_NEUTRAL = {"top_p": 1, "repetition_penalty": 1}
+_NOT_WITH_BEAMS = (
+    *("temperature", "top_p", "top_k", "min_p"),
+    *("presence_penalty", "frequency_penalty", "repetition_penalty"),
+)
 _MAX_LISTED = 128
 _LANGUAGE = Annotated[str, Field(max_length=16)]
 Languages = Annotated[ListOf[_LANGUAGE], Field(max_length=_MAX_LISTED)]
@@ -66,15 +71,17 @@ class SpeechToTextRequest(RequestBody):
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = Field(
         None, description="maximum number of tokens for each window of audio"
     )
+    use_beam_search: bool = Field(False, description="search for the most likely text, with `n` beams")
+    n: Annotated[int, Field(ge=1)] = Field(1, description="number of beams; requires `use_beam_search`")
+    length_penalty: Annotated[float, Field(ge=-10, le=10)] = Field(
+        1.0, description="texts are ranked by their log-probability divided by their length to this power"
+    )
     timeout: Timeout | None = None
     language: _LANGUAGE | None = Field(None, description="ISO 639-1 code of the spoken language; default: detected")
     to_language: _LANGUAGE | None = Field(
         None, description="language of the text; must be the one that the endpoint produces without it"
     )
     include_stop_str_in_output: bool = False
-    length_penalty: float = 1.0
-    n: int = 1
-    use_beam_search: bool = False
     vllm_xargs: str | None = None
     watermarking: bool | None = False
 
@@ -84,6 +91,27 @@ class SpeechToTextRequest(RequestBody):
             raise field_error(
                 "response_format", f"{self.response_format} cannot be streamed; a stream has the format json or text."
             )
+        return self
+
+    @model_validator(mode="after")
+    def _beams(self) -> Self:
+        if not self.use_beam_search:
+            if self.n > 1:
+                raise field_error("n", "`n` requires `use_beam_search`: it is the number of beams.")
+            if self.length_penalty != 1:
+                raise field_error("length_penalty", "`length_penalty` requires `use_beam_search`.")
+            return self
+        if self.stream:
+            raise field_error("use_beam_search", "`use_beam_search` is not available when `stream=True`.")
+        if self.response_format not in ("json", "text"):
+            raise field_error(
+                "response_format",
+                f"The format {self.response_format} cannot be combined with `use_beam_search`, whose beams have no "
+                "timestamps. Formats with beam search: json, text.",
+            )
+        for name in _NOT_WITH_BEAMS:
+            if getattr(self, name) not in (None, _NEUTRAL.get(name, 0)):
+                raise field_error(name, f"`{name}` cannot be combined with `use_beam_search`.")
         return self
 
 

@@ -45,6 +45,7 @@ _SOURCES = {
     "reasoning_effort": "reasoning.effort",
 }
 _TEXTS = ("input_text", "output_text", "text", "summary_text")  # types of content
+_AUDIO = "input_audio"  # the same in chats
 _MAX_REASONING_BYTES = 1 << 22  # in the `encrypted_content` of one request, decoded
 
 
@@ -108,7 +109,8 @@ class _Paths:
     """Paths of the items of a request, as in `input[2]`."""
 
     def __init__(self, body: ResponsesRequest) -> None:
-        self._own = {id(item): f"input[{index}]" for index, item in enumerate(body.input) if not isinstance(item, str)}
+        items = () if isinstance(body.input, str) else body.input  # a text may have 30 million characters
+        self._own = {id(item): f"input[{index}]" for index, item in enumerate(items)}
         self._other = "input" if body.previous_response_id is None else "previous_response_id"
 
     def of(self, item: Any) -> str:
@@ -255,6 +257,8 @@ def _call(item: FunctionCall | CustomToolCall) -> dict[str, Any]:
 def _message(item: InputMessage | FunctionCallOutput | CustomToolCallOutput, path: str) -> dict[str, Any]:
     if not isinstance(item, InputMessage):
         return {"role": "tool", "tool_call_id": item.call_id, "content": "\n".join(_texts(item.output, path, "output"))}
+    if item.role == "user" and not isinstance(item.content, str) and any(part.type == _AUDIO for part in item.content):
+        return {"role": "user", "content": _chat_parts(item.content, path)}
     role = "system" if item.role == "developer" else item.role
     return {"role": role, "content": "\n".join(_texts(item.content, path))}
 
@@ -277,13 +281,25 @@ def _texts(content: Content, path: str, field_name: str = "content") -> list[str
     return [_part(part, f"{path}.{field_name}[{index}]") for index, part in enumerate(content)]
 
 
+def _chat_parts(parts: Sequence[Part], path: str) -> list[dict[str, Any]]:
+    """Content parts of a chat, for content with audio."""
+    return [
+        {"type": _AUDIO, _AUDIO: part.input_audio}
+        if part.type == _AUDIO
+        else {"type": "text", "text": _part(part, f"{path}.content[{index}]")}
+        for index, part in enumerate(parts)
+    ]
+
+
 def _part(part: Part, path: str) -> str:
     if part.type == "refusal":
         return part.refusal or ""
+    if part.type == _AUDIO:
+        raise InvalidRequest(f"Content of type `{_AUDIO}` is only supported in messages of the user.", path)
     if part.type not in _TEXTS:
         raise InvalidRequest(
-            f"Content of type `{part.type}` is not supported by this server; supported are {', '.join(_TEXTS)} and "
-            "refusal.",
+            f"Content of type `{part.type}` is not supported by this server; supported are {', '.join(_TEXTS)}, "
+            f"refusal and, in messages of the user, {_AUDIO}.",
             path,
         )
     if part.text is None:

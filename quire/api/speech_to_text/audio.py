@@ -7,27 +7,46 @@ from fastapi import Request
 from numpy.typing import NDArray
 from starlette.datastructures import UploadFile
 
-from quire.api.http.routing import enter_for_request
 from quire.api.http.sse import unless_disconnected
 from quire.api.http.tenant import current_tenant
 from quire.api.serving.admission import admit
 from quire.api.serving.models import ServedModel
-from quire.multimodal.audio.decode import check_size
+from quire.api.serving.transcription.memory import kept_bytes
+from quire.multimodal.audio.decode import DecodedAudio, check_size
+from quire.multimodal.audio.memory import Reservation
+from quire.multimodal.audio.reader import AudioFile, AudioUse
 
 
-async def admitted_audio(request: Request, model: ServedModel, file: UploadFile) -> NDArray[np.float32]:
-    """Admit a request to a model that transcribes, with one slot, and decode its file.
+async def admitted_audio(
+    request: Request, model: ServedModel, file: UploadFile, window_seconds: float, sequences: int = 1
+) -> NDArray[np.float32]:
+    """Admit a request to a model that transcribes, and decode its file.
+
+    Args:
+        request: the HTTP request.
+        model: the model.
+        file: the audio.
+        window_seconds: longest audio of one request to the engine.
+        sequences: number of slots.
 
     Returns:
-        1-D float32 at 16 kHz, in [-1, 1]; its memory is reserved until the request has been answered.
+        1-D float32 at 16 kHz, in [-1, 1]; the memory for it and for its features is reserved for as long as it lives.
 
     Raises:
-        ApiError: the server is full, or the file is too large or not audio.
+        ApiError: the server is full.
+        PromptError: the file is too large or not audio.
+        QueueFull: it has waited too long for memory.
     """
     assert model.audio is not None
     check_size(file.size or 0, model.audio.limits)
-    admit(request, model, 1, "file")
-    audio = await unless_disconnected(request, model.audio.decode(file.file, tenant=current_tenant()))
+    admit(request, model, sequences, "file" if sequences == 1 else "n")
+
+    async def keep(_: int, audio: DecodedAudio, reservation: Reservation) -> NDArray[np.float32]:
+        reservation.pass_on(audio.samples, kept_bytes(len(audio.samples), window_seconds))
+        return audio.samples
+
+    use = AudioUse(while_made=lambda _: 0, kept=lambda count: kept_bytes(count, window_seconds))
+    decoding = model.audio.decode([AudioFile(file.file)], use, keep, tenant=current_tenant())
+    (samples,) = await unless_disconnected(request, decoding)
     file.file.close()  # it may take space on disk
-    enter_for_request(request, model.audio.hold(audio, tenant=current_tenant()))
-    return audio.samples
+    return samples

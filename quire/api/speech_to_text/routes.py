@@ -47,9 +47,6 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "include_stop_str_in_output": (False,),
     "known_speaker_names": (None,),
     "known_speaker_references": (None,),
-    "length_penalty": (1.0,),
-    "n": (1,),
-    "use_beam_search": (False,),
     "vllm_xargs": (None, "{}"),
     "watermarking": (False, None),
 }
@@ -101,7 +98,7 @@ async def _detect(request: Request, state: ServerState, file: UploadFile, body: 
     transcriber = Transcriber(model)
     options = TranscriptionOptions(languages=tuple(body.languages), timeout=_timeout(body, state))
     transcriber.check_detection(options)
-    samples = await admitted_audio(request, model, file)
+    samples = await admitted_audio(request, model, file, transcriber.window_seconds)
     found = await unless_disconnected(request, transcriber.detect_language(samples, options))
     languages = [
         LanguageProbability(code=code, probability=probability)
@@ -120,7 +117,10 @@ async def _answer(
     transcriber, options = Transcriber(model), _options(body, state, task)
     _check_target(body, options)
     transcriber.check(options)
-    events = transcriber.transcribe(await admitted_audio(request, model, file), options)
+    sequences = max(1, options.beams)
+    samples = await admitted_audio(request, model, file, transcriber.window_seconds, sequences)
+    events = transcriber.transcribe(samples, options)
+    del samples
     if body.stream:
         return _stream(request, state, model, body, task, events)
     try:
@@ -182,7 +182,15 @@ def _options(body: SpeechToTextRequestBody, state: ServerState, task: SpeechTask
         frequency_penalty=body.frequency_penalty or 0.0,
         repetition_penalty=body.repetition_penalty or 1.0,
         timeout=_timeout(body, state),
+        beams=_beams(body, state),
+        length_penalty=body.length_penalty,
     )
+
+
+def _beams(body: SpeechToTextRequest, state: ServerState) -> int:
+    if body.n > state.limits.max_n:
+        raise InvalidRequest(f"`n` may be at most {state.limits.max_n}, not {body.n}.", "n")
+    return body.n if body.use_beam_search else 0
 
 
 def _timeout(body: SpeechToTextRequest | LanguageRequest, state: ServerState) -> float | None:

@@ -127,11 +127,14 @@ def check_spec(spec: TransformerSpec | CTCSpec | TransducerSpec) -> None:
     """Check that a model can be built from a spec.
 
     Raises:
+        BrokenFolder: a number is not finite. With infinite ones, transformers computes something, but no language.
         UnsupportedModel: there are no layers, a number is out of range, or two of them do not match.
     """
     if isinstance(spec, TransformerSpec) and not spec.layers:
         raise UnsupportedModel("the model's config.json describes a model without layers")
     for part in {id(part): part for part in _parts(spec)}.values():
+        for name in _infinite_fields(part):
+            raise BrokenFolder(f"the model's config.json describes a model that cannot be built: {name} must be finite")
         for problem in _problems(part):
             raise UnsupportedModel(f"the model's config.json describes a model that cannot be built: {problem}")
 
@@ -152,8 +155,6 @@ def _problems(part: Any) -> Iterator[str]:
         kind, _, optional = str(field.type).partition(" | ")
         if kind in _TYPES and not (isinstance(value, _TYPES[kind]) or (optional and value is None)):
             yield f"{field.name} is {_short(value)}, not a {'string' if kind == 'str' else 'number'}"
-        elif kind in ("float", "tuple[float, ...]") and not _is_finite(value):
-            yield f"{field.name} must be finite"
     for name in _SPEC_POSITIVE.get(type(part), ()):
         if getattr(part, name) <= 0:
             yield f"{name} is {getattr(part, name)}, but must be above 0"
@@ -201,8 +202,12 @@ def _longrope_lengths(layers: Sequence[Layer]) -> list[int]:
     return sorted({rope.extension.trained_len for rope in ropes if isinstance(rope.extension, LongRope)})
 
 
-def _is_finite(value: float | tuple[float, ...] | None) -> bool:
-    return value is None or all(map(math.isfinite, value if isinstance(value, tuple) else (value,)))
+def _infinite_fields(part: Any) -> Iterator[str]:
+    for field in fields(part):
+        value = getattr(part, field.name)
+        numbers = value if isinstance(value, tuple) else (value,)
+        if any(isinstance(number, float) and not math.isfinite(number) for number in numbers):
+            yield field.name
 
 
 def _short(value: Any) -> str:

@@ -4,7 +4,8 @@
 constexpr int64_t CHUNK = 256;       // positions
 constexpr int64_t MAX_QUERIES = 32;  // of one KV head in a work item, if they are of several sequences
 
-// Positions that are read once, for all sequences that have the same blocks there.
+// Positions that are read once, for all sequences that have the same blocks there. In the first chunk of a window, up to 15
+// positions come before the window, so that positions have the same lanes in every attention.
 struct Chunk {
     int64_t sequence, first, last;  // block table of the first such sequence, positions [first, last)
     int64_t begin, end;             // its parts: one for each such sequence
@@ -26,7 +27,7 @@ class Chunks {
         for (int64_t s = 0; s < a.sequences; s++) {
             int64_t first = first_visible(a, s), length = a.seq_lens[s];
             for (int64_t c = first / CHUNK; c * CHUNK < length; c++) {
-                int64_t from = std::max(first, c * CHUNK);
+                int64_t from = std::max(first / LANES * LANES, c * CHUNK);
                 const int32_t *blocks = a.block_tables + s * a.table_stride + from / a.block_size;
                 parts.push_back({s, from, std::min(length, (c + 1) * CHUNK), int64_t(parts.size()), blocks});
             }

@@ -31,7 +31,9 @@ struct PlainRows {
     typedef typename T::Element Element;
     static constexpr int64_t PREFIX = 0;  // elements in front of a row's own
     static inline float scale(const Element *) { return 1.0f; }
+    // 32 elements: those of the lower and of the upper halves of words.
     static inline void load_pair(const Element *row, Floats &a, Floats &b) { T::load_pair(row, a, b); }
+    static inline Words load_pairs(const Element *row) { return load_words(row); }
     // Queries and outputs are read and written in the element order of load_pair.
     static inline void load_query_pair(const typename T::Element *from, Floats &a, Floats &b) { T::load_pair(from, a, b); }
     static inline void store_output_pair(typename T::Element *to, Floats a, Floats b) { T::store_pair(to, a, b); }
@@ -40,7 +42,8 @@ struct PlainRows {
     }
 };
 
-// Rows of int8, each behind its float32 scale.
+// Rows of int8, each behind its float32 scale. Elements are loaded as the integers that they are, which bfloat16 has all of:
+// the scale is applied to sums of products.
 template <class T>
 struct Int8Rows {
     typedef int8_t Element;
@@ -63,6 +66,7 @@ struct Int8Rows {
     static inline void load_pair(const Element *row, Floats &a, Floats &b) {
         a = load(row + PREFIX), b = load(row + PREFIX + LANES);
     }
+    static inline Words load_pairs(const Element *row) { return pack_floats(load(row + PREFIX), load(row + PREFIX + LANES)); }
     static inline void load_query_pair(const typename T::Element *from, Floats &a, Floats &b) {
         a = T::load(from), b = T::load(from + LANES);
     }

@@ -83,6 +83,9 @@ struct BFloat16 {
     }
 };
 
+// Words of what is in bfloat16 already: a in the lower halves, b in the upper ones.
+inline Words pack_floats(Floats a, Floats b) { return (Words)a >> 16 | ((Words)b & 0xffff0000); }
+
 inline Floats broadcast(float x) {
     return Floats{x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x};
 }
@@ -90,7 +93,7 @@ inline Floats broadcast(float x) {
 #if defined(HAVE_BF16_DOT)
 constexpr bool BF16_DOT = true;  // there is an instruction for dot products of bfloat16 elements
 
-// total[i] + a[2i] * b[2i] + a[2i + 1] * b[2i + 1] for 16 i, where a and b are 32 bfloat16 elements.
+// total[i] + a[2i + 1] * b[2i + 1] + a[2i] * b[2i] for 16 i, in this order, where a and b are 32 bfloat16 elements.
 inline Floats dot_add(Floats total, Words a, Words b) {
     return (Floats)_mm512_dpbf16_ps((__m512)total, (__m512bh)a, (__m512bh)b);
 }
@@ -98,7 +101,7 @@ inline Floats dot_add(Floats total, Words a, Words b) {
 constexpr bool BF16_DOT = false;
 
 inline Floats dot_add(Floats total, Words a, Words b) {
-    return total + (Floats)(a << 16) * (Floats)(b << 16) + (Floats)(a & 0xffff0000) * (Floats)(b & 0xffff0000);
+    return total + (Floats)(a & 0xffff0000) * (Floats)(b & 0xffff0000) + (Floats)(a << 16) * (Floats)(b << 16);
 }
 #endif
 

@@ -6,6 +6,7 @@ Runs in worker processes: parsers of media formats are native code that reads wh
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 
 from quire.multimodal.audio.features import SAMPLE_RATE
 from quire.multimodal.audio.formats import NAMES, AudioFormat, recognize
+from quire.multimodal.audio.headers import complete, is_chained, wav_frames
 from quire.multimodal.audio.limits import AudioLimits
 from quire.multimodal.errors import PromptError
 
@@ -27,7 +29,9 @@ _MIN_RATE, _MAX_RATE = 1000, 768_000  # samples per second
 _MAX_CHANNELS = 64
 _MISSING = 0.25  # seconds of the announced length that may be missing: encoders pad
 _CONTAINERS = frozenset({"wav", "ogg"})  # of codecs that libsndfile does not know, or cut off where it needs the end
-_STREAMED = 0x7FFF0000  # sizes from here on mean that the writer did not know the size
+_ESTIMATE_ERROR = 0.01
+_MARGIN = 1600  # samples that resampling and codecs may add
+_MOST_FRAMES = 1 << 40  # libsndfile announces more if it does not know how many there are
 _ESTIMATED = frozenset({"mp3", "ogg", "aac"})  # whose length is a guess
 Block = NDArray[np.float32]  # (frames, channels)
 Source = Iterator[tuple[Block, int]]  # with the sample rate
@@ -61,13 +65,25 @@ class AudioError(PromptError):
         return AudioError, (str(self), self.param)
 
 
+class LongerAudio(Exception):
+    """The audio may be longer than what memory was reserved for.
+
+    Attributes:
+        samples: how long it may be, at 16 kHz.
+    """
+
+    def __init__(self, samples: int) -> None:
+        super().__init__(samples)
+        self.samples = samples
+
+
 class _Unreadable(AudioError):
     """A library cannot make sense of the file; another one may."""
 
 
-def worker(limits: AudioLimits) -> Callable[[bytes], DecodedAudio]:
-    """The function of a worker process."""
-    return lambda content: decode(content, limits)
+def worker(limits: AudioLimits) -> Callable[[tuple[bytes, int]], DecodedAudio]:
+    """The function of a worker process. Its jobs are a file, and how many samples there is memory for."""
+    return lambda job: decode(job[0], limits, job[1])
 
 
 def check_size(size: int, limits: AudioLimits) -> None:
@@ -85,32 +101,40 @@ def check_size(size: int, limits: AudioLimits) -> None:
         )
 
 
-def decode(content: bytes, limits: AudioLimits) -> DecodedAudio:
+def decode(content: bytes, limits: AudioLimits, reserved: int | None = None) -> DecodedAudio:
     """Decode a file.
+
+    Args:
+        content: the file.
+        limits: limits of files.
+        reserved: samples that there is memory for; None: as many as the limits allow.
 
     Raises:
         AudioError: it is empty, not audio, broken, or beyond a limit.
+        LongerAudio: there may be more samples than reserved. Nothing has been decoded, if the header announces them.
     """
     check_size(len(content), limits)
     kind = recognize(content)
     if kind is None:
         raise AudioError(f"Invalid or unsupported audio file. Supported formats: {NAMES}.")
-    if kind.library == "av":
-        return DecodedAudio(_collect(_through_av(content, kind), kind, limits), kind.name)
+    target = _Target(kind, limits, reserved)
+    if kind.library == "av" or (kind.name == "ogg" and is_chained(content)):
+        return DecodedAudio(_collect(_through_av(content, target), target), kind.name)
     try:
-        return DecodedAudio(_collect(_through_soundfile(content, kind), kind, limits), kind.name)
+        return DecodedAudio(_collect(_through_soundfile(content, target), target), kind.name)
     except _Unreadable as error:
         if kind.name not in _CONTAINERS or find_spec("av") is None:
             raise
+        target = _Target(kind, limits, reserved)
         try:
-            return DecodedAudio(_collect(_through_av(content, kind), kind, limits), kind.name)
+            return DecodedAudio(_collect(_through_av(content, target), target), kind.name)
         except _Unreadable:
             raise error from None
 
 
-def _collect(source: Source, kind: AudioFormat, limits: AudioLimits) -> NDArray[np.float32]:
+def _collect(source: Source, target: _Target) -> NDArray[np.float32]:
     """All blocks, mixed down, resampled once, and checked against the limits while they arrive."""
-    target = _Growing(round(limits.seconds * SAMPLE_RATE))
+    kind, limits = target.kind, target.limits
     resampler: soxr.ResampleStream | None = None
     rate = decoded = 0
     for block, new_rate in source:
@@ -130,34 +154,59 @@ def _collect(source: Source, kind: AudioFormat, limits: AudioLimits) -> NDArray[
     if resampler is not None:
         target.add(resampler.resample_chunk(np.zeros(0, np.float32), last=True))
     if not target.length:
-        raise _Unreadable(f"The {kind.name} file contains no audio.")
+        # FFmpeg would take what follows the audio of a wav file for audio.
+        raise (AudioError if kind.name == "wav" else _Unreadable)(f"The {kind.name} file contains no audio.")
     return target.samples()
 
 
-class _Growing:
-    """A float32 array that grows up to a limit, without a second copy for long."""
+class _Target:
+    """The samples of a file: a float32 array that grows up to a limit, without a second copy for long."""
 
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._buffer = np.empty(min(limit, 1 << 18), np.float32)
+    def __init__(self, kind: AudioFormat, limits: AudioLimits, reserved: int | None) -> None:
+        self.kind = kind
+        self.limits = limits
+        self._most = round(limits.seconds * SAMPLE_RATE)
+        self._reserved = self._most if reserved is None else min(reserved, self._most)
+        self._buffer = np.empty(min(self._reserved, 1 << 18), np.float32)
         self.length = 0
 
+    def expect(self, seconds: float) -> None:
+        """Check the duration that a header announces.
+
+        Raises:
+            AudioError: it is beyond the limit.
+            LongerAudio: it is more than what is reserved.
+        """
+        if self.kind.name in _ESTIMATED:
+            seconds += 1.0 + seconds * _ESTIMATE_ERROR
+        elif seconds > self.limits.seconds + _MISSING:
+            raise self._too_long()
+        samples = min(self._most, math.ceil(seconds * SAMPLE_RATE) + _MARGIN)
+        if samples > self._reserved:
+            raise LongerAudio(samples)
+
     def add(self, samples: NDArray[np.float32]) -> None:
+        """Append samples."""
         end = self.length + len(samples)
-        if end > self._limit:
-            raise AudioError(
-                f"The audio is longer than {self._limit / SAMPLE_RATE:g} s, the limit of this server "
-                "(--max-audio-seconds)."
-            )
+        if end > self._most:
+            raise self._too_long()
+        if end > self._reserved:
+            raise LongerAudio(self._most)
         if end > len(self._buffer):
-            self._buffer.resize(min(self._limit, max(end, 2 * len(self._buffer))), refcheck=False)
+            self._buffer.resize(min(self._reserved, max(end, 2 * len(self._buffer))), refcheck=False)
         self._buffer[self.length : end] = samples
         if not np.isfinite(self._buffer[self.length : end]).all():
             raise AudioError("The file contains samples that are not finite numbers.")
         self.length = end
 
     def samples(self) -> NDArray[np.float32]:
+        """All samples."""
         return self._buffer[: self.length]
+
+    def _too_long(self) -> AudioError:
+        return AudioError(
+            f"The audio is longer than {self.limits.seconds:g} s, the limit of this server (--max-audio-seconds)."
+        )
 
 
 def _check_header(rate: int, channels: int, kind: AudioFormat) -> None:
@@ -169,20 +218,22 @@ def _check_header(rate: int, channels: int, kind: AudioFormat) -> None:
         raise AudioError(f"The {kind.name} file has {channels} channels; accepted are 1 to {_MAX_CHANNELS}.")
 
 
-def _through_soundfile(content: bytes, kind: AudioFormat) -> Source:
-    given = 0
+def _through_soundfile(content: bytes, target: _Target) -> Source:
+    given, kind = 0, target.kind
     try:
-        with _Sequential(_Bytes(content)) as file:
+        with _Sequential(_Bytes(complete(content, kind.name))) as file:
             rate, announced = file.samplerate, file.frames
             _check_header(rate, file.channels, kind)
+            if announced < _MOST_FRAMES:
+                target.expect(announced / rate)
             while len(block := file.read(_BLOCK, dtype="float32", always_2d=True)):
                 given += len(block)
                 yield block, rate
     except soundfile.LibsndfileError as error:
         raise _Unreadable(f"The {kind.name} file is broken: {_reason(error.error_string)}") from error
     if kind.name == "wav":
-        announced = _frames_of_wav(content, announced)
-    if kind.name not in _ESTIMATED:
+        announced = wav_frames(content) or given
+    if kind.name not in _ESTIMATED and announced < _MOST_FRAMES:
         _check_length(given / rate, announced / rate, kind)
 
 
@@ -203,20 +254,8 @@ class _Bytes(io.BytesIO):
             return super().seek(0)
 
 
-def _frames_of_wav(content: bytes, counted: int) -> int:
-    """The frames that the header of a wav file announces. libsndfile gives those that are there."""
-    position, align = 12, 0
-    while position + 8 <= len(content):
-        name, size = content[position : position + 4], int.from_bytes(content[position + 4 : position + 8], "little")
-        if name == b"fmt ":
-            align = int.from_bytes(content[position + 20 : position + 22], "little")
-        if name == b"data":
-            return size // align if align and content.startswith(b"RIFF") and size < _STREAMED else counted
-        position += 8 + size + size % 2
-    return counted
-
-
-def _through_av(content: bytes, kind: AudioFormat) -> Source:
+def _through_av(content: bytes, target: _Target) -> Source:
+    kind = target.kind
     if find_spec("av") is None:
         raise AudioError(
             f"This server does not decode {kind.name}: it lacks the package av (pip install 'quire[audio]')."
@@ -231,11 +270,12 @@ def _through_av(content: bytes, kind: AudioFormat) -> Source:
                 raise AudioError(f"The {kind.name} file contains no audio.")
             stream = container.streams.audio[0]
             stream.codec_context.thread_count = 1
+            announced = (container.duration or 0) / av.time_base
+            target.expect(announced)
             for frame in container.decode(stream):
                 _check_header(frame.sample_rate, len(frame.layout.channels), kind)
                 yield _samples_of(frame), frame.sample_rate
                 end = max(end, (frame.time or 0.0) + frame.samples / frame.sample_rate)
-            announced = (container.duration or 0) / av.time_base
     except av.FFmpegError as error:
         raise _Unreadable(f"The {kind.name} file is broken: {_reason(error.strerror or str(error))}") from error
     if kind.name not in _ESTIMATED:

@@ -61,11 +61,11 @@ def recognize(content: bytes) -> AudioFormat | None:
     if content.startswith(b"FORM") and content[8:12] in (b"AIFF", b"AIFC"):
         return AudioFormat("aiff", "soundfile", "aiff")
     if content.startswith(b"ID3"):
-        return _mpeg(content, _id3_size(content)) or _MP3
+        return _mpeg(content, id3_size(content)) or _MP3
     return _mpeg(content, 0)
 
 
-def _id3_size(content: bytes) -> int:
+def id3_size(content: bytes) -> int:
     """Bytes of the tag before the audio; seven bits of each byte count."""
     size = 0
     for byte in content[6:10]:

@@ -13,6 +13,8 @@ from quire.engine.wire.protocol import MediaItem
 from quire.multimodal.audio.features import HOP, kaldi_columns, kaldi_log_mel, log_mel, stacked_columns, stacked_log_mel
 
 Samples = NDArray[np.float32]
+_FLOAT = 4  # bytes
+_WORKING_COPIES = 7  # of the samples' size: they are doubles, and there are two spectrograms of doubles at most
 
 
 def encoded_columns(samples: int, info: AudioInfo) -> int:
@@ -37,6 +39,18 @@ def token_count(samples: int, info: AudioInfo) -> int:
 def longest_audio(info: AudioInfo) -> int | None:
     """Samples of the longest audio part that the model accepts; None: any length."""
     return None if info.max_items is None else info.max_items * info.item_columns * info.column_samples
+
+
+def feature_bytes(samples: int, info: AudioInfo) -> int:
+    """Bytes of the features of all items of a piece of audio."""
+    pieces = list(_pieces(encoded_columns(samples, info), info))
+    columns = sum(columns for _, columns in pieces) + len(pieces) * (info.columns_before + info.columns_after + 1)
+    return _FLOAT * info.num_mel_bins * columns
+
+
+def working_bytes(samples: int, info: AudioInfo) -> int:
+    """Bytes that `audio_items` takes meanwhile, beside the samples and its result."""
+    return _WORKING_COPIES * _FLOAT * round(_seconds(samples, info) * info.sample_rate)
 
 
 def audio_items(samples: Samples, info: AudioInfo) -> list[MediaItem]:

@@ -1,92 +1,180 @@
-"""Decodes files in worker processes and computes features in threads, off the event loop."""
+"""Decodes files in worker processes and computes features in threads, off the event loop, within reserved memory."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import os
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, BinaryIO, TypeVar
+from typing import IO, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from quire.config.media_options import AudioOptions
-from quire.multimodal.audio.decode import AudioError, DecodedAudio
+from quire.multimodal.audio.decode import PARAM, AudioError, DecodedAudio, LongerAudio
 from quire.multimodal.audio.features import SAMPLE_RATE, log_mel
 from quire.multimodal.audio.limits import AudioLimits
+from quire.multimodal.audio.memory import AudioMemory, Reservation
 from quire.workers.errors import JobKilled, JobTimedOut, QueueFull
 from quire.workers.limits import WorkerLimits
 from quire.workers.pool import WorkerPool
-from quire.workers.shares import Shares
 from quire.workers.threads import FairThreads
 
 Result = TypeVar("Result")
 _SECONDS = 90.0  # of processor time to decode a file; an hour of Opus takes 25
 _WORKER_MEMORY = 256 << 20  # bytes, beside the file and the result
-_HELD = 1 << 30  # bytes of decoded audio in this process from which on further files wait
+_SAMPLE = 4  # bytes
+_COPIES = 7  # of a file while it is sent: three in this process, four in the worker
+_LIKELY, _LEAST = 8, 1 << 18  # samples for which memory is reserved: for each byte of a file, and in any case
+
+
+@dataclass(frozen=True, slots=True)
+class AudioFile:
+    """A file, and the field or the content part of a request that it came in, for errors."""
+
+    content: IO[bytes]
+    param: str = PARAM
+
+
+@dataclass(frozen=True, slots=True)
+class AudioUse:
+    """How much memory the user of a file's audio takes, in bytes for a number of samples.
+
+    Attributes:
+        while_made: beside the samples, until what is kept is made of them.
+        kept: of what is kept, with the samples if they are.
+    """
+
+    while_made: Callable[[int], int]
+    kept: Callable[[int], int]
 
 
 class AudioReader:
-    """Prepares the audio of one model's requests."""
+    """Prepares the audio of one model's requests.
 
-    def __init__(self, options: AudioOptions, *, max_queued: int = 1024, share: float = 1.0, held: int = _HELD) -> None:
+    Attributes:
+        limits: limits of files.
+        memory: the memory for audio, which the readers of all models share.
+    """
+
+    def __init__(
+        self,
+        options: AudioOptions,
+        memory: AudioMemory | None = None,
+        *,
+        max_queued: int = 1024,
+        share: float = 1.0,
+    ) -> None:
         """Nothing is started yet.
 
         Args:
             options: limits of files.
+            memory: the memory for audio; None: this reader has its own.
             max_queued: files that may wait for a process.
-            share: the largest part of these, and of the audio that is held, for one tenant; see `Shares`.
-            held: bytes of decoded audio from which on further files wait before they are decoded.
+            share: the largest part of these, and of a memory of its own, for one tenant; see `Shares`.
         """
         self.limits = AudioLimits(
             int(options.max_audio_size), options.max_audio_seconds, int(options.max_audio_decoded_size)
         )
-        memory = _WORKER_MEMORY + 4 * self.limits.size + round(5 * SAMPLE_RATE * self.limits.seconds)
+        self.memory = memory or AudioMemory(int(options.max_audio_memory), share)
+        self._most = round(SAMPLE_RATE * self.limits.seconds)
         self._processes = WorkerPool(
             "audio",
             "quire.multimodal.audio.decode:worker",
             (self.limits,),
-            WorkerLimits(memory=memory, seconds=_SECONDS, stack=1 << 24),
+            WorkerLimits(
+                memory=_WORKER_MEMORY + 4 * self.limits.size + 5 * self._most, seconds=_SECONDS, stack=1 << 24
+            ),
             size=2,
             max_queued=max_queued,
             share=share,
         )
         self._threads = FairThreads("audio", size=2, max_queued=4 * max_queued, share=share)
-        self._room = _Room(held, share)
 
-    async def decode(self, file: BinaryIO | bytes, *, tenant: str = "") -> DecodedAudio:
-        """The audio of a file. While much audio is held (see `hold`), it waits before it is decoded.
+    async def decode(
+        self,
+        files: Sequence[AudioFile],
+        use: AudioUse,
+        make: Callable[[int, DecodedAudio, Reservation], Awaitable[Result]],
+        *,
+        tenant: str = "",
+    ) -> list[Result]:
+        """Decode the files of a request, one after the other, and make something of the audio of each.
+
+        The memory for all of it is reserved before the first file is read: a request that waited for more while it
+        holds some could wait for others that do the same. How long audio is, its file tells when it is opened. So
+        memory is first reserved for audio that is as long as most of its size, and if that is too little, once more.
 
         Args:
-            file: the bytes, or the file that they are read from once a process is free to decode them.
-            tenant: the tenant that sent the file; tenants take turns.
+            files: the files, which are read once a process is free to decode them.
+            use: memory that `make` takes.
+            make: gets the index of a file and its audio. What it keeps is passed on by the reservation.
+            tenant: the tenant that sent the files; tenants take turns.
 
         Raises:
-            AudioError: it is empty, not audio, broken, or beyond a limit.
-            QueueFull: too many files wait.
+            AudioError: a file is empty, not audio, broken, or beyond a limit; or all need more memory than there is.
+            QueueFull: too many files wait, or have waited for too long.
             WorkerError: processes cannot be started.
         """
-        await self._room.wait(tenant)
+        sizes = [file.content.seek(0, os.SEEK_END) for file in files]
+        samples = self._likely(sizes, use)
+        while True:
+            needed = self._needed(sizes, samples, use)
+            results: list[Result] = []
+            fits = True
+            longest = files[max(range(len(files)), key=samples.__getitem__)]
+            with await self.reserve(needed, tenant, longest.param) as reservation:
+                for index, file in enumerate(files):
+                    try:
+                        audio = await self._decoded(file, samples[index], tenant)
+                    except LongerAudio as longer:
+                        samples[index], fits = longer.samples, False
+                    else:
+                        if fits:
+                            results.append(await make(index, audio, reservation))
+                        del audio
+            if fits:
+                return results
+            results.clear()
+
+    async def reserve(self, size: int, tenant: str, param: str) -> Reservation:
+        """Reserve memory; see `AudioMemory.reserve`. `param`: for the error if it can never fit."""
         try:
-            audio: DecodedAudio = await self._processes.run(_Content(file), tenant=tenant)
+            return await self.memory.reserve(size, tenant)
+        except AudioError as error:
+            raise AudioError(str(error), param) from error
+
+    def _likely(self, sizes: Sequence[int], use: AudioUse) -> list[int]:
+        """The samples that files of these sizes are expected to have at most."""
+        samples = [min(self._most, max(_LEAST, _LIKELY * size)) for size in sizes]
+        while self._needed(sizes, samples, use) > self.memory.most // 2 and max(samples) > 1:
+            samples = [count // 2 for count in samples]
+        return samples
+
+    @staticmethod
+    def _needed(sizes: Sequence[int], samples: Sequence[int], use: AudioUse) -> int:
+        """The most memory that is taken at any time, in bytes, if files have at most so many samples."""
+        needed = kept = 0
+        for size, count in zip(sizes, samples, strict=True):
+            decoding = _COPIES * size + 2 * _SAMPLE * count  # the samples are in the worker, then here as well
+            after = use.kept(count)
+            needed = max(needed, kept + decoding, kept + after + use.while_made(count))
+            kept += after
+        return needed
+
+    async def _decoded(self, file: AudioFile, reserved: int, tenant: str) -> DecodedAudio:
+        try:
+            audio: DecodedAudio = await self._processes.run(_DecodeJob(file.content, reserved), tenant=tenant)
+        except AudioError as error:
+            raise AudioError(str(error), file.param) from error
         except JobTimedOut as error:
             if error.stalled:
                 raise QueueFull("the file waited too long for processor time") from error
-            raise AudioError(f"Decoding the file took more than {_SECONDS:g} s.") from error
+            raise AudioError(f"Decoding the file took more than {_SECONDS:g} s.", file.param) from error
         except JobKilled as error:
-            raise AudioError(f"The file cannot be decoded: {error}.") from error
+            raise AudioError(f"The file cannot be decoded: {error}.", file.param) from error
         return audio
-
-    @contextmanager
-    def hold(self, audio: DecodedAudio, *, tenant: str = "") -> Iterator[None]:
-        """Count audio of a tenant as held by this process, until the context ends."""
-        size = audio.samples.nbytes
-        self._room.take(size, tenant)
-        try:
-            yield
-        finally:
-            self._room.give_back(size, tenant)
 
     async def log_mel(
         self, samples: NDArray[np.float32], num_mel_bins: int, seconds: float, *, tenant: str = ""
@@ -108,50 +196,13 @@ class AudioReader:
         await self._processes.close()
 
 
-class _Content:
-    """The bytes of a file, which are read when it is sent to a process: until then a large one stays on disk."""
+class _DecodeJob:
+    """A job of `decode.worker`. The file is read when it is sent to a process: until then a large one is on disk."""
 
-    def __init__(self, file: BinaryIO | bytes) -> None:
+    def __init__(self, file: IO[bytes], reserved: int) -> None:
         self._file = file
+        self._reserved = reserved
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if isinstance(self._file, bytes):
-            return bytes, (self._file,)
         self._file.seek(0)
-        return bytes, (self._file.read(),)
-
-
-class _Room:
-    """Counts decoded bytes, and lets those who want to decode more wait in order while there are too many.
-
-    Who waits because of the audio of its own tenant keeps nobody else waiting.
-    """
-
-    def __init__(self, size: int, share: float) -> None:
-        self._bytes = Shares(size, share)
-        self._waiting: list[tuple[str, asyncio.Future[None]]] = []
-
-    async def wait(self, tenant: str) -> None:
-        """Return once less than the bound is held, and less than its share by the tenant."""
-        if self._bytes.refusal(tenant) is None and not any(other == tenant for other, _ in self._waiting):
-            return
-        entry = (tenant, asyncio.get_running_loop().create_future())
-        self._waiting.append(entry)
-        try:
-            await entry[1]
-        finally:
-            if entry in self._waiting:
-                self._waiting.remove(entry)
-
-    def take(self, size: int, tenant: str) -> None:
-        """Count some bytes."""
-        self._bytes.take(tenant, size)
-
-    def give_back(self, size: int, tenant: str) -> None:
-        """Stop counting some bytes, and let others go on."""
-        self._bytes.give_back(tenant, size)
-        for entry in list(self._waiting):
-            if self._bytes.refusal(entry[0]) is None:
-                self._waiting.remove(entry)
-                if not entry[1].done():
-                    entry[1].set_result(None)
+        return tuple, ((self._file.read(), self._reserved),)

@@ -147,5 +147,7 @@ def find_speech(
 ) -> list[tuple[int, int]]:
     """Start and end, in samples, of each stretch of speech in a whole audio file, found by `VoiceActivity`."""
     detector = VoiceActivity(SAMPLE_RATE, threshold, prefix_padding_ms, silence_duration_ms, tail_ms)
-    events = [*detector.push_all(samples), *detector.finish()]
+    step = _BATCH * FRAME  # in pieces: each is copied
+    pieces = (samples[start : start + step] for start in range(0, len(samples), step))
+    events = [*(event for piece in pieces for event in detector.push_all(piece)), *detector.finish()]
     return [(one.at_sample, two.at_sample) for one, two in zip(events[::2], events[1::2], strict=True)]

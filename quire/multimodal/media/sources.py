@@ -39,7 +39,17 @@ class MediaPolicy:
     timeout: float = 10.0
 
 
-Reader = Callable[[], Awaitable[bytes]]
+@dataclass(frozen=True, slots=True)
+class MediaSource:
+    """Where the content of a part comes from.
+
+    Attributes:
+        read: fetches or decodes the content.
+        memory: bytes that `read` takes at most, with its result.
+    """
+
+    read: Callable[[], Awaitable[bytes]]
+    memory: int
 
 
 def media_policy(options: MediaOptions) -> MediaPolicy:
@@ -48,7 +58,7 @@ def media_policy(options: MediaOptions) -> MediaPolicy:
     return MediaPolicy(domains, options.allowed_local_media_path, options.media_fetch_timeout)
 
 
-def check_url(url: str, policy: MediaPolicy, max_size: int, where: str) -> Reader:
+def check_url(url: str, policy: MediaPolicy, max_size: int, where: str) -> MediaSource:
     """Check a URL without fetching it.
 
     Args:
@@ -58,23 +68,28 @@ def check_url(url: str, policy: MediaPolicy, max_size: int, where: str) -> Reade
         where: the content part, for errors.
 
     Returns:
-        A function that fetches the content.
+        The source of the content.
 
     Raises:
         PromptError: it is not allowed.
     """
     scheme = url[:8].partition(":")[0].lower()
     if scheme == "data":
-        return lambda: asyncio.to_thread(_from_data_url, url, max_size, where)
+        return MediaSource(lambda: asyncio.to_thread(_from_data_url, url, max_size, where), 3 * len(url))
     if scheme in ("http", "https"):
         return _checked_address(url, policy, max_size, where)
     if scheme == "file":
         path = _checked_path(url, policy, where)
-        return lambda: asyncio.to_thread(_read_file, path, max_size, where)
+        return MediaSource(lambda: asyncio.to_thread(_read_file, path, max_size, where), max_size)
     raise PromptError(f"The URL {_shown(url)} must be a data, http, https or file URL.", where)
 
 
-def decode_base64(text: str, max_size: int, where: str) -> bytes:
+def base64_source(text: str, max_size: int, where: str) -> MediaSource:
+    """The source of content that a text encodes."""
+    return MediaSource(lambda: asyncio.to_thread(_decode_base64, text, max_size, where), 2 * len(text))
+
+
+def _decode_base64(text: str, max_size: int, where: str) -> bytes:
     """The bytes that a text encodes. It may be megabytes long.
 
     Raises:
@@ -95,10 +110,10 @@ def _from_data_url(url: str, max_size: int, where: str) -> bytes:
     head, comma, text = url.partition(",")
     if not comma or not head.lower().endswith(";base64"):
         raise PromptError("A data URL must be of the form data:TYPE;base64,CONTENT.", where)
-    return decode_base64(text, max_size, where)
+    return _decode_base64(text, max_size, where)
 
 
-def _checked_address(url: str, policy: MediaPolicy, max_size: int, where: str) -> Reader:
+def _checked_address(url: str, policy: MediaPolicy, max_size: int, where: str) -> MediaSource:
     if not policy.domains:
         raise PromptError(
             "This server fetches no URLs: send the content as a data URL, or start the server with "
@@ -114,7 +129,7 @@ def _checked_address(url: str, policy: MediaPolicy, max_size: int, where: str) -
     if address.host.lower() not in policy.domains:
         allowed = ", ".join(sorted(policy.domains))
         raise PromptError(f"The URL must be from one of the allowed domains: {allowed}.", where)
-    return lambda: _fetch(address, policy.timeout, max_size, where)
+    return MediaSource(lambda: _fetch(address, policy.timeout, max_size, where), 2 * max_size)
 
 
 async def _fetch(address: httpx.URL, seconds: float, max_size: int, where: str) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import gc
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 from quire.multimodal.audio.items import audio_items
+from quire.multimodal.audio.memory import AudioMemory
 from tests.support.audio import Samples, encode, tone, voice, wav
 from tests.support.audio_chat import (
     KINDS,
@@ -25,12 +27,13 @@ from tests.support.audio_chat import (
     audio_server,
     audio_tokenizer,
     audio_url,
+    described,
     encoded,
     input_audio,
     requests_of,
 )
 from tests.support.fake_core import FakeCore
-from tests.support.server import Server, chunks_of, running_server
+from tests.support.server import Server, chunks_of, running_server, until
 
 CHAT = "/v1/chat/completions"
 PARTS = ("qwen2_audio", "voxtral", "qwen3_asr")  # kinds whose chat templates place the audio themselves
@@ -92,6 +95,43 @@ async def test_the_template_may_want_texts(tmp_path: Path) -> None:
     tokens = message.prompt.tolist()
     assert tokens.count(TOKEN["<|AUDIO|>"]) == message.items[0].length == 25
     assert tokens[message.items[0].start - 1] == TOKEN["<|audio_bos|>"]
+
+
+@pytest.mark.parametrize("parts", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+async def test_an_empty_text_beside_audio_renders_as_nothing(tmp_path: Path, kind: str, parts: bool) -> None:
+    """Before it, behind it or on both sides, in chats and in Responses; a text of white space stays."""
+    core = AudioCore(kind=kind)
+    heard, empty = input_audio(encoded(ONE)), {"type": "text", "text": ""}
+    contents = [[heard], [empty, heard], [heard, empty], [empty, heard, empty, empty]]
+    async with audio_server(tmp_path, core, parts=parts) as server:
+        for content in contents:
+            await said(server, {"messages": [{"role": "user", "content": content}]})
+        for content in contents:
+            items = [{**part, "type": "input_text"} if part is empty else part for part in content]
+            response = await server.post("/v1/responses", {"input": [{"role": "user", "content": items}]})
+            assert response.status_code == 200, response.text
+        await said(server, asked(heard, " "))
+    alone, *others, spaced = [message.prompt.tolist() for message in requests_of(core)]
+    assert others == [alone] * 7
+    assert spaced != alone
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        {"role": "assistant", "content": [input_audio(encoded(ONE))]},
+        {"role": "system", "content": [input_audio(encoded(ONE))]},
+        {"type": "function_call_output", "call_id": "c", "output": [input_audio(encoded(ONE))]},
+    ],
+)
+async def test_responses_hear_audio_only_in_messages_of_the_user(tmp_path: Path, item: dict[str, Any]) -> None:
+    async with audio_server(tmp_path) as server:
+        response = await server.post("/v1/responses", {"input": [{"role": "user", "content": "?"}, item]})
+        error = response.json()["error"]
+        assert response.status_code == 400
+        assert error["message"] == "Content of type `input_audio` is only supported in messages of the user."
+        assert error["param"] == f"input[1].{'output' if 'output' in item else 'content'}[0]"
 
 
 async def test_equal_audio_has_equal_items(tmp_path: Path) -> None:
@@ -220,6 +260,66 @@ async def test_limits(tmp_path: Path) -> None:
         assert full["param"] == "messages[0].content[1]"
     async with audio_server(tmp_path / "c", AudioCore(), max_audio_parts=0) as server:
         assert "at most 0 audio parts" in (await refused(server, asked(part)))["message"]
+
+
+async def test_the_memory_of_a_chat_is_held_until_it_is_answered(tmp_path: Path) -> None:
+    """For each answer, as each is a request to the engine; also of a chat that is refused in the end."""
+    core = AudioCore()
+    async with audio_server(tmp_path, core) as server:
+        memory = memory_of(server)
+        sizes: list[int] = []
+
+        def answer(message: Any) -> list[int]:
+            sizes.append(memory.held)
+            return described(message)
+
+        core.answer = answer
+        for n in (1, 3):
+            await said(server, asked(input_audio(encoded(ONE)), input_audio(encoded(TWO)), n=n, temperature=1))
+            await until(lambda: gc.collect() >= 0 and memory.held == 0)
+        await refused(server, asked(input_audio(encoded(ONE)), input_audio(NOT_AUDIO)))
+        await refused(server, asked(input_audio(encoded(ONE)), stop_token_ids=[-5]))
+        await until(lambda: gc.collect() >= 0 and memory.held == 0)
+    (first, *_), features = sizes, sum(item.features.nbytes for item in requests_of(core)[0].items)
+    assert first == 2 * features
+    assert sizes[1] == 4 * features
+
+
+def memory_of(server: Server) -> AudioMemory:
+    audio = server.state.models[0].audio
+    assert audio is not None
+    return audio.memory
+
+
+@pytest.mark.parametrize("way", ["input_audio", "data url", "address", "file", "responses"])
+async def test_every_way_in_reserves_memory(tmp_path: Path, web: dict[str, Answer], way: str) -> None:
+    """A chat whose audio can never fit is refused, and what does not fit now is told to come back."""
+    hour = encode(np.zeros((3600 * 1000, 1), np.float32), "flac", rate=1000)
+    data = base64.b64encode(hour).decode()
+    (tmp_path / "a.flac").write_bytes(hour)
+    web["/a.flac"] = lambda _: httpx.Response(200, stream=httpx.ByteStream(hour))
+    part = {
+        "data url": audio_url(f"data:audio/flac;base64,{data}"),
+        "address": audio_url("http://media.example/a.flac"),
+        "file": audio_url(f"file://{tmp_path}/a.flac"),
+    }.get(way, input_audio(data, "flac"))
+    options: dict[str, Any] = {"allowed_media_domains": ["media.example"], "allowed_local_media_path": tmp_path}
+    path, body = CHAT, asked(part, "?")
+    if way == "responses":
+        path, body = "/v1/responses", {"input": [{"role": "user", "content": [part]}]}
+    async with audio_server(tmp_path / "m", max_audio_memory="100MiB", max_audio_size="1MiB", **options) as server:
+        response = await server.post(path, body)
+        assert response.status_code == 400, response.text
+        assert "--max-audio-memory" in response.json()["error"]["message"]
+        message = "input[0]" if way == "responses" else "messages[0]"
+        assert response.json()["error"]["param"] == f"{message}.content[0]"
+        memory = memory_of(server)
+        memory._patience = 0.3
+        with await memory.reserve(100 << 20, "somebody else"):
+            response = await server.post(path, body)
+        assert response.status_code == 503
+        assert response.headers["retry-after"] == "10"
+        await until(lambda: gc.collect() >= 0 and memory.held == 0)
 
 
 async def test_files_below_the_allowed_directory(tmp_path: Path) -> None:

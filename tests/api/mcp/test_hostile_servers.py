@@ -71,7 +71,7 @@ async def endless_error(_: Any) -> Response:
 
 
 async def compressed(message: Any) -> Response:
-    content = gzip.compress(start_of(message) + b"x" * (300 << 20) + b'"}]}}', compresslevel=1)
+    content = gzip.compress(start_of(message)) + gzip.compress(b"x" * (1 << 20)) * 300 + gzip.compress(b'"}]}}')
     return Response(content, headers={**JSON, "content-encoding": "gzip"})
 
 
@@ -137,9 +137,13 @@ REFUSED: dict[str, tuple[Answer, str]] = {
 }
 
 
+def timeout_of(problem: str) -> float:
+    return 2.0 if "2 seconds" in problem else 60.0
+
+
 @asynccontextmanager
 async def served(tmp_path: Path, tools: HostileTools, **settings: Any) -> AsyncIterator[Server]:
-    settings = {"tool_timeout": 2.0, "max_tool_answer_size": LIMIT, "tool_call_parser": "hermes", **settings}
+    settings = {"tool_timeout": 60.0, "max_tool_answer_size": LIMIT, "tool_call_parser": "hermes", **settings}
     core = FakeCore(answer=says(_CALL))
     async with running_server(tmp_path, core, tool_server=(f"h={tools.url}",), **settings) as server:
         yield server
@@ -166,7 +170,7 @@ async def made_call(server: Server) -> dict[str, Any]:
 @pytest.mark.parametrize("case", REFUSED)
 async def test_an_answer_of_a_call_is_bounded(tmp_path: Path, case: str) -> None:
     answer, problem = REFUSED[case]
-    async with hostile_tools() as tools, served(tmp_path, tools) as server:
+    async with hostile_tools() as tools, served(tmp_path, tools, tool_timeout=timeout_of(problem)) as server:
         tools.answers["tools/call"] = answer
         call = await made_call(server)
         assert call["output"] is None
@@ -179,8 +183,8 @@ async def test_an_answer_of_a_call_is_bounded(tmp_path: Path, case: str) -> None
 @pytest.mark.parametrize("case", REFUSED)
 @pytest.mark.parametrize("method", ["initialize", "tools/list"])
 async def test_an_answer_before_the_response_is_bounded(tmp_path: Path, case: str, method: str) -> None:
-    answer, _ = REFUSED[case]
-    async with hostile_tools() as tools, served(tmp_path, tools) as server:
+    answer, problem = REFUSED[case]
+    async with hostile_tools() as tools, served(tmp_path, tools, tool_timeout=timeout_of(problem)) as server:
         tools.answers[method] = answer
         refused = await server.post(PATH, {"input": "x", "tools": _TOOLS})
         assert refused.status_code == 424, refused.text
@@ -205,7 +209,7 @@ async def test_a_list_without_end_is_refused(tmp_path: Path, kind: str) -> None:
         tools = [{**TOOL, "name": f"f{pages}-{number}"} for number in range(1 if kind == "pages" else 300)]
         return reply(message, {"tools": tools, "nextCursor": str(pages)})
 
-    async with hostile_tools() as tools, served(tmp_path, tools, tool_timeout=30.0) as server:
+    async with hostile_tools() as tools, served(tmp_path, tools) as server:
         tools.answers["tools/list"] = page
         refused = await server.post(PATH, {"input": "x", "tools": _TOOLS})
     assert refused.status_code == 424
@@ -284,7 +288,7 @@ async def test_answers_of_all_servers_together_are_bounded(tmp_path: Path, monke
 
         return StreamingResponse(parts(), headers=JSON)
 
-    async with hostile_tools() as tools, served(tmp_path, tools, tool_timeout=60.0) as server:
+    async with hostile_tools() as tools, served(tmp_path, tools) as server:
         tools.answers["tools/call"] = held
         waiting = [asyncio.create_task(made_call(server)) for _ in range(3)]
         await until(lambda: any(task.done() for task in waiting))

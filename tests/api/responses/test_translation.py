@@ -136,3 +136,18 @@ async def test_the_number_of_items_has_a_limit(tmp_path: Path) -> None:
         answer = await server.post(PATH, {**more, "truncation": "auto"})
         assert answer.status_code == 200
     assert prompts(core)[-1] == str(MAX_ITEMS)
+
+
+class Text(str):
+    """A text whose characters nobody looks at one by one: there may be 30 million."""
+
+    def __iter__(self) -> Any:
+        raise AssertionError
+
+
+def test_a_long_text_is_not_searched_for_items() -> None:
+    body = ResponsesRequest(input="hi")
+    body.input = Text("hi")
+    items = ResponsesRequest(input=[{"role": "user", "content": "hi"}]).input
+    assert not isinstance(items, str)
+    assert to_chat_request(body, items)[0].messages

@@ -176,6 +176,7 @@ async def test_slots_come_back_if_nobody_reads_the_answer(tmp_path: Path, path: 
             "headers": [(b"content-type", b"application/json")],
             "http_version": "1.1",
             "scheme": "http",
+            "state": {"request_id": "r"},
         }
         with suppress(OSError, ExceptionGroup):
             await server.app(scope, receive, send)

@@ -114,6 +114,7 @@ async def test_streams_give_a_piece_for_each_window(tmp_path: Path) -> None:
         ({"temperature": "0.5"}, "temperature", "without sampling"),
         ({"top_p": "0.5"}, "top_p", "without sampling"),
         ({"repetition_penalty": "1.5"}, "repetition_penalty", "without sampling"),
+        ({"use_beam_search": "true", "n": "4"}, "use_beam_search", "without sampling"),
     ],
 )
 async def test_what_the_model_cannot_follow_is_refused(

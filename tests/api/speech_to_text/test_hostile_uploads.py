@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import struct
 from pathlib import Path
 from typing import Any
@@ -152,6 +153,58 @@ async def test_a_decoder_that_takes_too_long_is_killed(tmp_path: Path, monkeypat
         response = await post(server.http, content)
         assert response.status_code == 400
         assert "took more than 0.2 s" in response.json()["error"]["message"]
+
+
+HOUR = encode(np.zeros((3600 * 1000, 1), np.float32), "flac", rate=1000)  # 11 kB
+
+
+async def test_what_needs_more_memory_than_there_is_waits_and_is_told_when_to_come_back(tmp_path: Path) -> None:
+    async with speech_server(tmp_path, max_audio_memory="600MiB") as server:
+        audio = server.state.models[0].audio
+        assert audio is not None
+        audio.memory._patience = 0.3
+        with await audio.memory.reserve(600 << 20, "somebody else"):
+            response = await post(server.http, HOUR)
+            assert response.status_code == 503
+            assert response.headers["retry-after"] == "10"
+            assert "--max-audio-memory" in response.json()["error"]["message"]
+            task = asyncio.create_task(post(server.http, GOOD))
+            await until(lambda: audio.memory.waiting == 1)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            await until(lambda: audio.memory.waiting == 0)
+        assert (await post(server.http, GOOD)).json()["text"] == "alpha"
+        await until(lambda: gc.collect() >= 0 and audio.memory.held == 0)
+
+
+async def test_what_can_never_fit_into_memory_is_refused(tmp_path: Path) -> None:
+    async with speech_server(tmp_path, max_audio_memory="100MiB") as server:
+        response = await post(server.http, HOUR)
+        assert response.status_code == 400
+        error = response.json()["error"]
+        assert error["param"] == "file"
+        assert "this server has 104857600 for all audio (--max-audio-memory)" in error["message"]
+
+
+async def test_memory_is_held_while_a_file_is_transcribed(tmp_path: Path) -> None:
+    core = SpeechCore()
+    async with speech_server(tmp_path, core) as server:
+        audio = server.state.models[0].audio
+        assert audio is not None
+        sizes: list[int] = []
+        heard = core.answer
+
+        def answer(message: Any) -> Any:
+            sizes.append(audio.memory.held)
+            return heard(message)
+
+        core.answer = answer
+        for stream in ("false", "true"):
+            assert (await post(server.http, GOOD, stream=stream)).status_code == 200
+            await until(lambda: gc.collect() >= 0 and audio.memory.held == 0)
+        window = 4 * 30 * 16_000
+        assert min(sizes) >= window
+        assert max(sizes) < 3 * window
 
 
 async def test_a_client_that_leaves_while_its_file_is_decoded_or_sent(tmp_path: Path) -> None:

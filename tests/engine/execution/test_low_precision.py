@@ -107,6 +107,41 @@ def test_tokens_do_not_depend_on_preemption(folder: Path, head_dim: int, kind: s
     assert roomy.preemptions == 0
 
 
+def next_turns(folder: Path, kind: str, number: int) -> tuple[list[list[int]], list[list[int]], int]:
+    """Answers to conversations whose last answer was just generated: with its blocks in the prefix cache, and without.
+
+    And the number of generated tokens that came from the cache.
+    """
+    cached, recomputed = engine_for(folder, kind), engine_for(folder, kind, enable_prefix_caching=False)
+    turns = []
+    for index, tokens in enumerate(together(cached, number)):
+        prompt, params = requests(number)[index]
+        turns.append(([*prompt, *tokens, *random_prompt(2000 + index, 5)], params, len(prompt)))
+    hits = 0
+    for index, (turn, params, begin) in enumerate(turns):
+        for engine in (cached, recomputed):
+            engine.add(f"turn-{index}", turn, params)
+        cached.run()
+        hits += max(0, cached.results[f"turn-{index}"].outputs[0].cached_tokens - begin)
+    recomputed.run()
+    names = [f"turn-{index}" for index in range(number)]
+    return [cached.results[name].tokens for name in names], [recomputed.results[name].tokens for name in names], hits
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_blocks_of_an_answer_are_those_of_the_same_prompt(folder: Path, kind: str) -> None:
+    cached, recomputed, hits = next_turns(folder, kind, 24)
+    assert cached == recomputed
+    assert hits > 100
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_blocks_of_an_answer_with_other_kinds_of_attention(other: Path, kind: str) -> None:
+    cached, recomputed, hits = next_turns(other, kind, 12)
+    assert cached == recomputed
+    assert hits > 20
+
+
 @pytest.mark.parametrize("kind", ["bfloat16", "int8 pages"])
 def test_other_kinds_of_attention_do_not_depend_on_preemption(other: Path, kind: str) -> None:
     roomy = engine_for(other, kind)

@@ -6,7 +6,7 @@ What beams share is in the prefix cache, up to the last whole block.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -54,6 +54,18 @@ async def collect_answers(
     return answers
 
 
+async def best_answer(
+    client: EngineClient, request: GenerateRequest, beams: BeamOptions, tokenizer: Tokenizer
+) -> AsyncGenerator[Delta, None]:
+    """The best answer to a prompt, as the only delta.
+
+    Raises:
+        EngineError: a sequence failed; the others are aborted.
+    """
+    best, *_ = await collect_answers(client, [request], beams, tokenizer)
+    yield best.total
+
+
 class _Deadline:
     """The end of a request's timeout."""
 
@@ -81,9 +93,8 @@ class _PromptSearch:
         self._request = request
         self._options = options
         self._search = BeamSearch(options, request.params.max_tokens)
-        self._params = SamplingParams(
-            max_tokens=1, temperature=0.0, logprobs=max(self._search.candidates, options.logprobs or 0)
-        )
+        self._alternatives = max(self._search.candidates, options.logprobs or 0)
+        self._token_probs: list[float] | None = None
         self._cached_tokens = 0
         self._times: RequestTimes | None = None
 
@@ -95,10 +106,16 @@ class _PromptSearch:
     def next_requests(self, timeout: float | None) -> Iterator[GenerateRequest]:
         """A request for the next token of each beam."""
         first = self._times is None
+        params = SamplingParams(
+            max_tokens=1,
+            temperature=0.0,
+            logprobs=self._alternatives,
+            token_probs=self._request.params.token_probs if first else None,
+        )
         for index, beam in enumerate(self._search.running):
             prompt = np.append(self._request.prompt, np.array(beam.tokens, np.int32)).astype(np.int32)
             group = SequenceGroup(self._options.width if first and not index else 0)
-            yield replace(self._request, prompt=prompt, params=self._params, timeout=timeout, group=group)
+            yield replace(self._request, prompt=prompt, params=params, timeout=timeout, group=group)
 
     def advance(self, results: Sequence[SequenceResult]) -> None:
         """Take the results of the requests.
@@ -111,9 +128,14 @@ class _PromptSearch:
         times = results[0].total.times
         if self._times is None:
             self._cached_tokens, self._times = results[0].total.cached_tokens, times
+            self._token_probs = results[0].total.token_probs
         elif times is not None:
             self._times.last_token = times.last_token
-        self._search.advance([result.total.logprobs[0] for result in results])
+        reports = [result.total.logprobs[0] for result in results]
+        if self._search.lacks_candidates(reports) and len(reports[0].token_ids) > self._alternatives:
+            self._alternatives *= 2  # the same step again; with fewer tokens than asked for, there are no others
+        else:
+            self._search.advance(reports)
 
     def answers(self, tokenizer: Tokenizer) -> Iterator[SequenceResult]:
         """The best beams, best first."""
@@ -133,6 +155,7 @@ class _PromptSearch:
                 cached_tokens=self._cached_tokens,
                 finish_reason="stop" if stopped else "length",
                 stop_reason=last if stopped and last not in self._options.eos_token_ids else None,
+                token_probs=self._token_probs,
                 times=self._times,
             )
         )

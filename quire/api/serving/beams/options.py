@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +35,7 @@ class BeamOptions:
         eos_token_ids: end a beam.
         stop_token_ids: end a beam, and are its stop reason.
         logprobs: number of alternatives to report at each token; None: nothing is reported.
+        forbids: whether an answer may not have a token at an index; None: it may have all tokens anywhere.
     """
 
     width: int
@@ -42,6 +43,7 @@ class BeamOptions:
     eos_token_ids: frozenset[int]
     stop_token_ids: frozenset[int]
     logprobs: int | None
+    forbids: Callable[[int, int], bool] | None = None
 
 
 def beam_options(body: BeamFields, params: SamplingParams, model: ServedModel, width: int) -> BeamOptions | None:

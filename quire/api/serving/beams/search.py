@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from quire.api.serving.beams.options import BeamOptions
 from quire.engine.wire.protocol import TokenLogprobs
@@ -51,6 +52,7 @@ class BeamSearch:
         options = self.options
         totals = np.array([report.logprobs[1:] for report in reports], np.float64)
         totals += np.array([[beam.logprob] for beam in self.running], np.float64)
+        totals[~self._allowed(reports)] = -np.inf
         ranked = np.argsort(-totals, axis=None, kind="stable")
         going_on: list[Beam] = []
         for place, candidate in enumerate(ranked.tolist()):
@@ -59,6 +61,8 @@ class BeamSearch:
             row, column = divmod(candidate, totals.shape[1])
             beam, report, index = self.running[row], reports[row], column + 1  # the first one is the sampled token
             logprob = float(totals[row, column])
+            if logprob == -np.inf:
+                break
             ends = self._end(report.token_ids[index], len(beam.tokens) + 1)
             # Those that end are answers only if they are among the best.
             if place < options.width if ends else len(going_on) < options.width:
@@ -69,6 +73,22 @@ class BeamSearch:
                     going_on.append(extended)
         self.best = sorted(self.best, key=lambda found: -found[0])[: options.width]
         self.running = going_on if going_on and self._may_improve(going_on[0]) else []
+
+    def lacks_candidates(self, reports: Sequence[TokenLogprobs]) -> bool:
+        """Whether so many of the reported tokens are forbidden that others might be among the best."""
+        return bool(self._allowed(reports).sum(axis=1).min() < self.candidates)
+
+    def _allowed(self, reports: Sequence[TokenLogprobs]) -> NDArray[np.bool_]:
+        """(beams, reported tokens)."""
+        forbids = self.options.forbids
+        if forbids is None:
+            return np.ones((len(reports), len(reports[0].token_ids) - 1), np.bool_)
+        return np.array(
+            [
+                [not forbids(token, len(beam.tokens)) for token in report.token_ids[1:]]
+                for beam, report in zip(self.running, reports, strict=True)
+            ]
+        )
 
     def _end(self, token: int, length: int) -> str | None:
         if token in self.options.eos_token_ids or token in self.options.stop_token_ids:

@@ -14,6 +14,7 @@ from quire.multimodal.audio.frames import frame_samples
 _NO_LANGUAGE = "it transcribes one language only"
 _NO_TEXT = "it takes no text prompt"
 _NO_CHOICE = "it always returns the most likely text, without sampling"
+_READS_ONCE = "it reads audio while it generates, and only once"
 _STREAMING_SECONDS = 600.0  # longest window of a model that reads audio while it arrives: 30 MB of features
 _ONLY_LANGUAGE = "en"  # of whispers that have no tokens for languages
 _SAMPLING = (
@@ -35,6 +36,7 @@ class Capabilities:
         aligns_words: it gives word timestamps.
         takes_prompt: `prompt` and `hotwords` are supported.
         generates: it generates tokens autoregressively, so that sampling options and a token limit apply.
+        searches_beams: it generates tokens by requests that beam search can repeat.
     """
 
     window_seconds: float
@@ -44,6 +46,7 @@ class Capabilities:
     aligns_words: bool = False
     takes_prompt: bool = True
     generates: bool = True
+    searches_beams: bool = True
 
 
 def speech_to_text_capabilities(info: SpeechToTextInfo) -> Capabilities:
@@ -57,6 +60,7 @@ def speech_to_text_capabilities(info: SpeechToTextInfo) -> Capabilities:
         aligns_words=info.aligns_words,
         takes_prompt=info.previous_token is not None,
         generates=info.kind != "ctc",
+        searches_beams=info.kind != "ctc",
     )
 
 
@@ -70,6 +74,7 @@ def streaming_capabilities(info: StreamingInfo, max_model_len: int) -> Capabilit
         aligns_words=is_transducer,
         takes_prompt=False,
         generates=not is_transducer,
+        searches_beams=False,
     )
 
 
@@ -115,6 +120,8 @@ def _unsupported_fields(capabilities: Capabilities, options: TranscriptionOption
             yield "prompt", _NO_TEXT
         if options.hotwords.strip():
             yield "hotwords", f"{_NO_TEXT} (`keywords` is another name of `hotwords`)"
+    if options.beams and not capabilities.searches_beams:
+        yield "use_beam_search", _NO_CHOICE if not capabilities.generates else _READS_ONCE
     if not capabilities.generates:
         for name in _sampling_options(options):
             yield name, _NO_CHOICE

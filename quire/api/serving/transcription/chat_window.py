@@ -15,6 +15,7 @@ from quire.api.serving.transcription.deadline import Deadline
 from quire.api.serving.transcription.decoding_attempt import (
     DecodingAttempt,
     WindowResult,
+    deltas_of,
     sampling_params,
     token_logprobs,
 )
@@ -84,7 +85,7 @@ class ChatWindowTranscriber:
     ) -> tuple[DecodingAttempt, list[int]]:
         """The first attempt that can be trusted, or the last one. Text that was sent is not replaced."""
         given = self._options.temperature
-        for temperature in (given,) if given else TEMPERATURES:
+        for temperature in (given,) if given or self._options.beams else TEMPERATURES:
             params = self._params(len(prompt), seconds, temperature)
             request = GenerateRequest(prompt=prompt, params=params, items=items, timeout=self._deadline.seconds_left())
             attempt, text, answer = await self._attempt(request, text_stream)
@@ -103,7 +104,7 @@ class ChatWindowTranscriber:
         tokenizer = self._served.renderer.tokenizer
         detokenizer = Detokenizer(tokenizer.backend, (), TextParams())
         held_tokens, held_logprobs = list[int](), list[float]()
-        async with aclosing(self._served.client.generate(request)) as deltas:
+        async with aclosing(deltas_of(self._served.client, request, self._options, tokenizer)) as deltas:
             async for delta in deltas:
                 logprobs = [entry.logprobs[0] for entry in delta.logprobs]
                 attempt.output += delta.token_ids

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 
+from quire.api.serving.beams.collect import best_answer
+from quire.api.serving.beams.options import BeamOptions
 from quire.api.serving.transcription.quality import Quality, compression_ratio
 from quire.api.serving.transcription.segments import SegmentSpan
 from quire.api.serving.transcription.types import TokenLogprob, TranscriptDelta, TranscriptionOptions, Word
+from quire.engine.wire.client import EngineClient
 from quire.engine.wire.protocol import FinishReason
 from quire.engine.wire.sampling_params import SamplingParams
+from quire.engine.wire.stream import Delta, GenerateRequest
 from quire.multimodal.audio.cuts import Window
 from quire.multimodal.tokenizer import Tokenizer
 
@@ -31,6 +35,29 @@ def sampling_params(
         eos_token_ids=eos_token_ids,
         logprobs=0,
     )
+
+
+def deltas_of(
+    client: EngineClient,
+    request: GenerateRequest,
+    options: TranscriptionOptions,
+    tokenizer: Tokenizer,
+    forbids: Callable[[int, int], bool] | None = None,
+) -> AsyncGenerator[Delta, None]:
+    """The output of a request. With beam search it is one delta.
+
+    Args:
+        client: client of the engine.
+        request: the request.
+        options: options of the transcription.
+        tokenizer: the model's tokenizer.
+        forbids: see `BeamOptions`; otherwise the request's sampling parameters say which tokens are allowed.
+    """
+    if not options.beams:
+        return client.generate(request)
+    ends = frozenset(request.params.eos_token_ids)
+    beams = BeamOptions(options.beams, options.length_penalty, ends, frozenset(), 0, forbids)
+    return best_answer(client, request, beams, tokenizer)
 
 
 def token_logprobs(tokenizer: Tokenizer, tokens: Sequence[int], logprobs: Sequence[float]) -> tuple[TokenLogprob, ...]:

@@ -13,7 +13,7 @@ from quire.api.serving.transcription.window_transcriber import WindowTranscriber
 from quire.engine.wire.client import EngineClient
 from quire.multimodal.audio.cuts import Window
 
-_MOST = 16  # windows at once: enough to fill the encoder, and a few megabytes of features
+MOST = 16  # windows at once: enough to fill the encoder, and a few megabytes of features
 
 
 class RunningWindows:
@@ -26,8 +26,11 @@ class RunningWindows:
         audio: NDArray[np.float32],
         windows: Sequence[Window],
         tenant: str,
+        *,
+        most: int = MOST,
     ) -> None:
-        """Start the first windows. `tenant`: holds the slots."""
+        """Start the first windows. `tenant`: holds the slots; `most`: how many may run at once."""
+        self._most = most
         self._client = client
         self._transcriber = transcriber
         self._audio = audio
@@ -62,7 +65,7 @@ class RunningWindows:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _start(self) -> None:
-        while len(self._tasks) < len(self._windows) and len(self._running) < _MOST:
+        while len(self._tasks) < len(self._windows) and len(self._running) < self._most:
             if self._running and not self._client.take_slot(self._tenant):
                 return
             number = len(self._tasks)

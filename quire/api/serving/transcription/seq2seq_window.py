@@ -20,6 +20,7 @@ from quire.api.serving.transcription.deadline import Deadline
 from quire.api.serving.transcription.decoding_attempt import (
     DecodingAttempt,
     WindowResult,
+    deltas_of,
     sampling_params,
     token_logprobs,
 )
@@ -215,7 +216,7 @@ class Seq2SeqWindowTranscriber:
         """The first attempt that can be trusted, or the last one. Text that was sent is not replaced."""
         prompt = self._tokens.prompt(self._options, self.language, self._earlier)
         given = self._options.temperature
-        for temperature in (given,) if given else TEMPERATURES:
+        for temperature in (given,) if given or self._options.beams else TEMPERATURES:
             attempt = DecodingAttempt(temperature, len(prompt.tokens), audio_tokens)
             await self._run(attempt, item, prompt, text_stream)
             if text_stream.sent or not attempt.quality.failed or (attempt.limited and not attempt.quality.repeats):
@@ -232,7 +233,8 @@ class Seq2SeqWindowTranscriber:
             items=(item,),
             timeout=self._deadline.seconds_left(),
         )
-        async with aclosing(self._client.generate(request)) as deltas:
+        generating = deltas_of(self._client, request, self._options, self._tokenizer, self._tokens.forbids)
+        async with aclosing(generating) as deltas:
             async for delta in deltas:
                 self._take(attempt, delta, detokenizer)
                 if text_stream.live and not probably_silent(attempt.no_speech_prob):

@@ -52,6 +52,7 @@ class TranscriptionTokens:
         never = {*control, *info.suppress_tokens}
         without_times = {*never, *no_times, *range(self._first_time, vocab_size)}
         self._allowed = {True: _others(never, vocab_size), False: _others(without_times, vocab_size)}
+        self._forbidden = frozenset(without_times)
         self.rule = self._rule()
 
     def _rule(self) -> TimestampRule | None:
@@ -68,6 +69,10 @@ class TranscriptionTokens:
     def allowed(self, *, timestamps: bool) -> TokenMask:
         """The tokens that may be sampled."""
         return self._allowed[timestamps]
+
+    def forbids(self, token: int, index: int) -> bool:
+        """Whether a text without timestamps may not have a token at an index."""
+        return token in self._forbidden or (not index and token in self.info.begin_suppress_tokens)
 
     def is_text(self, token: int) -> bool:
         """Whether a token has text."""

@@ -22,7 +22,7 @@ from quire.api.serving.transcription.chat_window import ChatWindowTranscriber
 from quire.api.serving.transcription.ctc_window import CTCWindowTranscriber
 from quire.api.serving.transcription.decoding_attempt import WindowResult
 from quire.api.serving.transcription.joining import Joiner
-from quire.api.serving.transcription.running import RunningWindows
+from quire.api.serving.transcription.running import MOST, RunningWindows
 from quire.api.serving.transcription.seq2seq_window import Seq2SeqWindowTranscriber
 from quire.api.serving.transcription.streaming import StreamingWindowTranscriber
 from quire.api.serving.transcription.tokens import TranscriptionTokens
@@ -47,8 +47,8 @@ Samples = NDArray[np.float32]
 class Transcriber:
     """Transcribes with one model.
 
-    The caller of `transcribe` has reserved one slot with `EngineClient.slots`. Further windows run concurrently while
-    half of all slots are free.
+    The caller of `transcribe` has reserved one slot, or one for each beam, with `EngineClient.slots`. Without beam
+    search further windows run concurrently while half of all slots are free.
     """
 
     def __init__(self, served: ServedModel) -> None:
@@ -117,8 +117,9 @@ class Transcriber:
         seconds = self._capabilities.window_seconds
         windows = await self._audio.run(partial(_windows, audio, seconds, options.voice), tenant=tenant)
         await transcriber.prepare(audio, windows)
+        most = 1 if options.beams else MOST  # the caller's slots are for the beams of one window
         joiner, collected = Joiner(transcriber.language), _Collected()
-        async with aclosing(RunningWindows(served.client, transcriber, audio, windows, tenant)) as running:
+        async with aclosing(RunningWindows(served.client, transcriber, audio, windows, tenant, most=most)) as running:
             for number in range(len(windows)):
                 text_stream = running.take_turn(number, live=options.live)
                 joiner.next_part()

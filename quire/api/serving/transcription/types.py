@@ -33,6 +33,8 @@ class TranscriptionOptions:
         live: text is given while it is generated. A window whose text was given is not decoded again.
         voice: leave out silence and cut between stretches of speech; None: cut in pauses.
         max_tokens: greatest number of tokens generated for a window; None: what the model can.
+        beams: number of beams of a beam search, without temperature fallback; 0: no beam search.
+        length_penalty: see `BeamOptions`.
         priority, timeout, seed, top_p, top_k, min_p and penalties: as for completions.
     """
 
@@ -56,6 +58,8 @@ class TranscriptionOptions:
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     timeout: float | None = None
+    beams: int = 0
+    length_penalty: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

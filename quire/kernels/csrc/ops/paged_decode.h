@@ -1,6 +1,7 @@
 // Decode attention over KV pages, which are read once and in place: flash decoding (Dao et al. 2023) with chunks of fixed
 // length, so that a sequence's result does not depend on what else is in the batch. Sequences that begin with the same
-// blocks attend to them together, as in cascade inference (Ye et al. 2024).
+// blocks attend to them together, as in cascade inference (Ye et al. 2024). In bfloat16, sums have the order that the spans
+// of paged_varlen have as well: a token has the same result however many tokens of its sequence are computed with it.
 #pragma once
 
 #include "../attention.h"
@@ -26,9 +27,33 @@ REGISTER_OP(PagedDecode);
 
 constexpr int64_t QUERY_TILE = 4;  // queries that share each load of keys and values
 
-// A query of one head, and where its partial result over a chunk goes: largest score, sum of weights, weighted values.
+// Whether bfloat16 elements are multiplied without conversion to float32.
+template <class T, class Rows>
+constexpr bool USE_BF16_DOT = BF16_DOT && std::is_same_v<T, BFloat16> && std::is_same_v<Rows, PlainRows<T>>;
+
+// Partial sums of a product of two rows: each is of the words whose numbers have the same remainder.
+template <class T, class Rows>
+constexpr int PARTIAL_SUMS = USE_BF16_DOT<T, Rows> ? 4 : LANES;
+
+// x, rounded as in T.
+template <class T>
+Floats rounded(Floats x) {
+    if constexpr (std::is_same_v<T, Float32>) return x;
+#if defined(HAVE_BF16_DOT)
+    else return (Floats)((Words)_mm512_cvtepu16_epi32((__m256i)T::to_bfloat16(x)) << 16);
+#else
+    else {
+        Halves halves = T::to_bfloat16(x);
+        return T::load((const uint16_t *)&halves);
+    }
+#endif
+}
+
+// A query of one head, the first position that it sees, and where its partial result over a chunk goes: largest score, sum of
+// weights, weighted values.
 struct Query {
     const void *q;
+    int64_t first;
     float *largest, *total, *out;
 };
 
@@ -47,17 +72,17 @@ void compute_scores(const AttentionArguments &a, const float *q, const typename 
             const typename Rows::Element *key = iterator.next();
             if (prefetcher) prefetcher->step();
             scales[row] = Rows::scale(key);
-            Floats total[count], other[count];
-            for (int g = 0; g < count; g++) total[g] = other[g] = broadcast(0.0f);
+            Floats total[count];
+            for (int g = 0; g < count; g++) total[g] = broadcast(0.0f);
             for (int64_t i = 0; i < a.key_dim; i += PAIR) {
                 Floats k, l;
                 Rows::load_pair(key + i, k, l);
                 for (int g = 0; g < count; g++) {
+                    total[g] += Float32::load(q + g * a.key_dim + i + LANES) * l;  // in the order of dot_add
                     total[g] += Float32::load(q + g * a.key_dim + i) * k;
-                    other[g] += Float32::load(q + g * a.key_dim + i + LANES) * l;
                 }
             }
-            for (int g = 0; g < count; g++) totals[g][row] = total[g] + other[g];
+            for (int g = 0; g < count; g++) totals[g][row] = total[g];
         }
         for (int g = 0; g < count; g++) {
             for (int64_t row = rows; row < LANES; row++) totals[g][row] = broadcast(0.0f);
@@ -66,8 +91,9 @@ void compute_scores(const AttentionArguments &a, const float *q, const typename 
     }
 }
 
-// The weighted sum of the values at positions [first, last), of `width` * 32 of their elements from `at` on.
-template <class Rows, int count, int width>
+// The weighted sum of the values at positions [first, last), of `width` * 32 of their elements from `at` on, in the order of
+// accumulate_part_bf16: of two positions the second comes first. Weights, times the scales of values, are rounded as in T.
+template <class T, class Rows, int count, int width>
 void accumulate_part(const AttentionArguments &a, const float *weights, const typename Rows::Element *head,
                      const int32_t *block_table, int64_t first, int64_t last, const Query *queries, int64_t at,
                      Prefetcher<typename Rows::Element> *prefetcher) {
@@ -75,12 +101,10 @@ void accumulate_part(const AttentionArguments &a, const float *weights, const ty
     for (int g = 0; g < count; g++)
         for (int i = 0; i < 2 * width; i++) total[g][i] = broadcast(0.0f);
     PageIterator<typename Rows::Element> iterator(head, a.values, block_table, a.block_size, first);
-    for (int64_t position = first; position < last; position++) {
-        const typename Rows::Element *value = iterator.next();
-        if (prefetcher) prefetcher->step();
+    auto add = [&](const typename Rows::Element *value, int64_t position) {
         float scale = Rows::scale(value);
         Floats weight[count];
-        for (int g = 0; g < count; g++) weight[g] = broadcast(weights[g * CHUNK + position - first] * scale);
+        for (int g = 0; g < count; g++) weight[g] = rounded<T>(broadcast(weights[g * CHUNK + position - first] * scale));
         for (int i = 0; i < width; i++) {
             Floats v, w;
             Rows::load_pair(value + at + i * PAIR, v, w);
@@ -89,40 +113,63 @@ void accumulate_part(const AttentionArguments &a, const float *weights, const ty
                 total[g][2 * i + 1] += weight[g] * w;
             }
         }
+    };
+    for (int64_t position = first; position < last; position += 2) {
+        const typename Rows::Element *value = iterator.next(), *second = position + 1 < last ? iterator.next() : nullptr;
+        if (prefetcher) prefetcher->step(), prefetcher->step();
+        if (second) add(second, position + 1);
+        add(value, position);
     }
     for (int g = 0; g < count; g++)
         for (int i = 0; i < 2 * width; i++) Float32::store(queries[g].out + at + i * LANES, total[g][i]);
 }
 
-// `compute_scores` with dot products of bfloat16 elements; queries stay in registers. pairs: key_dim / 32.
-template <int count, int pairs>
+#if defined(HAVE_BF16_DOT)
+// The words of four rows, four at a time: x[i] has the words 4i to 4i + 3 of each row.
+inline void interleave_words(Words *x) {
+    __m512i a = (__m512i)x[0], b = (__m512i)x[1], c = (__m512i)x[2], d = (__m512i)x[3];
+    __m512i near = _mm512_shuffle_i32x4(a, b, 0x44), far = _mm512_shuffle_i32x4(a, b, 0xee);
+    __m512i other_near = _mm512_shuffle_i32x4(c, d, 0x44), other_far = _mm512_shuffle_i32x4(c, d, 0xee);
+    x[0] = (Words)_mm512_shuffle_i32x4(near, other_near, 0x88), x[1] = (Words)_mm512_shuffle_i32x4(near, other_near, 0xdd);
+    x[2] = (Words)_mm512_shuffle_i32x4(far, other_far, 0x88), x[3] = (Words)_mm512_shuffle_i32x4(far, other_far, 0xdd);
+}
+
+// `compute_scores` with dot products of bfloat16 elements, of four keys at a time.
+template <int count>
 void compute_scores_bf16(const AttentionArguments &a, const Query *queries, const uint16_t *head,
                          const int32_t *block_table, int64_t first, int64_t last, float *scores,
                          Prefetcher<uint16_t> *prefetcher) {
-    Words query[count][pairs];
-    for (int g = 0; g < count; g++)
-        for (int i = 0; i < pairs; i++) query[g][i] = load_words((const uint16_t *)queries[g].q + i * PAIR);
     PageIterator<uint16_t> iterator(head, a.keys, block_table, a.block_size, first);
     for (int64_t begin = first; begin < last; begin += LANES) {
-        Floats totals[count][LANES];
-        int64_t rows = std::min<int64_t>(LANES, last - begin);
-        for (int64_t row = 0; row < rows; row++) {
-            const uint16_t *key = iterator.next();
-            if (prefetcher) prefetcher->step();
+        const uint16_t *keys[LANES];
+        for (int64_t row = 0; row < LANES; row++) {
+            keys[row] = begin + row < last ? iterator.next() : keys[row - 1];
+            if (prefetcher && begin + row < last) prefetcher->step();
+        }
+        Floats totals[count][4];
+        for (int part = 0; part < 4; part++) {  // whose sums the folds below put into lanes 0, 4, 8, 12 and the next
+            const uint16_t *const *key = keys + (part == 1 ? 2 : part == 2 ? 1 : part);
             Floats total[count];
             for (int g = 0; g < count; g++) total[g] = broadcast(0.0f);
-            for (int i = 0; i < pairs; i++) {
-                Words k = load_words(key + i * PAIR);
-                for (int g = 0; g < count; g++) total[g] = dot_add(total[g], query[g][i], k);
+            for (int64_t i = 0; i < a.key_dim; i += PAIR) {
+                Words k[4] = {load_words(key[0] + i), load_words(key[4] + i), load_words(key[8] + i), load_words(key[12] + i)};
+                interleave_words(k);
+                for (int j = 0; j < 4; j++)
+                    for (int g = 0; g < count; g++) {
+                        const uint16_t *q = (const uint16_t *)queries[g].q + i + 8 * j;
+                        total[g] = dot_add(total[g], (Words)_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)q)), k[j]);
+                    }
             }
-            for (int g = 0; g < count; g++) totals[g][row] = total[g];
+            for (int g = 0; g < count; g++) totals[g][part] = total[g];
         }
         for (int g = 0; g < count; g++) {
-            for (int64_t row = rows; row < LANES; row++) totals[g][row] = broadcast(0.0f);
-            Float32::store(scores + g * CHUNK + begin - first, horizontal_sums(totals[g]));
+            Floats *x = totals[g];
+            Float32::store(scores + g * CHUNK + begin - first,
+                           fold_halves<1>(fold_halves<2>(x[0], x[1]), fold_halves<2>(x[2], x[3])));
         }
     }
 }
+#endif
 
 // `accumulate_part` with dot products of bfloat16 elements, two positions at a time. Weights past the last one are 0.
 template <int count, int width>
@@ -163,7 +210,7 @@ void accumulate_part_bf16(const AttentionArguments &a, const uint16_t *weights, 
 }
 
 // The weighted sum of values over all value_dim elements, as many at a time as fit into registers.
-template <class Rows, int count, class Weight>
+template <class T, class Rows, int count, class Weight>
 void accumulate_values(const AttentionArguments &a, const Weight *weights, const typename Rows::Element *head,
                        const int32_t *block_table, int64_t first, int64_t last, const Query *queries,
                        Prefetcher<typename Rows::Element> *prefetcher) {
@@ -172,7 +219,7 @@ void accumulate_values(const AttentionArguments &a, const Weight *weights, const
         constexpr int width = decltype(pairs)::value;
         Prefetcher<typename Rows::Element> *own = at ? nullptr : prefetcher;
         if constexpr (std::is_same_v<Weight, float>)
-            accumulate_part<Rows, count, width>(a, weights, head, block_table, first, last, queries, at, own);
+            accumulate_part<T, Rows, count, width>(a, weights, head, block_table, first, last, queries, at, own);
         else
             accumulate_part_bf16<count, width>(a, weights, head, block_table, first, last, queries, at, own);
     };
@@ -190,37 +237,32 @@ inline void scale_scores(float *scores, int64_t begin, int64_t end, float scale,
     }
 }
 
-// Softmax weights e^(score - top) of scores, where top is raised to the largest score. Returns the sum of the weights.
+// Softmax weights e^(score - top) of scores, where top is raised to the largest score. Returns the sum of the weights. They
+// are stored times the scales of the values that they belong to, if those have any.
 template <class T>
-float softmax_weights(const float *scores, typename T::Element *weights, int64_t begin, int64_t end, float &top) {
+float softmax_weights(const float *scores, const float *scales, typename T::Element *weights, int64_t begin, int64_t end,
+                      float &top) {
     Floats largest = broadcast(top), total = broadcast(0.0f);
     for (int64_t i = begin; i < end; i += LANES) largest = maximum(largest, Float32::load(scores + i));
     for (int i = 0; i < LANES; i++) top = std::max(top, largest[i]);
     float shift = top == -INFINITY ? 0.0f : top;  // if all scores are -inf, all weights are 0
     for (int64_t i = begin; i < end; i += LANES) {
         Floats weight = vector_exp2((Float32::load(scores + i) - shift) * 1.44269504088896341f);
-        T::store(weights + i, weight);
+        T::store(weights + i, scales ? weight * Float32::load(scales + i) : weight);
         total += weight;
     }
     return horizontal_sum(total);
 }
-
-// Whether bfloat16 elements are multiplied without conversion to float32.
-template <class T, class Rows>
-constexpr bool USE_BF16_DOT = BF16_DOT && std::is_same_v<T, BFloat16> && std::is_same_v<Rows, PlainRows<T>>;
 
 // Scores of `count` queries over a chunk.
 template <class T, class Rows, int count>
 void score_chunk(const AttentionArguments &a, const Query *queries, const typename Rows::Element *keys,
                  const int32_t *block_table, int64_t first, int64_t last, float *scores,
                  Prefetcher<typename Rows::Element> *prefetcher) {
-    if constexpr (USE_BF16_DOT<T, Rows>) {
-        switch (a.key_dim / PAIR) {
-            case 1: return compute_scores_bf16<count, 1>(a, queries, keys, block_table, first, last, scores, prefetcher);
-            case 2: return compute_scores_bf16<count, 2>(a, queries, keys, block_table, first, last, scores, prefetcher);
-            case 4: return compute_scores_bf16<count, 4>(a, queries, keys, block_table, first, last, scores, prefetcher);
-        }
-    }
+#if defined(HAVE_BF16_DOT)
+    if constexpr (USE_BF16_DOT<T, Rows>)
+        return compute_scores_bf16<count>(a, queries, keys, block_table, first, last, scores, prefetcher);
+#endif
     alignas(64) float q[count * MAX_DIM];
     for (int g = 0; g < count; g++)
         for (int64_t i = 0; i < a.key_dim; i += PAIR) {
@@ -236,9 +278,9 @@ template <class T, class Rows, int count>
 void attend_chunk(const AttentionArguments &a, const Chunk &chunk, int64_t kv_head, const Query *queries,
                   Prefetcher<typename Rows::Element> *prefetcher) {
     typedef typename Rows::Element Element;
-    typedef typename std::conditional<USE_BF16_DOT<T, Rows>, T, Float32>::type Weight;
     const int32_t *block_table = a.block_tables + chunk.sequence * a.table_stride;
     alignas(64) float scores[count * CHUNK];
+    typedef typename std::conditional<USE_BF16_DOT<T, Rows>, T, Float32>::type Weight;
     alignas(64) typename Weight::Element weights[count * CHUNK];
     score_chunk<T, Rows, count>(a, queries, row_at<const Element>(a.keys, kv_head, 0, 0), block_table, chunk.first,
                                 chunk.last, scores, prefetcher);
@@ -246,11 +288,12 @@ void attend_chunk(const AttentionArguments &a, const Chunk &chunk, int64_t kv_he
     for (int g = 0; g < count; g++) {
         float *own = scores + g * CHUNK;
         scale_scores(own, 0, end, a.scale, a.softcap);
+        for (int64_t i = 0; i < queries[g].first - chunk.first; i++) own[i] = -INFINITY;
         for (int64_t i = length; i < end; i++) own[i] = -INFINITY;
         *queries[g].largest = -INFINITY;
-        *queries[g].total = softmax_weights<Weight>(own, weights + g * CHUNK, 0, end, *queries[g].largest);
+        *queries[g].total = softmax_weights<Weight>(own, nullptr, weights + g * CHUNK, 0, end, *queries[g].largest);
     }
-    accumulate_values<Rows, count>(a, weights, row_at<const Element>(a.values, kv_head, 0, 0), block_table, chunk.first,
+    accumulate_values<T, Rows, count>(a, weights, row_at<const Element>(a.values, kv_head, 0, 0), block_table, chunk.first,
                                    chunk.last, queries, prefetcher);
 }
 
@@ -284,8 +327,9 @@ void attend_queries(const AttentionArguments &a, const Chunks &chunks, const Chu
         for (int64_t i = 0; i < here; i++) {
             int64_t part = chunk.begin + (begin + i) / group, head = kv_head * group + (begin + i) % group;
             int64_t at = chunks.results[part] * a.heads + head;
-            queries[i] = {(const typename T::Element *)a.q + chunks.sequences[part] * a.q_stride + head * a.key_dim,
-                          &results.largest[at], &results.total[at], &results.out[at * a.value_dim]};
+            int64_t sequence = chunks.sequences[part];
+            queries[i] = {(const typename T::Element *)a.q + sequence * a.q_stride + head * a.key_dim,
+                          first_visible(a, sequence), &results.largest[at], &results.total[at], &results.out[at * a.value_dim]};
         }
         auto attend = [&](auto number) {
             attend_chunk<T, Rows, decltype(number)::value>(a, chunk, kv_head, queries, begin ? nullptr : &prefetcher);
@@ -299,26 +343,33 @@ void attend_queries(const AttentionArguments &a, const Chunks &chunks, const Chu
     }
 }
 
+// Turns the largest scores of some chunks into the factors of their partial results. Returns the sum of all weights.
+inline float merge_factors(float *largest, const float *totals, int64_t chunks, int64_t stride, const float *sink) {
+    float top = sink ? *sink : -INFINITY;
+    for (int64_t c = 0; c < chunks; c++) top = std::max(top, largest[c * stride]);
+    float total = sink ? std::exp(*sink - top) : 0.0f;
+    for (int64_t c = 0; c < chunks; c++) {
+        largest[c * stride] = std::exp(largest[c * stride] - top);
+        total += largest[c * stride] * totals[c * stride];
+    }
+    return total;
+}
+
 // Combines the partial results of one head of a sequence.
 template <class T, class Rows>
 void merge_chunks(const AttentionArguments &a, const Chunks &chunks, int64_t sequence, int64_t head,
                   PartialResults &results) {
     int64_t begin = chunks.offsets[sequence], end = chunks.offsets[sequence + 1];
-    float top = a.sinks ? a.sinks[head] : -INFINITY;
-    for (int64_t c = begin; c < end; c++) top = std::max(top, results.largest[c * a.heads + head]);
-    float total = a.sinks ? std::exp(a.sinks[head] - top) : 0.0f;
-    for (int64_t c = begin; c < end; c++) {
-        float &factor = results.largest[c * a.heads + head];  // from here on the factor of the chunk's partial result
-        factor = std::exp(factor - top);
-        total += factor * results.total[c * a.heads + head];
-    }
+    float *factors = &results.largest[begin * a.heads + head];
+    float total = merge_factors(factors, &results.total[begin * a.heads + head], end - begin, a.heads,
+                                a.sinks ? a.sinks + head : nullptr);
     typename T::Element *out = (typename T::Element *)a.out + (sequence * a.heads + head) * a.value_dim;
     for (int64_t d = 0; d < a.value_dim; d += PAIR) {
         Floats mixed = broadcast(0.0f), other = broadcast(0.0f);
         for (int64_t c = begin; c < end; c++) {
             const float *part = &results.out[(c * a.heads + head) * a.value_dim + d];
-            mixed += results.largest[c * a.heads + head] * Float32::load(part);
-            other += results.largest[c * a.heads + head] * Float32::load(part + LANES);
+            float factor = factors[(c - begin) * a.heads];
+            mixed += factor * Float32::load(part), other += factor * Float32::load(part + LANES);
         }
         Rows::store_output_pair(out + d, mixed / total, other / total);
     }

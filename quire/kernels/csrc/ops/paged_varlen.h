@@ -1,6 +1,6 @@
 // Attention of all of a step's queries in one call, in bfloat16: single queries as in paged_decode, longer spans with keys
-// and values packed as weights of linear layers (see panel_matmul.h), so that scores and outputs are matrix products.
-// A query's result does not depend on how many other queries there are.
+// and values packed in panels of 32 outputs, so that scores and outputs are matrix products. Every sum has the order that
+// paged_decode has: a query's result depends neither on how many other queries there are, nor on which of the two computed it.
 #pragma once
 
 #include "../panel_matmul.h"
@@ -45,112 +45,226 @@ struct PagedPrefill {
     float scale, softcap;
 };
 
-// Two inputs' weights as they are in a panel.
-inline uint32_t pack_pair(uint16_t first, uint16_t second) { return uint32_t(first) | uint32_t(second) << 16; }
-
-// One row as bfloat16: in its page, or converted into `buffer`.
-template <class Rows>
-const uint16_t *read_row(const PagedPrefill &a, const Pages &pages, int64_t kv_head, int64_t position, int64_t dim,
-                         uint16_t *buffer) {
-    typedef const typename Rows::Element Element;
-    Element *row = row_at<Element>(pages, kv_head, a.block_table[position / a.block_size], position % a.block_size);
-    if constexpr (Rows::PREFIX == 0) return row;
-    else {
-        float scale = Rows::scale(row);
-        for (int64_t i = 0; i < dim; i += PAIR) {
-            Floats x, y;
-            Rows::load_pair(row + i, x, y);
-            Rows::store_output_pair(buffer + i, x * scale, y * scale);
-        }
-        return buffer;
-    }
+// Words of even and of odd elements as words of the first and of the last 16.
+inline void unzip(Words &even, Words &odd) {
+    constexpr Ints first = {0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23};
+    Words low = __builtin_shuffle(even, odd, first);
+    odd = __builtin_shuffle(even, odd, first + 8);
+    even = low;
 }
 
-// Packs the keys of 32 positions as a panel of 32 outputs; 0 past the end.
 template <class Rows>
-void pack_keys(const PagedPrefill &a, int64_t kv_head, int64_t panel, uint16_t *out) {
+const typename Rows::Element *row_of(const PagedPrefill &a, const Pages &pages, int64_t kv_head, int64_t position) {
+    return row_at<const typename Rows::Element>(pages, kv_head, a.block_table[position / a.block_size],
+                                                position % a.block_size);
+}
+
+// Packs the keys of 32 positions as a panel of 32 outputs, and their scales; 0 past the end.
+template <class Rows>
+void pack_keys(const PagedPrefill &a, int64_t kv_head, int64_t panel, uint16_t *out, float *scales) {
     uint32_t *words = (uint32_t *)(out + panel * PANEL * a.key_dim);
-    for (int64_t at = 0; at < PANEL; at++) {
-        int64_t position = panel * PANEL + at;
-        if (position >= a.length) {
-            for (int64_t i = 0; i < a.key_dim / 2; i++) words[i * PANEL + at] = 0;
-            continue;
-        }
-        uint16_t buffer[MAX_DIM];
-        const uint16_t *key = read_row<Rows>(a, a.keys, kv_head, position, a.key_dim, buffer);
-        for (int64_t i = 0; i < a.key_dim / 2; i++) words[i * PANEL + at] = pack_pair(key[2 * i], key[2 * i + 1]);
+    int64_t chunks = a.key_dim / PAIR, count = std::min(PANEL, a.length - panel * PANEL);
+    const typename Rows::Element *rows[PANEL];
+    for (int64_t at = 0; at < count; at++) {
+        rows[at] = row_of<Rows>(a, a.keys, kv_head, panel * PANEL + at);
+        if constexpr (Rows::PREFIX > 0) scales[panel * PANEL + at] = Rows::scale(rows[at]);
     }
+    if constexpr (Rows::PREFIX > 0) std::fill(scales + panel * PANEL + count, scales + (panel + 1) * PANEL, 0.0f);
+    for (int64_t chunk = 0; chunk < chunks; chunk++)
+        for (int64_t half = 0; half < PANEL; half += LANES) {
+            Words lanes[LANES];
+            for (int64_t i = 0; i < LANES; i++) lanes[i] = half + i < count ? Rows::load_pairs(rows[half + i] + chunk * PAIR) : Words{};
+            transpose(lanes);
+            for (int64_t i = 0; i < LANES; i++)
+                std::memcpy(words + (chunk * LANES + i) * PANEL + half, &lanes[i], sizeof *lanes);
+        }
 }
 
-// Packs the values of 32 positions as 32 inputs of all panels of outputs; 0 past the end.
+// Packs the values of 32 positions as 32 inputs of all panels of outputs, and their scales; 0 past the end.
 template <class Rows>
-void pack_values(const PagedPrefill &a, int64_t kv_head, int64_t panel, int64_t positions, uint16_t *out) {
-    uint16_t buffers[2][MAX_DIM];
-    auto value = [&](int64_t position) -> const uint16_t * {
-        if (position >= a.length) return nullptr;
-        return read_row<Rows>(a, a.values, kv_head, position, a.value_dim, buffers[position % 2]);
-    };
+void pack_values(const PagedPrefill &a, int64_t kv_head, int64_t panel, int64_t positions, uint16_t *out, float *scales) {
     for (int64_t position = panel * PANEL; position < (panel + 1) * PANEL; position += 2) {
-        const uint16_t *first = value(position), *second = value(position + 1);
+        const typename Rows::Element *value[2] = {};
+        for (int64_t i = 0; i < 2; i++) {
+            if (position + i < a.length) value[i] = row_of<Rows>(a, a.values, kv_head, position + i);
+            if constexpr (Rows::PREFIX > 0) scales[position + i] = value[i] ? Rows::scale(value[i]) : 0.0f;
+        }
         for (int64_t d = 0; d < a.value_dim; d += PANEL) {
+            Floats x[2] = {}, y[2] = {};
+            for (int64_t i = 0; i < 2; i++)
+                if (value[i]) Rows::load_pair(value[i] + d, x[i], y[i]);
+            Words low = pack_floats(x[0], x[1]), high = pack_floats(y[0], y[1]);
+            if constexpr (Rows::PREFIX == 0) unzip(low, high);  // they are of even and of odd elements
             uint32_t *words = (uint32_t *)(out + d * positions + position * PANEL);
-            for (int64_t i = 0; i < PANEL; i++)
-                words[i] = pack_pair(first ? first[d + i] : 0, second ? second[d + i] : 0);
+            std::memcpy(words, &low, sizeof low), std::memcpy(words + LANES, &high, sizeof high);
         }
     }
 }
 
-// Scales scores of 32 positions and stores them.
-struct ScoreEpilogue {
+// Sums of some rows for 32 outputs.
+template <int rows>
+struct PanelSums {
+    Floats low[rows], high[rows];
+};
+
+// Products of rows of queries with the keys of a panel, summed as paged_decode does: words a fixed number apart are one
+// partial sum, and partial sums are added in pairs, those half as many apart as there are first.
+template <int rows, int partial_sums>
+class PanelScores {
+  public:
+    // q: `words` words of each row, one row after the other.
+    PanelScores(const uint32_t *q, const uint16_t *panel, int64_t words) : q_(q), panel_(panel), words_(words) {}
+
+    // The sum of the partial sums `first`, `first` + step, `first` + 2 * step ...
+    template <int step = 1>
+    __attribute__((always_inline)) PanelSums<rows> sum(int first = 0) const {
+        if constexpr (step == partial_sums) return partial_sum(first);
+        else {
+            PanelSums<rows> a = sum<2 * step>(first), b = sum<2 * step>(first + step);
+#pragma GCC unroll 12
+            for (int row = 0; row < rows; row++) a.low[row] += b.low[row], a.high[row] += b.high[row];
+            return a;
+        }
+    }
+
+  private:
+    __attribute__((always_inline)) PanelSums<rows> partial_sum(int first) const {
+        PanelSums<rows> sums;
+#pragma GCC unroll 12
+        for (int row = 0; row < rows; row++) sums.low[row] = sums.high[row] = broadcast(0.0f);
+        for (int64_t i = first; i < words_; i += partial_sums) {
+            Words low = load_words(panel_ + i * PAIR * 2), high = load_words(panel_ + i * PAIR * 2 + PAIR);
+#pragma GCC unroll 12
+            for (int row = 0; row < rows; row++) {
+                sums.low[row] = dot_add(sums.low[row], low, q_[row * words_ + i]);
+                sums.high[row] = dot_add(sums.high[row], high, q_[row * words_ + i]);
+            }
+        }
+        return sums;
+    }
+
+    const uint32_t *q_;
+    const uint16_t *panel_;
+    int64_t words_;
+};
+
+constexpr int64_t SCORE_ROWS = 6;  // queries whose partial sums fit into registers, but for a few
+
+// Where scores of 32 positions go, and what they are multiplied with: first with the keys' scales, if those have any.
+struct ScoreRows {
     float *scores;
     int64_t stride;
+    const float *key_scales;
     float scale;
-    void operator()(int row, Floats low, Floats high) const {
+    void store(int64_t row, Floats low, Floats high) const {
+        if (key_scales) low *= Float32::load(key_scales), high *= Float32::load(key_scales + LANES);
         Float32::store2(scores + row * stride, low * scale, high * scale);
     }
 };
 
-// Normalizes 32 elements of outputs by their rows' factors and stores them.
+// Adds the weighted values of a chunk to 32 elements of outputs, each row by its factor.
 struct ValueEpilogue {
-    uint16_t *out;
-    int64_t stride;
+    float *out;  // (rows, 32)
     const float *factors;
     void operator()(int row, Floats low, Floats high) const {
-        BFloat16::store2(out + row * stride, low * factors[row], high * factors[row]);
+        float *to = out + row * PANEL;
+        Float32::store2(to, Float32::load(to) + factors[row] * low, Float32::load(to + LANES) + factors[row] * high);
     }
 };
 
-// Attention of up to MAX_ROWS queries of one head. stride: of rows of scores and of weights.
-inline void attend_rows(const PagedPrefill &a, int64_t head, int64_t row, int64_t rows, int64_t positions, int64_t stride,
-                        const uint16_t *keys, const uint16_t *values, float *scores, uint16_t *weights) {
+// A head's keys and values in panels, with their scales if they have any.
+struct PackedHead {
+    const uint16_t *keys, *values;
+    const float *key_scales, *value_scales;
+    int64_t positions;  // that the panels have room for
+};
+
+// Buffers for up to MAX_ROWS queries: scores and weights, `stride` apart; the largest scores and sums of weights of chunks.
+struct RowBuffers {
+    float *scores;
+    uint16_t *weights;
+    int64_t stride;
+    float *largest, *totals;  // (chunks, MAX_ROWS)
+};
+
+// Scores of up to MAX_ROWS queries of one head with the keys at positions [begin, end), which are those of whole panels.
+template <class Rows>
+void score_rows(const PagedPrefill &a, int64_t head, int64_t row, int64_t rows, int64_t begin, int64_t end,
+                       const PackedHead &packed, const RowBuffers &buffers) {
+    alignas(64) uint32_t q[MAX_ROWS * MAX_DIM / 2];
+    int64_t words = a.key_dim / 2;
+    for (int64_t r = 0; r < rows; r++) {
+        const uint16_t *query = a.q + (row + r) * a.q_stride + head * a.key_dim;
+        for (int64_t i = 0; i < words; i += LANES) {
+            Floats x, y;
+            Rows::load_query_pair(query + 2 * i, x, y);
+            Words pairs = pack_floats(x, y);
+            std::memcpy(q + r * words + i, &pairs, sizeof pairs);
+        }
+    }
+    for (int64_t position = begin; position < end; position += PANEL)
+        for (int64_t r = 0; r < rows; r += SCORE_ROWS) {
+            ScoreRows out{buffers.scores + r * buffers.stride + position, buffers.stride,
+                          packed.key_scales ? packed.key_scales + position : nullptr, a.scale};
+            auto score = [&](auto number) {
+                constexpr int count = decltype(number)::value;
+                auto sums = PanelScores<count, PARTIAL_SUMS<BFloat16, Rows>>(q + r * words, packed.keys + position * a.key_dim, words).sum();
+                for (int i = 0; i < count; i++) out.store(i, sums.low[i], sums.high[i]);
+            };
+            switch (std::min(SCORE_ROWS, rows - r)) {
+                case 6: score(std::integral_constant<int, 6>{}); break;
+                case 5: score(std::integral_constant<int, 5>{}); break;
+                case 4: score(std::integral_constant<int, 4>{}); break;
+                case 3: score(std::integral_constant<int, 3>{}); break;
+                case 2: score(std::integral_constant<int, 2>{}); break;
+                default: score(std::integral_constant<int, 1>{});
+            }
+        }
+}
+
+// Positions [begin, end) in the chunks of paged_decode. Calls body(begin of a chunk, its end, where its MAX_ROWS results are).
+template <class Body>
+void for_each_chunk(int64_t begin, int64_t end, Body body) {
+    for (int64_t chunk = begin / CHUNK, at = 0; chunk * CHUNK < end; chunk++, at += MAX_ROWS)
+        body(std::max(begin, chunk * CHUNK), std::min(end, (chunk + 1) * CHUNK), at);
+}
+
+// Attention of up to MAX_ROWS queries of one head: each chunk has softmax weights of its own, as in paged_decode.
+template <class Rows>
+void attend_rows(const PagedPrefill &a, int64_t head, int64_t row, int64_t rows, const PackedHead &packed,
+                        const RowBuffers &buffers) {
     int64_t at = a.length - a.tokens + row;
     int64_t begin = a.window > 0 ? std::max<int64_t>(0, at + 1 - a.window) / PANEL * PANEL : 0;
     int64_t end = (at + rows + PANEL - 1) / PANEL * PANEL;
-    uint16_t q[MAX_ROWS * MAX_DIM];
-    for (int64_t r = 0; r < rows; r++)
-        std::memcpy(q + r * a.key_dim, a.q + (row + r) * a.q_stride + head * a.key_dim, a.key_dim * sizeof *q);
-    auto score = panel_matmul_for<ScoreEpilogue>(rows);
-    for (int64_t position = begin; position < end; position += PANEL) {
-        const uint16_t *key = keys + position * a.key_dim;
-        score(q, a.key_dim, key, a.key_dim, {(const char *)(key + PANEL * a.key_dim), LINE},
-              {scores + position, stride, a.scale});
-    }
-    float factors[MAX_ROWS];
+    int64_t chunks = (end - 1) / CHUNK - begin / CHUNK + 1;
+    score_rows<Rows>(a, head, row, rows, begin, end, packed, buffers);
+    float totals[MAX_ROWS];
     for (int64_t r = 0; r < rows; r++) {
         int64_t first = a.window > 0 ? std::max<int64_t>(0, at + r + 1 - a.window) : 0;
-        float *own = scores + r * stride, top = a.sinks ? a.sinks[head] : -INFINITY;
-        if (a.softcap > 0.0f) scale_scores(own, begin, end, 1.0f, a.softcap);
-        for (int64_t i = begin; i < first; i++) own[i] = -INFINITY;
-        for (int64_t i = at + r + 1; i < end; i++) own[i] = -INFINITY;
-        float total = softmax_weights<BFloat16>(own, weights + r * stride, begin, end, top);
-        factors[r] = 1.0f / (a.sinks ? total + std::exp(a.sinks[head] - top) : total);
+        float *scores = buffers.scores + r * buffers.stride;
+        if (a.softcap > 0.0f) scale_scores(scores, begin, end, 1.0f, a.softcap);
+        for (int64_t i = begin; i < first; i++) scores[i] = -INFINITY;
+        for (int64_t i = at + r + 1; i < end; i++) scores[i] = -INFINITY;
+        for_each_chunk(begin, end, [&](int64_t from, int64_t to, int64_t chunk) {
+            float &largest = buffers.largest[chunk + r] = -INFINITY;
+            buffers.totals[chunk + r] = softmax_weights<BFloat16>(scores, packed.value_scales,
+                                                                  buffers.weights + r * buffers.stride, from, to, largest);
+        });
+        totals[r] = merge_factors(buffers.largest + r, buffers.totals + r, chunks, MAX_ROWS, a.sinks ? a.sinks + head : nullptr);
     }
     auto accumulate = panel_matmul_for<ValueEpilogue>(rows);
-    uint16_t *out = a.out + (row * a.heads + head) * a.value_dim;
     for (int64_t d = 0; d < a.value_dim; d += PANEL) {
-        const uint16_t *value = values + d * positions + begin * PANEL;
-        accumulate(weights + begin, stride, value, end - begin, {(const char *)(value + PANEL * positions), LINE},
-                   {out + d, a.heads * a.value_dim, factors});
+        alignas(64) float mixed[MAX_ROWS * PANEL] = {};
+        for_each_chunk(begin, end, [&](int64_t from, int64_t to, int64_t chunk) {
+            const uint16_t *value = packed.values + d * packed.positions + from * PANEL;
+            accumulate(buffers.weights + from, buffers.stride, value, to - from,
+                       {(const char *)(value + PANEL * packed.positions), LINE}, {mixed, buffers.largest + chunk});
+        });
+        for (int64_t r = 0; r < rows; r++) {
+            uint16_t *out = a.out + ((row + r) * a.heads + head) * a.value_dim + d;
+            BFloat16::store2(out, Float32::load(mixed + r * PANEL) / totals[r],
+                             Float32::load(mixed + r * PANEL + LANES) / totals[r]);
+        }
     }
 }
 
@@ -162,34 +276,45 @@ class PackedContext {
     // For sequences of up to `max_positions`. Everything is allocated here, as nothing may throw inside parallel regions.
     PackedContext(const PagedPrefill &a, int64_t max_positions)
         : positions_((max_positions + PANEL - 1) / PANEL * PANEL), stride_(positions_ | PANEL),  // never whole pages
+          chunk_rows_((positions_ / CHUNK + 1) * MAX_ROWS),
           keys_(new uint16_t[a.kv_heads * positions_ * a.key_dim]),
           values_(new uint16_t[a.kv_heads * positions_ * a.value_dim]),
+          scales_(Rows::PREFIX > 0 ? new float[2 * a.kv_heads * positions_] : nullptr),
           scores_(new float[MAX_ROWS * stride_ * pool_threads()]),
-          weights_(new uint16_t[MAX_ROWS * stride_ * pool_threads()]) {}
+          weights_(new uint16_t[MAX_ROWS * stride_ * pool_threads()]),
+          chunks_(new float[2 * chunk_rows_ * pool_threads()]) {}
 
     void attend(const PagedPrefill &a) {
         pack(a);
         int64_t tiles = (a.tokens + MAX_ROWS - 1) / MAX_ROWS, group = a.heads / a.kv_heads, buffer = MAX_ROWS * stride_;
         WorkItems items(a.heads * tiles);
         run_parallel([&](int thread) {
+            float *largest = &chunks_[2 * chunk_rows_ * thread];
+            RowBuffers buffers{&scores_[buffer * thread], &weights_[buffer * thread], stride_, largest, largest + chunk_rows_};
             items.for_each([&](int64_t item, int64_t) {
                 int64_t head = item / tiles, row = (tiles - 1 - item % tiles) * MAX_ROWS;  // the longest first
-                attend_rows(a, head, row, std::min(MAX_ROWS, a.tokens - row), positions_, stride_,
-                            &keys_[head / group * positions_ * a.key_dim], &values_[head / group * positions_ * a.value_dim],
-                            &scores_[buffer * thread], &weights_[buffer * thread]);
+                attend_rows<Rows>(a, head, row, std::min(MAX_ROWS, a.tokens - row), head_of(a, head / group), buffers);
             });
         });
     }
 
   private:
+    PackedHead head_of(const PagedPrefill &a, int64_t kv_head) const {
+        return {&keys_[kv_head * positions_ * a.key_dim], &values_[kv_head * positions_ * a.value_dim],
+                scales_ ? key_scales(kv_head) : nullptr, scales_ ? value_scales(kv_head) : nullptr, positions_};
+    }
+    float *key_scales(int64_t kv_head) const { return &scales_[2 * kv_head * positions_]; }
+    float *value_scales(int64_t kv_head) const { return &scales_[(2 * kv_head + 1) * positions_]; }
     void pack(const PagedPrefill &a) {
         int64_t panels = (a.length + PANEL - 1) / PANEL;
         int64_t first = a.window > 0 ? std::max<int64_t>(0, a.length - a.tokens + 1 - a.window) / PANEL : 0;
         int64_t begin = first_ <= first ? std::max(first, shared_panels(a)) : first;
         parallel_for(a.kv_heads * (panels - begin), true, [&](int64_t at) {
             int64_t kv_head = at / (panels - begin), panel = begin + at % (panels - begin);
-            pack_keys<Rows>(a, kv_head, panel, &keys_[kv_head * positions_ * a.key_dim]);
-            pack_values<Rows>(a, kv_head, panel, positions_, &values_[kv_head * positions_ * a.value_dim]);
+            float *scales = scales_ ? key_scales(kv_head) : nullptr;
+            pack_keys<Rows>(a, kv_head, panel, &keys_[kv_head * positions_ * a.key_dim], scales);
+            scales = scales_ ? value_scales(kv_head) : nullptr;
+            pack_values<Rows>(a, kv_head, panel, positions_, &values_[kv_head * positions_ * a.value_dim], scales);
         });
         block_table_ = a.block_table, length_ = a.length, first_ = first;
     }
@@ -200,10 +325,12 @@ class PackedContext {
         return std::min(length, block * a.block_size) / PANEL;
     }
 
-    int64_t positions_, stride_;
+    int64_t positions_, stride_, chunk_rows_;
     std::unique_ptr<uint16_t[]> keys_, values_;
+    std::unique_ptr<float[]> scales_;  // of int8 rows: (kv_heads, keys and values, positions)
     std::unique_ptr<float[]> scores_;
     std::unique_ptr<uint16_t[]> weights_;
+    std::unique_ptr<float[]> chunks_;
     const int32_t *block_table_ = nullptr;  // of the packed sequence
     int64_t length_ = 0, first_ = 0;        // its positions and its first packed panel
 };

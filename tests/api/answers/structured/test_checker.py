@@ -155,8 +155,8 @@ async def test_expensive_grammars_do_not_delay_others(folder: Path) -> None:
 async def test_a_full_queue_is_not_the_fault_of_the_grammar(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = WorkerPool.__init__
 
-    def small(self: WorkerPool, *args: Any) -> None:
-        made(self, *args, size=1, max_queued=2)
+    def small(self: WorkerPool, *args: Any, **settings: Any) -> None:
+        made(self, *args, **settings, size=1, max_queued=2)
 
     monkeypatch.setattr(WorkerPool, "__init__", small)
     async with running_checker(folder) as check:
