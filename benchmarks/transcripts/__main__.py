@@ -127,6 +127,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--speech", type=Path, required=True)
     parser.add_argument("--minutes", type=float, nargs="+", default=[1, 2, 10], help="in turn, for each pause one")
+    parser.add_argument("--pauses", nargs="+", choices=PAUSES, default=list(PAUSES))
     parser.add_argument("--quantization", nargs="+", default=["none", "int8"])
     parser.add_argument("--peer", type=Path)
     parser.add_argument("--peer-model", type=Path)
@@ -135,7 +136,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     recordings = read_recordings(options.speech)
     audio = []
-    for number, (name, pauses) in enumerate(PAUSES.items()):
+    for number, name in enumerate(options.pauses):
+        pauses = PAUSES[name]
         minutes = options.minutes[number % len(options.minutes)]
         audio.append((name, join(recordings, pauses, 60 * minutes, lead=max(pauses))))
     scores: list[Score] = []

@@ -121,10 +121,13 @@ async def over_realtime(url: str, speech: JoinedSpeech) -> Answer:
     """Transcribe by a session with server_vad, faster than the audio would be spoken."""
     samples = np.concatenate([speech.samples, np.zeros(2 * RATE, np.float32)])
     pcm = (soxr.resample(samples, RATE, _SESSION_RATE).clip(-1, 1) * 32767).astype(np.int16)
+    options: Any = {"ping_interval": None}  # a ping would wait behind minutes of audio
     async with (
         asyncio.timeout(_PATIENCE),
         AsyncOpenAI(base_url=f"{url}/v1", api_key="none") as client,
-        client.realtime.connect(model=(await client.models.list()).data[0].id) as connection,
+        client.realtime.connect(
+            model=(await client.models.list()).data[0].id, websocket_connection_options=options
+        ) as connection,
     ):
         source = {
             "format": {"type": "audio/pcm", "rate": _SESSION_RATE},
