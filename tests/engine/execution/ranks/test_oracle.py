@@ -158,7 +158,7 @@ def test_steps_are_not_captured(tmp_path: Path) -> None:
             {},
             "4 attention heads cannot be divided among 3 ranks: .* must be one of 1, 2, 4",
         ),
-        ("diffllama", {}, "must be 1 for diffllama"),
+        ("diffllama", {}, "must be 1 for .*, diffllama: they divide"),
         ("llama", {"task": "embed"}, "must be 1 for models for embeddings"),
     ],
 )
