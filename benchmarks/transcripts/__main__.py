@@ -142,10 +142,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         audio.append((name, join(recordings, pauses, 60 * minutes, lead=max(pauses))))
     scores: list[Score] = []
 
-    def take(found: Iterator[Score]) -> None:
-        for one in found:
-            scores.append(one)
-            print(row(one), flush=True)
+    def take(rows: Iterator[Score]) -> None:
+        for score in rows:
+            scores.append(score)
+            print(row(score), flush=True)
 
     for quantization in options.quantization:
         system = f"Quire {'bfloat16' if quantization == 'none' else quantization}"

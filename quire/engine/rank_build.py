@@ -174,15 +174,15 @@ def cache_dtype(loaded: LoadedModel, config: CoreConfig) -> torch.dtype:
     Raises:
         UnsupportedModel: it cannot represent the checkpoint's scales, or the model runs in another type.
     """
-    wanted = config.engine.kv_cache_dtype
-    if wanted in ("bfloat16", "float16") and loaded.dtype != getattr(torch, wanted):
+    kv_cache_dtype = config.engine.kv_cache_dtype
+    if kv_cache_dtype in ("bfloat16", "float16") and loaded.dtype != getattr(torch, kv_cache_dtype):
         raise UnsupportedModel(
-            f"--kv-cache-dtype {wanted} needs a model that runs in {wanted} (--dtype), this one runs in "
-            f"{str(loaded.dtype).removeprefix('torch.')}; auto and int8 are accepted here"
+            f"--kv-cache-dtype {kv_cache_dtype} needs a model that runs in {kv_cache_dtype} (--dtype), this one runs "
+            f"in {str(loaded.dtype).removeprefix('torch.')}; auto and int8 are accepted here"
         )
-    if wanted == "fp8" and isinstance(loaded.model, Transformer):
+    if kv_cache_dtype == "fp8" and isinstance(loaded.model, Transformer):
         check_scales(loaded.model)
-    return {"int8": torch.int8, "fp8": torch.float8_e4m3fn}.get(wanted, loaded.dtype)
+    return {"int8": torch.int8, "fp8": torch.float8_e4m3fn}.get(kv_cache_dtype, loaded.dtype)
 
 
 def cache_memory(loaded: LoadedModel, config: CoreConfig, device: Device, reserved: int) -> CacheMemory | None:

@@ -32,7 +32,7 @@ class SpeechStretches:
 
     def around(self, start: float, end: float) -> tuple[float, float] | None:
         """Return the stretch that holds most of a time; None if there is none."""
-        shared = [(min(end, one[1]) - max(start, one[0]), one) for one in self.stretches]
+        shared = [(min(end, stretch[1]) - max(start, stretch[0]), stretch) for stretch in self.stretches]
         most, stretch = max(shared, default=(-1.0, None))
         return stretch if most >= 0 else None
 
