@@ -57,7 +57,7 @@ def find_folder(model: str, revision: str | None) -> Path:
         ConfigError: there is no such directory, and it cannot be downloaded; or its weights are in another format.
     """
     if model in BUNDLED:
-        return Path(str(files("quire") / BUNDLED[model]))
+        return Path(str(files("quire") / "bundled" / BUNDLED[model]))
     if _is_dir(model):
         _check_format(model, _files_in(Path(model)))
         return Path(model)
