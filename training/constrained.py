@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import LogitsProcessor
 
 from quire.api.answers.grammar_writer import GrammarWriter
-from quire.engine.wire.grammar import GrammarTokens
+from quire.engine.client.grammar import GrammarTokens
 
 
 class SchemaProcessor(LogitsProcessor):  # type: ignore[misc]

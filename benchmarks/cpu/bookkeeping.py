@@ -22,7 +22,9 @@ import torch
 from torch import Tensor
 
 from quire.config.options import EngineOptions
-from quire.engine.core import EngineCore
+from quire.engine.client.protocol import AddRequest
+from quire.engine.client.sampling_params import SamplingParams
+from quire.engine.core.loop import EngineCore
 from quire.engine.execution.devices.cpu import CpuDevice
 from quire.engine.execution.executor import BackgroundExecutor
 from quire.engine.execution.item_encoder import NoItemEncoder
@@ -36,8 +38,6 @@ from quire.engine.models.inputs import ModelInputs, StepAttention, StepCrossAtte
 from quire.engine.scheduling.blocks import BlockPool, hasher_named
 from quire.engine.scheduling.limits import SchedulerLimits
 from quire.engine.scheduling.scheduler import Scheduler
-from quire.engine.wire.protocol import AddRequest
-from quire.engine.wire.sampling_params import SamplingParams
 
 STEPS = 300
 PROMPT = 256

@@ -25,7 +25,7 @@ from quire.api.protocol.models import (
     TokenizeResponse,
 )
 from quire.api.serving.models import ServedModel, ServerState
-from quire.engine.wire.model_info import ModelInfo
+from quire.engine.client.model_info import ModelInfo
 from quire.multimodal.prompts import Prompt
 from quire.multimodal.renderer import Renderer
 

@@ -14,7 +14,7 @@ from quire.api.http.errors import InvalidRequest
 from quire.api.http.sse import unless_disconnected
 from quire.api.protocol.common import ErrorBody
 from quire.api.serving.models import ServerState
-from quire.engine.wire.protocol import MemoryTag, SleepLevel
+from quire.engine.client.protocol import MemoryTag, SleepLevel
 
 _ERRORS: dict[int | str, dict[str, Any]] = {
     400: {"model": ErrorBody, "description": "the server runs without --enable-sleep-mode, or a parameter is wrong"},

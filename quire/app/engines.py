@@ -19,15 +19,15 @@ from quire.app.models import ModelSource
 from quire.config.commands import Serve
 from quire.config.media_options import AudioOptions
 from quire.config.options import ChatOptions, EngineOptions, ModelOptions, ParallelOptions
-from quire.engine.build import serve_core
-from quire.engine.core_config import CoreConfig
+from quire.engine.build.core_config import CoreConfig
+from quire.engine.build.engine import serve_core
+from quire.engine.client.engine_client import EngineClient
+from quire.engine.client.launch import CoreHandle, ProcessCore, ThreadCore
+from quire.engine.client.transport import ClientChannel
 from quire.engine.execution.devices.select import uses_gpu
 from quire.engine.execution.memory import MemoryShare, free_memory
 from quire.engine.models.model_config import ModelConfig, model_config_of
 from quire.engine.models.spec import CTCSpec, EncoderSpec, TransducerSpec
-from quire.engine.wire.client import EngineClient
-from quire.engine.wire.launch import CoreHandle, ProcessCore, ThreadCore
-from quire.engine.wire.transport import ClientChannel
 from quire.multimodal.audio.memory import AudioMemory
 from quire.multimodal.audio.reader import AudioReader
 from quire.multimodal.renderer import Renderer

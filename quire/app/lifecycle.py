@@ -36,8 +36,8 @@ from quire.config.options import (
     TlsOptions,
 )
 from quire.config.tool_servers import urls_by_label
+from quire.engine.client.errors import EngineDead
 from quire.engine.models.errors import ModelError
-from quire.engine.wire.errors import EngineDead
 from quire.metrics.prometheus import Metrics, ModelMetrics
 from quire.multimodal.audio.memory import AudioMemory
 from quire.multimodal.errors import ModelFileError, PromptError

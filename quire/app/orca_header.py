@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.api.serving.models import ServerState
 from quire.app.middleware import Middleware
-from quire.engine.wire.protocol import StepStats
+from quire.engine.client.protocol import StepStats
 
 _FORMAT = "endpoint-load-metrics-format"  # header of requests
 _LOAD = "endpoint-load-metrics"  # header of responses

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import tokenizers
 
-from quire.engine.wire.protocol import TokenArray
+from quire.engine.client.protocol import TokenArray
 from quire.multimodal.errors import PromptError
 from quire.multimodal.reranker_prompts import PairTemplate
 from quire.multimodal.tokenizer import Tokenizer

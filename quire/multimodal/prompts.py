@@ -12,7 +12,7 @@ import tokenizers
 
 from quire.config.options import ChatOptions
 from quire.config.types import read_template
-from quire.engine.wire.protocol import TokenArray
+from quire.engine.client.protocol import TokenArray
 from quire.multimodal.chat_template import ChatTemplate, load_templates
 from quire.multimodal.errors import PromptError
 from quire.multimodal.messages import normalize

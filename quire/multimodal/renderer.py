@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.config.options import ChatOptions
-from quire.engine.wire.protocol import TokenArray
+from quire.engine.client.protocol import TokenArray
 from quire.multimodal.errors import PromptError
 from quire.multimodal.pooling_prompts import PairsJob, PoolingPrompt, TextsJob
 from quire.multimodal.prompts import ChatJob, Conversation, Job, Prompt, PromptBuilder, RenderedChat, TextJob

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from quire.api.http.errors import ApiError, as_api_error
 from quire.api.serving.transcription.types import TranscriptDelta
-from quire.engine.wire.errors import EngineError, EngineOverloaded
+from quire.engine.client.errors import EngineError, EngineOverloaded
 from quire.multimodal.errors import PromptError
 from quire.realtime.audio import RATE, Samples, to_float
 from quire.realtime.dialects.dialect import Body, Dialect

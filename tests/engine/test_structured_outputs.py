@@ -23,8 +23,8 @@ from quire.api.answers.tools.custom import schema_of
 from quire.api.answers.tools.registry import FORMATS
 from quire.api.protocol.custom import CustomDefinition, CustomTool, GrammarFormat
 from quire.api.protocol.structured import StructuralTagFormat, StructuredOutputs
-from quire.engine.wire.grammar import GrammarTokens
-from quire.engine.wire.sampling_params import SamplingParams
+from quire.engine.client.grammar import GrammarTokens
+from quire.engine.client.sampling_params import SamplingParams
 from tests.support.engine import Engine, random_prompt
 from tests.support.formats import CONSTRAINED
 from tests.support.models import make_model, save_model

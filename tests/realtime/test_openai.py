@@ -10,7 +10,7 @@ import soxr
 from openai import AsyncOpenAI
 
 from quire.api.http.errors import InvalidRequest
-from quire.engine.wire.errors import EngineDead, EngineOverloaded
+from quire.engine.client.errors import EngineDead, EngineOverloaded
 from quire.realtime.settings import SessionSettings
 from tests.support.realtime import (
     RATE,

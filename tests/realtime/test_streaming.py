@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from quire.api.http.errors import InvalidRequest
 from quire.api.serving.transcription.types import TranscriptDelta
-from quire.engine.wire.errors import EngineOverloaded
+from quire.engine.client.errors import EngineOverloaded
 from quire.realtime.settings import SessionSettings
 from quire.realtime.transcript import Transcript, Usage
 from tests.support.realtime import RATE, FakeSpeech, as_floats, session_of, silence, speech, speech_server

@@ -12,7 +12,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from quire.engine.wire.pooling_params import PoolingParams
+from quire.engine.client.pooling_params import PoolingParams
 from tests.support.engine import Engine, greedy
 from tests.support.models import draw_weights
 

@@ -32,7 +32,7 @@ from quire.app.tls import Tls
 from quire.app.websocket import BoundedWebSocket
 from quire.config.commands import Serve
 from quire.config.tool_servers import urls_by_label
-from quire.engine.wire.launch import CoreEntry, CoreHandle
+from quire.engine.client.launch import CoreEntry, CoreHandle
 from quire.metrics.prometheus import Metrics, ModelMetrics
 from quire.multimodal.audio.memory import AudioMemory
 from quire.multimodal.audio.reader import AudioReader

@@ -10,7 +10,7 @@ from typing import Any
 from llguidance import regex_to_lark
 
 from quire.api.answers.grammar_depth import json_levels
-from quire.engine.wire.grammar import CLIENT_GRAMMAR
+from quire.engine.client.grammar import CLIENT_GRAMMAR
 
 _INDENT = 4  # spaces for each level of pretty printed JSON
 _MAX_LENGTH = 1 << 20  # characters

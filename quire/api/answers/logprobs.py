@@ -12,7 +12,7 @@ from typing import Any, ParamSpec, TypeVar
 import orjson
 
 from quire.api.http.tenant import take_turn
-from quire.engine.wire.protocol import TokenLogprobs
+from quire.engine.client.protocol import TokenLogprobs
 from quire.multimodal.tokenizer import Tokenizer
 
 _MIN_LOGPROB = -9999.0  # JSON has no minus infinity

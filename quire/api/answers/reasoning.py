@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from quire.api.answers.whitespace import LeadingWhitespace, TrailingWhitespace
-from quire.engine.wire.partial import partial_suffix
+from quire.engine.client.partial import partial_suffix
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ from quire.api.http.errors import InvalidRequest, shorten
 from quire.api.http.tenant import current_tenant
 from quire.api.protocol.chat import Message
 from quire.api.serving.models import ServedModel
-from quire.engine.wire.audio import AudioInfo
-from quire.engine.wire.protocol import MediaItem
+from quire.engine.client.audio import AudioInfo
+from quire.engine.client.protocol import MediaItem
 from quire.multimodal.audio.decode import AudioError, DecodedAudio
 from quire.multimodal.audio.features import SAMPLE_RATE
 from quire.multimodal.audio.formats import NAMES, recognized_name

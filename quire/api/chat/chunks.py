@@ -13,7 +13,7 @@ from quire.api.answers.logprobs import LogprobFormatter
 from quire.api.answers.tools.calls import CallDelta, Parsed, TextDelta
 from quire.api.http.request_ids import fingerprint
 from quire.api.http.sse import event
-from quire.engine.wire.stream import Delta
+from quire.engine.client.stream import Delta
 
 _EMPTY = {"content": ""}
 _PLACEHOLDER = "\ue000"  # in the template, in place of the text

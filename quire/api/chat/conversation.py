@@ -11,7 +11,7 @@ from quire.api.http.errors import InvalidRequest
 from quire.api.protocol.chat import ChatRequest, Message
 from quire.api.protocol.models import TokenizeRequest
 from quire.api.protocol.pooling.requests import ChatInput
-from quire.engine.wire.audio import AudioInfo
+from quire.engine.client.audio import AudioInfo
 from quire.multimodal.prompts import EFFORT, NO_EFFORT, THINKING_SWITCHES, Conversation, RenderedChat
 
 WithMessages = ChatRequest | TokenizeRequest | ChatInput

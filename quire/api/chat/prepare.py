@@ -27,8 +27,8 @@ from quire.api.serving.params import (
     sequences_per_prompt,
     truncate_prompt,
 )
-from quire.engine.wire.protocol import MediaItem
-from quire.engine.wire.stream import GenerateRequest
+from quire.engine.client.protocol import MediaItem
+from quire.engine.client.stream import GenerateRequest
 from quire.multimodal.audio.placeholders import place_audio
 from quire.multimodal.prompts import EFFORT, NO_EFFORT, THINKING_SWITCHES, Prompt, RenderedChat
 

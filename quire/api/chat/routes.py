@@ -34,7 +34,7 @@ from quire.api.serving.beams.collect import collect_answers
 from quire.api.serving.generation import SequenceResult, generate_all
 from quire.api.serving.models import ServerState
 from quire.api.serving.params import sequences_per_prompt
-from quire.engine.wire.stream import Delta
+from quire.engine.client.stream import Delta
 
 
 def router(state: ServerState) -> APIRouter:

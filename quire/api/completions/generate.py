@@ -39,10 +39,10 @@ from quire.api.serving.admission import admit, check_capacity
 from quire.api.serving.generation import collect, generate_all
 from quire.api.serving.models import ServedModel, ServerState
 from quire.config.options import LimitOptions
-from quire.engine.wire.protocol import TokenLogprobs
-from quire.engine.wire.sampling_params import PromptTokenIds
-from quire.engine.wire.stream import Delta, GenerateRequest
-from quire.engine.wire.token_mask import token_ids
+from quire.engine.client.protocol import TokenLogprobs
+from quire.engine.client.sampling_params import PromptTokenIds
+from quire.engine.client.stream import Delta, GenerateRequest
+from quire.engine.client.token_mask import token_ids
 from quire.multimodal.prompts import Prompt
 
 _OUTER_FIELDS = (

@@ -29,8 +29,8 @@ from quire.api.serving.params import (
     with_max_tokens,
 )
 from quire.config.options import LimitOptions
-from quire.engine.wire.sampling_params import PromptTokenIds, SamplingParams
-from quire.engine.wire.stream import GenerateRequest
+from quire.engine.client.sampling_params import PromptTokenIds, SamplingParams
+from quire.engine.client.stream import GenerateRequest
 from quire.multimodal.prompts import Prompt
 
 MAX_PROMPT_LOGPROBS = 1 << 22  # entries, of about 70 bytes each

@@ -25,8 +25,8 @@ from quire.api.serving.beams.collect import collect_answers
 from quire.api.serving.beams.options import unused_with_beams
 from quire.api.serving.generation import SequenceResult, generate_all
 from quire.api.serving.models import ServerState
-from quire.engine.wire.protocol import TokenLogprobs
-from quire.engine.wire.stream import Delta
+from quire.engine.client.protocol import TokenLogprobs
+from quire.engine.client.stream import Delta
 
 
 def router(state: ServerState) -> APIRouter:

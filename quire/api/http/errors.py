@@ -31,7 +31,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.api.http.paths import endpoint_path
-from quire.engine.wire.errors import (
+from quire.engine.client.errors import (
     DeadlineExceeded,
     EngineAsleep,
     EngineDead,

@@ -18,7 +18,7 @@ from quire.api.pooling.run import PoolingContext, PoolingResults, admit_pooling,
 from quire.api.protocol.pooling.cohere import CohereEmbedRequest, CohereEmbedResponse, EmbeddingType
 from quire.api.protocol.pooling.responses import openapi_arrays
 from quire.api.serving.models import ServedModel, ServerState
-from quire.engine.wire.protocol import PooledArray
+from quire.engine.client.protocol import PooledArray
 from quire.multimodal.pooling_prompts import Truncation
 
 

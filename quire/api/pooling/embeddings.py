@@ -40,8 +40,8 @@ from quire.api.protocol.pooling.responses import (
     openapi_arrays,
 )
 from quire.api.serving.models import ServedModel, ServerState
-from quire.engine.wire.pooling_params import PoolingParams, PoolingTask
-from quire.engine.wire.protocol import PooledArray
+from quire.engine.client.pooling_params import PoolingParams, PoolingTask
+from quire.engine.client.protocol import PooledArray
 
 _TASKS: dict[str, PoolingTask] = {
     "embed": "embed",

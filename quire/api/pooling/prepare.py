@@ -28,7 +28,7 @@ from quire.api.protocol.pooling.requests import (
     TextInput,
 )
 from quire.api.serving.models import ServedModel, ServerState
-from quire.engine.wire.pooling_params import PoolingParams, PoolingTask
+from quire.engine.client.pooling_params import PoolingParams, PoolingTask
 from quire.multimodal.errors import PromptError
 from quire.multimodal.pooling_prompts import InputNames, PoolingPrompt, TextsJob, Truncation, check_length
 

@@ -23,11 +23,11 @@ from quire.api.protocol.common import CompletionTokensDetails, PromptTokensDetai
 from quire.api.serving.admission import admit
 from quire.api.serving.models import ServedModel, ServerState
 from quire.api.serving.result_memory import Reservation
-from quire.engine.wire.batch import OnResult
-from quire.engine.wire.errors import RequestRefused
-from quire.engine.wire.pooling_params import PoolingParams
-from quire.engine.wire.protocol import PooledArray
-from quire.engine.wire.stream import PoolRequest
+from quire.engine.client.batch import OnResult
+from quire.engine.client.errors import RequestRefused
+from quire.engine.client.pooling_params import PoolingParams
+from quire.engine.client.protocol import PooledArray
+from quire.engine.client.stream import PoolRequest
 from quire.multimodal.pooling_prompts import InputNames, PairsJob, PoolingPrompt, TextsJob
 
 _SLICE = 256  # prompts that are sent to the engine at a time, if they are tokenized already

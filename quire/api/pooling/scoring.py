@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from quire.api.http.tenant import current_tenant, take_turn
 from quire.api.pooling.prepare import text_group
 from quire.api.pooling.run import InputGroup, PoolingContext, PoolingResults, run_pooling
-from quire.engine.wire.pooling_params import PoolingParams
-from quire.engine.wire.protocol import PooledArray
+from quire.engine.client.pooling_params import PoolingParams
+from quire.engine.client.protocol import PooledArray
 from quire.multimodal.pooling_prompts import InputNames, PairsJob, Truncation
 
 _UNSHORTENED = 0

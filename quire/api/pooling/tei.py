@@ -42,8 +42,8 @@ from quire.api.protocol.pooling.tei import (
     TeiVectors,
 )
 from quire.api.serving.models import ServedModel, ServerState
-from quire.engine.wire.pooling_params import PoolingParams
-from quire.engine.wire.protocol import PooledArray
+from quire.engine.client.pooling_params import PoolingParams
+from quire.engine.client.protocol import PooledArray
 from quire.multimodal.pooling_prompts import InputNames, PairsJob, Truncation
 
 _THREADS = 2  # of the renderer

@@ -21,7 +21,7 @@ from quire.api.protocol.responses import (
     ResponseTool,
 )
 from quire.api.responses.limits import ResponseLimits
-from quire.engine.wire.client import EngineClient
+from quire.engine.client.engine_client import EngineClient
 
 _REFUSED = -32000  # in the range that JSON-RPC leaves to servers
 _CALL_ID_LENGTH = 9  # Mistral's templates accept no other

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from quire.api.protocol.responses import RawMessage
-from quire.engine.wire.stream import Delta
+from quire.engine.client.stream import Delta
 from quire.multimodal.prompts import Prompt
 
 

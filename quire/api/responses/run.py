@@ -28,8 +28,8 @@ from quire.api.responses.mcp_tools import McpToolset
 from quire.api.responses.raw_messages import RawMessages
 from quire.api.responses.writer import Event, ItemWriter
 from quire.api.serving.generation import UsageCounter, generate_all
-from quire.engine.wire.errors import DeadlineExceeded, EngineError
-from quire.engine.wire.protocol import TokenLogprobs
+from quire.engine.client.errors import DeadlineExceeded, EngineError
+from quire.engine.client.protocol import TokenLogprobs
 
 CLIENT_CALLS = ("function_call", "custom_tool_call")  # types of items; the client has to make these calls
 _STATUS_BY_REASON: dict[str | None, Status] = {"length": "incomplete", "abort": "failed", "error": "failed"}

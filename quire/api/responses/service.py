@@ -25,7 +25,7 @@ from quire.api.responses.translation import input_items, stored_items
 from quire.api.responses.truncation import TOO_LONG, prepare_turn
 from quire.api.responses.writer import Event, new_id
 from quire.api.serving.models import ServedModel, ServerState
-from quire.engine.wire.errors import EngineError
+from quire.engine.client.errors import EngineError
 from quire.multimodal.errors import PromptError
 
 logger = logging.getLogger(__name__)

@@ -10,9 +10,9 @@ from typing import Any
 
 from quire.api.http.tenant import take_turn
 from quire.api.protocol.common import CompletionTokensDetails, PromptTokensDetails, RequestMetrics, Usage
-from quire.engine.wire.client import EngineClient
-from quire.engine.wire.records import RequestTimes
-from quire.engine.wire.stream import Delta, GenerateRequest
+from quire.engine.client.engine_client import EngineClient
+from quire.engine.client.records import RequestTimes
+from quire.engine.client.stream import Delta, GenerateRequest
 
 IndexedDelta = tuple[int, Delta]  # with the index of its sequence
 _STARTED_AT_ONCE = 32  # sequences

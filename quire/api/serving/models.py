@@ -15,8 +15,8 @@ from quire.api.http.malloc_trim import MallocTrimmer
 from quire.api.serving.defaults import GenerationDefaults
 from quire.api.serving.result_memory import ResultMemory
 from quire.config.options import LimitOptions
-from quire.engine.wire.client import EngineClient
-from quire.engine.wire.model_info import ModelInfo
+from quire.engine.client.engine_client import EngineClient
+from quire.engine.client.model_info import ModelInfo
 from quire.multimodal.audio.reader import AudioReader
 from quire.multimodal.media.sources import MediaPolicy
 from quire.multimodal.renderer import Renderer

@@ -13,12 +13,12 @@ from quire.api.http.errors import InvalidRequest, shorten
 from quire.api.protocol.common import ChatAndCompletionFields, StreamOptions
 from quire.api.serving.models import ServedModel, ServerState
 from quire.config.options import LimitOptions
-from quire.engine.wire.detokenizer import TextParams
-from quire.engine.wire.protocol import MediaItem
-from quire.engine.wire.records import SequenceGroup
-from quire.engine.wire.sampling_params import MAX_LOGPROB_TOKEN_IDS, SamplingParams
-from quire.engine.wire.stream import GenerateRequest
-from quire.engine.wire.token_mask import TokenMask, token_mask
+from quire.engine.client.detokenizer import TextParams
+from quire.engine.client.protocol import MediaItem
+from quire.engine.client.records import SequenceGroup
+from quire.engine.client.sampling_params import MAX_LOGPROB_TOKEN_IDS, SamplingParams
+from quire.engine.client.stream import GenerateRequest
+from quire.engine.client.token_mask import TokenMask, token_mask
 from quire.multimodal.prompts import Prompt
 
 _GREEDY_THRESHOLD = 1e-5  # lower temperatures mean greedy sampling

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from quire.engine.client.audio import AudioInfo, AudioLengths, WindowLengths
 from quire.engine.models.adapter_config import AdapterConfig, read_adapter
 from quire.engine.models.audio_spec import (
     CausalConvStem,
@@ -19,7 +20,6 @@ from quire.engine.models.audio_spec import (
 from quire.engine.models.errors import BrokenFolder, UnsupportedModel
 from quire.engine.models.sentence_transformers import read_json
 from quire.engine.models.spec import AudioEncoderSpec
-from quire.engine.wire.audio import AudioInfo, AudioLengths, WindowLengths
 
 _RATE = 16_000  # samples per second
 # What features are made of; the extractor's config may say so, but nothing else.

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from quire.engine.client.convolutions import count_positions
 from quire.engine.models.audio_spec import (
     Conv2dStem,
     ConvPositions,
@@ -30,7 +31,6 @@ from quire.engine.models.layers.step import StepContext
 from quire.engine.models.rope_spec import Rope
 from quire.engine.models.spec import AudioEncoderSpec, ConformerLayer, CTCSpec, GroupedQueryAttention
 from quire.engine.models.stack import LayerStack
-from quire.engine.wire.convolutions import count_positions
 from quire.kernels.activation import activation
 from quire.kernels.projected_heads import CosSin
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from quire.engine.wire.convolutions import Convolution
+from quire.engine.client.convolutions import Convolution
 
 
 @dataclass(frozen=True, kw_only=True)

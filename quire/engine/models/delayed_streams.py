@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from quire.engine.client.streaming import DelayedStreamsInfo
 from quire.engine.models.audio import check_log_mel
 from quire.engine.models.errors import BrokenFolder, UnsupportedModel
 from quire.engine.models.spec import DecoderSpec
-from quire.engine.wire.streaming import DelayedStreamsInfo
 
 if TYPE_CHECKING:  # configs are read without torch
     from torch import Tensor

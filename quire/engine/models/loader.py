@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from quire.config.options import ModelOptions
+from quire.engine.client.audio import AudioInfo
+from quire.engine.client.streaming import DelayedStreamsInfo, StreamingInfo
 from quire.engine.models.activation_checks import check_acts
 from quire.engine.models.adapter import AdapterLoader
 from quire.engine.models.archs.rope import max_positions
@@ -46,8 +48,6 @@ from quire.engine.models.weight_names.rules import WeightNames
 from quire.engine.models.weight_names.transducer import transducer_names
 from quire.engine.models.weight_shards import WeightShards
 from quire.engine.models.weights import EMBEDDING, HEAD, WeightFiller, allocate, check_unpacked
-from quire.engine.wire.audio import AudioInfo
-from quire.engine.wire.streaming import DelayedStreamsInfo, StreamingInfo
 from quire.kernels import gpu
 from quire.kernels.gpu_weights import BLOCK
 from quire.kernels.linear import Quantization

@@ -19,6 +19,9 @@ from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 from typing import Any, Literal, TypeVar
 
+from quire.engine.client.audio import AudioInfo
+from quire.engine.client.launch import end_with_parent
+from quire.engine.client.streaming import StreamingInfo
 from quire.engine.models.activation_checks import check_acts
 from quire.engine.models.adapter_config import AdapterConfig
 from quire.engine.models.archs import ARCHITECTURES, AUDIO_MODELS, CTC_MODELS, ENCODERS, TRANSDUCERS, spec_of
@@ -43,9 +46,6 @@ from quire.engine.models.speech_to_text import SpeechToTextSpec, read_speech
 from quire.engine.models.speech_transducer import read_transducer
 from quire.engine.models.static_embedding import static_spec
 from quire.engine.models.task_adapter import TaskAdapter, read_task_adapter
-from quire.engine.wire.audio import AudioInfo
-from quire.engine.wire.launch import end_with_parent
-from quire.engine.wire.streaming import StreamingInfo
 
 logger = logging.getLogger(__name__)
 STATIC = "static"  # the model type of a table of embeddings

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, get_args
 
+from quire.engine.client.pooling_params import PoolingType
 from quire.engine.models.errors import UnsupportedModel
 from quire.engine.models.sentence_transformers import POOLING_NAMES
-from quire.engine.wire.pooling_params import PoolingType
 
 _TOKEN_TYPES = ("ALL", "STEP")
 _TASKS = ("embed", "classify", "token_embed", "token_classify")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from quire.engine.client.pooling_params import PoolingType
 from quire.engine.models.spec import LayerNormSpec
-from quire.engine.wire.pooling_params import PoolingType
 
 ScoreMethod = Literal["cosine", "dot", "cross_encoder", "max_sim"]
 LabelActivation = Literal["softmax", "sigmoid", "none"]

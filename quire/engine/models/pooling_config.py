@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
+from quire.engine.client.pooling_params import PoolingType
 from quire.engine.models.archs.bert import bert_head, deberta_head, distilbert_head, electra_head
 from quire.engine.models.archs.masked_lm import masked_lm_head
 from quire.engine.models.archs.rope_encoders import eurobert_head, modernbert_head
@@ -23,7 +24,6 @@ from quire.engine.models.pooler_spec import (
 )
 from quire.engine.models.sentence_transformers import Modules, read_json, read_modules
 from quire.engine.models.spec import DecoderSpec, TransformerSpec
-from quire.engine.wire.pooling_params import PoolingType
 
 TaskOption = Literal["auto", "generate", "embed", "classify", "score", "token_embed", "token_classify"]
 _EMBED = ("embed", "token_embed")

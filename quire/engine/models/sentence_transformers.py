@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeGuard
 
+from quire.engine.client.pooling_params import PoolingType
 from quire.engine.models.errors import BrokenFolder, UnsupportedModel
 from quire.engine.models.pooler_spec import Dense, HeadStep
-from quire.engine.wire.pooling_params import PoolingType
 
 _MODES: dict[str, PoolingType] = {
     "cls_token": "cls",

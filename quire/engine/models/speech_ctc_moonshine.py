@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from quire.engine.client.model_info import SpeechToTextInfo
 from quire.engine.models.archs.ctc import HOP, SAMPLE_RATE, WINDOW_SECONDS
 from quire.engine.models.audio_spec import Conv2dStem
 from quire.engine.models.errors import UnsupportedModel
 from quire.engine.models.sentence_transformers import read_json
 from quire.engine.models.spec import CTCSpec, DecoderSpec
 from quire.engine.models.speech_to_text import SpeechToTextSpec
-from quire.engine.wire.model_info import SpeechToTextInfo
 
 # What a spectrogram is made with; other values are refused.
 _SPECTROGRAM = {"hop_length": HOP, "n_fft": 512, "win_length": 400, "preemphasis": 0.97}

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from quire.engine.client.model_info import SpeechToTextInfo
 from quire.engine.models.errors import BrokenFolder, UnsupportedModel
 from quire.engine.models.sentence_transformers import read_json
-from quire.engine.wire.model_info import SpeechToTextInfo
 
 _SAMPLE_RATE, _HOP = 16_000, 160  # samples per second, and per column of features
 _STRIDE = 2  # columns of features per position of the encoder

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from quire.engine.client.streaming import TransducerInfo
 from quire.engine.models.archs.ctc import SAMPLE_RATE
 from quire.engine.models.audio_spec import CausalConv2dStem
 from quire.engine.models.errors import UnsupportedModel
 from quire.engine.models.sentence_transformers import read_json
 from quire.engine.models.spec import TransducerSpec
 from quire.engine.models.speech_ctc_moonshine import check_spectrogram, read_preprocessor
-from quire.engine.wire.streaming import TransducerInfo
 
 _MAX_SYMBOLS = 1000
 

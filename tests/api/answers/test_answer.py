@@ -20,7 +20,7 @@ from quire.api.anthropic.translation import MessageStreamWriter, content_blocks
 from quire.api.chat.chunks import ChatChunkFields, ChatChunkWriter
 from quire.api.protocol.anthropic import MessagesResponse, MessagesUsage
 from quire.api.responses.writer import ItemWriter
-from quire.engine.wire.stream import Delta
+from quire.engine.client.stream import Delta
 
 SCHEMAS: dict[str, dict[str, Any]] = {
     "now": {"type": "object"},

@@ -12,7 +12,7 @@ import orjson
 import pytest
 
 from quire.api.answers.logprobs import CompletionLogprobColumns, LogprobFormatter, TextPosition, encode_entries
-from quire.engine.wire.protocol import AddRequest, TokenLogprobs
+from quire.engine.client.protocol import AddRequest, TokenLogprobs
 from quire.multimodal.tokenizer import Tokenizer
 from tests.support.fake_core import FakeCore, prompt_of
 from tests.support.server import running_server

@@ -13,7 +13,7 @@ from fastapi.exceptions import RequestValidationError
 
 from quire.api.http import errors
 from quire.api.http.errors import as_api_error
-from quire.engine.wire.errors import EngineDead, RequestFailed, RequestRefused
+from quire.engine.client.errors import EngineDead, RequestFailed, RequestRefused
 from quire.multimodal.renderer import Renderer
 from tests.support.server import running_server
 

@@ -15,7 +15,7 @@ import pytest
 from quire.api.answers.structured.checker import GrammarChecker
 from quire.api.responses.errors import StoreFailed
 from quire.api.responses.store import ResponseStore
-from quire.engine.wire.client import EngineClient
+from quire.engine.client.engine_client import EngineClient
 from quire.multimodal.renderer import Renderer
 from tests.support.fake_core import FakeCore
 from tests.support.server import Server, running_server, until

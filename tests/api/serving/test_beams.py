@@ -14,12 +14,12 @@ from quire.api.serving.beams.collect import collect_answers
 from quire.api.serving.beams.options import BeamOptions
 from quire.api.serving.beams.search import BeamSearch
 from quire.config.options import EngineOptions, ModelOptions
-from quire.engine.build import serve_core
-from quire.engine.core_config import CoreConfig
+from quire.engine.build.core_config import CoreConfig
+from quire.engine.build.engine import serve_core
+from quire.engine.client.protocol import TokenLogprobs
+from quire.engine.client.sampling_params import SamplingParams
+from quire.engine.client.stream import GenerateRequest
 from quire.engine.models.model_config import read_model_config
-from quire.engine.wire.protocol import TokenLogprobs
-from quire.engine.wire.sampling_params import SamplingParams
-from quire.engine.wire.stream import GenerateRequest
 from quire.multimodal.tokenizer import Tokenizer
 from tests.support.fake_core import FakeCore, running_client, says
 from tests.support.models import make_model, save_model

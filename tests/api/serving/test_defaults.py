@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from quire.api.serving.defaults import read_defaults
-from quire.engine.wire.protocol import AddRequest
+from quire.engine.client.protocol import AddRequest
 from quire.multimodal.tokenizer import Tokenizer
 from tests.support.fake_core import FakeCore
 from tests.support.server import running_server

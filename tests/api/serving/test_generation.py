@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from quire.api.serving.generation import collect
-from quire.engine.wire.sampling_params import SamplingParams
-from quire.engine.wire.stream import GenerateRequest
+from quire.engine.client.sampling_params import SamplingParams
+from quire.engine.client.stream import GenerateRequest
 from tests.support.fake_core import FakeCore, prompt_of, running_client
 from tests.support.server import Server, running_server, until
 

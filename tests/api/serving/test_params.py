@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from quire.engine.wire.protocol import AddRequest
+from quire.engine.client.protocol import AddRequest
 from quire.multimodal.tokenizer import Tokenizer
 from tests.support.fake_core import FakeCore, prompt_of, says
 from tests.support.server import chunks_of, running_server

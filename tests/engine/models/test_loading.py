@@ -339,7 +339,7 @@ def test_safetensors_of_unusual_shapes_and_dtypes(tmp_path: Path) -> None:
 _MEASURE = """
 import sys, threading, time, pathlib, psutil, torch
 from tests.support.engine import load
-import quire.engine.core, transformers.models.llama.configuration_llama
+import quire.engine.core.loop, transformers.models.llama.configuration_llama
 process, peak, done = psutil.Process(), 0, False
 def watch():
     global peak

@@ -13,9 +13,9 @@ from torch.nn import functional as F
 from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
 
 from quire.config.options import ModelOptions
+from quire.engine.client.pooling_params import PoolingParams
 from quire.engine.models.errors import UnsupportedModel
 from quire.engine.models.pooler_settings import read_pooler_settings
-from quire.engine.wire.pooling_params import PoolingParams
 from tests.support.engine import Engine
 from tests.support.hf_encoders import assert_close, make_encoder, output, pool, random_text
 from tests.support.models import make_model

@@ -20,8 +20,8 @@ from transformers import (
 )
 
 from quire.config.options import ModelOptions
+from quire.engine.client.pooling_params import PoolingParams
 from quire.engine.models.errors import BrokenFolder, UnsupportedModel
-from quire.engine.wire.pooling_params import PoolingParams
 from tests.support.engine import Engine, load
 from tests.support.hf_encoders import assert_close, hidden_states, make_encoder, output, pool, random_text
 from tests.support.models import BASE, DECODERS, draw_weights, make_model, save_model

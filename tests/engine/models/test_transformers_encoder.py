@@ -20,9 +20,9 @@ from transformers import (
 )
 
 from quire.config.options import ModelOptions
+from quire.engine.client.pooling_params import PoolingParams
 from quire.engine.models.errors import UnknownArchitecture, UnsupportedModel, WeightMismatch
 from quire.engine.models.transformers_encoder import Batching, TransformersEncoder
-from quire.engine.wire.pooling_params import PoolingParams
 from tests.support.engine import Engine, load
 from tests.support.hf_encoders import assert_close, hidden_states, make_encoder, output, pool, random_text
 from tests.support.oracle import change_weights

@@ -15,8 +15,8 @@ from pathlib import Path
 from quire.api.answers.structured import compilation
 from quire.api.answers.structured.compilation import CompilationResult
 from quire.api.http.errors import InvalidRequest, Overloaded, Unavailable
-from quire.engine.wire.grammar import GrammarError
-from quire.engine.wire.sized_cache import Key, SizedCache, key_of
+from quire.engine.client.grammar import GrammarError
+from quire.engine.client.sized_cache import Key, SizedCache, key_of
 from quire.workers.errors import Cause, JobKilled, JobTimedOut, QueueFull, WorkerError
 from quire.workers.limits import WorkerLimits
 from quire.workers.pool import WorkerPool

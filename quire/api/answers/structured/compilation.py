@@ -12,7 +12,7 @@ from typing import Any
 from llguidance.gbnf_to_lark import any_to_lark
 
 from quire.api.answers.grammar_depth import rules_depth, schema_depth
-from quire.engine.wire.grammar import CLIENT_GRAMMAR, GrammarError, GrammarTokens
+from quire.engine.client.grammar import CLIENT_GRAMMAR, GrammarError, GrammarTokens
 
 MAX_DEPTH = 256  # of nesting and references
 MAX_COMPILED = 32 << 20  # bytes of a compiled grammar

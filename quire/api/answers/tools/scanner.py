@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
-from quire.engine.wire.partial import partial_suffix
+from quire.engine.client.partial import partial_suffix
 
 Sink = Callable[[str], None]
 _WHITESPACE = " \t\r\n"

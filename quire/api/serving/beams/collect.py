@@ -14,12 +14,12 @@ import numpy as np
 from quire.api.serving.beams.options import BeamOptions
 from quire.api.serving.beams.search import Beam, BeamSearch
 from quire.api.serving.generation import SequenceResult, collect
-from quire.engine.wire.client import EngineClient
-from quire.engine.wire.detokenizer import Detokenizer
-from quire.engine.wire.errors import DeadlineExceeded, RequestFailed
-from quire.engine.wire.records import RequestTimes, SequenceGroup
-from quire.engine.wire.sampling_params import SamplingParams
-from quire.engine.wire.stream import Delta, GenerateRequest
+from quire.engine.client.detokenizer import Detokenizer
+from quire.engine.client.engine_client import EngineClient
+from quire.engine.client.errors import DeadlineExceeded, RequestFailed
+from quire.engine.client.records import RequestTimes, SequenceGroup
+from quire.engine.client.sampling_params import SamplingParams
+from quire.engine.client.stream import Delta, GenerateRequest
 from quire.multimodal.tokenizer import Tokenizer
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from quire.api.http.errors import InvalidRequest
 from quire.api.protocol.beams import BeamFields
 from quire.api.serving.models import ServedModel
-from quire.engine.wire.sampling_params import SamplingParams
+from quire.engine.client.sampling_params import SamplingParams
 
 # Of a request, with the values that leave the model's own probabilities, by which beams are ranked, as they are.
 _REFUSED: Mapping[str, tuple[Any, ...]] = {

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.api.serving.beams.options import BeamOptions
-from quire.engine.wire.protocol import TokenLogprobs
+from quire.engine.client.protocol import TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)

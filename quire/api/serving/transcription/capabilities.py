@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from quire.api.http.errors import InvalidRequest, shorten
 from quire.api.serving.transcription.types import TranscriptionOptions
-from quire.engine.wire.model_info import SpeechToTextInfo
-from quire.engine.wire.streaming import StreamingInfo, TransducerInfo
+from quire.engine.client.model_info import SpeechToTextInfo
+from quire.engine.client.streaming import StreamingInfo, TransducerInfo
 from quire.multimodal.audio.frames import frame_samples
 
 _NO_LANGUAGE = "it transcribes one language only"

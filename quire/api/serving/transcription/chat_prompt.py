@@ -9,7 +9,7 @@ from quire.api.http.errors import InvalidRequest
 from quire.api.serving.models import ServedModel
 from quire.api.serving.transcription.capabilities import Capabilities
 from quire.api.serving.transcription.types import TranscriptionOptions
-from quire.engine.wire.audio import AudioInfo
+from quire.engine.client.audio import AudioInfo
 from quire.multimodal.audio.features import SAMPLE_RATE
 from quire.multimodal.messages import AUDIO_PART
 from quire.multimodal.prompts import Conversation, Prompt

@@ -23,11 +23,11 @@ from quire.api.serving.transcription.quality import TEMPERATURES
 from quire.api.serving.transcription.segments import SegmentSpan
 from quire.api.serving.transcription.text_stream import TextStream
 from quire.api.serving.transcription.types import TranscriptionOptions
-from quire.engine.wire.audio import AudioInfo
-from quire.engine.wire.detokenizer import Detokenizer, TextParams
-from quire.engine.wire.protocol import MediaItem, TokenArray
-from quire.engine.wire.sampling_params import SamplingParams
-from quire.engine.wire.stream import GenerateRequest
+from quire.engine.client.audio import AudioInfo
+from quire.engine.client.detokenizer import Detokenizer, TextParams
+from quire.engine.client.protocol import MediaItem, TokenArray
+from quire.engine.client.sampling_params import SamplingParams
+from quire.engine.client.stream import GenerateRequest
 from quire.multimodal.audio.cuts import Window
 from quire.multimodal.audio.items import audio_items, token_count
 from quire.multimodal.audio.placeholders import place_audio

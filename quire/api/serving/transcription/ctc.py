@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from quire.api.serving.transcription.aligned_words import AlignedToken
-from quire.engine.wire.protocol import PooledArray
+from quire.engine.client.protocol import PooledArray
 
 
 def collapse(positions: PooledArray, blank: int) -> list[AlignedToken]:

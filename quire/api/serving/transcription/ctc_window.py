@@ -15,10 +15,10 @@ from quire.api.serving.transcription.deadline import Deadline
 from quire.api.serving.transcription.decoding_attempt import DecodingAttempt, WindowResult, token_logprobs
 from quire.api.serving.transcription.text_stream import TextStream
 from quire.api.serving.transcription.types import TranscriptionOptions
-from quire.engine.wire.client import EngineClient
-from quire.engine.wire.model_info import SpeechToTextInfo
-from quire.engine.wire.pooling_params import PoolingParams
-from quire.engine.wire.stream import PoolRequest
+from quire.engine.client.engine_client import EngineClient
+from quire.engine.client.model_info import SpeechToTextInfo
+from quire.engine.client.pooling_params import PoolingParams
+from quire.engine.client.stream import PoolRequest
 from quire.multimodal.audio.cuts import Window
 from quire.multimodal.audio.reader import AudioReader
 from quire.multimodal.audio.speech_items import make_item

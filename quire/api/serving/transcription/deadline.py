@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from quire.engine.wire.errors import DeadlineExceeded
+from quire.engine.client.errors import DeadlineExceeded
 
 
 class Deadline:

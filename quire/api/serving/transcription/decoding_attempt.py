@@ -10,10 +10,10 @@ from quire.api.serving.beams.options import BeamOptions
 from quire.api.serving.transcription.quality import Quality, compression_ratio
 from quire.api.serving.transcription.segments import SegmentSpan
 from quire.api.serving.transcription.types import TokenLogprob, TranscriptDelta, TranscriptionOptions, Word
-from quire.engine.wire.client import EngineClient
-from quire.engine.wire.protocol import FinishReason
-from quire.engine.wire.sampling_params import SamplingParams
-from quire.engine.wire.stream import Delta, GenerateRequest
+from quire.engine.client.engine_client import EngineClient
+from quire.engine.client.protocol import FinishReason
+from quire.engine.client.sampling_params import SamplingParams
+from quire.engine.client.stream import Delta, GenerateRequest
 from quire.multimodal.audio.cuts import Window
 from quire.multimodal.tokenizer import Tokenizer
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from quire.api.serving.transcription.text_stream import TextStream
 from quire.api.serving.transcription.window_transcriber import WindowTranscriber
-from quire.engine.wire.client import EngineClient
+from quire.engine.client.engine_client import EngineClient
 from quire.multimodal.audio.cuts import Window
 
 MOST = 16  # windows at once: enough to fill the encoder, and a few megabytes of features

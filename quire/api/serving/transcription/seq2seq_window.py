@@ -32,12 +32,12 @@ from quire.api.serving.transcription.text_stream import TextStream
 from quire.api.serving.transcription.tokens import TranscriptionPrompt, TranscriptionTokens
 from quire.api.serving.transcription.types import TranscriptionOptions, Word
 from quire.api.serving.transcription.words import WordTokens, timed_words
-from quire.engine.wire.client import EngineClient
-from quire.engine.wire.detokenizer import Detokenizer, TextParams
-from quire.engine.wire.pooling_params import PoolingParams
-from quire.engine.wire.protocol import MediaItem
-from quire.engine.wire.sampling_params import SamplingParams, TokenProbs
-from quire.engine.wire.stream import Delta, GenerateRequest, PoolRequest
+from quire.engine.client.detokenizer import Detokenizer, TextParams
+from quire.engine.client.engine_client import EngineClient
+from quire.engine.client.pooling_params import PoolingParams
+from quire.engine.client.protocol import MediaItem
+from quire.engine.client.sampling_params import SamplingParams, TokenProbs
+from quire.engine.client.stream import Delta, GenerateRequest, PoolRequest
 from quire.multimodal.audio.cuts import Window, last_pause
 from quire.multimodal.audio.features import HOP, SAMPLE_RATE
 from quire.multimodal.audio.reader import AudioReader

@@ -35,10 +35,10 @@ from quire.api.serving.transcription.types import (
     TranscriptionOptions,
     TranscriptionUsage,
 )
-from quire.engine.wire.detokenizer import Detokenizer, TextParams
-from quire.engine.wire.protocol import FeatureArray, MediaItem
-from quire.engine.wire.stream import Delta, GenerateRequest
-from quire.engine.wire.streaming import DelayedStreamsInfo, StreamingInfo, TransducerInfo
+from quire.engine.client.detokenizer import Detokenizer, TextParams
+from quire.engine.client.protocol import FeatureArray, MediaItem
+from quire.engine.client.stream import Delta, GenerateRequest
+from quire.engine.client.streaming import DelayedStreamsInfo, StreamingInfo, TransducerInfo
 from quire.multimodal.audio.cuts import Window
 from quire.multimodal.audio.features import SAMPLE_RATE
 from quire.multimodal.audio.frames import feature_maker, frame_samples, frames_of

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from quire.api.serving.transcription.types import TranscriptionOptions
-from quire.engine.wire.model_info import SpeechToTextInfo
-from quire.engine.wire.protocol import TokenArray
-from quire.engine.wire.sampling_params import TimestampRule
-from quire.engine.wire.token_mask import TokenMask, token_mask
+from quire.engine.client.model_info import SpeechToTextInfo
+from quire.engine.client.protocol import TokenArray
+from quire.engine.client.sampling_params import TimestampRule
+from quire.engine.client.token_mask import TokenMask, token_mask
 from quire.multimodal.tokenizer import Tokenizer
 
 _MAX_PROMPT_CHARACTERS = 1 << 13  # of earlier text; only its last tokens are used

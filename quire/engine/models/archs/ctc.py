@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from quire.engine.client.convolutions import count_positions
 from quire.engine.models.audio_spec import (
     Conv2dStem,
     ConvPositions,
@@ -24,7 +25,6 @@ from quire.engine.models.spec import (
     LayerNormSpec,
     PlainMLP,
 )
-from quire.engine.wire.convolutions import count_positions
 
 WINDOW_SECONDS = 30.0  # of audio that is encoded at once
 SAMPLE_RATE = 16_000  # samples per second

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from quire.engine.client.convolutions import count_positions
 from quire.engine.models.archs.ctc import SAMPLE_RATE, WINDOW_SECONDS
 from quire.engine.models.archs.rope import rope_of
 from quire.engine.models.audio_spec import StemNorm, WaveConv, WaveStem
@@ -18,7 +19,6 @@ from quire.engine.models.spec import (
     LayerNormSpec,
     PlainMLP,
 )
-from quire.engine.wire.convolutions import count_positions
 
 _NORM = LayerNormSpec(eps=1e-5, bias=False)
 

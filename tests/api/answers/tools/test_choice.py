@@ -13,7 +13,7 @@ from quire.api.answers.tools.registry import FORMATS
 from quire.api.http.errors import InvalidRequest
 from quire.api.protocol.chat import ChatRequest, FunctionDefinition, FunctionTool
 from quire.api.protocol.custom import MAX_TOOLS
-from quire.engine.wire.protocol import AddRequest
+from quire.engine.client.protocol import AddRequest
 from tests.support.fake_core import FakeCore, says
 from tests.support.server import Server, running_server
 from tests.support.tokenizer import EOS, byte_tokenizer

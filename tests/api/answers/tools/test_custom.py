@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.api.answers.tools.custom_input import CustomInputReader
-from quire.engine.wire.protocol import AddRequest
+from quire.engine.client.protocol import AddRequest
 from tests.support.fake_core import FakeCore, says
 from tests.support.server import Server, running_server
 from tests.support.tokenizer import byte_tokenizer

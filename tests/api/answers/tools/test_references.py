@@ -19,7 +19,7 @@ from quire.api.answers.tools.calls import join_calls
 from quire.api.answers.tools.choice import ToolPlan
 from quire.api.answers.tools.registry import FORMATS
 from quire.api.http.errors import InvalidRequest
-from quire.engine.wire.grammar import GrammarTokens
+from quire.engine.client.grammar import GrammarTokens
 from tests.support.formats import CONSTRAINED
 from tests.support.server import running_server
 from tests.support.tokenizer import EOS, VOCAB_SIZE, byte_tokenizer, write_tokenizer

@@ -13,7 +13,7 @@ import pytest
 from quire.api.http.errors import InvalidRequest
 from quire.api.serving.transcription.transcriber import Transcriber
 from quire.api.serving.transcription.types import SegmentDone, TranscriptDelta, TranscriptionDone, TranscriptionOptions
-from quire.engine.wire.protocol import AddRequest
+from quire.engine.client.protocol import AddRequest
 from tests.support.audio import Samples, voice, wav
 from tests.support.audio_chat import (
     ENDS,

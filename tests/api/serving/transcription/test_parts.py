@@ -16,8 +16,8 @@ from quire.api.serving.transcription.segments import SegmentSpan
 from quire.api.serving.transcription.speech_stretches import SpeechStretches
 from quire.api.serving.transcription.transcriber import Transcriber
 from quire.api.serving.transcription.types import TranscriptDelta, TranscriptionDone, TranscriptionOptions
-from quire.engine.wire.pooling_params import PoolingParams
-from quire.engine.wire.protocol import AddRequest
+from quire.engine.client.pooling_params import PoolingParams
+from quire.engine.client.protocol import AddRequest
 from tests.support.audio import Samples, voice
 from tests.support.server import Server
 from tests.support.speech import END, SpeechCore, at, prompts, speech_server, spoken, text

@@ -21,9 +21,9 @@ from quire.api.serving.transcription.types import (
     TranscriptionOptions,
     VoiceOptions,
 )
-from quire.engine.wire.errors import DeadlineExceeded
-from quire.engine.wire.pooling_params import PoolingParams
-from quire.engine.wire.protocol import AddRequest
+from quire.engine.client.errors import DeadlineExceeded
+from quire.engine.client.pooling_params import PoolingParams
+from quire.engine.client.protocol import AddRequest
 from tests.support.audio import Samples, voice
 from tests.support.fake_core import FakeCore
 from tests.support.server import Server, running_server, until
