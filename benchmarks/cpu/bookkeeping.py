@@ -33,8 +33,8 @@ from quire.engine.execution.request_table import RequestTable
 from quire.engine.execution.runner import ModelRunner
 from quire.engine.execution.sampling.sampler import Sampler
 from quire.engine.execution.step_graphs import EagerSteps
-from quire.engine.models.decoder import CacheShape
-from quire.engine.models.inputs import ModelInputs, StepAttention, StepCrossAttention
+from quire.engine.models.layers.inputs import ModelInputs, StepAttention, StepCrossAttention
+from quire.engine.models.networks.decoder import CacheShape
 from quire.engine.scheduling.blocks import BlockPool, hasher_named
 from quire.engine.scheduling.limits import SchedulerLimits
 from quire.engine.scheduling.scheduler import Scheduler

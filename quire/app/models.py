@@ -9,7 +9,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from quire.config.command import ConfigError
-from quire.engine.models.weight_files import NO_WEIGHTS, complaint_about, readable_weights
+from quire.engine.models.checkpoint.weight_files import NO_WEIGHTS, complaint_about, readable_weights
 
 # name -> directory in the package
 BUNDLED = {"quire-nano": "nano", "quire-nano-embed": "nano_embed", "quire-nano-hear": "nano_hear"}

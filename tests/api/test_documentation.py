@@ -26,7 +26,7 @@ from quire.api.protocol.pooling.requests import (
 )
 from quire.api.protocol.pooling.tei import TeiEmbedRequest, TeiPredictRequest, TeiRerankRequest
 from quire.api.protocol.speech_to_text import LanguageRequest, TranscriptionRequest, TranslationRequest
-from quire.engine.models.archs import ENCODERS
+from quire.engine.models.families import ENCODERS
 from tests.support.process import ServerProcess, serving
 
 ROOT = Path(__file__).parents[2]

@@ -22,8 +22,8 @@ from quire.engine.build.core_config import CoreConfig
 from quire.engine.build.engine import build_core
 from quire.engine.client.protocol import ClientMessage, CoreMessage
 from quire.engine.execution.cache import OutOfCacheMemory
+from quire.engine.models.config.model_config import read_model_config
 from quire.engine.models.errors import ModelError
-from quire.engine.models.model_config import read_model_config
 from quire.multimodal.chat_template import ChatTemplate
 from quire.multimodal.errors import ModelFileError, PromptError
 from quire.multimodal.prompts import PromptBuilder

@@ -19,7 +19,7 @@ from transformers import AutoConfig, VoxtralRealtimeFeatureExtractor, VoxtralRea
 
 from quire.engine.client.protocol import MediaItem
 from quire.engine.client.streaming import DelayedStreamsInfo
-from quire.engine.models.model_config import read_model_config
+from quire.engine.models.config.model_config import read_model_config
 from tests.support.live import core_server
 from tests.support.models import draw_weights
 from tests.support.server import Server

@@ -18,7 +18,7 @@ from transformers import NemotronAsrStreamingConfig, NemotronAsrStreamingFeature
 
 from quire.engine.client.protocol import MediaItem
 from quire.engine.client.streaming import TransducerInfo
-from quire.engine.models.model_config import read_model_config
+from quire.engine.models.config.model_config import read_model_config
 from tests.support.models import draw_weights
 
 MELS, FACTOR = 16, 8  # rows of features, and columns of a frame

@@ -17,7 +17,7 @@ from quire.engine.execution.attention.libraries import (
 )
 from quire.engine.execution.devices.device import Device
 from quire.engine.models.errors import UnsupportedModel
-from quire.engine.models.spec import (
+from quire.engine.models.specs.decoder import (
     Attention,
     CTCSpec,
     DecoderSpec,

@@ -11,9 +11,9 @@ from quire.engine.client.streaming import DelayedStreamsInfo
 from quire.engine.execution.cache import OutOfCacheMemory
 from quire.engine.execution.devices.device import Device
 from quire.engine.execution.streaming_encoder import StreamingCacheSize, StreamingEncoder, streaming_cache_size
-from quire.engine.models.decoder import Decoder
 from quire.engine.models.loader import LoadedModel
-from quire.engine.models.spec import DecoderSpec, GroupedQueryAttention
+from quire.engine.models.networks.decoder import Decoder
+from quire.engine.models.specs.decoder import DecoderSpec, GroupedQueryAttention
 from quire.engine.scheduling.blocks import BlockPool
 from quire.engine.scheduling.delayed_streams_scheduler import DelayedStreamsScheduler, most_blocks
 from quire.engine.scheduling.limits import SchedulerLimits

@@ -46,14 +46,14 @@ from quire.engine.execution.pooling import pooling_info
 from quire.engine.execution.ranks.errors import RankDied
 from quire.engine.execution.ranks.workers import Launcher, rank_process
 from quire.engine.execution.sampling.compiler import GrammarCompiler
-from quire.engine.models.audio_encoder import CTCModel
-from quire.engine.models.checkpoint import Progress
-from quire.engine.models.decoder import Decoder, LanguageModel
-from quire.engine.models.encoder import TextEncoder
+from quire.engine.models.checkpoint.checkpoint import Progress
 from quire.engine.models.errors import ModelError, UnsupportedModel
 from quire.engine.models.loader import LoadedModel, load_model
-from quire.engine.models.transducer import TransducerModel
-from quire.engine.models.transformer import Transformer
+from quire.engine.models.networks.audio_encoder import CTCModel
+from quire.engine.models.networks.decoder import Decoder, LanguageModel
+from quire.engine.models.networks.encoder import TextEncoder
+from quire.engine.models.networks.transducer import TransducerModel
+from quire.engine.models.networks.transformer import Transformer
 from quire.engine.scheduling.blocks import BlockPool, hasher_named
 from quire.engine.scheduling.encoder_scheduler import EncoderScheduler
 from quire.engine.scheduling.limits import SchedulerLimits

@@ -20,11 +20,11 @@ from quire.engine.execution.pooling import Pooler, hidden_states
 from quire.engine.execution.request_table import RequestTable
 from quire.engine.execution.runner import ModelRunner
 from quire.engine.execution.sampling.compiler import GrammarCompiler
-from quire.engine.models.audio_encoder import CTCModel
-from quire.engine.models.decoder import Decoder, LanguageModel
-from quire.engine.models.encoder import Encoder, TextEncoder
 from quire.engine.models.loader import LoadedModel
-from quire.engine.models.spec import DecoderSpec
+from quire.engine.models.networks.audio_encoder import CTCModel
+from quire.engine.models.networks.decoder import Decoder, LanguageModel
+from quire.engine.models.networks.encoder import Encoder, TextEncoder
+from quire.engine.models.specs.decoder import DecoderSpec
 
 
 @dataclass(frozen=True, slots=True)

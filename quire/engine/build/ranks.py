@@ -43,17 +43,17 @@ from quire.engine.execution.ranks.workers import Launcher, Workers, rank_process
 from quire.engine.execution.request_table import RequestTable
 from quire.engine.execution.runner import LOGITS_CHUNK, ModelRunner
 from quire.engine.execution.sampling.sampler import Sampler
-from quire.engine.models.cache_scales import check_scales
-from quire.engine.models.checkpoint import Progress
-from quire.engine.models.decoder import CacheShape, LanguageModel
+from quire.engine.models.checkpoint.checkpoint import Progress
+from quire.engine.models.distributed.group import RankGroups
+from quire.engine.models.distributed.placement import Placement
 from quire.engine.models.errors import ModelError, UnsupportedModel
 from quire.engine.models.loader import LoadedModel, load_model
-from quire.engine.models.parallel.group import RankGroups
-from quire.engine.models.parallel.placement import Placement
-from quire.engine.models.parallel.shard import check_divisible
-from quire.engine.models.sharded_decoder import ShardedDecoder, check_parallel
-from quire.engine.models.spec import DecoderSpec
-from quire.engine.models.transformer import Transformer
+from quire.engine.models.networks.decoder import CacheShape, LanguageModel
+from quire.engine.models.networks.transformer import Transformer
+from quire.engine.models.sharding.cache_scales import check_scales
+from quire.engine.models.sharding.decoder import ShardedDecoder, check_parallel
+from quire.engine.models.sharding.shard import check_divisible
+from quire.engine.models.specs.decoder import DecoderSpec
 from quire.kernels import gpu, native
 
 logger = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from quire.engine.execution.executor import LocalExecutor
 from quire.engine.execution.transducer_runner import TransducerRunner
 from quire.engine.models.errors import UnsupportedModel
 from quire.engine.models.loader import LoadedModel
-from quire.engine.models.transducer import TransducerModel
+from quire.engine.models.networks.transducer import TransducerModel
 from quire.engine.scheduling.limits import SchedulerLimits
 from quire.engine.scheduling.streaming_scheduler import frame_budget
 from quire.engine.scheduling.transducer_scheduler import TransducerScheduler

@@ -29,7 +29,7 @@ from quire.engine.client.token_mask import token_mask
 from quire.engine.execution.executor import Executor, PendingStep
 from quire.engine.execution.runner import LOGITS_CHUNK
 from quire.engine.models.loader import LoadedModel
-from quire.engine.models.pooler_spec import PoolerSpec
+from quire.engine.models.specs.pooler import PoolerSpec
 from quire.engine.scheduling.plan import (
     CrossAttentionItem,
     EncodedItem,

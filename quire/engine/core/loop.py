@@ -44,7 +44,7 @@ from quire.engine.execution.cache import OutOfCacheMemory
 from quire.engine.execution.executor import Executor, ParallelExecutor, PendingStep
 from quire.engine.execution.sampling.compiler import GrammarCompiler
 from quire.engine.models.errors import ModelError
-from quire.engine.models.pooler_spec import PoolerSpec
+from quire.engine.models.specs.pooler import PoolerSpec
 from quire.engine.scheduling.encoder_scheduler import EncoderScheduler
 from quire.engine.scheduling.plan import StepPlan
 from quire.engine.scheduling.scheduler import Scheduler

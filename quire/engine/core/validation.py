@@ -14,7 +14,7 @@ from quire.engine.client.sampling_params import MAX_LOGPROB_TOKEN_IDS, SamplingP
 from quire.engine.client.streaming import DelayedStreamsInfo, StreamingInfo, TransducerInfo
 from quire.engine.client.token_mask import is_token_mask
 from quire.engine.core.item_validation import invalid_items
-from quire.engine.models.pooler_spec import PoolerSpec
+from quire.engine.models.specs.pooler import PoolerSpec
 
 # Wider than the limits of any API; values within them do not overflow float32.
 _RANGES = {

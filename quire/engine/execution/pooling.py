@@ -16,8 +16,8 @@ from quire.engine.client.protocol import PooledArray, TokenArray
 from quire.engine.execution.inputs import Span
 from quire.engine.execution.request_table import RequestTable
 from quire.engine.models.layers.heads import PoolerHeads, run_steps
-from quire.engine.models.pooler_spec import Dense, HeadStep, PoolerSpec, SparseHead
-from quire.engine.models.transformer import Transformer
+from quire.engine.models.networks.transformer import Transformer
+from quire.engine.models.specs.pooler import Dense, HeadStep, PoolerSpec, SparseHead
 from quire.engine.scheduling.plan import NOT_FINITE, StepResult
 from quire.kernels.add_rows import add_rows
 

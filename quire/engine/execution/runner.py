@@ -22,7 +22,7 @@ from quire.engine.execution.request_table import Changes, RequestTable
 from quire.engine.execution.sampling.logprobs import top_logprobs
 from quire.engine.execution.sampling.pending import PendingTokens, SampledToken, TokenSampler
 from quire.engine.execution.step_graphs import StepRunner
-from quire.engine.models.decoder import LanguageModel, compute_logits
+from quire.engine.models.networks.decoder import LanguageModel, compute_logits
 from quire.engine.scheduling.plan import (
     NOT_FINITE,
     SampledTokens,

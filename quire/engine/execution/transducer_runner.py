@@ -15,7 +15,7 @@ from quire.engine.client.sampling_params import SamplingParams
 from quire.engine.client.streaming import TransducerInfo
 from quire.engine.execution.attention.varlen import VarlenAttention
 from quire.engine.execution.executor import Runner
-from quire.engine.models.transducer import EncoderState, Piece, PredictionState, TransducerModel
+from quire.engine.models.networks.transducer import EncoderState, Piece, PredictionState, TransducerModel
 from quire.engine.scheduling.plan import (
     NOT_FINITE,
     EncodedAudio,

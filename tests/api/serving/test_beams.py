@@ -19,7 +19,7 @@ from quire.engine.build.engine import serve_core
 from quire.engine.client.protocol import TokenLogprobs
 from quire.engine.client.sampling_params import SamplingParams
 from quire.engine.client.stream import GenerateRequest
-from quire.engine.models.model_config import read_model_config
+from quire.engine.models.config.model_config import read_model_config
 from quire.multimodal.tokenizer import Tokenizer
 from tests.support.fake_core import FakeCore, running_client, says
 from tests.support.models import make_model, save_model

@@ -20,7 +20,7 @@ from quire.engine.execution.sampling.logprobs import top_logprobs
 from quire.engine.execution.sampling.masks import LogitBias
 from quire.engine.execution.sampling.penalties import Penalties
 from quire.engine.execution.sampling.token_sampling import sample_tokens
-from quire.engine.models.decoder import Decoder
+from quire.engine.models.networks.decoder import Decoder
 from tests.support.engine import Engine, greedy, random_prompt
 from tests.support.models import make_model, save_model
 

@@ -14,7 +14,7 @@ from quire.engine.execution.device_inputs import DeviceInputBuilder
 from quire.engine.execution.inputs import DeviceMetadata, NumpyInputBuilder, StepInputs
 from quire.engine.execution.pinned import PinnedBuffers
 from quire.engine.execution.request_table import RequestTable
-from quire.engine.models.inputs import AdapterOfRow
+from quire.engine.models.layers.inputs import AdapterOfRow
 from quire.engine.scheduling.plan import NewSequence, ScheduledSequence, StepPlan
 
 CPU = torch.device("cpu")

@@ -23,8 +23,8 @@ from quire.engine.execution.ranks.messages import (
     ToWorker,
 )
 from quire.engine.execution.ranks.workers import RankEntry, Workers, gpu_of_rank
-from quire.engine.models.parallel.group import RankGroups
-from quire.engine.models.parallel.placement import Placement
+from quire.engine.models.distributed.group import RankGroups
+from quire.engine.models.distributed.placement import Placement
 from quire.engine.scheduling.plan import NewSequence, SampledTokens, ScheduledSequence, StepPlan, StepResult
 from tests.support.engine import greedy
 

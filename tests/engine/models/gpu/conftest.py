@@ -10,7 +10,7 @@ import torch
 from typing_extensions import override
 
 from quire.engine.execution.devices.reference import ReferenceDevice
-from quire.engine.models import weights
+from quire.engine.models.checkpoint import weights
 from quire.kernels import gpu, native
 from tests.kernels.triton.conftest import device  # noqa: F401 prepares the interpreter
 
