@@ -41,7 +41,7 @@ def bind_sockets(settings: ServerOptions) -> Iterator[list[socket.socket]]:
         yield sockets
 
 
-class Listener(asyncio.AbstractServer):
+class Listener:
     """Accepts the connections of a socket that listens, many of them in each iteration of the event loop.
 
     The event loop's own servers accept one. A probe that connects after thousands of clients would wait for as many
@@ -72,10 +72,6 @@ class Listener(asyncio.AbstractServer):
     async def wait_closed(self) -> None:
         """Return at once: it is closed."""
 
-    def is_serving(self) -> bool:
-        """Whether it accepts connections."""
-        return not self._closed
-
     def _accept(self) -> None:
         for _ in range(_ACCEPTED):
             try:
@@ -99,13 +95,11 @@ class Listener(asyncio.AbstractServer):
 
 def accept_connections(server: uvicorn.Server, sockets: Sequence[socket.socket]) -> None:
     """Let a server that has started without sockets accept the connections of these, which listen."""
+    kind: Callable[..., asyncio.Protocol] = server.config.http_protocol_class
     make_protocol = partial(
-        server.config.http_protocol_class,  # type: ignore[arg-type]  # it is only called
-        config=server.config,
-        server_state=server.server_state,
-        app_state=server.lifespan.state,
+        kind, config=server.config, server_state=server.server_state, app_state=server.lifespan.state
     )
-    server.servers = [Listener(each, make_protocol) for each in sockets]  # type: ignore[misc]  # another AbstractServer
+    server.servers = [Listener(each, make_protocol) for each in sockets]  # type: ignore[misc]  # with what it calls
 
 
 def _bind(host: str, port: int) -> list[socket.socket]:
