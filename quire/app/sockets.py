@@ -19,6 +19,7 @@ from quire.config.options import ServerOptions
 
 logger = logging.getLogger("quire")
 _ACCEPTED = 64  # connections of a socket in one iteration of the event loop
+_NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _PAUSE = 1.0  # seconds, when the system has no file for another connection
 
 
@@ -76,9 +77,9 @@ class Listener:
         for _ in range(_ACCEPTED):
             try:
                 connection, _ = self._socket.accept()
-            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-                return
             except OSError as error:
+                if error.errno not in _NO_ROOM:  # there is no other connection, or this one has failed
+                    return
                 logger.error("no connections are accepted for %g s: %s", _PAUSE, error)
                 self._loop.remove_reader(self._socket)
                 self._loop.call_later(_PAUSE, self._resume)
