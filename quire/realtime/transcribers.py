@@ -113,5 +113,5 @@ def transcriber_factory() -> TranscriberOf:
 def _options(settings: SessionSettings, *, draft: bool) -> TranscriptionOptions:
     # Text that was given is not generated again, so `live` text is that of the first attempt.
     return TranscriptionOptions(
-        language=settings.language, prompt=settings.prompt, live=draft, logprobs=settings.logprobs
+        language=settings.language, prompt=settings.prompt, live=draft, rehears=not draft, logprobs=settings.logprobs
     )

@@ -24,12 +24,12 @@ from quire.api.serving.transcription.decoding_attempt import (
     sampling_params,
     token_logprobs,
 )
-from quire.api.serving.transcription.quality import TEMPERATURES, probably_silent
+from quire.api.serving.transcription.quality import DOUBTFUL, TEMPERATURES, probably_silent
 from quire.api.serving.transcription.seek import LEAD, LEAST_ADVANCE, next_start
 from quire.api.serving.transcription.segments import SegmentSpan, spans_of, spans_of_words, within_segments
 from quire.api.serving.transcription.speech_stretches import SpeechStretches, find_stretches
 from quire.api.serving.transcription.text_stream import TextStream
-from quire.api.serving.transcription.tokens import TranscriptionPrompt, TranscriptionTokens
+from quire.api.serving.transcription.tokens import TranscriptionPrompt, TranscriptionTokens, spoken
 from quire.api.serving.transcription.types import TranscriptionOptions, Word
 from quire.api.serving.transcription.words import WordTokens, timed_words
 from quire.engine.wire.client import EngineClient
@@ -45,6 +45,7 @@ from quire.multimodal.audio.speech_items import make_item
 from quire.multimodal.tokenizer import Tokenizer
 
 Samples = NDArray[np.float32]
+_SHIFTS = (1 / 3, 2 / 3)  # of a position of the encoder, by which audio is moved when it is heard again
 _SHORTEST = 10 * SAMPLE_RATE  # samples of a window that is not divided any more
 
 
@@ -122,6 +123,8 @@ class Seq2SeqWindowTranscriber:
             # The audio of further parts has been counted.
             positions = self._positions(window.end - window.start) if part == window else 0
             attempt = await self._best_attempt(item, positions, text_stream)
+            if self._options.rehears and self._is_doubtful(attempt):
+                attempt = await self._reheard(audio[part.start : part.end], attempt, text_stream)
             if (middle := self._middle(audio, part, attempt, text_stream)) is not None:
                 await self.transcribe(audio, Window(part.start, middle), text_stream)
                 await self.transcribe(audio, Window(middle, part.end), text_stream)
@@ -222,6 +225,59 @@ class Seq2SeqWindowTranscriber:
             if text_stream.sent or not attempt.quality.failed or (attempt.limited and not attempt.quality.repeats):
                 break
         return attempt
+
+    def _is_doubtful(self, attempt: DecodingAttempt) -> bool:
+        """Whether the model would sooner have written something else at some place of a text that can be trusted."""
+        if attempt.temperature or self._options.beams or attempt.limited or attempt.truncated:
+            return False
+        return attempt.quality.trusted and any(
+            logprob < DOUBTFUL and self._tokens.is_word(token)
+            for token, logprob in zip(attempt.output, attempt.logprobs, strict=True)
+        )
+
+    async def _reheard(self, samples: Samples, first: DecodingAttempt, text_stream: TextStream) -> DecodingAttempt:
+        """The likeliest text of audio that is heard at other places of the encoder's positions as well.
+
+        Where a sound lies within a position is chance, and changes what a doubtful word is heard as. If the first two
+        attempts agree, there is no third.
+        """
+        prompt = self._tokens.prompt(self._options, self.language, self._earlier)
+        attempts, items = [first], [await self._item(samples)]
+        for shift in _SHIFTS:
+            items.append(await self._item(self._shifted(samples, shift)))
+            attempt = DecodingAttempt(first.temperature, first.prompt_tokens, first.audio_tokens)
+            await self._run(attempt, items[-1], prompt, text_stream)
+            if len(attempts) == 1 and spoken(attempt.text) == spoken(first.text):
+                return first
+            attempts.append(attempt)
+        trusted = [attempt for attempt in attempts if attempt.quality.trusted and not attempt.limited]
+        texts = {tuple(attempt.output): attempt for attempt in reversed(trusted)}
+        scores = {output: await self._log_likelihood(output, items, prompt) for output in texts}
+        return texts[max(scores, key=scores.__getitem__)]
+
+    def _shifted(self, samples: Samples, shift: float) -> Samples:
+        """Audio behind silence of a part of a position."""
+        info = self._tokens.info
+        silence = np.zeros(round(shift * info.time_precision * SAMPLE_RATE), np.float32)
+        return np.concatenate([silence, samples])[: round(info.window_seconds * SAMPLE_RATE)]
+
+    async def _log_likelihood(
+        self, output: Sequence[int], items: Sequence[MediaItem], prompt: TranscriptionPrompt
+    ) -> float:
+        """The log-probability of an output, summed over what was heard."""
+        total = 0.0
+        for item in items:
+            request = GenerateRequest(
+                prompt=np.concatenate([prompt.tokens, np.array(output, np.int32)]),
+                params=SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0),
+                items=(item,),
+                timeout=self._deadline.seconds_left(),
+            )
+            async with aclosing(self._client.generate(request)) as deltas:
+                async for delta in deltas:
+                    entries = (delta.prompt_logprobs or [])[len(prompt.tokens) :]
+                    total += sum(entry.logprobs[0] for entry in entries if entry is not None)
+        return total
 
     async def _run(
         self, attempt: DecodingAttempt, item: MediaItem, prompt: TranscriptionPrompt, text_stream: TextStream
