@@ -10,7 +10,7 @@ TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)  # tried one after the other
 _MAX_COMPRESSION = 2.4  # text that compresses better repeats itself
 _MIN_LOGPROB = -1.0  # mean of all tokens
 _NO_SPEECH = 0.6
-DOUBTFUL = math.log(0.5)  # of a token of a word: the model would sooner have written another one
+DOUBTFUL = math.log(2 / 3)  # of a token of a word: it is less than twice as likely as all others together
 
 
 @dataclass(frozen=True, slots=True)

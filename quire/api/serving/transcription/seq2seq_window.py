@@ -7,9 +7,10 @@ not transcribed becomes a further part of the window, as in whisper's own loop (
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import aclosing
 from functools import partial
+from operator import itemgetter
 
 import msgspec
 import numpy as np
@@ -239,21 +240,22 @@ class Seq2SeqWindowTranscriber:
         """The likeliest text of audio that is heard at other places of the encoder's positions as well.
 
         Where a sound lies within a position is chance, and changes what a doubtful word is heard as. If the first two
-        attempts agree, there is no third.
+        attempts agree, there is no third; otherwise all of them judge each text.
         """
         prompt = self._tokens.prompt(self._options, self.language, self._earlier)
-        attempts, items = [first], [await self._item(samples)]
+        attempts = [(first, await self._item(samples))]
         for shift in _SHIFTS:
-            items.append(await self._item(self._shifted(samples, shift)))
+            item = await self._item(self._shifted(samples, shift))
             attempt = DecodingAttempt(first.temperature, first.prompt_tokens, first.audio_tokens)
-            await self._run(attempt, items[-1], prompt, text_stream)
+            await self._run(attempt, item, prompt, text_stream)
             if len(attempts) == 1 and spoken(attempt.text) == spoken(first.text):
                 return first
-            attempts.append(attempt)
-        trusted = [attempt for attempt in attempts if attempt.quality.trusted and not attempt.limited]
-        texts = {tuple(attempt.output): attempt for attempt in reversed(trusted)}
-        scores = {output: await self._log_likelihood(output, items, prompt) for output in texts}
-        return texts[max(scores, key=scores.__getitem__)]
+            attempts.append((attempt, item))
+        scores = [
+            (await self._log_probability(attempt.output, attempts, prompt), attempt)
+            for attempt in _distinct(attempt for attempt, _ in attempts)
+        ]
+        return max(scores, key=itemgetter(0))[1]
 
     def _shifted(self, samples: Samples, shift: float) -> Samples:
         """Audio behind silence of a part of a position."""
@@ -261,12 +263,15 @@ class Seq2SeqWindowTranscriber:
         silence = np.zeros(round(shift * info.time_precision * SAMPLE_RATE), np.float32)
         return np.concatenate([silence, samples])[: round(info.window_seconds * SAMPLE_RATE)]
 
-    async def _log_likelihood(
-        self, output: Sequence[int], items: Sequence[MediaItem], prompt: TranscriptionPrompt
+    async def _log_probability(
+        self, output: Sequence[int], attempts: Sequence[tuple[DecodingAttempt, MediaItem]], prompt: TranscriptionPrompt
     ) -> float:
-        """The log-probability of an output, summed over what was heard."""
+        """The log-probability of an output, summed over what was heard in all attempts."""
         total = 0.0
-        for item in items:
+        for attempt, item in attempts:
+            if attempt.output == output:
+                total += sum(attempt.logprobs)
+                continue
             request = GenerateRequest(
                 prompt=np.concatenate([prompt.tokens, np.array(output, np.int32)]),
                 params=SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0),
@@ -365,6 +370,15 @@ class Seq2SeqWindowTranscriber:
         info = self._tokens.info
         columns = math.ceil(samples / HOP) if info.features == "log_mel" else samples
         return max(1, info.positions(columns))
+
+
+def _distinct(attempts: Iterable[DecodingAttempt]) -> list[DecodingAttempt]:
+    """Those attempts that can be trusted, one for each text."""
+    texts: dict[str, DecodingAttempt] = {}
+    for attempt in attempts:
+        if attempt.quality.trusted and not attempt.limited:
+            texts.setdefault(attempt.text, attempt)
+    return list(texts.values())
 
 
 def _untimed(options: TranscriptionOptions) -> TranscriptionOptions:
