@@ -33,7 +33,7 @@ class NormGains:
         self._norm_of = {linear: norm for norm, linears in pairs for linear in linears}
         self._missing = {norm: {names[id(one)] for one in norm.parameters()} for norm in self._norm_of.values()}
         self._factors: dict[Norm, Tensor] = {}
-        self._waiting: list[Linear] = []
+        self._waiting: list[Packable] = []
 
     def loaded(self, parameter: str, layers: Iterable[Packable]) -> Iterator[Packable]:
         """Give the layers that can be packed now that a parameter is complete: with the factors of their norms.
@@ -49,15 +49,14 @@ class NormGains:
                     self._factors[norm] = _take_factors(norm)
         waiting, self._waiting = self._waiting, []
         for layer in (*waiting, *layers):
-            norm = self._norm_of.get(layer) if isinstance(layer, Linear) else None
-            if norm is None:
-                yield layer
-            elif norm in self._factors:
-                assert layer.weight is not None
-                layer.weight.data *= self._factors[norm]
-                yield layer
-            else:
+            before = self._norm_of.get(layer) if isinstance(layer, Linear) else None
+            if before is not None and before not in self._factors:
                 self._waiting.append(layer)
+                continue
+            if before is not None:
+                assert layer.weight is not None
+                layer.weight.data *= self._factors[before]
+            yield layer
 
 
 def normed_linears(model: nn.Module) -> Iterator[tuple[Norm, tuple[Linear, ...]]]:

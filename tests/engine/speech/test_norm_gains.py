@@ -80,7 +80,7 @@ def test_products_stay_the_same_whichever_is_loaded_first(norm_type: Any, order:
     x = torch.randn(5, 32)
     expected = linear(norm(x))
     gains = NormGains(model, [(norm, (linear,))])
-    given = []
+    given: list[Any] = []
     for part in order:
         layers = [linear] if part == "linear" else []
         for name in [name for name, _ in model.named_parameters() if name.startswith(part)]:
