@@ -25,8 +25,8 @@ import httpx
 import psutil
 import uvloop
 
-from quire.engine.wire.launch import ProcessCore
-from quire.engine.wire.protocol import (
+from quire.engine.client.launch import ProcessCore
+from quire.engine.client.protocol import (
     Abort,
     AddRequest,
     Ping,
@@ -37,7 +37,7 @@ from quire.engine.wire.protocol import (
     StepStats,
     TokensOutput,
 )
-from quire.engine.wire.transport import CoreChannel
+from quire.engine.client.transport import CoreChannel
 from tests.support.fake_core import INFO
 from tests.support.server import running_server
 from tests.support.tokenizer import EOS

@@ -15,7 +15,6 @@ from functools import partial
 
 import numpy as np
 
-from quire.api.serving.transcription.words import starts_of_tokens
 from quire.config.media_options import AudioOptions
 from quire.multimodal.audio.cuts import cut
 from quire.multimodal.audio.decode import DecodedAudio, decode
@@ -23,6 +22,7 @@ from quire.multimodal.audio.features import SAMPLE_RATE, log_mel
 from quire.multimodal.audio.memory import Reservation
 from quire.multimodal.audio.reader import AudioFile, AudioReader, AudioUse
 from quire.multimodal.audio.voice_activity import VoiceActivity, find_speech
+from quire.speech.words import starts_of_tokens
 from tests.support.audio import Samples, encode, voice
 
 RUNS = 5

@@ -38,8 +38,8 @@ import uvloop
 
 from benchmarks.hostile.watch import Span, Watcher, probe_health
 from quire.allocator import keep_freed_memory, use_one_arena
-from quire.engine.wire.launch import ProcessCore
-from quire.engine.wire.protocol import (
+from quire.engine.client.launch import ProcessCore
+from quire.engine.client.protocol import (
     Abort,
     AddRequest,
     FinishReason,
@@ -52,8 +52,8 @@ from quire.engine.wire.protocol import (
     StepStats,
     TokensOutput,
 )
-from quire.engine.wire.sampling_params import SamplingParams
-from quire.engine.wire.transport import CoreChannel
+from quire.engine.client.sampling_params import SamplingParams
+from quire.engine.client.transport import CoreChannel
 from tests.support.fake_core import INFO
 from tests.support.server import running_server
 from tests.support.tokenizer import byte_tokenizer

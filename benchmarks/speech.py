@@ -35,11 +35,11 @@ from benchmarks.cpu.steps import RecordingChannel
 from benchmarks.pipeline import pipeline_run, write_processor
 from benchmarks.whisper_cpp import whisper_cpp_run, write_model
 from quire.config.options import EngineOptions, ModelOptions
-from quire.engine.build import build_core
-from quire.engine.core_config import CoreConfig
-from quire.engine.models.model_config import read_model_config
-from quire.engine.wire.protocol import AddRequest, MediaItem
-from quire.engine.wire.sampling_params import SamplingParams
+from quire.engine.build.core_config import CoreConfig
+from quire.engine.build.engine import build_core
+from quire.engine.client.protocol import AddRequest, MediaItem
+from quire.engine.client.sampling_params import SamplingParams
+from quire.engine.models.config.model_config import read_model_config
 from quire.kernels import native
 from quire.multimodal.audio.features import SAMPLE_RATE, log_mel
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessor
 
-from quire.api.answers.grammar_writer import GrammarWriter
-from quire.engine.wire.grammar import GrammarTokens
+from quire.engine.client.grammar import GrammarTokens
+from quire.parsing.grammar_writer import GrammarWriter
 
 
 class SchemaProcessor(LogitsProcessor):  # type: ignore[misc]

@@ -13,7 +13,7 @@ from training.export import export
 from training.loop import TOKENIZER, Trainer
 from training.recipe import Recipe
 
-EXPORT = Path(__file__).parent.parent / "quire" / "nano"
+EXPORT = Path(__file__).parent.parent / "quire" / "bundled" / "nano"
 
 
 def options(arguments: list[str] | None = None) -> argparse.Namespace:

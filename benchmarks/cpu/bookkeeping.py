@@ -22,7 +22,9 @@ import torch
 from torch import Tensor
 
 from quire.config.options import EngineOptions
-from quire.engine.core import EngineCore
+from quire.engine.client.protocol import AddRequest
+from quire.engine.client.sampling_params import SamplingParams
+from quire.engine.core.loop import EngineCore
 from quire.engine.execution.devices.cpu import CpuDevice
 from quire.engine.execution.executor import BackgroundExecutor
 from quire.engine.execution.item_encoder import NoItemEncoder
@@ -31,13 +33,11 @@ from quire.engine.execution.request_table import RequestTable
 from quire.engine.execution.runner import ModelRunner
 from quire.engine.execution.sampling.sampler import Sampler
 from quire.engine.execution.step_graphs import EagerSteps
-from quire.engine.models.decoder import CacheShape
-from quire.engine.models.inputs import ModelInputs, StepAttention, StepCrossAttention
+from quire.engine.models.layers.inputs import ModelInputs, StepAttention, StepCrossAttention
+from quire.engine.models.networks.decoder import CacheShape
 from quire.engine.scheduling.blocks import BlockPool, hasher_named
 from quire.engine.scheduling.limits import SchedulerLimits
 from quire.engine.scheduling.scheduler import Scheduler
-from quire.engine.wire.protocol import AddRequest
-from quire.engine.wire.sampling_params import SamplingParams
 
 STEPS = 300
 PROMPT = 256

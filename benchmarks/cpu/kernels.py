@@ -18,7 +18,7 @@ import torch
 
 from benchmarks.cpu.limits import Limits, timed
 from quire.engine.execution.cache import HostKVCache
-from quire.engine.models.decoder import CacheShape
+from quire.engine.models.networks.decoder import CacheShape
 from quire.kernels import native
 from quire.kernels.head_linear import pack_head_weight, reference
 from quire.kernels.linear import Quantization, pack_weight

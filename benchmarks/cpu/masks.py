@@ -19,10 +19,10 @@ import msgspec
 import numpy as np
 
 from benchmarks.cpu.steps import SteppedCore
-from quire.api.answers.structured.constraint import grammar_of
-from quire.api.protocol.structured import StructuredOutputs
-from quire.engine.wire.protocol import Abort, AddRequest
-from quire.engine.wire.sampling_params import SamplingParams
+from quire.engine.client.protocol import Abort, AddRequest
+from quire.engine.client.sampling_params import SamplingParams
+from quire.parsing.structured.constraint import grammar_of
+from quire.protocol.structured import StructuredOutputs
 
 SCHEMA = {
     "type": "object",

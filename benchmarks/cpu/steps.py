@@ -21,13 +21,13 @@ import torch
 
 from benchmarks.cpu.limits import Limits
 from quire.config.options import EngineOptions, ModelOptions
-from quire.engine.build import build_core
-from quire.engine.core import EngineCore
-from quire.engine.core_config import CoreConfig
-from quire.engine.models.model_config import read_model_config
-from quire.engine.wire.model_info import ModelInfo
-from quire.engine.wire.protocol import Abort, AddRequest, StepOutput
-from quire.engine.wire.sampling_params import SamplingParams
+from quire.engine.build.core_config import CoreConfig
+from quire.engine.build.engine import build_core
+from quire.engine.client.model_info import ModelInfo
+from quire.engine.client.protocol import Abort, AddRequest, StepOutput
+from quire.engine.client.sampling_params import SamplingParams
+from quire.engine.core.loop import EngineCore
+from quire.engine.models.config.model_config import read_model_config
 from quire.kernels import native
 
 STEPS = 24

@@ -26,13 +26,13 @@ from benchmarks.gpu.limits import GpuLimits, keep_busy, require_gpu
 from benchmarks.gpu.models import GENERATED, SHAPES, use_random_weights, write_folder
 from benchmarks.gpu.report import Report
 from quire.config.options import EngineOptions, ModelOptions
-from quire.engine.build import build_core
-from quire.engine.core import EngineCore
-from quire.engine.core_config import CoreConfig
-from quire.engine.models.model_config import read_model_config
-from quire.engine.wire.model_info import ModelInfo
-from quire.engine.wire.protocol import Abort, AddRequest, ErrorOutput, StepOutput
-from quire.engine.wire.sampling_params import SamplingParams
+from quire.engine.build.core_config import CoreConfig
+from quire.engine.build.engine import build_core
+from quire.engine.client.model_info import ModelInfo
+from quire.engine.client.protocol import Abort, AddRequest, ErrorOutput, StepOutput
+from quire.engine.client.sampling_params import SamplingParams
+from quire.engine.core.loop import EngineCore
+from quire.engine.models.config.model_config import read_model_config
 
 _STEPS = 128
 _DEVICE_STEPS = 24  # steps whose time on the device is measured

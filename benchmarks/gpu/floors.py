@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from benchmarks.gpu.limits import GpuLimits
 from benchmarks.gpu.models import SHAPES
-from quire.engine.wire.model_info import ModelInfo
+from quire.engine.client.model_info import ModelInfo
 
 
 class Floors(NamedTuple):

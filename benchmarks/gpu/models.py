@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from quire.engine.models import loader
-from quire.engine.models.checkpoint import Progress, WindowOf
-from quire.engine.models.fp8 import Fp8Scales
+from quire.engine.models.checkpoint.checkpoint import Progress, WindowOf
+from quire.engine.models.config.fp8 import Fp8Scales
 
 _STD = 0.02
 DEVICE = "cuda"

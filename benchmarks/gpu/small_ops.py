@@ -20,7 +20,7 @@ import torch
 from benchmarks.gpu.limits import GpuLimits, require_gpu, seconds
 from benchmarks.gpu.report import Report
 from quire.engine.execution.cache import DeviceKVCache, block_bytes
-from quire.engine.models.decoder import CacheShape
+from quire.engine.models.networks.decoder import CacheShape
 from quire.kernels.activation import act_and_mul, clamped_swiglu
 from quire.kernels.add_rms_norm import add_rms_norm
 from quire.kernels.adjust_logits import Penalties, TokenCounts, penalize

@@ -1,1 +1,1 @@
-"""HTTP endpoints. Packages from low to high: http and protocol, answers, serving, chat, other endpoint families."""
+"""HTTP endpoints. Packages from low to high: http, mcp and chat, other endpoint families."""

@@ -9,9 +9,9 @@ from pydantic import BaseModel
 from starlette.responses import JSONResponse, Response
 
 from quire import __version__
-from quire.api.http.errors import Unavailable
-from quire.api.protocol.common import ErrorBody
-from quire.api.serving.models import ServerState
+from quire.protocol.common import ErrorBody
+from quire.protocol.errors import Unavailable
+from quire.serving.models import ServerState
 
 _UNHEALTHY: dict[int | str, dict[str, Any]] = {
     503: {"model": ErrorBody, "description": "not healthy, or not ready; the message says why"}

@@ -11,15 +11,15 @@ from starlette.responses import Response
 
 from quire.api.chat.routes import answer_chat
 from quire.api.completions.routes import answer_completion
-from quire.api.http.errors import InvalidRequest, NotFound
 from quire.api.http.routing import CheckedRoute
 from quire.api.pooling.embeddings import answer_classify, answer_embeddings, answer_pooling
 from quire.api.pooling.rerank import answer_rerank, answer_score
 from quire.api.pooling.tei import answer_tei_embed, answer_tei_predict, answer_tei_rerank
-from quire.api.protocol.chat import ChatCompletion, ChatRequest
-from quire.api.protocol.common import RequestBody, openapi_stream
-from quire.api.protocol.completions import Completion, CompletionRequest
-from quire.api.protocol.pooling.requests import (
+from quire.protocol.chat import ChatCompletion, ChatRequest
+from quire.protocol.common import RequestBody, openapi_stream
+from quire.protocol.completions import Completion, CompletionRequest
+from quire.protocol.errors import InvalidRequest, NotFound
+from quire.protocol.pooling.requests import (
     SCORE_FIELDS,
     ClassifyChatRequest,
     ClassifyTextRequest,
@@ -30,14 +30,14 @@ from quire.api.protocol.pooling.requests import (
     RerankRequest,
     ScoreRequest,
 )
-from quire.api.protocol.pooling.responses import (
+from quire.protocol.pooling.responses import (
     ClassificationResponse,
     EmbeddingResponse,
     PoolingResponse,
     RerankResponse,
     ScoreResponse,
 )
-from quire.api.protocol.pooling.tei import (
+from quire.protocol.pooling.tei import (
     TeiEmbedRequest,
     TeiLabels,
     TeiPredictRequest,
@@ -45,7 +45,7 @@ from quire.api.protocol.pooling.tei import (
     TeiRerankRequest,
     TeiVectors,
 )
-from quire.api.serving.models import ServedModel, ServerState
+from quire.serving.models import ServedModel, ServerState
 
 _INPUT = ("embed", "classify", "token_embed", "token_classify")  # tasks of `input` and `messages`, in this order
 _TEI, _SESSION = "an embedding of TEI", "a session of SageMaker"

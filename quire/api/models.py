@@ -10,13 +10,13 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from quire.api.chat.conversation import conversation_of, unused_template_fields
-from quire.api.http import fields
-from quire.api.http.errors import InvalidRequest, NotFound
 from quire.api.http.routing import CheckedRoute
 from quire.api.http.sse import unless_disconnected
-from quire.api.http.tenant import current_tenant
-from quire.api.protocol.common import ERRORS
-from quire.api.protocol.models import (
+from quire.engine.client.model_info import ModelInfo
+from quire.protocol import fields
+from quire.protocol.common import ERRORS
+from quire.protocol.errors import InvalidRequest, NotFound
+from quire.protocol.models import (
     DetokenizeRequest,
     DetokenizeResponse,
     ModelCard,
@@ -24,10 +24,10 @@ from quire.api.protocol.models import (
     TokenizeRequest,
     TokenizeResponse,
 )
-from quire.api.serving.models import ServedModel, ServerState
-from quire.engine.wire.model_info import ModelInfo
-from quire.multimodal.prompts import Prompt
-from quire.multimodal.renderer import Renderer
+from quire.rendering.prompts import Prompt
+from quire.rendering.renderer import Renderer
+from quire.serving.models import ServedModel, ServerState
+from quire.workers.tenant import current_tenant
 
 
 def router(state: ServerState) -> APIRouter:

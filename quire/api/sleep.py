@@ -10,11 +10,11 @@ from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel
 from starlette.responses import Response
 
-from quire.api.http.errors import InvalidRequest
 from quire.api.http.sse import unless_disconnected
-from quire.api.protocol.common import ErrorBody
-from quire.api.serving.models import ServerState
-from quire.engine.wire.protocol import MemoryTag, SleepLevel
+from quire.engine.client.protocol import MemoryTag, SleepLevel
+from quire.protocol.common import ErrorBody
+from quire.protocol.errors import InvalidRequest
+from quire.serving.models import ServerState
 
 _ERRORS: dict[int | str, dict[str, Any]] = {
     400: {"model": ErrorBody, "description": "the server runs without --enable-sleep-mode, or a parameter is wrong"},

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 from starlette.types import Scope
 
-from quire.api.http.errors import ApiError, Overloaded
 from quire.api.http.tenant import tenant_of
+from quire.protocol.errors import ApiError, Overloaded
 
 _PIECE = 64  # bytes that Python needs for each piece in which a body is received
 _EXPECTED_RATE = 1 << 20  # bytes per second; a body that is slower is behind

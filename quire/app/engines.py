@@ -10,28 +10,28 @@ from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection
 
-from quire.api.answers.parsers import parser_tokens, reasoning_tags, tool_format
-from quire.api.answers.structured.checker import GrammarChecker
-from quire.api.serving.defaults import read_defaults
-from quire.api.serving.models import ServedModel
 from quire.app.logs import flush_logs, start_logging
 from quire.app.models import ModelSource
 from quire.config.commands import Serve
 from quire.config.media_options import AudioOptions
 from quire.config.options import ChatOptions, EngineOptions, ModelOptions, ParallelOptions
-from quire.engine.build import serve_core
-from quire.engine.core_config import CoreConfig
+from quire.engine.build.core_config import CoreConfig
+from quire.engine.build.engine import serve_core
+from quire.engine.client.engine_client import EngineClient
+from quire.engine.client.launch import CoreHandle, ProcessCore, ThreadCore
+from quire.engine.client.transport import ClientChannel
 from quire.engine.execution.devices.select import uses_gpu
 from quire.engine.execution.memory import MemoryShare, free_memory
-from quire.engine.models.model_config import ModelConfig, model_config_of
-from quire.engine.models.spec import CTCSpec, EncoderSpec, TransducerSpec
-from quire.engine.wire.client import EngineClient
-from quire.engine.wire.launch import CoreHandle, ProcessCore, ThreadCore
-from quire.engine.wire.transport import ClientChannel
+from quire.engine.models.config.model_config import ModelConfig, model_config_of
+from quire.engine.models.specs.decoder import CTCSpec, EncoderSpec, TransducerSpec
 from quire.multimodal.audio.memory import AudioMemory
 from quire.multimodal.audio.reader import AudioReader
-from quire.multimodal.renderer import Renderer
-from quire.multimodal.tokenizer import Tokenizer
+from quire.parsing.parsers import parser_tokens, reasoning_tags, tool_format
+from quire.parsing.structured.checker import GrammarChecker
+from quire.rendering.renderer import Renderer
+from quire.rendering.tokenizer import Tokenizer
+from quire.serving.defaults import read_defaults
+from quire.serving.models import ServedModel
 
 logger = logging.getLogger(__name__)
 _STOP_TIMEOUT = 2.0  # seconds; part of the time that a shutdown may take after the drain

@@ -14,7 +14,7 @@ from types import FrameType
 from typing import NoReturn
 
 from quire.app.logs import flush_logs
-from quire.engine.wire.launch import kill_processes
+from quire.engine.client.launch import kill_processes
 
 logger = logging.getLogger("quire")
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)

@@ -15,15 +15,13 @@ from quire.api.anthropic import routes as anthropic
 from quire.api.chat import routes as chat
 from quire.api.completions import generate
 from quire.api.completions import routes as completions
-from quire.api.http import errors
-from quire.api.http.fields import HEADER as IGNORED_FIELDS
+from quire.api.http.error_handlers import install_error_handlers
 from quire.api.http.request_ids import REQUEST_ID
 from quire.api.http.tenant import api_keys
 from quire.api.pooling import routes as pooling
 from quire.api.responses import routes as responses
 from quire.api.responses.routes import NOT_STORED
 from quire.api.responses.service import ResponseService
-from quire.api.serving.models import ServerState
 from quire.api.speech_to_text import routes as speech
 from quire.app import page
 from quire.app.host_check import host_check
@@ -38,8 +36,10 @@ from quire.app.middleware import (
 from quire.app.orca_header import orca_header
 from quire.config.options import ServerOptions
 from quire.metrics.prometheus import CONTENT_TYPE, Metrics
+from quire.protocol.fields import HEADER as IGNORED_FIELDS
 from quire.realtime import routes as realtime
 from quire.realtime.sessions import Sessions
+from quire.serving.models import ServerState
 
 _EXPOSED = (REQUEST_ID, IGNORED_FIELDS, NOT_STORED, "retry-after")  # headers that scripts of other origins may read
 
@@ -52,7 +52,7 @@ def create_app(
     app.state.strict_fields = server.strict_fields
     app.state.malloc_trimmer = state.malloc_trimmer
     app.state.max_json_values = state.limits.max_json_values
-    errors.install_error_handlers(app)
+    install_error_handlers(app)
     for module in (completions, chat, anthropic, generate, pooling, speech, models, health, sleep, invocations):
         app.include_router(module.router(state))
     app.include_router(responses.router(state, service))

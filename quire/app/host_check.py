@@ -11,10 +11,10 @@ from ipaddress import ip_address
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from quire.api.http.errors import Misdirected
 from quire.api.http.paths import endpoint_path
 from quire.app.middleware import PROBE_PATHS, Middleware
 from quire.config.options import ServerOptions
+from quire.protocol.errors import Misdirected
 
 _OWN_NAMES = ("localhost", "*.localhost", "*.internal")  # reserved names that cannot be registered
 

@@ -14,7 +14,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from quire.api.http.body import RELEASE_BODY
-from quire.api.http.errors import ApiError, HeadersTooLarge, InvalidRequest, Overloaded, TimedOut, UrlTooLong
 from quire.api.http.paths import endpoint_path, path_below, put_below
 from quire.api.http.request_ids import REQUEST_ID, new_request_id, request_id_of
 from quire.api.http.tenant import tenant_of
@@ -22,6 +21,7 @@ from quire.app.arriving_bodies import ArrivingBody
 from quire.app.connections import Connections, UnreadResponse, reset
 from quire.app.middleware import PROBE_PATHS
 from quire.app.websocket import BoundedWebSocket, handshake_of
+from quire.protocol.errors import ApiError, HeadersTooLarge, InvalidRequest, Overloaded, TimedOut, UrlTooLong
 from quire.workers.turns import ARRIVALS, ENDINGS, turns
 
 _MAX_PIPELINED = 64  # requests that a client may send ahead of their responses

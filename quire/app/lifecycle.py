@@ -16,8 +16,6 @@ from quire.api.mcp.servers import ToolServers
 from quire.api.responses.errors import StoreFailed
 from quire.api.responses.service import ResponseService
 from quire.api.responses.store import ResponseStore
-from quire.api.serving.models import ServerState
-from quire.api.serving.result_memory import ResultMemory
 from quire.app.engines import RunningEngine, start_engines
 from quire.app.exits import end_process
 from quire.app.factory import create_app
@@ -36,14 +34,16 @@ from quire.config.options import (
     TlsOptions,
 )
 from quire.config.tool_servers import urls_by_label
+from quire.engine.client.errors import EngineDead
 from quire.engine.models.errors import ModelError
-from quire.engine.wire.errors import EngineDead
 from quire.metrics.prometheus import Metrics, ModelMetrics
 from quire.multimodal.audio.memory import AudioMemory
 from quire.multimodal.errors import ModelFileError, PromptError
-from quire.multimodal.media.sources import media_policy
+from quire.multimodal.sources import media_policy
 from quire.realtime.sessions import Sessions
 from quire.realtime.transcribers import transcriber_factory
+from quire.serving.models import ServerState
+from quire.serving.result_memory import ResultMemory
 
 logger = logging.getLogger("quire")
 

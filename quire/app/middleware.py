@@ -12,12 +12,12 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.api.http.credentials import key_of
-from quire.api.http.errors import TooLarge, Unauthorized, Unavailable
 from quire.api.http.paths import endpoint_path
 from quire.api.http.sse import RAW_SEND
 from quire.api.http.tenant import API_KEY, ApiKey
-from quire.api.serving.models import ServerState
 from quire.metrics.prometheus import Metrics
+from quire.protocol.errors import TooLarge, Unauthorized, Unavailable
+from quire.serving.models import ServerState
 
 PAGE_FILES = "/page/"
 PROBE_PATHS = frozenset({"/health", "/ready", "/ping"})  # need no API key

@@ -9,7 +9,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from quire.config.command import ConfigError
-from quire.engine.models.weight_files import NO_WEIGHTS, complaint_about, readable_weights
+from quire.engine.models.checkpoint.weight_files import NO_WEIGHTS, complaint_about, readable_weights
 
 # name -> directory in the package
 BUNDLED = {"quire-nano": "nano", "quire-nano-embed": "nano_embed", "quire-nano-hear": "nano_hear"}
@@ -57,7 +57,7 @@ def find_folder(model: str, revision: str | None) -> Path:
         ConfigError: there is no such directory, and it cannot be downloaded; or its weights are in another format.
     """
     if model in BUNDLED:
-        return Path(str(files("quire") / BUNDLED[model]))
+        return Path(str(files("quire") / "bundled" / BUNDLED[model]))
     if _is_dir(model):
         _check_format(model, _files_in(Path(model)))
         return Path(model)

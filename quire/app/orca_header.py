@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from quire.api.serving.models import ServerState
 from quire.app.middleware import Middleware
-from quire.engine.wire.protocol import StepStats
+from quire.engine.client.protocol import StepStats
+from quire.serving.models import ServerState
 
 _FORMAT = "endpoint-load-metrics-format"  # header of requests
 _LOAD = "endpoint-load-metrics"  # header of responses

@@ -14,8 +14,8 @@ from quire.app.tls import Tls, TlsError
 from quire.config.command import ConfigError
 from quire.config.commands import Serve
 from quire.config.options import ServerOptions, TlsOptions
-from quire.engine.models.model_config import start_reading_configs
-from quire.engine.models.pooling_config import PoolingOptions
+from quire.engine.models.config.model_config import start_reading_configs
+from quire.engine.models.config.pooling import PoolingOptions
 
 INT4_COST = (
     "--quantization int4 worsens answers much: it raises perplexity from 36.7 to 80 (Gemma 3 270M) and from 32.1 to "
@@ -71,7 +71,7 @@ def _check(settings: Serve) -> None:
 def _check_parsers(settings: Serve) -> None:
     if settings.reasoning_parser == "auto" and settings.tool_call_parser == "auto":
         return
-    from quire.api.answers.parsers import check_parsers  # noqa: PLC0415 imports the grammar library
+    from quire.parsing.parsers import check_parsers  # noqa: PLC0415 imports the grammar library
 
     problem = check_parsers(settings.reasoning_parser, settings.tool_call_parser)
     if problem is not None:
@@ -83,7 +83,7 @@ def _check_parsers(settings: Serve) -> None:
 def _check_overrides(settings: Serve) -> None:
     if not settings.override_generation_config:
         return
-    from quire.api.serving.defaults import check_overrides  # noqa: PLC0415 imports the tokenizer
+    from quire.serving.defaults import check_overrides  # noqa: PLC0415 imports the tokenizer
 
     if (expected := check_overrides(settings.override_generation_config)) is not None:
         raise ConfigError(f"quire serve: --override-generation-config expects {expected}")

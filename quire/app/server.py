@@ -16,7 +16,6 @@ from starlette.types import ASGIApp
 
 from quire import __version__
 from quire.api.responses.service import ResponseService
-from quire.api.serving.models import ServedModel, ServerState
 from quire.app.connections import Connections
 from quire.app.exits import end_process, end_process_after, handling_signals
 from quire.app.http_protocol import BoundedProtocol
@@ -25,6 +24,7 @@ from quire.app.tls import Tls, TlsHandshake
 from quire.app.websocket import BoundedWebSocket
 from quire.config.options import ConnectionOptions, ServerOptions
 from quire.realtime.sessions import Sessions
+from quire.serving.models import ServedModel, ServerState
 
 logger = logging.getLogger("quire")
 _ERROR_GRACE = 2.0  # seconds for clients to read the error that aborts their request

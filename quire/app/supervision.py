@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable
 from typing import Literal, Protocol
 
-from quire.api.serving.models import ServerState
-from quire.engine.wire.client import EngineClient
-from quire.engine.wire.errors import EngineDead
+from quire.engine.client.engine_client import EngineClient
+from quire.engine.client.errors import EngineDead
+from quire.serving.models import ServerState
 
 logger = logging.getLogger("quire")
 DeathPolicy = Literal["exit", "restart"]

@@ -15,10 +15,10 @@ from websockets.frames import CloseCode, Frame
 from websockets.http11 import Request
 from websockets.server import ServerProtocol
 
-from quire.api.http.errors import ApiError, Internal, InvalidRequest, TimedOut
 from quire.api.http.paths import endpoint_path, put_below
 from quire.api.http.request_ids import REQUEST_ID
 from quire.app.connections import Connections, UnreadResponse, reset
+from quire.protocol.errors import ApiError, Internal, InvalidRequest, TimedOut
 from quire.workers.turns import turns
 
 _SLICE = 4 << 10  # bytes that are parsed before others have their turn: hundreds of the smallest frames

@@ -1,1 +1,1 @@
-"""The engine: from token ids to tokens or arrays. Other packages import `wire` only; `core` connects all parts."""
+"""The engine: from token ids to tokens or arrays. Other packages import `client` only; `core` connects all parts."""

@@ -11,9 +11,9 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from quire.config.options import EngineOptions
-from quire.engine.wire.model_info import ModelInfo
-from quire.engine.wire.protocol import MemoryTag, SleepLevel, StepStats
-from quire.engine.wire.records import RequestRecord, RequestTimes
+from quire.engine.client.model_info import ModelInfo
+from quire.engine.client.protocol import MemoryTag, SleepLevel, StepStats
+from quire.engine.client.records import RequestRecord, RequestTimes
 from quire.metrics import buckets
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4  # version 1.0.0 requires quoted names

@@ -1,1 +1,1 @@
-"""From messages and text to prompts: chat templates and tokenizers. Uses numpy, never torch."""
+"""Media: fetching, decoding and features of audio. Uses numpy, never torch."""

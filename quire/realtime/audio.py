@@ -11,8 +11,8 @@ import numpy as np
 import soxr
 from numpy.typing import NDArray
 
-from quire.api.http.tenant import take_turn
 from quire.realtime.errors import EventError
+from quire.workers.tenant import take_turn
 
 Samples = NDArray[np.int16]
 RATE = 16000  # of what models and voice activity get

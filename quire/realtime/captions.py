@@ -12,16 +12,16 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.api.http.errors import ApiError, as_api_error
-from quire.api.serving.transcription.types import TranscriptDelta
-from quire.engine.wire.errors import EngineError, EngineOverloaded
+from quire.engine.client.errors import EngineError, EngineOverloaded
 from quire.multimodal.errors import PromptError
+from quire.protocol.errors import ApiError, as_api_error
 from quire.realtime.audio import RATE, Samples, to_float
 from quire.realtime.dialects.dialect import Body, Dialect
 from quire.realtime.settings import SessionSettings
 from quire.realtime.stable_prefix import StablePrefix
 from quire.realtime.transcript import Transcript
 from quire.realtime.utterance_transcriber import StreamingTranscriber, UtteranceTranscriber
+from quire.speech.types import TranscriptDelta
 from quire.workers.errors import WorkerError
 
 logger = logging.getLogger(__name__)

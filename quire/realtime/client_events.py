@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from quire.api.http.errors import shorten
+from quire.protocol.errors import shorten
 from quire.realtime.errors import EventError
 
 _Id = Annotated[str, msgspec.Meta(max_length=512)]

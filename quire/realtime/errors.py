@@ -6,7 +6,7 @@ SessionEnded           the session ends; the client gets the reason
 
 from __future__ import annotations
 
-from quire.api.http.errors import shorten
+from quire.protocol.errors import shorten
 
 _MAX_MESSAGE = 1000  # characters of an error text
 

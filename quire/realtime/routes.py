@@ -9,10 +9,10 @@ from fastapi import APIRouter, Request, WebSocket
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
-from quire.api.http.errors import ApiError, InvalidRequest, NotFound
 from quire.api.http.routing import CheckedRoute
 from quire.api.http.tenant import API_KEY
-from quire.api.protocol.common import ERRORS, ErrorBody
+from quire.protocol.common import ERRORS, ErrorBody
+from quire.protocol.errors import ApiError, InvalidRequest, NotFound
 from quire.realtime.errors import EventError
 from quire.realtime.secrets import SessionForm
 from quire.realtime.sessions import Sessions, dialect_of

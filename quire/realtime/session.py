@@ -11,11 +11,9 @@ import orjson
 from msgspec import UNSET
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from quire.api.http.errors import ApiError
-from quire.api.http.tenant import current_tenant, take_turn
-from quire.api.serving.models import ServerState
 from quire.config.options import RealtimeOptions
 from quire.multimodal.audio.memory import Reservation
+from quire.protocol.errors import ApiError
 from quire.realtime.audio import RATE, AudioDecoder, Samples
 from quire.realtime.captions import Captions, Utterance
 from quire.realtime.client_events import (
@@ -34,7 +32,9 @@ from quire.realtime.outbound import Outbound
 from quire.realtime.settings import SessionSettings
 from quire.realtime.turn_detection import SpeechDetectorOf, TurnDetector, UtteranceEnded, UtteranceStarted
 from quire.realtime.utterance_transcriber import TranscriberOf, UtteranceTranscriber
+from quire.serving.models import ServerState
 from quire.workers.errors import QueueFull
+from quire.workers.tenant import current_tenant, take_turn
 
 _BYTES_PER_SAMPLE = 8  # of audio that is appended: the buffer may have room for twice as much, and its end is copied
 _BYTES_PER_UTTERED_SAMPLE = 6  # until the transcript has been sent: integers, and floats while it is made

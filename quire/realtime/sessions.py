@@ -14,12 +14,11 @@ import msgspec
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from quire.api.http.credentials import KEY_PROTOCOL, key_of, subprotocols
-from quire.api.http.errors import ApiError, InvalidRequest, NotFound, Overloaded, TooManyRequests, Unauthorized
 from quire.api.http.paths import endpoint_path
-from quire.api.http.tenant import API_KEY, api_keys, current_tenant, set_tenant
-from quire.api.serving.models import ServerState
+from quire.api.http.tenant import API_KEY, api_keys, set_tenant
 from quire.config.options import RealtimeOptions, ServerOptions
 from quire.metrics.prometheus import Metrics
+from quire.protocol.errors import ApiError, InvalidRequest, NotFound, Overloaded, TooManyRequests, Unauthorized
 from quire.realtime.client_events import SessionUpdate, TranscriptionSessionUpdate
 from quire.realtime.dialects.choice import DialectChoice, guess
 from quire.realtime.dialects.dialect import Dialect, SessionInfo
@@ -29,7 +28,9 @@ from quire.realtime.secrets import PREFIX, ClientSecrets, Secret, SessionForm
 from quire.realtime.session import Session, SharedContext, check_settings
 from quire.realtime.turn_detection import SpeechDetectorOf, voice_activity
 from quire.realtime.utterance_transcriber import TranscriberOf
+from quire.serving.models import ServerState
 from quire.workers.shares import Shares
+from quire.workers.tenant import current_tenant
 
 logger = logging.getLogger(__name__)
 _INTERIM_PASSES = 8  # over utterances that are being spoken, of all sessions at once

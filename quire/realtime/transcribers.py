@@ -9,17 +9,17 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.api.http.tenant import current_tenant
-from quire.api.serving.models import ServedModel
-from quire.api.serving.transcription.memory import feature_bytes
-from quire.api.serving.transcription.streaming import LiveTranscription
-from quire.api.serving.transcription.transcriber import Transcriber
-from quire.api.serving.transcription.types import TokenLogprob, TranscriptDelta, TranscriptionDone, TranscriptionOptions
 from quire.multimodal.audio.memory import Reservation
 from quire.realtime.audio import RATE
 from quire.realtime.settings import SessionSettings
 from quire.realtime.transcript import Transcript, Usage
 from quire.realtime.utterance_transcriber import StreamingTranscriber, TranscriberOf, UtteranceTranscriber
+from quire.serving.models import ServedModel
+from quire.speech.memory import feature_bytes
+from quire.speech.streaming import LiveTranscription
+from quire.speech.transcriber import Transcriber
+from quire.speech.types import TokenLogprob, TranscriptDelta, TranscriptionDone, TranscriptionOptions
+from quire.workers.tenant import current_tenant
 
 _TOKENS_PER_SECOND, _MORE_TOKENS = 12, 16  # in a draft; fast speech has half as many
 

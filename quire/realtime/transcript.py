@@ -6,7 +6,7 @@ import codecs
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from quire.api.serving.transcription.types import TokenLogprob
+from quire.speech.types import TokenLogprob
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,10 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.api.serving.models import ServedModel
-from quire.api.serving.transcription.types import TranscriptDelta
 from quire.realtime.settings import SessionSettings
 from quire.realtime.transcript import Transcript
+from quire.serving.models import ServedModel
+from quire.speech.types import TranscriptDelta
 
 
 class StreamingTranscriber(Protocol):

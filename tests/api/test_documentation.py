@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from quire.api.answers.reasoning_registry import PARSERS
-from quire.api.answers.tools.registry import FORMATS
-from quire.api.http.fields import HARMLESS, UNSUPPORTED
-from quire.api.protocol.chat import ChatRequest
-from quire.api.protocol.completions import CompletionRequest
-from quire.api.protocol.pooling.cohere import CohereEmbedRequest
-from quire.api.protocol.pooling.requests import (
+from quire.engine.models.families import ENCODERS
+from quire.parsing.reasoning_registry import PARSERS
+from quire.parsing.tools.registry import FORMATS
+from quire.protocol.chat import ChatRequest
+from quire.protocol.completions import CompletionRequest
+from quire.protocol.fields import HARMLESS, UNSUPPORTED
+from quire.protocol.pooling.cohere import CohereEmbedRequest
+from quire.protocol.pooling.requests import (
     ClassifyTextRequest,
     EmbeddingChatRequest,
     EmbeddingTextRequest,
@@ -24,9 +25,8 @@ from quire.api.protocol.pooling.requests import (
     RerankRequest,
     ScoreRequest,
 )
-from quire.api.protocol.pooling.tei import TeiEmbedRequest, TeiPredictRequest, TeiRerankRequest
-from quire.api.protocol.speech_to_text import LanguageRequest, TranscriptionRequest, TranslationRequest
-from quire.engine.models.archs import ENCODERS
+from quire.protocol.pooling.tei import TeiEmbedRequest, TeiPredictRequest, TeiRerankRequest
+from quire.protocol.speech_to_text import LanguageRequest, TranscriptionRequest, TranslationRequest
 from tests.support.process import ServerProcess, serving
 
 ROOT = Path(__file__).parents[2]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from quire.engine.wire import client as client_module
+from quire.engine.client import engine_client as client_module
 from tests.support.fake_core import FakeCore, says
 from tests.support.server import chunks_of, running_server, until
 

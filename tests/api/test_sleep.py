@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from quire.engine.wire.protocol import Sleep, Wake
+from quire.engine.client.protocol import Sleep, Wake
 from tests.support.fake_core import FakeCore, says
 from tests.support.server import Server, chunks_of, running_server, until
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from quire.api.http.errors import ApiError
 from quire.app import arriving_bodies
 from quire.app.arriving_bodies import ArrivingBodies, ArrivingBody
 from quire.app.serve import run
 from quire.config.command import ConfigError
 from quire.config.commands import Serve
+from quire.protocol.errors import ApiError
 from tests.support.fake_core import FakeCore
 from tests.support.raw import Raw, connected, on_uvloop, post
 from tests.support.server import Server, running_server, until

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import soundfile
 
-from quire.engine.models.model_config import read_model_config
-from quire.engine.wire.audio import AudioInfo
+from quire.engine.client.audio import AudioInfo
+from quire.engine.models.config.model_config import read_model_config
 from quire.multimodal.audio.items import token_count
 from tests.support.audio import Samples, voice, wav
 from tests.support.audio_chat import (

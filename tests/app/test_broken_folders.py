@@ -14,20 +14,20 @@ import pytest
 import safetensors.torch
 import torch
 
-from quire.api.answers.parsers import parser_tokens, reasoning_tags, tool_format
-from quire.api.serving.defaults import read_defaults
 from quire.config.commands import Serve
 from quire.config.options import ChatOptions, EngineOptions, ModelOptions
-from quire.engine.build import build_core
-from quire.engine.core_config import CoreConfig
+from quire.engine.build.core_config import CoreConfig
+from quire.engine.build.engine import build_core
+from quire.engine.client.protocol import ClientMessage, CoreMessage
 from quire.engine.execution.cache import OutOfCacheMemory
+from quire.engine.models.config.model_config import read_model_config
 from quire.engine.models.errors import ModelError
-from quire.engine.models.model_config import read_model_config
-from quire.engine.wire.protocol import ClientMessage, CoreMessage
-from quire.multimodal.chat_template import ChatTemplate
 from quire.multimodal.errors import ModelFileError, PromptError
-from quire.multimodal.prompts import PromptBuilder
-from quire.multimodal.tokenizer import Tokenizer
+from quire.parsing.parsers import parser_tokens, reasoning_tags, tool_format
+from quire.rendering.chat_template import ChatTemplate
+from quire.rendering.prompts import PromptBuilder
+from quire.rendering.tokenizer import Tokenizer
+from quire.serving.defaults import read_defaults
 from tests.support.process import tiny_model
 
 DOCUMENTED = (ModelError, ModelFileError, OutOfCacheMemory, PromptError)  # what `quire serve` turns into one line

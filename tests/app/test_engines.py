@@ -12,11 +12,11 @@ from quire.app import engines
 from quire.app.engines import RunningEngine, gpu_share, host_share, start_engines
 from quire.app.models import ModelSource
 from quire.config.commands import Serve
-from quire.engine.core_config import CoreConfig
+from quire.engine.build.core_config import CoreConfig
+from quire.engine.client.errors import EngineDead
 from quire.engine.execution.memory import MemoryShare
-from quire.engine.models.model_config import read_model_config
-from quire.engine.wire.errors import EngineDead
-from tests.engine.wire.test_client import collect, request
+from quire.engine.models.config.model_config import read_model_config
+from tests.engine.client.test_engine_client import collect, request
 from tests.support.encoders import tiny_embedder
 from tests.support.fake_core import FakeCore
 from tests.support.models import make_model, save_model

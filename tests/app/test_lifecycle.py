@@ -31,7 +31,7 @@ if sys.argv[1] == "resolving":
             time.sleep(0.01)
     module.resolve_models = stand_still
 elif sys.argv[1] == "weights":
-    import quire.engine.models.checkpoint as module
+    import quire.engine.models.checkpoint.checkpoint as module
     def stand_still(self, dtype, progress, window_of=None):
         print("HERE", flush=True)
         while True:
@@ -94,9 +94,9 @@ async def test_a_stopped_engine_leaves_no_thread(tmp_path: Path, monkeypatch: py
     from quire.app.engines import RunningEngine
     from quire.app.models import ModelSource
     from quire.config.commands import Serve
-    from quire.engine.models.model_config import read_model_config
-    from quire.engine.wire.sampling_params import SamplingParams
-    from quire.engine.wire.stream import GenerateRequest
+    from quire.engine.client.sampling_params import SamplingParams
+    from quire.engine.client.stream import GenerateRequest
+    from quire.engine.models.config.model_config import read_model_config
     from tests.support.fake_core import prompt_of
 
     before = threading.enumerate()

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from quire.app.orca_header import load_of
-from quire.engine.wire.protocol import StepStats
+from quire.engine.client.protocol import StepStats
 from tests.support.fake_core import FakeCore
 from tests.support.server import running_server
 

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quire.api.serving.models import ServedModel
 from quire.multimodal.audio.frames import frames_of
+from quire.serving.models import ServedModel
 from tests.support.audio import Samples, voice
 from tests.support.audio_chat import asked, encoded, input_audio
 from tests.support.live import (

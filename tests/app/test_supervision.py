@@ -11,10 +11,10 @@ import pytest
 
 from quire.app import supervision
 from quire.app.supervision import DeathPolicy, supervise
-from quire.engine.wire.client import EngineClient
-from quire.engine.wire.launch import CoreEntry, ThreadCore
-from quire.engine.wire.protocol import CoreDied
-from quire.engine.wire.transport import ClientChannel, CoreChannel
+from quire.engine.client.engine_client import EngineClient
+from quire.engine.client.launch import CoreEntry, ThreadCore
+from quire.engine.client.protocol import CoreDied
+from quire.engine.client.transport import ClientChannel, CoreChannel
 from tests.support.fake_core import FakeCore, says
 from tests.support.server import Server, running_server, until
 

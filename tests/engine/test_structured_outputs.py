@@ -12,19 +12,19 @@ from typing import Any
 import jsonschema
 import pytest
 
-from quire.api.answers.answer import AnswerFormat
-from quire.api.answers.grammar_writer import as_lark
-from quire.api.answers.reasoning import ReasoningTags
-from quire.api.answers.structured.compilation import complete_grammar
-from quire.api.answers.structured.constraint import ReasoningPrefix, grammar_of
-from quire.api.answers.tools.calls import join_calls
-from quire.api.answers.tools.choice import ToolPlan
-from quire.api.answers.tools.custom import schema_of
-from quire.api.answers.tools.registry import FORMATS
-from quire.api.protocol.custom import CustomDefinition, CustomTool, GrammarFormat
-from quire.api.protocol.structured import StructuralTagFormat, StructuredOutputs
-from quire.engine.wire.grammar import GrammarTokens
-from quire.engine.wire.sampling_params import SamplingParams
+from quire.engine.client.grammar import GrammarTokens
+from quire.engine.client.sampling_params import SamplingParams
+from quire.parsing.answer import AnswerFormat
+from quire.parsing.grammar_writer import as_lark
+from quire.parsing.reasoning import ReasoningTags
+from quire.parsing.structured.compilation import complete_grammar
+from quire.parsing.structured.constraint import ReasoningPrefix, grammar_of
+from quire.parsing.tools.calls import join_calls
+from quire.parsing.tools.choice import ToolPlan
+from quire.parsing.tools.custom import schema_of
+from quire.parsing.tools.registry import FORMATS
+from quire.protocol.custom import CustomDefinition, CustomTool, GrammarFormat
+from quire.protocol.structured import StructuralTagFormat, StructuredOutputs
 from tests.support.engine import Engine, random_prompt
 from tests.support.formats import CONSTRAINED
 from tests.support.models import make_model, save_model

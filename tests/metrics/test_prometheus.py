@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from quire.engine.wire.pooling_params import PoolingParams
-from quire.engine.wire.protocol import StepStats
-from quire.engine.wire.stream import PoolRequest
+from quire.engine.client.pooling_params import PoolingParams
+from quire.engine.client.protocol import StepStats
+from quire.engine.client.stream import PoolRequest
 from tests.support.fake_core import FakeCore, prompt_of, says
 from tests.support.server import Server, running_server, until
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from openai import AsyncOpenAI
 
-from quire.api.serving.transcription.types import TokenLogprob
 from quire.realtime.transcript import Transcript, Usage, token_starts
+from quire.speech.types import TokenLogprob
 from tests.support.realtime import Client, base64_of, client_of, session_of, silence, speech, speech_server
 from tests.support.speech import SpeechCore, spoken
 from tests.support.speech import speech_server as tone_server

@@ -9,8 +9,8 @@ import pytest
 import soxr
 from openai import AsyncOpenAI
 
-from quire.api.http.errors import InvalidRequest
-from quire.engine.wire.errors import EngineDead, EngineOverloaded
+from quire.engine.client.errors import EngineDead, EngineOverloaded
+from quire.protocol.errors import InvalidRequest
 from quire.realtime.settings import SessionSettings
 from tests.support.realtime import (
     RATE,

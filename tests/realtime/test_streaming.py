@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.api.http.errors import InvalidRequest
-from quire.api.serving.transcription.types import TranscriptDelta
-from quire.engine.wire.errors import EngineOverloaded
+from quire.engine.client.errors import EngineOverloaded
+from quire.protocol.errors import InvalidRequest
 from quire.realtime.settings import SessionSettings
 from quire.realtime.transcript import Transcript, Usage
+from quire.speech.types import TranscriptDelta
 from tests.support.realtime import RATE, FakeSpeech, as_floats, session_of, silence, speech, speech_server
 from tests.support.server import until
 

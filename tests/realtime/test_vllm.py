@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from quire.api.http.errors import InvalidRequest
+from quire.protocol.errors import InvalidRequest
 from tests.realtime.test_events import update
 from tests.support.realtime import (
     Client,

@@ -15,8 +15,8 @@ import msgspec
 import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
-from quire.engine.wire.audio import AudioInfo, AudioLengths, WindowLengths
-from quire.engine.wire.protocol import AddRequest
+from quire.engine.client.audio import AudioInfo, AudioLengths, WindowLengths
+from quire.engine.client.protocol import AddRequest
 from tests.support.audio import Samples, wav
 from tests.support.fake_core import INFO, FakeCore
 from tests.support.server import Server, running_server

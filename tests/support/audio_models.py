@@ -19,8 +19,8 @@ from safetensors.torch import save_file
 from transformers import AutoConfig, WhisperFeatureExtractor
 from transformers.audio_utils import mel_filter_bank
 
-from quire.engine.wire.audio import AudioInfo
-from quire.engine.wire.protocol import MediaItem
+from quire.engine.client.audio import AudioInfo
+from quire.engine.client.protocol import MediaItem
 from quire.multimodal.audio.items import audio_items, token_count
 from tests.support.models import draw_weights
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from quire.engine.wire.convolutions import Convolution
-from quire.engine.wire.model_info import SpeechToTextInfo
-from quire.engine.wire.protocol import AddRequest
+from quire.engine.client.convolutions import Convolution
+from quire.engine.client.model_info import SpeechToTextInfo
+from quire.engine.client.protocol import AddRequest
 from tests.support.ctc import CHARACTERS
 from tests.support.fake_core import INFO, FakeCore
 from tests.support.speech import HEARD

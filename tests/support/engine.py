@@ -13,18 +13,11 @@ import numpy as np
 import torch
 
 from quire.config.options import EngineOptions, ModelOptions, ParallelOptions
-from quire.engine.build import build_core
-from quire.engine.core import EngineCore
-from quire.engine.core_config import CoreConfig
-from quire.engine.execution.devices.device import Device
-from quire.engine.execution.devices.select import find_device
-from quire.engine.execution.ranks.workers import Launcher
-from quire.engine.models.loader import load_model
-from quire.engine.models.model_config import read_model_config
-from quire.engine.models.pooling_config import PoolingOptions
-from quire.engine.wire.model_info import ModelInfo
-from quire.engine.wire.pooling_params import PoolingParams
-from quire.engine.wire.protocol import (
+from quire.engine.build.core_config import CoreConfig
+from quire.engine.build.engine import build_core
+from quire.engine.client.model_info import ModelInfo
+from quire.engine.client.pooling_params import PoolingParams
+from quire.engine.client.protocol import (
     Abort,
     AddRequest,
     ErrorOutput,
@@ -35,7 +28,14 @@ from quire.engine.wire.protocol import (
     StepOutput,
     TokensOutput,
 )
-from quire.engine.wire.sampling_params import SamplingParams
+from quire.engine.client.sampling_params import SamplingParams
+from quire.engine.core.loop import EngineCore
+from quire.engine.execution.devices.device import Device
+from quire.engine.execution.devices.select import find_device
+from quire.engine.execution.ranks.workers import Launcher
+from quire.engine.models.config.model_config import read_model_config
+from quire.engine.models.config.pooling import PoolingOptions
+from quire.engine.models.loader import load_model
 from tests.support.deferred import DeferredExecutor
 from tests.support.ranks import ThreadRank
 

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from quire.engine.wire.client import EngineClient
-from quire.engine.wire.errors import FrontEndClosed
-from quire.engine.wire.launch import CoreEntry, CoreHandle, ThreadCore
-from quire.engine.wire.model_info import ModelInfo
-from quire.engine.wire.pooling_params import PoolingParams
-from quire.engine.wire.protocol import (
+from quire.engine.client.engine_client import EngineClient
+from quire.engine.client.errors import FrontEndClosed
+from quire.engine.client.launch import CoreEntry, CoreHandle, ThreadCore
+from quire.engine.client.model_info import ModelInfo
+from quire.engine.client.pooling_params import PoolingParams
+from quire.engine.client.protocol import (
     Abort,
     AddRequest,
     ClientMessage,
@@ -35,8 +35,8 @@ from quire.engine.wire.protocol import (
     TokensOutput,
     Wake,
 )
-from quire.engine.wire.sampling_params import SamplingParams
-from quire.engine.wire.transport import ClientChannel, CoreChannel
+from quire.engine.client.sampling_params import SamplingParams
+from quire.engine.client.transport import ClientChannel, CoreChannel
 from tests.support.patience import PATIENCE
 from tests.support.pooling import pooled
 from tests.support.tokenizer import EOS, VOCAB_SIZE, byte_tokenizer

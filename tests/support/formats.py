@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.api.answers.tools.registry import FORMATS
+from quire.parsing.tools.registry import FORMATS
 
 # One name for each syntax of answers that must be a call; several names share one.
 CONSTRAINED = sorted({FORMATS[name].constrained.syntax: name for name in sorted(FORMATS, reverse=True)}.values())

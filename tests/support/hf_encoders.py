@@ -12,7 +12,7 @@ import transformers
 from numpy.typing import NDArray
 from transformers import AutoConfig, AutoModel
 
-from quire.engine.wire.pooling_params import PoolingParams
+from quire.engine.client.pooling_params import PoolingParams
 from tests.support.engine import Engine
 from tests.support.models import BASE, draw_weights
 

@@ -12,7 +12,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from quire.engine.wire.pooling_params import PoolingParams
+from quire.engine.client.pooling_params import PoolingParams
 from tests.support.engine import Engine, greedy
 from tests.support.models import draw_weights
 
@@ -55,6 +55,7 @@ def assert_equal(folder: Path, prompts: Sequence[list[int]], tokens: int = 6, **
 
     All prompts run together, twice: the second time they find what the first has left in the prefix cache.
     Where rounding alone changes transformers' own results by more than the tolerance, four times that is allowed.
+    Where rounding alone decides which of two tokens is the likeliest, either is right, and the rest is skipped.
     """
     model = transformers_model(folder)
     engine = Engine(folder, **{"block_size": 8, "max_num_batched_tokens": 48, **options})
@@ -78,8 +79,12 @@ def assert_equal(folder: Path, prompts: Sequence[list[int]], tokens: int = 6, **
         for run in range(2):
             result = engine.results[f"{run}-{i}"]
             assert result.error is None
-            assert result.tokens == expected, f"prompt {i} of {len(prompt)} tokens, run {run}"
-            for step, output in enumerate(result.outputs):
+            same = _same_tokens(result.tokens, expected)
+            if same < len(expected):
+                gap = _gap(out.logits[same][0], expected[same], result.tokens[same])
+                noise = _noise(model, out.sequences)[len(prompt) - 1 + same]
+                assert gap < 4 * noise, f"prompt {i} of {len(prompt)} tokens, run {run}, token {same}: {gap} {noise}"
+            for step, output in enumerate(result.outputs[: same + 1]):
                 assert output.logprobs is not None
                 pairs.append((output.logprobs[0], out.logits[step][0], len(prompt) - 1 + step))
         reported = engine.results[f"0-{i}"].outputs[0].prompt_logprobs
@@ -110,6 +115,18 @@ def assert_hidden_equal(folder: Path, prompts: Sequence[list[int]]) -> None:
         assert pooled is not None, engine.results[str(i)].error
         error = (torch.from_numpy(pooled.data) - expected).abs().max() / expected.abs().max()
         assert error < _HIDDEN_TOLERANCE, f"text {i} of {len(text)} tokens: {error}"
+
+
+def _same_tokens(tokens: Sequence[int], expected: Sequence[int]) -> int:
+    """The number of tokens before the first that differs."""
+    assert len(tokens) == len(expected)
+    pairs = zip(tokens, expected, strict=True)
+    return next((i for i, (token, other) in enumerate(pairs) if token != other), len(expected))
+
+
+def _gap(logits: torch.Tensor, expected: int, token: int) -> float:
+    """How much less likely a token is than the expected one, as `_error` counts it."""
+    return float((logits[expected] - logits[token]) / logits.abs().max())
 
 
 def _error(entry: Any, logits: torch.Tensor) -> float:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from quire.engine.wire.model_info import ModelInfo, PoolingInfo
-from quire.engine.wire.pooling_params import PoolingParams
-from quire.engine.wire.protocol import AddRequest, PooledArray
+from quire.engine.client.model_info import ModelInfo, PoolingInfo
+from quire.engine.client.pooling_params import PoolingParams
+from quire.engine.client.protocol import AddRequest, PooledArray
 
 SIZE, TOKEN_SIZE = 32, 16
 LABELS = ("calm", "glad", "sad")

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.engine.wire.protocol import AddRequest
+from quire.engine.client.protocol import AddRequest
 from tests.support.fake_core import INFO, FakeCore
 from tests.support.pooling import pooling_info
 from tests.support.server import Server, running_server

@@ -17,11 +17,11 @@ import soxr
 from numpy.typing import NDArray
 from websockets.asyncio.client import ClientConnection, connect
 
-from quire.api.http.errors import InvalidRequest
-from quire.api.serving.transcription.types import TokenLogprob, TranscriptDelta
+from quire.protocol.errors import InvalidRequest
 from quire.realtime.settings import SessionSettings
 from quire.realtime.transcript import Transcript, Usage
 from quire.realtime.utterance_transcriber import StreamingTranscriber
+from quire.speech.types import TokenLogprob, TranscriptDelta
 from tests.support.audio import voice
 from tests.support.fake_core import INFO, FakeCore
 from tests.support.patience import PATIENCE

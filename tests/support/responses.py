@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from quire.engine.wire.protocol import AddRequest
+from quire.engine.client.protocol import AddRequest
 from tests.support.fake_core import FakeCore, says
 from tests.support.server import Server, running_server
 from tests.support.tokenizer import byte_tokenizer

@@ -16,14 +16,9 @@ import httpx
 import uvicorn
 from starlette.types import ASGIApp
 
-from quire.api.answers.parsers import reasoning_tags, tool_format
-from quire.api.answers.structured.checker import GrammarChecker
 from quire.api.mcp.servers import ToolServers
 from quire.api.responses.service import ResponseService
 from quire.api.responses.store import ResponseStore
-from quire.api.serving.defaults import read_defaults
-from quire.api.serving.models import ServedModel, ServerState
-from quire.api.serving.result_memory import ResultMemory
 from quire.app.connections import Connections
 from quire.app.factory import create_app
 from quire.app.server import protocol_of
@@ -32,16 +27,21 @@ from quire.app.tls import Tls
 from quire.app.websocket import BoundedWebSocket
 from quire.config.commands import Serve
 from quire.config.tool_servers import urls_by_label
-from quire.engine.wire.launch import CoreEntry, CoreHandle
+from quire.engine.client.launch import CoreEntry, CoreHandle
 from quire.metrics.prometheus import Metrics, ModelMetrics
 from quire.multimodal.audio.memory import AudioMemory
 from quire.multimodal.audio.reader import AudioReader
-from quire.multimodal.media.sources import media_policy
-from quire.multimodal.renderer import Renderer
-from quire.multimodal.tokenizer import Tokenizer
+from quire.multimodal.sources import media_policy
+from quire.parsing.parsers import reasoning_tags, tool_format
+from quire.parsing.structured.checker import GrammarChecker
 from quire.realtime.sessions import Sessions
 from quire.realtime.transcribers import transcriber_factory
 from quire.realtime.utterance_transcriber import UtteranceTranscriber
+from quire.rendering.renderer import Renderer
+from quire.rendering.tokenizer import Tokenizer
+from quire.serving.defaults import read_defaults
+from quire.serving.models import ServedModel, ServerState
+from quire.serving.result_memory import ResultMemory
 from tests.support.fake_core import CONTEXT, FakeCore, running_client
 from tests.support.patience import PATIENCE
 from tests.support.tokenizer import EOS, write_tokenizer

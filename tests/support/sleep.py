@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.engine.wire.protocol import MemoryTag, Sleep, SleepLevel, SleepState, Wake
+from quire.engine.client.protocol import MemoryTag, Sleep, SleepLevel, SleepState, Wake
 from tests.support.engine import Engine
 
 ALL: frozenset[MemoryTag] = frozenset(("weights", "kv_cache"))

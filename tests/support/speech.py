@@ -15,9 +15,9 @@ import numpy as np
 import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
-from quire.engine.wire.model_info import SpeechToTextInfo
-from quire.engine.wire.pooling_params import PoolingParams
-from quire.engine.wire.protocol import AddRequest
+from quire.engine.client.model_info import SpeechToTextInfo
+from quire.engine.client.pooling_params import PoolingParams
+from quire.engine.client.protocol import AddRequest
 from tests.support.audio import Samples, tone
 from tests.support.fake_core import INFO, FakeCore
 from tests.support.server import Server, running_server

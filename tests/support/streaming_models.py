@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from transformers import AutoConfig, VoxtralRealtimeFeatureExtractor, VoxtralRealtimeForConditionalGeneration
 
-from quire.engine.models.model_config import read_model_config
-from quire.engine.wire.protocol import MediaItem
-from quire.engine.wire.streaming import DelayedStreamsInfo
+from quire.engine.client.protocol import MediaItem
+from quire.engine.client.streaming import DelayedStreamsInfo
+from quire.engine.models.config.model_config import read_model_config
 from tests.support.live import core_server
 from tests.support.models import draw_weights
 from tests.support.server import Server

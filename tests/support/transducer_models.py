@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from transformers import NemotronAsrStreamingConfig, NemotronAsrStreamingFeatureExtractor, NemotronAsrStreamingForRNNT
 
-from quire.engine.models.model_config import read_model_config
-from quire.engine.wire.protocol import MediaItem
-from quire.engine.wire.streaming import TransducerInfo
+from quire.engine.client.protocol import MediaItem
+from quire.engine.client.streaming import TransducerInfo
+from quire.engine.models.config.model_config import read_model_config
 from tests.support.models import draw_weights
 
 MELS, FACTOR = 16, 8  # rows of features, and columns of a frame

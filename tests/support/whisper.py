@@ -15,7 +15,7 @@ import transformers
 from numpy.typing import NDArray
 from transformers import GenerationConfig, WhisperConfig, WhisperForConditionalGeneration
 
-from quire.engine.wire.protocol import MediaItem
+from quire.engine.client.protocol import MediaItem
 from tests.support.models import draw_weights
 
 # Tokens behind 80 of text.

@@ -14,7 +14,7 @@ from training.generators.conversations import THEMES, make_conversation
 from training.generators.turn import Conversation, Message, Turn
 from training.tokens import MARKERS, SPECIAL
 
-NANO = Path(__file__).parents[2] / "quire" / "nano"
+NANO = Path(__file__).parents[2] / "quire" / "bundled" / "nano"
 PARAMETERS = {
     "type": "object",
     "required": ["city"],

@@ -23,7 +23,7 @@ from training.embedder.recipe import Recipe, Shape
 from training.embedder.retrievers import Folder
 from training.embedder.tokens import build_tokenizer
 
-SHIPPED = Path(__file__).parents[2] / "quire" / "nano_embed"
+SHIPPED = Path(__file__).parents[2] / "quire" / "bundled" / "nano_embed"
 SHAPE = Shape(vocabulary=400, width=32, layers=2, heads=2, inner=48, positions=64)
 MIX = {"topics": 1.0, "arithmetic": 1.0, "typo": 1.0}
 TINY = Recipe(

@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneration, WhisperTokenizer
 
-from quire.engine.models.speech_to_text import read_speech
+from quire.engine.models.config.speech_to_text import read_speech
 from quire.multimodal.audio.features import SAMPLE_RATE, log_mel
 from training.hear import evaluate, recordings, run
 from training.hear.evaluate import word_errors
@@ -37,7 +37,7 @@ from training.hear.tokens import Ids, build_tokenizer
 from training.hear.voices import HELDOUT_VARIANTS, VARIANTS, SpeakError, Voice, make_voice, speak
 from training.hear.windows import IGNORED, Steps
 
-SHIPPED = Path(__file__).parents[2] / "quire" / "nano_hear"
+SHIPPED = Path(__file__).parents[2] / "quire" / "bundled" / "nano_hear"
 SHAPE = Shape(
     text_tokens=300, seconds=4, mels=16, width=32, heads=2, encoder_layers=2, decoder_layers=2, inner=48, targets=128
 )

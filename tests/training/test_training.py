@@ -18,7 +18,7 @@ from training.loop import Trainer
 from training.model import Nano
 from training.recipe import Phase, Recipe
 
-NANO = Path(__file__).parents[2] / "quire" / "nano"
+NANO = Path(__file__).parents[2] / "quire" / "bundled" / "nano"
 MIX = {"arithmetic": 1.0, "quire": 1.0}
 TINY = Recipe(
     pieces=400, spaced=40, width=32, layers=1, heads=2, inner=32, steps=8, tokens_per_batch=512, warmup=2,

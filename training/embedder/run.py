@@ -14,7 +14,7 @@ from training.embedder.loop import Trainer
 from training.embedder.recipe import Recipe
 from training.loop import TOKENIZER
 
-EXPORT = Path(__file__).parents[2] / "quire" / "nano_embed"
+EXPORT = Path(__file__).parents[2] / "quire" / "bundled" / "nano_embed"
 
 
 def options(arguments: list[str] | None = None) -> argparse.Namespace:

@@ -13,7 +13,7 @@ from training.hear.loop import Trainer, wait_while
 from training.hear.recipe import Recipe
 from training.hear.recordings import Recordings
 
-EXPORT = Path(__file__).parents[2] / "quire" / "nano_hear"
+EXPORT = Path(__file__).parents[2] / "quire" / "bundled" / "nano_hear"
 
 
 def options(arguments: list[str] | None = None) -> argparse.Namespace:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from quire.api.http.errors import InvalidRequest
-from quire.api.protocol.anthropic import (
+from quire.protocol.anthropic import (
     Conversation,
     DefinedTool,
     NamedTool,
@@ -15,6 +14,7 @@ from quire.api.protocol.anthropic import (
     ToolRemoval,
     ToolResultBlock,
 )
+from quire.protocol.errors import InvalidRequest
 
 
 def offered_tools(body: Conversation) -> list[ToolDefinition]:

@@ -9,7 +9,6 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from quire.api.answers.answer import AnswerParser
 from quire.api.anthropic.translation import (
     MessageStreamWriter,
     content_blocks,
@@ -20,12 +19,13 @@ from quire.api.anthropic.translation import (
 )
 from quire.api.chat.conversation import conversation_of, unused_template_fields
 from quire.api.chat.prepare import PreparedChat, prepare_chat
-from quire.api.http import fields
+from quire.api.http.admission import admit
 from quire.api.http.request_ids import answer_id
 from quire.api.http.routing import CheckedRoute, releaser
 from quire.api.http.sse import EventStream, respond_unless_disconnected, unless_disconnected
-from quire.api.http.tenant import current_tenant
-from quire.api.protocol.anthropic import (
+from quire.parsing.answer import AnswerParser
+from quire.protocol import fields
+from quire.protocol.anthropic import (
     AnthropicError,
     Conversation,
     MessagesRequest,
@@ -33,11 +33,11 @@ from quire.api.protocol.anthropic import (
     MessagesUsage,
     TokenCount,
 )
-from quire.api.protocol.common import ERRORS, openapi_stream
-from quire.api.serving.admission import admit
-from quire.api.serving.generation import collect, generate_all
-from quire.api.serving.models import ServerState
-from quire.multimodal.prompts import EFFORT, THINKING_SWITCHES
+from quire.protocol.common import ERRORS, openapi_stream
+from quire.rendering.prompts import EFFORT, THINKING_SWITCHES
+from quire.serving.generation import collect, generate_all
+from quire.serving.models import ServerState
+from quire.workers.tenant import current_tenant
 
 # Set for every template, whether it reads them or not.
 _SWITCHES = frozenset(f"chat_template_kwargs.{name}" for name in THINKING_SWITCHES)

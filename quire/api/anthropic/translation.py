@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-from quire.api.answers.event_writer import EventWriter, TextKind
-from quire.api.answers.tools.calls import CallDelta, Parsed, Piece
 from quire.api.anthropic.offered_tools import offered_tools
 from quire.api.chat.source_fields import SourcedMessage, SourceFields
-from quire.api.http.body import parse_json, request_of
-from quire.api.http.errors import ApiError, InvalidRequest
+from quire.api.http.body import request_of
 from quire.api.http.sse import typed_event
-from quire.api.protocol.anthropic import (
+from quire.parsing.event_writer import EventWriter, TextKind
+from quire.parsing.tools.calls import CallDelta, Parsed, Piece
+from quire.protocol.anthropic import (
     Conversation,
     DocumentBlock,
     MessagesRequest,
@@ -30,9 +29,11 @@ from quire.api.protocol.anthropic import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from quire.api.protocol.chat import ChatRequest
-from quire.api.serving.generation import UsageCounter
-from quire.multimodal.prompts import EFFORT, THINKING_SWITCHES
+from quire.protocol.chat import ChatRequest
+from quire.protocol.errors import ApiError, InvalidRequest
+from quire.protocol.strict_json import parse_json
+from quire.rendering.prompts import EFFORT, THINKING_SWITCHES
+from quire.serving.generation import UsageCounter
 
 _SOURCES = {"max_completion_tokens": "max_tokens", "stop": "stop_sequences"}  # names by their names in chat requests
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}

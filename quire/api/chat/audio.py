@@ -10,20 +10,20 @@ from functools import partial
 from tempfile import SpooledTemporaryFile
 from typing import Any
 
-from quire.api.http.errors import InvalidRequest, shorten
-from quire.api.http.tenant import current_tenant
-from quire.api.protocol.chat import Message
-from quire.api.serving.models import ServedModel
-from quire.engine.wire.audio import AudioInfo
-from quire.engine.wire.protocol import MediaItem
+from quire.engine.client.audio import AudioInfo
+from quire.engine.client.protocol import MediaItem
 from quire.multimodal.audio.decode import AudioError, DecodedAudio
 from quire.multimodal.audio.features import SAMPLE_RATE
 from quire.multimodal.audio.formats import NAMES, recognized_name
 from quire.multimodal.audio.items import audio_items, feature_bytes, longest_audio, token_count, working_bytes
 from quire.multimodal.audio.memory import Reservation
 from quire.multimodal.audio.reader import AudioFile, AudioReader, AudioUse
-from quire.multimodal.media.sources import MediaPolicy, MediaSource, base64_source, check_url
-from quire.multimodal.messages import AUDIO_PART
+from quire.multimodal.sources import MediaPolicy, MediaSource, base64_source, check_url
+from quire.protocol.chat import Message
+from quire.protocol.errors import InvalidRequest, shorten
+from quire.rendering.messages import AUDIO_PART
+from quire.serving.models import ServedModel
+from quire.workers.tenant import current_tenant
 
 _KINDS = ("input_audio", "audio_url")
 _PICTURES = ("image_url", "input_image", "image", "image_pil", "image_embeds", "video_url", "video", "input_video")

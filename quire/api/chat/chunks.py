@@ -8,12 +8,12 @@ from typing import Any
 
 import orjson
 
-from quire.api.answers.answer import AnswerParser
-from quire.api.answers.logprobs import LogprobFormatter
-from quire.api.answers.tools.calls import CallDelta, Parsed, TextDelta
 from quire.api.http.request_ids import fingerprint
 from quire.api.http.sse import event
-from quire.engine.wire.stream import Delta
+from quire.engine.client.stream import Delta
+from quire.parsing.answer import AnswerParser
+from quire.parsing.logprobs import LogprobFormatter
+from quire.parsing.tools.calls import CallDelta, Parsed, TextDelta
 
 _EMPTY = {"content": ""}
 _PLACEHOLDER = "\ue000"  # in the template, in place of the text

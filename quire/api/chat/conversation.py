@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from quire.api.answers.tools.custom import as_function, as_function_call
-from quire.api.http import fields
-from quire.api.http.errors import InvalidRequest
-from quire.api.protocol.chat import ChatRequest, Message
-from quire.api.protocol.models import TokenizeRequest
-from quire.api.protocol.pooling.requests import ChatInput
-from quire.engine.wire.audio import AudioInfo
-from quire.multimodal.prompts import EFFORT, NO_EFFORT, THINKING_SWITCHES, Conversation, RenderedChat
+from quire.engine.client.audio import AudioInfo
+from quire.parsing.tools.custom import as_function, as_function_call
+from quire.protocol import fields
+from quire.protocol.chat import ChatRequest, Message
+from quire.protocol.errors import InvalidRequest
+from quire.protocol.models import TokenizeRequest
+from quire.protocol.pooling.requests import ChatInput
+from quire.rendering.prompts import EFFORT, NO_EFFORT, THINKING_SWITCHES, Conversation, RenderedChat
 
 WithMessages = ChatRequest | TokenizeRequest | ChatInput
 

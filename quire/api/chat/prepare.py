@@ -6,20 +6,23 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from quire.api.answers.answer import AnswerFormat, ReasoningCounter
-from quire.api.answers.logprobs import LogprobFormatter
-from quire.api.answers.structured.constraint import checked_grammar
-from quire.api.answers.tools.choice import tool_plan
 from quire.api.chat.audio import audio_parts, take_audio
 from quire.api.chat.chunks import ChatChunkFields
 from quire.api.chat.conversation import conversation_of, unused_template_fields
-from quire.api.http.errors import InvalidRequest
-from quire.api.http.tenant import current_tenant
-from quire.api.protocol.chat import ChatRequest, Message
-from quire.api.serving.beams.options import BeamOptions, beam_options, unused_with_beams
-from quire.api.serving.generation import UsageCounter
-from quire.api.serving.models import ServedModel, ServerState
-from quire.api.serving.params import (
+from quire.engine.client.protocol import MediaItem
+from quire.engine.client.stream import GenerateRequest
+from quire.multimodal.audio.placeholders import place_audio
+from quire.parsing.answer import AnswerFormat, ReasoningCounter
+from quire.parsing.logprobs import LogprobFormatter
+from quire.parsing.structured.constraint import checked_grammar
+from quire.parsing.tools.choice import tool_plan
+from quire.protocol.chat import ChatRequest, Message
+from quire.protocol.errors import InvalidRequest
+from quire.rendering.prompts import EFFORT, NO_EFFORT, THINKING_SWITCHES, Prompt, RenderedChat
+from quire.serving.beams.options import BeamOptions, beam_options, unused_with_beams
+from quire.serving.generation import UsageCounter
+from quire.serving.models import ServedModel, ServerState
+from quire.serving.params import (
     apply_server_defaults,
     generate_requests,
     output_token_limit,
@@ -27,10 +30,7 @@ from quire.api.serving.params import (
     sequences_per_prompt,
     truncate_prompt,
 )
-from quire.engine.wire.protocol import MediaItem
-from quire.engine.wire.stream import GenerateRequest
-from quire.multimodal.audio.placeholders import place_audio
-from quire.multimodal.prompts import EFFORT, NO_EFFORT, THINKING_SWITCHES, Prompt, RenderedChat
+from quire.workers.tenant import current_tenant
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,16 +9,17 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from quire.api.answers.logprobs import encode_entries
-from quire.api.answers.tools.calls import CallDelta, join_calls
 from quire.api.chat.chunks import ChatChunkWriter
 from quire.api.chat.prepare import PreparedChat, prepare_chat
-from quire.api.http import fields
+from quire.api.http.admission import admit
 from quire.api.http.request_ids import answer_id, fingerprint
 from quire.api.http.routing import CheckedRoute, releaser
 from quire.api.http.sse import EventStream, event, respond_unless_disconnected, unless_disconnected
-from quire.api.http.tenant import take_turn
-from quire.api.protocol.chat import (
+from quire.engine.client.stream import Delta
+from quire.parsing.logprobs import encode_entries
+from quire.parsing.tools.calls import CallDelta, join_calls
+from quire.protocol import fields
+from quire.protocol.chat import (
     AnswerMessage,
     CalledFunction,
     ChatChoice,
@@ -27,14 +28,13 @@ from quire.api.protocol.chat import (
     ChatRequest,
     ToolCall,
 )
-from quire.api.protocol.common import openapi_stream
-from quire.api.protocol.custom import CalledCustom, CustomToolCall
-from quire.api.serving.admission import admit
-from quire.api.serving.beams.collect import collect_answers
-from quire.api.serving.generation import SequenceResult, generate_all
-from quire.api.serving.models import ServerState
-from quire.api.serving.params import sequences_per_prompt
-from quire.engine.wire.stream import Delta
+from quire.protocol.common import openapi_stream
+from quire.protocol.custom import CalledCustom, CustomToolCall
+from quire.serving.beams.collect import collect_answers
+from quire.serving.generation import SequenceResult, generate_all
+from quire.serving.models import ServerState
+from quire.serving.params import sequences_per_prompt
+from quire.workers.tenant import take_turn
 
 
 def router(state: ServerState) -> APIRouter:

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from quire.api.http.errors import ApiError
 from quire.multimodal.errors import PromptError
+from quire.protocol.errors import ApiError
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,37 +13,31 @@ import numpy as np
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from quire.api.answers.grammar_writer import as_lark
-from quire.api.answers.logprobs import encode_entries
 from quire.api.chat.audio import audio_parts
 from quire.api.chat.prepare import prepare_chat
 from quire.api.completions.prepare import MAX_PROMPT_LOGPROBS, PreparedCompletion, count_sequences, prepare_completion
-from quire.api.http import fields
+from quire.api.http.admission import admit, check_capacity
 from quire.api.http.body import request_of
-from quire.api.http.errors import InvalidRequest
 from quire.api.http.request_ids import answer_id
 from quire.api.http.routing import CheckedRoute, releaser
 from quire.api.http.sse import EventStream, event, respond_unless_disconnected, unless_disconnected
-from quire.api.protocol.chat import ChatLogprobs, ChatRequest
-from quire.api.protocol.common import ERRORS, StreamOptions, openapi_stream
-from quire.api.protocol.completions import CompletionRequest
-from quire.api.protocol.generate import (
-    RenderedPrompt,
-    TokenLogprobsList,
-    TokensChoice,
-    TokensRequest,
-    TokensResponse,
-)
-from quire.api.protocol.structured import MAX_GRAMMAR_LENGTH
-from quire.api.serving.admission import admit, check_capacity
-from quire.api.serving.generation import collect, generate_all
-from quire.api.serving.models import ServedModel, ServerState
 from quire.config.options import LimitOptions
-from quire.engine.wire.protocol import TokenLogprobs
-from quire.engine.wire.sampling_params import PromptTokenIds
-from quire.engine.wire.stream import Delta, GenerateRequest
-from quire.engine.wire.token_mask import token_ids
-from quire.multimodal.prompts import Prompt
+from quire.engine.client.protocol import TokenLogprobs
+from quire.engine.client.sampling_params import PromptTokenIds
+from quire.engine.client.stream import Delta, GenerateRequest
+from quire.engine.client.token_mask import token_ids
+from quire.parsing.grammar_writer import as_lark
+from quire.parsing.logprobs import encode_entries
+from quire.protocol import fields
+from quire.protocol.chat import ChatLogprobs, ChatRequest
+from quire.protocol.common import ERRORS, StreamOptions, openapi_stream
+from quire.protocol.completions import CompletionRequest
+from quire.protocol.errors import InvalidRequest
+from quire.protocol.generate import RenderedPrompt, TokenLogprobsList, TokensChoice, TokensRequest, TokensResponse
+from quire.protocol.structured import MAX_GRAMMAR_LENGTH
+from quire.rendering.prompts import Prompt
+from quire.serving.generation import collect, generate_all
+from quire.serving.models import ServedModel, ServerState
 
 _OUTER_FIELDS = (
     "model", "stream", "stream_options", "cache_salt", "priority", "request_id", "return_token_ids", "return_metrics",

@@ -10,16 +10,19 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.api.answers.logprobs import LogprobFormatter
-from quire.api.answers.structured.checker import CheckedGrammar
-from quire.api.answers.structured.constraint import checked_grammar
-from quire.api.http.errors import InvalidRequest
-from quire.api.http.tenant import current_tenant
-from quire.api.protocol.completions import CompletionRequest
-from quire.api.serving.beams.options import BeamOptions, beam_options
-from quire.api.serving.generation import UsageCounter
-from quire.api.serving.models import ServedModel, ServerState
-from quire.api.serving.params import (
+from quire.config.options import LimitOptions
+from quire.engine.client.sampling_params import PromptTokenIds, SamplingParams
+from quire.engine.client.stream import GenerateRequest
+from quire.parsing.logprobs import LogprobFormatter
+from quire.parsing.structured.checker import CheckedGrammar
+from quire.parsing.structured.constraint import checked_grammar
+from quire.protocol.completions import CompletionRequest
+from quire.protocol.errors import InvalidRequest
+from quire.rendering.prompts import Prompt
+from quire.serving.beams.options import BeamOptions, beam_options
+from quire.serving.generation import UsageCounter
+from quire.serving.models import ServedModel, ServerState
+from quire.serving.params import (
     apply_server_defaults,
     generate_requests,
     output_token_limit,
@@ -28,10 +31,7 @@ from quire.api.serving.params import (
     truncate_prompt,
     with_max_tokens,
 )
-from quire.config.options import LimitOptions
-from quire.engine.wire.sampling_params import PromptTokenIds, SamplingParams
-from quire.engine.wire.stream import GenerateRequest
-from quire.multimodal.prompts import Prompt
+from quire.workers.tenant import current_tenant
 
 MAX_PROMPT_LOGPROBS = 1 << 22  # entries, of about 70 bytes each
 PromptInput = str | NDArray[np.int32]

@@ -12,21 +12,21 @@ import orjson
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from quire.api.answers.logprobs import CompletionLogprobColumns, TextPosition, encode_entries
 from quire.api.completions.prepare import PreparedCompletion, count_sequences, prepare_completion
-from quire.api.http import fields
+from quire.api.http.admission import admit
 from quire.api.http.request_ids import answer_id, fingerprint
 from quire.api.http.routing import CheckedRoute, releaser
 from quire.api.http.sse import EventStream, event, respond_unless_disconnected, unless_disconnected
-from quire.api.protocol.common import openapi_stream
-from quire.api.protocol.completions import Completion, CompletionChoice, CompletionRequest
-from quire.api.serving.admission import admit
-from quire.api.serving.beams.collect import collect_answers
-from quire.api.serving.beams.options import unused_with_beams
-from quire.api.serving.generation import SequenceResult, generate_all
-from quire.api.serving.models import ServerState
-from quire.engine.wire.protocol import TokenLogprobs
-from quire.engine.wire.stream import Delta
+from quire.engine.client.protocol import TokenLogprobs
+from quire.engine.client.stream import Delta
+from quire.parsing.logprobs import CompletionLogprobColumns, TextPosition, encode_entries
+from quire.protocol import fields
+from quire.protocol.common import openapi_stream
+from quire.protocol.completions import Completion, CompletionChoice, CompletionRequest
+from quire.serving.beams.collect import collect_answers
+from quire.serving.beams.options import unused_with_beams
+from quire.serving.generation import SequenceResult, generate_all
+from quire.serving.models import ServerState
 
 
 def router(state: ServerState) -> APIRouter:

@@ -1,4 +1,4 @@
-"""Strict JSON: the content type must be JSON, and NaN, lone surrogates and very deep nesting are refused."""
+"""Bodies of requests: the content type must be JSON, which is parsed strictly, a bounded number of values."""
 
 from __future__ import annotations
 
@@ -9,24 +9,21 @@ import orjson
 from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 
-from quire.api.http.errors import InvalidRequest, field_path
-from quire.api.http.json_size import check_number_of_values, load_json
-from quire.api.http.tenant import take_turn
+from quire.api.http.error_handlers import field_path
+from quire.protocol.errors import InvalidRequest
+from quire.protocol.strict_json import (
+    MAX_DEPTH,
+    NestedTooDeeply,
+    check_depth,
+    check_number_of_values,
+    count_containers,
+    load_strictly,
+)
+from quire.workers.tenant import take_turn
 
 RELEASE_BODY = "quire.release_body"  # scope key of a function: the bytes of the body are not held any more
 Body = TypeVar("Body", bound=BaseModel)
-# Levels of nested arrays and objects. What a response, an event or a grammar adds around a part of the request keeps it
-# below the limits of orjson and pydantic.
-MAX_DEPTH = 200
 _LARGE = 1 << 20  # bytes
-_ORJSON_DEPTH = 254  # levels that orjson serializes
-
-
-class NestedTooDeeply(ValueError):
-    """A JSON value has more than `MAX_DEPTH` levels of nested arrays and objects."""
-
-    def __init__(self) -> None:
-        super().__init__(f"Arrays and objects may be nested at most {MAX_DEPTH} levels deep.")
 
 
 class JsonRequest(Request):
@@ -44,8 +41,8 @@ class JsonRequest(Request):
         containers = await check_number_of_values(content, self.app.state.max_json_values)
         await _give_way(content)
         try:
-            value = _load(content)
-            if (_containers(content) if containers is None else containers) > MAX_DEPTH:
+            value = load_strictly(content)
+            if (count_containers(content) if containers is None else containers) > MAX_DEPTH:
                 await _give_way(content)
                 check_depth(value)
         except NestedTooDeeply as error:
@@ -68,52 +65,10 @@ def _nothing() -> None:
     pass
 
 
-def parse_json(content: bytes | str) -> Any:
-    """The value of a JSON text.
-
-    Raises:
-        NestedTooDeeply: it has more than `MAX_DEPTH` levels.
-        orjson.JSONDecodeError: it is not valid JSON.
-    """
-    value = _load(content)
-    if _containers(content) > MAX_DEPTH:
-        check_depth(value)
-    return value
-
-
-def _containers(content: bytes | str) -> int:
-    """An upper bound of the number of arrays and objects."""
-    brackets = (b"[", b"{") if isinstance(content, bytes) else ("[", "{")
-    return sum(map(content.count, brackets))  # type: ignore[arg-type]  # the same type as the content
-
-
-def _load(content: bytes | str) -> Any:
-    try:
-        return load_json(content)
-    except orjson.JSONDecodeError as error:
-        if "limit exceeded" in error.msg:  # more than 1,024 levels
-            raise NestedTooDeeply from error
-        raise
-
-
 async def _give_way(content: bytes) -> None:
     """Let other requests run between two passes over a large body, each of which takes tens of milliseconds."""
     if len(content) > _LARGE:
         await take_turn()
-
-
-def check_depth(value: Any) -> None:
-    """Check that a JSON value can be serialized, also as a part of a response.
-
-    Raises:
-        NestedTooDeeply: it has more than `MAX_DEPTH` levels.
-    """
-    for _ in range(_ORJSON_DEPTH - MAX_DEPTH):
-        value = [value]
-    try:
-        orjson.dumps(value)
-    except orjson.JSONEncodeError as error:
-        raise NestedTooDeeply from error
 
 
 def check_media_type(request: Request) -> None:

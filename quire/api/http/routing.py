@@ -13,9 +13,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from quire.api.http import fields
 from quire.api.http.body import JsonRequest, check_media_type
 from quire.api.http.tenant import set_tenant
+from quire.protocol import fields
 
 Endpoint = Callable[..., Coroutine[Any, Any, Any]]
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]

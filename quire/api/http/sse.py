@@ -14,12 +14,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from quire.api.http.errors import ApiError, ClientDisconnected, Internal, as_api_error
 from quire.api.http.routing import release_resources
-from quire.api.http.tenant import take_turn
-from quire.engine.wire.errors import EngineError
+from quire.engine.client.errors import EngineError
 from quire.multimodal.errors import PromptError
+from quire.protocol.errors import ApiError, ClientDisconnected, Internal, as_api_error
 from quire.workers.errors import WorkerError
+from quire.workers.tenant import take_turn
 
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")

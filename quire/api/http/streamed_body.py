@@ -9,7 +9,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from quire.api.http.sse import run_until_disconnect
-from quire.api.http.tenant import take_turn
+from quire.workers.tenant import take_turn
 
 _AT_ONCE = 1 << 17  # bytes that are encoded before the event loop turns to others: about 1 ms
 

@@ -10,16 +10,14 @@ import hashlib
 import ipaddress
 from collections.abc import Sequence
 from contextlib import suppress
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 from starlette.types import Scope
 
-from quire.workers.turns import turns
+from quire.workers.tenant import set_current_tenant
 
 API_KEY = "quire.api_key"  # scope key: the `ApiKey` of an authenticated request
 _HOST_BITS = 64  # of an IPv6 address
-_tenant: ContextVar[str] = ContextVar("tenant", default="")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +48,7 @@ def api_keys(texts: Sequence[str]) -> list[ApiKey]:
 
 def set_tenant(scope: Scope) -> None:
     """Set the tenant of the current task from a request."""
-    _tenant.set(tenant_of(scope))
-
-
-def current_tenant() -> str:
-    """The tenant of the current request; empty outside of requests."""
-    return _tenant.get()
+    set_current_tenant(tenant_of(scope))
 
 
 def tenant_of(scope: Scope) -> str:
@@ -65,11 +58,6 @@ def tenant_of(scope: Scope) -> str:
         return f"key {key.number}"
     address = scope.get("client")
     return _host(address[0]) if address else ""
-
-
-async def take_turn() -> None:
-    """Wait until the current request may do a millisecond of work; to be called before each slice of long work."""
-    await turns().take(current_tenant())
 
 
 def owner_of(scope: Scope) -> str:

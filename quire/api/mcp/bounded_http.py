@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable
 
 import httpx2
 
-from quire.api.http.json_size import count_values
+from quire.protocol.strict_json import count_values
 from quire.workers.shares import Shares
 
 _MAX_LINES = 1 << 12  # of event streams, in one list or call: each event has three or four

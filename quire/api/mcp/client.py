@@ -22,7 +22,6 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp_types import CallToolResult, EmbeddedResource, ResourceLink, TextContent, TextResourceContents
 
 from quire import __version__
-from quire.api.http.tenant import current_tenant
 from quire.api.mcp.bounded_http import AnswerBudget, BoundedTransport
 from quire.api.mcp.errors import ToolServerFailed
 from quire.api.mcp.types import (
@@ -34,7 +33,8 @@ from quire.api.mcp.types import (
     protocol_error,
     tool_error,
 )
-from quire.api.protocol.custom import MAX_TOOLS
+from quire.protocol.custom import MAX_TOOLS
+from quire.workers.tenant import current_tenant
 
 Result = TypeVar("Result")
 

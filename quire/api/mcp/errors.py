@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from quire.api.http.errors import FailedDependency
+from quire.protocol.errors import FailedDependency
 
 
 class ToolServerFailed(FailedDependency):

@@ -10,8 +10,6 @@ from functools import partial
 
 import orjson
 
-from quire.api.http.body import NestedTooDeeply, check_depth
-from quire.api.http.errors import InvalidRequest
 from quire.api.mcp.errors import ToolServerFailed
 from quire.api.mcp.types import (
     INTERNAL_ERROR,
@@ -22,7 +20,9 @@ from quire.api.mcp.types import (
     arguments_of,
     protocol_error,
 )
-from quire.api.protocol.mcp import McpTool, ToolFilter
+from quire.protocol.errors import InvalidRequest
+from quire.protocol.mcp import McpTool, ToolFilter
+from quire.protocol.strict_json import NestedTooDeeply, check_depth
 from quire.workers.loop_thread import LoopThread
 from quire.workers.shares import Shares
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from quire.api.http.body import parse_json
+from quire.protocol.strict_json import parse_json
 from quire.workers.shares import Shares
 
 INVALID_PARAMS, INTERNAL_ERROR = -32602, -32603  # JSON-RPC's codes

@@ -18,7 +18,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from quire.api.protocol.pooling.requests import EmbedDtype, Endianness
+from quire.protocol.pooling.requests import EmbedDtype, Endianness
 
 Array = NDArray[Any]
 Floats = NDArray[np.float32]

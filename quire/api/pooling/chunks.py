@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from quire.engine.wire.pooling_params import PoolingParams
-from quire.engine.wire.protocol import PooledArray, TokenArray
+from quire.engine.client.pooling_params import PoolingParams
+from quire.engine.client.protocol import PooledArray, TokenArray
 
 _LENGTH_TOLERANCE = 1e-2  # of an embedding of length 1, which bfloat16 rounds
 

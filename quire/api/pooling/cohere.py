@@ -8,18 +8,18 @@ import orjson
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from quire.api.http.errors import InvalidRequest
 from quire.api.http.routing import CheckedRoute
 from quire.api.http.streamed_body import response_of
 from quire.api.pooling.arrays import base64_of, json_of
 from quire.api.pooling.prepare import Side, embed_params, longest_input, prefix_of, text_group, truncation_of
 from quire.api.pooling.responses import encode_values, list_of, respond
 from quire.api.pooling.run import PoolingContext, PoolingResults, admit_pooling, check_count, run_pooling
-from quire.api.protocol.pooling.cohere import CohereEmbedRequest, CohereEmbedResponse, EmbeddingType
-from quire.api.protocol.pooling.responses import openapi_arrays
-from quire.api.serving.models import ServedModel, ServerState
-from quire.engine.wire.protocol import PooledArray
-from quire.multimodal.pooling_prompts import Truncation
+from quire.engine.client.protocol import PooledArray
+from quire.protocol.errors import InvalidRequest
+from quire.protocol.pooling.cohere import CohereEmbedRequest, CohereEmbedResponse, EmbeddingType
+from quire.protocol.pooling.responses import openapi_arrays
+from quire.rendering.pooling_prompts import Truncation
+from quire.serving.models import ServedModel, ServerState
 
 
 def router(state: ServerState) -> APIRouter:

@@ -8,7 +8,6 @@ import numpy as np
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from quire.api.http.errors import InvalidRequest, shorten
 from quire.api.http.routing import CheckedRoute
 from quire.api.http.streamed_body import response_of
 from quire.api.pooling.prepare import check_inputs, count_inputs, embed_params, input_group
@@ -21,7 +20,10 @@ from quire.api.pooling.responses import (
     respond,
 )
 from quire.api.pooling.run import PoolingContext, admit_pooling, run_pooling
-from quire.api.protocol.pooling.requests import (
+from quire.engine.client.pooling_params import PoolingParams, PoolingTask
+from quire.engine.client.protocol import PooledArray
+from quire.protocol.errors import InvalidRequest, shorten
+from quire.protocol.pooling.requests import (
     ClassifyChatRequest,
     ClassifyRequest,
     ClassifyTextRequest,
@@ -33,15 +35,8 @@ from quire.api.protocol.pooling.requests import (
     PoolingTextRequest,
     TextInput,
 )
-from quire.api.protocol.pooling.responses import (
-    ClassificationResponse,
-    EmbeddingResponse,
-    PoolingResponse,
-    openapi_arrays,
-)
-from quire.api.serving.models import ServedModel, ServerState
-from quire.engine.wire.pooling_params import PoolingParams, PoolingTask
-from quire.engine.wire.protocol import PooledArray
+from quire.protocol.pooling.responses import ClassificationResponse, EmbeddingResponse, PoolingResponse, openapi_arrays
+from quire.serving.models import ServedModel, ServerState
 
 _TASKS: dict[str, PoolingTask] = {
     "embed": "embed",

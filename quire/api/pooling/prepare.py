@@ -11,12 +11,13 @@ from numpy.typing import NDArray
 from starlette.requests import Request
 
 from quire.api.chat.conversation import conversation_of, unused_template_fields
-from quire.api.http import fields
-from quire.api.http.errors import InvalidRequest
-from quire.api.http.tenant import current_tenant
 from quire.api.pooling.run import InputGroup, check_count
-from quire.api.protocol.pooling.inputs import PromptInput
-from quire.api.protocol.pooling.requests import (
+from quire.engine.client.pooling_params import PoolingParams, PoolingTask
+from quire.multimodal.errors import PromptError
+from quire.protocol import fields
+from quire.protocol.errors import InvalidRequest
+from quire.protocol.pooling.inputs import PromptInput
+from quire.protocol.pooling.requests import (
     ChatInput,
     ClassifyChatRequest,
     ClassifyTextRequest,
@@ -27,10 +28,9 @@ from quire.api.protocol.pooling.requests import (
     PoolingTextRequest,
     TextInput,
 )
-from quire.api.serving.models import ServedModel, ServerState
-from quire.engine.wire.pooling_params import PoolingParams, PoolingTask
-from quire.multimodal.errors import PromptError
-from quire.multimodal.pooling_prompts import InputNames, PoolingPrompt, TextsJob, Truncation, check_length
+from quire.rendering.pooling_prompts import InputNames, PoolingPrompt, TextsJob, Truncation, check_length
+from quire.serving.models import ServedModel, ServerState
+from quire.workers.tenant import current_tenant
 
 Ids = NDArray[np.int32]
 InputRequest = (

@@ -8,8 +8,6 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from quire.api.http import fields
-from quire.api.http.errors import InvalidRequest
 from quire.api.http.routing import CheckedRoute
 from quire.api.http.streamed_body import response_of
 from quire.api.pooling.prepare import truncation_of, with_padding
@@ -17,10 +15,12 @@ from quire.api.pooling.responses import context_fields, encode_values, list_body
 from quire.api.pooling.run import PoolingContext, PoolingResults, admit_pooling, check_count
 from quire.api.pooling.scoring import Scoring, by_embeddings, order_of, scores
 from quire.api.pooling.tei import answer_tei_rerank
-from quire.api.protocol.pooling.requests import SCORE_FIELDS, RerankRequest, ScoreRequest, ScoringFields
-from quire.api.protocol.pooling.responses import RerankResponse, ScoreResponse, openapi_arrays
-from quire.api.protocol.pooling.tei import AnyRerankRequest, TeiRanks, TeiRerankRequest
-from quire.api.serving.models import ServerState
+from quire.protocol import fields
+from quire.protocol.errors import InvalidRequest
+from quire.protocol.pooling.requests import SCORE_FIELDS, RerankRequest, ScoreRequest, ScoringFields
+from quire.protocol.pooling.responses import RerankResponse, ScoreResponse, openapi_arrays
+from quire.protocol.pooling.tei import AnyRerankRequest, TeiRanks, TeiRerankRequest
+from quire.serving.models import ServerState
 
 
 def router(state: ServerState) -> APIRouter:

@@ -11,13 +11,13 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire.api.http.errors import InvalidRequest
 from quire.api.http.routing import enter_for_request, release_resources
 from quire.api.http.sse import unless_disconnected
 from quire.api.http.streamed_body import response_of
 from quire.api.pooling.arrays import base64_of, byte_size, json_of, shape_of, to_bytes
 from quire.api.pooling.run import PoolingContext, PoolingResults
-from quire.api.protocol.pooling.requests import EncodingFields
+from quire.protocol.errors import InvalidRequest
+from quire.protocol.pooling.requests import EncodingFields
 
 _MAX_DESCRIBED = 256  # inputs whose arrays are described in a header; clients have limits
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter
 
 from quire.api.pooling import cohere, embeddings, rerank, tei
-from quire.api.serving.models import ServerState
+from quire.serving.models import ServerState
 
 
 def router(state: ServerState) -> APIRouter:

@@ -15,20 +15,20 @@ from typing import Any
 
 from starlette.requests import Request
 
-from quire.api.http.errors import InvalidRequest
+from quire.api.http.admission import admit
 from quire.api.http.request_ids import answer_id
-from quire.api.http.tenant import current_tenant, take_turn
 from quire.api.pooling.chunks import ChunkedInputs
-from quire.api.protocol.common import CompletionTokensDetails, PromptTokensDetails, Usage
-from quire.api.serving.admission import admit
-from quire.api.serving.models import ServedModel, ServerState
-from quire.api.serving.result_memory import Reservation
-from quire.engine.wire.batch import OnResult
-from quire.engine.wire.errors import RequestRefused
-from quire.engine.wire.pooling_params import PoolingParams
-from quire.engine.wire.protocol import PooledArray
-from quire.engine.wire.stream import PoolRequest
-from quire.multimodal.pooling_prompts import InputNames, PairsJob, PoolingPrompt, TextsJob
+from quire.engine.client.batch import OnResult
+from quire.engine.client.errors import RequestRefused
+from quire.engine.client.pooling_params import PoolingParams
+from quire.engine.client.protocol import PooledArray
+from quire.engine.client.stream import PoolRequest
+from quire.protocol.common import CompletionTokensDetails, PromptTokensDetails, Usage
+from quire.protocol.errors import InvalidRequest
+from quire.rendering.pooling_prompts import InputNames, PairsJob, PoolingPrompt, TextsJob
+from quire.serving.models import ServedModel, ServerState
+from quire.serving.result_memory import Reservation
+from quire.workers.tenant import current_tenant, take_turn
 
 _SLICE = 256  # prompts that are sent to the engine at a time, if they are tokenized already
 _MAX_VALUES = 1 << 24  # in all results of a request: 64 MiB, or 200 MB of JSON

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.api.http.tenant import current_tenant, take_turn
 from quire.api.pooling.prepare import text_group
 from quire.api.pooling.run import InputGroup, PoolingContext, PoolingResults, run_pooling
-from quire.engine.wire.pooling_params import PoolingParams
-from quire.engine.wire.protocol import PooledArray
-from quire.multimodal.pooling_prompts import InputNames, PairsJob, Truncation
+from quire.engine.client.pooling_params import PoolingParams
+from quire.engine.client.protocol import PooledArray
+from quire.rendering.pooling_prompts import InputNames, PairsJob, Truncation
+from quire.workers.tenant import current_tenant, take_turn
 
 _UNSHORTENED = 0
 _AT_ONCE = 256  # pairs of vectors that are compared at a time: 2 ms

@@ -10,7 +10,6 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from quire import __version__
-from quire.api.http.errors import InvalidRequest
 from quire.api.http.routing import CheckedRoute
 from quire.api.http.streamed_body import response_of
 from quire.api.pooling.arrays import json_of
@@ -26,8 +25,11 @@ from quire.api.pooling.prepare import (
 from quire.api.pooling.responses import encode_values, list_of, respond
 from quire.api.pooling.run import InputGroup, PoolingContext, PoolingResults, admit_pooling, check_count, run_pooling
 from quire.api.pooling.scoring import Scoring, order_of, scores
-from quire.api.protocol.pooling.responses import openapi_arrays
-from quire.api.protocol.pooling.tei import (
+from quire.engine.client.pooling_params import PoolingParams
+from quire.engine.client.protocol import PooledArray
+from quire.protocol.errors import InvalidRequest
+from quire.protocol.pooling.responses import openapi_arrays
+from quire.protocol.pooling.tei import (
     TeiEmbedAllRequest,
     TeiEmbedRequest,
     TeiEmbedSparseRequest,
@@ -41,10 +43,8 @@ from quire.api.protocol.pooling.tei import (
     TeiTokenVectors,
     TeiVectors,
 )
-from quire.api.serving.models import ServedModel, ServerState
-from quire.engine.wire.pooling_params import PoolingParams
-from quire.engine.wire.protocol import PooledArray
-from quire.multimodal.pooling_prompts import InputNames, PairsJob, Truncation
+from quire.rendering.pooling_prompts import InputNames, PairsJob, Truncation
+from quire.serving.models import ServedModel, ServerState
 
 _THREADS = 2  # of the renderer
 

@@ -9,7 +9,7 @@ NoSuchResponse           404
 
 from __future__ import annotations
 
-from quire.api.http.errors import NotFound, TooLarge, TooManyRequests, Unavailable
+from quire.protocol.errors import NotFound, TooLarge, TooManyRequests, Unavailable
 
 _RETRY_SECONDS = 5  # about as often as a store that cannot be used is checked
 _SHOWN = 100  # characters of an id in a message

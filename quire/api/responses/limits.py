@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import msgspec
 
 from quire.api.chat.prepare import PreparedChat
-from quire.engine.wire.errors import DeadlineExceeded
+from quire.engine.client.errors import DeadlineExceeded
 
 
 class ResponseLimits:

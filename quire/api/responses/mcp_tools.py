@@ -7,11 +7,13 @@ from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from quire.api.http.errors import InvalidRequest
 from quire.api.mcp.servers import OfferedTools
 from quire.api.mcp.types import CallOutcome, arguments_of, protocol_error, result_text
-from quire.api.protocol.mcp import ChosenMcpTool, McpCall, McpListTools, McpTool
-from quire.api.protocol.responses import (
+from quire.api.responses.limits import ResponseLimits
+from quire.engine.client.engine_client import EngineClient
+from quire.protocol.errors import InvalidRequest
+from quire.protocol.mcp import ChosenMcpTool, McpCall, McpListTools, McpTool
+from quire.protocol.responses import (
     AllowedResponseTools,
     ChosenTool,
     CustomToolCall,
@@ -20,8 +22,6 @@ from quire.api.protocol.responses import (
     ResponsesRequest,
     ResponseTool,
 )
-from quire.api.responses.limits import ResponseLimits
-from quire.engine.wire.client import EngineClient
 
 _REFUSED = -32000  # in the range that JSON-RPC leaves to servers
 _CALL_ID_LENGTH = 9  # Mistral's templates accept no other

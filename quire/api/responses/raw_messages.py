@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from quire.api.protocol.responses import RawMessage
-from quire.engine.wire.stream import Delta
-from quire.multimodal.prompts import Prompt
+from quire.engine.client.stream import Delta
+from quire.protocol.responses import RawMessage
+from quire.rendering.prompts import Prompt
 
 
 @dataclass(slots=True)

@@ -10,17 +10,17 @@ import orjson
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
-from quire.api.http import fields
-from quire.api.http.errors import ApiError, InvalidRequest
+from quire.api.http.admission import admit
 from quire.api.http.routing import CheckedRoute, detach_resources, releaser
 from quire.api.http.sse import EventStream, respond_unless_disconnected, typed_event, unless_disconnected
 from quire.api.http.tenant import owner_of
-from quire.api.protocol.common import ERRORS, ErrorBody, openapi_stream
-from quire.api.protocol.responses import DeletedResponse, InputItems, ResponseObject, ResponsesRequest
 from quire.api.responses.service import ResponseService
 from quire.api.responses.writer import Event
-from quire.api.serving.admission import admit
-from quire.api.serving.models import ServerState
+from quire.protocol import fields
+from quire.protocol.common import ERRORS, ErrorBody, openapi_stream
+from quire.protocol.errors import ApiError, InvalidRequest
+from quire.protocol.responses import DeletedResponse, InputItems, ResponseObject, ResponsesRequest
+from quire.serving.models import ServerState
 
 NOT_STORED = "x-quire-not-stored"  # header with the reason, if a response could not be stored
 _RESPONSES = openapi_stream(ResponseObject)

@@ -10,9 +10,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from quire.api.chat.prepare import PreparedChat
-from quire.api.http.tenant import take_turn
-from quire.api.protocol.mcp import McpTool
-from quire.api.protocol.responses import (
+from quire.api.responses.limits import ResponseLimits
+from quire.api.responses.mcp_tools import McpToolset
+from quire.api.responses.raw_messages import RawMessages
+from quire.api.responses.writer import Event, ItemWriter
+from quire.engine.client.errors import DeadlineExceeded, EngineError
+from quire.engine.client.protocol import TokenLogprobs
+from quire.protocol.mcp import McpTool
+from quire.protocol.responses import (
     AnyTool,
     IncompleteDetails,
     InputTokensDetails,
@@ -23,13 +28,8 @@ from quire.api.protocol.responses import (
     ResponseUsage,
     Status,
 )
-from quire.api.responses.limits import ResponseLimits
-from quire.api.responses.mcp_tools import McpToolset
-from quire.api.responses.raw_messages import RawMessages
-from quire.api.responses.writer import Event, ItemWriter
-from quire.api.serving.generation import UsageCounter, generate_all
-from quire.engine.wire.errors import DeadlineExceeded, EngineError
-from quire.engine.wire.protocol import TokenLogprobs
+from quire.serving.generation import UsageCounter, generate_all
+from quire.workers.tenant import take_turn
 
 CLIENT_CALLS = ("function_call", "custom_tool_call")  # types of items; the client has to make these calls
 _STATUS_BY_REASON: dict[str | None, Status] = {"length": "incomplete", "abort": "failed", "error": "failed"}

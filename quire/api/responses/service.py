@@ -12,9 +12,7 @@ from typing import Any
 import orjson
 
 from quire.api.chat.prepare import PreparedChat
-from quire.api.http.errors import InvalidRequest
 from quire.api.mcp.servers import ToolServers
-from quire.api.protocol.responses import ResponseObject, ResponsesRequest
 from quire.api.responses.errors import NoSuchResponse, StoreFailed
 from quire.api.responses.mcp_tools import McpToolset, follow_up_request, mcp_servers_in, turn_as_function_calls
 from quire.api.responses.run import EventLog, ResponseRun, with_ids
@@ -24,9 +22,11 @@ from quire.api.responses.store import ResponseStore, StoredResponse
 from quire.api.responses.translation import input_items, stored_items
 from quire.api.responses.truncation import TOO_LONG, prepare_turn
 from quire.api.responses.writer import Event, new_id
-from quire.api.serving.models import ServedModel, ServerState
-from quire.engine.wire.errors import EngineError
+from quire.engine.client.errors import EngineError
 from quire.multimodal.errors import PromptError
+from quire.protocol.errors import InvalidRequest
+from quire.protocol.responses import ResponseObject, ResponsesRequest
+from quire.serving.models import ServedModel, ServerState
 
 logger = logging.getLogger(__name__)
 _ID_PREFIXES = {

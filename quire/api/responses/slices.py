@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
-from quire.api.http.tenant import take_turn
+from quire.workers.tenant import take_turn
 
 T = TypeVar("T")
 R = TypeVar("R")

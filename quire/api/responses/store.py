@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from quire.api.http.errors import InvalidRequest, Unavailable
 from quire.api.responses.errors import NoSuchResponse, StoreFailed
 from quire.api.responses.worker import DatabaseWorker
+from quire.protocol.errors import InvalidRequest, Unavailable
 
 if TYPE_CHECKING:
     from quire.api.responses.database import Database

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from quire.api.chat.prepare import PreparedChat, prepare_chat
-from quire.api.http.errors import InvalidRequest
-from quire.api.protocol.responses import MAX_ITEMS, InputMessage, ResponsesRequest
 from quire.api.responses.run import CLIENT_CALLS
 from quire.api.responses.translation import to_chat_request
-from quire.api.serving.models import ServedModel, ServerState
 from quire.multimodal.errors import PromptError
+from quire.protocol.errors import InvalidRequest
+from quire.protocol.responses import MAX_ITEMS, InputMessage, ResponsesRequest
+from quire.serving.models import ServedModel, ServerState
 
 _OUTPUTS = ("function_call_output", "custom_tool_call_output")
 # `param` of errors about prompts that do not fit into the context.

@@ -11,9 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from quire.api.http.tenant import current_tenant
 from quire.api.responses.errors import StoreBlocked, StoreFailed, StoreShareExceeded, TooLargeToStore
 from quire.workers.shares import Shares
+from quire.workers.tenant import current_tenant
 
 if TYPE_CHECKING:
     from quire.api.responses.database import Database

@@ -8,10 +8,10 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from quire.api.answers.event_writer import EventWriter, TextKind
-from quire.api.answers.tools.calls import CallDelta, Parsed
 from quire.api.mcp.types import CallOutcome
 from quire.api.responses.translation import encode_reasoning
+from quire.parsing.event_writer import EventWriter, TextKind
+from quire.parsing.tools.calls import CallDelta, Parsed
 
 Event = dict[str, Any]
 # Item types of calls: the prefix of their ids, and the field that grows while the call is generated.

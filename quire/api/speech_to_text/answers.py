@@ -9,7 +9,8 @@ from typing import Literal
 import orjson
 from starlette.responses import Response
 
-from quire.api.protocol.speech_to_text import (
+from quire.api.speech_to_text.subtitles import srt, vtt
+from quire.protocol.speech_to_text import (
     InputTokenDetails,
     Transcription,
     TranscriptionRequest,
@@ -20,14 +21,7 @@ from quire.api.protocol.speech_to_text import (
     TranslationRequest,
     VerboseTranscription,
 )
-from quire.api.serving.transcription.types import (
-    Segment,
-    SpeechTask,
-    TokenLogprob,
-    TranscriptionDone,
-    TranscriptionUsage,
-)
-from quire.api.speech_to_text.subtitles import srt, vtt
+from quire.speech.types import Segment, SpeechTask, TokenLogprob, TranscriptionDone, TranscriptionUsage
 
 SpeechToTextRequestBody = TranscriptionRequest | TranslationRequest
 

@@ -7,14 +7,14 @@ from fastapi import Request
 from numpy.typing import NDArray
 from starlette.datastructures import UploadFile
 
+from quire.api.http.admission import admit
 from quire.api.http.sse import unless_disconnected
-from quire.api.http.tenant import current_tenant
-from quire.api.serving.admission import admit
-from quire.api.serving.models import ServedModel
-from quire.api.serving.transcription.memory import kept_bytes
 from quire.multimodal.audio.decode import DecodedAudio, check_size
 from quire.multimodal.audio.memory import Reservation
 from quire.multimodal.audio.reader import AudioFile, AudioUse
+from quire.serving.models import ServedModel
+from quire.speech.memory import kept_bytes
+from quire.workers.tenant import current_tenant
 
 
 async def admitted_audio(

@@ -9,14 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from quire.api.http.sse import event
-from quire.api.serving.transcription.types import (
-    SpeechTask,
-    TokenLogprob,
-    TranscriptDelta,
-    TranscriptionDone,
-    TranscriptionEvent,
-)
 from quire.api.speech_to_text.answers import SpeechToTextRequestBody, languages_of, logprob_list, usage_of
+from quire.speech.types import SpeechTask, TokenLogprob, TranscriptDelta, TranscriptionDone, TranscriptionEvent
 
 Events = AsyncGenerator[TranscriptionEvent, None]
 

@@ -13,8 +13,8 @@ from starlette.datastructures import FormData, UploadFile
 from starlette.requests import ClientDisconnect, Request
 
 from quire.api.http.body import release_body
-from quire.api.http.errors import ClientDisconnected, InvalidRequest, shorten
 from quire.api.http.routing import enter_for_request
+from quire.protocol.errors import ClientDisconnected, InvalidRequest, shorten
 
 Body = TypeVar("Body", bound=BaseModel)
 _MAX_FIELDS = 512

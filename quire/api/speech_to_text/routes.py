@@ -9,13 +9,17 @@ from fastapi import APIRouter, Request
 from starlette.datastructures import UploadFile
 from starlette.responses import Response
 
-from quire.api.http import fields
-from quire.api.http.errors import InvalidRequest
 from quire.api.http.request_ids import answer_id
 from quire.api.http.routing import CheckedRoute, release_resources, releaser
 from quire.api.http.sse import DONE, EventStream, unless_disconnected
-from quire.api.protocol.common import ERRORS, openapi_stream
-from quire.api.protocol.speech_to_text import (
+from quire.api.speech_to_text.answers import SpeechToTextRequestBody, answer
+from quire.api.speech_to_text.audio import admitted_audio
+from quire.api.speech_to_text.events import Events, TranscriptionChunkFields, openai_events, vllm_chunks
+from quire.api.speech_to_text.form import read_form
+from quire.protocol import fields
+from quire.protocol.common import ERRORS, openapi_stream
+from quire.protocol.errors import InvalidRequest
+from quire.protocol.speech_to_text import (
     DetectedLanguage,
     LanguageProbability,
     LanguageRequest,
@@ -26,9 +30,9 @@ from quire.api.protocol.speech_to_text import (
     VerboseTranscription,
     form_schema,
 )
-from quire.api.serving.models import ServedModel, ServerState
-from quire.api.serving.transcription.transcriber import Transcriber
-from quire.api.serving.transcription.types import (
+from quire.serving.models import ServedModel, ServerState
+from quire.speech.transcriber import Transcriber
+from quire.speech.types import (
     SpeechTask,
     TokenLogprob,
     TranscriptDelta,
@@ -36,10 +40,6 @@ from quire.api.serving.transcription.types import (
     TranscriptionOptions,
     VoiceOptions,
 )
-from quire.api.speech_to_text.answers import SpeechToTextRequestBody, answer
-from quire.api.speech_to_text.audio import admitted_audio
-from quire.api.speech_to_text.events import Events, TranscriptionChunkFields, openai_events, vllm_chunks
-from quire.api.speech_to_text.form import read_form
 
 # Fields that other servers know; their defaults are accepted.
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from quire.api.serving.transcription.types import Segment
+from quire.speech.types import Segment
 
 
 def srt(segments: Sequence[Segment]) -> str:

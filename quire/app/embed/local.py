@@ -9,22 +9,22 @@ from contextlib import asynccontextmanager
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.api.http.errors import ApiError, as_api_error
 from quire.api.pooling.prepare import embed_params, prefix_of, text_group, truncation_of
 from quire.api.pooling.run import PoolingContext, run_pooling
-from quire.api.serving.models import ServedModel
-from quire.api.serving.result_memory import ResultMemory
 from quire.app.embed.embedders import Embedder, TextRefused, new_id
 from quire.app.engines import RunningEngine
 from quire.app.models import resolve_models
 from quire.app.openai_client import ServerError
 from quire.config.command import ConfigError
 from quire.config.commands import Embed, Serve
+from quire.engine.client.errors import EngineDead, EngineError
+from quire.engine.models.config.model_config import read_model_config
+from quire.engine.models.config.pooling import PoolingOptions
 from quire.engine.models.errors import ModelError
-from quire.engine.models.model_config import read_model_config
-from quire.engine.models.pooling_config import PoolingOptions
-from quire.engine.wire.errors import EngineDead, EngineError
 from quire.multimodal.errors import ModelFileError, PromptError
+from quire.protocol.errors import ApiError, as_api_error
+from quire.serving.models import ServedModel
+from quire.serving.result_memory import ResultMemory
 from quire.workers.errors import WorkerError
 
 _BUNDLED = "quire-nano-embed"

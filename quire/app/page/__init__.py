@@ -7,8 +7,8 @@ from importlib.resources import files
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from quire.api.http.errors import NotFound
 from quire.app.middleware import PAGE_FILES
+from quire.protocol.errors import NotFound
 
 _TYPES = {
     "index.html": "text/html; charset=utf-8",

@@ -13,14 +13,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from quire.engine.client.pooling_params import PoolingParams
+from quire.engine.client.protocol import PooledArray
 from quire.engine.execution.attention.cross_attention import pad_heads, read_rows
 from quire.engine.execution.cache import LayerCache
 from quire.engine.execution.inputs import Span
 from quire.engine.execution.request_table import RequestTable
-from quire.engine.models.inputs import StepCrossAttention
-from quire.engine.models.speech_to_text import SpeechToTextSpec
-from quire.engine.wire.pooling_params import PoolingParams
-from quire.engine.wire.protocol import PooledArray
+from quire.engine.models.config.speech_to_text import SpeechToTextSpec
+from quire.engine.models.layers.inputs import StepCrossAttention
 from quire.kernels.paged_attention import AttentionParams
 
 

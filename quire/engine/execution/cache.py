@@ -12,7 +12,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from quire.config.options import EngineOptions
-from quire.engine.models.decoder import CacheShape
+from quire.engine.models.networks.decoder import CacheShape
 from quire.kernels.int8_pages import SCALE
 
 _PREFAULT_BYTES = 8 << 20  # at a time

@@ -20,8 +20,8 @@ from quire.engine.execution.device_inputs import DeviceInputBuilder
 from quire.engine.execution.inputs import StepInputs
 from quire.engine.execution.step_graphs import EagerSteps, StepRunner
 from quire.engine.execution.waiting import RefuseWaiting
-from quire.engine.models.decoder import LanguageModel
 from quire.engine.models.layers.linear import LowRank
+from quire.engine.models.networks.decoder import LanguageModel
 
 logger = logging.getLogger(__name__)
 _SMALL = (1, 2, 4)  # sizes below multiples of _STRIDE

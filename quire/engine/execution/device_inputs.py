@@ -24,7 +24,7 @@ from quire.engine.execution.inputs import (
 )
 from quire.engine.execution.pinned import PinnedBuffers, to_device
 from quire.engine.execution.request_table import RequestTable
-from quire.engine.models.inputs import AdapterOfRow, LoRARows, ModelInputs
+from quire.engine.models.layers.inputs import AdapterOfRow, LoRARows, ModelInputs
 from quire.engine.scheduling.plan import ScheduledSequence
 from quire.kernels.last_tokens import fill_last_tokens
 

@@ -11,15 +11,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from quire.engine.client.pooling_params import PoolingParams
+from quire.engine.client.protocol import AddRequest, PooledArray
 from quire.engine.execution.attention.varlen import VarlenAttention
 from quire.engine.execution.item_encoder import embed_items
 from quire.engine.execution.pooling import Pooler, add_pooled
-from quire.engine.models.audio_encoder import CTCModel
-from quire.engine.models.encoder import TextEncoder
-from quire.engine.models.inputs import ModelInputs
+from quire.engine.models.layers.inputs import ModelInputs
+from quire.engine.models.networks.audio_encoder import CTCModel
+from quire.engine.models.networks.encoder import TextEncoder
 from quire.engine.scheduling.plan import SequenceError, StepPlan, StepResult
-from quire.engine.wire.pooling_params import PoolingParams
-from quire.engine.wire.protocol import AddRequest, PooledArray
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from quire.engine.execution.request_table import RequestTable
-from quire.engine.models.inputs import LoRARows, ModelInputs, RowSet
+from quire.engine.models.layers.inputs import LoRARows, ModelInputs, RowSet
 from quire.engine.scheduling.plan import ScheduledSequence
 from quire.kernels import native
 from quire.kernels.paged_attention import AttentionMetadata

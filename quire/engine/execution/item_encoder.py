@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from quire.engine.client.protocol import MediaItem
 from quire.engine.execution.attention.cross_attention import pad_heads
 from quire.engine.execution.attention.varlen import VarlenAttention
 from quire.engine.execution.cache import KVCache
 from quire.engine.execution.inputs import Span
-from quire.engine.models.audio_encoder import AudioEncoder
-from quire.engine.models.decoder import Decoder
-from quire.engine.models.inputs import ItemEmbeddings
+from quire.engine.models.layers.inputs import ItemEmbeddings
+from quire.engine.models.networks.audio_encoder import AudioEncoder
+from quire.engine.models.networks.decoder import Decoder
 from quire.engine.scheduling.plan import CrossAttentionItem, EncodedItem, PlaceholderTokens, ScheduledSequence, StepPlan
-from quire.engine.wire.protocol import MediaItem
 from quire.kernels.write_pages import write_pages
 
 

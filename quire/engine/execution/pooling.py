@@ -10,15 +10,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from quire.engine.client.model_info import PoolingInfo
+from quire.engine.client.pooling_params import PoolingParams, PoolingType
+from quire.engine.client.protocol import PooledArray, TokenArray
 from quire.engine.execution.inputs import Span
 from quire.engine.execution.request_table import RequestTable
 from quire.engine.models.layers.heads import PoolerHeads, run_steps
-from quire.engine.models.pooler_spec import Dense, HeadStep, PoolerSpec, SparseHead
-from quire.engine.models.transformer import Transformer
+from quire.engine.models.networks.transformer import Transformer
+from quire.engine.models.specs.pooler import Dense, HeadStep, PoolerSpec, SparseHead
 from quire.engine.scheduling.plan import NOT_FINITE, StepResult
-from quire.engine.wire.model_info import PoolingInfo
-from quire.engine.wire.pooling_params import PoolingParams, PoolingType
-from quire.engine.wire.protocol import PooledArray, TokenArray
 from quire.kernels.add_rows import add_rows
 
 

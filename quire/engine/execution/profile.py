@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from quire.engine.models.decoder import CacheShape, LanguageModel, compute_logits
-from quire.engine.models.inputs import ModelInputs, StepAttention
+from quire.engine.models.layers.inputs import ModelInputs, StepAttention
+from quire.engine.models.networks.decoder import CacheShape, LanguageModel, compute_logits
 from quire.kernels.paged_attention import AttentionParams
 
 

@@ -9,9 +9,9 @@ from typing import NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from quire.engine.client.pooling_params import PoolingParams
+from quire.engine.client.sampling_params import SamplingParams
 from quire.engine.scheduling.plan import NewSequence, PromptExtension, StepPlan
-from quire.engine.wire.pooling_params import PoolingParams
-from quire.engine.wire.sampling_params import SamplingParams
 
 
 @dataclass(slots=True)

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from quire.engine.client.protocol import TokenLogprobs
+from quire.engine.client.sampling_params import SamplingParams, TokenProbs
 from quire.engine.execution.alignment import Aligner
 from quire.engine.execution.attention.backend import AttentionBackend
 from quire.engine.execution.inputs import InputBuilder, Span, StepInputs
@@ -20,7 +22,7 @@ from quire.engine.execution.request_table import Changes, RequestTable
 from quire.engine.execution.sampling.logprobs import top_logprobs
 from quire.engine.execution.sampling.pending import PendingTokens, SampledToken, TokenSampler
 from quire.engine.execution.step_graphs import StepRunner
-from quire.engine.models.decoder import LanguageModel, compute_logits
+from quire.engine.models.networks.decoder import LanguageModel, compute_logits
 from quire.engine.scheduling.plan import (
     NOT_FINITE,
     SampledTokens,
@@ -29,8 +31,6 @@ from quire.engine.scheduling.plan import (
     StepPlan,
     StepResult,
 )
-from quire.engine.wire.protocol import TokenLogprobs
-from quire.engine.wire.sampling_params import SamplingParams, TokenProbs
 
 logger = logging.getLogger(__name__)
 LOGITS_CHUNK = 256  # rows of logits at a time, for the log-probabilities of prompts

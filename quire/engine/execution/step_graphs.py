@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from quire.engine.execution.attention.backend import PreparedAttention
 from quire.engine.execution.inputs import StepInputs
-from quire.engine.models.decoder import LanguageModel, compute_logits
+from quire.engine.models.networks.decoder import LanguageModel, compute_logits
 from quire.kernels.capture import CapturedCalls, Workspace
 
 MAX_TOKENS = 1024  # of a captured step; larger ones take so long that Python between the kernels does not matter

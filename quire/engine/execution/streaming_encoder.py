@@ -14,11 +14,11 @@ from quire.engine.execution.cache import KVCache, block_bytes
 from quire.engine.execution.devices.device import Device
 from quire.engine.execution.inputs import Span
 from quire.engine.execution.item_encoder import ItemEncoder
-from quire.engine.models.audio_encoder import AudioEncoder
-from quire.engine.models.decoder import CacheShape, cache_shape
-from quire.engine.models.inputs import ItemEmbeddings
+from quire.engine.models.layers.inputs import ItemEmbeddings
 from quire.engine.models.layers.stem import CausalConvStemLayer, StemState
-from quire.engine.models.spec import AudioEncoderSpec, GroupedQueryAttention, Layer
+from quire.engine.models.networks.audio_encoder import AudioEncoder
+from quire.engine.models.networks.decoder import CacheShape, cache_shape
+from quire.engine.models.specs.decoder import AudioEncoderSpec, GroupedQueryAttention, Layer
 from quire.engine.scheduling.plan import EncodedAudio, ScheduledSequence, StepPlan
 from quire.engine.scheduling.streaming_scheduler import MAX_PIECE
 

@@ -10,9 +10,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from quire.engine.client.protocol import TokenLogprobs
+from quire.engine.client.sampling_params import SamplingParams
+from quire.engine.client.streaming import TransducerInfo
 from quire.engine.execution.attention.varlen import VarlenAttention
 from quire.engine.execution.executor import Runner
-from quire.engine.models.transducer import EncoderState, Piece, PredictionState, TransducerModel
+from quire.engine.models.networks.transducer import EncoderState, Piece, PredictionState, TransducerModel
 from quire.engine.scheduling.plan import (
     NOT_FINITE,
     EncodedAudio,
@@ -21,9 +24,6 @@ from quire.engine.scheduling.plan import (
     StepPlan,
     StepResult,
 )
-from quire.engine.wire.protocol import TokenLogprobs
-from quire.engine.wire.sampling_params import SamplingParams
-from quire.engine.wire.streaming import TransducerInfo
 
 logger = logging.getLogger(__name__)
 

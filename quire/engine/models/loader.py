@@ -14,40 +14,40 @@ import torch
 from torch import Tensor, nn
 
 from quire.config.options import ModelOptions
-from quire.engine.models.activation_checks import check_acts
-from quire.engine.models.adapter import AdapterLoader
-from quire.engine.models.archs.rope import max_positions
-from quire.engine.models.audio import ADAPTED
-from quire.engine.models.audio_encoder import CTCModel
-from quire.engine.models.cache_scales import CacheScales
-from quire.engine.models.checkpoint import Checkpoint, Progress, WindowOf
-from quire.engine.models.decoder import Decoder, LanguageModel
-from quire.engine.models.delayed_streams import fold_delay
-from quire.engine.models.encoder import Encoder, TextEncoder
+from quire.engine.client.audio import AudioInfo
+from quire.engine.client.streaming import DelayedStreamsInfo, StreamingInfo
+from quire.engine.models.checkpoint.adapter import AdapterLoader
+from quire.engine.models.checkpoint.checkpoint import Checkpoint, Progress, WindowOf
+from quire.engine.models.checkpoint.safetensors import SafetensorsFile
+from quire.engine.models.checkpoint.weights import EMBEDDING, HEAD, WeightFiller, allocate, check_unpacked
+from quire.engine.models.config.activation_checks import check_acts
+from quire.engine.models.config.audio_language_model import ADAPTED
+from quire.engine.models.config.delayed_streams import fold_delay
+from quire.engine.models.config.model_config import ModelConfig, read_config
+from quire.engine.models.config.sentence_transformers import read_json
+from quire.engine.models.config.speech_to_text import SpeechToTextSpec
+from quire.engine.models.config.static_embedding import plain_table
+from quire.engine.models.config.task_adapter import merged
+from quire.engine.models.distributed.group import RankGroups
 from quire.engine.models.errors import BrokenFolder, ModelError, UnsupportedModel, WeightMismatch
+from quire.engine.models.families.rope import max_positions
 from quire.engine.models.layers.heads import PoolerHeads
 from quire.engine.models.layers.linear import Packable
-from quire.engine.models.model_config import ModelConfig, read_config
-from quire.engine.models.parallel.group import RankGroups
-from quire.engine.models.pooler_spec import PoolerSpec
-from quire.engine.models.safetensors import SafetensorsFile
-from quire.engine.models.sentence_transformers import read_json
-from quire.engine.models.sharded_decoder import ShardedDecoder, check_parallel
-from quire.engine.models.sharded_weights import ShardedWeightFiller
-from quire.engine.models.spec import CTCSpec, DecoderSpec, EncoderSpec, TransducerSpec
-from quire.engine.models.speech_to_text import SpeechToTextSpec
-from quire.engine.models.static_embedding import plain_table
-from quire.engine.models.task_adapter import merged
-from quire.engine.models.transducer import TransducerModel
-from quire.engine.models.weight_names import weight_names_of
-from quire.engine.models.weight_names.audio import audio_tensors
-from quire.engine.models.weight_names.ctc import ctc_names, split_positions
-from quire.engine.models.weight_names.rules import WeightNames
-from quire.engine.models.weight_names.transducer import transducer_names
-from quire.engine.models.weight_shards import WeightShards
-from quire.engine.models.weights import EMBEDDING, HEAD, WeightFiller, allocate, check_unpacked
-from quire.engine.wire.audio import AudioInfo
-from quire.engine.wire.streaming import DelayedStreamsInfo, StreamingInfo
+from quire.engine.models.networks.audio_encoder import CTCModel
+from quire.engine.models.networks.decoder import Decoder, LanguageModel
+from quire.engine.models.networks.encoder import Encoder, TextEncoder
+from quire.engine.models.networks.transducer import TransducerModel
+from quire.engine.models.sharding.cache_scales import CacheScales
+from quire.engine.models.sharding.decoder import ShardedDecoder, check_parallel
+from quire.engine.models.sharding.weight_shards import WeightShards
+from quire.engine.models.sharding.weights import ShardedWeightFiller
+from quire.engine.models.specs.decoder import CTCSpec, DecoderSpec, EncoderSpec, TransducerSpec
+from quire.engine.models.specs.pooler import PoolerSpec
+from quire.engine.models.tensor_names import weight_names_of
+from quire.engine.models.tensor_names.audio import audio_tensors
+from quire.engine.models.tensor_names.ctc import ctc_names, split_positions
+from quire.engine.models.tensor_names.rules import WeightNames
+from quire.engine.models.tensor_names.transducer import transducer_names
 from quire.kernels import gpu
 from quire.kernels.gpu_weights import BLOCK
 from quire.kernels.linear import Quantization
@@ -221,8 +221,8 @@ def _load_model(
 
 
 def _load_with_transformers(load: _Load) -> LoadedModel:
-    from quire.engine.models.transformers_checks import check_class  # noqa: PLC0415 a second of imports, for few models
-    from quire.engine.models.transformers_model import load_transformers_model  # noqa: PLC0415 like it
+    from quire.engine.models.fallback.checks import check_class  # noqa: PLC0415 a second of imports, for few models
+    from quire.engine.models.fallback.decoder import load_transformers_model  # noqa: PLC0415 like it
 
     total, config = load.checkpoint.total_bytes, read_config(load.folder, load.options.hf_overrides)
     check_class(config)
@@ -242,10 +242,7 @@ def _load_with_transformers(load: _Load) -> LoadedModel:
 
 def _load_transformers_encoder(load: _Load, hf_config: Any, pooler: PoolerSpec) -> LoadedModel:
     """Load an encoder that transformers runs."""
-    from quire.engine.models.transformers_encoder import (  # noqa: PLC0415 seconds of imports, for few models
-        load_transformers_encoder,
-        position_limit,
-    )
+    from quire.engine.models.fallback.encoder import load_transformers_encoder, position_limit  # noqa: PLC0415
 
     device, total, dtype = load.target.torch_device, load.checkpoint.total_bytes, load.dtype
     with load.bar(total) as progress:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from quire.engine.client.convolutions import Convolution, count_positions
+from quire.engine.client.protocol import MediaItem, StepStats
 from quire.engine.scheduling.blocks import BlockPool
 from quire.engine.scheduling.plan import CrossAttentionItem
 from quire.engine.scheduling.request import BlockHash, CrossAttentionState, Hasher, Request
-from quire.engine.wire.convolutions import Convolution, count_positions
-from quire.engine.wire.protocol import MediaItem, StepStats
 
 
 class CrossAttentionBlocks:

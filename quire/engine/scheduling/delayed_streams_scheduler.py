@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing_extensions import override
 
+from quire.engine.client.protocol import AddRequest, StepStats, TokensOutput
 from quire.engine.scheduling.blocks import BlockPool
 from quire.engine.scheduling.limits import SchedulerLimits
 from quire.engine.scheduling.plan import EncodedAudio, SampledTokens, ScheduledSequence, StepPlan
 from quire.engine.scheduling.streaming_request import StreamingRequest
 from quire.engine.scheduling.streaming_scheduler import MAX_PIECE, StepBudget, StreamingScheduler
-from quire.engine.wire.protocol import AddRequest, StepStats, TokensOutput
 
 
 class DelayedStreamsScheduler(StreamingScheduler[StreamingRequest]):

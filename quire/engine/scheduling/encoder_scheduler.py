@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterable
 
+from quire.engine.client.convolutions import count_positions
+from quire.engine.client.protocol import AddRequest, ErrorOutput, PooledOutput, RequestOutput, StepStats
 from quire.engine.scheduling.fair_queue import FairQueue
 from quire.engine.scheduling.limits import SchedulerLimits
 from quire.engine.scheduling.plan import StepPlan, StepResult
-from quire.engine.wire.convolutions import count_positions
-from quire.engine.wire.protocol import AddRequest, ErrorOutput, PooledOutput, RequestOutput, StepStats
 
 _URGENT_TOKENS = 64  # computed in a few milliseconds
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import msgspec
 
+from quire.engine.client.protocol import MediaItem
 from quire.engine.scheduling.plan import EncodedItem, PlaceholderTokens, StepPlan
-from quire.engine.wire.protocol import MediaItem
 
 ItemKey = bytes
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from quire.engine.wire.convolutions import Convolution
+from quire.engine.client.convolutions import Convolution
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from quire.engine.client.protocol import MediaItem
 from quire.engine.scheduling.plan import NewSequence, PromptExtension
 from quire.engine.scheduling.request import Request
-from quire.engine.wire.protocol import MediaItem
 
 
 class OpenRequests:

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from quire.engine.wire.pooling_params import PoolingParams
-from quire.engine.wire.protocol import AddRequest, FeatureArray, MediaItem, PooledArray, StepStats, TokenLogprobs
-from quire.engine.wire.sampling_params import SamplingParams
+from quire.engine.client.pooling_params import PoolingParams
+from quire.engine.client.protocol import AddRequest, FeatureArray, MediaItem, PooledArray, StepStats, TokenLogprobs
+from quire.engine.client.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)

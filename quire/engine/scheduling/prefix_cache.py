@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from quire.engine.client.protocol import StepStats
 from quire.engine.scheduling.blocks import BlockPool
 from quire.engine.scheduling.request import Hasher, Request
-from quire.engine.wire.protocol import StepStats
 
 
 class PrefixCache:

@@ -7,12 +7,12 @@ from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from quire.engine.client.pooling_params import PoolingParams
+from quire.engine.client.protocol import FinishReason, MediaItem, TokenLogprobs, TokensOutput
+from quire.engine.client.sampling_params import SamplingParams
 from quire.engine.scheduling.drafter import Drafter
 from quire.engine.scheduling.items import PlaceholderRanges
 from quire.engine.scheduling.plan import CrossAttentionItem, NewSequence, SampledTokens
-from quire.engine.wire.pooling_params import PoolingParams
-from quire.engine.wire.protocol import FinishReason, MediaItem, TokenLogprobs, TokensOutput
-from quire.engine.wire.sampling_params import SamplingParams
 
 BlockHash = bytes
 Hasher = Callable[[bytes], BlockHash]

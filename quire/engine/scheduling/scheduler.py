@@ -11,6 +11,15 @@ from bisect import insort
 from collections import deque
 from operator import attrgetter
 
+from quire.engine.client.protocol import (
+    AddRequest,
+    ErrorOutput,
+    MediaItem,
+    PooledArray,
+    PooledOutput,
+    RequestOutput,
+    StepStats,
+)
 from quire.engine.scheduling.blocks import BlockPool
 from quire.engine.scheduling.cross_attention import CrossAttentionBlocks
 from quire.engine.scheduling.drafter import Drafter
@@ -23,15 +32,6 @@ from quire.engine.scheduling.prefix_cache import PrefixCache
 from quire.engine.scheduling.request import Hasher, Request
 from quire.engine.scheduling.speculation import Speculation
 from quire.engine.scheduling.waiting import WaitingQueue
-from quire.engine.wire.protocol import (
-    AddRequest,
-    ErrorOutput,
-    MediaItem,
-    PooledArray,
-    PooledOutput,
-    RequestOutput,
-    StepStats,
-)
 
 _SORT_KEY = attrgetter("sort_key")
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from quire.engine.client.protocol import StepStats
 from quire.engine.scheduling.blocks import BlockPool
 from quire.engine.scheduling.limits import SchedulerLimits
 from quire.engine.scheduling.plan import SampledTokens
 from quire.engine.scheduling.request import Request
-from quire.engine.wire.protocol import StepStats
 
 # A step of up to this many tokens takes about as long as one token: reading the weights dominates on a CPU.
 _MEMORY_BOUND_TOKENS = 24

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from quire.engine.client.protocol import FeatureArray, FinishReason, MediaItem
 from quire.engine.scheduling.request import Request
-from quire.engine.wire.protocol import FeatureArray, FinishReason, MediaItem
 
 
 @dataclass(slots=True, eq=False)

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Generic, TypeVar
 
+from quire.engine.client.protocol import AddRequest, ErrorOutput, MediaItem, RequestOutput, StepStats, TokensOutput
 from quire.engine.scheduling.limits import SchedulerLimits
 from quire.engine.scheduling.plan import SampledTokens, StepPlan, StepResult
 from quire.engine.scheduling.streaming_request import StreamingRequest
 from quire.engine.scheduling.waiting import WaitingQueue
-from quire.engine.wire.protocol import AddRequest, ErrorOutput, MediaItem, RequestOutput, StepStats, TokensOutput
 
 MAX_PIECE = 64  # frames of a sequence that a step encodes: few enough for other sequences, and enough for the kernels
 _TOKENS_PER_FRAME = 4  # cost of encoding a frame, in tokens of a step's budget; an estimate

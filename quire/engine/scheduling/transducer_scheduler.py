@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 from typing_extensions import override
 
+from quire.engine.client.protocol import AddRequest, FinishReason, TokensOutput
+from quire.engine.client.streaming import TransducerInfo
 from quire.engine.scheduling.limits import SchedulerLimits
 from quire.engine.scheduling.plan import EncodedAudio, SampledTokens, StepPlan
 from quire.engine.scheduling.streaming_request import StreamingRequest
 from quire.engine.scheduling.streaming_scheduler import MAX_PIECE, StepBudget, StreamingScheduler
-from quire.engine.wire.protocol import AddRequest, FinishReason, TokensOutput
-from quire.engine.wire.streaming import TransducerInfo
 
 
 @dataclass(slots=True, eq=False)

@@ -6,9 +6,9 @@ import heapq
 import itertools
 from collections.abc import Mapping
 
+from quire.engine.client.protocol import AddRequest
 from quire.engine.scheduling.fair_queue import FairClock
 from quire.engine.scheduling.request import Request
-from quire.engine.wire.protocol import AddRequest
 
 
 class WaitingQueue:

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from quire.engine.wire.protocol import FeatureArray
-from quire.engine.wire.streaming import DelayedStreamsInfo, StreamingInfo, TransducerInfo
+from quire.engine.client.protocol import FeatureArray
+from quire.engine.client.streaming import DelayedStreamsInfo, StreamingInfo, TransducerInfo
 from quire.multimodal.audio.features import HOP, REACH, log_mel_columns, nemo_log_mel_columns, preemphasized
 
 Samples = NDArray[np.float32]

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.engine.wire.audio import AudioInfo
-from quire.engine.wire.protocol import MediaItem
+from quire.engine.client.audio import AudioInfo
+from quire.engine.client.protocol import MediaItem
 from quire.multimodal.audio.features import HOP, kaldi_columns, kaldi_log_mel, log_mel, stacked_columns, stacked_log_mel
 
 Samples = NDArray[np.float32]

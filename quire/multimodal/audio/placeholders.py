@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from quire.engine.wire.audio import AudioInfo
-from quire.engine.wire.protocol import MediaItem, TokenArray
+from quire.engine.client.audio import AudioInfo
+from quire.engine.client.protocol import MediaItem, TokenArray
 from quire.multimodal.errors import PromptError
 
 

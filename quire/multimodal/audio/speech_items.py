@@ -7,8 +7,8 @@ import hashlib
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.engine.wire.model_info import SpeechToTextInfo
-from quire.engine.wire.protocol import FeatureArray, MediaItem
+from quire.engine.client.model_info import SpeechToTextInfo
+from quire.engine.client.protocol import FeatureArray, MediaItem
 from quire.multimodal.audio.features import log_mel, normalized_log_mel, normalized_samples
 
 

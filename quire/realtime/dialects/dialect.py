@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
-from quire.api.serving.transcription.types import TokenLogprob
 from quire.realtime.client_events import ClientEvent
 from quire.realtime.errors import EventError
 from quire.realtime.settings import SessionSettings
 from quire.realtime.transcript import Transcript
+from quire.speech.types import TokenLogprob
 
 Body = dict[str, Any]  # a server event
 

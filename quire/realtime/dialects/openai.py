@@ -8,7 +8,6 @@ from typing import ClassVar
 
 from msgspec import UNSET
 
-from quire.api.serving.transcription.types import TokenLogprob
 from quire.realtime.client_events import ClientEvent, SessionUpdate, TranscriptionSessionUpdate, convert
 from quire.realtime.dialects.dialect import Body, SessionInfo
 from quire.realtime.dialects.openai_session import (
@@ -22,6 +21,7 @@ from quire.realtime.dialects.openai_session import (
 from quire.realtime.errors import EventError
 from quire.realtime.settings import SessionSettings
 from quire.realtime.transcript import Transcript, Usage
+from quire.speech.types import TokenLogprob
 
 _TRANSCRIPTION = "conversation.item.input_audio_transcription"
 

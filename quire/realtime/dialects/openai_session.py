@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from quire.api.http.errors import shorten
+from quire.protocol.errors import shorten
 from quire.realtime.audio import PCM_24K, PCMA, PCMU, AudioFormat
 from quire.realtime.dialects.dialect import Body, SessionInfo
 from quire.realtime.errors import EventError

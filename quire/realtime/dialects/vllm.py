@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
 
-from quire.api.serving.transcription.types import TokenLogprob
 from quire.realtime.audio import PCM_16K
 from quire.realtime.client_events import ClientEvent, SessionUpdate
 from quire.realtime.dialects.dialect import Body, SessionInfo
@@ -15,6 +14,7 @@ from quire.realtime.errors import EventError
 from quire.realtime.settings import SessionSettings
 from quire.realtime.stable_prefix import separator
 from quire.realtime.transcript import Transcript, Usage
+from quire.speech.types import TokenLogprob
 
 _CODES = {"event_too_large": "invalid_event", "unsupported_event": "unknown_event"}
 _KNOWN = ("invalid_json", "invalid_audio", "model_not_validated", "model_not_found", "unknown_event", "invalid_event")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from quire.engine.wire.protocol import AddRequest
+from quire.engine.client.protocol import AddRequest
 from tests.support.fake_core import FakeCore, says
 from tests.support.server import running_server
 from tests.support.tokenizer import byte_tokenizer

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from quire.api.answers.tools.calls import CallDelta, Parsed
 from quire.api.anthropic.translation import content_blocks
-from quire.api.protocol.anthropic import MessagesResponse, MessagesUsage
+from quire.parsing.tools.calls import CallDelta, Parsed
+from quire.protocol.anthropic import MessagesResponse, MessagesUsage
 
 
 @pytest.mark.parametrize("depth", [150, 260, 1000, 3000])

@@ -365,7 +365,7 @@ def web(monkeypatch: pytest.MonkeyPatch) -> dict[str, Answer]:
         assert options["trust_env"] is False
         return real(transport=httpx.MockTransport(lambda request: answers[request.url.path](request)), **options)
 
-    monkeypatch.setattr("quire.multimodal.media.sources.httpx.AsyncClient", client)
+    monkeypatch.setattr("quire.multimodal.sources.httpx.AsyncClient", client)
     return answers
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import openai
 import pytest
 
-from quire.api.protocol.chat import ChatCompletion
-from quire.engine.wire.protocol import AddRequest
+from quire.engine.client.protocol import AddRequest
+from quire.protocol.chat import ChatCompletion
 from tests.support.fake_core import FakeCore, says
 from tests.support.server import Server, chunks_of, running_server
 from tests.support.tokenizer import VOCAB_SIZE, byte_tokenizer

@@ -12,8 +12,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from quire.engine.wire.protocol import AddRequest
-from quire.engine.wire.sampling_params import SamplingParams
+from quire.engine.client.protocol import AddRequest
+from quire.engine.client.sampling_params import SamplingParams
 from tests.support.fake_core import CONTEXT, FakeCore, says
 from tests.support.server import chunks_of, running_server
 from tests.support.tokenizer import EOS, byte_tokenizer

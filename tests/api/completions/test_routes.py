@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from quire.api.completions import prepare
-from quire.api.protocol.completions import Completion
-from quire.engine.wire.protocol import AddRequest
-from quire.engine.wire.token_mask import token_ids
+from quire.engine.client.protocol import AddRequest
+from quire.engine.client.token_mask import token_ids
+from quire.protocol.completions import Completion
 from tests.support.fake_core import FakeCore, prompt_of, says
 from tests.support.server import chunks_of, running_server
 from tests.support.tokenizer import VOCAB_SIZE

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from quire.api.http import body
-from quire.api.http.body import MAX_DEPTH
+from quire.protocol import strict_json
+from quire.protocol.strict_json import MAX_DEPTH
 from tests.support.server import running_server
 
 COMPLETIONS = "/v1/completions"
@@ -151,7 +152,7 @@ async def test_deep_arguments_in_text_are_not_an_error_of_the_server(tmp_path: P
 async def test_others_run_between_the_passes_over_a_large_body(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     turns = 0
     seen: list[int] = []
-    check = body.check_depth
+    check = strict_json.check_depth
 
     def check_depth(value: Any) -> None:
         seen.append(turns)
@@ -168,7 +169,7 @@ async def test_others_run_between_the_passes_over_a_large_body(tmp_path: Path, m
             await asyncio.sleep(0)
 
     monkeypatch.setattr(body, "check_depth", check_depth)
-    monkeypatch.setattr(body, "load_json", load)
+    monkeypatch.setattr(body, "load_strictly", load)
     async with running_server(tmp_path) as server:
         running = asyncio.create_task(others())
         answer = await server.http.post("/v1/embeddings", json={"input": [[1] * 400] * 2000})

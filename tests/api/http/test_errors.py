@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from fastapi.exceptions import RequestValidationError
 
-from quire.api.http import errors
-from quire.api.http.errors import as_api_error
-from quire.engine.wire.errors import EngineDead, RequestFailed, RequestRefused
-from quire.multimodal.renderer import Renderer
+from quire.api.http import error_handlers
+from quire.engine.client.errors import EngineDead, RequestFailed, RequestRefused
+from quire.protocol.errors import as_api_error
+from quire.rendering.renderer import Renderer
 from tests.support.server import running_server
 
 COMPLETIONS = "/v1/completions"
@@ -227,9 +227,9 @@ async def test_a_hundred_thousand_entries_are_one_error(tmp_path: Path, path: st
             problems += len(error.errors())
             return validation_error(error)
 
-        validation_error = errors._validation_error
+        validation_error = error_handlers._validation_error
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(errors, "_validation_error", counted)
+            patch.setattr(error_handlers, "_validation_error", counted)
             answer = await server.post(path, fields)
         assert answer.status_code == 400
         assert problems <= 5

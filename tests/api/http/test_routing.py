@@ -15,11 +15,11 @@ import httpx
 import pytest
 from fastapi import APIRouter, FastAPI, Request
 
-from quire.api.http import fields
-from quire.api.http.errors import install_error_handlers
-from quire.api.http.malloc_trim import MallocTrimmer
+from quire.api.http.error_handlers import install_error_handlers
 from quire.api.http.routing import CheckedRoute, detach_resources, enter_for_request, release_resources
-from quire.api.protocol.common import RequestBody
+from quire.protocol import fields
+from quire.protocol.common import RequestBody
+from quire.serving.malloc_trim import MallocTrimmer
 from tests.support.fake_core import FakeCore
 from tests.support.server import running_server, until
 

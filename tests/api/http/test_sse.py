@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from quire.engine.wire.protocol import AddRequest
+from quire.engine.client.protocol import AddRequest
 from tests.support.fake_core import FakeCore, says
 from tests.support.server import chunks_of, running_server, until
 

@@ -12,7 +12,7 @@ import torch
 
 from quire.api.pooling import arrays
 from quire.api.pooling.arrays import byte_size, cast, round_values, shape_of
-from quire.api.protocol.pooling.requests import EmbedDtype, Endianness
+from quire.protocol.pooling.requests import EmbedDtype, Endianness
 
 RANDOM = np.random.default_rng(0)
 VALUES = np.concatenate(

@@ -14,8 +14,8 @@ import pytest
 
 from quire.api.pooling import responses
 from quire.api.pooling.arrays import Floats, json_of
-from quire.api.protocol.pooling.requests import EmbedDtype
-from quire.api.serving.result_memory import ResultMemory
+from quire.protocol.pooling.requests import EmbedDtype
+from quire.serving.result_memory import ResultMemory
 from tests.support.fake_core import FakeCore
 from tests.support.pooling_server import added, pooling_server, vectors
 from tests.support.raw import connected, post, silent

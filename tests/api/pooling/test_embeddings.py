@@ -12,7 +12,7 @@ import numpy as np
 import openai
 import pytest
 
-from quire.engine.wire.pooling_params import PoolingParams
+from quire.engine.client.pooling_params import PoolingParams
 from tests.support.fake_core import FakeCore
 from tests.support.pooling import LABELS, SIZE, TOKEN_SIZE
 from tests.support.pooling_server import added, pooling_server, texts, vectors

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quire.engine.wire.protocol import AddRequest
+from quire.engine.client.protocol import AddRequest
 from tests.support.fake_core import FakeCore
 from tests.support.pooling import pooled
 from tests.support.pooling_server import added, pooling_server, vectors

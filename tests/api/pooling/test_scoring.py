@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from quire.api.pooling import scoring
-from quire.engine.wire.pooling_params import PoolingParams
-from quire.engine.wire.protocol import PooledArray
+from quire.engine.client.pooling_params import PoolingParams
+from quire.engine.client.protocol import PooledArray
 from tests.support.fake_core import FakeCore
 from tests.support.pooling_server import added, pooling_server, texts, vectors
 from tests.support.raw import connected, post

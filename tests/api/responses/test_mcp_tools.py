@@ -15,7 +15,7 @@ import httpx
 import openai
 import pytest
 
-from quire.engine.wire.protocol import AddRequest
+from quire.engine.client.protocol import AddRequest
 from tests.support.fake_core import FakeCore, says_in_turn
 from tests.support.mcp_server import Tools, mcp_server
 from tests.support.responses import PATH, ask, output_text, prompts, stream

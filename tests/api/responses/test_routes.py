@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from quire.engine.wire.protocol import AddRequest
+from quire.engine.client.protocol import AddRequest
 from tests.support.fake_core import FakeCore
 from tests.support.responses import PATH, TOOLS, answers_with, ask, output_text, reasoning_server, stream
 from tests.support.server import running_server

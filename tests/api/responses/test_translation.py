@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from quire.api.protocol.responses import (
+from quire.api.responses.translation import encode_reasoning, to_chat_request
+from quire.protocol.responses import (
     MAX_ITEMS,
     FunctionCall,
     InputMessage,
@@ -16,7 +17,6 @@ from quire.api.protocol.responses import (
     ReasoningText,
     ResponsesRequest,
 )
-from quire.api.responses.translation import encode_reasoning, to_chat_request
 from tests.support.fake_core import FakeCore
 from tests.support.responses import PATH, TOOLS, answers_with, ask, prompts, reasoning_server, stream
 from tests.support.server import running_server

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from quire.api.answers.tools.calls import CallDelta, Parsed
 from quire.api.responses.writer import ItemWriter
+from quire.parsing.tools.calls import CallDelta, Parsed
 from tests.support.responses import CALL, PATH, TOOLS, answers_with, ask, events_in, reasoning_server, stream
 from tests.support.server import until
 

@@ -35,6 +35,6 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.setitem(models.SHAPES, name, {**shape, **SMALL, **(experts if "num_experts" in shape else {})})
     monkeypatch.setattr(models, "DEVICE", "cpu")
     monkeypatch.setattr("quire.engine.models.loader.Checkpoint", models.RandomCheckpoint)  # is restored afterwards
-    monkeypatch.setattr("quire.engine.build.find_device", lambda _: InterpretedDevice())
+    monkeypatch.setattr("quire.engine.build.engine.find_device", lambda _: InterpretedDevice())
     with fake_cuda(monkeypatch):
         yield

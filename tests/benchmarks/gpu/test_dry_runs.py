@@ -12,8 +12,8 @@ import torch
 
 from benchmarks.gpu import attention, engine, matmul, models, peer, small_ops
 from benchmarks.gpu.engine import Case, RecordingChannel
-from quire.engine.models.decoder import LMHead
-from quire.engine.wire.protocol import ErrorOutput, StepOutput, StepStats
+from quire.engine.client.protocol import ErrorOutput, StepOutput, StepStats
+from quire.engine.models.networks.decoder import LMHead
 from quire.kernels import gpu
 from quire.kernels.triton import tuning
 

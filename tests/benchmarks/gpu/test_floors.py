@@ -9,7 +9,7 @@ import pytest
 from benchmarks.gpu.floors import decode_floors, prefill_floor
 from benchmarks.gpu.limits import GpuLimits
 from benchmarks.gpu.models import SHAPES, tensor_shapes
-from quire.engine.wire.model_info import ModelInfo
+from quire.engine.client.model_info import ModelInfo
 
 LIMITS = GpuLimits("no GPU", copy_gb_per_s=3000.0, bf16_tflops=800.0, fp32_tflops=50.0)
 

@@ -21,7 +21,7 @@ from quire.engine.execution.cache import (
 )
 from quire.engine.execution.devices.reference import ReferenceDevice
 from quire.engine.execution.memory import MemoryShare, free_memory
-from quire.engine.models.decoder import CacheShape
+from quire.engine.models.networks.decoder import CacheShape
 from quire.kernels.int8_pages import SCALE
 
 SHAPES = [CacheShape(2, 8, 8), CacheShape(1, 12, 8, values_in_keys=True)]

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from quire.engine.client.pooling_params import PoolingParams
 from quire.engine.execution import runner as runner_module
 from quire.engine.execution.pooling import ChunkPooler
 from quire.engine.execution.sampling import sampler as sampler_module
@@ -19,8 +20,7 @@ from quire.engine.execution.sampling.logprobs import top_logprobs
 from quire.engine.execution.sampling.masks import LogitBias
 from quire.engine.execution.sampling.penalties import Penalties
 from quire.engine.execution.sampling.token_sampling import sample_tokens
-from quire.engine.models.decoder import Decoder
-from quire.engine.wire.pooling_params import PoolingParams
+from quire.engine.models.networks.decoder import Decoder
 from tests.support.engine import Engine, greedy, random_prompt
 from tests.support.models import make_model, save_model
 

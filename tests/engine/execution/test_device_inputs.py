@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
+from quire.engine.client.sampling_params import SamplingParams
 from quire.engine.execution.device_inputs import DeviceInputBuilder
 from quire.engine.execution.inputs import DeviceMetadata, NumpyInputBuilder, StepInputs
 from quire.engine.execution.pinned import PinnedBuffers
 from quire.engine.execution.request_table import RequestTable
-from quire.engine.models.inputs import AdapterOfRow
+from quire.engine.models.layers.inputs import AdapterOfRow
 from quire.engine.scheduling.plan import NewSequence, ScheduledSequence, StepPlan
-from quire.engine.wire.sampling_params import SamplingParams
 
 CPU = torch.device("cpu")
 BLOCK = 4

@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 
 pytest.importorskip("triton")
 
+from quire.engine.client.sampling_params import SamplingParams, TimestampRule
+from quire.engine.client.token_mask import token_mask
 from quire.engine.execution.request_table import RequestTable
 from quire.engine.execution.sampling.device_sampler import DeviceSampler
 from quire.engine.execution.sampling.device_settings import MAX_BIASES, has_settings
@@ -22,8 +24,6 @@ from quire.engine.execution.sampling.grammar import GrammarState
 from quire.engine.execution.sampling.pending import SampledToken
 from quire.engine.execution.sampling.sampler import Sampler
 from quire.engine.scheduling.plan import NewSequence, SequenceError, StepPlan
-from quire.engine.wire.sampling_params import SamplingParams, TimestampRule
-from quire.engine.wire.token_mask import token_mask
 from quire.kernels import gpu
 from tests.support import triton_interpreter
 

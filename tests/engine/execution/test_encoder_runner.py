@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from transformers import BertConfig, BertModel
 
 from quire.config.options import ModelOptions
+from quire.engine.client.pooling_params import PoolingParams
+from quire.engine.client.sampling_params import SamplingParams
 from quire.engine.execution.encoder_runner import EncoderRunner
-from quire.engine.wire.pooling_params import PoolingParams
-from quire.engine.wire.sampling_params import SamplingParams
 from quire.kernels import native
 from tests.support.engine import Engine, random_prompt
 

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from quire.engine.core import EngineCore
+from quire.engine.client.pooling_params import PoolingParams
+from quire.engine.client.protocol import AddRequest, ErrorOutput, PooledOutput, RequestOutput, StepOutput
+from quire.engine.core.loop import EngineCore
 from quire.engine.execution.devices.select import find_device
 from quire.engine.execution.executor import BackgroundExecutor, ParallelExecutor
 from quire.engine.scheduling.encoder_scheduler import EncoderScheduler
 from quire.engine.scheduling.limits import SchedulerLimits
 from quire.engine.scheduling.plan import SequenceError, StepPlan, StepResult
-from quire.engine.wire.pooling_params import PoolingParams
-from quire.engine.wire.protocol import AddRequest, ErrorOutput, PooledOutput, RequestOutput, StepOutput
 from quire.kernels import native
 from tests.support.engine import Channel
 

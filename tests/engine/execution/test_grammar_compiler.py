@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from quire.engine.client.grammar import GrammarError, GrammarTokens
+from quire.engine.client.sampling_params import SamplingParams
 from quire.engine.execution.sampling import compiler as compiler_module
 from quire.engine.execution.sampling import grammar as grammar_module
 from quire.engine.execution.sampling.compiler import GrammarCompiler
-from quire.engine.wire.grammar import GrammarError, GrammarTokens
-from quire.engine.wire.sampling_params import SamplingParams
 from quire.kernels.sampling import mask_words
 from tests.support.tokenizer import EOS, VOCAB_SIZE, byte_tokenizer, write_tokenizer
 

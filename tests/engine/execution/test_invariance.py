@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from quire.config.options import ModelOptions
-from quire.engine.wire.sampling_params import SamplingParams
-from quire.engine.wire.token_mask import TokenMask, token_mask
+from quire.engine.client.sampling_params import SamplingParams
+from quire.engine.client.token_mask import TokenMask, token_mask
 from tests.support.deferred import DeferredExecutor
 from tests.support.engine import Engine, greedy, random_prompt
 from tests.support.models import make_model, save_model

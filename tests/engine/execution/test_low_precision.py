@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from quire.config.options import ModelOptions
+from quire.engine.client.sampling_params import SamplingParams
 from quire.engine.models.layers.moe import MoELayer
-from quire.engine.wire.sampling_params import SamplingParams
 from quire.kernels import native
 from tests.support.engine import Engine, load, random_prompt
 from tests.support.models import make_model, save_model

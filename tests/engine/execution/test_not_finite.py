@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from quire.config.options import ModelOptions
-from quire.engine.wire.pooling_params import PoolingParams
-from quire.engine.wire.sampling_params import SamplingParams
-from quire.engine.wire.token_mask import token_mask
+from quire.engine.client.pooling_params import PoolingParams
+from quire.engine.client.sampling_params import SamplingParams
+from quire.engine.client.token_mask import token_mask
 from tests.support.engine import Engine, greedy, random_prompt
 from tests.support.hf_encoders import assert_close, engine_of, make_encoder, output
 from tests.support.models import make_model, save_model

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from quire.config.options import ModelOptions
-from quire.engine.wire.pooling_params import PoolingParams
-from quire.engine.wire.sampling_params import SamplingParams
+from quire.engine.client.pooling_params import PoolingParams
+from quire.engine.client.sampling_params import SamplingParams
 from tests.support.engine import Engine, greedy, random_prompt
 from tests.support.models import make_model, save_model
 

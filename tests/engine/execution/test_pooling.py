@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 
 from quire.config.options import ModelOptions
-from quire.engine.wire.pooling_params import PoolingParams
-from quire.engine.wire.protocol import AddRequest
+from quire.engine.client.pooling_params import PoolingParams
+from quire.engine.client.protocol import AddRequest
 from tests.support.engine import Engine, greedy, random_prompt
 from tests.support.models import make_model, save_model
 from tests.support.tokenizer import write_tokenizer

@@ -10,7 +10,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from quire.config.options import ModelOptions
-from quire.engine.wire.sampling_params import SamplingParams
+from quire.engine.client.sampling_params import SamplingParams
 from tests.support.engine import Engine, greedy
 from tests.support.real import real_files
 

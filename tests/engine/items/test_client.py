@@ -11,11 +11,11 @@ import msgspec
 import numpy as np
 
 from quire.config.options import EngineOptions, ModelOptions
-from quire.engine.build import serve_core
-from quire.engine.core_config import CoreConfig
-from quire.engine.models.model_config import read_model_config
-from quire.engine.wire.client import EngineClient
-from quire.engine.wire.stream import GenerateRequest
+from quire.engine.build.core_config import CoreConfig
+from quire.engine.build.engine import serve_core
+from quire.engine.client.engine_client import EngineClient
+from quire.engine.client.stream import GenerateRequest
+from quire.engine.models.config.model_config import read_model_config
 from tests.support.audio_models import noise, prompt_with
 from tests.support.engine import Engine, greedy
 from tests.support.fake_core import running_client

@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 from quire.config.options import ModelOptions
-from quire.engine.wire.audio import AudioInfo
-from quire.engine.wire.protocol import MediaItem
-from quire.engine.wire.sampling_params import SamplingParams
+from quire.engine.client.audio import AudioInfo
+from quire.engine.client.protocol import MediaItem
+from quire.engine.client.sampling_params import SamplingParams
 from tests.support.audio_models import KINDS, PLACEHOLDER, noise, prompt_with
 from tests.support.engine import Engine, greedy
 

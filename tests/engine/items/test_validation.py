@@ -11,9 +11,9 @@ import msgspec
 import numpy as np
 import pytest
 
+from quire.engine.client.protocol import MediaItem
+from quire.engine.models.config.model_config import read_model_config
 from quire.engine.models.errors import ModelError
-from quire.engine.models.model_config import read_model_config
-from quire.engine.wire.protocol import MediaItem
 from tests.support.audio_models import PLACEHOLDER, make_audio_model, noise, prompt_with, save_audio_model
 from tests.support.engine import Engine, greedy
 

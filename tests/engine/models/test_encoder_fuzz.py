@@ -20,7 +20,7 @@ from transformers import (
     AutoModelForTokenClassification,
 )
 
-from quire.engine.wire.pooling_params import PoolingParams
+from quire.engine.client.pooling_params import PoolingParams
 from tests.support.engine import Engine
 from tests.support.hf_encoders import assert_close, output, pool, random_text
 from tests.support.models import draw_weights

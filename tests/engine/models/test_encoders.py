@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModel, AutoModelForMaskedLM
 
 from quire.config.options import ModelOptions
+from quire.engine.client.pooling_params import PoolingParams
 from quire.engine.models.errors import UnsupportedModel
-from quire.engine.wire.pooling_params import PoolingParams
 from tests.support.engine import Engine, load
 from tests.support.hf_encoders import (
     ENCODERS,

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from quire.engine.models.inputs import RowSet
+from quire.engine.models.layers.inputs import RowSet
 from quire.engine.models.layers.linear import Linear
 from quire.kernels.activation import ACTIVATIONS
 

@@ -14,12 +14,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from quire.engine.models.checkpoint.safetensors import SafetensorsFile
+from quire.engine.models.checkpoint.weights import WeightFiller, check_finite
 from quire.engine.models.errors import BrokenFolder, ModelError, UnknownArchitecture, UnsupportedModel, WeightMismatch
 from quire.engine.models.layers import linear as linear_module
 from quire.engine.models.layers.moe import Expert
-from quire.engine.models.safetensors import SafetensorsFile
-from quire.engine.models.weight_names.rules import WeightTarget
-from quire.engine.models.weights import WeightFiller, check_finite
+from quire.engine.models.tensor_names.rules import WeightTarget
 from quire.kernels import native
 from quire.kernels.linear import pack_weight
 from tests.support.engine import load
@@ -339,7 +339,7 @@ def test_safetensors_of_unusual_shapes_and_dtypes(tmp_path: Path) -> None:
 _MEASURE = """
 import sys, threading, time, pathlib, psutil, torch
 from tests.support.engine import load
-import quire.engine.core, transformers.models.llama.configuration_llama
+import quire.engine.core.loop, transformers.models.llama.configuration_llama
 process, peak, done = psutil.Process(), 0, False
 def watch():
     global peak

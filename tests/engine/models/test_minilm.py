@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from transformers import AutoModel
 
 from quire.config.options import ModelOptions
-from quire.engine.wire.pooling_params import PoolingParams
+from quire.engine.client.pooling_params import PoolingParams
 from tests.support.engine import Engine
 
 MAX_TOKENS = 256  # the folder's max_seq_length

@@ -10,8 +10,8 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
 
+from quire.engine.client.pooling_params import PoolingParams
 from quire.engine.models.errors import UnsupportedModel
-from quire.engine.wire.pooling_params import PoolingParams
 from tests.support.engine import Engine
 from tests.support.hf_encoders import ENCODERS, Array, assert_close, engine_of, make_encoder, output, pool, random_text
 

@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
+from quire.engine.models.checkpoint.quantized import unpack_fp8, unpack_mxfp4
+from quire.engine.models.config.fp8 import Fp8Scales
 from quire.engine.models.errors import BrokenFolder, ModelError
-from quire.engine.models.fp8 import Fp8Scales
-from quire.engine.models.quantized import unpack_fp8, unpack_mxfp4
 from tests.support.engine import Engine, greedy, load, random_prompt
 from tests.support.models import make_model, save_model
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForMaskedLM
 
+from quire.engine.client.pooling_params import PoolingParams
 from quire.engine.models.errors import UnsupportedModel, WeightMismatch
-from quire.engine.wire.pooling_params import PoolingParams
 from tests.support.engine import Engine
 from tests.support.hf_encoders import ENCODERS, assert_close, make_encoder, output, pool, random_text
 from tests.support.oracle import change_weights

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModel, AutoModelForTokenClassification
 
-from quire.engine.wire.pooling_params import PoolingParams
+from quire.engine.client.pooling_params import PoolingParams
 from tests.support.engine import Engine
 from tests.support.hf_encoders import assert_close, make_encoder, output, pool, random_text
 from tests.support.models import BASE, draw_weights

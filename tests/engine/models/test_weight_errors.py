@@ -10,13 +10,13 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification
 
+from quire.engine.models.config.model_config import read_model_config
 from quire.engine.models.errors import WeightMismatch
 from quire.engine.models.layers.heads import PoolerHeads
 from quire.engine.models.loader import _empty_model
-from quire.engine.models.model_config import read_model_config
-from quire.engine.models.pooler_spec import PoolerSpec
-from quire.engine.models.spec import DecoderSpec, EncoderSpec
-from quire.engine.models.weight_names import weight_names_of
+from quire.engine.models.specs.decoder import DecoderSpec, EncoderSpec
+from quire.engine.models.specs.pooler import PoolerSpec
+from quire.engine.models.tensor_names import weight_names_of
 from tests.support.engine import load
 from tests.support.hf_encoders import ENCODERS, make_encoder
 from tests.support.models import DECODERS, make_model

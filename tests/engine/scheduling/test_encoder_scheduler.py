@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from quire.engine.client.pooling_params import PoolingParams
+from quire.engine.client.protocol import AddRequest, ErrorOutput, PooledOutput
 from quire.engine.scheduling.encoder_scheduler import EncoderScheduler
 from quire.engine.scheduling.limits import SchedulerLimits
 from quire.engine.scheduling.plan import SequenceError, StepPlan, StepResult
-from quire.engine.wire.pooling_params import PoolingParams
-from quire.engine.wire.protocol import AddRequest, ErrorOutput, PooledOutput
 
 
 def make(max_seqs: int = 8, max_tokens: int = 100, *, by_priority: bool = False) -> EncoderScheduler:

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quire.engine.client.protocol import AddRequest, TokensOutput
+from quire.engine.client.sampling_params import SamplingParams
 from quire.engine.scheduling import pipeline
 from quire.engine.scheduling.blocks import BlockPool, hasher_named
 from quire.engine.scheduling.limits import SchedulerLimits
 from quire.engine.scheduling.plan import SampledTokens, ScheduledSequence, StepPlan, StepResult
 from quire.engine.scheduling.scheduler import Scheduler
-from quire.engine.wire.protocol import AddRequest, TokensOutput
-from quire.engine.wire.sampling_params import SamplingParams
 
 BLOCK = 4
 

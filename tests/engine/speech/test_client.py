@@ -11,14 +11,14 @@ from pathlib import Path
 import numpy as np
 
 from quire.config.options import EngineOptions, ModelOptions
-from quire.engine.build import serve_core
-from quire.engine.core_config import CoreConfig
-from quire.engine.models.model_config import read_model_config
-from quire.engine.wire.client import EngineClient
-from quire.engine.wire.pooling_params import PoolingParams
-from quire.engine.wire.protocol import TokenArray
-from quire.engine.wire.sampling_params import TokenProbs
-from quire.engine.wire.stream import Delta, GenerateRequest, PoolRequest
+from quire.engine.build.core_config import CoreConfig
+from quire.engine.build.engine import serve_core
+from quire.engine.client.engine_client import EngineClient
+from quire.engine.client.pooling_params import PoolingParams
+from quire.engine.client.protocol import TokenArray
+from quire.engine.client.sampling_params import TokenProbs
+from quire.engine.client.stream import Delta, GenerateRequest, PoolRequest
+from quire.engine.models.config.model_config import read_model_config
 from tests.support.engine import Engine, greedy, random_prompt
 from tests.support.fake_core import running_client
 from tests.support.models import make_model, save_model

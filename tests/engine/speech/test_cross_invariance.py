@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from quire.config.options import ModelOptions
-from quire.engine.wire.protocol import MediaItem
-from quire.engine.wire.sampling_params import SamplingParams
+from quire.engine.client.protocol import MediaItem
+from quire.engine.client.sampling_params import SamplingParams
 from tests.engine.speech.test_whisper import RULE
 from tests.support.engine import Engine, greedy
 from tests.support.whisper import END, ENGLISH, POSITIONS, PREVIOUS, START, TRANSCRIBE, item

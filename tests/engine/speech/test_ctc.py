@@ -12,10 +12,10 @@ import pytest
 from numpy.typing import NDArray
 
 from quire.config.options import ModelOptions
+from quire.engine.client.pooling_params import PoolingParams
+from quire.engine.client.protocol import MediaItem
 from quire.engine.execution.encoder_runner import CTCRunner
 from quire.engine.models.errors import ModelError
-from quire.engine.wire.pooling_params import PoolingParams
-from quire.engine.wire.protocol import MediaItem
 from quire.multimodal.audio.speech_items import make_item
 from tests.support.audio import voice
 from tests.support.ctc import KINDS, expected_positions, make_ctc, save_ctc

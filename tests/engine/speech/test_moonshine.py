@@ -10,10 +10,10 @@ import pytest
 from numpy.typing import NDArray
 
 from quire.config.options import ModelOptions
+from quire.engine.client.pooling_params import PoolingParams
+from quire.engine.client.protocol import MediaItem
+from quire.engine.client.sampling_params import SamplingParams
 from quire.engine.models.errors import ModelError
-from quire.engine.wire.pooling_params import PoolingParams
-from quire.engine.wire.protocol import MediaItem
-from quire.engine.wire.sampling_params import SamplingParams
 from quire.multimodal.audio.speech_items import make_item
 from tests.support.audio import voice
 from tests.support.engine import Engine, greedy

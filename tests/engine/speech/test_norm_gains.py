@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from quire.engine.models.checkpoint.norm_gains import NormGains
 from quire.engine.models.layers.linear import Linear
 from quire.engine.models.layers.norm import LayerNorm, RMSNorm
-from quire.engine.models.norm_gains import NormGains
 from tests.support.engine import load
 from tests.support.whisper import make_whisper, save_whisper
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from quire.config.options import ModelOptions
+from quire.engine.client.pooling_params import PoolingParams
+from quire.engine.client.protocol import MediaItem
+from quire.engine.client.sampling_params import TimestampRule, TokenProbs
 from quire.engine.models.errors import ModelError
-from quire.engine.wire.pooling_params import PoolingParams
-from quire.engine.wire.protocol import MediaItem
-from quire.engine.wire.sampling_params import TimestampRule, TokenProbs
 from tests.support.engine import Engine, greedy
 from tests.support.models import make_model, save_model
 from tests.support.whisper import MELS, POSITIONS, START, item

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from quire.config.options import ModelOptions
-from quire.engine.wire.pooling_params import PoolingParams
-from quire.engine.wire.sampling_params import SamplingParams, TimestampRule, TokenProbs
+from quire.engine.client.pooling_params import PoolingParams
+from quire.engine.client.sampling_params import SamplingParams, TimestampRule, TokenProbs
 from tests.support.engine import Engine, greedy
 from tests.support.whisper import (
     BEGIN,

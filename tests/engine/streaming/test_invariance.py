@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from quire.config.options import ModelOptions
+from quire.engine.client.sampling_params import SamplingParams
 from quire.engine.execution.cache import OutOfCacheMemory
-from quire.engine.wire.sampling_params import SamplingParams
 from tests.support.engine import Engine, greedy
 from tests.support.streaming_models import (
     COLUMNS,

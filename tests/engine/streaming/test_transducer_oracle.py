@@ -12,7 +12,7 @@ import torch
 
 from quire.config.options import ModelOptions
 from quire.engine.execution.attention.varlen import VarlenAttention
-from quire.engine.models.transducer import EncoderState, Piece
+from quire.engine.models.networks.transducer import EncoderState, Piece
 from tests.support.engine import Engine, greedy, load
 from tests.support.transducer_models import (
     BLANK,

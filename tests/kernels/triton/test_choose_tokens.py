@@ -8,8 +8,8 @@ import math
 import pytest
 import torch
 
+from quire.engine.client.sampling_params import SamplingParams
 from quire.engine.execution.sampling.token_sampling import sample_tokens
-from quire.engine.wire.sampling_params import SamplingParams
 from quire.kernels.choose_tokens import ChoiceSettings, argmax, choose_tokens, reference
 from quire.kernels.sampling import NO_TOKEN
 from quire.kernels.sampling_state import uniform

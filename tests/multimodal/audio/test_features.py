@@ -14,8 +14,8 @@ from transformers import (
     WhisperFeatureExtractor,
 )
 
-from quire.engine.wire.convolutions import Convolution, count_columns, count_positions
-from quire.engine.wire.model_info import SpeechToTextInfo
+from quire.engine.client.convolutions import Convolution, count_columns, count_positions
+from quire.engine.client.model_info import SpeechToTextInfo
 from quire.multimodal.audio.features import (
     SAMPLE_RATE,
     kaldi_columns,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from transformers import NemotronAsrStreamingFeatureExtractor, VoxtralRealtimeFeatureExtractor
 
-from quire.engine.wire.streaming import DelayedStreamsInfo, TransducerInfo
+from quire.engine.client.streaming import DelayedStreamsInfo, TransducerInfo
 from quire.multimodal.audio.frames import ColumnMaker, FrameMaker, frames_of
 from tests.support.audio import voice
 

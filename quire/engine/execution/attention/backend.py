@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from quire.engine.execution.inputs import StepInputs
-from quire.engine.models.inputs import StepAttention, StepCrossAttention
+from quire.engine.models.layers.inputs import StepAttention, StepCrossAttention
 
 
 @dataclass(frozen=True, slots=True)

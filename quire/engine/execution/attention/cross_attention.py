@@ -15,7 +15,7 @@ from quire.engine.execution.attention.paged import DecodeTokens, QueryAttention,
 from quire.engine.execution.cache import LayerCache
 from quire.engine.execution.inputs import CrossAttentionInputs, Span
 from quire.engine.execution.request_table import RequestTable
-from quire.engine.models.inputs import StepCrossAttention
+from quire.engine.models.layers.inputs import StepCrossAttention
 from quire.kernels.paged_attention import AttentionParams, page_rows
 
 

@@ -25,7 +25,7 @@ from quire.engine.execution.inputs import DeviceMetadata, StepInputs, queries_of
 from quire.engine.execution.pinned import PinnedBuffers, new_event
 from quire.engine.execution.request_table import RequestTable
 from quire.engine.models.errors import UnavailableLibrary
-from quire.engine.models.spec import DecoderSpec, GroupedQueryAttention
+from quire.engine.models.specs.decoder import DecoderSpec, GroupedQueryAttention
 from quire.kernels.paged_attention import AttentionParams
 from quire.kernels.write_pages import with_dense_rows
 

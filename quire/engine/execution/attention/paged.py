@@ -12,7 +12,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from quire.engine.execution.cache import LayerCache
-from quire.engine.models.inputs import StepAttention
+from quire.engine.models.layers.inputs import StepAttention
 from quire.kernels.capture import RowKind, set_row_kind
 from quire.kernels.paged_attention import (
     AttentionMetadata,

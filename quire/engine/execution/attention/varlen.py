@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 from typing_extensions import override
 
-from quire.engine.models.inputs import StepAttention
+from quire.engine.models.layers.inputs import StepAttention
 from quire.kernels.paged_attention import AttentionParams
 from quire.kernels.varlen_attention import EncoderAttentionParams, varlen_attention
 

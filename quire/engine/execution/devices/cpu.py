@@ -17,7 +17,7 @@ from quire.engine.execution.devices.host import HostDevice
 from quire.engine.execution.inputs import InputBuilder, NativeInputBuilder
 from quire.engine.execution.request_table import RequestTable
 from quire.engine.execution.step_graphs import MAX_TOKENS, StepGraphs, StepRunner
-from quire.engine.models.decoder import CacheShape, LanguageModel
+from quire.engine.models.networks.decoder import CacheShape, LanguageModel
 from quire.kernels import native
 
 

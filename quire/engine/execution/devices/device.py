@@ -18,8 +18,8 @@ from quire.engine.execution.request_table import RequestTable
 from quire.engine.execution.sampling.pending import TokenSampler
 from quire.engine.execution.sampling.sampler import GrammarStates
 from quire.engine.execution.step_graphs import StepRunner
-from quire.engine.models.decoder import CacheShape, LanguageModel
 from quire.engine.models.loader import LoadTarget
+from quire.engine.models.networks.decoder import CacheShape, LanguageModel
 
 
 class Device(LoadTarget, Protocol):

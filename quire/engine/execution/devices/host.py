@@ -16,7 +16,7 @@ from quire.engine.execution.memory import MemoryShare, free_memory
 from quire.engine.execution.request_table import RequestTable
 from quire.engine.execution.sampling.pending import TokenSampler
 from quire.engine.execution.sampling.sampler import GrammarStates, Sampler
-from quire.engine.models.decoder import LanguageModel
+from quire.engine.models.networks.decoder import LanguageModel
 
 
 class HostDevice(Device):

@@ -19,7 +19,7 @@ from quire.engine.execution.devices.host import HostDevice
 from quire.engine.execution.inputs import InputBuilder, NumpyInputBuilder
 from quire.engine.execution.request_table import RequestTable
 from quire.engine.execution.step_graphs import EagerSteps, StepRunner
-from quire.engine.models.decoder import CacheShape, LanguageModel
+from quire.engine.models.networks.decoder import CacheShape, LanguageModel
 from quire.kernels import native
 
 

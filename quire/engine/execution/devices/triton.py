@@ -34,8 +34,8 @@ from quire.engine.execution.sampling.device_settings import settings_bytes
 from quire.engine.execution.sampling.pending import TokenSampler
 from quire.engine.execution.sampling.sampler import GrammarStates
 from quire.engine.execution.step_graphs import EagerSteps, StepRunner
-from quire.engine.models.decoder import CacheShape, Decoder, LanguageModel
-from quire.engine.models.spec import DecoderSpec
+from quire.engine.models.networks.decoder import CacheShape, Decoder, LanguageModel
+from quire.engine.models.specs.decoder import DecoderSpec
 
 _UTILIZATION = 0.9  # vLLM's default
 _SETTING = "--gpu-memory-utilization"

@@ -10,7 +10,7 @@ from typing_extensions import override
 from quire.engine.execution.executor import Executor, PendingStep
 from quire.engine.execution.ranks.messages import RunStep
 from quire.engine.execution.ranks.workers import Workers
-from quire.engine.models.parallel.group import RankGroups
+from quire.engine.models.distributed.group import RankGroups
 from quire.engine.scheduling.plan import SampledTokens, StepPlan, StepResult
 
 

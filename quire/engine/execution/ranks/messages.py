@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from quire.engine.client.errors import MalformedMessage
+from quire.engine.client.transport import MessageDecoder, MessageEncoder
 from quire.engine.scheduling.plan import SampledTokens, StepPlan
-from quire.engine.wire.errors import MalformedMessage
-from quire.engine.wire.transport import MessageDecoder, MessageEncoder
 
 
 class Connect(msgspec.Struct, frozen=True, tag=True):

@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from quire.engine.execution.request_table import Changes
 from quire.engine.execution.runner import Computed, ModelRunner, StartedStep
-from quire.engine.models.decoder import compute_logits
+from quire.engine.models.networks.decoder import compute_logits
 from quire.engine.scheduling.plan import SampledTokens, ScheduledSequence
 
 

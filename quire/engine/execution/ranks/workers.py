@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from quire.allocator import use_one_arena
+from quire.engine.client.launch import end_with_parent, forget, kill_with_process, start_without_signals
 from quire.engine.execution.ranks.errors import RankDied
 from quire.engine.execution.ranks.messages import Failed, FromWorker, RankChannel, Stop, ToWorker, send_frames
-from quire.engine.wire.launch import end_with_parent, forget, kill_with_process, start_without_signals
 
 Reply = TypeVar("Reply", bound=FromWorker)
 RankEntry = Callable[[int, Path, Connection], None]  # runs a rank, given its index, the ranks' folder and the core

@@ -13,11 +13,11 @@ from pathlib import Path
 
 from llguidance import LLMatcher
 
+from quire.engine.client.grammar import GrammarError, GrammarTokens
+from quire.engine.client.sampling_params import SamplingParams
+from quire.engine.client.sized_cache import Key, key_of
 from quire.engine.execution.sampling.grammar import GrammarState, GrammarUsage
 from quire.engine.execution.sampling.thread_stacks import start_thread
-from quire.engine.wire.grammar import GrammarError, GrammarTokens
-from quire.engine.wire.sampling_params import SamplingParams
-from quire.engine.wire.sized_cache import Key, key_of
 
 _CAPACITY = 1 << 30  # bytes of compiled grammars that requests need
 _IDLE_CAPACITY = 128 << 20  # bytes of grammars that no request needs

@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from quire.engine.client.protocol import TokenLogprobs
+from quire.engine.client.sampling_params import SamplingParams
 from quire.engine.execution.pinned import Event, new_event, pinned_empty, to_device
 from quire.engine.execution.request_table import RequestTable, Row
 from quire.engine.execution.sampling.device_settings import DeviceSettings, NewRow, RowUse, has_settings
@@ -24,8 +26,6 @@ from quire.engine.execution.sampling.grammar import GrammarProcessor
 from quire.engine.execution.sampling.pending import PendingTokens, SampledToken, TokenSampler
 from quire.engine.execution.sampling.sampler import GrammarStates, Sampler, verify_in_rounds
 from quire.engine.scheduling.plan import NOT_FINITE, SequenceError
-from quire.engine.wire.protocol import TokenLogprobs
-from quire.engine.wire.sampling_params import SamplingParams
 from quire.kernels.adjust_logits import add_biases, penalize
 from quire.kernels.choose_tokens import argmax, choose_tokens
 from quire.kernels.sampling import NO_TOKEN

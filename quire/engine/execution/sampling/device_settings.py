@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from quire.engine.client.sampling_params import SamplingParams
 from quire.engine.execution.pinned import to_device
-from quire.engine.wire.sampling_params import SamplingParams
 from quire.kernels.adjust_logits import IN_PROMPT, Biases, Penalties, TokenCounts
 from quire.kernels.choose_tokens import ChoiceSettings
 from quire.kernels.sampling import mask_words

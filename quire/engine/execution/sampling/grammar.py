@@ -13,11 +13,11 @@ from llguidance import LLMatcher
 from numpy.typing import NDArray
 from torch import Tensor
 
+from quire.engine.client.grammar import problem_of
+from quire.engine.client.sampling_params import SamplingParams
 from quire.engine.execution.request_table import RequestTable
 from quire.engine.execution.sampling.thread_stacks import executor
 from quire.engine.scheduling.plan import SequenceError
-from quire.engine.wire.grammar import problem_of
-from quire.engine.wire.sampling_params import SamplingParams
 from quire.kernels.sampling import Masks, apply_token_bitmask, mask_words
 
 logger = logging.getLogger(__name__)

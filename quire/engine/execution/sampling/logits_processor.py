@@ -7,8 +7,8 @@ from typing import Protocol
 
 from torch import Tensor
 
+from quire.engine.client.sampling_params import SamplingParams
 from quire.engine.execution.request_table import RequestTable
-from quire.engine.wire.sampling_params import SamplingParams
 
 
 class RowState(Protocol):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from quire.engine.wire.protocol import TokenLogprobs
+from quire.engine.client.protocol import TokenLogprobs
 
 
 def top_logprobs(

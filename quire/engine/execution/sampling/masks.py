@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
 
+from quire.engine.client.sampling_params import SamplingParams, TimestampRule
 from quire.engine.execution.request_table import RequestTable
 from quire.engine.execution.sampling.logits_processor import LogitsProcessor
-from quire.engine.wire.sampling_params import SamplingParams, TimestampRule
 from quire.kernels.sampling import Masks, apply_token_bitmask
 
 State = TypeVar("State")

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from quire.engine.client.sampling_params import SamplingParams
 from quire.engine.execution.request_table import RequestTable
 from quire.engine.execution.sampling.logits_processor import LogitsProcessor
-from quire.engine.wire.sampling_params import SamplingParams
 
 
 @dataclass(slots=True)

@@ -9,8 +9,8 @@ from typing import NamedTuple, Protocol
 from torch import Tensor
 from typing_extensions import override
 
+from quire.engine.client.protocol import TokenLogprobs
 from quire.engine.scheduling.plan import SequenceError
-from quire.engine.wire.protocol import TokenLogprobs
 
 
 class SampledToken(NamedTuple):

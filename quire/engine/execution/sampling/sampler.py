@@ -10,6 +10,8 @@ from typing import ParamSpec, TypeVar
 from torch import Tensor
 from typing_extensions import override
 
+from quire.engine.client.protocol import TokenLogprobs
+from quire.engine.client.sampling_params import SamplingParams
 from quire.engine.execution.request_table import RequestTable
 from quire.engine.execution.sampling.grammar import GrammarProcessor, GrammarState
 from quire.engine.execution.sampling.logits_processor import LogitsProcessor, RowState
@@ -26,8 +28,6 @@ from quire.engine.execution.sampling.penalties import Penalties
 from quire.engine.execution.sampling.pending import KnownTokens, PendingTokens, SampledToken, TokenSampler
 from quire.engine.execution.sampling.token_sampling import sample_tokens
 from quire.engine.scheduling.plan import NOT_FINITE, SequenceError
-from quire.engine.wire.protocol import TokenLogprobs
-from quire.engine.wire.sampling_params import SamplingParams
 from quire.kernels.sampling import NO_TOKEN
 from quire.kernels.sampling_state import uniform
 

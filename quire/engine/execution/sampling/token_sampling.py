@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from quire.engine.wire.sampling_params import SamplingParams
+from quire.engine.client.sampling_params import SamplingParams
 from quire.kernels.sampling import argmax, has_token, sample, sample_by_inverse_cdf
 
 _SampleRows = Callable[[Tensor, Sequence[SamplingParams], Sequence[float]], list[int]]

@@ -1,1 +1,1 @@
-"""The parts of a decoder. What a layer needs is passed to it; there is no global context."""
+"""The parts of networks. What a layer needs is passed to it; there is no global context."""

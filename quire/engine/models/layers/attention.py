@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from quire.engine.models.distributed.group import RankGroup
 from quire.engine.models.layers.linear import Linear
 from quire.engine.models.layers.norm import LayerNorm, RMSNorm, make_norm
 from quire.engine.models.layers.parallel import row_parallel
 from quire.engine.models.layers.step import StepContext
-from quire.engine.models.parallel.group import RankGroup
-from quire.engine.models.spec import GroupedQueryAttention, QKNorm, StackSpec
+from quire.engine.models.specs.decoder import GroupedQueryAttention, QKNorm, StackSpec
 from quire.kernels.paged_attention import AttentionParams
 from quire.kernels.projected_heads import ProjectedHeads, QKNormWeights
 

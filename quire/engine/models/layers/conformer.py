@@ -9,14 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from quire.engine.models.audio_spec import BlockAttention, ChunkedAttention, RelativeAttention, TimeConv
 from quire.engine.models.layers.attention import GroupedAttentionLayer
 from quire.engine.models.layers.linear import Linear
 from quire.engine.models.layers.mlp import GatedMLPLayer, PlainMLPLayer
 from quire.engine.models.layers.norm import LayerNorm, make_norm
 from quire.engine.models.layers.stem import ConvWeights
 from quire.engine.models.layers.step import StepContext
-from quire.engine.models.spec import ConformerLayer, PlainMLP, StackSpec
+from quire.engine.models.specs.audio import BlockAttention, ChunkedAttention, RelativeAttention, TimeConv
+from quire.engine.models.specs.decoder import ConformerLayer, PlainMLP, StackSpec
 from quire.kernels.activation import act_and_mul, activation
 from quire.kernels.add_scaled import add_scaled
 

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from quire.engine.models.layers.linear import Linear
 from quire.engine.models.layers.step import StepContext
-from quire.engine.models.spec import CrossAttention
+from quire.engine.models.specs.decoder import CrossAttention
 from quire.kernels.paged_attention import AttentionParams
 
 

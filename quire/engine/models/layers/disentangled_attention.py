@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from quire.engine.models.layers.linear import Linear
 from quire.engine.models.layers.norm import LayerNorm
 from quire.engine.models.layers.step import StepContext
-from quire.engine.models.spec import DisentangledAttention, LayerNormSpec, StackSpec
+from quire.engine.models.specs.decoder import DisentangledAttention, LayerNormSpec, StackSpec
 
 
 def _span(spec: DisentangledAttention) -> int:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from quire.engine.models.inputs import ModelInputs
+from quire.engine.models.layers.inputs import ModelInputs
 from quire.engine.models.layers.linear import Linear, Packable
 from quire.engine.models.layers.norm import make_norm
-from quire.engine.models.spec import TransformerSpec
+from quire.engine.models.specs.decoder import TransformerSpec
 from quire.kernels.add_scaled import add_scaled, scaled
 from quire.kernels.linear import ExactWeight, Quantization
 from quire.kernels.take_rows import take_rows

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from quire.engine.models.layers.linear import Linear
 from quire.engine.models.layers.norm import LayerNorm
-from quire.engine.models.pooler_spec import Dense, HeadStep, PoolerSpec, SparseHead
-from quire.engine.models.spec import LayerNormSpec
+from quire.engine.models.specs.decoder import LayerNormSpec
+from quire.engine.models.specs.pooler import Dense, HeadStep, PoolerSpec, SparseHead
 from quire.kernels.activation import ACTIVATIONS
 
 

@@ -6,12 +6,12 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
+from quire.engine.models.distributed.group import RankGroup
 from quire.engine.models.layers.linear import Linear
 from quire.engine.models.layers.norm import RMSNorm
 from quire.engine.models.layers.parallel import row_parallel
 from quire.engine.models.layers.step import StepContext
-from quire.engine.models.parallel.group import RankGroup
-from quire.engine.models.spec import LatentAttention, StackSpec
+from quire.engine.models.specs.decoder import LatentAttention, StackSpec
 from quire.kernels.head_linear import HeadWeight, pack_head_weight, reference
 from quire.kernels.linear import Quantization
 from quire.kernels.paged_attention import AttentionParams

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from quire.engine.models.inputs import AdaptedRows
+from quire.engine.models.layers.inputs import AdaptedRows
 from quire.kernels import gpu, native
 from quire.kernels.activation import activation, kernel_activation
 from quire.kernels.add_scaled import add_scaled

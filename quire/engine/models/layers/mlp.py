@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from quire.engine.models.inputs import AdaptedRows
+from quire.engine.models.distributed.group import RankGroup
+from quire.engine.models.layers.inputs import AdaptedRows
 from quire.engine.models.layers.linear import Linear
 from quire.engine.models.layers.parallel import row_parallel
-from quire.engine.models.parallel.group import RankGroup
 from quire.kernels.activation import act_and_mul
 
 

@@ -9,10 +9,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from typing_extensions import override
 
+from quire.engine.models.distributed.group import RankGroup
 from quire.engine.models.layers.linear import Linear
 from quire.engine.models.layers.mlp import GatedMLPLayer
-from quire.engine.models.parallel.group import RankGroup
-from quire.engine.models.spec import ClampedSwigluExperts, GatedExperts, GroupedSigmoidRouter, MoE, SoftmaxRouter
+from quire.engine.models.specs.decoder import (
+    ClampedSwigluExperts,
+    GatedExperts,
+    GroupedSigmoidRouter,
+    MoE,
+    SoftmaxRouter,
+)
 from quire.kernels.activation import act_and_mul, clamped_swiglu
 from quire.kernels.experts import can_stack, run_experts
 from quire.kernels.gpu_weights import StackedWeights

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from quire.engine.models import spec
+from quire.engine.models.specs import decoder as spec
 from quire.kernels.add_rms_norm import add_rms_norm
 from quire.kernels.add_scaled import add_scaled
 from quire.kernels.layer_norm import layer_norm

@@ -7,9 +7,9 @@ from typing import Any
 from torch import Tensor
 from typing_extensions import override
 
+from quire.engine.models.distributed.group import RankGroup
 from quire.engine.models.layers.embedding import Embedding
 from quire.engine.models.layers.linear import Linear
-from quire.engine.models.parallel.group import RankGroup
 
 
 class RowParallelLinear(Linear):

@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from quire.engine.models.audio_spec import ConvPositions, LearnedPositions, Positions
 from quire.engine.models.layers.linear import Linear
 from quire.engine.models.layers.stem import windows
+from quire.engine.models.specs.audio import ConvPositions, LearnedPositions, Positions
 from quire.kernels.activation import activation
 from quire.kernels.add_scaled import add_scaled
 

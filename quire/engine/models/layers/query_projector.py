@@ -6,10 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from quire.engine.models.audio_spec import QueryProjector
 from quire.engine.models.layers.linear import Linear
 from quire.engine.models.layers.mlp import PlainMLPLayer
 from quire.engine.models.layers.norm import LayerNorm
+from quire.engine.models.specs.audio import QueryProjector
 
 
 class QueryProjectorLayer(nn.Module):

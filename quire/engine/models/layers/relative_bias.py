@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from quire.engine.models.spec import ClippedBias, RelativeBias
+from quire.engine.models.specs.decoder import ClippedBias, RelativeBias
 from quire.kernels.take_rows import take_rows
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from quire.engine.models.rope_spec import DynamicNtk, LongRope, Rope
+from quire.engine.models.specs.rope import DynamicNtk, LongRope, Rope
 from quire.kernels.projected_heads import CosSin
 from quire.kernels.take_rows import take_rows
 

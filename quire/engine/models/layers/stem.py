@@ -9,7 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from quire.engine.models.audio_spec import (
+from quire.engine.models.layers.linear import Linear
+from quire.engine.models.layers.norm import LayerNorm
+from quire.engine.models.specs.audio import (
     CausalConv2dStem,
     CausalConvStem,
     ChunkedConvStem,
@@ -21,8 +23,6 @@ from quire.engine.models.audio_spec import (
     WaveConv,
     WaveStem,
 )
-from quire.engine.models.layers.linear import Linear
-from quire.engine.models.layers.norm import LayerNorm
 from quire.kernels.activation import activation
 from quire.kernels.add_scaled import add_scaled, scaled
 

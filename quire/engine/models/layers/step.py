@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from quire.engine.models.inputs import (
+from quire.engine.models.layers.inputs import (
     AdaptedRows,
     AdapterOfRow,
     LoRARows,
@@ -15,7 +15,7 @@ from quire.engine.models.inputs import (
     StepCrossAttention,
 )
 from quire.engine.models.layers.pieces import Pieces
-from quire.engine.models.rope_spec import Rope
+from quire.engine.models.specs.rope import Rope
 from quire.kernels.projected_heads import CosSin
 
 

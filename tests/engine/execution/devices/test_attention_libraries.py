@@ -16,12 +16,12 @@ import pytest
 import torch
 
 from quire.config.options import ModelOptions
+from quire.engine.client.sampling_params import SamplingParams
 from quire.engine.execution.attention.libraries import check_installed
 from quire.engine.execution.cache import CacheMemory
 from quire.engine.execution.cuda_graphs import GraphSteps
 from quire.engine.execution.devices.select import find_device
 from quire.engine.models.errors import UnavailableLibrary, UnsupportedModel
-from quire.engine.wire.sampling_params import SamplingParams
 from tests.support import attention_libraries, oracle
 from tests.support.attention_libraries import Calls
 from tests.support.encoders import tiny_embedder

@@ -11,10 +11,10 @@ import torch
 from safetensors.torch import load_file
 
 from quire.config.options import ModelOptions
+from quire.engine.client.pooling_params import PoolingParams
+from quire.engine.client.sampling_params import SamplingParams
 from quire.engine.execution.devices.select import find_device
 from quire.engine.models.errors import UnsupportedModel
-from quire.engine.wire.pooling_params import PoolingParams
-from quire.engine.wire.sampling_params import SamplingParams
 from quire.kernels import gpu
 from tests.support import oracle, whisper
 from tests.support.engine import Engine, greedy, random_prompt

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.config.options import ModelOptions
-from quire.engine.wire.sampling_params import SamplingParams
+from quire.engine.client.sampling_params import SamplingParams
 from tests.support.engine import Engine, random_prompt
 from tests.support.models import make_model, save_model
 from tests.support.tokenizer import EOS, write_tokenizer

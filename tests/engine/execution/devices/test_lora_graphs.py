@@ -10,10 +10,10 @@ import pytest
 from torch import Tensor
 
 from quire.config.options import ModelOptions
+from quire.engine.client.protocol import MemoryTag, SleepLevel, Wake
 from quire.engine.execution.cuda_graphs import GraphSteps
 from quire.engine.models.layers import linear
 from quire.engine.models.layers.linear import LowRank
-from quire.engine.wire.protocol import MemoryTag, SleepLevel, Wake
 from quire.kernels.low_rank import SortedRows, add_low_rank
 from tests.support.audio_models import make_audio_model, noise, prompt_with, save_audio_model
 from tests.support.engine import Engine, greedy

@@ -11,10 +11,10 @@ import torch
 from quire.engine.execution.attention import varlen
 from quire.engine.execution.attention.varlen import VarlenAttention
 from quire.engine.execution.profile import run_largest_step
-from quire.engine.models.decoder import Decoder
-from quire.engine.models.model_config import read_model_config
-from quire.engine.models.spec import DecoderSpec, MoE
-from quire.engine.models.weights import allocate
+from quire.engine.models.checkpoint.weights import allocate
+from quire.engine.models.config.model_config import read_model_config
+from quire.engine.models.networks.decoder import Decoder
+from quire.engine.models.specs.decoder import DecoderSpec, MoE
 from quire.kernels import native
 from quire.kernels.paged_attention import AttentionParams
 from tests.support.models import BASE, DECODERS

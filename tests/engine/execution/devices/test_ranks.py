@@ -13,10 +13,10 @@ import torch
 from triton.runtime import interpreter
 
 from quire.config.options import ModelOptions, ParallelOptions
-from quire.engine import rank_build
+from quire.engine.build import ranks as rank_build
+from quire.engine.client.sampling_params import SamplingParams
 from quire.engine.execution.cuda_graphs import GraphSteps
 from quire.engine.execution.ranks.workers import rank_process
-from quire.engine.wire.sampling_params import SamplingParams
 from tests.engine.execution.test_invariance import mask
 from tests.support import attention_libraries
 from tests.support.engine import Engine, greedy, random_prompt

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from quire.engine.client.protocol import Sleep, SleepLevel, Wake
+from quire.engine.core.sleep import AsleepExecutor
 from quire.engine.execution.cuda_graphs import GraphSteps
-from quire.engine.sleep import AsleepExecutor
-from quire.engine.wire.protocol import Sleep, SleepLevel, Wake
 from tests.support.engine import Engine, greedy, random_prompt
 from tests.support.models import make_model, save_model
 from tests.support.sleep import ALL, AWAKE, answer, sleep

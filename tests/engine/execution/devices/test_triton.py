@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from quire.config.options import ModelOptions
+from quire.engine.client.pooling_params import PoolingParams
+from quire.engine.client.sampling_params import SamplingParams
 from quire.engine.execution.cuda_graphs import GraphSteps
-from quire.engine.wire.pooling_params import PoolingParams
-from quire.engine.wire.sampling_params import SamplingParams
 from tests.support import oracle
 from tests.support.engine import Engine, greedy, random_prompt
 from tests.support.models import make_model, save_model

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from quire.config.options import ModelOptions, ParallelOptions
+from quire.engine.client.sampling_params import TokenProbs
 from quire.engine.models.errors import UnsupportedModel
-from quire.engine.wire.sampling_params import TokenProbs
 from tests.engine.models.test_oracle import oracle
 from tests.engine.models.test_quantized import SCALINGS, pack_fp8, save_gpt_oss
 from tests.support.engine import Engine, greedy, random_prompt

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from quire.engine.client.errors import MalformedMessage
 from quire.engine.execution.executor import FinishedStep
 from quire.engine.execution.ranks.errors import RankDied
 from quire.engine.execution.ranks.executor import ShardedExecutor
@@ -22,10 +23,9 @@ from quire.engine.execution.ranks.messages import (
     ToWorker,
 )
 from quire.engine.execution.ranks.workers import RankEntry, Workers, gpu_of_rank
-from quire.engine.models.parallel.group import RankGroups
-from quire.engine.models.parallel.placement import Placement
+from quire.engine.models.distributed.group import RankGroups
+from quire.engine.models.distributed.placement import Placement
 from quire.engine.scheduling.plan import NewSequence, SampledTokens, ScheduledSequence, StepPlan, StepResult
-from quire.engine.wire.errors import MalformedMessage
 from tests.support.engine import greedy
 
 

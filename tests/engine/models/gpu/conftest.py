@@ -10,7 +10,7 @@ import torch
 from typing_extensions import override
 
 from quire.engine.execution.devices.reference import ReferenceDevice
-from quire.engine.models import weights
+from quire.engine.models.checkpoint import weights
 from quire.kernels import gpu, native
 from tests.kernels.triton.conftest import device  # noqa: F401 prepares the interpreter
 
@@ -36,6 +36,6 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Engines of the test run on `InterpretedDevice`."""
     if not gpu.is_interpreted():
         pytest.skip("there is a GPU, and its device has tests of its own")
-    for module in ("quire.engine.build", "tests.support.engine"):
+    for module in ("quire.engine.build.engine", "tests.support.engine"):
         monkeypatch.setattr(f"{module}.find_device", lambda *_: InterpretedDevice())
     monkeypatch.setattr(weights, "_maps_at_first_write", lambda _: False)

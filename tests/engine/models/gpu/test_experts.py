@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from quire.config.options import ModelOptions
-from quire.engine.models import weights as weights_module
+from quire.engine.models.checkpoint import weights as weights_module
+from quire.engine.models.checkpoint.weights import WeightFiller
 from quire.engine.models.layers.linear import Linear
 from quire.engine.models.layers.moe import ExpertLinear, MoELayer
-from quire.engine.models.weights import WeightFiller
 from quire.kernels import gpu, native
 from quire.kernels.gpu_weights import GpuWeight
 from tests.engine.models.test_quantized import SCALINGS, pack_fp8
@@ -69,8 +69,8 @@ def test_a_layer_is_close_to_that_of_cpus(case: str, quantization: Any, tmp_path
 
 def _load_plain(folder: Path) -> Any:
     from quire.engine.execution.devices.reference import ReferenceDevice
+    from quire.engine.models.config.model_config import read_model_config
     from quire.engine.models.loader import load_model
-    from quire.engine.models.model_config import read_model_config
     from tests.support.engine import no_progress
 
     options = ModelOptions(dtype="float32")

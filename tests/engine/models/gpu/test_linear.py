@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from quire.engine.models.inputs import AdapterOfRow
 from quire.engine.models.layers.embedding import Embedding
+from quire.engine.models.layers.inputs import AdapterOfRow
 from quire.engine.models.layers.linear import Linear
 from quire.kernels import native
 

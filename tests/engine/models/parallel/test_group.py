@@ -11,9 +11,9 @@ from typing import TypeVar
 import pytest
 import torch
 
-from quire.engine.models.parallel.group import RankGroup, RankGroups
-from quire.engine.models.parallel.link import RankLink
-from quire.engine.models.parallel.placement import Placement
+from quire.engine.models.distributed.group import RankGroup, RankGroups
+from quire.engine.models.distributed.link import RankLink
+from quire.engine.models.distributed.placement import Placement
 
 Result = TypeVar("Result")
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from quire.engine.models.parallel import connection
-from quire.engine.models.parallel.group import RankGroup, RankGroups
-from quire.engine.models.parallel.link import RankLink
-from quire.engine.models.parallel.placement import Placement
+from quire.engine.models.distributed import connection
+from quire.engine.models.distributed.group import RankGroup, RankGroups
+from quire.engine.models.distributed.link import RankLink
+from quire.engine.models.distributed.placement import Placement
 
 CUDA = torch.device("cuda", 0)
 SETTINGS = {"NCCL_SOCKET_IFNAME": "lo", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from quire.engine.models.archs import spec_of
+from quire.engine.models.distributed.placement import Placement
 from quire.engine.models.errors import UnsupportedModel
-from quire.engine.models.parallel.placement import Placement
-from quire.engine.models.parallel.shard import check_divisible, part_of, shard, stage, stage_layers
-from quire.engine.models.spec import DecoderSpec, GroupedQueryAttention, LatentAttention, MoE
+from quire.engine.models.families import spec_of
+from quire.engine.models.sharding.shard import check_divisible, part_of, shard, stage, stage_layers
+from quire.engine.models.specs.decoder import DecoderSpec, GroupedQueryAttention, LatentAttention, MoE
 from tests.support.models import make_model
 
 

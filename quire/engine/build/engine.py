@@ -1,0 +1,406 @@
+"""Builds an engine core around a model folder, and runs it in a thread or process."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import cast
+
+import psutil
+from msgspec import structs
+from tqdm import tqdm
+
+from quire.allocator import keep_freed_memory
+from quire.config.options import EngineOptions
+from quire.engine.build.attention_checks import with_attention_backend
+from quire.engine.build.core_config import CoreConfig
+from quire.engine.build.delayed_streams import delayed_streams_of
+from quire.engine.build.executor import ExecutorBuild, closing_after_errors, encoder_executor
+from quire.engine.build.ranks import (
+    Ranks,
+    cache_allocator,
+    cache_dtype,
+    cache_memory,
+    cache_shapes,
+    check_cache_dtype,
+    set_threads,
+)
+from quire.engine.build.transducer import build_transducer
+from quire.engine.build.warm_up import decoder_limits, decoder_plans, warm_up, warm_up_encoder
+from quire.engine.client.errors import FrontEndClosed
+from quire.engine.client.model_info import ModelInfo, PoolingInfo, SpeechToTextInfo
+from quire.engine.client.protocol import CoreDied, Ping, Pong, Ready, Shutdown
+from quire.engine.client.transport import CoreChannel
+from quire.engine.core.loop import EngineCore
+from quire.engine.core.sleep import Cache, EngineParts, Sleeper
+from quire.engine.execution.cache import OutOfCacheMemory, block_bytes, count_blocks
+from quire.engine.execution.devices.device import Device
+from quire.engine.execution.devices.select import find_device
+from quire.engine.execution.executor import Executor
+from quire.engine.execution.pooling import pooling_info
+from quire.engine.execution.ranks.errors import RankDied
+from quire.engine.execution.ranks.workers import Launcher, rank_process
+from quire.engine.execution.sampling.compiler import GrammarCompiler
+from quire.engine.models.checkpoint.checkpoint import Progress
+from quire.engine.models.errors import ModelError, UnsupportedModel
+from quire.engine.models.loader import LoadedModel, load_model
+from quire.engine.models.networks.audio_encoder import CTCModel
+from quire.engine.models.networks.decoder import Decoder, LanguageModel
+from quire.engine.models.networks.encoder import TextEncoder
+from quire.engine.models.networks.transducer import TransducerModel
+from quire.engine.models.networks.transformer import Transformer
+from quire.engine.scheduling.blocks import BlockPool, hasher_named
+from quire.engine.scheduling.encoder_scheduler import EncoderScheduler
+from quire.engine.scheduling.limits import SchedulerLimits
+from quire.engine.scheduling.scheduler import Scheduler
+
+logger = logging.getLogger(__name__)
+tqdm.set_lock(threading.RLock())  # its own is a semaphore for several processes, which a killed process leaves behind
+
+
+class LoadingStopped(Exception):
+    """The front end asked the core to stop before the model was loaded."""
+
+
+def serve_core(config: CoreConfig, address: str) -> None:
+    """Body of a core's thread or process: load the model, serve, and report if either fails."""
+    with CoreChannel(address) as channel:
+        try:
+            _build_and_run(config, channel)
+        except LoadingStopped:
+            logger.info("loading was cancelled")
+        except FrontEndClosed:
+            logger.debug("the engine ended with its server")
+        except (ModelError, OutOfCacheMemory, RankDied) as error:
+            _report(channel, str(error))
+        except Exception as error:  # the edge of the thread: every error must reach the front end
+            logger.exception("the engine ended with an error")
+            _report(channel, f"{type(error).__name__}: {error}")
+
+
+def _build_and_run(config: CoreConfig, channel: CoreChannel) -> None:
+    core, info = build_core(config, channel)
+    gc.freeze()  # a full collection would search all modules, for 150 ms in which no step can start
+    try:
+        channel.send(Ready(info))
+        core.run()
+    finally:
+        core.close()
+
+
+def _report(channel: CoreChannel, error: str) -> None:
+    with suppress(FrontEndClosed):
+        channel.send(CoreDied(error))
+
+
+def build_core(
+    config: CoreConfig, channel: CoreChannel, device: Device | None = None, launch: Launcher = rank_process
+) -> tuple[EngineCore, ModelInfo]:
+    """Load a model and build an engine around it.
+
+    `device`: what runs the model; None for the device that the options name. `launch`: starts the other ranks.
+
+    Raises:
+        ModelError: the model cannot be loaded, or the device has no kernels for the KV cache's data type, or the
+            attention backend does not support the model.
+        OutOfCacheMemory: the KV cache does not fit, or holds too little.
+        RankDied: another rank could not load its part of the model.
+        LoadingStopped: the front end asked to stop.
+    """
+    set_threads(config)
+    _check_sleep(config)
+    device = device or find_device(config.model.device)
+    config = with_attention_backend(config, device)
+    logger.info("%s", device.description)
+    if config.parallel.tensor_parallel_size * config.parallel.pipeline_parallel_size == 1:
+        return _build_core(config, channel, device, None)
+    ranks = Ranks(config, device, launch)
+    try:
+        with ranks.noticing_death():
+            return _build_core(config, channel, device, ranks)
+    except BaseException:
+        ranks.close()
+        raise
+
+
+def _check_sleep(config: CoreConfig) -> None:
+    """Raise UnsupportedModel for --enable-sleep-mode where the engine cannot sleep."""
+    if not config.engine.enable_sleep_mode:
+        return
+    if config.parallel.tensor_parallel_size * config.parallel.pipeline_parallel_size > 1:
+        raise UnsupportedModel(
+            "--enable-sleep-mode works with one rank: --tensor-parallel-size and --pipeline-parallel-size must be 1"
+        )
+    if config.model_config.streaming is not None:
+        raise UnsupportedModel(
+            "--enable-sleep-mode does not work with models that transcribe audio while it arrives, such as "
+            f"{config.folder.name}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Built:
+    """A core, and its memory on all ranks. `step_bytes`: see `ModelInfo`."""
+
+    core: EngineCore
+    num_blocks: int = 0
+    cache_bytes: int = 0
+    step_bytes: int = 0
+
+
+def _build_core(
+    config: CoreConfig, channel: CoreChannel, device: Device, ranks: Ranks | None
+) -> tuple[EngineCore, ModelInfo]:
+    options = config.engine
+    with device.activate():
+        check_cache_dtype(config, device)
+        groups, bar = None if ranks is None else ranks.groups, partial(_progress_bar, channel)
+        loaded = load_model(config.folder, config.model_config, config.model, device, bar, groups)
+        if isinstance(loaded.model, TextEncoder | CTCModel):
+            built = _Built(_build_encoder(loaded, loaded.model, config, device, channel))
+        elif isinstance(loaded.model, TransducerModel):
+            scheduler, executor, cache_bytes = build_transducer(loaded, loaded.model, options, device)
+            vocab = loaded.vocab_size
+            core = EngineCore(scheduler, executor, channel, vocab_size=vocab, streaming=loaded.streaming)
+            built = _Built(core, cache_bytes=cache_bytes)
+        else:
+            built = _build_decoder(loaded, loaded.model, config, device, channel, ranks)
+    keep_freed_memory()  # after loading: memory that loading frees is not needed again
+    info = ModelInfo(
+        architecture=loaded.architecture,
+        implementation=loaded.implementation,
+        device=device.name,
+        dtype=str(loaded.dtype).removeprefix("torch."),
+        vocab_size=loaded.vocab_size,
+        max_model_len=built.core.scheduler.limits.max_model_len,
+        num_blocks=built.num_blocks,
+        block_size=options.block_size,
+        weight_bytes=loaded.weight_bytes + (0 if ranks is None else ranks.weight_bytes),
+        cache_bytes=built.cache_bytes,
+        step_bytes=built.step_bytes,
+        tasks=_tasks(loaded),
+        pooling=_pooling_info(loaded),
+        speech=_speech_info(loaded, built.core.scheduler.limits.max_model_len),
+        audio=loaded.audio,
+        streaming=loaded.streaming,
+    )
+    return built.core, info
+
+
+def _speech_info(loaded: LoadedModel, context_len: int) -> SpeechToTextInfo | None:
+    return None if loaded.speech is None else structs.replace(loaded.speech.info, max_output_tokens=context_len)
+
+
+def _pooling_info(loaded: LoadedModel) -> PoolingInfo | None:
+    if loaded.pooler is None:
+        return None
+    assert isinstance(loaded.model, Transformer | TextEncoder)
+    return pooling_info(loaded.pooler, loaded.model.hidden_size, loaded.vocab_size)
+
+
+def _tasks(loaded: LoadedModel) -> tuple[str, ...]:
+    if loaded.speech is not None or loaded.streaming is not None:
+        return ("transcribe",)
+    if loaded.audio is not None:
+        return ("generate", "transcribe")
+    return ("generate",) if loaded.pooler is None else loaded.pooler.tasks
+
+
+def _build_encoder(
+    loaded: LoadedModel, model: TextEncoder | CTCModel, config: CoreConfig, device: Device, channel: CoreChannel
+) -> EngineCore:
+    """The core around an encoder, of text or audio."""
+    options = config.engine
+    speech = None if loaded.speech is None else loaded.speech.info
+    limits = SchedulerLimits(
+        max_num_seqs=options.max_num_seqs,
+        max_num_batched_tokens=options.max_num_batched_tokens,
+        max_model_len=loaded.context_len,
+        convolutions=() if speech is None else speech.convolutions,
+    )
+    build = partial(encoder_executor, device)
+
+    def schedule(_: LoadedModel) -> EncoderScheduler:
+        return EncoderScheduler(limits, by_priority=options.scheduling_policy == "priority")
+
+    executor = build(loaded, None)
+    if device.compiles_kernels:
+        with closing_after_errors(executor):
+            warm_up_encoder(executor, loaded, options, partial(_stop_if_asked, channel))
+    return EngineCore(
+        schedule(loaded),
+        executor,
+        channel,
+        vocab_size=loaded.vocab_size,
+        pooler=loaded.pooler,
+        speech=speech,
+        sleeper=_sleeper(config, loaded, device, channel, _no_cache, schedule, build),
+    )
+
+
+def _no_cache() -> None:
+    """The KV cache of an encoder."""
+
+
+def _sleeper(
+    config: CoreConfig,
+    loaded: LoadedModel,
+    device: Device,
+    channel: CoreChannel,
+    allocate: Callable[[], Cache],
+    schedule: Callable[[LoadedModel], Scheduler | EncoderScheduler],
+    execute: Callable[[LoadedModel, Cache], Executor],
+) -> Sleeper[Cache] | None:
+    """What lets the engine sleep, with --enable-sleep-mode."""
+    if not config.engine.enable_sleep_mode:
+        return None
+    bar = partial(_progress_bar, channel)
+    load = partial(load_model, config.folder, config.model_config, config.model, device, bar)
+    return Sleeper(EngineParts(load, allocate, schedule, execute), loaded, device)
+
+
+def _build_decoder(
+    loaded: LoadedModel,
+    model: LanguageModel,
+    config: CoreConfig,
+    device: Device,
+    channel: CoreChannel,
+    ranks: Ranks | None,
+) -> _Built:
+    """The core around a decoder."""
+    options = config.engine
+    poll = partial(_stop_if_asked, channel)
+    if ranks is not None:
+        ranks.connect(device, poll)
+    per_block = block_bytes(cache_shapes(model, device), options.block_size, cache_dtype(loaded, config))
+    reserved = _cached_embeddings(loaded, options) * _embedding_bytes(loaded)
+    streaming = delayed_streams_of(loaded, options, device)
+    if streaming is not None:
+        reserved += streaming.nbytes
+        options = options.model_copy(update={"max_num_seqs": streaming.streams})
+        config = replace(config, engine=options)
+    reserved += device.sampler_bytes(options.max_num_seqs, loaded.vocab_size)
+    cross_len = 0 if loaded.speech is None else loaded.speech.info.num_positions
+    cross_blocks = -(-cross_len // options.block_size)
+    needed = loaded.context_len if streaming is None else streaming.longest(options, loaded.context_len)
+    available = cache_memory(loaded, config, device, reserved)
+    num_blocks = count_blocks(options, per_block, needed + cross_blocks * options.block_size, available)
+    if ranks is not None:
+        num_blocks = ranks.least_blocks(num_blocks, poll)
+    context_len = _fitting_context(loaded, config, num_blocks - cross_blocks, needed)
+    if streaming is not None:
+        streaming.check_context(context_len)
+    if ranks is not None:
+        ranks.allocate(num_blocks, context_len)
+    allocate = cache_allocator(loaded, model, config, device, num_blocks)
+    grammars = GrammarCompiler(config.folder, loaded.vocab_size)
+    build = ExecutorBuild(config, device, context_len, grammars)
+    executor = build.executor(loaded, allocate(), streaming, None if ranks is None else ranks.runner_type)
+    with closing_after_errors(executor, grammars):  # the caller closes `ranks`
+        if ranks is not None:
+            ranks.wait_until_ready(poll)
+            executor = ranks.executor(executor)
+        if device.compiles_kernels and streaming is None:
+            plans = decoder_plans(decoder_limits(loaded, options, context_len, num_blocks))
+            warm_up(executor, plans, poll, executor.max_steps_in_flight if ranks is None else 1)
+    schedule = partial(_scheduler, options, context_len, num_blocks, config.parallel.pipeline_parallel_size)
+    core = EngineCore(
+        schedule(loaded) if streaming is None else streaming.scheduler(options, context_len, num_blocks),
+        executor,
+        channel,
+        vocab_size=loaded.vocab_size,
+        seed=options.seed,
+        grammars=grammars,
+        pooler=loaded.pooler,
+        speech=None if loaded.speech is None else loaded.speech.info,
+        audio=loaded.audio,
+        streaming=loaded.streaming,
+        sleeper=_sleeper(config, loaded, device, channel, allocate, schedule, build.executor),
+    )
+    cache_bytes = num_blocks * per_block + (0 if ranks is None else ranks.cache_bytes)
+    return _Built(core, num_blocks, cache_bytes, 0 if available is None else available.step_bytes)
+
+
+def _cached_embeddings(loaded: LoadedModel, options: EngineOptions) -> int:
+    """Embeddings of items that are kept: as many as --encoder-cache-memory has room for, at least those of one item."""
+    audio = loaded.audio
+    if audio is None:
+        return 0
+    return max(int(options.encoder_cache_memory) // _embedding_bytes(loaded), audio.lengths.tokens(audio.item_columns))
+
+
+def _embedding_bytes(loaded: LoadedModel) -> int:
+    if loaded.audio is None:
+        return 0
+    return cast("Decoder", loaded.model).spec.hidden * loaded.dtype.itemsize
+
+
+def _scheduler(
+    options: EngineOptions, context_len: int, num_blocks: int, stages: int, loaded: LoadedModel
+) -> Scheduler:
+    speech = None if loaded.speech is None else loaded.speech.info
+    limits = SchedulerLimits(
+        max_num_seqs=options.max_num_seqs,
+        max_num_batched_tokens=options.max_num_batched_tokens,
+        max_model_len=context_len,
+        max_draft=options.num_speculative_tokens if options.speculative_method == "ngram" else 0,
+        rope_switch=cast("LanguageModel", loaded.model).rope_switch,
+        convolutions=() if speech is None else speech.convolutions,
+        encoder_compute_budget=options.max_num_batched_tokens,
+        encoder_cache_size=_cached_embeddings(loaded, options),
+        lora_for_items=loaded.is_adapted,
+        stages=stages,
+    )
+    return Scheduler(
+        limits,
+        BlockPool(num_blocks, options.block_size),
+        hasher=hasher_named(options.prefix_caching_hash_algo) if options.enable_prefix_caching else None,
+        by_priority=options.scheduling_policy == "priority",
+        fair=loaded.pooler is not None,
+    )
+
+
+def _fitting_context(loaded: LoadedModel, config: CoreConfig, num_blocks: int, needed: int) -> int:
+    """The context length that the KV cache can hold, so that one sequence alone always fits.
+
+    `needed`: number of tokens in the blocks of the longest sequence.
+    """
+    held = num_blocks * config.engine.block_size
+    if held >= needed:
+        return loaded.context_len
+    if held < 1:
+        raise OutOfCacheMemory("the KV cache is too small for the audio of one request: raise --kv-cache-memory-bytes")
+    if config.model.max_model_len is not None:
+        raise OutOfCacheMemory(
+            f"the KV cache holds {held} tokens, fewer than --max-model-len {config.model.max_model_len}: "
+            "lower --max-model-len, or raise --kv-cache-memory-bytes"
+        )
+    logger.warning("max_model_len is %d instead of %d: the KV cache holds no more tokens", held, loaded.context_len)
+    return held
+
+
+def _stop_if_asked(channel: CoreChannel) -> None:
+    message = channel.receive(0.0)
+    if isinstance(message, Shutdown):  # nothing else is sent before `Ready`
+        raise LoadingStopped
+    if isinstance(message, Ping):  # while the model is loaded again; requests and their aborts are not sent then
+        channel.send(Pong(message.serial))
+
+
+@contextmanager
+def _progress_bar(channel: CoreChannel, total: int) -> Iterator[Progress]:
+    """Shows the bytes loaded, and stops between two tensors if the front end asks for it."""
+    # disable=None: no bar in pipes and files, where a reader that stops reading would block the engine
+    with tqdm(total=total, desc="loading weights", unit="B", unit_scale=True, leave=False, disable=None) as bar:
+
+        def advance(count: int) -> None:
+            bar.update(count)
+            _stop_if_asked(channel)
+
+        yield advance
+    logger.debug("resident after loading: %.2f GiB", psutil.Process().memory_info().rss / 2**30)

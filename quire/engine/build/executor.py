@@ -1,0 +1,118 @@
+"""Builds executors around loaded models: when an engine starts, and whenever it wakes up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import cast
+
+from quire.engine.build.core_config import CoreConfig
+from quire.engine.build.delayed_streams import DelayedStreams
+from quire.engine.build.ranks import input_builder, request_table
+from quire.engine.execution.alignment import Aligner
+from quire.engine.execution.cache import KVCache
+from quire.engine.execution.devices.device import Device
+from quire.engine.execution.encoder_runner import CTCRunner, EncoderRunner, PackedRunner
+from quire.engine.execution.executor import Executor
+from quire.engine.execution.item_encoder import CrossAttentionEncoder, ItemEncoder, NoItemEncoder, PlaceholderEncoder
+from quire.engine.execution.pooling import Pooler, hidden_states
+from quire.engine.execution.request_table import RequestTable
+from quire.engine.execution.runner import ModelRunner
+from quire.engine.execution.sampling.compiler import GrammarCompiler
+from quire.engine.models.loader import LoadedModel
+from quire.engine.models.networks.audio_encoder import CTCModel
+from quire.engine.models.networks.decoder import Decoder, LanguageModel
+from quire.engine.models.networks.encoder import Encoder, TextEncoder
+from quire.engine.models.specs.decoder import DecoderSpec
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorBuild:
+    """What the executor of a decoder is built from, beside the model and its KV cache.
+
+    Attributes:
+        context_len: tokens of the longest sequence.
+    """
+
+    config: CoreConfig
+    device: Device
+    context_len: int
+    grammars: GrammarCompiler
+
+    def executor(
+        self,
+        loaded: LoadedModel,
+        cache: KVCache,
+        streaming: DelayedStreams | None = None,
+        runner_type: type[ModelRunner] | None = None,
+    ) -> Executor:
+        """The executor of a decoder.
+
+        Args:
+            loaded: the model.
+            cache: its KV cache, which nothing else uses.
+            streaming: see `delayed_streams_of`.
+            runner_type: the class of its runner; None for models that are not divided among ranks.
+        """
+        config, device, options = self.config, self.device, self.config.engine
+        model = cast("LanguageModel", loaded.model)
+        model.set_context(self.context_len)
+        cross_len = 0 if loaded.speech is None else loaded.speech.info.num_positions
+        table = request_table(config, model, self.context_len, cross_len)
+        inputs = input_builder(config, device, table)
+        attention = device.attention(cache, table, model, loaded.dtype, options)
+        sampler = device.sampler(table, loaded.vocab_size, self.grammars.initial_state, inputs)
+        runner = (runner_type or ModelRunner)(
+            model,
+            inputs,
+            attention,
+            device.step_runner(model, inputs, attention),
+            table,
+            sampler,
+            hidden_states() if loaded.pooler is None else Pooler(cast("Decoder", model).pooler_heads),
+            _item_encoder(model, cache, options.block_size) if streaming is None else streaming.encoder(device),
+            _aligner(loaded, table, cache),
+        )
+        return device.executor(runner, cache, sampler.max_steps_in_flight)
+
+
+def _aligner(loaded: LoadedModel, table: RequestTable, cache: KVCache) -> Aligner | None:
+    if loaded.speech is None or not loaded.speech.info.aligns_words:
+        return None
+    return Aligner(loaded.speech, table, cache.layers)
+
+
+def _item_encoder(model: LanguageModel, cache: KVCache, block_size: int) -> ItemEncoder:
+    if not isinstance(model, Decoder) or model.encoder is None:
+        return NoItemEncoder()
+    assert isinstance(model.spec, DecoderSpec)
+    crosses = model.spec.has_cross_attention
+    return (
+        CrossAttentionEncoder(model, model.encoder, cache, block_size) if crosses else PlaceholderEncoder(model.encoder)
+    )
+
+
+def encoder_executor(device: Device, loaded: LoadedModel, _: None) -> Executor:
+    """The executor of an encoder, of text or audio, which has no KV cache."""
+    return device.encoder_executor(_encoder_runner(loaded, device))
+
+
+def _encoder_runner(loaded: LoadedModel, device: Device) -> PackedRunner:
+    model = cast("TextEncoder | CTCModel", loaded.model)
+    if isinstance(model, CTCModel):
+        return CTCRunner(model)
+    model.set_context(loaded.context_len)
+    pooler = Pooler(model.pooler_heads, model if isinstance(model, Encoder) else None)
+    return EncoderRunner(model, pooler, device.torch_device)
+
+
+@contextmanager
+def closing_after_errors(*owners: Executor | GrammarCompiler) -> Iterator[None]:
+    """Close owners of threads if an exception is raised within."""
+    try:
+        yield
+    except BaseException:
+        for owner in owners:
+            owner.close()
+        raise

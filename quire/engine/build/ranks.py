@@ -1,0 +1,335 @@
+"""Builds the ranks that run a model together: the core's part, and the workers that follow it."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import multiprocessing
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import replace
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import cast
+
+import torch
+
+from quire.allocator import keep_freed_memory
+from quire.engine.build.core_config import CoreConfig
+from quire.engine.execution.cache import CacheMemory, KVCache, OutOfCacheMemory, block_bytes, count_blocks
+from quire.engine.execution.devices.device import Device
+from quire.engine.execution.devices.select import find_device
+from quire.engine.execution.executor import Executor
+from quire.engine.execution.inputs import InputBuilder
+from quire.engine.execution.item_encoder import NoItemEncoder
+from quire.engine.execution.memory import MemoryShare, free_memory
+from quire.engine.execution.pooling import hidden_states
+from quire.engine.execution.profile import run_largest_step
+from quire.engine.execution.ranks.executor import ShardedExecutor
+from quire.engine.execution.ranks.messages import (
+    Allocate,
+    Connect,
+    Counted,
+    Failed,
+    Loaded,
+    RankChannel,
+    Ready,
+    ReceivedSteps,
+    ToWorker,
+)
+from quire.engine.execution.ranks.runner import FollowingRunner, LeadingRunner, PipelineRunner
+from quire.engine.execution.ranks.workers import Launcher, Workers, rank_process
+from quire.engine.execution.request_table import RequestTable
+from quire.engine.execution.runner import LOGITS_CHUNK, ModelRunner
+from quire.engine.execution.sampling.sampler import Sampler
+from quire.engine.models.checkpoint.checkpoint import Progress
+from quire.engine.models.distributed.group import RankGroups
+from quire.engine.models.distributed.placement import Placement
+from quire.engine.models.errors import ModelError, UnsupportedModel
+from quire.engine.models.loader import LoadedModel, load_model
+from quire.engine.models.networks.decoder import CacheShape, LanguageModel
+from quire.engine.models.networks.transformer import Transformer
+from quire.engine.models.sharding.cache_scales import check_scales
+from quire.engine.models.sharding.decoder import ShardedDecoder, check_parallel
+from quire.engine.models.sharding.shard import check_divisible
+from quire.engine.models.specs.decoder import DecoderSpec
+from quire.kernels import gpu, native
+
+logger = logging.getLogger(__name__)
+Poll = Callable[[], None]
+_PREFAULT_AFTER = 0.05  # seconds without a step
+
+
+class Ranks:
+    """The core's view of the ranks of its model.
+
+    Attributes:
+        groups: the connections of rank 0.
+        runner_type: the class of its runner.
+        weight_bytes: bytes of the workers' weights.
+        cache_bytes: bytes of the workers' KV caches.
+    """
+
+    def __init__(self, config: CoreConfig, device: Device, launch: Launcher = rank_process) -> None:
+        """Start the workers, which load their parts of the model.
+
+        Raises:
+            UnsupportedModel: the model cannot be divided like this, or there are not enough GPUs.
+        """
+        placement = Placement.of(config.parallel)
+        if device.torch_device.type == "cuda" and torch.cuda.device_count() < placement.ranks:
+            raise UnsupportedModel(
+                f"--tensor-parallel-size times --pipeline-parallel-size is {placement.ranks}, but there are "
+                f"{torch.cuda.device_count()} GPUs: it must not be larger than that"
+            )
+        check_parallel(config.model_config)
+        check_divisible(cast("DecoderSpec", config.model_config.spec), placement)
+        logger.info(
+            "the model is divided among %d ranks: %d share each layer, in %d stages",
+            placement.ranks,
+            placement.tensor_size,
+            placement.stages,
+        )
+        self.groups = RankGroups.of(placement)
+        self.runner_type: type[ModelRunner] = LeadingRunner if placement.stages == 1 else PipelineRunner
+        self.weight_bytes = self.cache_bytes = 0
+        self._workers = Workers(partial(run_rank, config), placement.ranks, launch)
+
+    def connect(self, device: Device, poll: Poll) -> None:
+        """Wait until all ranks have loaded their parts, and connect them; `poll` is called meanwhile.
+
+        Raises:
+            RankDied: a worker has failed.
+        """
+        self.weight_bytes = sum(reply.weight_bytes for reply in self._workers.collect(Loaded, poll))
+        self._workers.send(Connect())
+        self._workers.run(partial(_connect, self.groups, self._workers.folder, device), poll)
+        self._workers.watch(self.groups.abort)
+
+    def noticing_death(self) -> AbstractContextManager[None]:
+        """Raise RankDied in place of an error that the end of a worker has caused."""
+        return self._workers.noticing_death()
+
+    def least_blocks(self, num_blocks: int, poll: Poll) -> int:
+        """The number of KV blocks that every rank has memory for. `num_blocks`: those of this one."""
+        counts = self._workers.collect(Counted, poll)
+        least = min(num_blocks, *(reply.num_blocks for reply in counts))
+        self.cache_bytes = sum(least * reply.block_bytes for reply in counts)
+        return least
+
+    def allocate(self, num_blocks: int, context_len: int) -> None:
+        """Let all workers allocate their KV caches and prepare for steps, as this rank does next."""
+        self._workers.send(Allocate(num_blocks, context_len))
+
+    def wait_until_ready(self, poll: Poll) -> None:
+        """Wait until all workers are ready for steps.
+
+        Raises:
+            RankDied: a worker has failed.
+        """
+        self._workers.collect(Ready, poll)
+
+    def executor(self, inner: Executor) -> ShardedExecutor:
+        """The executor of all ranks, which then owns the workers. `inner`: that of rank 0."""
+        return ShardedExecutor(inner, self._workers, self.groups)
+
+    def close(self) -> None:
+        """End the workers, if there is no executor."""
+        self._workers.close()
+        self.groups.close()
+
+
+def set_threads(config: CoreConfig) -> None:
+    """Set the threads of the calling thread's kernels: as configured, or this rank's share of the cores."""
+    ranks = Placement.of(config.parallel).ranks
+    if config.engine.num_threads is not None:
+        native.set_threads(config.engine.num_threads)
+    elif ranks > 1:
+        native.set_threads(max(1, torch.get_num_threads() // ranks))
+
+
+def cache_shapes(model: LanguageModel, device: Device) -> list[CacheShape]:
+    """What each layer of this rank caches."""
+    return [
+        replace(shape, alignment=device.cache_alignment, row_alignment=device.row_alignment) for shape in model.caches
+    ]
+
+
+def check_cache_dtype(config: CoreConfig, device: Device) -> None:
+    """Check that the device has kernels for KV caches of the configured data type; the device is active.
+
+    Raises:
+        UnsupportedModel: it has none.
+    """
+    if config.engine.kv_cache_dtype == "fp8" and not gpu.computes_float8(device.torch_device):
+        raise UnsupportedModel(
+            "--kv-cache-dtype fp8 needs a GPU of compute capability 8.9 or more; auto and int8 are accepted here"
+        )
+
+
+def cache_dtype(loaded: LoadedModel, config: CoreConfig) -> torch.dtype:
+    """Data type of the KV cache.
+
+    Raises:
+        UnsupportedModel: it cannot represent the checkpoint's scales, or the model runs in another type.
+    """
+    kv_cache_dtype = config.engine.kv_cache_dtype
+    if kv_cache_dtype in ("bfloat16", "float16") and loaded.dtype != getattr(torch, kv_cache_dtype):
+        raise UnsupportedModel(
+            f"--kv-cache-dtype {kv_cache_dtype} needs a model that runs in {kv_cache_dtype} (--dtype), this one runs "
+            f"in {str(loaded.dtype).removeprefix('torch.')}; auto and int8 are accepted here"
+        )
+    if kv_cache_dtype == "fp8" and isinstance(loaded.model, Transformer):
+        check_scales(loaded.model)
+    return {"int8": torch.int8, "fp8": torch.float8_e4m3fn}.get(kv_cache_dtype, loaded.dtype)
+
+
+def cache_memory(loaded: LoadedModel, config: CoreConfig, device: Device, reserved: int) -> CacheMemory | None:
+    """The memory that this rank's KV cache may take; None where its size is configured.
+
+    `reserved`: bytes that the engine needs for other state.
+    """
+    options, model = config.engine, cast("LanguageModel", loaded.model)
+    if options.kv_cache_memory_bytes is not None:
+        return None
+    placement, share = Placement.of(config.parallel), config.memory_share
+    if placement.ranks > 1 and device.torch_device.type == "cpu":
+        share = MemoryShare((free_memory() if share is None else share.host_bytes) // placement.ranks)
+    elif share is not None:
+        share = replace(share, weights=share.weights // placement.ranks)
+    if isinstance(model, ShardedDecoder) and placement.stages > 1:
+        reserved += _bytes_in_flight(model, config, loaded.dtype)
+    reserved += device.attention_bytes(model, options, loaded.context_len)
+
+    def largest_step() -> None:
+        model.set_context(loaded.context_len)
+        run_largest_step(
+            model, options.max_num_batched_tokens, options.max_num_seqs, loaded.context_len, device.torch_device
+        )
+
+    return device.cache_memory(options, share, reserved, largest_step)
+
+
+def _bytes_in_flight(model: ShardedDecoder, config: CoreConfig, dtype: torch.dtype) -> int:
+    """Bytes that a rank of a pipeline holds while steps are in flight, beside those of its largest step.
+
+    As many steps as there are stages are in flight. Links keep what they send until it has arrived.
+    """
+    options, placement = config.engine, model.placement
+    nbytes = (placement.stages - 1) * options.max_num_batched_tokens * model.spec.hidden * dtype.itemsize
+    if placement.rank == placement.logits_rank:
+        rows = max(options.max_num_seqs, LOGITS_CHUNK)
+        nbytes += placement.stages * rows * model.whole.vocab * torch.float32.itemsize
+    return nbytes
+
+
+def input_builder(config: CoreConfig, device: Device, table: RequestTable) -> InputBuilder:
+    """The builder of step inputs, without padding for CUDA graphs on several ranks: collectives are not captured."""
+    options = config.engine
+    if Placement.of(config.parallel).ranks > 1:
+        options = options.model_copy(update={"enforce_eager": True})
+    return device.input_builder(table, options)
+
+
+def request_table(config: CoreConfig, model: LanguageModel, context_len: int, cross_len: int = 0) -> RequestTable:
+    """The request table. `cross_len`: see there.
+
+    Raises:
+        OutOfCacheMemory: there is no memory for it.
+    """
+    options = config.engine
+    try:
+        return RequestTable(options.max_num_seqs, context_len, options.block_size, model.rope_switch, cross_len)
+    except MemoryError as error:
+        rows = f"{options.max_num_seqs} sequences of {context_len} tokens"
+        raise OutOfCacheMemory(f"no memory for a table of {rows}: lower --max-num-seqs or --max-model-len") from error
+
+
+def cache_allocator(
+    loaded: LoadedModel, model: LanguageModel, config: CoreConfig, device: Device, blocks: int
+) -> Callable[[], KVCache]:
+    """A function that allocates the KV cache of this rank, and does not hold the model."""
+    shapes, dtype, size = cache_shapes(model, device), cache_dtype(loaded, config), config.engine.block_size
+    prefault = min(4 * loaded.weight_bytes, blocks * block_bytes(shapes, size, dtype) // 4)
+    return partial(device.allocate_cache, shapes, blocks, size, dtype, prefault)
+
+
+def run_rank(config: CoreConfig, rank: int, folder: Path, connection: Connection) -> None:
+    """Body of a worker's process or thread: load a part of the model, then run the core's plans until it says stop."""
+    config.start_process()
+    channel = RankChannel(connection, ToWorker)
+    groups = RankGroups.of(Placement.of(config.parallel, rank))
+    try:
+        device = find_device(config.model.device)
+        with device.activate():
+            runner, cache = _build_follower(config, groups, device, folder, channel)
+            if multiprocessing.parent_process() is not None:  # not in a thread of a test
+                gc.freeze()  # as the core does
+            steps, prefaults = ReceivedSteps(channel), True
+            while True:
+                message = steps.next(_PREFAULT_AFTER if prefaults else None)
+                if message is None:
+                    prefaults = cache.prefault()
+                    continue
+                runner.append(message.sampled)
+                runner.execute(message.plan)
+                prefaults = True
+    except (EOFError, BrokenPipeError):
+        logger.debug("a rank ended with its core")
+    except (ModelError, OutOfCacheMemory) as error:
+        _report(channel, str(error))
+    except Exception as error:  # the process's edge: whatever ends a rank must reach the core
+        logger.exception("rank %d ended with an error", rank)
+        _report(channel, f"{type(error).__name__}: {error}")
+    finally:
+        groups.close()
+        channel.close()
+
+
+def _report(channel: RankChannel, error: str) -> None:
+    with suppress(OSError):
+        channel.send(Failed(error))
+
+
+def _build_follower(
+    config: CoreConfig, groups: RankGroups, device: Device, folder: Path, channel: RankChannel
+) -> tuple[FollowingRunner, KVCache]:
+    set_threads(config)
+    loaded = load_model(config.folder, config.model_config, config.model, device, _no_progress, groups)
+    keep_freed_memory()
+    model = cast("LanguageModel", loaded.model)
+    channel.send(Loaded(loaded.weight_bytes))
+    channel.receive_one(Connect)
+    _connect(groups, folder, device)
+    per_block = block_bytes(cache_shapes(model, device), config.engine.block_size, cache_dtype(loaded, config))
+    available = cache_memory(loaded, config, device, 0)
+    channel.send(Counted(count_blocks(config.engine, per_block, loaded.context_len, available), per_block))
+    message = channel.receive_one(Allocate)
+    model.set_context(message.context_len)
+    cache = cache_allocator(loaded, model, config, device, message.num_blocks)()
+    table = request_table(config, model, message.context_len)
+    inputs = input_builder(config, device, table)
+    attention = device.attention(cache, table, model, loaded.dtype, config.engine)
+    runner = FollowingRunner(
+        model,
+        inputs,
+        attention,
+        device.step_runner(model, inputs, attention),
+        table,
+        Sampler(table, loaded.vocab_size),
+        hidden_states(),
+        NoItemEncoder(),
+    )
+    channel.send(Ready())
+    return runner, cache
+
+
+def _connect(groups: RankGroups, folder: Path, device: Device) -> None:
+    with device.activate():
+        groups.connect(folder, device.torch_device)
+
+
+@contextmanager
+def _no_progress(_: int) -> Iterator[Progress]:
+    yield lambda _: None

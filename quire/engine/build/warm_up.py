@@ -1,0 +1,334 @@
+"""Steps that run before an engine is ready, so that no request waits until a kernel is compiled.
+
+Triton compiles a kernel for each combination of data types, constants and alignments of its arguments, when it is first
+called with them. They follow from the model, from block sizes that depend on the number of rows, and from what requests
+ask for. So the steps have numbers of tokens, sequences and positions that are powers of two, and sequences with each
+kind of sampling. They run like those of requests, on zeros, in blocks that no request has yet.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import cast
+
+import numpy as np
+from tqdm import tqdm
+
+from quire.config.options import EngineOptions
+from quire.engine.client.audio import AudioInfo
+from quire.engine.client.convolutions import count_columns
+from quire.engine.client.model_info import SpeechToTextInfo
+from quire.engine.client.pooling_params import PoolingParams, PoolingTask
+from quire.engine.client.protocol import AddRequest, MediaItem
+from quire.engine.client.sampling_params import SamplingParams
+from quire.engine.client.token_mask import token_mask
+from quire.engine.execution.executor import Executor, PendingStep
+from quire.engine.execution.runner import LOGITS_CHUNK
+from quire.engine.models.loader import LoadedModel
+from quire.engine.models.specs.pooler import PoolerSpec
+from quire.engine.scheduling.plan import (
+    CrossAttentionItem,
+    EncodedItem,
+    NewSequence,
+    PlaceholderTokens,
+    ScheduledSequence,
+    StepPlan,
+)
+
+logger = logging.getLogger(__name__)
+_GREEDY = SamplingParams(max_tokens=1, temperature=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WarmUpLimits:
+    """The largest steps of an engine, and what its requests may ask for.
+
+    Attributes:
+        tokens: most tokens of a step; sequences: most sequences.
+        context_len: most tokens of a sequence.
+        num_blocks, block_size: of the KV cache.
+        draft: most draft tokens of a sequence; 0: there are no drafts.
+        adapted: the model has an adapter.
+        pooling: parameters of a request, if the model pools.
+        speech: facts about a model with cross-attention to audio.
+        audio: facts about a model that reads audio among its tokens.
+    """
+
+    tokens: int
+    sequences: int
+    context_len: int
+    num_blocks: int
+    block_size: int
+    vocab_size: int
+    draft: int = 0
+    adapted: bool = False
+    pooling: PoolingParams | None = None
+    speech: SpeechToTextInfo | None = None
+    audio: AudioInfo | None = None
+
+    @property
+    def cross_blocks(self) -> int:
+        """Blocks of the encoded positions that a sequence attends to."""
+        return 0 if self.speech is None else -(-self.speech.num_positions // self.block_size)
+
+    @property
+    def length(self) -> int:
+        """Most tokens of a sequence whose blocks fit into the KV cache."""
+        return min(self.context_len, (self.num_blocks - self.cross_blocks) * self.block_size)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sequence:
+    """A sequence of a step, which computes its tokens from `start` on and samples.
+
+    Attributes:
+        length: tokens that are known.
+        generated: those from `start` on are no prompt.
+        draft: tokens after them that are a draft.
+        columns: of the audio whose embeddings its tokens have; 0: they have their own.
+    """
+
+    length: int
+    start: int = 0
+    generated: bool = False
+    draft: int = 0
+    params: SamplingParams | PoolingParams = _GREEDY
+    prompt_logprobs: int | None = None
+    adapted: bool = False
+    columns: int = 0
+
+    @property
+    def count(self) -> int:
+        """Tokens that the step computes."""
+        return self.length - self.start + self.draft
+
+
+def decoder_limits(loaded: LoadedModel, options: EngineOptions, context_len: int, num_blocks: int) -> WarmUpLimits:
+    """The limits of an engine around a decoder. `context_len`: tokens of the longest sequence."""
+    pooler = loaded.pooler
+    return WarmUpLimits(
+        tokens=options.max_num_batched_tokens,
+        sequences=options.max_num_seqs,
+        context_len=context_len,
+        num_blocks=num_blocks,
+        block_size=options.block_size,
+        vocab_size=loaded.vocab_size,
+        draft=options.num_speculative_tokens if options.speculative_method == "ngram" else 0,
+        adapted=loaded.is_adapted,
+        pooling=None if pooler is None else _pooling_params(pooler),
+        speech=None if loaded.speech is None else loaded.speech.info,
+        audio=loaded.audio,
+    )
+
+
+def _pooling_params(pooler: PoolerSpec) -> PoolingParams:
+    return PoolingParams(task=cast("PoolingTask", pooler.tasks[0]), pooling_type=pooler.pooling_type)
+
+
+def warm_up_encoder(executor: Executor, loaded: LoadedModel, options: EngineOptions, poll: Callable[[], None]) -> None:
+    """Warm up an engine around an encoder, of text or audio; see `warm_up`."""
+    tokens = options.max_num_batched_tokens
+    if loaded.speech is not None:
+        warm_up(executor, audio_encoder_plans(tokens, loaded.speech.info), poll)
+    elif loaded.pooler is not None:
+        warm_up(executor, encoder_plans(tokens, loaded.context_len, _pooling_params(loaded.pooler)), poll)
+
+
+def warm_up(executor: Executor, plans: list[StepPlan], poll: Callable[[], None], in_flight: int = 1) -> None:
+    """Run plans on an executor, some of them at once; `poll` is called between two of them.
+
+    Where only single requests would fail, the failure is logged. What would end the engine is raised.
+    """
+    started, errors, pending = time.monotonic(), set[str](), deque[PendingStep]()
+
+    def finish_oldest() -> None:
+        errors.update(error.message for error in pending.popleft().result().errors.values())
+
+    for plan in tqdm(plans, desc="compiling kernels", unit="step", leave=False, disable=None):
+        poll()
+        pending.append(executor.submit(plan))
+        if len(pending) == in_flight:
+            finish_oldest()
+    while pending:
+        finish_oldest()
+    for error in sorted(errors):
+        logger.warning("some requests will fail: a step of the warm-up failed: %s", error)
+    logger.info("compiled the kernels of %d steps in %.1f s", len(plans), time.monotonic() - started)
+
+
+def decoder_plans(limits: WarmUpLimits) -> list[StepPlan]:
+    """The steps of a decoder; the last one removes the sequences of the one before."""
+    plans, names, keys = list[StepPlan](), list[str](), list[bytes]()
+    for step in _steps(limits):
+        sequences = _fitting(step, limits)
+        if not sequences:
+            continue
+        plan = StepPlan(removed=names, evicted=keys)
+        names = [f"warm-up-{index}" for index in range(len(sequences))]
+        for name, one in zip(names, sequences, strict=True):
+            plan.new.append(_new(name, one, limits, encodes=not plans))
+            plan.scheduled.append(_scheduled(name, one, limits))
+        if limits.audio is not None:
+            plan.encoded = [_encoded(one.columns, limits.audio) for one in sequences if one.columns]
+        keys = [entry.key for entry in plan.encoded]
+        plans.append(plan)
+    if limits.pooling is None and limits.length > 1:
+        plans += _continued(limits, names, keys)
+        names, keys = ["warm-up-0"], []
+    plans.append(StepPlan(removed=names, evicted=keys))
+    return plans
+
+
+def _continued(limits: WarmUpLimits, names: list[str], keys: list[bytes]) -> list[StepPlan]:
+    """Two steps of a sequence, of which the second reads a token that the host does not know yet.
+
+    `names`, `keys`: what the first one removes.
+    """
+    one = _Sequence(1)
+    first = StepPlan(removed=names, evicted=keys, new=[_new("warm-up-0", one, limits, encodes=False)])
+    first.scheduled.append(_scheduled("warm-up-0", one, limits))
+    blocks = (1,) if limits.block_size == 1 else ()
+    return [first, StepPlan(scheduled=[ScheduledSequence("warm-up-0", 1, 1, blocks, samples=True)])]
+
+
+def encoder_plans(tokens: int, context_len: int, params: PoolingParams) -> list[StepPlan]:
+    """The steps of an encoder of text. `tokens`: most tokens of a step; `context_len`: of a request."""
+    plans = []
+    for total in _powers(tokens):
+        lengths = _divided(total, context_len)
+        prompts = [np.zeros(length, np.int32) for length in lengths]
+        requests = [AddRequest(f"warm-up-{index}", prompt, params) for index, prompt in enumerate(prompts)]
+        plans.append(StepPlan(encoder_requests=requests))
+    return plans
+
+
+def audio_encoder_plans(tokens: int, speech: SpeechToTextInfo) -> list[StepPlan]:
+    """The steps of an encoder of audio with one item, up to the longest. `tokens`: most positions of a step."""
+    params, prompt = PoolingParams(task="ctc"), np.zeros(0, np.int32)
+    items = [_item(speech, positions) for positions in _powers(min(tokens, speech.num_positions))]
+    return [StepPlan(encoder_requests=[AddRequest("warm-up", prompt, params, items=(item,))]) for item in items]
+
+
+def _item(speech: SpeechToTextInfo, positions: int) -> MediaItem:
+    """Silence with so many positions after the encoder."""
+    columns = min(count_columns(speech.convolutions, positions), speech.num_columns)
+    return MediaItem(hash=b"", features=np.zeros((speech.num_mel_bins, columns), np.float32))
+
+
+def _encoded(columns: int, audio: AudioInfo) -> EncodedItem:
+    """Silence with so many columns of features."""
+    features = np.zeros((audio.num_mel_bins, columns + audio.columns_after), np.float32)
+    item = MediaItem(hash=b"0", length=audio.lengths.tokens(columns), features=features, encoded_columns=columns)
+    return EncodedItem(_key(columns), item)
+
+
+def _key(columns: int) -> bytes:
+    return b"warm-up-%d" % columns
+
+
+def _steps(limits: WarmUpLimits) -> Iterator[list[_Sequence]]:
+    longest, pooling = limits.length, limits.pooling
+    base = _Sequence(1) if pooling is None else _Sequence(1, params=pooling)
+    for adapted in (False, True) if limits.adapted else (False,):
+        one = replace(base, adapted=adapted)
+        for tokens in _powers(limits.tokens):
+            yield [replace(one, length=length) for length in _divided(tokens, longest)]
+        for rows in _powers(limits.sequences):
+            yield [replace(one, length=min(2, longest))] * rows
+            if pooling is None:
+                yield [replace(one, length=2, start=1, generated=True)] * rows
+    for length in _powers(longest):
+        last = replace(base, length=length, start=length - 1)
+        yield [last, replace(last, generated=True)] if pooling is None and length > 1 else [last]
+    if pooling is None:
+        yield from _sampling_steps(limits)
+    if limits.audio is not None:
+        yield from _audio_steps(limits, limits.audio)
+
+
+def _audio_steps(limits: WarmUpLimits, audio: AudioInfo) -> Iterator[list[_Sequence]]:
+    """Steps that encode audio, and read as many of its embeddings as fit into a step."""
+    for columns in [audio.item_columns] if audio.encodes_padding else _powers(audio.item_columns):
+        length = min(audio.lengths.tokens(columns), limits.tokens, limits.length)
+        if length > 0:
+            yield [_Sequence(length, columns=columns, adapted=limits.adapted)]
+
+
+def _sampling_steps(limits: WarmUpLimits) -> Iterator[list[_Sequence]]:
+    """Steps whose sequences are sampled in different ways, or need more than one row of logits."""
+    sampled = [_Sequence(2, 1, generated=True, params=params) for params in _kinds_of_sampling(limits.vocab_size)]
+    yield from ([one] for one in sampled)
+    yield sampled
+    for tokens in _powers(min(LOGITS_CHUNK, limits.tokens, limits.length)):
+        yield [_Sequence(tokens, prompt_logprobs=1)]
+    if limits.draft:
+        for rows in _powers(limits.sequences):
+            yield [_Sequence(2, 1, generated=True, draft=limits.draft)] * rows
+        yield [replace(one, draft=limits.draft) for one in sampled]
+
+
+def _kinds_of_sampling(vocab_size: int) -> list[SamplingParams]:
+    """Parameters of which each needs other kernels, or other variants of them."""
+    allowed = token_mask(np.zeros(1, np.int32), vocab_size)
+    return [
+        SamplingParams(max_tokens=1, seed=0),
+        SamplingParams(max_tokens=1, seed=0, min_p=0.1),
+        SamplingParams(max_tokens=1, seed=0, top_k=2),
+        SamplingParams(max_tokens=1, seed=0, top_p=0.9),
+        SamplingParams(max_tokens=1, temperature=0, presence_penalty=1.0),
+        SamplingParams(max_tokens=1, temperature=0, logit_bias={0: 1.0}),
+        SamplingParams(max_tokens=1, temperature=0, allowed_tokens=allowed),
+        SamplingParams(max_tokens=1, temperature=0, logprobs=0),
+        SamplingParams(max_tokens=1, temperature=0, logprobs=2),
+    ]
+
+
+def _powers(most: int) -> list[int]:
+    """Powers of two up to a number, and that number."""
+    return sorted({*(1 << power for power in range(most.bit_length())), most}) if most > 0 else []
+
+
+def _divided(tokens: int, longest: int) -> list[int]:
+    """Tokens divided among sequences."""
+    full, rest = divmod(tokens, longest)
+    return [longest] * full + [rest] * (rest > 0)
+
+
+def _fitting(step: list[_Sequence], limits: WarmUpLimits) -> list[_Sequence]:
+    """The sequences of a step that an engine with these limits can compute."""
+    fitting, left = list[_Sequence](), limits.tokens
+    for one in step:
+        if one.count <= left and one.length + one.draft <= limits.length and len(fitting) < limits.sequences:
+            fitting.append(one)
+            left -= one.count
+    return fitting
+
+
+def _new(name: str, one: _Sequence, limits: WarmUpLimits, *, encodes: bool) -> NewSequence:
+    """The sequence as it enters the batch. `encodes`: it encodes the item that it attends to, if there is one."""
+    cross, speech = None, limits.speech
+    if speech is not None:
+        blocks = tuple(range(limits.num_blocks - limits.cross_blocks, limits.num_blocks))
+        item = _item(speech, speech.num_positions) if encodes else None
+        cross = CrossAttentionItem(blocks, speech.num_positions, item)
+    return NewSequence(
+        request_id=name,
+        tokens=(0,) * one.length,
+        prompt_len=one.start if one.generated else one.length,
+        params=one.params,
+        prompt_logprobs=one.prompt_logprobs,
+        cross_attention=cross,
+        uses_lora=one.adapted,
+    )
+
+
+def _scheduled(name: str, one: _Sequence, limits: WarmUpLimits) -> ScheduledSequence:
+    """All sequences have the same blocks: what they write is not used."""
+    blocks = tuple(range(-(-(one.length + one.draft) // limits.block_size)))
+    samples = isinstance(one.params, SamplingParams)
+    items = (PlaceholderTokens(_key(one.columns), 0, 0, one.count),) if one.columns else ()
+    return ScheduledSequence(name, one.start, one.count, blocks, samples, (0,) * one.draft, items)

@@ -1,0 +1,412 @@
+"""Client side of one engine: sends requests and returns streams of deltas."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import NoReturn
+
+from tokenizers import Tokenizer
+from typing_extensions import override
+
+from quire.engine.client.batch import BatchItem, OnResult, PooledBatch
+from quire.engine.client.detokenizer import Detokenizer
+from quire.engine.client.errors import DeadlineExceeded, EngineDead, EngineError, RequestFailed
+from quire.engine.client.heartbeat import Heartbeat
+from quire.engine.client.model_info import ModelInfo
+from quire.engine.client.protocol import (
+    Abort,
+    AddRequests,
+    CoreDied,
+    CoreMessage,
+    ErrorOutput,
+    ExtendRequest,
+    MediaItem,
+    MemoryTag,
+    Pong,
+    Ready,
+    RequestOutput,
+    Shutdown,
+    Sleep,
+    SleepLevel,
+    SleepState,
+    StepOutput,
+    StepStats,
+    TokenArray,
+    TokensOutput,
+    Wake,
+)
+from quire.engine.client.sleep import SleepControl, SleepingClient
+from quire.engine.client.slots import SlotClient
+from quire.engine.client.stream import (
+    Delta,
+    GenerateRequest,
+    OutputStream,
+    Pooled,
+    PooledStream,
+    PoolRequest,
+    SequenceStream,
+    core_request,
+)
+from quire.engine.client.transport import ClientChannel
+from quire.workers.turns import ENDINGS, turns
+
+logger = logging.getLogger(__name__)
+_PING_EVERY = 1.0  # seconds
+
+
+class EngineClient(SlotClient, SleepingClient):
+    """Sends requests to a core and passes its outputs to their streams. Belongs to one event loop.
+
+    Attributes:
+        sleeping: puts the engine to sleep and wakes it.
+    """
+
+    def __init__(self, channel: ClientChannel, tokenizer: Tokenizer, *, capacity: int, share: float = 1.0) -> None:
+        """`capacity`, `share`: see `SlotClient`."""
+        super().__init__(capacity, share)
+        self._channel = channel
+        self._tokenizer = tokenizer
+        self._streams: dict[str, OutputStream] = {}
+        self._stats = StepStats()
+        self._dead: EngineDead | None = None
+        self._ended = asyncio.Event()
+        self._ready: asyncio.Future[ModelInfo] = asyncio.get_running_loop().create_future()
+        self._heartbeat = Heartbeat()
+        self._pinging = asyncio.create_task(self._ping())
+        self._closed = False
+        self.sleeping = SleepControl(self)
+        channel.listen(self._receive)
+
+    async def ready(self) -> ModelInfo:
+        """Wait until the model is loaded.
+
+        Raises:
+            EngineDead: loading failed.
+        """
+        return await asyncio.shield(self._ready)
+
+    @property
+    @override
+    def stats(self) -> StepStats:
+        return self._stats
+
+    @property
+    def open_streams(self) -> int:
+        """Sequences whose output is being read."""
+        return len(self._streams)
+
+    @property
+    @override
+    def is_idle(self) -> bool:
+        return not self.slots_in_use and not self._streams
+
+    @property
+    @override
+    def dead(self) -> EngineDead | None:
+        return self._dead
+
+    async def wait_until_dead(self) -> NoReturn:
+        """Wait until the engine has stopped.
+
+        Raises:
+            EngineDead: it has.
+        """
+        await self._ended.wait()
+        assert self._dead is not None
+        raise self._dead
+
+    async def reconnect(self, channel: ClientChannel) -> None:
+        """Replace a core that has died by another one, which is being loaded. Requests fail until it is ready."""
+        await self._stop_pinging()
+        self._channel.close()
+        self._channel, self._stats = channel, StepStats()
+        self._heartbeat.answered()
+        self._ready = asyncio.get_running_loop().create_future()
+        self._pinging = asyncio.create_task(self._ping())
+        channel.listen(self._receive)
+
+    def announce_restart(self, text: str) -> None:
+        """Set the error of requests while the dead engine is being restarted."""
+        if not self._closed:
+            self._dead = EngineDead(text)
+
+    def unresponsive_seconds(self) -> float:
+        """Seconds since the last message of a core that has not answered a ping; 0 if no ping is unanswered."""
+        return self._heartbeat.unresponsive_seconds()
+
+    @override
+    def check_new(self) -> None:
+        self._check(self.sleeping.refusal_of_new)
+
+    async def generate(
+        self, request: GenerateRequest, ended: Callable[[], None] | None = None
+    ) -> AsyncGenerator[Delta, None]:
+        """Generate one sequence; closing the generator early frees the request within an engine step.
+
+        The caller has reserved a slot with `slots`: a stream that has begun must not fail because the queue is full.
+        `ended` is called when the engine has freed the sequence; its last delta may not have been read yet.
+
+        Raises:
+            RequestFailed: the engine failed the request.
+            EngineDead: the engine has stopped.
+            DeadlineExceeded: the request's timeout has passed.
+        """
+        detokenizer = Detokenizer(self._tokenizer, request.prompt[-8:].tolist(), request.text)
+        stream = SequenceStream(request, detokenizer, ended)
+        with self._open(stream, request):
+            while True:
+                delta = await stream.next()
+                yield delta
+                if delta.finish_reason is not None:
+                    return
+
+    def extend(
+        self, request_id: str, tokens: TokenArray, *, last: bool = False, items: tuple[MediaItem, ...] = ()
+    ) -> None:
+        """Append tokens to the prompt of an open request, which has begun.
+
+        Args:
+            request_id: id of its `GenerateRequest`.
+            tokens: 1-D int32 token ids; may be empty.
+            last: the prompt is complete.
+            items: see `ExtendRequest`.
+
+        Raises:
+            EngineDead: the engine has stopped.
+        """
+        if self._dead is not None:
+            raise self._dead
+        self._channel.send(ExtendRequest(request_id, tokens, last, items))
+
+    async def pool(self, request: PoolRequest) -> Pooled:
+        """Pool the hidden states of one prompt; cancelling frees the request within an engine step.
+
+        Raises:
+            RequestFailed: the engine failed the request.
+            EngineDead: the engine has stopped.
+            DeadlineExceeded: the request's timeout has passed.
+        """
+        stream = PooledStream(request)
+        with self._open(stream, request):
+            return await stream.result()
+
+    @contextmanager
+    def pool_batch(
+        self, *, timeout: float | None = None, on_result: OnResult | None = None, tenant: str = ""
+    ) -> Iterator[PooledBatch]:
+        """A batch of pooling requests, which are aborted at the end if they still run.
+
+        The caller has reserved one slot with `slots`. The batch takes further slots while half of all are free.
+
+        Args:
+            timeout: seconds after which the batch fails with `DeadlineExceeded`.
+            on_result: from the index and array of a result to the array to keep; None: keep it as it is.
+            tenant: holds the further slots.
+
+        Raises:
+            EngineDead: the engine has stopped.
+        """
+        self._check(self.sleeping.refusal)
+        batch = PooledBatch(self, on_result, tenant)
+        alarm = None
+        if timeout is not None:
+            late = DeadlineExceeded(f"The request timed out after {timeout:g} seconds.")
+            alarm = asyncio.get_running_loop().call_later(timeout, turns().run, ENDINGS, partial(batch.fail, late))
+        try:
+            yield batch
+        finally:
+            if alarm is not None:
+                alarm.cancel()
+            batch.close()
+
+    @override
+    def start(self, items: Sequence[BatchItem]) -> None:
+        self._check(self.sleeping.refusal)
+        self._streams.update((item.request_id, item) for item in items)
+        self._channel.send(AddRequests([core_request(item.request_id, item.request) for item in items]))
+
+    @override
+    def finish(self, item: BatchItem) -> None:
+        del self._streams[item.request_id]
+        self.observer.on_finish(item.record())
+
+    @override
+    def abort(self, items: Sequence[BatchItem]) -> None:
+        for item in items:
+            self._streams.pop(item.request_id, None)
+            self.observer.on_finish(item.record())
+        left = [item.request_id for item in items if not item.finished_by_core]
+        if left and self._dead is None:
+            with suppress(EngineDead):
+                self._channel.send(Abort(left))
+
+    @contextmanager
+    def _open(self, stream: OutputStream, request: GenerateRequest | PoolRequest) -> Iterator[None]:
+        """Send a request to the core and register its stream; on exit, abort it if the core has not finished it."""
+        self._check(self.sleeping.refusal)
+        request_id = (request.request_id if isinstance(request, GenerateRequest) else None) or uuid.uuid4().hex
+        self._streams[request_id] = stream
+        alarm = self._alarm(request_id, stream, request.timeout)
+        try:
+            self._channel.send(core_request(request_id, request))
+            yield
+        finally:
+            if alarm is not None:
+                alarm.cancel()
+            del self._streams[request_id]
+            self.observer.on_finish(stream.record())
+            self._end_in_core({request_id: stream})
+
+    def _check(self, asleep: EngineError | None) -> None:
+        if (error := self._dead or asleep) is not None:
+            raise error
+
+    @override
+    def end_all(self, error: EngineError) -> None:
+        streams = dict(self._streams)
+        self._end_in_core(streams)
+        self._fail_in_turn(streams, error)
+
+    @override
+    def on_sleep(self, asleep: frozenset[MemoryTag], level: SleepLevel) -> None:
+        self.observer.on_sleep(asleep, level)
+
+    @override
+    def send_control(self, message: Sleep | Wake) -> None:
+        self._check(None)
+        self._channel.send(message)
+
+    def _end_if_finished(self, request_id: str, stream: OutputStream) -> None:
+        if stream.finish_reason is not None:
+            self._end_in_core({request_id: stream})
+
+    def _end_in_core(self, streams: Mapping[str, OutputStream]) -> None:
+        """Make the core forget requests, whether or not their output has been read, and say so."""
+        left = [request_id for request_id, stream in streams.items() if not stream.finished_by_core]
+        if left and self._dead is None:
+            with suppress(EngineDead):
+                self._channel.send(Abort(left))
+        for stream in streams.values():
+            stream.finished_by_core = True
+            if (ended := stream.ended) is not None:
+                stream.ended = None
+                ended()
+
+    def _alarm(self, request_id: str, stream: OutputStream, timeout: float | None) -> asyncio.TimerHandle | None:
+        if timeout is None:
+            return None
+
+        error = DeadlineExceeded(f"The request timed out after {timeout:g} seconds.")
+        return asyncio.get_running_loop().call_later(timeout, self._fail_in_turn, {request_id: stream}, error)
+
+    def _fail_in_turn(self, streams: Mapping[str, OutputStream], error: EngineError) -> None:
+        """Fail requests and make the core forget them, one after the other: there may be thousands at a time."""
+
+        def fail(request_id: str, stream: OutputStream) -> None:
+            if stream.finish_reason is None:
+                stream.fail(error)
+            self._end_in_core({request_id: stream})
+
+        for request_id, stream in streams.items():
+            turns().run(ENDINGS, partial(fail, request_id, stream))
+
+    async def close(self) -> bool:
+        """Shut the core down and stop listening to it; open streams fail.
+
+        Returns:
+            Whether the core was connected, so that it will end by itself.
+        """
+        if self._closed:
+            return False
+        self._closed = connected = True
+        try:
+            self._channel.send(Shutdown())
+        except EngineDead:
+            connected = False
+        self._end("the server is shutting down")
+        await self._stop_pinging()
+        self._channel.close()
+        return connected
+
+    async def _stop_pinging(self) -> None:
+        self._pinging.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._pinging
+
+    def fail(self, reason: str) -> None:
+        """Mark the engine as dead and fail every open stream."""
+        if self._dead is None and self._ready.done():
+            logger.error("the engine has stopped: %s", reason)
+        if self._dead is None or not self._ready.done():
+            self._end(reason)
+
+    def _end(self, reason: str) -> None:
+        error = EngineDead(f"The engine has stopped: {reason}")
+        self._dead = self._dead or error
+        self._ended.set()
+        if not self._ready.done():
+            self._ready.set_exception(error)
+            self._ready.exception()  # marks it as retrieved; awaiting `ready` still raises it
+        self.sleeping.ended(self._dead)
+        self._fail_in_turn(dict(self._streams), self._dead)
+
+    def _receive(self, message: CoreMessage) -> None:
+        self._heartbeat.last_message = time.monotonic()
+        try:
+            self._handle(message)
+        except Exception:  # later messages must still be handled
+            logger.exception("a message from the engine could not be handled")
+
+    def _handle(self, message: CoreMessage) -> None:
+        match message:
+            case StepOutput(outputs=outputs, stats=stats):
+                self._stats = stats
+                for output in outputs:
+                    self._deliver(output)
+                self.observer.on_step(stats)
+            case Pong():
+                self._heartbeat.answered()
+            case SleepState():
+                self.sleeping.received(message)
+            case Ready(info=info) if not self._ready.done():
+                if self._dead is not None:
+                    self._dead = None
+                    self._ended.clear()
+                    self.observer.on_restart()
+                self._ready.set_result(info)
+            case CoreDied(error=error):
+                self.fail(error)
+
+    def _deliver(self, output: RequestOutput) -> None:
+        stream = self._streams.get(output.request_id)
+        if stream is None or stream.finish_reason is not None:
+            return  # the abort is on its way
+        try:
+            self._put(stream, output)
+        except Exception as error:  # fails this stream only
+            logger.exception("an output of request %s could not be handled", output.request_id)
+            stream.fail(RequestFailed(f"The output could not be handled: {type(error).__name__}: {error}"))
+        self._end_if_finished(output.request_id, stream)
+
+    def _put(self, stream: OutputStream, output: RequestOutput) -> None:
+        times, now = stream.times, self._heartbeat.last_message
+        if not isinstance(output, ErrorOutput):
+            times.scheduled = times.scheduled or output.scheduled_at
+        if isinstance(output, TokensOutput) and output.token_ids:
+            self.observer.on_tokens(times, now, len(output.token_ids))
+            times.first_token = times.first_token or now
+            times.last_token = now
+        stream.put(output)
+
+    async def _ping(self) -> None:
+        with suppress(EngineDead):
+            await self.ready()
+            while self._dead is None:
+                self._heartbeat.ping(self._channel)
+                await asyncio.sleep(_PING_EVERY)

@@ -1,0 +1,133 @@
+"""ModelInfo: facts about a loaded model that the front end needs."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from quire.engine.client.audio import AudioInfo
+from quire.engine.client.convolutions import Convolution, count_columns, count_positions
+from quire.engine.client.streaming import StreamingInfo
+
+
+class PoolingInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """Facts about a model that pools.
+
+    Attributes:
+        embedding_size: number of values of an "embed" result.
+        token_embedding_size: number of values of each token's "token_embed" result.
+        matryoshka: embeddings may be cut to fewer dimensions.
+        dimensions: the dimensions that they may be cut to; empty: any.
+        labels: names of the labels of "classify" and "token_classify", by index.
+        score_method: how a query and a document are compared: by their embeddings, by running the model on both
+            together, or by the embeddings of their tokens. None if they cannot be compared.
+        sparse: embeddings have a value for each token of the vocabulary, most of them 0.
+        chunked: texts beyond the context length are embedded in chunks, and their embeddings averaged.
+        max_embed_len: tokens of the longest text to embed; None: the context length, or no limit with `chunked`.
+    """
+
+    embedding_size: int
+    token_embedding_size: int
+    matryoshka: bool = False
+    dimensions: tuple[int, ...] = ()
+    labels: tuple[str, ...] = ()
+    score_method: Literal["cosine", "dot", "cross_encoder", "max_sim"] | None = None
+    sparse: bool = False
+    chunked: bool = False
+    max_embed_len: int | None = None
+
+
+class SpeechToTextInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """Facts about a model that only transcribes, for the front end. A request has one item.
+
+    Attributes:
+        kind: how text is made: "whisper" has prompts of special tokens, "moonshine" begins with the start token alone,
+            a "ctc" model gives the token of each position.
+        features: features of an item: whisper's log-mel spectrogram; one that is normalized over time; samples, or
+            samples that are normalized to a mean of 0 and a variance of 1.
+        sample_rate: sample rate of the audio that features are made from, in Hz.
+        num_mel_bins, num_columns: most rows and columns of an item's features; samples are one row. Whisper's may have
+            fewer columns, an even number of them, but most models have been trained with padded audio only.
+        convolutions: steps from columns of features (before the encoder) to the encoder's positions.
+        window_seconds: seconds of audio in one item.
+        num_positions: positions after the encoder of one item, `time_precision` seconds each.
+        max_output_tokens: maximum number of tokens of prompt and output together.
+        languages: token of each ISO code; empty for models of one language.
+        start_token: begins each prompt, after the earlier text if there is any; None for CTC, as `end_token`.
+        transcribe_token, translate_token: None for models of one language.
+        timestamp_begin: token of the timestamp 0.00; each further one is `time_precision` later. None: the model writes
+            no timestamps.
+        max_initial_timestamp: see `TimestampRule.max_initial`.
+        no_speech_token: its probability at the start token is that of no speech.
+        previous_token: begins the earlier text, which conditions the output.
+        suppress_tokens: never to be sampled.
+        begin_suppress_tokens: never to be sampled first.
+        blank_token: the token of CTC that stands for no text.
+        aligns_words: times of words are known: from the task "align", or from the positions of CTC.
+    """
+
+    kind: Literal["whisper", "moonshine", "ctc"]
+    features: Literal["log_mel", "normalized_log_mel", "samples", "normalized_samples"] = "log_mel"
+    sample_rate: int
+    num_mel_bins: int
+    num_columns: int
+    convolutions: tuple[Convolution, ...] = (Convolution(3, 1, 1), Convolution(3, 2, 1))
+    window_seconds: float
+    num_positions: int
+    max_output_tokens: int
+    languages: dict[str, int] = {}
+    start_token: int | None = None
+    transcribe_token: int | None = None
+    translate_token: int | None = None
+    no_timestamps_token: int | None = None
+    timestamp_begin: int | None = None
+    max_initial_timestamp: int | None = None
+    no_speech_token: int | None = None
+    previous_token: int | None = None
+    end_token: int | None = None
+    suppress_tokens: tuple[int, ...] = ()
+    begin_suppress_tokens: tuple[int, ...] = ()
+    blank_token: int | None = None
+    aligns_words: bool
+    time_precision: float = 0.02
+
+    def positions(self, columns: int) -> int:
+        """The number of encoder positions of an item with `columns` columns of features."""
+        return min(self.num_positions, count_positions(self.convolutions, columns))
+
+    @property
+    def min_columns(self) -> int:
+        """The fewest columns of features that an item may have."""
+        return count_columns(self.convolutions, 1)
+
+
+class ModelInfo(msgspec.Struct, frozen=True):
+    """Facts about a loaded model, for the front end.
+
+    Attributes:
+        step_bytes: memory of a GPU for intermediate results of the largest step, which is not held between steps; 0
+            where it was not measured.
+        tasks: "generate", "transcribe", or the pooling tasks that the model can do.
+        pooling: None if it has no pooling tasks.
+        speech: facts about a model that only transcribes; None for others.
+        audio: None if its prompts cannot have audio among their tokens.
+        streaming: facts about a model that transcribes audio while it arrives; None for others.
+    """
+
+    architecture: str
+    implementation: Literal["quire", "transformers"]
+    device: str
+    dtype: str
+    vocab_size: int
+    max_model_len: int  # tokens of prompt and output together
+    num_blocks: int
+    block_size: int
+    weight_bytes: int
+    cache_bytes: int
+    step_bytes: int = 0
+    tasks: tuple[str, ...] = ("generate",)
+    pooling: PoolingInfo | None = None
+    speech: SpeechToTextInfo | None = None
+    audio: AudioInfo | None = None
+    streaming: StreamingInfo | None = None

@@ -1,0 +1,248 @@
+"""All messages between the front end and an engine core.
+
+Arrays are sent as raw ZMQ frames behind the msgpack-encoded message (see `transport`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from quire.engine.client.model_info import ModelInfo
+from quire.engine.client.pooling_params import PoolingParams
+from quire.engine.client.sampling_params import SamplingParams
+
+TokenArray = NDArray[np.int32]
+PooledArray = NDArray[np.float32]
+FeatureArray = NDArray[np.float32]
+FinishReason = Literal["stop", "length", "abort", "error"]
+MemoryTag = Literal["weights", "kv_cache"]  # what an engine frees while it sleeps, by vLLM's names
+SleepLevel = Literal[1, 2]
+
+
+class MediaItem(msgspec.Struct, frozen=True, kw_only=True):
+    """An input beside the tokens.
+
+    Attributes:
+        hash: hash of everything that its encoding depends on; equal hashes mean equal items. Empty if the model reads
+            audio while it generates (see `StreamingInfo`): such audio is never shared.
+        start, length: its placeholder tokens in the prompt, whose embeddings the item's encoding replaces. Both are 0
+            where the model only transcribes (see `SpeechToTextInfo`, `StreamingInfo`): the item then has no tokens.
+        features: (rows, columns) float32: a spectrogram, or samples in one row; see `SpeechToTextInfo.features`.
+        encoded_columns: number of columns to encode; only convolutions read later ones. None: all.
+        columns_before: number of columns before them, of the audio that the item continues; only convolutions read
+            them.
+    """
+
+    hash: bytes
+    kind: Literal["audio"] = "audio"
+    start: int = 0
+    length: int = 0
+    features: FeatureArray
+    encoded_columns: int | None = None
+    columns_before: int = 0
+
+    @property
+    def columns(self) -> int:
+        """Number of columns of features that are encoded."""
+        left: int = self.features.shape[1] - self.columns_before
+        return left if self.encoded_columns is None else self.encoded_columns
+
+
+class AddRequest(msgspec.Struct, frozen=True, tag="add"):
+    """Run a request on `prompt`, 1-D int32 token ids; the type of `params` selects generation or pooling.
+
+    Attributes:
+        items: inputs beside the tokens, in the order of their spans, which do not overlap.
+        open: more follows in `ExtendRequest` messages: of the prompt, and nothing is generated before its end; or of
+            the audio, if the model reads it while it generates (see `StreamingInfo`).
+    """
+
+    request_id: str
+    prompt: TokenArray
+    params: SamplingParams | PoolingParams
+    priority: int = 0  # lower runs first, under the priority policy
+    cache_salt: str | None = None  # only requests with equal salts share prefix blocks
+    flow: str = ""  # fair-queueing key; flows get equal engine time
+    second_text_start: int | None = None  # index of the first token of the second text of a pair
+    items: tuple[MediaItem, ...] = ()
+    open: bool = False
+    second_text_end: int | None = None  # index of the first token behind it; None: the end of the prompt
+
+    @property
+    def sampling_params(self) -> SamplingParams:
+        """The parameters of a request that generates."""
+        assert isinstance(self.params, SamplingParams)
+        return self.params
+
+
+class AddRequests(msgspec.Struct, frozen=True, tag="add_many"):
+    """Several requests in one message. The core's channel gives them out one by one."""
+
+    requests: list[AddRequest]
+
+
+class ExtendRequest(msgspec.Struct, frozen=True, tag="extend"):
+    """Append tokens to the prompt of an open request, or audio to its audio; ignored if there is none of that id.
+
+    Attributes:
+        tokens: 1-D int32 token ids; may be empty, and must be if the model reads audio while it generates.
+        last: the prompt or the audio is complete.
+        items: items whose spans are in these tokens; their `start` counts from the first of them.
+    """
+
+    request_id: str
+    tokens: TokenArray
+    last: bool = False
+    items: tuple[MediaItem, ...] = ()
+
+
+class Abort(msgspec.Struct, frozen=True, tag="abort"):
+    """Drop these requests; nothing more is sent about them."""
+
+    request_ids: list[str]
+
+
+class Sleep(msgspec.Struct, frozen=True, tag="sleep"):
+    """Free the memory of weights and KV cache; the core answers with `SleepState`. No request may be left.
+
+    Attributes:
+        level: 1: the weights are kept in the memory of the host; 2: they are dropped, and read again at wake-up.
+    """
+
+    level: SleepLevel
+
+
+class Wake(msgspec.Struct, frozen=True, tag="wake"):
+    """Restore what sleeps of these; the core answers with `SleepState`. Requests can run once nothing sleeps."""
+
+    tags: frozenset[MemoryTag]
+
+
+class Ping(msgspec.Struct, frozen=True, tag="ping"):
+    """Liveness probe; the core answers with `Pong`."""
+
+    serial: int
+
+
+class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
+    """Stop the core."""
+
+
+ClientMessage = AddRequest | ExtendRequest | Abort | Sleep | Wake | Ping | Shutdown
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Log-probabilities at one position: of the token itself, then of the top tokens in descending order.
+
+    If a request lists tokens, these come in place of the top tokens. The three lists have equal length; `ranks` count
+    from 1, those of listed tokens are 0.
+    """
+
+    token_ids: list[int]
+    logprobs: list[float]
+    ranks: list[int]
+
+
+class TokensOutput(msgspec.Struct, array_like=True, tag="tokens"):
+    """New tokens of one generating request."""
+
+    request_id: str
+    token_ids: list[int]
+    finish_reason: FinishReason | None = None
+    stop_reason: int | None = None  # the stop token id that finished the sequence
+    logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs | None] | None = None  # with the first token; None at the first position
+    cached_tokens: int = 0  # prompt tokens found in the prefix cache
+    scheduled_at: float = 0.0  # monotonic seconds
+    token_probs: list[float] | None = None  # with the first token; see `SamplingParams.token_probs`
+    preemptions: int = 0  # how often the request was preempted so far
+
+
+class PooledOutput(msgspec.Struct, array_like=True, tag="pooled"):
+    """The result of a pooling request, which is then finished. `PoolingParams.task` decides the shape of `data`."""
+
+    request_id: str
+    data: PooledArray
+    cached_tokens: int = 0
+    scheduled_at: float = 0.0
+
+
+class ErrorOutput(msgspec.Struct, array_like=True, tag="error"):
+    """One request was refused or failed; other requests continue.
+
+    Attributes:
+        invalid: something is wrong with the request; else the engine failed.
+    """
+
+    request_id: str
+    error: str
+    invalid: bool = False
+
+
+RequestOutput = TokensOutput | PooledOutput | ErrorOutput
+
+
+class StepStats(msgspec.Struct, array_like=True):
+    """Gauges of the engine after a step, and counters of this step alone."""
+
+    running: int = 0
+    waiting: int = 0
+    blocks_used: int = 0
+    blocks_total: int = 0
+    step_tokens: int = 0  # prompt tokens that were computed, and tokens that were generated
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    preemptions: int = 0
+    drafts: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    step_seconds: float = 0.0
+    item_queries: int = 0  # items looked up in the encoder cache
+    item_hits: int = 0  # items found in the encoder cache
+    deferred: int = 0  # part of `waiting`: those that wait for more input
+    corrupted: int = 0  # sequences that ended because the model computed NaN for them
+
+
+class StepOutput(msgspec.Struct, tag="step"):
+    """The outputs of all requests in one step."""
+
+    outputs: Sequence[RequestOutput]
+    stats: StepStats
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    """The model is loaded and requests are accepted."""
+
+    info: ModelInfo
+
+
+class Pong(msgspec.Struct, frozen=True, tag="pong"):
+    """Answer to `Ping`."""
+
+    serial: int
+
+
+class SleepState(msgspec.Struct, frozen=True, tag="sleep_state"):
+    """Answer to `Sleep` and `Wake`.
+
+    Attributes:
+        asleep: what has no memory; empty: the engine is awake.
+        error: why it did not do what it was asked; None if it did.
+    """
+
+    asleep: frozenset[MemoryTag]
+    error: str | None = None
+
+
+class CoreDied(msgspec.Struct, frozen=True, tag="died"):
+    """The core has ended; no further message follows."""
+
+    error: str
+
+
+CoreMessage = Ready | StepOutput | Pong | SleepState | CoreDied

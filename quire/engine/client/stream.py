@@ -1,0 +1,295 @@
+"""Streams from the client to the code that made a request: token deltas, or one pooled array."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from typing_extensions import override
+
+from quire.engine.client.detokenizer import Detokenizer, TextParams
+from quire.engine.client.errors import EngineError, RequestFailed, RequestRefused
+from quire.engine.client.pooling_params import PoolingParams
+from quire.engine.client.protocol import (
+    AddRequest,
+    ErrorOutput,
+    FinishReason,
+    MediaItem,
+    PooledArray,
+    PooledOutput,
+    RequestOutput,
+    TokenArray,
+    TokenLogprobs,
+    TokensOutput,
+)
+from quire.engine.client.records import RequestRecord, RequestTimes, SequenceGroup
+from quire.engine.client.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateRequest:
+    """One sequence to generate.
+
+    Attributes:
+        prompt: token ids, 1-D int32.
+        priority: lower runs first, under the priority policy.
+        cache_salt: only requests with equal salts share prefix blocks.
+        timeout: seconds after which the request fails with `DeadlineExceeded`.
+        items: see `AddRequest`.
+        open: see `AddRequest`; the rest is sent with `EngineClient.extend`.
+        request_id: id of this request in the engine; None for a new one. Required if it is open.
+        group: the sequences of the request with this prompt, for metrics; shared by them.
+    """
+
+    prompt: TokenArray
+    params: SamplingParams
+    text: TextParams = field(default_factory=TextParams)
+    priority: int = 0
+    cache_salt: str | None = None
+    timeout: float | None = None
+    items: tuple[MediaItem, ...] = ()
+    open: bool = False
+    request_id: str | None = None
+    group: SequenceGroup = field(default_factory=SequenceGroup)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolRequest:
+    """One prompt whose hidden states are pooled; see `GenerateRequest` and `AddRequest` for the other attributes."""
+
+    prompt: TokenArray
+    params: PoolingParams
+    priority: int = 0
+    cache_salt: str | None = None
+    timeout: float | None = None
+    flow: str = ""
+    second_text_start: int | None = None
+    second_text_end: int | None = None
+    items: tuple[MediaItem, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Pooled:
+    """The result of a `PoolRequest`; `data` is float32, whose shape depends on `PoolingParams.task`."""
+
+    data: PooledArray
+    cached_tokens: int
+    times: RequestTimes
+
+
+@dataclass(slots=True)
+class Delta:
+    """The new part of a sequence since the last delta. Steps that the reader did not fetch in time are merged.
+
+    Attributes:
+        token_probs: see `SamplingParams.token_probs`; in the first delta.
+        times: times of the whole sequence; set in its last delta.
+    """
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    cached_tokens: int = 0
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    token_probs: list[float] | None = None
+    times: RequestTimes | None = None
+
+
+class OutputStream(Protocol):
+    """The interface of a request's stream for the client.
+
+    Attributes:
+        finished_by_core: the core holds nothing of the request any more. A stop string, found here, leaves this False.
+        ended: called once when the core holds nothing of the request any more.
+    """
+
+    times: RequestTimes
+    finish_reason: FinishReason | None
+    finished_by_core: bool
+    ended: Callable[[], None] | None
+
+    def put(self, output: RequestOutput) -> None:
+        """Take the request's output of one step."""
+
+    def fail(self, error: EngineError) -> None:
+        """Raise `error` in the reader, after it has read the pending deltas."""
+
+    def record(self) -> RequestRecord:
+        """The finished request, for metrics; without a finish reason it was aborted."""
+
+
+class SequenceStream(OutputStream):
+    """The deltas of one sequence; one reader takes them with `next`."""
+
+    def __init__(
+        self, request: GenerateRequest, detokenizer: Detokenizer, ended: Callable[[], None] | None = None
+    ) -> None:
+        self.request = request
+        self.ended = ended
+        self.times = RequestTimes(arrived=time.monotonic())
+        self.output_tokens = 0
+        self.cached_tokens = 0
+        self.preemptions = 0
+        self.finish_reason: FinishReason | None = None
+        self.finished_by_core = False
+        self._detokenizer = detokenizer
+        self._pending: Delta | None = None  # without its text
+        self._texts: list[str] = []  # of the pending delta
+        self._error: EngineError | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    async def next(self) -> Delta:
+        """Wait for the next delta.
+
+        Raises:
+            RequestRefused: the core does not accept the request.
+            RequestFailed: the engine failed while it ran the request.
+            EngineDead: the engine has stopped.
+        """
+        while self._pending is None:
+            if self._error is not None:
+                raise self._error
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        delta, self._pending = self._pending, None
+        delta.text, self._texts = "".join(self._texts), []
+        return delta
+
+    @override
+    def put(self, output: RequestOutput) -> None:
+        if not isinstance(output, TokensOutput):
+            self.finished_by_core = isinstance(output, ErrorOutput)
+            self.fail(error_of(output, TokensOutput))
+            return
+        before = self._detokenizer.tokens_used
+        reason = output.finish_reason
+        text = self._detokenizer.push(output.token_ids, last=reason is not None, stopped=reason == "stop")
+        used = self._detokenizer.tokens_used - before
+        self.output_tokens += used
+        self.cached_tokens = output.cached_tokens or self.cached_tokens
+        self.preemptions = output.preemptions
+        delta = self._pending or Delta(cached_tokens=self.cached_tokens)
+        self._texts.append(text)
+        delta.token_ids += output.token_ids[:used]
+        if output.logprobs is not None:
+            delta.logprobs += output.logprobs[:used]
+        delta.prompt_logprobs = output.prompt_logprobs or delta.prompt_logprobs
+        delta.token_probs = output.token_probs or delta.token_probs
+        if self._detokenizer.matched is not None:
+            delta.finish_reason, delta.stop_reason = "stop", self._detokenizer.matched
+        elif reason is not None:
+            delta.finish_reason, delta.stop_reason = reason, output.stop_reason
+        self.finished_by_core = reason is not None
+        self.finish_reason = delta.finish_reason
+        delta.times = None if self.finish_reason is None else self.times
+        self._pending = delta
+        self._wake()
+
+    @override
+    def fail(self, error: EngineError) -> None:
+        self.finish_reason = "error"
+        self._error = error
+        self._wake()
+
+    @override
+    def record(self) -> RequestRecord:
+        group = self.request.group
+        last = group.end(self.output_tokens)
+        return RequestRecord(
+            kind="generate",
+            times=self.times,
+            finished=time.monotonic(),
+            finish_reason=self.finish_reason or "abort",
+            prompt_tokens=len(self.request.prompt),
+            cached_tokens=self.cached_tokens,
+            output_tokens=self.output_tokens,
+            max_tokens=self.request.params.max_tokens,
+            preemptions=self.preemptions,
+            answers=group.size if last else 0,
+            longest_answer=group.longest if last and group.size else 0,
+        )
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class PooledStream(OutputStream):
+    """The single result of a pooling request."""
+
+    def __init__(self, request: PoolRequest) -> None:
+        self.request = request
+        self.ended: Callable[[], None] | None = None
+        self.times = RequestTimes(arrived=time.monotonic())
+        self.finish_reason: FinishReason | None = None
+        self.finished_by_core = False
+        self._cached_tokens = 0
+        self._result: asyncio.Future[Pooled] = asyncio.get_running_loop().create_future()
+
+    async def result(self) -> Pooled:
+        """Wait for the result.
+
+        Raises:
+            RequestRefused: the core does not accept the request.
+            RequestFailed: the engine failed while it ran the request.
+            EngineDead: the engine has stopped.
+        """
+        return await self._result
+
+    @override
+    def put(self, output: RequestOutput) -> None:
+        self.finished_by_core = not isinstance(output, TokensOutput)
+        if not isinstance(output, PooledOutput):
+            self.fail(error_of(output, PooledOutput))
+            return
+        self.finish_reason = "stop"
+        self._cached_tokens = output.cached_tokens
+        if not self._result.done():
+            self._result.set_result(Pooled(output.data, output.cached_tokens, self.times))
+
+    @override
+    def fail(self, error: EngineError) -> None:
+        self.finish_reason = "error"
+        if not self._result.done():
+            self._result.set_exception(error)
+            self._result.exception()  # marks it as retrieved; the reader may be gone
+
+    @override
+    def record(self) -> RequestRecord:
+        return RequestRecord(
+            kind="pool",
+            times=self.times,
+            finished=time.monotonic(),
+            finish_reason=self.finish_reason or "abort",
+            prompt_tokens=len(self.request.prompt),
+            cached_tokens=self._cached_tokens,
+        )
+
+
+def error_of(output: RequestOutput, expected: type[RequestOutput]) -> EngineError:
+    """The error in an output, or an internal error if another kind of output was expected."""
+    if not isinstance(output, ErrorOutput):
+        return RequestFailed(f"internal error: {type(output).__name__} instead of {expected.__name__}")
+    return RequestRefused(output.error) if output.invalid else RequestFailed(output.error)
+
+
+def core_request(request_id: str, request: GenerateRequest | PoolRequest) -> AddRequest:
+    """The message by which a request is sent to the core."""
+    common = (request_id, request.prompt, request.params, request.priority, request.cache_salt)
+    if isinstance(request, GenerateRequest):
+        return AddRequest(*common, items=request.items, open=request.open)
+    return AddRequest(
+        *common,
+        flow=request.flow,
+        second_text_start=request.second_text_start,
+        second_text_end=request.second_text_end,
+        items=request.items,
+    )

@@ -1,0 +1,1 @@
+"""The engine core: its loop, the validation of requests, sleep."""

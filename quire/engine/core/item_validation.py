@@ -1,0 +1,111 @@
+"""Validation of items in the core."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from quire.engine.client.audio import AudioInfo
+from quire.engine.client.model_info import SpeechToTextInfo
+from quire.engine.client.protocol import MediaItem
+from quire.engine.client.streaming import DelayedStreamsInfo, StreamingInfo
+
+
+def invalid_items(
+    items: Sequence[MediaItem],
+    tokens: int,
+    speech: SpeechToTextInfo | None,
+    audio: AudioInfo | None,
+    streaming: StreamingInfo | None = None,
+) -> str | None:
+    """What is wrong with the items of a prompt, or of a piece of one; None if they are valid.
+
+    Args:
+        items: items of the request.
+        tokens: number of tokens of the prompt or piece.
+        speech: facts about a model that only transcribes.
+        audio: facts about a model that reads audio among its tokens.
+        streaming: facts about a model that transcribes audio while it arrives.
+    """
+    if speech is not None:
+        return _invalid_whole(items, speech)
+    if audio is not None:
+        return _invalid_spans(items, tokens) or next(filter(None, (_invalid_span(one, audio) for one in items)), None)
+    if streaming is not None:
+        return next(filter(None, (_invalid_frames(item, streaming) for item in items)), None)
+    return "the model does not accept audio, only text" if items else None
+
+
+def _invalid_whole(items: Sequence[MediaItem], speech: SpeechToTextInfo) -> str | None:
+    if len(items) != 1:
+        return f"the model needs exactly one audio item, not {len(items)}"
+    item, rows, most = items[0], speech.num_mel_bins, speech.num_columns
+    even = speech.kind == "whisper"
+    if (item.start, item.length) != (0, 0):
+        return "the model reads audio by cross-attention: its item must have start 0 and length 0"
+    found = item.features.shape
+    fits = len(found) == 2 and found[0] == rows and found[1] in range(speech.min_columns, most + 1)
+    if item.features.dtype != np.float32 or not fits or (even and found[1] % 2):
+        return (
+            f"the features are {item.features.dtype} {'x'.join(map(str, found))}, not float32 {rows}x{most}, "
+            f"or fewer columns{', an even number of them' if even else ''}, but at least {speech.min_columns}"
+        )
+    if item.encoded_columns is not None:
+        return f"all columns of features are encoded, not {item.encoded_columns} of {found[1]}"
+    return _invalid_content(item)
+
+
+def _invalid_spans(items: Sequence[MediaItem], tokens: int) -> str | None:
+    end = 0
+    for item in items:
+        if item.length < 1:
+            return f"an item has {item.length} tokens; it needs at least one"
+        if item.start < end:
+            return f"the item at token {item.start} must begin at token {end} or later"
+        end = item.start + item.length
+    return f"an item ends at token {end}, but the prompt has {tokens} tokens" if end > tokens else None
+
+
+def _invalid_span(item: MediaItem, audio: AudioInfo) -> str | None:
+    found, rows = item.features.shape, audio.num_mel_bins
+    if item.features.dtype != np.float32 or len(found) != 2 or found[0] != rows:
+        return f"the features are {item.features.dtype} {'x'.join(map(str, found))}, not float32 of {rows} rows"
+    if item.columns_before not in (0, audio.columns_before):
+        return (
+            f"{item.columns_before} columns of features precede the encoded columns; accepted are 0 and "
+            f"{audio.columns_before}"
+        )
+    columns, most = item.columns, min(found[1] - item.columns_before, audio.item_columns)
+    if not 1 <= columns <= most or found[1] > item.columns_before + audio.item_columns + audio.columns_after:
+        return f"{columns} of {found[1]} columns of features are encoded; an item has 1 to {audio.item_columns} of them"
+    if (length := audio.lengths.tokens(columns)) != item.length:
+        return f"{columns} columns of features become {length} tokens, not {item.length}"
+    return _invalid_content(item)
+
+
+def _invalid_frames(item: MediaItem, streaming: StreamingInfo) -> str | None:
+    if (item.start, item.length, item.columns_before) != (0, 0, 0) or item.encoded_columns is not None:
+        return (
+            "the model reads audio while it generates: an item must have start, length and columns_before 0, and no "
+            "`encoded_columns`"
+        )
+    found, each = item.features.shape, streaming.columns_per_frame if isinstance(streaming, DelayedStreamsInfo) else 1
+    fits = len(found) == 2 and found[0] == streaming.num_mel_bins and found[1] > 0 and found[1] % each == 0
+    if item.features.dtype != np.float32 or not fits:
+        columns = "at least one column" if each == 1 else f"a multiple of {each} columns"
+        return (
+            f"the features are {item.features.dtype} {'x'.join(map(str, found))}, not float32 of "
+            f"{streaming.num_mel_bins} rows and {columns}"
+        )
+    return _not_finite(item)
+
+
+def _invalid_content(item: MediaItem) -> str | None:
+    if not item.hash:
+        return "the hash of an item must not be empty"
+    return _not_finite(item)
+
+
+def _not_finite(item: MediaItem) -> str | None:
+    return None if bool(np.isfinite(item.features).all()) else "the features have NaN or infinite values"

@@ -1,0 +1,356 @@
+"""EngineCore: the loop that receives requests, schedules steps, executes them and sends their outputs."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import logging
+import time
+from collections import deque
+from collections.abc import Iterable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import torch
+
+from quire.engine.client.audio import AudioInfo
+from quire.engine.client.errors import MalformedMessage
+from quire.engine.client.model_info import SpeechToTextInfo
+from quire.engine.client.protocol import (
+    Abort,
+    AddRequest,
+    ClientMessage,
+    ErrorOutput,
+    ExtendRequest,
+    MemoryTag,
+    Ping,
+    Pong,
+    Shutdown,
+    Sleep,
+    SleepLevel,
+    SleepState,
+    StepOutput,
+    Wake,
+)
+from quire.engine.client.sampling_params import SamplingParams
+from quire.engine.client.streaming import StreamingInfo
+from quire.engine.client.transport import CoreChannel
+from quire.engine.core.item_validation import invalid_items
+from quire.engine.core.sleep import AsleepExecutor, Sleeper
+from quire.engine.core.validation import drop_unknown_end_tokens, invalid_reason, invalid_tokens
+from quire.engine.execution.cache import OutOfCacheMemory
+from quire.engine.execution.executor import Executor, ParallelExecutor, PendingStep
+from quire.engine.execution.sampling.compiler import GrammarCompiler
+from quire.engine.models.errors import ModelError
+from quire.engine.models.specs.pooler import PoolerSpec
+from quire.engine.scheduling.encoder_scheduler import EncoderScheduler
+from quire.engine.scheduling.plan import StepPlan
+from quire.engine.scheduling.scheduler import Scheduler
+from quire.engine.scheduling.streaming_scheduler import StreamingScheduler
+
+logger = logging.getLogger(__name__)
+_PREPARING_WAIT = 0.001  # seconds between looks at whether a request is ready
+_LOOK_AFTER = 0.002  # seconds between two checks for new messages while the steps of an encoder run
+_PREFAULT_AFTER = 0.05  # seconds of idleness; a client that sends its next request at once must not wait for it
+_ASLEEP = "the model is asleep; POST /wake_up wakes it"
+_CHECK_AFTER = 3.0  # seconds of idleness; checking a large pool holds the GIL for long
+
+
+@dataclass(frozen=True, slots=True)
+class _SubmittedStep:
+    plan: StepPlan
+    pending: PendingStep
+    started: float  # monotonic seconds
+
+
+class EngineCore:
+    """Serves the requests that arrive on a channel until a `Shutdown` message."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler | StreamingScheduler[Any] | EncoderScheduler,
+        executor: Executor,
+        channel: CoreChannel,
+        *,
+        vocab_size: int,
+        seed: int = 0,
+        grammars: GrammarCompiler | None = None,
+        pooler: PoolerSpec | None = None,
+        speech: SpeechToTextInfo | None = None,
+        audio: AudioInfo | None = None,
+        streaming: StreamingInfo | None = None,
+        sleeper: Sleeper[Any] | None = None,
+    ) -> None:
+        """Assemble a core.
+
+        Args:
+            scheduler: plans the steps.
+            executor: runs the steps.
+            channel: connection to the front end.
+            vocab_size: number of columns of the model's logits.
+            seed: base seed for requests without one.
+            grammars: compiles the grammars of requests before they run; None if no request has a grammar.
+            pooler: how the model pools hidden states; None if it generates.
+            speech: facts about a model that only transcribes; None for others.
+            audio: facts about an audio language model; None for others.
+            streaming: facts about a model that transcribes audio while it arrives; None for others.
+            sleeper: frees and restores the memory of the model; None if the engine cannot sleep.
+        """
+        self.scheduler = scheduler
+        self.executor = executor
+        self._channel = channel
+        self._vocab_size = vocab_size
+        # Hashed, so that the seeds of servers with neighbouring seeds do not overlap.
+        self._seeds = itertools.count(int.from_bytes(hashlib.blake2b(b"%d" % seed, digest_size=7).digest()))
+        self._grammars = grammars
+        self._pooler = pooler
+        self._speech = speech
+        self._audio = audio
+        self._streaming = streaming
+        self._sleeper = sleeper
+        self._preparing: list[tuple[AddRequest, Future[Any]]] = []
+        self._in_flight: deque[_SubmittedStep] = deque()
+        self._can_prefault = True
+        self._prefault_at = 0.0  # when the core has been idle for long enough to prefault
+        self._check_at: float | None = None  # when it has been idle for long enough to check itself
+        self._running = True
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a request has not finished, or a step is in flight."""
+        return self.scheduler.has_work or bool(self._in_flight)
+
+    def run(self) -> None:
+        """Loop until `Shutdown` arrives."""
+        while self._running:
+            self._drain_inbox()
+            self._add_prepared()
+            if self.has_work:
+                self.step()
+            else:
+                self._idle()
+
+    def step(self) -> None:
+        """Submit the next step; wait for the oldest one if no more may be in flight, or nothing could be submitted.
+
+        The wait for a step of an encoder has a timeout, so that new messages are handled.
+        """
+        limit = self.executor.max_steps_in_flight
+        encoder = self.scheduler if isinstance(self.scheduler, EncoderScheduler) else None
+        if encoder is not None and len(self._in_flight) >= max(1, limit - 1):
+            self._run_urgent(encoder)  # all threads are busy: the next step would wait for one of them
+        submitted = len(self._in_flight) < limit and self.scheduler.has_work and self._submit()
+        if submitted and len(self._in_flight) < limit:
+            return
+        if encoder is None or self._in_flight[0].pending.wait(_LOOK_AFTER):
+            self._finish(self._in_flight.popleft())
+
+    def check(self) -> None:
+        """Assert that scheduler and executor are consistent."""
+        self.scheduler.check()
+        self.executor.check()
+
+    def close(self) -> None:
+        """End the threads of the executor and of the grammar compiler."""
+        self.executor.close()
+        if self._grammars is not None:
+            self._grammars.close()
+
+    def _submit(self) -> bool:
+        started = time.monotonic()
+        plan = self.scheduler.schedule()
+        if plan.is_empty and self._in_flight:
+            return False  # every sequence waits for a step in flight
+        self._in_flight.append(_SubmittedStep(plan, self.executor.submit(plan), started))
+        return True
+
+    def _run_urgent(self, scheduler: EncoderScheduler) -> None:
+        """Run short requests in this thread: they need not wait for the steps in flight, which belong to others."""
+        assert isinstance(self.executor, ParallelExecutor)
+        plan = scheduler.schedule_urgent(step.plan for step in self._in_flight)
+        if plan.encoder_requests:
+            self._finish(_SubmittedStep(plan, self.executor.run_in_this_thread(plan), time.monotonic()))
+
+    def _finish(self, step: _SubmittedStep) -> None:
+        outputs = self.scheduler.update(step.plan, step.pending.result())
+        self._release(output.request_id for output in outputs)
+        stats = self.scheduler.stats(step.plan)
+        stats.step_seconds = time.monotonic() - step.started
+        self._channel.send(StepOutput(outputs, stats))
+        self._can_prefault = True
+        self._restart_idle_timers()
+
+    def _idle(self) -> None:
+        if self._can_prefault and time.monotonic() >= self._prefault_at:
+            self._can_prefault = self.executor.prefault()
+        if self._check_at is not None and time.monotonic() >= self._check_at:
+            self._check_at = None
+            self.check()
+
+    def _drain_inbox(self) -> None:
+        """Handle all messages that have arrived; wait for one if there is nothing else to do."""
+        wait = self._wait()
+        while self._running:
+            try:
+                message = self._channel.receive(wait)
+            except MalformedMessage as error:
+                logger.error("dropped a malformed message: %s", error)
+                continue
+            if message is None:
+                return
+            self._handle(message)
+            wait = 0.0
+
+    def _handle(self, message: ClientMessage) -> None:
+        match message:
+            case AddRequest():
+                self._add(message)
+            case ExtendRequest():
+                self._extend(message)
+            case Abort(request_ids=ids):
+                self._preparing = [entry for entry in self._preparing if entry[0].request_id not in ids]
+                for request_id in ids:
+                    self.scheduler.abort(request_id)
+                self._release(ids)
+                if not self.has_work:
+                    self._report_idle()
+            case Sleep(level=level):
+                self._sleep(level)
+            case Wake(tags=tags):
+                self._wake(tags)
+            case Ping(serial=serial):
+                self.executor.ensure_alive()
+                self._channel.send(Pong(serial))
+            case Shutdown():
+                self._running = False
+
+    def _sleep(self, level: SleepLevel) -> None:
+        """Free the memory of the model. The front end has ended all requests; steps may still be in flight."""
+        while self._in_flight:
+            self._finish(self._in_flight.popleft())
+        stats = self.scheduler.stats()
+        if self._sleeper is None:
+            self._channel.send(SleepState(frozenset(), "the engine was started without --enable-sleep-mode"))
+        elif self._preparing or stats.running or stats.waiting:
+            self._channel.send(SleepState(self._sleeper.asleep, "requests are running"))
+        else:
+            if not isinstance(self.executor, AsleepExecutor):
+                self.executor.close()
+                self.executor = AsleepExecutor()
+                self.scheduler = self._sleeper.scheduler()  # its prefix cache and encoder cache are empty
+            self._sleeper.sleep(level)
+            self._channel.send(SleepState(self._sleeper.asleep))
+            self._report_idle()
+
+    def _wake(self, tags: frozenset[MemoryTag]) -> None:
+        assert self._sleeper is not None, "only an engine that sleeps is woken"
+        error = None
+        try:
+            self.executor = self._sleeper.wake(tags) or self.executor
+        except (ModelError, OutOfCacheMemory, torch.OutOfMemoryError, MemoryError, OSError) as failure:
+            logger.exception("the engine could not wake up")
+            error = f"The model could not be woken: {failure}"
+        self._channel.send(SleepState(self._sleeper.asleep, error))
+        self._can_prefault = True
+        self._restart_idle_timers()
+
+    def _report_idle(self) -> None:
+        """Send the gauges, since no step will."""
+        self._channel.send(StepOutput([], self.scheduler.stats()))
+        self._restart_idle_timers()
+
+    def _restart_idle_timers(self) -> None:
+        now = time.monotonic()
+        self._prefault_at = now + _PREFAULT_AFTER
+        self._check_at = None if self.has_work else now + _CHECK_AFTER
+
+    def _wait(self) -> float | None:
+        """Seconds to wait for a message; None to wait without a limit."""
+        if self.has_work:
+            return 0.0
+        if self._preparing:
+            return _PREPARING_WAIT
+        tasks = [self._prefault_at] if self._can_prefault else []
+        if self._check_at is not None:
+            tasks.append(self._check_at)
+        return max(0.0, min(tasks) - time.monotonic()) if tasks else None
+
+    def _add(self, message: AddRequest) -> None:
+        params = message.params
+        if isinstance(params, SamplingParams):
+            params = drop_unknown_end_tokens(params, self._vocab_size)
+            if params.seed is None:
+                params = msgspec.structs.replace(params, seed=next(self._seeds))
+            message = msgspec.structs.replace(message, params=params)
+        elif params.pooling_type is None:
+            pooling_type = "last" if self._pooler is None else self._pooler.pooling_type
+            params = msgspec.structs.replace(params, pooling_type=pooling_type)
+            message = msgspec.structs.replace(message, params=params)
+        error = _ASLEEP if isinstance(self.executor, AsleepExecutor) else self._invalid_reason(message)
+        if error is not None:
+            self._send_refusal(message.request_id, error)
+        elif self._grammars is not None and isinstance(params, SamplingParams) and params.grammar:
+            self._preparing.append((message, self._grammars.prepare(message.request_id, params)))
+        else:
+            self.scheduler.add(message)
+
+    def _extend(self, message: ExtendRequest) -> None:
+        if isinstance(self.scheduler, EncoderScheduler):
+            return  # it has no open requests
+        request_id, error = message.request_id, invalid_tokens(message.tokens, self._vocab_size)
+        if request_id not in self.scheduler:
+            return
+        if error is None and message.items and self._speech is not None:
+            error = "the model accepts one audio item per request; further pieces of the prompt cannot have items"
+        elif error is None and message.items:
+            error = invalid_items(message.items, len(message.tokens), self._speech, self._audio, self._streaming)
+        if error is not None:
+            self.scheduler.abort(request_id)
+        else:
+            tokens = message.tokens.tolist()
+            error = self.scheduler.extend(request_id, tokens, last=message.last, items=message.items)
+        if error is not None:
+            self._release([request_id])
+            self._send_refusal(request_id, error)
+
+    def _add_prepared(self) -> None:
+        """Queue the requests that have become ready."""
+        if self._grammars is None or not self._preparing:
+            return
+        self._grammars.advance()
+        entries, self._preparing = self._preparing, []
+        for message, prepared in entries:
+            if not prepared.done():
+                self._preparing.append((message, prepared))
+            elif (error := prepared.exception()) is None:
+                self.scheduler.add(message)
+            else:
+                self._send_refusal(message.request_id, str(error))
+                self._grammars.release(message.request_id)
+
+    def _release(self, request_ids: Iterable[str]) -> None:
+        """Requests may have ended: their grammars are not needed any more."""
+        if self._grammars is not None:
+            for request_id in request_ids:
+                if request_id not in self.scheduler:
+                    self._grammars.release(request_id)
+
+    def _send_refusal(self, request_id: str, error: str) -> None:
+        self._channel.send(StepOutput([ErrorOutput(request_id, error, invalid=True)], self.scheduler.stats()))
+
+    def _invalid_reason(self, message: AddRequest) -> str | None:
+        preparing = any(entry.request_id == message.request_id for entry, _ in self._preparing)
+        if preparing or message.request_id in self.scheduler:
+            return f"request id {message.request_id} is in use"
+        limit = self.scheduler.limits.max_model_len
+        return invalid_reason(
+            message,
+            vocab_size=self._vocab_size,
+            max_model_len=limit,
+            pooler=self._pooler,
+            speech=self._speech,
+            audio=self._audio,
+            streaming=self._streaming,
+        )

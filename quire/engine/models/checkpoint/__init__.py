@@ -1,0 +1,1 @@
+"""Tensors of checkpoints, as they become the weights of modules."""

@@ -1,0 +1,246 @@
+"""Loads the weights of a checkpoint into a model, fusing projections and converting the dtype."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Container, Iterable
+
+import torch
+from torch import Tensor, nn
+
+from quire.engine.models.checkpoint.norm_gains import NormGains, normed_linears
+from quire.engine.models.errors import BrokenFolder, UnsupportedModel, WeightMismatch
+from quire.engine.models.layers.linear import Linear, Packable
+from quire.engine.models.networks.transformer import Transformer
+from quire.engine.models.tensor_names.llama import unstack_expert
+from quire.engine.models.tensor_names.rules import WeightNames, WeightTarget
+from quire.kernels.linear import Quantization
+
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"  # in checkpoints
+_KEEP_FLOAT32 = re.compile(r".*\.score_bias")
+_MAX_NAMES = 5  # in an error message
+
+
+def allocate(model: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
+    """Make every parameter of a model that was built on the meta device, shared ones once.
+
+    On devices that do not map memory at the first write, matrices have none until they are filled, and must not be
+    touched: otherwise, a model that is quantized while it is loaded would need memory for all of its plain weights.
+    """
+    lazy = _maps_at_first_write(device)
+    made: dict[int, nn.Parameter] = {}
+    for module_name, module in model.named_modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            keep = _KEEP_FLOAT32.fullmatch(f"{module_name}.{name}") is not None
+            if id(parameter) not in made:
+                data = torch.empty(parameter.shape, dtype=torch.float32 if keep else dtype, device=device)
+                if data.dim() > 1 and not lazy:
+                    data.untyped_storage().resize_(0)
+                made[id(parameter)] = nn.Parameter(data, requires_grad=False)
+            setattr(module, name, made[id(parameter)])
+
+
+def _maps_at_first_write(device: torch.device) -> bool:
+    return device.type == "cpu"
+
+
+def check_unpacked(name: str, dtype: torch.dtype) -> None:
+    """Raise UnsupportedModel for a weight that is still packed."""
+    if not dtype.is_floating_point:
+        raise UnsupportedModel(
+            f"{name} is stored as {str(dtype).removeprefix('torch.')}, but the model's config.json has no "
+            "quantization_config that says how to unpack it"
+        )
+
+
+def check_finite(name: str, loaded: Tensor, stored: Tensor | None = None) -> None:
+    """Check the values of a weight as it is loaded.
+
+    Raises:
+        BrokenFolder: there are NaN or infinite values among them.
+        UnsupportedModel: the loaded dtype cannot represent them.
+    """
+    if _is_finite(loaded):
+        return
+    if stored is not None and _is_finite(stored.float()):
+        dtype = str(loaded.dtype).removeprefix("torch.")
+        raise UnsupportedModel(f"{name} has values that {dtype} cannot represent; use --dtype bfloat16 or float32")
+    raise BrokenFolder(f"{name} has NaN or infinite values: the checkpoint is damaged")
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    # Both extremes are NaN if any value is. `isfinite().all()` takes many times as long.
+    return tensor.numel() == 0 or all(bool(extreme.isfinite()) for extreme in tensor.aminmax())
+
+
+class WeightFiller:
+    """Copies a checkpoint's tensors into a model's parameters and keeps track of missing ones.
+
+    Attributes:
+        targets: names of the parameters that tensors may belong to.
+        num_layers: number of layers, of all ranks.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        names: WeightNames,
+        quantization: Quantization = "none",
+        *,
+        tied: bool = False,
+        extra_layers: int = 0,
+        embeds_with_head: bool = False,
+    ) -> None:
+        """Prepare to fill a model.
+
+        Args:
+            model: the model on its device, its parameters not initialized.
+            names: rules for the checkpoint's tensor names.
+            quantization: quantization of its linear layers.
+            tied: the head shares the embedding's weight; tensors under the head's name are ignored.
+            extra_layers: layers after the last that the checkpoint may hold; they are ignored.
+            embeds_with_head: the checkpoint has a tied weight under the head's name only.
+        """
+        self._quantization = quantization
+        self._embeds_with_head = embeds_with_head
+        self._model = model
+        self._names = names
+        self._tied = tied
+        self._extra_layers = extra_layers
+        self._parameters = dict(model.named_parameters())  # those that are not complete yet
+        self._packable = _packable(model)
+        self._gains = NormGains(model, normed_linears(model) if quantization == "int8" else ())
+        self._missing = {name: set(range(len(self._parts(name)))) for name in self._parameters}
+        self.targets: Container[str] = self._missing
+        self.num_layers = len(model.layers) if isinstance(model, Transformer) else 0
+        self._zero_keys()
+        self._extra: list[str] = []
+        self._seen: list[str] = []  # names of all tensors, for errors
+
+    def fill(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Copy all tensors to their parameters, and pack each layer's weights once they are complete.
+
+        Raises:
+            WeightMismatch: a tensor is missing, extra, doubled or of the wrong shape.
+        """
+        for name, tensor in weights:
+            self._put(name, tensor)
+        if self._extra:
+            raise WeightMismatch(f"unexpected weights in the checkpoint: {_some(self._extra)}")
+        missing = [name for name, parts in self._missing.items() if parts]
+        if missing:
+            named = [name for parameter in missing[:_MAX_NAMES] for name in self._lacking(parameter)]
+            raise WeightMismatch(f"weights missing from the checkpoint: {_some(named + missing[_MAX_NAMES:])}")
+
+    def _lacking(self, parameter: str) -> list[str]:
+        """The names that the missing tensors of a parameter have in checkpoints."""
+        whole = len(self._missing[parameter]) == len(self._parts(parameter))
+        parts: list[int | None] = [None] if whole else [*sorted(self._missing[parameter])]
+        return [" or ".join(self._names.names_of(parameter, part, self._seen)) for part in parts]
+
+    def _zero_keys(self) -> None:
+        """Set the biases of keys that no checkpoint has."""
+        for name, parameter in self._parameters.items():
+            if re.fullmatch(self._names.zero_keys, name):
+                queries, keys, _ = self._parts(name)
+                parameter.data[queries : queries + keys] = 0
+                self._missing[name].remove(1)
+
+    def _put(self, name: str, tensor: Tensor) -> None:
+        self._seen.append(name)
+        if name == HEAD and self._tied:
+            if not self._embeds_with_head:
+                return
+            name = EMBEDDING
+        if self._beyond(name):
+            return
+        target = self._names.target(name, self.targets)
+        if target is None and self._names.is_ignored(name):
+            return
+        check_unpacked(name, tensor.dtype)
+        if target is None:
+            if tensor.numel():  # a shared expert of size 0 has weights, too
+                self._extra.append(name)
+        elif target.stacked:
+            self._copy_stacked(name, target, tensor)
+        else:
+            self._copy(name, target, tensor)
+
+    def _copy_stacked(self, name: str, target: WeightTarget, tensor: Tensor) -> None:
+        experts = self.stacked_experts(name, target)
+        if tensor.dim() < 2 or len(tensor) != len(experts):
+            raise WeightMismatch(f"{name} has shape {tuple(tensor.shape)}, but the model has {len(experts)} experts")
+        for expert, weights in zip(experts, tensor, strict=True):
+            parameter = target.parameter.format(expert=expert)
+            for part, weight in unstack_expert(parameter, weights):
+                self._copy(name, WeightTarget(parameter, part), weight)
+
+    def stacked_experts(self, name: str, target: WeightTarget) -> range:
+        """Indices of the experts in a stacked tensor."""
+        layer = self._model.get_submodule(target.parameter.partition(".{expert}")[0])
+        assert isinstance(layer, nn.ModuleList)
+        return range(len(layer))
+
+    def _copy(self, name: str, target: WeightTarget, tensor: Tensor) -> None:
+        self._mark_loaded(name, target)
+        destination = _with_memory(self._parameters[target.parameter].data)
+        tensor = tensor if target.convert is None else target.convert(tensor)
+        if target.part is not None:
+            parts = self._parts(target.parameter)
+            destination = destination.narrow(0, sum(parts[: target.part]), parts[target.part])
+        if destination.shape != tensor.shape:
+            raise WeightMismatch(
+                f"{name} has shape {tuple(tensor.shape)}, but the model's is {tuple(destination.shape)}"
+            )
+        destination.copy_(tensor)
+        check_finite(name, destination, tensor)
+        if not self._missing[target.parameter]:
+            self._complete(target.parameter)
+
+    def _parts(self, parameter: str) -> tuple[int, ...]:
+        """Rows of the projections in a parameter."""
+        owner = self._model.get_submodule(parameter.rpartition(".")[0])
+        return owner.parts if isinstance(owner, Linear) else (len(self._parameters[parameter]),)
+
+    def _mark_loaded(self, name: str, target: WeightTarget) -> None:
+        missing = self._missing[target.parameter]
+        loaded = set(missing) if target.part is None else missing & {target.part}
+        if not loaded:
+            raise WeightMismatch(f"{name} occurs more than once in the checkpoint")
+        missing -= loaded
+
+    def _complete(self, parameter: str) -> None:
+        """Release a complete parameter and pack the layers that use it, which frees its memory.
+
+        A layer does not wait for its bias: of all experts stacked in one tensor only one is not packed at a time.
+        """
+        del self._parameters[parameter]
+        for layer in self._gains.loaded(parameter, self._packable.get(parameter, ())):
+            layer.pack_weights(self._quantization)
+
+    def _beyond(self, name: str) -> bool:
+        match = re.match(r"model\.layers\.(\d+)\.", name)
+        return match is not None and 0 <= int(match[1]) - self.num_layers < self._extra_layers
+
+
+def _with_memory(parameter: Tensor) -> Tensor:
+    """The parameter, for which memory is allocated if it has none yet."""
+    storage = parameter.untyped_storage()
+    if storage.nbytes() < parameter.nbytes:
+        storage.resize_(parameter.nbytes)
+    return parameter
+
+
+def _packable(model: nn.Module) -> dict[str, list[Packable]]:
+    """The layers whose weights can be packed, by the name of the weight; a tied weight has two."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    layers: dict[str, list[Packable]] = {}
+    for layer in model.modules():
+        if isinstance(layer, Packable) and layer.weight is not None:
+            layers.setdefault(names[id(layer.weight)], []).append(layer)
+    return layers
+
+
+def _some(names: list[str]) -> str:
+    more = len(names) - _MAX_NAMES
+    return ", ".join(names[:_MAX_NAMES]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,215 @@
+"""Checks configs of models: their raw values before transformers reads them, and specs before a decoder is built."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from quire.engine.models.errors import BrokenFolder, UnsupportedModel
+from quire.engine.models.specs.audio import (
+    BlockAttention,
+    CausalConv2dStem,
+    CausalConvStem,
+    ChunkedAttention,
+    ChunkedConvStem,
+    Conv2dStem,
+    ConvPositions,
+    ConvStem,
+    LinearStem,
+    Projector,
+    QueryProjector,
+    RelativeAttention,
+    TimeConv,
+    WaveConv,
+)
+from quire.engine.models.specs.decoder import (
+    AudioEncoderSpec,
+    ClippedBias,
+    CrossAttention,
+    CTCSpec,
+    DecoderSpec,
+    DisentangledAttention,
+    EncoderSpec,
+    GatedMLP,
+    GroupedQueryAttention,
+    GroupedSigmoidRouter,
+    LatentAttention,
+    Layer,
+    MoE,
+    PlainMLP,
+    TransducerSpec,
+    TransformerSpec,
+)
+from quire.engine.models.specs.rope import DynamicNtk, LongRope, Rope
+
+# Reading a config makes lists with an entry per layer, expert or label, so that huge numbers would fill the memory.
+_MAX_COUNT = 10_000
+_MAX_SIZE = (1 << 31) - 1
+_COUNTS = (
+    *("num_hidden_layers", "num_layers", "n_layer", "n_layers", "num_nextn_predict_layers", "num_mtp_layers"),
+    *("num_experts", "num_local_experts", "n_routed_experts", "n_shared_experts", "num_attention_heads", "n_head"),
+    *("num_key_value_heads", "encoder_layers", "decoder_layers", "num_labels", "type_vocab_size"),
+    *("encoder_num_hidden_layers", "decoder_num_hidden_layers", "num_conv_pos_embedding_groups"),
+    *("num_blocks", "num_decoder_layers", "num_hidden_groups", "inner_group_num", "task_type_vocab_size"),
+)
+_POSITIVE = (
+    *("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "hidden_size", "vocab_size", "head_dim"),
+    *("max_position_embeddings", "n_layer", "n_head", "n_embd", "n_positions", "d_model", "decoder_layers"),
+    *("encoder_attention_heads", "decoder_attention_heads", "max_source_positions", "max_target_positions"),
+    *("num_mel_bins", "encoder_ffn_dim", "decoder_ffn_dim", "num_conv_pos_embeddings", "num_conv_pos_embedding_groups"),
+    *("encoder_num_attention_heads", "decoder_num_attention_heads", "intermediate_size", "decoder_hidden_size"),
+    *("embedding_size", "num_hidden_groups", "inner_group_num"),
+)
+_SPEC_POSITIVE: dict[type, tuple[str, ...]] = {
+    DecoderSpec: ("hidden", "vocab", "max_positions"),
+    AudioEncoderSpec: ("hidden", "max_positions", "averaged", "joined"),
+    ConvStem: ("channels",),
+    CausalConvStem: ("channels",),
+    ChunkedConvStem: ("rows", "channels", "chunk"),
+    WaveConv: ("size", "kernel", "stride"),
+    Conv2dStem: ("bands", "channels", "layers", "kernel"),
+    CausalConv2dStem: ("bands", "channels", "layers", "kernel"),
+    ConvPositions: ("kernel", "groups"),
+    CTCSpec: ("vocab",),
+    TransducerSpec: ("hidden", "vocab", "lstm_layers", "chunk"),
+    RelativeAttention: ("heads", "head_dim"),
+    ChunkedAttention: ("heads", "head_dim", "chunk"),
+    BlockAttention: ("heads", "head_dim", "block", "reach"),
+    TimeConv: ("size", "kernel"),
+    ClippedBias: ("reach",),
+    LinearStem: ("rows",),
+    QueryProjector: ("window", "queries", "hidden", "layers", "heads", "ffn", "cross_every", "size"),
+    CrossAttention: ("heads", "head_dim", "scale"),
+    EncoderSpec: ("hidden", "vocab", "max_positions"),
+    DisentangledAttention: ("heads", "head_dim", "max_distance"),
+    PlainMLP: ("size",),
+    GroupedQueryAttention: ("heads", "kv_heads", "head_dim", "scale"),
+    LatentAttention: ("heads", "kv_rank", "nope_dim", "value_dim", "scale"),
+    GatedMLP: ("size",),
+    MoE: ("size", "experts", "top_k"),
+    GroupedSigmoidRouter: ("groups", "top_groups"),
+    Rope: ("dim",),
+    DynamicNtk: ("theta", "factor", "trained_len"),
+    LongRope: ("trained_len",),
+}
+_TYPES: dict[object, tuple[type, ...]] = {"int": (int,), "float": (float, int), "str": (str,)}  # by annotation
+_SHOWN = 40  # characters of a value in an error
+
+
+def check_raw(config: Any, name: str) -> None:
+    """Check the values of a config.json that decide how much is computed to read it.
+
+    Args:
+        config: the parsed JSON.
+        name: name of the file, for the error.
+
+    Raises:
+        BrokenFolder: it is not an object, or a size in it is not a number or out of range.
+    """
+    if not isinstance(config, dict):
+        raise BrokenFolder(f"{name} must contain a JSON object, not {_short(config)}")
+    architectures = config.get("architectures") or []
+    if not isinstance(architectures, list) or not all(isinstance(entry, str) for entry in architectures):
+        raise BrokenFolder(f"{name}: architectures must be a list of strings, not {_short(architectures)}")
+    for section in (config, *(value for value in config.values() if isinstance(value, dict))):
+        for key in set(section) & {*_COUNTS, *_POSITIVE}:
+            value = section[key]
+            low, high = (1 if key in _POSITIVE else 0), (_MAX_COUNT if key in _COUNTS else _MAX_SIZE)
+            if value is None or isinstance(value, list):  # transformers' default; one number for each layer
+                continue
+            if type(value) is not int or not low <= value <= high:
+                raise BrokenFolder(f"{name}: {key} must be an integer from {low} to {high}, not {_short(value)}")
+
+
+def check_spec(spec: TransformerSpec | CTCSpec | TransducerSpec) -> None:
+    """Check that a model can be built from a spec.
+
+    Raises:
+        BrokenFolder: a number is not finite. With infinite ones, transformers computes something, but no language.
+        UnsupportedModel: there are no layers, a number is out of range, or two of them do not match.
+    """
+    if isinstance(spec, TransformerSpec) and not spec.layers:
+        raise UnsupportedModel("the model's config.json describes a model without layers")
+    for part in {id(part): part for part in _parts(spec)}.values():
+        for name in _infinite_fields(part):
+            raise BrokenFolder(f"the model's config.json describes a model that cannot be built: {name} must be finite")
+        for problem in _problems(part):
+            raise UnsupportedModel(f"the model's config.json describes a model that cannot be built: {problem}")
+
+
+def _parts(part: Any) -> Iterator[Any]:
+    """All dataclasses in a spec; equal layers, which are one object, once."""
+    yield part
+    for field in fields(part):
+        value = getattr(part, field.name)
+        for inner in {id(one): one for one in value}.values() if isinstance(value, tuple) else (value,):
+            if is_dataclass(inner):
+                yield from _parts(inner)
+
+
+def _problems(part: Any) -> Iterator[str]:
+    for field in fields(part):
+        value = getattr(part, field.name)
+        kind, _, optional = str(field.type).partition(" | ")
+        if kind in _TYPES and not (isinstance(value, _TYPES[kind]) or (optional and value is None)):
+            yield f"{field.name} is {_short(value)}, not a {'string' if kind == 'str' else 'number'}"
+    for name in _SPEC_POSITIVE.get(type(part), ()):
+        if getattr(part, name) <= 0:
+            yield f"{name} is {getattr(part, name)}, but must be above 0"
+    match part:
+        case TransformerSpec(layers=layers) if len(lengths := _longrope_lengths(layers)) > 1:
+            yield f"its layers have different original_max_position_embeddings: {' and '.join(map(str, lengths))}"
+        case AudioEncoderSpec(layers=()):
+            yield "its encoder has no layers"
+        case AudioEncoderSpec(concatenated=concatenated, layers=layers) if not set(concatenated) <= set(
+            range(len(layers))
+        ):
+            yield f"outputs of layers {concatenated} are concatenated, but its encoder has {len(layers)} layers"
+        case DecoderSpec(encoder=AudioEncoderSpec(projector=Projector(sizes=sizes)), hidden=hidden) if (
+            sizes[-1] != hidden
+        ):
+            yield f"its encoder's outputs have size {sizes[-1]}, but the hidden size is {hidden}"
+        case AudioEncoderSpec(max_positions=positions, averaged=averaged, joined=joined) if (
+            positions % averaged or positions % joined
+        ):
+            yield f"the number of encoder positions, {positions}, is not a multiple of {max(averaged, joined)}"
+        case Conv2dStem(bands=bands, layers=layers) if bands % 2**layers:
+            yield f"the number of mel bins, {bands}, is not a multiple of {2**layers}"
+        case GroupedQueryAttention(heads=heads, kv_heads=kv_heads) if heads % kv_heads:
+            yield f"the number of heads, {heads}, is not a multiple of the {kv_heads} key and value heads"
+        case GroupedQueryAttention(window=int(window)) if window < 1:
+            yield f"the sliding window is {window}, but must be at least 1"
+        case GroupedQueryAttention(softcap=cap) if cap is not None and cap <= 0:
+            yield f"the softcap of attention scores is {cap}, but must be above 0"
+        case GroupedQueryAttention(rope=Rope(dim=dim), head_dim=head_dim) if dim > head_dim:
+            yield f"the rotary dimension {dim} exceeds the head size {head_dim}"
+        case Rope(dim=dim) if dim % 2:
+            yield f"the rotary dimension {dim} is odd"
+        case MoE(top_k=top_k, experts=experts) if top_k > experts:
+            yield f"top_k is {top_k}, but there are only {experts} experts"
+        case MoE(router=GroupedSigmoidRouter(groups=groups), experts=experts) if (
+            experts % groups or experts < 2 * groups
+        ):
+            yield f"{experts} experts cannot be split into {groups} groups of two or more"
+        case GroupedSigmoidRouter(groups=groups, top_groups=top_groups) if top_groups > groups:
+            yield f"topk_group is {top_groups}, but there are only {groups} groups of experts"
+
+
+def _longrope_lengths(layers: Sequence[Layer]) -> list[int]:
+    ropes = [layer.attn.rope for layer in layers if layer.attn.rope is not None]
+    return sorted({rope.extension.trained_len for rope in ropes if isinstance(rope.extension, LongRope)})
+
+
+def _infinite_fields(part: Any) -> Iterator[str]:
+    for field in fields(part):
+        value = getattr(part, field.name)
+        numbers = value if isinstance(value, tuple) else (value,)
+        if any(isinstance(number, float) and not math.isfinite(number) for number in numbers):
+            yield field.name
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

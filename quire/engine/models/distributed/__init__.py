@@ -1,0 +1,1 @@
+"""Ranks: their groups, links and collectives, and which rank has which layers."""

@@ -1,0 +1,1 @@
+"""Models that transformers' own code runs, in our engine."""

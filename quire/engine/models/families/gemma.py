@@ -1,0 +1,42 @@
+"""Gemma 2 and 3: norms before and after each branch, scaled embeddings, alternating sliding windows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quire.engine.models.families.llama import biased_attention, check_layer_types, decoder, mlp
+from quire.engine.models.families.rope import rope_of
+from quire.engine.models.specs.decoder import DecoderSpec, Embeddings, Layer, QKNorm
+
+
+def gemma2(config: Any) -> DecoderSpec:
+    """Gemma 2: softcapped attention scores and logits."""
+    return _gemma(config, softcap=config.attn_logit_softcapping)
+
+
+def gemma3(config: Any) -> DecoderSpec:
+    """Gemma 3, text: normalized queries and keys, RoPE parameters per layer type."""
+    return _gemma(config, qk_norm=QKNorm.HEAD)  # `attn_logit_softcapping` has no effect
+
+
+def _gemma(config: Any, **overrides: Any) -> DecoderSpec:
+    check_layer_types(config)
+    per_type = "full_attention" in config.rope_parameters
+    attn_of = {
+        kind: biased_attention(
+            config,
+            scale=config.query_pre_attn_scalar**-0.5,
+            rope=rope_of(config, config.head_dim, kind if per_type else None),
+            window=config.sliding_window if kind == "sliding_attention" else None,
+            **overrides,
+        )
+        for kind in sorted(set(config.layer_types))
+    }
+    ffn = mlp(config, act=config.hidden_activation)
+    return decoder(
+        config,
+        [Layer(attn=attn_of[kind], ffn=ffn, branch_output_norm=True) for kind in config.layer_types],
+        norm_offset=1.0,
+        embeddings=Embeddings(scale=config.hidden_size**0.5),
+        logit_softcap=config.final_logit_softcapping,
+    )

@@ -1,0 +1,1 @@
+"""Whole models, made of layers: decoders, encoders, transducers."""

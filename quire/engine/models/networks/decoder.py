@@ -1,0 +1,169 @@
+"""The decoder that runs every `DecoderSpec`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from quire.engine.models.distributed.group import RankGroup
+from quire.engine.models.layers.inputs import ModelInputs, StepAttention, StepCrossAttention
+from quire.engine.models.layers.linear import Linear
+from quire.engine.models.networks.audio_encoder import AudioEncoder
+from quire.engine.models.networks.stack import TransformerLayer
+from quire.engine.models.networks.transformer import Transformer
+from quire.engine.models.specs.decoder import Attention, DecoderSpec, GroupedQueryAttention, LatentAttention
+from quire.kernels.softcap import softcap
+
+
+@dataclass(frozen=True, slots=True)
+class CacheShape:
+    """Elements that a layer caches of a token: key_dim per head, and value_dim more unless values lie in the keys.
+
+    Each key and each value takes a multiple of `alignment` elements in the pages; those past its own are zero.
+
+    Attributes:
+        row_alignment: the elements of each row in pages begin at a multiple of this many bytes.
+    """
+
+    heads: int
+    key_dim: int
+    value_dim: int
+    values_in_keys: bool = False
+    alignment: int = 1
+    row_alignment: int = 1
+
+    @property
+    def key_elements(self) -> int:
+        """Elements of a key in the pages."""
+        return -(-self.key_dim // self.alignment) * self.alignment
+
+    @property
+    def value_elements(self) -> int:
+        """Elements of a value in the pages."""
+        return -(-self.value_dim // self.alignment) * self.alignment
+
+    @property
+    def is_padded(self) -> bool:
+        """Whether keys or values have zeros appended in the pages."""
+        return self.key_elements != self.key_dim or self.value_elements != self.value_dim
+
+
+class LanguageModel(Protocol):
+    """The interface of a model for the model runner."""
+
+    @property
+    def caches(self) -> Sequence[CacheShape]:
+        """The elements that each layer's KV cache holds of a token."""
+
+    @property
+    def rope_switch(self) -> int | None:
+        """Length of the longest sequence before a long rope takes other frequencies, for all of its tokens.
+
+        None if the context is not longer, or the model has no such rope.
+        """
+
+    @property
+    def lm_head(self) -> LogitsHead:
+        """The head that gives logits."""
+
+    def run(
+        self,
+        inputs: ModelInputs,
+        attend: StepAttention,
+        *,
+        last_token_only: bool = False,
+        cross: StepCrossAttention | None = None,
+    ) -> Tensor:
+        """Hidden states after the final norm.
+
+        Args:
+            inputs: the tokens of a step.
+            attend: the step's attention.
+            last_token_only: compute only the rows `inputs.logits_indices`, where it is not None.
+            cross: the step's cross-attention, of a model that has it.
+
+        Returns:
+            (tokens, hidden), or (len(logits_indices), hidden).
+        """
+
+    def set_context(self, context_len: int) -> None:
+        """Set the length of the longest sequence."""
+
+
+class LogitsHead(Protocol):
+    """Logits of hidden states: a projection, then scale and softcap."""
+
+    vocab_size: int
+
+    def project(self, hidden: Tensor, *, rows: Tensor | slice | None = None, out: Tensor | None = None) -> Tensor:
+        """The output projection.
+
+        Args:
+            hidden: the result of the model's last run, (tokens, hidden).
+            rows: rows of `hidden` to project; None for all.
+            out: memory for the result.
+
+        Returns:
+            (rows, vocab) float32.
+        """
+
+    def adjust(self, projected: Tensor) -> Tensor:
+        """Logits from the projection; may return its argument."""
+
+
+def compute_logits(head: LogitsHead, hidden: Tensor, rows: Tensor | slice | None = None) -> Tensor:
+    """Logits (rows, vocab) float32; see `LogitsHead.project`."""
+    return head.adjust(head.project(hidden, rows=rows))
+
+
+class LMHead(nn.Module):
+    """The output projection of a decoder; see `LogitsHead`."""
+
+    def __init__(self, spec: DecoderSpec, linear: Linear) -> None:
+        super().__init__()
+        self.vocab_size = spec.vocab
+        self._scale, self._softcap = spec.logit_scale, spec.logit_softcap
+        self._linear = (linear,)  # in a tuple: it is registered with the decoder, under the checkpoint's name
+
+    def project(self, hidden: Tensor, *, rows: Tensor | slice | None = None, out: Tensor | None = None) -> Tensor:
+        hidden = hidden if rows is None else hidden[rows]
+        projected: Tensor = self._linear[0](hidden, out_dtype=torch.float32, out=out)
+        return projected
+
+    def adjust(self, projected: Tensor) -> Tensor:
+        logits = projected if self._scale == 1.0 else projected * self._scale
+        return logits if self._softcap is None else softcap(logits, self._softcap)
+
+
+class Decoder(Transformer):
+    """A transformer with a cache and an output projection."""
+
+    lm_head: LogitsHead
+
+    def __init__(self, spec: DecoderSpec, group: RankGroup | None = None) -> None:
+        """`group`: see `Transformer`."""
+        head = Linear(spec.hidden, spec.vocab, bias=spec.head_bias)
+        super().__init__(spec, head if spec.tied else None, group)
+        self.head = head
+        self.lm_head = LMHead(spec, head)
+        self.caches: Sequence[CacheShape] = [cache_shape(layer.attn) for layer in spec.layers]
+        self.encoder = None if spec.encoder is None else AudioEncoder(spec.encoder)
+
+    def cross_keys_and_values(self, encoded: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """Index, keys and values of each layer with cross-attention; see `CrossAttentionLayer.keys_and_values`."""
+        for index, layer in enumerate(self.layers):
+            assert isinstance(layer, TransformerLayer)
+            if layer.cross is not None:
+                yield index, *layer.cross.keys_and_values(encoded)
+
+
+def cache_shape(spec: Attention, alignment: int = 1) -> CacheShape:
+    """What a layer of attention caches; see `CacheShape.alignment`."""
+    if isinstance(spec, GroupedQueryAttention):
+        return CacheShape(spec.kv_heads, spec.head_dim, spec.head_dim, alignment=alignment)
+    assert isinstance(spec, LatentAttention)
+    return CacheShape(1, spec.kv_rank + spec.rope.dim, spec.kv_rank, values_in_keys=True, alignment=alignment)

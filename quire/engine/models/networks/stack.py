@@ -1,0 +1,138 @@
+"""Layers and final norm of a `StackSpec`, which decoders and encoders share."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from torch import Tensor, nn
+
+from quire.engine.models.distributed.group import RankGroup
+from quire.engine.models.layers.attention import GroupedAttentionLayer
+from quire.engine.models.layers.conformer import ConformerBlock
+from quire.engine.models.layers.cross_attention import CrossAttentionLayer
+from quire.engine.models.layers.disentangled_attention import DisentangledAttentionLayer
+from quire.engine.models.layers.latent_attention import LatentAttentionLayer
+from quire.engine.models.layers.mlp import GatedMLPLayer, PlainMLPLayer
+from quire.engine.models.layers.moe import MoELayer
+from quire.engine.models.layers.norm import add_and_norm, make_norm
+from quire.engine.models.layers.step import StepContext
+from quire.engine.models.specs.decoder import (
+    Attention,
+    ConformerLayer,
+    DisentangledAttention,
+    FeedForward,
+    GatedMLP,
+    GroupedQueryAttention,
+    Layer,
+    ParallelResidual,
+    PlainMLP,
+    StackSpec,
+)
+from quire.kernels.add_scaled import add_scaled
+from quire.kernels.take_rows import take_rows
+
+
+class TransformerLayer(nn.Module):
+    """Attention and feed-forward, and cross-attention where there is one, each in a residual branch."""
+
+    def __init__(self, index: int, spec: Layer, model: StackSpec, source: int, group: RankGroup | None = None) -> None:
+        """Make the layer.
+
+        Args:
+            index: index of the layer's cache.
+            spec: its architecture.
+            model: that of the model.
+            source: elements of a position that cross-attention reads.
+            group: ranks that have other parts of the layer; None: it is whole.
+        """
+        super().__init__()
+        self.scale = spec.residual_scale
+        self.parallel = spec.parallel
+        self.attn = _attention(index, spec.attn, model, group)
+        self.ffn = _feed_forward(spec.ffn, model, group)
+
+        def norm(exists: bool) -> nn.Module:
+            return make_norm(model.hidden, model.norm) if exists else nn.Identity()
+
+        self.attn_norm = norm(spec.pre_norm and spec.pre_attn_norm)
+        self.ffn_norm = norm(spec.pre_norm and spec.parallel is not ParallelResidual.ONE_NORM)
+        self.attn_output_norm, self.ffn_output_norm = norm(spec.branch_output_norm), norm(spec.branch_output_norm)
+        self.attn_inner_post_ln = make_norm(model.hidden, model.norm) if spec.inner_post_ln else None
+        self.attn_post_ln = make_norm(model.hidden, model.norm) if spec.post_ln else None
+        self.ffn_post_ln = make_norm(model.hidden, model.norm) if spec.post_ln else None
+        self.cross = None if spec.cross is None else CrossAttentionLayer(index, spec.cross, model.hidden, source)
+        self.cross_norm = norm(spec.cross is not None)
+
+    def forward(self, x: Tensor, step: StepContext, *, last_layer: bool = False) -> Tensor:
+        """(tokens, hidden) to (tokens, hidden), or to (len(logits_indices), hidden); see `StepAttention`."""
+        rows = step.lora_rows(last_layer=last_layer)
+        ffn = self.ffn if rows is None else partial(self.ffn, adapted=rows)
+        normed = self.attn_norm(x)
+        attended = self.attn_output_norm(self.attn(normed, step, last_layer=last_layer))
+        logits_rows = last_layer and step.last_token_only and step.logits_indices is not None
+        if logits_rows:
+            assert step.logits_indices is not None
+            x, normed = take_rows(x, step.logits_indices), take_rows(normed, step.logits_indices)
+        if self.parallel is not None:
+            read = normed if self.parallel is ParallelResidual.ONE_NORM else self.ffn_norm(x)
+            return add_scaled(x, add_scaled(attended, ffn(read)))
+        if self.attn_post_ln is not None and self.ffn_post_ln is not None:
+            if self.attn_inner_post_ln is not None:
+                attended = self.attn_inner_post_ln(attended, x)
+            x = self.attn_post_ln(attended, x)
+            summed: Tensor = self.ffn_post_ln(ffn(x), x)
+            return summed
+        branch, scale = attended, self.scale
+        if self.cross is not None:
+            x, read = add_and_norm(self.cross_norm, x, branch, scale)
+            branch, scale = self.cross(read, step, logits_rows=logits_rows), 1.0
+        x, read = add_and_norm(self.ffn_norm, x, branch, scale)
+        return add_scaled(x, self.ffn_output_norm(ffn(read)), self.scale)
+
+
+class LayerStack(nn.Module):
+    """The layers of a `StackSpec`."""
+
+    def __init__(self, spec: StackSpec, source: int = 0, group: RankGroup | None = None) -> None:
+        """`source` and `group`: see `TransformerLayer`."""
+        super().__init__()
+        layers = (
+            ConformerBlock(index, layer, spec)
+            if isinstance(layer, ConformerLayer)
+            else TransformerLayer(index, layer, spec, source, group)
+            for index, layer in enumerate(spec.layers)
+        )
+        self.layers = nn.ModuleList(layers)
+        self._order = tuple(range(len(self.layers))) if spec.order is None else spec.order
+        self.norm = make_norm(spec.hidden, spec.norm) if spec.final_norm else nn.Identity()
+
+    def run_layers(self, x: Tensor, step: StepContext, *, normed: bool = True, more_layers: bool = False) -> Tensor:
+        """(tokens, hidden) to the hidden states after the norm.
+
+        Args:
+            x: input of the first layer.
+            step: values for all layers.
+            normed: False: without the norm.
+            more_layers: another rank has layers after these.
+        """
+        for index in self._order:
+            layer = self.layers[index]
+            x = layer(x, step, last_layer=layer is self.layers[-1] and not more_layers)
+        hidden: Tensor = self.norm(x) if normed else x
+        return hidden
+
+
+def _attention(index: int, spec: Attention, model: StackSpec, group: RankGroup | None) -> nn.Module:
+    if isinstance(spec, GroupedQueryAttention):
+        return GroupedAttentionLayer(index, spec, model, group)
+    if isinstance(spec, DisentangledAttention):
+        return DisentangledAttentionLayer(spec, model)
+    return LatentAttentionLayer(index, spec, model, group)
+
+
+def _feed_forward(spec: FeedForward, model: StackSpec, group: RankGroup | None) -> nn.Module:
+    if isinstance(spec, GatedMLP):
+        return GatedMLPLayer(model.hidden, spec.size, spec.act, bias=spec.bias, down_bias=spec.down_bias, group=group)
+    if isinstance(spec, PlainMLP):
+        return PlainMLPLayer(model.hidden, spec.size, spec.act, bias=spec.bias, group=group)
+    return MoELayer(model.hidden, spec, group)

@@ -1,0 +1,113 @@
+"""Embeddings, layers and final norm of a `TransformerSpec`; shared by decoders and encoders."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from quire.engine.models.distributed.group import RankGroup
+from quire.engine.models.layers.disentangled_attention import RelativePositions
+from quire.engine.models.layers.embedding import Embedding, EmbeddingSum
+from quire.engine.models.layers.heads import PoolerHeads
+from quire.engine.models.layers.inputs import ModelInputs, StepAttention, StepCrossAttention
+from quire.engine.models.layers.linear import Linear
+from quire.engine.models.layers.parallel import VocabParallelEmbedding
+from quire.engine.models.layers.relative_bias import RelativeBiasTable
+from quire.engine.models.layers.rope import RopeTables, rope_switch
+from quire.engine.models.layers.step import StepContext, StepLoRA
+from quire.engine.models.networks.stack import LayerStack
+from quire.engine.models.specs.decoder import DecoderSpec, DisentangledAttention, GroupedQueryAttention, TransformerSpec
+from quire.engine.models.specs.rope import Rope
+
+
+class Transformer(LayerStack):
+    """Runs a `TransformerSpec`. Call `set_context` before the first `run`."""
+
+    def __init__(self, spec: TransformerSpec, tied: Linear | None = None, group: RankGroup | None = None) -> None:
+        """Make the model.
+
+        Args:
+            spec: its architecture, or that of the part which this rank has.
+            tied: the output projection that shares the embedding's weight.
+            group: ranks that have other parts of each layer and of the vocabulary; None: they are whole.
+        """
+        encoder = spec.encoder if isinstance(spec, DecoderSpec) else None
+        super().__init__(spec, 0 if encoder is None else encoder.hidden, group)
+        size = spec.embeddings.size or spec.hidden
+        self.embed = (
+            Embedding(spec.vocab, size, tied)
+            if group is None
+            else VocabParallelEmbedding(spec.vocab, size, group, tied)
+        )
+        self.embed_sum = EmbeddingSum(spec)
+        biases = [a.relative_bias for a in _grouped(spec) if a.relative_bias is not None]
+        self.relative_bias = RelativeBiasTable(biases[0], _grouped(spec)[0].heads) if biases else None
+        tables = [layer.attn for layer in spec.layers if isinstance(layer.attn, DisentangledAttention)]
+        self.relative_positions = RelativePositions(tables[0], spec) if tables else None
+        self.heads: PoolerHeads | None = None
+        self.spec = spec
+
+    def run(
+        self,
+        inputs: ModelInputs,
+        attend: StepAttention,
+        *,
+        last_token_only: bool = False,
+        cross: StepCrossAttention | None = None,
+    ) -> Tensor:
+        """Hidden states of a step, as `LanguageModel.run` describes."""
+        step = self._step(inputs, attend, last_token_only=last_token_only, cross=cross)
+        return self.run_layers(self._embedded(inputs), step)
+
+    def _embedded(self, inputs: ModelInputs) -> Tensor:
+        """The input of the first layer: (tokens, hidden)."""
+        x = self.embed(inputs.token_ids)
+        if inputs.items is not None:
+            x = inputs.items.apply(x)
+        embedded: Tensor = self.embed_sum(x, inputs)
+        return embedded
+
+    def _step(
+        self, inputs: ModelInputs, attend: StepAttention, *, last_token_only: bool, cross: StepCrossAttention | None
+    ) -> StepContext:
+        """The values that a step passes to every layer."""
+        return StepContext(
+            self._ropes.at(inputs.positions),
+            attend,
+            inputs.logits_indices,
+            last_token_only,
+            inputs.cu_seqlens,
+            None if self.relative_bias is None else self.relative_bias(),
+            None if self.relative_positions is None else self.relative_positions(),
+            cross,
+            StepLoRA.of(inputs.lora),
+        )
+
+    @property
+    def pooler_heads(self) -> PoolerHeads:
+        """The heads of a model that pools."""
+        assert self.heads is not None
+        return self.heads
+
+    @property
+    def hidden_size(self) -> int:
+        """Elements of a hidden state."""
+        return self.spec.hidden
+
+    def set_context(self, context_len: int) -> None:
+        self.context_len = context_len
+        self.rope_switch = rope_switch(self.ropes, context_len)
+        self._ropes = RopeTables(self.ropes, context_len, self.rope_switch, next(self.parameters()).device)
+
+    @property
+    def ropes(self) -> set[Rope]:
+        """All ropes that steps need."""
+        return ropes_of(self.spec)
+
+
+def ropes_of(spec: TransformerSpec) -> set[Rope]:
+    """The ropes of all layers."""
+    return {layer.attn.rope for layer in spec.layers if layer.attn.rope is not None}
+
+
+def _grouped(spec: TransformerSpec) -> list[GroupedQueryAttention]:
+    return [layer.attn for layer in spec.layers if isinstance(layer.attn, GroupedQueryAttention)]

@@ -1,1 +1,0 @@
-"""Parallelism: which part of a decoder each rank has, and how ranks exchange tensors."""

@@ -1,0 +1,1 @@
+"""The part of a model that one rank has, and its weights."""

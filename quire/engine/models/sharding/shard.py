@@ -1,0 +1,169 @@
+"""The spec of the part of a decoder that one rank has."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from quire.engine.models.distributed.placement import Placement
+from quire.engine.models.errors import UnsupportedModel
+from quire.engine.models.specs.decoder import (
+    Attention,
+    DecoderSpec,
+    DisentangledAttention,
+    FeedForward,
+    GroupedQueryAttention,
+    Layer,
+    MoE,
+    QKNorm,
+)
+
+
+def part_of(spec: DecoderSpec, placement: Placement) -> DecoderSpec:
+    """The spec of a rank: its layers, cut.
+
+    Raises:
+        UnsupportedModel: the model cannot be divided like this.
+    """
+    check_divisible(spec, placement)
+    return shard(
+        stage(spec, placement.stage, placement.stages),
+        placement.tensor_rank,
+        placement.tensor_size,
+        expert_parallel=placement.expert_parallel,
+    )
+
+
+def stage(spec: DecoderSpec, index: int, stages: int) -> DecoderSpec:
+    """The spec of a pipeline stage: consecutive layers; only the last stage has the final norm.
+
+    The embedding belongs to the first stage and the output projection to the last, so they are not tied.
+    """
+    layers = stage_layers(len(spec.layers), index, stages)
+    return replace(
+        spec,
+        layers=spec.layers[layers.start : layers.stop],
+        final_norm=spec.final_norm and index == stages - 1,
+        tied=spec.tied and stages == 1,
+    )
+
+
+def stage_layers(layers: int, index: int, stages: int) -> range:
+    """Indices of the layers of a stage; the numbers of layers of two stages differ by at most one."""
+    return range(index * layers // stages, (index + 1) * layers // stages)
+
+
+def shard(spec: DecoderSpec, rank: int, size: int, *, expert_parallel: bool = False) -> DecoderSpec:
+    """The spec of one of `size` ranks that share each layer (tensor parallelism, Shoeybi et al. 2019).
+
+    A rank has some of the heads, some of the elements between the two projections of a feed-forward, and some of the
+    vocabulary, which is padded to a multiple of `size`. Key heads are replicated if there are fewer than ranks, and
+    the cache of latent attention always is. The spec must be divisible, see `check_divisible`.
+
+    Args:
+        spec: a whole decoder, or a stage of one.
+        rank: index of the rank.
+        size: number of ranks.
+        expert_parallel: a rank has some of the experts, each as a whole; otherwise a part of every expert.
+    """
+    if size == 1:
+        return spec
+    layers = tuple(
+        replace(
+            layer,
+            attn=_shard_attention(layer.attn, rank, size),
+            ffn=_shard_feed_forward(layer.ffn, rank, size, expert_parallel),
+        )
+        for layer in spec.layers
+    )
+    return replace(spec, layers=layers, vocab=padded_vocab(spec.vocab, size) // size)
+
+
+def padded_vocab(vocab: int, size: int) -> int:
+    """The next multiple of `size`."""
+    return -(-vocab // size) * size
+
+
+def _shard_attention(attn: Attention, rank: int, size: int) -> Attention:
+    assert not isinstance(attn, DisentangledAttention)
+    heads = attn.heads // size
+    if not isinstance(attn, GroupedQueryAttention):
+        return replace(attn, heads=heads)
+    alibi = None if attn.alibi is None else attn.alibi[rank * heads : (rank + 1) * heads]
+    return replace(attn, heads=heads, kv_heads=max(1, attn.kv_heads // size), alibi=alibi)
+
+
+def _shard_feed_forward(ffn: FeedForward, rank: int, size: int, expert_parallel: bool) -> FeedForward:
+    if not isinstance(ffn, MoE):
+        return replace(ffn, size=ffn.size // size)
+    shared = ffn.shared // size
+    if not expert_parallel:
+        return replace(ffn, size=ffn.size // size, shared=shared)
+    first, end = rank * ffn.experts // size, (rank + 1) * ffn.experts // size
+    return replace(ffn, first_expert=first, num_local_experts=end - first, shared=shared)
+
+
+def check_divisible(spec: DecoderSpec, placement: Placement) -> None:
+    """Check that a model can be divided among ranks.
+
+    Raises:
+        UnsupportedModel: it cannot; the message has the reason and what is accepted.
+    """
+    if placement.ranks == 1:
+        return
+    if placement.stages > len(spec.layers):
+        raise UnsupportedModel(
+            f"--pipeline-parallel-size is {placement.stages}, but the model has {len(spec.layers)} layers: "
+            "it must not be larger than that"
+        )
+    problem = _problem(spec, placement.tensor_size, placement.expert_parallel)
+    if problem is not None:
+        most = max(layer.attn.heads for layer in spec.layers)
+        sizes = [n for n in range(1, most + 1) if _problem(spec, n, placement.expert_parallel) is None]
+        accepted = f"must be {' or '.join(map(str, sizes))}" if len(sizes) < 3 else f"must be one of {_listed(sizes)}"
+        raise UnsupportedModel(
+            f"{problem} cannot be divided among {placement.tensor_size} ranks: --tensor-parallel-size {accepted}"
+        )
+
+
+def _listed(sizes: list[int]) -> str:
+    return ", ".join(map(str, sizes))
+
+
+def _problem(spec: DecoderSpec, size: int, expert_parallel: bool) -> str | None:
+    """What cannot be divided among `size` ranks; None if all can."""
+    if size == 1:
+        return None
+    for layer in dict.fromkeys(spec.layers):
+        for found in (_attention_problem(layer, size), _feed_forward_problem(layer.ffn, size, expert_parallel)):
+            if found is not None:
+                return found
+    return None
+
+
+def _attention_problem(layer: Layer, size: int) -> str | None:
+    attn = layer.attn
+    if isinstance(attn, DisentangledAttention):
+        return "disentangled attention"
+    if layer.cross is not None:
+        return "cross-attention"
+    if attn.heads % size:
+        return f"{attn.heads} attention heads"
+    if not isinstance(attn, GroupedQueryAttention):
+        return None
+    if attn.kv_heads % size and size % attn.kv_heads:
+        return f"{attn.kv_heads} KV heads"
+    if attn.qk_norm is QKNorm.ALL:
+        return "a norm of queries and keys over all heads"
+    return None if attn.relative_bias is None else "attention with a relative position bias"
+
+
+def _feed_forward_problem(ffn: FeedForward, size: int, expert_parallel: bool) -> str | None:
+    if not isinstance(ffn, MoE):
+        return _indivisible(ffn.size, size, "an intermediate size")
+    if ffn.shared % size:
+        return f"a shared expert's intermediate size of {ffn.shared}"
+    return None if expert_parallel else _indivisible(ffn.size, size, "an expert's intermediate size")
+
+
+def _indivisible(count: int, size: int, what: str) -> str | None:
+    return f"{what} of {count}" if count % size else None

@@ -1,0 +1,326 @@
+"""Parts of an AudioEncoderSpec: stems, position embeddings and projectors.
+
+As in `spec`, fields describe operations.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from quire.engine.client.convolutions import Convolution
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvStem:
+    """Two convolutions over time of width 3, each followed by `act`; the second one halves the number of positions.
+
+    Attributes:
+        channels: elements of a column of features.
+        act: an activation.
+    """
+
+    channels: int
+    act: str
+
+    @property
+    def convolutions(self) -> tuple[Convolution, ...]:
+        """The convolutions over time, from which `count_positions` derives the length of the result."""
+        return Convolution(3, 1, 1), Convolution(3, 2, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CausalConvStem:
+    """As `ConvStem`, but the convolutions are causal: no position reads later ones, and zeros precede the first one.
+
+    Attributes:
+        channels: channels of a column of features.
+        act: activation after each convolution.
+    """
+
+    channels: int
+    act: str
+
+    @property
+    def convolutions(self) -> tuple[Convolution, ...]:
+        """A convolution with as many positions, for an even number of columns."""
+        return (Convolution(2, 2),)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChunkedConvStem:
+    """Three convolutions over features and time, which halve both, each followed by `act`; then a projection.
+
+    Each chunk of columns is computed by itself, and has its own sinusoidal positions.
+
+    Attributes:
+        rows: rows of the features.
+        channels: outputs of each convolution.
+        chunk: columns.
+        act: an activation.
+    """
+
+    rows: int
+    channels: int
+    chunk: int
+    act: str
+
+    @property
+    def convolutions(self) -> tuple[Convolution, ...]:
+        """The convolutions of one chunk over time; see `count_positions`."""
+        return (Convolution(3, 2, 1),) * 3
+
+
+class StemNorm(Enum):
+    """The values of an item that are normalized together."""
+
+    POSITION = "the channels of each position"
+    CHANNEL = "all positions of each channel"
+    ALL = "all positions and channels"
+
+
+@dataclass(frozen=True, kw_only=True)
+class WaveConv:
+    """A convolution over time without padding, a norm if there is one, and an activation.
+
+    Attributes:
+        size: channels of its result.
+        norm_last: the norm follows the activation.
+    """
+
+    size: int
+    kernel: int
+    stride: int
+    act: str
+    bias: bool = False
+    norm: StemNorm | None = None
+    norm_last: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class WaveStem:
+    """Convolutions over samples.
+
+    Attributes:
+        projection: a linear layer to the hidden size follows; otherwise the last convolution has that size.
+        projection_norm: epsilon of a layer norm before it; None for no norm.
+    """
+
+    convs: tuple[WaveConv, ...]
+    projection: bool = False
+    projection_norm: float | None = None
+
+    @property
+    def convolutions(self) -> tuple[Convolution, ...]:
+        """The convolutions over time, from which `count_positions` derives the length of the result."""
+        return tuple(Convolution(conv.kernel, conv.stride) for conv in self.convs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conv2dStem:
+    """Convolutions over time and bands of a spectrogram, each with a stride of 2 in both, then a linear layer.
+
+    All but the first are separable: a convolution of each channel, and one of width 1. A relu follows each of them.
+
+    Attributes:
+        bands: rows of the features.
+        channels: channels of all convolutions.
+        layers: convolutions.
+        kernel: width in both directions, an odd number.
+        scale: factor of the result.
+        standardized: each band is shifted and scaled before by numbers of the checkpoint.
+    """
+
+    bands: int
+    channels: int
+    layers: int
+    kernel: int = 3
+    scale: float = 1.0
+    standardized: bool = False
+
+    @property
+    def convolutions(self) -> tuple[Convolution, ...]:
+        """The convolutions over time, from which `count_positions` derives the length of the result."""
+        return (Convolution(self.kernel, 2, self.kernel // 2),) * self.layers
+
+
+@dataclass(frozen=True, kw_only=True)
+class CausalConv2dStem:
+    """As `Conv2dStem`, but no position reads columns after its last one: zeros precede the first column and band.
+
+    A zero follows the last column and band of each convolution, which reads it if their number is even.
+
+    Attributes:
+        bands: rows of the features.
+        channels: channels of all convolutions.
+        layers: convolutions.
+        kernel: width in both directions.
+        scale: factor of the result.
+    """
+
+    bands: int
+    channels: int
+    layers: int
+    kernel: int = 3
+    scale: float = 1.0
+
+    @property
+    def convolutions(self) -> tuple[Convolution, ...]:
+        """Convolutions over time with as many positions; see `count_positions`."""
+        return (Convolution(2, 2, 1),) * self.layers
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearStem:
+    """A linear layer over the rows of a column, with a bias: each column is a position."""
+
+    rows: int
+
+    @property
+    def convolutions(self) -> tuple[Convolution, ...]:
+        """None; see `count_positions`."""
+        return ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnedPositions:
+    """A learned vector for each position."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvPositions:
+    """x + act(convolution(x)), whose channels are convolved in groups; see `LayerStack` for a norm after it.
+
+    Attributes:
+        kernel: positions; of an even number one more lies before the position than after it.
+        norm: the model's norm follows the sum.
+    """
+
+    kernel: int
+    groups: int
+    act: str
+    norm: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Projector:
+    """Linear layers with `act` between them.
+
+    Attributes:
+        sizes: output size of each.
+        bias: whether all of them have a bias.
+    """
+
+    sizes: tuple[int, ...]
+    bias: bool
+    act: str = "gelu"
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueryProjector:
+    """Learned queries that attend to each window of positions, and a linear layer (Q-Former, Li et al. 2023).
+
+    A layer is self-attention of a window's queries, cross-attention to its positions in each `cross_every`-th layer,
+    and a feed-forward, each with a norm after its sum. The last window is filled up with zeros, which are attended to.
+
+    Attributes:
+        window: number of positions of a window.
+        queries: number of queries of a window, each of which becomes a token.
+        source: elements of a position.
+        hidden: elements of a query.
+        layers: number of layers of the transformer.
+        heads: number of heads of its attention.
+        ffn, act: size and activation of its feed-forward.
+        eps: epsilon of its norms.
+        size: outputs of the linear layer.
+    """
+
+    window: int
+    queries: int
+    source: int
+    hidden: int
+    layers: int
+    heads: int
+    ffn: int
+    act: str
+    eps: float
+    cross_every: int
+    size: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RelativeAttention:
+    """Attention with scores (q + u) k + (q + v) r, where r are keys of sinusoidal distances (Dai et al. 2019).
+
+    Attributes:
+        bias: whether the projections have one; that of distances never does.
+    """
+
+    heads: int
+    head_dim: int
+    scale: float
+    bias: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChunkedAttention:
+    """`RelativeAttention` of chunks of positions to themselves and to those before them (Noroozi et al. 2024).
+
+    Attributes:
+        chunk: number of positions of a chunk.
+        past: number of positions before a chunk that it attends to, whole chunks.
+    """
+
+    heads: int
+    head_dim: int
+    scale: float
+    chunk: int
+    past: int
+    bias: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockAttention:
+    """Attention within blocks of positions, with scores q k + q r, where r are learned by distance (Shaw et al. 2018).
+
+    Attributes:
+        block: positions.
+        reach: rows of the table of distances are twice as many and one.
+    """
+
+    heads: int
+    head_dim: int
+    scale: float
+    block: int
+    reach: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimeConv:
+    """The convolution of a conformer: values times gates, a convolution of each channel over time, `act`, a projection.
+
+    Attributes:
+        size: channels.
+        kernel: positions that the convolution reads: half of them before its own, or all of them if it is `causal`. Of
+            an even number one more lies before it than after it.
+        act: activation before the last projection.
+        gate: activation of the gates.
+        bias: the projections have one.
+        kernel_bias: the convolution has one.
+        mixes: a linear layer precedes `act`, in place of a norm.
+        norm: epsilon of a layer norm before `act`; None: the norm is a batch norm, by known statistics.
+    """
+
+    size: int
+    kernel: int
+    act: str
+    gate: str = "sigmoid"
+    bias: bool = True
+    kernel_bias: bool = True
+    causal: bool = False
+    mixes: bool = False
+    norm: float | None = None
+
+
+Stem = ConvStem | CausalConvStem | ChunkedConvStem | WaveStem | Conv2dStem | CausalConv2dStem | LinearStem
+Positions = LearnedPositions | ConvPositions

@@ -1,0 +1,404 @@
+"""DecoderSpec, EncoderSpec, CTCSpec and TransducerSpec: the architecture of a transformer.
+
+Fields describe operations, never model names. New control flow gets a new type.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from quire.engine.models.specs.audio import (
+    BlockAttention,
+    ChunkedAttention,
+    Positions,
+    Projector,
+    QueryProjector,
+    RelativeAttention,
+    Stem,
+    TimeConv,
+)
+from quire.engine.models.specs.rope import Rope
+
+
+class QKNorm(Enum):
+    """Elements over which queries and keys are normalized."""
+
+    HEAD = "each head"
+    ALL = "all heads together"
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupedQueryAttention:
+    """Grouped-query attention: `heads` query heads share `kv_heads` key and value heads."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float
+    rope: Rope | None  # None: no position embedding
+    qkv_bias: bool = False
+    out_bias: bool = False
+    qk_norm: QKNorm | None = None
+    window: int | None = None  # positions that a query attends to, including its own; in encoders on each side
+    softcap: float | None = None
+    sinks: bool = False  # a learned logit per head is added to the softmax's denominator
+    alibi: tuple[float, ...] | None = None  # slope of each head: its scores lose slope * distance (Press et al. 2021)
+    relative_bias: RelativeBias | ClippedBias | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RelativeBias:
+    """A learned bias of scores by distance, in logarithmic buckets (T5); all layers share the first one's."""
+
+    buckets: int
+    max_distance: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClippedBias:
+    """A learned bias of scores by distance, from -reach to reach - 1; all layers share the first one's."""
+
+    reach: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class DisentangledAttention:
+    """Attention of content to content, of content to relative positions and of these to content (DeBERTa v2).
+
+    Attributes:
+        buckets: logarithmic buckets of distances; 0: distances are clipped.
+        max_distance: rows of the table of relative positions are twice as many, or twice `buckets`.
+        share_keys: positions are projected by the projections of queries and keys.
+        to_position, from_position: whether content attends to positions, and positions to content.
+        norm_positions: the table of relative positions is normalized.
+    """
+
+    heads: int
+    head_dim: int
+    buckets: int
+    max_distance: int
+    share_keys: bool
+    to_position: bool
+    from_position: bool
+    norm_positions: bool
+    rope: Rope | None = None  # always None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatentAttention:
+    """Multi-head latent attention (MLA): one cached vector of kv_rank + rope.dim elements for keys and values."""
+
+    heads: int
+    q_rank: int | None  # None: queries are projected in one step
+    kv_rank: int
+    nope_dim: int
+    value_dim: int
+    scale: float
+    rope: Rope
+    bias: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatedMLP:
+    """down(act(gate(x)) * up(x))."""
+
+    size: int
+    act: str = "silu"
+    bias: bool = False
+    down_bias: bool | None = None  # of the second projection; None: as `bias`
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlainMLP:
+    """down(act(up(x)))."""
+
+    size: int
+    act: str
+    bias: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class SoftmaxRouter:
+    """Selects the top_k experts by the softmax of the router's logits."""
+
+    renormalize: bool = True  # the weights of the selected experts sum to 1
+    bias: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupedSigmoidRouter:
+    """Selects groups by the sum of their two highest sigmoid scores, then the top_k experts in these groups."""
+
+    groups: int
+    top_groups: int
+    renormalize: bool
+    scale: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatedExperts:
+    """Experts that are gated MLPs without biases."""
+
+    act: str = "silu"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClampedSwigluExperts:
+    """Experts with biases: (clamp(up) + 1) * g * sigmoid(alpha * g), g = clamp(gate)."""
+
+    alpha: float
+    limit: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoE:
+    """Mixture of experts of width `size`, and a shared expert of width `shared`; 0 for no shared expert.
+
+    Attributes:
+        experts: number of all experts, which the router selects from.
+        first_expert: index of the first expert that this rank has.
+        num_local_experts: number of experts that this rank has; None: all.
+    """
+
+    size: int
+    experts: int
+    top_k: int
+    router: SoftmaxRouter | GroupedSigmoidRouter
+    expert: GatedExperts | ClampedSwigluExperts = GatedExperts()
+    shared: int = 0
+    first_expert: int = 0
+    num_local_experts: int | None = None
+
+    @property
+    def local_experts(self) -> range:
+        """Indices of the experts that this rank has."""
+        count = self.experts if self.num_local_experts is None else self.num_local_experts
+        return range(self.first_expert, self.first_expert + count)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CrossAttention:
+    """Attention of a decoder's tokens to all positions of an encoder's output.
+
+    Attributes:
+        bias: queries, values and the result have one; keys never do.
+    """
+
+    heads: int
+    head_dim: int
+    scale: float
+    bias: bool = True
+
+
+Attention = GroupedQueryAttention | LatentAttention | DisentangledAttention
+FeedForward = GatedMLP | PlainMLP | MoE
+
+
+@dataclass(frozen=True, kw_only=True)
+class RMSNormSpec:
+    """x / rms(x) * (weight + offset); gemma stores weights minus 1."""
+
+    eps: float
+    offset: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerNormSpec:
+    """(x - mean) / deviation * weight + bias."""
+
+    eps: float
+    bias: bool = True
+
+
+Norm = RMSNormSpec | LayerNormSpec
+
+
+class ParallelResidual(Enum):
+    """Attention and feed-forward in parallel: x + attn(norm(x)) + ffn(norm(x))."""
+
+    ONE_NORM = "attention and feed-forward have the same norm"
+    TWO_NORMS = "attention and feed-forward have separate norms"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layer:
+    """x + scale * post(attn(pre(x))), and the same with ffn; pre and post are norms, if enabled.
+
+    Attributes:
+        pre_attn_norm: False: the attention alone has no norm before it.
+        post_ln: x becomes norm(x + attn(x)), and the same with ffn (BERT).
+        inner_post_ln: with post_ln, attn(x) is inner_norm(x + attn(x)) (Jina's code embedder).
+        parallel: attention and feed-forward both read the layer's input.
+        cross: cross-attention between attention and feed-forward, with a norm before it; not in layers
+            with `post_ln` or `parallel`.
+    """
+
+    attn: Attention
+    ffn: FeedForward
+    pre_norm: bool = True
+    pre_attn_norm: bool = True
+    branch_output_norm: bool = False
+    post_ln: bool = False
+    inner_post_ln: bool = False
+    parallel: ParallelResidual | None = None
+    residual_scale: float = 1.0
+    cross: CrossAttention | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConformerLayer:
+    """Half a feed-forward, attention, a convolution and half a feed-forward, in residual branches; then a norm.
+
+    Each branch begins with a norm (Gulati et al. 2020).
+
+    Attributes:
+        ffn: architecture of both feed-forwards.
+        feedback: classes, of which the probabilities at the layer's output are projected and added to it (Nozaki and
+            Komatsu 2021); 0 for none.
+    """
+
+    attn: RelativeAttention | ChunkedAttention | BlockAttention | GroupedQueryAttention
+    ffn: PlainMLP | GatedMLP
+    conv: TimeConv
+    feedback: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Embeddings:
+    """The embedding of a token, and the embeddings that are added to it.
+
+    Attributes:
+        scale: factor of the token's embedding.
+        positions: rows of the table of learned positions; 0 for none.
+        position_offset: row of the first position.
+        types: rows of the table of token types; 0 for none.
+        norm: applied to the sum; None for no norm.
+        size: elements of the tables, if a projection to the hidden size follows.
+        norm_projected: the projection precedes the norm, and has no bias.
+        tasks: rows of the table of tasks, of which the first is added to all tokens (ERNIE); 0 for none.
+    """
+
+    scale: float = 1.0
+    positions: int = 0
+    position_offset: int = 0
+    types: int = 0
+    norm: Norm | None = None
+    size: int | None = None
+    norm_projected: bool = False
+    tasks: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class StackSpec:
+    """Layers, and a norm.
+
+    Attributes:
+        final_norm: the norm after the last layer exists.
+        order: indices of the layers in the order in which they run, where some run more than once (ALBERT); only in
+            encoders of text. None: each runs once.
+    """
+
+    hidden: int
+    layers: tuple[Layer | ConformerLayer, ...]
+    norm: Norm
+    max_positions: int
+    final_norm: bool = True
+    order: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformerSpec(StackSpec):
+    """Embeddings of tokens before the layers."""
+
+    layers: tuple[Layer, ...]
+    vocab: int
+    embeddings: Embeddings = Embeddings()
+
+
+@dataclass(frozen=True, kw_only=True)
+class AudioEncoderSpec(StackSpec):
+    """An encoder of audio.
+
+    Learned positions are added.
+
+    Attributes:
+        max_positions: positions of an item, after the stem.
+        positions: position embeddings; None if the stem adds them, or attention encodes positions.
+        averaged: pooling factor: the mean of this many neighbouring positions becomes one, before the norm.
+        joined: stack factor: this many neighbouring positions are concatenated to one, after the norm.
+        concatenated: indices of layers whose inputs are put before the last layer's output, along the elements.
+        chunk: positions of an item; one that continues another is filled up with zeros, which are attended to.
+            0: items are independent of each other.
+        projector: applied to the result; None: there is none.
+    """
+
+    stem: Stem
+    positions: Positions | None
+    averaged: int = 1
+    joined: int = 1
+    concatenated: tuple[int, ...] = ()
+    chunk: int = 0
+    projector: Projector | QueryProjector | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CTCSpec:
+    """An encoder and a projection to the logits of each position (Graves et al. 2006)."""
+
+    encoder: AudioEncoderSpec
+    vocab: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransducerSpec:
+    """An encoder of audio in pieces, and networks that give the next token at a position (RNN-T, Graves 2012).
+
+    The prediction network is an LSTM over the tokens so far. The joint network adds its output to the encoder's, with
+    an activation and a projection to logits.
+
+    Attributes:
+        hidden: elements of both outputs.
+        vocab: tokens, with the blank.
+        lstm_layers: number of layers of the LSTM.
+        act: activation of the joint network.
+        chunk: number of positions that are encoded together.
+    """
+
+    encoder: AudioEncoderSpec
+    hidden: int
+    vocab: int
+    lstm_layers: int
+    act: str
+    chunk: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderSpec(TransformerSpec):
+    """A decoder-only language model.
+
+    Attributes:
+        tied: the output projection shares the embedding's weight.
+        head_bias: the output projection has a bias.
+        logit_softcap: logits become cap * tanh(logits / cap).
+        encoder: audio encoder: feeds cross-attention if layers have it, otherwise replaces embeddings of placeholder
+            tokens. None if there is none.
+        adds_encoder: its outputs are added to the embeddings of all tokens instead, one to each.
+    """
+
+    tied: bool = False
+    head_bias: bool = False
+    logit_scale: float = 1.0
+    logit_softcap: float | None = None
+    encoder: AudioEncoderSpec | None = None
+    adds_encoder: bool = False
+
+    @property
+    def has_cross_attention(self) -> bool:
+        """Whether layers read the encoder's output."""
+        return any(layer.cross is not None for layer in self.layers)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderSpec(TransformerSpec):
+    """A transformer whose tokens attend in both directions."""

@@ -1,1 +1,0 @@
-"""Media that content parts of messages refer to."""

@@ -1,0 +1,345 @@
+"""Fields and models that several endpoints share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import UnionType
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
+
+import orjson
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetPydanticSchema,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+
+from quire.protocol.token_ids import TokenIds
+
+Item = TypeVar("Item")
+# Validation stops at the first invalid item: errors for a million items would block the event loop for half a minute.
+ListOf = Annotated[list[Item], Field(fail_fast=True)]
+Int64 = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+# Bounds that no use needs to exceed, and at which float32 logits cannot overflow.
+Temperature = Annotated[float, Field(ge=0, le=1000)]
+RepetitionPenalty = Annotated[float, Field(ge=0.001, le=1000)]
+TopP = Annotated[float, Field(gt=0, le=1)]
+TopK = Annotated[int, Field(ge=-1, lt=1 << 31)]
+Alternatives = Annotated[int, Field(ge=-1, description="-1: the whole vocabulary")]
+MinP = Annotated[float, Field(ge=0, le=1)]
+FinishReason = Literal["stop", "length", "abort", "error", "tool_calls"]
+
+
+def too_many_keys(maximum: int, given: int) -> PydanticCustomError:
+    """A validation error of a dict with too many keys."""
+    return PydanticCustomError(
+        "too_many_keys",
+        "Object should have at most {maximum} keys, not {given}",
+        {"maximum": maximum, "given": given},
+    )
+
+
+def max_keys(maximum: int) -> BeforeValidator:
+    """Bounds the length of a dict. `Field(max_length=...)` alone collects the errors of all its entries first."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, dict) and len(value) > maximum:
+            raise too_many_keys(maximum, len(value))
+        return value
+
+    return BeforeValidator(check)
+
+
+# Bounds that keep validation on the event loop short, and that no client needs to exceed.
+_MAX_MESSAGES = 4096
+_MAX_PARTS = 1 << 14
+StopString = Annotated[str, Field(max_length=1024)]
+StopTokenIds = Annotated[TokenIds, Field(max_length=1024)]
+LogitBias = Annotated[dict[str, float], Field(max_length=1024), max_keys(1024)]
+TemplateVariables = Annotated[dict[str, Any], Field(max_length=256), max_keys(256)]
+ExtensionArguments = Annotated[
+    dict[str, str | int | float | ListOf[str | int | float]], Field(max_length=256), max_keys(256)
+]
+
+
+def _check_conversation(messages: Any) -> Any:
+    """Bounds the number of messages, and of content parts and tool calls in all of them."""
+    if not isinstance(messages, list):
+        return messages
+    if len(messages) > _MAX_MESSAGES:
+        raise PydanticCustomError(
+            "too_many_messages",
+            "List should have at most {maximum} messages, not {given}",
+            {"maximum": _MAX_MESSAGES, "given": len(messages)},
+        )
+    parts = sum(
+        len(listed)
+        for message in messages
+        if isinstance(message, dict)
+        for name in ("content", "tool_calls")
+        if isinstance(listed := message.get(name), list)
+    )
+    if parts > _MAX_PARTS:
+        raise PydanticCustomError(
+            "too_many_parts",
+            "Messages should have at most {maximum} content parts and tool calls together, not {given}",
+            {"maximum": _MAX_PARTS, "given": parts},
+        )
+    return messages
+
+
+# Of the messages of a conversation.
+MessagesOf = Annotated[
+    list[Item], Field(fail_fast=True, min_length=1, max_length=_MAX_MESSAGES), BeforeValidator(_check_conversation)
+]
+
+
+def field_error(param: str, message: str) -> PydanticCustomError:
+    """A validation error that names the field."""
+    return PydanticCustomError("invalid_field", "{message}", {"param": param, "message": message})
+
+
+class _BoundedModel(BaseModel):
+    """An object with a bounded number of undeclared fields, checked before each of them costs something."""
+
+    max_undeclared: ClassVar[int]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bound_keys(cls, value: Any) -> Any:
+        maximum = len(cls.model_fields) + cls.max_undeclared
+        if isinstance(value, dict) and len(value) > maximum:
+            raise too_many_keys(maximum, len(value))
+        return value
+
+
+class StrictModel(_BoundedModel):
+    """An object without undeclared fields. More than `max_undeclared` are refused with one error."""
+
+    model_config = ConfigDict(extra="forbid")
+    max_undeclared = 16
+
+
+class RequestPart(_BoundedModel):
+    """An object inside of a request body. Undeclared fields are kept, to be named by `quire.protocol.fields`.
+
+    Attributes:
+        passes_undeclared: they are passed to the chat template, and so may have an effect.
+    """
+
+    model_config = ConfigDict(extra="allow")
+    max_undeclared = 256
+    passes_undeclared: ClassVar[bool] = False
+
+    def undeclared_inside(self) -> Iterator[tuple[str, Any]]:
+        """Paths and values of unknown fields in parts that have no model of their own."""
+        yield from ()
+
+
+class RequestBody(_BoundedModel):
+    """A request body. Undeclared fields are kept, to be checked by `quire.protocol.fields`.
+
+    Attributes:
+        constraints: the fields that constrain the answer; None if the endpoint has none.
+    """
+
+    model_config = ConfigDict(extra="allow", allow_inf_nan=False)
+    max_undeclared = 1024
+    constraints: ClassVar[str | None] = None
+
+    model: str | None = Field(
+        None, description="name of a served model; default: the first one that has the endpoint's task"
+    )
+
+
+class StreamOptions(RequestPart):
+    """What a stream contains besides its text."""
+
+    include_usage: bool = Field(False, description="end with a chunk that has the token counts")
+    continuous_usage_stats: bool = Field(False, description="have the token counts in every chunk; with include_usage")
+
+
+class CommonSamplingFields(RequestBody):
+    """Sampling fields that have the same meaning at every endpoint that generates."""
+
+    stream: bool | None = Field(False, description="answer with server-sent events")
+    seed: Int64 | None = Field(None, description="requests with the same seed get the same answer")
+    stop: StopString | ListOf[StopString] | None = Field(None, description="strings that end the answer")
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: LogitBias | None = None
+    top_k: TopK | None = None
+    min_p: MinP | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    stop_token_ids: StopTokenIds | None = None
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    min_tokens: Annotated[int, Field(ge=0)] = 0
+    skip_special_tokens: bool = True
+    allowed_token_ids: TokenIds | None = None
+    bad_words: ListOf[Annotated[str, Field(max_length=256)]] | None = None
+    priority: Int64 = 0
+    cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+    vllm_xargs: ExtensionArguments | None = Field(
+        None, description="arguments of custom extensions of vLLM; this server has no extensions, so none has an effect"
+    )
+    timeout: Annotated[float, Field(ge=0.001, le=1e7)] | None = Field(
+        None,
+        description="seconds after which generation is aborted with status 408; the server may have a shorter limit",
+    )
+
+
+class ChatAndCompletionFields(CommonSamplingFields):
+    """Fields that have the same meaning in completions and chat."""
+
+    n: Annotated[int, Field(ge=1)] | None = Field(1, description="answers for each prompt")
+    stream_options: StreamOptions | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
+    truncation_side: Literal["left", "right"] | None = Field(
+        None, description="the side of the prompt that truncate_prompt_tokens cuts; default: left"
+    )
+    prompt_logprobs: Alternatives | None = None
+    logprob_token_ids: TokenIds | None = Field(
+        None, description="tokens whose log-probabilities are returned in place of the top tokens; needs `logprobs`"
+    )
+    request_id: str | None = None
+    return_tokens_as_token_ids: bool | None = None
+    return_token_ids: bool | None = None
+    return_metrics: bool | None = Field(None, description="return timings of the request in `metrics`")
+
+    @property
+    def streams_usage(self) -> bool:
+        """Whether the last chunk of the stream has token counts."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def streams_usage_continuously(self) -> bool:
+        """Whether all chunks of the stream have token counts."""
+        options = self.stream_options
+        return options is not None and options.include_usage and options.continuous_usage_stats
+
+    @model_validator(mode="after")
+    def _streaming(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise field_error("stream_options", "Stream options can only be defined when `stream=True`.")
+        if self.prompt_logprobs is not None and self.stream:
+            raise field_error("prompt_logprobs", "`prompt_logprobs` are not available when `stream=True`.")
+        return self
+
+
+class PromptTokensDetails(BaseModel):
+    """Prompt tokens by origin: `audio_tokens` as OpenAI has them, and as vLLM; without audio there are neither."""
+
+    cached_tokens: int
+    audio_tokens: int | None = None
+    multimodal_tokens: dict[Literal["audio"], int] | None = None
+
+    @model_serializer(mode="wrap")
+    def _omit_absent_fields(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        fields: dict[str, Any] = serialize(self)
+        return {name: value for name, value in fields.items() if value is not None}
+
+
+class CompletionTokensDetails(BaseModel):
+    """Completion tokens by purpose."""
+
+    reasoning_tokens: int
+
+
+class Usage(BaseModel):
+    """Token counts of a request."""
+
+    prompt_tokens: int
+    total_tokens: int
+    completion_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
+
+
+class RequestMetrics(BaseModel):
+    """Timings of a request. Of several sequences, the earliest start and the latest end are used."""
+
+    queue_time_ms: float
+    time_to_first_token_ms: float
+    generation_time_ms: float
+    mean_itl_ms: float | None
+    tokens_per_second: float
+
+
+class PromptLogprob(BaseModel):
+    """A candidate token at a position of the prompt."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+def preencoded(documented: Any) -> GetPydanticSchema:
+    """A field of a response that is written into its JSON without validation; `documented`: its type in OpenAPI."""
+
+    def schema(_source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_wrap_validator_function(
+            lambda value, _validate: value,
+            handler.generate_schema(documented),
+            serialization=core_schema.plain_serializer_function_ser_schema(lambda value: value),
+        )
+
+    return GetPydanticSchema(schema)
+
+
+PromptLogprobs = Annotated[orjson.Fragment, preencoded(list[dict[str, PromptLogprob] | None])]
+
+
+class ErrorDetail(BaseModel):
+    """Details of an error."""
+
+    message: str
+    type: str
+    param: str | None
+    code: int
+
+
+class ErrorBody(BaseModel):
+    """Body of every error response."""
+
+    error: ErrorDetail
+
+
+# `ErrorBody` by reference: FastAPI makes a validator of each `model`, and 350 of them delayed every start. Routes that
+# give it as their model, as /health does, define it in the document.
+_ERROR = {"application/json": {"schema": {"$ref": f"#/components/schemas/{ErrorBody.__name__}"}}}
+ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"content": _ERROR, "description": text}
+    for status, text in (
+        (400, "the request is not valid"),
+        (401, "the API key is missing or wrong"),
+        (404, "there is no such model or response"),
+        (408, "generation exceeded its time limit"),
+        (413, "the body is larger than --max-body-size"),
+        (429, "this client has its share of the server (--max-client-share)"),
+        (500, "internal server error"),
+        (503, "the queue is full, or the engine has stopped"),
+    )
+}
+
+
+# One event; OpenAPI 3.1 has no way to say that a body is a sequence of them.
+_EVENT = {
+    "type": "object",
+    "properties": {"event": {"type": "string"}, "data": {"type": "string"}},
+    "required": ["data"],
+}
+
+
+def openapi_stream(model: type[BaseModel] | UnionType) -> dict[int | str, dict[str, Any]]:
+    """OpenAPI responses of an endpoint that gives either a JSON body or a stream of events."""
+    return {200: {"model": model, "content": {"text/event-stream": {"schema": _EVENT}}}, **ERRORS}

@@ -1,0 +1,138 @@
+"""POST /inference/v1/generate, from tokens to tokens, and the render endpoints, which make its input."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+import orjson
+from pydantic import BaseModel, Field, model_validator
+
+from quire.protocol.chat import ChatLogprobs
+from quire.protocol.common import (
+    Alternatives,
+    ChatAndCompletionFields,
+    FinishReason,
+    Int64,
+    MinP,
+    PromptLogprobs,
+    RepetitionPenalty,
+    RequestBody,
+    StreamOptions,
+    Temperature,
+    TopK,
+    TopP,
+    Usage,
+    field_error,
+    preencoded,
+)
+from quire.protocol.structured import StructuredOutputs
+from quire.protocol.token_ids import TokenIds
+
+_Row = Annotated[list[Annotated[int, Field(ge=-1, lt=1 << 31)]], Field(fail_fast=True)]
+
+
+class GenerateSamplingParams(ChatAndCompletionFields):
+    """vLLM's SamplingParams with its defaults; those of the model's files are not used."""
+
+    max_tokens: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="default: as many as fit into the context, or the model's max_new_tokens"
+    )
+    temperature: Temperature | None = 1.0
+    top_p: TopP | None = 1.0
+    top_k: TopK | None = 0
+    min_p: MinP | None = 0.0
+    repetition_penalty: RepetitionPenalty | None = 1.0
+    logprobs: Alternatives | None = None
+    prompt_logprob_token_ids: list[_Row] | None = Field(
+        None,
+        min_length=1,
+        description="tokens whose log-probabilities are returned at each position of the prompt; -1: none",
+    )
+    prompt_logprob_start: Annotated[int, Field(ge=0)] | None = Field(
+        None, description="first row of `prompt_logprob_token_ids`: it is about the prompt's token after this one"
+    )
+    structured_outputs: StructuredOutputs | None = None
+    detokenize: bool = Field(True, description="no effect, except that `stop` requires true")
+
+
+class TokensRequest(RequestBody):
+    """Continue a prompt of tokens."""
+
+    token_ids: Annotated[TokenIds, Field(min_length=1)]
+    sampling_params: GenerateSamplingParams
+    request_id: str | None = None
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+    priority: Int64 = 0
+    output_mode: Literal["tokens", "text"] = "tokens"
+    return_token_ids: bool | None = Field(None, description="return the prompt's token ids")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.output_mode == "text" and not self.sampling_params.detokenize:
+            raise field_error("output_mode", "`output_mode` text requires `detokenize: true`.")
+        if self.stream_options is not None and not self.stream:
+            raise field_error("stream_options", "Stream options can only be defined when `stream=True`.")
+        return self
+
+
+class TokenLogprob(BaseModel):
+    """A token by its id."""
+
+    token_id: int
+    logprob: float
+    rank: int | None = Field(description="position among all tokens by probability, from 1; null for listed tokens")
+
+
+class TokenLogprobEntry(TokenLogprob):
+    """A token of the answer, with itself and its alternatives."""
+
+    top_logprobs: list[TokenLogprob]
+
+
+class TokenLogprobsList(BaseModel):
+    """Log-probabilities of a choice's tokens, by their ids."""
+
+    content: Annotated[orjson.Fragment, preencoded(list[TokenLogprobEntry])]
+
+
+class TokensChoice(BaseModel):
+    """One answer, or a piece of it. `text` is set in output mode `text`, and `logprobs` has texts there."""
+
+    index: int
+    token_ids: list[int]
+    text: str | None = None
+    logprobs: TokenLogprobsList | ChatLogprobs | None
+    finish_reason: FinishReason | None
+    stop_reason: int | str | None = None
+
+
+class TokensResponse(BaseModel):
+    """The response body."""
+
+    request_id: str
+    model: str
+    created: int
+    output_mode: Literal["tokens", "text"]
+    choices: list[TokensChoice]
+    prompt_logprobs: PromptLogprobs | None = None
+    prompt_token_id_logprobs: str | None = Field(
+        None, description="a base64-encoded .npy file: float32 of the shape of `prompt_logprob_token_ids`"
+    )
+    prompt_token_ids: list[int] | None = None
+    usage: Usage
+    kv_transfer_params: dict[str, Any] | None = None
+
+
+class RenderedPrompt(BaseModel):
+    """A rendered prompt: a request for /inference/v1/generate, and the text of the prompt."""
+
+    request_id: str
+    model: str
+    token_ids: list[int]
+    prompt: str | None
+    sampling_params: dict[str, Any]
+    stream: bool
+    cache_salt: str | None
+    priority: int

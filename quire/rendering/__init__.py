@@ -1,0 +1,1 @@
+"""Prompts: chat templates, tokenizers, and what turns messages and texts into token ids. Without torch."""

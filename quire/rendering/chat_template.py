@@ -1,0 +1,191 @@
+"""Chat templates: Jinja in a sandbox, with the helpers that Hugging Face templates rely on."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NoReturn
+
+import jinja2
+from jinja2 import meta, nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from quire.multimodal.errors import ModelFileError, PromptError
+from quire.rendering.json_file import read_json
+
+# Exceptions that a template may raise. Deeply nested or very long ones exceed limits of Python's compiler.
+_FAILURES = (
+    *(TypeError, ValueError, LookupError, AttributeError, ArithmeticError, AssertionError),
+    *(RuntimeError, SyntaxError, MemoryError),
+)
+
+
+class _GenerationTag(Extension):
+    """`{% generation %}` marks text for training; it renders its body."""
+
+    tags = {"generation"}  # noqa: RUF012 the library's declaration
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        """Parse the body."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _raise(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # Jinja's own filter escapes HTML.
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, "jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise
+    environment.globals["strftime_now"] = lambda form: datetime.now().astimezone().strftime(form)
+    return environment
+
+
+class ChatTemplate:
+    """A compiled template.
+
+    Attributes:
+        variables: names that it reads; others have no effect.
+        keys: keys of objects that it reads; None: it writes whole messages, so that all of their fields have an effect.
+        wants_parts: it loops over the parts of a message's content; otherwise content is passed as text.
+    """
+
+    def __init__(self, source: str) -> None:
+        """Compile a template.
+
+        Raises:
+            PromptError: the source is not a valid template.
+        """
+        environment = _environment()
+        try:
+            tree = environment.parse(source)
+            self._template = environment.from_string(source)
+        except (jinja2.TemplateError, *_FAILURES) as error:
+            raise PromptError(f"The chat template is not valid: {error}", "chat_template") from error
+        self.source = source
+        self.variables = frozenset(meta.find_undeclared_variables(tree))
+        self.keys = None if _writes_messages(tree) else _keys(tree)
+        self.wants_parts = _loops_over_content(tree)
+
+    def render(self, variables: dict[str, Any]) -> str:
+        """Render with these variables.
+
+        Raises:
+            PromptError: the template refuses the messages or fails.
+        """
+        try:
+            return self._template.render(variables)
+        except jinja2.TemplateError as error:
+            raise PromptError(f"The chat template refused the messages: {error}", "messages") from error
+        except _FAILURES as error:
+            raise PromptError(
+                f"The chat template failed on the messages: {str(error) or type(error).__name__}", "messages"
+            ) from error
+
+
+# Mistral's library renders chats for Voxtral, so that its folders have no template.
+_VOXTRAL = """\
+{%- macro text(content) %}{% for part in content %}{{ part.text }}{% endfor %}{% endmacro -%}
+{{- bos_token }}
+{%- for message in messages %}
+{%- if message.role == "system" %}[SYSTEM_PROMPT]{{ text(message.content) }}[/SYSTEM_PROMPT]
+{%- elif message.role == "assistant" %}{{ text(message.content) }}{{ eos_token }}
+{%- elif message.role == "user" %}[INST]
+{%- for part in message.content %}
+{%- if part.type == "audio" %}[BEGIN_AUDIO][AUDIO]{% else %}{{ part.text }}{% endif %}
+{%- endfor %}[/INST]
+{%- else %}{{ raise_exception("Messages of the role " ~ message.role ~ " are not supported by Voxtral.") }}
+{%- endif %}
+{%- endfor %}"""
+_BUILT_IN = {"voxtral": _VOXTRAL}  # by model type
+
+
+def load_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
+    """Sources of a model's chat templates by name; the main one is `default`.
+
+    Raises:
+        ModelFileError: a template cannot be read.
+    """
+    found: dict[str, str] = {}
+    inline = config.get("chat_template")
+    for entry in inline if isinstance(inline, list) else [{"name": "default", "template": inline}] if inline else []:
+        name, template = (entry.get(key) if isinstance(entry, dict) else None for key in ("name", "template"))
+        if not isinstance(name, str) or not isinstance(template, str):
+            raise ModelFileError(
+                f"{folder / 'tokenizer_config.json'}: chat_template must be a string, or a list of objects with name "
+                "and template"
+            )
+        found[name] = template
+    for path in (folder / "additional_chat_templates").glob("*.jinja"):
+        found[path.stem] = _read(path)
+    main = folder / "chat_template.jinja"
+    if main.exists():
+        found["default"] = _read(main)
+    kind = read_json(folder / "config.json").get("model_type")
+    if "default" not in found and kind in _BUILT_IN:
+        found["default"] = _BUILT_IN[kind]
+    return found
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeError) as error:
+        raise ModelFileError(f"the chat template {path} cannot be read: {error}") from error
+
+
+def _keys(tree: nodes.Template) -> frozenset[str]:
+    """Names of attributes, and texts that may be keys of objects."""
+    texts = {node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)}
+    return frozenset(filter(str.isidentifier, texts)) | {node.attr for node in tree.find_all(nodes.Getattr)}
+
+
+def _writes_messages(tree: nodes.Template) -> bool:
+    """Whether it writes whole messages as JSON."""
+
+    def names_in(node: nodes.Node) -> set[str]:
+        return {name.name for name in (node, *node.find_all(nodes.Name)) if isinstance(name, nodes.Name)}
+
+    loops = [loop for loop in tree.find_all(nodes.For) if any("message" in name for name in names_in(loop.iter))]
+    messages = set().union(*(names_in(loop.target) for loop in loops))
+    written = (filtered.node for filtered in tree.find_all(nodes.Filter) if filtered.name == "tojson")
+    names = {node.name for node in written if isinstance(node, nodes.Name)}
+    return any(name in messages or "message" in name for name in names)
+
+
+def _loops_over_content(tree: nodes.Template) -> bool:
+    """Whether a `for` loops over a message's content, directly or through a variable."""
+
+    def is_content(node: nodes.Node) -> bool:
+        if isinstance(node, nodes.Getattr):
+            return node.attr == "content"
+        return isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Const) and node.arg.value == "content"
+
+    content_variables = {
+        assign.target.name
+        for assign in tree.find_all(nodes.Assign)
+        if isinstance(assign.target, nodes.Name) and is_content(assign.node)
+    }
+
+    def loops_over_content(loop: nodes.For) -> bool:
+        return is_content(loop.iter) or (isinstance(loop.iter, nodes.Name) and loop.iter.name in content_variables)
+
+    return any(loops_over_content(loop) for loop in tree.find_all(nodes.For))

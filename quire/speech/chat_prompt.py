@@ -1,0 +1,209 @@
+"""Prompts with which language models transcribe, and the parser of their answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from quire.engine.client.audio import AudioInfo
+from quire.multimodal.audio.features import SAMPLE_RATE
+from quire.protocol.errors import InvalidRequest
+from quire.rendering.messages import AUDIO_PART
+from quire.rendering.prompts import Conversation, Prompt
+from quire.serving.models import ServedModel
+from quire.speech.capabilities import Capabilities
+from quire.speech.types import TranscriptionOptions
+
+# Languages by ISO code, with the names by which they are called in prompts and answers.
+_QWEN3_ASR = {
+    "ar": "Arabic",
+    "cs": "Czech",
+    "da": "Danish",
+    "de": "German",
+    "el": "Greek",
+    "en": "English",
+    "es": "Spanish",
+    "fa": "Persian",
+    "fi": "Finnish",
+    "fil": "Filipino",
+    "fr": "French",
+    "hi": "Hindi",
+    "hu": "Hungarian",
+    "id": "Indonesian",
+    "it": "Italian",
+    "ja": "Japanese",
+    "ko": "Korean",
+    "mk": "Macedonian",
+    "ms": "Malay",
+    "nl": "Dutch",
+    "pl": "Polish",
+    "pt": "Portuguese",
+    "ro": "Romanian",
+    "ru": "Russian",
+    "sv": "Swedish",
+    "th": "Thai",
+    "tr": "Turkish",
+    "vi": "Vietnamese",
+    "yue": "Cantonese",
+    "zh": "Chinese",
+}
+_QWEN2_AUDIO = {
+    "de": "German",
+    "en": "English",
+    "es": "Spanish",
+    "fr": "French",
+    "it": "Italian",
+    "ja": "Japanese",
+    "yue": "Cantonese",
+    "zh": "Chinese",
+}
+_GRANITE_SPEECH = {
+    "de": "German",
+    "en": "English",
+    "es": "Spanish",
+    "fr": "French",
+    "ja": "Japanese",
+    "pt": "Portuguese",
+}
+_PHI4_MULTIMODAL = _GRANITE_SPEECH | {"it": "Italian", "zh": "Chinese"}
+_VOXTRAL = dict.fromkeys(("ar", "de", "en", "es", "fr", "hi", "it", "nl", "pt"), "")
+_LANGUAGES: Mapping[str, Mapping[str, str]] = {
+    "granite_speech": _GRANITE_SPEECH,
+    "phi4_multimodal": _PHI4_MULTIMODAL,
+    "qwen2_audio": _QWEN2_AUDIO,
+    "qwen3_asr": _QWEN3_ASR,
+    "voxtral": _VOXTRAL,
+}
+# What models that are asked in words have been trained with, as far as their authors say.
+_INSTRUCTIONS: Mapping[str, str] = {
+    "granite_speech": "can you transcribe the speech into a written format?",
+    "phi4_multimodal": "Transcribe the audio clip into text.",
+    "qwen2_audio": "Transcribe the speech word for word, without comments.",
+}
+_LONGEST = 180.0  # seconds of a window: longer audio is transcribed in several, which run side by side
+_MARK = "<asr_text>"  # Qwen 3 ASR: "language NAME<asr_text>TEXT"
+_HEADER_TOKENS = 16  # of which the text before the mark has fewer
+
+
+def capabilities_of(info: AudioInfo, max_model_len: int) -> Capabilities:
+    """Capabilities of a language model. A window fills at most half of the context."""
+    item_seconds = info.item_columns * info.column_samples / SAMPLE_RATE
+    per_token = item_seconds / info.lengths.tokens(info.item_columns)
+    longest = _LONGEST if info.max_items is None else min(_LONGEST, info.max_items * item_seconds)
+    return Capabilities(
+        window_seconds=min(longest, max_model_len // 2 * per_token),
+        languages=tuple(sorted(_LANGUAGES[info.kind])),
+        takes_prompt=info.kind != "voxtral",
+    )
+
+
+async def transcription_prompt(served: ServedModel, options: TranscriptionOptions, tenant: str) -> Prompt:
+    """The prompt of every window, with one placeholder for its audio.
+
+    Raises:
+        InvalidRequest: the model's tokenizer lacks a token of the prompt.
+        PromptError: the chat template refuses it, or it is too long.
+        QueueFull: too many jobs wait.
+    """
+    info, renderer = served.info.audio, served.renderer
+    assert info is not None
+    if info.kind == "voxtral":
+        special = renderer.tokenizer.special
+        told = f"lang:{options.language}" if options.language else ""
+        text = f"{special.get('bos_token', '<s>')}[INST]{info.placeholder_text}[/INST]{told}[TRANSCRIBE]"
+        _require(served, "[TRANSCRIBE]")
+        return await renderer.text(text, add_special_tokens=False, tenant=tenant)
+    conversation = _qwen3_asr(options) if info.kind == "qwen3_asr" else _instruction(info, options)
+    if info.kind == "qwen3_asr":
+        _require(served, _MARK)
+    rendered = await renderer.chat(
+        Conversation(**conversation, audio=info.placeholder_text), max_tokens=served.info.max_model_len, tenant=tenant
+    )
+    return rendered.prompt
+
+
+def _require(served: ServedModel, token: str) -> None:
+    if served.renderer.tokenizer.token_id(token) is None:
+        raise InvalidRequest(
+            f"The model `{served.names[0]}` cannot transcribe: its tokenizer has no token {token}.", "model"
+        )
+
+
+def _qwen3_asr(options: TranscriptionOptions) -> dict[str, Any]:
+    """Hotwords and prompt are the system message; a language is set by prefilling the answer."""
+    context = _context(options)
+    messages: list[dict[str, Any]] = [{"role": "system", "content": context}] if context else []
+    messages.append({"role": "user", "content": [dict(AUDIO_PART)]})
+    if options.language is None:
+        return {"messages": messages}
+    begun = f"language {_QWEN3_ASR[options.language]}{_MARK}"
+    messages.append({"role": "assistant", "content": begun})
+    return {"messages": messages, "continue_final_message": True, "add_generation_prompt": False}
+
+
+def _instruction(info: AudioInfo, options: TranscriptionOptions) -> dict[str, Any]:
+    """The instruction follows the audio."""
+    asked = _INSTRUCTIONS[info.kind]
+    if options.language is not None:
+        asked += f" It is in {_LANGUAGES[info.kind][options.language]}."
+    if context := _context(options):
+        asked += f" Words that may occur: {context}"
+    content: Any = [dict(AUDIO_PART), {"type": "text", "text": asked}]
+    if info.kind != "qwen2_audio":  # nothing stands between the two, as in training; parts of a text would be lines
+        content = info.placeholder_text + asked
+    return {"messages": [{"role": "user", "content": content}]}
+
+
+def _context(options: TranscriptionOptions) -> str:
+    return " ".join(text for part in (options.hotwords, options.prompt) if (text := part.strip()))
+
+
+class AnswerReader:
+    """Finds the transcript in the tokens of an answer while they are generated.
+
+    Attributes:
+        language: ISO code of the language that the answer names; None if it names none.
+    """
+
+    def __init__(self, served: ServedModel, *, has_header: bool) -> None:
+        """`has_header`: the answer begins with the language."""
+        self._tokenizer = served.renderer.tokenizer
+        self._mark = self._tokenizer.token_id(_MARK) if has_header else None
+        self._special = frozenset(self._tokenizer.special_tokens.values()) | set(served.eos_token_ids)
+        self.language: str | None = None
+
+    def push(self, tokens: Sequence[int], *, last: bool) -> list[int]:
+        """Indices of the tokens that belong to the text, counted from the first of the header that was held back."""
+        shown = []
+        for index, token in enumerate(tokens):
+            if self._mark is None:
+                if token not in self._special:
+                    shown.append(index)
+            elif token == self._mark:
+                self._read_header(tokens[:index])
+                self._mark, shown = None, []
+            else:
+                shown.append(index)
+        if self._mark is None:
+            return shown
+        if last or len(tokens) > _HEADER_TOKENS:  # there is no header
+            self._mark = None
+            return [index for index in shown if tokens[index] not in self._special]
+        return []
+
+    @property
+    def waits(self) -> bool:
+        """Whether the tokens so far may all belong to the header: they are to be pushed again, with those to come."""
+        return self._mark is not None
+
+    def _read_header(self, tokens: Sequence[int]) -> None:
+        name = self._tokenizer.decode(list(tokens), skip_special_tokens=True).strip().removeprefix("language").strip()
+        codes = {spoken.lower(): code for code, spoken in _QWEN3_ASR.items()}
+        self.language = codes.get(name.lower())
+
+
+def reader_of(served: ServedModel, options: TranscriptionOptions) -> AnswerReader:
+    """The parser of answers to `transcription_prompt`."""
+    info = served.info.audio
+    assert info is not None
+    return AnswerReader(served, has_header=info.kind == "qwen3_asr" and options.language is None)

@@ -1,0 +1,57 @@
+"""How much memory the ranks of a pipeline leave for tensors that are on their way."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from quire.config.options import EngineOptions, ModelOptions, ParallelOptions
+from quire.engine.build.core_config import CoreConfig
+from quire.engine.build.ranks import cache_memory
+from quire.engine.models.distributed.group import RankGroups
+from quire.engine.models.distributed.placement import Placement
+from quire.engine.models.families import spec_of
+from quire.engine.models.sharding.decoder import ShardedDecoder
+from quire.engine.models.specs.decoder import DecoderSpec
+from tests.support.models import make_model
+
+
+def reserved(placement: Placement, max_num_seqs: int) -> int:
+    """The bytes that a rank of a bfloat16 model reserves, of steps of 100 tokens."""
+    spec = spec_of(make_model("llama", num_hidden_layers=3, vocab_size=1000, hidden_size=64).config)
+    assert isinstance(spec, DecoderSpec)
+    with torch.device("meta"):
+        model = ShardedDecoder(spec, RankGroups.of(placement), torch.bfloat16)
+    options = EngineOptions(max_num_seqs=max_num_seqs, max_num_batched_tokens=100)
+    parallel = ParallelOptions(tensor_parallel_size=placement.tensor_size, pipeline_parallel_size=placement.stages)
+    nothing: Any = None
+    config = CoreConfig(folder=Path(), model_config=nothing, model=ModelOptions(), engine=options, parallel=parallel)
+    loaded: Any = SimpleNamespace(model=model, dtype=torch.bfloat16, context_len=64)
+    found: list[int] = []
+    device: Any = SimpleNamespace(
+        torch_device=torch.device("cuda"),
+        attention_bytes=lambda *_: 0,
+        cache_memory=lambda _, share, nbytes, step: found.append(nbytes),
+    )
+    cache_memory(loaded, config, device, 7)
+    return found[0] - 7
+
+
+@pytest.mark.parametrize(("max_num_seqs", "rows"), [(16, 256), (300, 300)])  # at least those of prompt_logprobs
+def test_stages_have_room_for_what_steps_in_flight_send(max_num_seqs: int, rows: int) -> None:
+    hidden, logits = 2 * 100 * 64 * 2, 3 * rows * 1000 * 4
+    assert [reserved(Placement(stage, 1, 3), max_num_seqs) for stage in range(3)] == [hidden, hidden, hidden + logits]
+
+
+def test_only_the_rank_that_gathers_logits_has_room_for_them() -> None:
+    hidden, logits = 100 * 64 * 2, 2 * 256 * 1000 * 4
+    found = [reserved(Placement(rank, 2, 2), 16) for rank in range(4)]
+    assert found == [hidden, hidden, hidden + logits, hidden]
+
+
+def test_ranks_of_one_stage_have_one_step_in_flight() -> None:
+    assert [reserved(Placement(rank, 2, 1), 16) for rank in range(2)] == [0, 0]
