@@ -7,7 +7,7 @@ not transcribed becomes a further part of the window, as in whisper's own loop (
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing
 from functools import partial
 from operator import itemgetter
@@ -119,7 +119,7 @@ class Seq2SeqWindowTranscriber:
             positions = self._positions(window.end - window.start) if part == window else 0
             attempt = await self._best_attempt(item, positions, text_stream)
             if self._options.rehears and self._is_doubtful(attempt):
-                attempt = await self._reheard(audio[part.start : part.end], attempt, text_stream)
+                attempt = await self._reheard(audio[part.start : part.end], item, attempt, text_stream)
             if (middle := self._middle(audio, part, attempt, text_stream)) is not None:
                 await self.transcribe(audio, Window(part.start, middle), text_stream)
                 await self.transcribe(audio, Window(middle, part.end), text_stream)
@@ -223,21 +223,28 @@ class Seq2SeqWindowTranscriber:
 
     def _is_doubtful(self, attempt: DecodingAttempt) -> bool:
         """Whether the model would sooner have written something else at some place of a text that can be trusted."""
-        if attempt.temperature or self._options.beams or attempt.limited or attempt.truncated:
+        if attempt.temperature or self._options.beams:
             return False
-        return attempt.quality.trusted and any(
+        return self._is_complete(attempt) and any(
             logprob < DOUBTFUL and self._tokens.is_word(token)
             for token, logprob in zip(attempt.output, attempt.logprobs, strict=True)
         )
 
-    async def _reheard(self, samples: Samples, first: DecodingAttempt, text_stream: TextStream) -> DecodingAttempt:
+    def _is_complete(self, attempt: DecodingAttempt) -> bool:
+        """Whether a text can be trusted, and is short enough to be judged as a prompt."""
+        room = self._tokens.info.max_output_tokens - attempt.prompt_tokens - len(attempt.output)
+        return attempt.quality.trusted and not attempt.limited and not attempt.truncated and room > 0
+
+    async def _reheard(
+        self, samples: Samples, item: MediaItem, first: DecodingAttempt, text_stream: TextStream
+    ) -> DecodingAttempt:
         """The likeliest text of audio that is heard at other places of the encoder's positions as well.
 
         Where a sound lies within a position is chance, and changes what a doubtful word is heard as. If the first two
         attempts agree, there is no third; otherwise all of them judge each text.
         """
         prompt = self._tokens.prompt(self._options, self.language, self._earlier)
-        attempts = [(first, await self._item(samples))]
+        attempts = [(first, item)]
         for shift in _SHIFTS:
             item = await self._item(self._shifted(samples, shift))
             attempt = DecodingAttempt(first.temperature, first.prompt_tokens, first.audio_tokens)
@@ -245,10 +252,11 @@ class Seq2SeqWindowTranscriber:
             if len(attempts) == 1 and spoken(attempt.text) == spoken(first.text):
                 return first
             attempts.append((attempt, item))
-        scores = [
-            (await self._log_probability(attempt.output, attempts, prompt), attempt)
-            for attempt in _distinct(attempt for attempt, _ in attempts)
-        ]
+        texts: dict[str, DecodingAttempt] = {}
+        for attempt, _ in attempts:
+            if self._is_complete(attempt):
+                texts.setdefault(attempt.text, attempt)
+        scores = [(await self._log_probability(one.output, attempts, prompt), one) for one in texts.values()]
         return max(scores, key=itemgetter(0))[1]
 
     def _shifted(self, samples: Samples, shift: float) -> Samples:
@@ -364,15 +372,6 @@ class Seq2SeqWindowTranscriber:
         info = self._tokens.info
         columns = math.ceil(samples / HOP) if info.features == "log_mel" else samples
         return max(1, info.positions(columns))
-
-
-def _distinct(attempts: Iterable[DecodingAttempt]) -> list[DecodingAttempt]:
-    """Those attempts that can be trusted, one for each text."""
-    texts: dict[str, DecodingAttempt] = {}
-    for attempt in attempts:
-        if attempt.quality.trusted and not attempt.limited:
-            texts.setdefault(attempt.text, attempt)
-    return list(texts.values())
 
 
 def _untimed(options: TranscriptionOptions) -> TranscriptionOptions:
