@@ -30,6 +30,7 @@ from quire.app.middleware import (
     apply_middleware,
     authentication,
     body_limit,
+    probes,
     refusal_while_draining,
     request_tracking,
 )
@@ -53,7 +54,6 @@ def create_app(
     app.state.malloc_trimmer = state.malloc_trimmer
     app.state.max_json_values = state.limits.max_json_values
     install_error_handlers(app)
-    # Routes are searched in order: behind all others a probe took half as long again, and thousands may come at once.
     for module in (health, completions, chat, anthropic, generate, pooling, speech, models, sleep, invocations):
         app.include_router(module.router(state))
     app.include_router(responses.router(state, service))
@@ -73,7 +73,7 @@ def create_app(
     layers += [orca_header(state), refusal_while_draining(state)]
     if server.api_key:
         layers.append(authentication(api_keys(server.api_key), sessions.secrets.is_valid))
-    layers.append(body_limit(int(state.limits.max_body_size)))
+    layers += [body_limit(int(state.limits.max_body_size)), probes(state)]
     return apply_middleware(app, layers)
 
 

@@ -63,7 +63,7 @@ async def test_many_connections_are_accepted_in_an_iteration_but_not_all() -> No
     with Iterations() as iterations:
         made = listening(socket.socket())
         clients = [socket.create_connection(made.getsockname()) for _ in range(300)]
-        listener = Listener(made, Counted)
+        listener = Listener([made], Counted, lambda: 8192, lambda _: False)
         await until(lambda: not clients)
         listener.close()
     assert iterations.total == 300
@@ -76,7 +76,7 @@ async def test_a_full_process_accepts_connections_later(
 ) -> None:
     monkeypatch.setattr(module, "_PAUSE", 0.01)
     made = listening(Full())
-    listener = Listener(made, Hello)
+    listener = Listener([made], Hello, lambda: 8192, lambda _: False)
     assert await greeting(made.getsockname()) == b"hello"
     listener.close()
     assert caplog.text.count("Too many open files") == 2
@@ -86,7 +86,7 @@ async def test_a_full_process_accepts_connections_later(
 async def test_a_closed_listener_refuses_connections() -> None:
     made = listening(socket.socket())
     address = made.getsockname()
-    listener = Listener(made, Hello)
+    listener = Listener([made], Hello, lambda: 8192, lambda _: False)
     assert await greeting(address) == b"hello"
     listener.close()
     await listener.wait_closed()
