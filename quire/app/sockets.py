@@ -22,7 +22,8 @@ from quire.config.options import ServerOptions
 from quire.workers.eager import run_eagerly
 
 logger = logging.getLogger("quire")
-_ACCEPTING = _OPENING = 0.001  # seconds in one iteration of the event loop
+_ACCEPTING = _OPENING = 0.002  # seconds in one iteration of the event loop
+_PROBES_FIRST = 3  # probes that are opened before another connection is
 _LEAST_ROOM = 64  # connections that may be accepted while none may be added: others are closed for them
 _START = 512  # bytes of a request that are looked at
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
@@ -129,7 +130,7 @@ class Listener:
         end = time.monotonic() + _OPENING
         self._opens = True
         while self._probes or self._others:
-            for waiting in (self._probes, self._others):
+            for waiting in (*[self._probes] * _PROBES_FIRST, self._others):
                 if waiting:
                     self._open(waiting.popleft())
             if time.monotonic() > end:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import types
 from collections.abc import Coroutine, Generator
+from contextlib import closing
 from typing import Any
 
 
@@ -23,5 +24,6 @@ def run_eagerly(coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[None] | Non
 @types.coroutine
 def _go_on(begun: Coroutine[Any, Any, Any], awaited: Any) -> Generator[Any, Any, None]:
     """What is left of a coroutine, which waits for something."""
-    yield awaited
-    yield from begun  # type: ignore[misc]  # a coroutine, from which a decorated generator may yield
+    with closing(begun):  # if the task is cancelled
+        yield awaited
+        yield from begun  # type: ignore[misc]  # a coroutine, from which a decorated generator may yield
