@@ -116,7 +116,8 @@ class Biases(_ByRow[_Biases]):
     def _change(self, logits: Tensor, state: _Biases, row: int, table: RequestTable) -> None:
         generated = int(table.lengths[row]) - table[row].prompt_len
         count = bisect_left(state.ends, -generated)  # of those whose limit is greater
-        logits.index_add_(0, state.tokens[:count], state.values[:count])
+        if count:
+            logits.index_add_(0, state.tokens[:count], state.values[:count])
 
 
 class BadWords(_ByRow[_BadWords]):
