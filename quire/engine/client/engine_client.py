@@ -157,7 +157,7 @@ class EngineClient(SlotClient, SleepingClient):
             EngineDead: the engine has stopped.
             DeadlineExceeded: the request's timeout has passed.
         """
-        detokenizer = Detokenizer(self._tokenizer, request.prompt[-8:].tolist(), request.text)
+        detokenizer = Detokenizer(self._tokenizer, request.prompt, request.text)
         stream = SequenceStream(request, detokenizer, ended)
         with self._open(stream, request):
             while True:

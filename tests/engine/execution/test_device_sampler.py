@@ -100,7 +100,7 @@ class Harness:
 
 
 def new(request_id: str, one: SamplingParams, output: tuple[int, ...] = ()) -> NewSequence:
-    return NewSequence(request_id, (1, 2, 3, 2, *output), 4, one, None)
+    return NewSequence(request_id, np.array([1, 2, 3, 2, *output], np.int32), 4, one, None)
 
 
 def logits_of(rows: int, seed: int, vocab: int = VOCAB) -> torch.Tensor:

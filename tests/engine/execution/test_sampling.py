@@ -30,7 +30,10 @@ class SamplerHarness:
         self.table = RequestTable(8, 64, 4)
         self.sampler = Sampler(self.table, vocab)
         plan = StepPlan(
-            new=[NewSequence(f"r{i}", prompt, len(prompt), params, None) for i, params in enumerate(requests)]
+            new=[
+                NewSequence(f"r{i}", np.array(prompt, np.int32), len(prompt), params, None)
+                for i, params in enumerate(requests)
+            ]
         )
         self.sampler.update(*self.table.apply(plan)[:2])
         self.rows = [self.table.row_of(f"r{i}") for i in range(len(requests))]
@@ -216,7 +219,7 @@ def test_penalties_are_rebuilt_after_preemption() -> None:
     """A resumed sequence enters the table with its output tokens."""
     table = RequestTable(2, 64, 4)
     sampler = Sampler(table, VOCAB)
-    resumed = NewSequence("r", (1, 2, 3, 10, 10), 3, params(frequency_penalty=1.0), None)
+    resumed = NewSequence("r", np.array([1, 2, 3, 10, 10], np.int32), 3, params(frequency_penalty=1.0), None)
     sampler.update(*table.apply(StepPlan(new=[resumed]))[:2])
     target = torch.zeros(1, VOCAB)
     target[0, 10], target[0, 11] = 3.0, 1.5
