@@ -196,6 +196,14 @@ def test_min_tokens_masks_stop_tokens() -> None:
     assert [harness.sample(row)[0] for _ in range(3)] == [6, 6, 4]
 
 
+def test_no_bias_makes_an_end_possible_before_min_tokens() -> None:
+    biases = {4: 100.0, 5: 90.0, 6: 80.0}
+    harness = SamplerHarness(
+        params(min_tokens=2, eos_token_ids=(4,), begin_suppress_tokens=(5,), logit_bias=biases, frequency_penalty=1.0)
+    )
+    assert [harness.sample(torch.zeros(VOCAB))[0] for _ in range(3)] == [6, 5, 4]
+
+
 def test_penalties_count_prompt_and_output_tokens() -> None:
     flat = torch.full((VOCAB,), -1.0)
     flat[[10, 11, 1]] = torch.tensor([2.0, 1.9, 1.95])
