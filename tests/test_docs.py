@@ -1,0 +1,81 @@
+"""The pages for readers of the code name what exists, and their indexes are complete."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+_ROOT = Path(__file__).parents[1]
+_DOCS = _ROOT / "docs"
+_PATH = re.compile(r"`([\w/]+(?:\.py|\.h|/))`")
+_LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]+))?\)")
+_STATUS = re.compile(r"Status: accepted \d{4}-\d\d-\d\d(?:, partly superseded by (?P<by>.*))?\.", re.DOTALL)
+_DECISIONS = sorted((_DOCS / "decisions").glob("[0-9]*.md"))
+_PAGES = sorted([*_ROOT.glob("*.md"), *_DOCS.rglob("*.md"), *(_ROOT / "benchmarks").rglob("*.md")])
+
+
+@pytest.mark.parametrize(("page", "fewest"), [("where-to-look.md", 50), ("changes.md", 12)])
+def test_paths_of_a_table_exist(page: str, fewest: int) -> None:
+    rows = [row for row in _text(_DOCS / page).splitlines() if row.startswith("|")]
+    wrong = [f"{row.split('|')[1].strip()}: {path}" for row in rows for path in _PATH.findall(row) if not _exists(path)]
+    assert len(rows) > fewest
+    assert not wrong
+
+
+@pytest.mark.parametrize("page", _PAGES, ids=lambda page: str(page.relative_to(_ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    broken = []
+    for target, heading in _LINK.findall(_text(page)):
+        if "://" in target or target.startswith("mailto:"):
+            continue
+        path = page.parent / target if target else page
+        if not path.exists() or (heading and heading not in _anchors(path)):
+            broken.append(f"{target}#{heading}")
+    assert not broken
+
+
+@pytest.mark.parametrize("page", _DECISIONS, ids=lambda page: page.stem)
+def test_a_decision_has_a_status(page: Path) -> None:
+    _, blank, status, *_ = _text(page).split("\n", 3)
+    assert not blank
+    assert status.startswith("Status: ")
+    assert _STATUS.fullmatch(_status(page))
+
+
+def test_the_index_of_decisions_is_complete() -> None:
+    expected = []
+    for page in _DECISIONS:
+        status = _STATUS.fullmatch(_status(page))
+        later = ", ".join(re.findall(r"\[\d{3}\]\([^)]*\)", (status and status["by"]) or ""))
+        title = _text(page).partition("\n")[0].removeprefix(f"# {page.name[:3]}: ")
+        expected.append(f"| [{page.name[:3]}]({page.name}) | {title} | {later} |")
+    index = _text(_DOCS / "decisions" / "README.md").splitlines()
+    assert [row for row in index if row.startswith("| [")] == expected
+
+
+def test_the_index_of_results_is_complete() -> None:
+    benchmarks = _ROOT / "benchmarks"
+    index = _text(benchmarks / "results" / "README.md")
+    files = {path.name for path in (benchmarks / "results").iterdir()} - {"README.md"}
+    assert files == {target for target, _ in _LINK.findall(index) if "/" not in target}
+
+
+def _status(page: Path) -> str:
+    """The second paragraph of a decision's page, in one line."""
+    return _text(page).split("\n\n")[1].strip().replace("\n", " ")
+
+
+def _text(page: Path) -> str:
+    return page.read_text(encoding="utf-8")
+
+
+def _anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", _text(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.replace("`", "").lower()).strip().replace(" ", "-") for heading in headings}
+
+
+def _exists(path: str) -> bool:
+    return (_ROOT / path if path.startswith(("tests/", "docs/")) else _ROOT / "quire" / path).exists()
