@@ -62,7 +62,7 @@ async def read(reader: AudioReader, content: bytes) -> None:
     async def keep(_: int, audio: DecodedAudio, reservation: Reservation) -> None:
         reservation.pass_on(audio.samples, audio.samples.nbytes)
 
-    use = AudioUse(while_made=lambda _: 0, kept=lambda samples: 4 * samples)
+    use = AudioUse(while_made=lambda _: 0, result=lambda samples: 4 * samples)
     await reader.decode([AudioFile(io.BytesIO(content))], use, keep)
 
 

@@ -179,5 +179,5 @@ def _model(name: Any, state: ServerState, *tasks: str) -> ServedModel:
             return state.model(name)
         except NotFound:  # the endpoint says so
             return state.models[0]
-    found = (model for task in tasks for model in state.models if task in model.tasks)
-    return next(found, state.models[0])
+    able = (model for task in tasks for model in state.models if task in model.tasks)
+    return next(able, state.models[0])

@@ -174,27 +174,27 @@ class Connections:
             connection.end_overdue()
 
 
-def _within_file_limit(wanted: int) -> int:
+def _within_file_limit(requests: int) -> int:
     """The number of requests that the file limit allows, after it has been raised as far as necessary and possible."""
-    needed = wanted + _RESERVE + _OTHER_FILES
+    needed = requests + _RESERVE + _OTHER_FILES
     files = _raise_file_limit(needed)
     if files >= needed:
-        return wanted
+        return requests
     allowed = max(1, files - min(_OTHER_FILES, files // 4) - _RESERVE)
     logger.warning(
         "--limit-concurrency is reduced from %d to %d: %d open files are needed, but the limit (ulimit -n) is %d",
-        *(wanted, allowed, needed, files),
+        *(requests, allowed, needed, files),
     )
     return allowed
 
 
-def _raise_file_limit(wanted: int) -> int:
+def _raise_file_limit(files: int) -> int:
     """Raise the soft limit of open files to `wanted`, at most to the hard limit. Returns the soft limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
-        return wanted
-    if soft < wanted:
-        raised = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        return files
+    if soft < files:
+        raised = files if hard == resource.RLIM_INFINITY else min(files, hard)
         with suppress(ValueError, OSError):  # a system may allow less than it says
             resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
             return raised

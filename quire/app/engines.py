@@ -76,8 +76,8 @@ async def start_engines(
         info = await engine.client.ready()
         # The memory of other processes is seen as it is.
         steps.append((engine, 0 if settings.engine_process else info.step_bytes))
-    for engine, own in steps:
-        engine.set_memory_share(MemoryShare(0, steps=sum(nbytes for _, nbytes in steps) - own))
+    for engine, step in steps:
+        engine.set_memory_share(MemoryShare(0, steps=sum(nbytes for _, nbytes in steps) - step))
 
 
 def gpu_share(sources: Sequence[ModelSource], configs: Sequence[ModelConfig], steps: int) -> MemoryShare:

@@ -85,12 +85,12 @@ class BoundedProtocol(HttpToolsProtocol):
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
-            rest = data[upgrade.args[0] :]
+            after_head = data[upgrade.args[0] :]
             if not self._opens_websocket():
-                self._continue_without_upgrade(rest)
+                self._continue_without_upgrade(after_head)
                 return
             try:
-                self._open_websocket(rest)
+                self._open_websocket(after_head)
             except ApiError as refusal:
                 self._refuse(refusal)
             return
@@ -268,7 +268,7 @@ class BoundedProtocol(HttpToolsProtocol):
             and (self._running is None or self._running.response_complete)
         )
 
-    def _open_websocket(self, rest: bytes) -> None:
+    def _open_websocket(self, frames: bytes) -> None:
         """Hand the connection over to the WebSocket protocol.
 
         Raises:
@@ -283,10 +283,10 @@ class BoundedProtocol(HttpToolsProtocol):
         protocol.connection_made(self.transport)
         protocol.open(handshake, request_id_of(self.headers), self._root)
         self.transport.set_protocol(protocol)
-        if rest:
-            protocol.data_received(rest)
+        if frames:
+            protocol.data_received(frames)
 
-    def _continue_without_upgrade(self, rest: bytes) -> None:
+    def _continue_without_upgrade(self, body: bytes) -> None:
         """Parse a request again, without its wish for another protocol, which made the parser skip its body."""
         self._upgrades = False
         version = self.parser.get_http_version().encode()
@@ -294,7 +294,7 @@ class BoundedProtocol(HttpToolsProtocol):
         head += [b"%b: %b" % header for header in self.headers if header[0] != b"upgrade"]
         self.parser = httptools.HttpRequestParser(self)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn
-        self.data_received(b"\r\n".join([*head, b"", rest]))
+        self.data_received(b"\r\n".join([*head, b"", body]))
 
     def _refuse(self, error: ApiError) -> None:
         """Respond with an error and close the connection, once the client has had time to read the response.

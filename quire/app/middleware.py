@@ -96,12 +96,12 @@ def authentication(keys: Sequence[ApiKey], may_open_session: Callable[[str], boo
             if scope["type"] == "lifespan" or endpoint_path(scope) in PROBE_PATHS or _is_page(scope):
                 await app(scope, receive, send)
                 return
-            given = key_of(Headers(scope=scope))
-            matches = [key for encoded, key in accepted if hmac.compare_digest(given, encoded)]  # all, in constant time
+            sent = key_of(Headers(scope=scope))
+            matches = [key for encoded, key in accepted if hmac.compare_digest(sent, encoded)]  # all, in constant time
             if matches:
                 scope[API_KEY] = matches[0]
                 await app(scope, receive, send)
-            elif scope["type"] == "websocket" and may_open_session(given.decode("latin-1")):
+            elif scope["type"] == "websocket" and may_open_session(sent.decode("latin-1")):
                 await app(scope, receive, send)
             else:
                 refusal = Unauthorized("A valid API key is required.", headers={"WWW-Authenticate": "Bearer"})

@@ -24,8 +24,8 @@ def orca_header(state: ServerState) -> Middleware:
 
     def layer(app: ASGIApp) -> ASGIApp:
         async def handle(scope: Scope, receive: Receive, send: Send) -> None:
-            wanted = Headers(scope=scope).get(_FORMAT) if scope["type"] == "http" else None
-            write = _WRITERS.get(wanted.strip().upper()) if wanted else None
+            format_name = Headers(scope=scope).get(_FORMAT) if scope["type"] == "http" else None
+            write = _WRITERS.get(format_name.strip().upper()) if format_name else None
             if write is None:
                 await app(scope, receive, send)
                 return
@@ -45,10 +45,10 @@ def orca_header(state: ServerState) -> Middleware:
 
 def load_of(stats: Sequence[StepStats]) -> dict[str, float]:
     """The load over all models; the names are vLLM's."""
-    blocks = sum(one.blocks_total for one in stats)
+    blocks = sum(step.blocks_total for step in stats)
     return {
-        "kv_cache_usage_perc": sum(one.blocks_used for one in stats) / blocks if blocks else 0.0,
-        "num_requests_waiting": sum(one.waiting for one in stats),
+        "kv_cache_usage_perc": sum(step.blocks_used for step in stats) / blocks if blocks else 0.0,
+        "num_requests_waiting": sum(step.waiting for step in stats),
     }
 
 

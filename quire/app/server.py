@@ -89,8 +89,8 @@ class Server(uvicorn.Server):
             ConfigError: another process listens on the port since it was bound.
         """
         try:
-            for one in sockets or ():  # the event loop's own error would not name the address
-                one.listen(self.config.backlog)
+            for listener in sockets or ():  # the event loop's own error would not name the address
+                listener.listen(self.config.backlog)
             await super().startup(None if sockets is None else to_accept_many(sockets))
         except OSError as error:
             raise listen_error(self._settings, error) from error

@@ -96,10 +96,10 @@ class Tls:
 
 def _version(file: Path) -> Version | None:
     try:
-        found = file.stat()
+        status = file.stat()
     except OSError:  # it is being replaced
         return None
-    return found.st_mtime_ns, found.st_ino, found.st_size
+    return status.st_mtime_ns, status.st_ino, status.st_size
 
 
 class TlsHandshake(asyncio.Protocol, Connection):

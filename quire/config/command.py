@@ -164,7 +164,7 @@ def _add_argument(parser: ArgumentParser, *names: str, **settings: Any) -> Any:
         if metavar.startswith("tuple") or settings.get("nargs") == "*":
             settings["type"] = shield_commas
         if metavar == "ByteSize":
-            text = _DEFAULT_SIZE.sub(lambda found: size_text(int(found[0])), text)
+            text = _DEFAULT_SIZE.sub(lambda match: size_text(int(match[0])), text)
         item = ("int" if "int" in metavar else "str") if metavar.startswith("tuple") else metavar
         settings["metavar"] = _METAVARS.get(item, item)
     settings["help"] = _EMPTY_DEFAULT.sub("", text)

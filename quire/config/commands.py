@@ -59,17 +59,17 @@ class Serve(
     @classmethod
     def translate(cls, arguments: Sequence[str]) -> tuple[list[str], list[str]]:
         """Understand vLLM's flags; see `Command.translate`."""
-        own = {cls.flag(name) for name in cls.model_fields}
-        switches = {f"--no-{flag[2:]}" for flag in own}
-        return translate_flags(arguments, frozenset(own | switches))
+        flags = {cls.flag(name) for name in cls.model_fields}
+        switches = {f"--no-{flag[2:]}" for flag in flags}
+        return translate_flags(arguments, frozenset(flags | switches))
 
     @classmethod
     def settings_customise_sources(
         cls, settings_cls: type[BaseSettings], *sources: PydanticBaseSettingsSource, **named: PydanticBaseSettingsSource
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Add vLLM's variables as the source with the lowest precedence."""
-        own = super().settings_customise_sources(settings_cls, *sources, **named)
-        return *own, VllmVariables(settings_cls, os.environ)
+        sources_of_all = super().settings_customise_sources(settings_cls, *sources, **named)
+        return *sources_of_all, VllmVariables(settings_cls, os.environ)
 
     def notes_on_environment(self) -> tuple[list[str], list[str]]:
         """What to say about vLLM's variables as well."""

@@ -23,7 +23,7 @@ def urls_by_label(servers: Sequence[str]) -> dict[str, str]:
     Raises:
         ValueError: an address is not an HTTP address, or two labels are the same.
     """
-    found: dict[str, str] = {}
+    urls: dict[str, str] = {}
     for server in servers:
         match = _LABELLED.fullmatch(server)
         label, address = match.groups() if match else (None, server)
@@ -33,10 +33,10 @@ def urls_by_label(servers: Sequence[str]) -> dict[str, str]:
             raise ValueError(f"{address!r} is not an HTTP address")
         _ = parts.port  # raises if it is not valid
         label = str(label or parts.hostname)
-        if label in found:
+        if label in urls:
             raise ValueError(f"two servers have the label {label!r}")
-        found[label] = url
-    return found
+        urls[label] = url
+    return urls
 
 
 def _checked(servers: tuple[str, ...]) -> tuple[str, ...]:

@@ -89,10 +89,10 @@ class AnswerParser:
         if self._tools is None:
             parsed.add_text(content)
             return parsed
-        found = self._tools.push(content, last=last)
+        calls = self._tools.push(content, last=last)
         if self._custom is not None:
-            found = self._custom.read(found, last=last)
-        for piece in found.pieces:
+            calls = self._custom.read(calls, last=last)
+        for piece in calls.pieces:
             self._add(parsed, piece)
         return parsed
 

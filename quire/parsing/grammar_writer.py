@@ -98,12 +98,12 @@ class GrammarWriter:
 
     def choice(self, texts: Iterable[str]) -> str:
         """One of several texts."""
-        given = list(dict.fromkeys(map(self.plain, texts)))
-        if len(given) < _MANY:
-            return self.either(text or '""' for text in given)
+        distinct = list(dict.fromkeys(map(self.plain, texts)))
+        if len(distinct) < _MANY:
+            return self.either(text or '""' for text in distinct)
         # One terminal: an alternative of a rule costs a parser item for each token, and the parser limits these.
-        terminal = self._terminal(" | ".join(text for text in given if text))
-        return self.either([terminal, '""'] if "" in given else [terminal])
+        terminal = self._terminal(" | ".join(text for text in distinct if text))
+        return self.either([terminal, '""'] if "" in distinct else [terminal])
 
     def anything(self) -> str:
         """Any text without special tokens."""
@@ -135,8 +135,8 @@ class GrammarWriter:
 
     def sequence(self, *pieces: str) -> str:
         """A sequence of expressions; empty ones are left out."""
-        given = [piece for piece in pieces if piece]
-        return given[0] if len(given) == 1 else self.rule(" ".join(given) or '""')
+        present = [piece for piece in pieces if piece]
+        return present[0] if len(present) == 1 else self.rule(" ".join(present) or '""')
 
     def either(self, expressions: Iterable[str]) -> str:
         """One of several expressions.
@@ -177,7 +177,7 @@ def _pretty_whitespace(schema: dict[str, Any]) -> str:
 def as_lark(grammar: str) -> str:
     """A finished grammar as a single Lark grammar."""
     first, *others = json.loads(grammar)["grammars"]
-    rules = [_REFERENCE.sub(lambda found: found[1] or found[0], first["lark_grammar"])]
+    rules = [_REFERENCE.sub(lambda match: match[1] or match[0], first["lark_grammar"])]
     for other in others:
         schema = other.get("json_schema")
         inner = f"%lark {{\n{other['lark_grammar']}\n}}" if schema is None else f"%json {json.dumps(schema)}"
@@ -189,17 +189,17 @@ def _length(value: Any, limit: int) -> int:
     """Number of characters of a JSON value, or a smaller number above the limit."""
     length, left = 0, [value]
     while left and length <= limit:
-        one = left.pop()
+        node = left.pop()
         length += 2
-        if isinstance(one, str):
-            length += len(one)
-        elif isinstance(one, dict):
-            length += sum(map(len, one)) + 4 * len(one)
-            left.extend(one.values())
-        elif isinstance(one, list):
-            left.extend(one)
+        if isinstance(node, str):
+            length += len(node)
+        elif isinstance(node, dict):
+            length += sum(map(len, node)) + 4 * len(node)
+            left.extend(node.values())
+        elif isinstance(node, list):
+            left.extend(node)
         else:
-            length += len(repr(one))
+            length += len(repr(node))
     return length
 
 

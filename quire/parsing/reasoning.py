@@ -21,7 +21,7 @@ class ReasoningTags:
         implicit_start: an answer begins with reasoning even without a start tag.
         closers: marks that end the reasoning as well, and belong to the content.
         wrapper: tags around the content, which are removed; empty if there are none.
-        kept: the reasoning stays in the content, with its tags.
+        in_content: the reasoning stays in the content, with its tags.
         dropped: marks in the content that are removed.
         citations: the text may be cited, as <co>text</co: 0:[1]>; these marks are removed.
         switchable: a request may switch reasoning off, so that all text is content.
@@ -33,7 +33,7 @@ class ReasoningTags:
     implicit_start: bool = False
     closers: tuple[str, ...] = ()
     wrapper: tuple[str, str] = ("", "")
-    kept: bool = False
+    in_content: bool = False
     dropped: tuple[str, ...] = ()
     citations: bool = False
     switchable: bool = False
@@ -83,7 +83,7 @@ class ReasoningSplitter:
         self._unwrapper = _Unwrapper(*tags.wrapper)
         self._remover = _Remover(tags.dropped)
         self._citations = (_Citations(), _Citations())  # of the reasoning and of the content
-        self._kept = ""  # the beginning of an answer whose reasoning is kept
+        self._withheld = ""  # the beginning of an answer whose reasoning is kept
         self._begun = bool(continued.strip())  # that beginning is complete
         prompt_text = (prompt or "").rstrip()
         if not tags.starts:
@@ -110,7 +110,7 @@ class ReasoningSplitter:
     def push(self, text: str, *, last: bool = False) -> tuple[str, str]:
         """Add text; returns the reasoning and the content that are certain now."""
         reasoning, content = self._split(text, last)
-        if self._tags.kept:
+        if self._tags.in_content:
             return "", self._keep(text, last)
         if self._tags.citations:
             cited, cited_content = self._citations
@@ -121,14 +121,14 @@ class ReasoningSplitter:
         """All of the text, with the start tag that the prompt has, or that is missing."""
         if self._begun:
             return text
-        self._kept += text
-        beginning = self._kept.lstrip()
+        self._withheld += text
+        beginning = self._withheld.lstrip()
         if not last and any(tag.startswith(beginning) for tag in self._tags.starts):
             return ""
         self._begun = True
         if self._opened and beginning and not beginning.startswith(self._tags.starts):
-            return self._tags.starts[0] + self._kept
-        return self._kept
+            return self._tags.starts[0] + self._withheld
+        return self._withheld
 
     def _split(self, text: str, last: bool) -> tuple[str, str]:
         self._buffer += self._leading.push(text) if self._part is _Part.UNDECIDED else text
@@ -150,8 +150,8 @@ class ReasoningSplitter:
         open_block = start > end or (end < 0 and self._tags.implicit_start)
         self._part = _Part.REASONING if open_block else _Part.CONTENT
         tags = self._tags.starts if open_block else self._tags.ends
-        rest = min((text.rpartition(tag)[2] for tag in tags), key=len)
-        self._at_start = not rest.strip()
+        after_tag = min((text.rpartition(tag)[2] for tag in tags), key=len)
+        self._at_start = not after_tag.strip()
 
     def _decide(self, last: bool) -> None:
         text, marks = self._buffer, (*self._tags.starts, *self._tags.ends)
@@ -183,9 +183,9 @@ class ReasoningSplitter:
         if not self._begins(self._tags.starts, last):
             return ""
         marks = (*self._tags.ends, *self._tags.closers)
-        found = min(((at, mark) for mark in marks if (at := self._buffer.find(mark)) >= 0), default=None)
-        if found is not None:
-            at, mark = found
+        first_mark = min(((at, mark) for mark in marks if (at := self._buffer.find(mark)) >= 0), default=None)
+        if first_mark is not None:
+            at, mark = first_mark
             before, after = self._buffer[:at], self._buffer[at:]
             self._buffer = after if mark in self._tags.closers else after[len(mark) :]
             self._part, self._at_start = _Part.CONTENT, True

@@ -284,9 +284,9 @@ class Captions:
                 if isinstance(piece, Transcript):
                     return _stripped(piece)
                 if send_text is not None:
-                    given = piece if sent else replace(piece, text=piece.text.lstrip())
-                    await send_text(given)
-                    sent = sent or bool(given.text)
+                    stripped = piece if sent else replace(piece, text=piece.text.lstrip())
+                    await send_text(stripped)
+                    sent = sent or bool(stripped.text)
         raise ApiError("The transcription has ended without a text.")
 
 

@@ -109,11 +109,11 @@ def convert(raw: msgspec.Raw, kind: type[Any], path: str) -> Any:
 def _refusal(text: str, error: msgspec.ValidationError) -> EventError:
     """What is wrong with an event that is JSON."""
     try:
-        given = _ANY_OBJECT.decode(text)
+        event = _ANY_OBJECT.decode(text)
     except (msgspec.MsgspecError, RecursionError):
         return EventError("An event is a JSON object with a `type`.", "invalid_event")
-    refusal = _refusal_of_kind(_text(given.get("type"))) or EventError(*_as_invalid(error))
-    refusal.event_id = _text(given.get("event_id"))
+    refusal = _refusal_of_kind(_text(event.get("type"))) or EventError(*_as_invalid(error))
+    refusal.event_id = _text(event.get("event_id"))
     return refusal
 
 

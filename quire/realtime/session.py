@@ -115,9 +115,9 @@ class Session:
                 reading = group.create_task(self._read())
                 group.create_task(self._drain(reading))
         except* SessionEnded as group_of_one:
-            found = group_of_one.exceptions[0]
-            assert isinstance(found, SessionEnded)
-            over = found
+            ended = group_of_one.exceptions[0]
+            assert isinstance(ended, SessionEnded)
+            over = ended
         return over
 
     async def _write(self) -> None:

@@ -151,10 +151,10 @@ class Sessions:
                 )
 
     def _secret(self, websocket: WebSocket) -> Secret | None:
-        given = key_of(websocket.headers).decode("latin-1")
-        if not given.startswith(PREFIX) or API_KEY in websocket.scope:
+        key = key_of(websocket.headers).decode("latin-1")
+        if not key.startswith(PREFIX) or API_KEY in websocket.scope:
             return None
-        secret = self.secrets.read(given)
+        secret = self.secrets.read(key)
         if secret is None:
             raise Unauthorized("The client secret is not valid, or has expired.")
         if secret.owner is not None:

@@ -65,8 +65,8 @@ def _normalized(unit: str) -> str:
 
 
 def _common(first: list[str], second: list[str]) -> int:
-    for index, (one, other) in enumerate(zip(first, second, strict=False)):
-        if _normalized(one) != _normalized(other):
+    for index, (word, other) in enumerate(zip(first, second, strict=False)):
+        if _normalized(word) != _normalized(other):
             return index
     return min(len(first), len(second))
 

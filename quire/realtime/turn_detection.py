@@ -196,8 +196,8 @@ class TurnDetector:
 
     def _keep_tail(self) -> None:
         assert self._detection is not None
-        kept = int((self._detection.prefix_padding_ms / 1000 + _KEPT_SECONDS) * RATE)
-        self._buffer.drop_before(self.position - kept)
+        tail = int((self._detection.prefix_padding_ms / 1000 + _KEPT_SECONDS) * RATE)
+        self._buffer.drop_before(self.position - tail)
 
     def _last_pause(self, end: int) -> int:
         """Where to cut an utterance that should end before `end`."""

@@ -124,7 +124,7 @@ def load_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
     Raises:
         ModelFileError: a template cannot be read.
     """
-    found: dict[str, str] = {}
+    templates: dict[str, str] = {}
     inline = config.get("chat_template")
     for entry in inline if isinstance(inline, list) else [{"name": "default", "template": inline}] if inline else []:
         name, template = (entry.get(key) if isinstance(entry, dict) else None for key in ("name", "template"))
@@ -133,16 +133,16 @@ def load_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
                 f"{folder / 'tokenizer_config.json'}: chat_template must be a string, or a list of objects with name "
                 "and template"
             )
-        found[name] = template
+        templates[name] = template
     for path in (folder / "additional_chat_templates").glob("*.jinja"):
-        found[path.stem] = _read(path)
+        templates[path.stem] = _read(path)
     main = folder / "chat_template.jinja"
     if main.exists():
-        found["default"] = _read(main)
+        templates["default"] = _read(main)
     kind = read_json(folder / "config.json").get("model_type")
-    if "default" not in found and kind in _BUILT_IN:
-        found["default"] = _BUILT_IN[kind]
-    return found
+    if "default" not in templates and kind in _BUILT_IN:
+        templates["default"] = _BUILT_IN[kind]
+    return templates
 
 
 def _read(path: Path) -> str:

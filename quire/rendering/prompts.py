@@ -239,8 +239,8 @@ class PromptBuilder:
         )
         if not conversation.continue_final_message:
             return text
-        head, found, _ = text.rpartition(_END_OF_CONTENT)
-        if not found:
+        head, mark, _ = text.rpartition(_END_OF_CONTENT)
+        if not mark:
             raise PromptError(
                 "The chat template does not render the text of the final message, so that it cannot be continued.",
                 "continue_final_message",

@@ -232,14 +232,14 @@ def measured(value: Any) -> tuple[int, int]:
     """
     values, characters, left = 1, 0, [value]
     while left and values <= MAX_VALUES:
-        one = left.pop()
-        if isinstance(one, str):
-            characters += len(one)
-        elif isinstance(one, dict):
-            values += len(one)
-            characters += sum(map(len, one))
-            left.extend(one.values())
-        elif isinstance(one, list | tuple):
-            values += len(one)
-            left.extend(one)
+        node = left.pop()
+        if isinstance(node, str):
+            characters += len(node)
+        elif isinstance(node, dict):
+            values += len(node)
+            characters += sum(map(len, node))
+            left.extend(node.values())
+        elif isinstance(node, list | tuple):
+            values += len(node)
+            left.extend(node)
     return values, characters

@@ -55,8 +55,8 @@ class SentenceTransformersFiles:
     def prompt_for(self, use: str) -> str:
         """The prompt for a use such as `query`, `document` or `classification`; the default one if there is none."""
         names = _SIDES.get(_ALIASES.get(use, use), (use,))
-        found = next((name for name in (use, *names) if name in self.prompts), None)
-        return self.prompt(found)
+        name_of_prompt = next((name for name in (use, *names) if name in self.prompts), None)
+        return self.prompt(name_of_prompt)
 
     @staticmethod
     def with_instruction(prompt: str, instruction: str) -> str:

@@ -81,10 +81,10 @@ def conversation_of(body: WithMessages, *, trusted: bool, audio: AudioInfo | Non
 
 
 def _message(message: Message, index: int) -> dict[str, Any]:
-    given = fields.set_fields(message)
+    set_fields = fields.set_fields(message)
     if message.tool_calls:
-        given["tool_calls"] = [
+        set_fields["tool_calls"] = [
             as_function_call(call, f"messages[{index}].tool_calls[{number}]")
             for number, call in enumerate(message.tool_calls)
         ]
-    return given
+    return set_fields

@@ -101,16 +101,16 @@ def _misplaced_fields(body: TokensRequest) -> list[str]:
 def _as_completion(body: TokensRequest) -> CompletionRequest:
     parameters = body.sampling_params
     names = type(parameters).model_fields.keys() - {"detokenize", *_PROMPT_FIELDS, *_OUTER_FIELDS}
-    given = {name: value for name in names if (value := getattr(parameters, name)) is not None}
+    parameter_fields = {name: value for name in names if (value := getattr(parameters, name)) is not None}
     if parameters.logprob_token_ids is not None:
-        given.setdefault("logprobs", 0)
+        parameter_fields.setdefault("logprobs", 0)
     if not parameters.detokenize and parameters.stop:
         raise InvalidRequest("`stop` requires `detokenize: true`.", "sampling_params.stop")
-    own = {
+    body_fields = {
         "model": body.model, "prompt": body.token_ids, "stream": body.stream, "cache_salt": body.cache_salt,
         "priority": body.priority, "max_tokens": parameters.max_tokens, "return_token_ids": body.return_token_ids,
     }  # fmt: skip
-    return request_of(CompletionRequest, given | own)
+    return request_of(CompletionRequest, parameter_fields | body_fields)
 
 
 def _prompt_token_ids(body: TokensRequest, model: ServedModel, limits: LimitOptions) -> PromptTokenIds | None:
@@ -157,11 +157,11 @@ def _prompt_token_ids(body: TokensRequest, model: ServedModel, limits: LimitOpti
 
 def _scores(listed: PromptTokenIds, entries: Sequence[TokenLogprobs | None]) -> str:
     """The log-probabilities of listed tokens, as vLLM encodes them."""
-    wanted = listed.token_ids.reshape(-1, listed.width)
-    scores = np.full(wanted.shape, -np.inf, np.float32)
+    token_ids = listed.token_ids.reshape(-1, listed.width)
+    scores = np.full(token_ids.shape, -np.inf, np.float32)
     for index, entry in enumerate(entries[listed.start + 1 :]):
         if entry is not None:
-            scores[index][wanted[index] >= 0] = entry.logprobs[1:]
+            scores[index][token_ids[index] >= 0] = entry.logprobs[1:]
     with io.BytesIO() as file:
         np.save(file, scores, allow_pickle=False)
         return base64.b64encode(file.getvalue()).decode()

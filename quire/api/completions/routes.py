@@ -88,9 +88,9 @@ async def _choices(prepared: PreparedCompletion, results: Sequence[SequenceResul
     """The choices of all prompts. What they have of the prompt is made once for each of them."""
     choices: list[CompletionChoice] = []
     for number, prompt in enumerate(prepared.prompts):
-        own = results[number * prepared.n : (number + 1) * prepared.n]
-        shared = await _prompt_part(prepared, prompt.token_ids.tolist(), own[0].total.prompt_logprobs or ())
-        for result in own:
+        of_prompt = results[number * prepared.n : (number + 1) * prepared.n]
+        shared = await _prompt_part(prepared, prompt.token_ids.tolist(), of_prompt[0].total.prompt_logprobs or ())
+        for result in of_prompt:
             choices.append(await _choice(prepared, len(choices), result, shared))
     return choices
 

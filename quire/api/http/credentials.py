@@ -17,7 +17,7 @@ def key_of(headers: Headers) -> bytes:
     scheme, _, token = headers.get("authorization", "").encode("latin-1").partition(b" ")
     if scheme.lower() == b"bearer":
         return token.strip()
-    if given := headers.get("x-api-key", ""):
-        return given.encode("latin-1")
+    if key := headers.get("x-api-key", ""):
+        return key.encode("latin-1")
     offered = (name for name in subprotocols(headers) if name.startswith(KEY_PROTOCOL))
     return next(offered, "").removeprefix(KEY_PROTOCOL).encode("latin-1")

@@ -23,19 +23,19 @@ def new_request_id() -> str:
 
 def request_id_of(headers: Iterable[tuple[bytes, bytes]]) -> str:
     """The id of a request: from its header, or a new one."""
-    wanted = next((value for name, value in headers if name == _HEADER), b"")
-    return clean_request_id(wanted.decode("latin-1")) if wanted else new_request_id()
+    header = next((value for name, value in headers if name == _HEADER), b"")
+    return clean_request_id(header.decode("latin-1")) if header else new_request_id()
 
 
-def clean_request_id(given: str) -> str:
+def clean_request_id(request_id: str) -> str:
     """A client's own request id, with characters that are unsafe in headers and logs replaced."""
-    return _UNSAFE.sub("_", given[:_MAX_LENGTH])
+    return _UNSAFE.sub("_", request_id[:_MAX_LENGTH])
 
 
-def answer_id(kind: str, request: Request, wanted: str | None) -> str:
+def answer_id(kind: str, request: Request, requested: str | None) -> str:
     """`kind-` and the id of the request: from its header, from its body, or generated."""
-    if request.headers.get(REQUEST_ID) is None and wanted:
-        return f"{kind}-{clean_request_id(wanted)}"
+    if request.headers.get(REQUEST_ID) is None and requested:
+        return f"{kind}-{clean_request_id(requested)}"
     return f"{kind}-{request.scope['state']['request_id']}"
 
 

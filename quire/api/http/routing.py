@@ -102,8 +102,8 @@ def _resources(request: Request) -> ExitStack:
 def _with_field_check(endpoint: Endpoint, *, returns_response: bool) -> Endpoint:
     """Return what FastAPI calls: a check of the body's undeclared fields, and the endpoint.
 
-    An endpoint that makes its response itself is left to the route. One with a response model is called here, as FastAPI
-    has to serialize what it returns.
+    An endpoint that makes its response itself is left to the route. One with a response model is called here, as
+    FastAPI has to serialize what it returns.
     """
     parameters = inspect.signature(endpoint).parameters
     if "body" not in parameters or getattr(endpoint, "checks_fields", False):

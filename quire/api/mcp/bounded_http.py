@@ -154,11 +154,11 @@ class _EventStream(_CountedStream):
         line = bytearray()
         async for chunk in self._stream:
             self._budget.add(len(chunk))
-            *ended, rest = chunk.replace(b"\r", b"\n").split(b"\n")
+            *ended, unfinished = chunk.replace(b"\r", b"\n").split(b"\n")
             for part in ended:
                 line += part
                 self._budget.add_line()
                 self._budget.check_message(bytes(line))
                 line.clear()
-            line += rest
+            line += unfinished
             yield chunk

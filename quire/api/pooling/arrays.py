@@ -93,13 +93,13 @@ def json_of(values: Floats, dtype: EmbedDtype) -> Iterator[bytes]:
 def base64_of(values: Floats, dtype: EmbedDtype, endianness: Endianness) -> Iterator[bytes]:
     """A JSON string with the bytes of values in base64, in pieces."""
     yield b'"'
-    rest = b""
+    remainder = b""
     for block in to_bytes(values, dtype, endianness):
-        data = rest + block
+        data = remainder + block
         whole = len(data) - len(data) % 3  # three bytes are four characters
         yield base64.b64encode(data[:whole])
-        rest = data[whole:]
-    yield base64.b64encode(rest) + b'"'
+        remainder = data[whole:]
+    yield base64.b64encode(remainder) + b'"'
 
 
 def shape_of(values: Floats, dtype: EmbedDtype) -> Sequence[int]:

@@ -199,10 +199,10 @@ def _requests(
 ) -> Iterator[PoolRequest]:
     """The engine's requests for some inputs: one for each chunk."""
     for prompt in prompts:
-        for tokens, own in chunks.split(prompt.token_ids, params):
+        for tokens, chunk_params in chunks.split(prompt.token_ids, params):
             yield PoolRequest(
                 prompt=tokens,
-                params=own,
+                params=chunk_params,
                 priority=context.priority,
                 cache_salt=context.cache_salt,
                 flow=context.id,

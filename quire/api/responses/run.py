@@ -304,4 +304,4 @@ def _tool_json(tool: AnyTool) -> dict[str, Any]:
 def with_ids(items: Sequence[Any], ids: Iterator[str]) -> list[dict[str, Any]]:
     """Items as JSON, each with an id."""
     fields = [{name: value for name, value in _json(item).items() if value is not None} for item in items]
-    return [{"id": next(ids), **one, "type": item.type} for one, item in zip(fields, items, strict=True)]
+    return [{"id": next(ids), **values, "type": item.type} for values, item in zip(fields, items, strict=True)]

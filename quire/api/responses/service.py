@@ -67,10 +67,10 @@ class ResponseService:
         Raises:
             ApiError: it cannot be answered.
         """
-        own = input_items(body)
-        own_json = await map_in_slices(own, _serialized)
+        new_items = input_items(body)
+        new_json = await map_in_slices(new_items, _serialized)
         before = await self._conversation(body.previous_response_id, owner)
-        items = [*await map_in_slices(before, stored_items), *own]
+        items = [*await map_in_slices(before, stored_items), *new_items]
         tools = McpToolset(await self._tool_servers.offered_tools(mcp_servers_in(body)), body.max_tool_calls)
         request = tools.first_request(body)
         # Not the request's id: a client could choose that of a stored response, and replace it.
@@ -90,7 +90,7 @@ class ResponseService:
         run = ResponseRun(
             prepared,
             body,
-            own_json,
+            new_json,
             owner,
             tools,
             list(tools.new_lists(items)),
@@ -314,10 +314,10 @@ class ResponseService:
 def _serialized(items: Sequence[Any]) -> list[dict[str, Any]]:
     """Items of the request as JSON, each with an id."""
     with _refuse_unserialisable():
-        found = with_ids(items, (new_id(_ID_PREFIXES[item.type]) for item in items))
-        for item in found:
+        serialized = with_ids(items, (new_id(_ID_PREFIXES[item.type]) for item in items))
+        for item in serialized:
             orjson.dumps(item)
-    return found
+    return serialized
 
 
 @contextmanager

@@ -46,12 +46,12 @@ def with_unique_ids() -> Callable[[Sequence[dict[str, Any]]], Iterator[dict[str,
 
     def number(items: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         for item in items:
-            given = unique = item["id"]
-            counts[given] += 1
+            item_id = unique = item["id"]
+            counts[item_id] += 1
             while unique in seen:
-                unique = f"{given}-{counts[given]}"
-                counts[given] += 1
+                unique = f"{item_id}-{counts[item_id]}"
+                counts[item_id] += 1
             seen.add(unique)
-            yield item if unique == given else {**item, "id": unique}
+            yield item if unique == item_id else {**item, "id": unique}
 
     return number

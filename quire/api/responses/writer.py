@@ -178,10 +178,10 @@ class ItemWriter(EventWriter[Event]):
 
     def _take_logprobs(self, text: str) -> list[Any]:
         """Entries of the tokens up to the end of `text`; those that follow are of end tokens, stops or calls."""
-        wanted, taken_text, taken = text.encode(), bytearray(), list[Any]()
+        target, taken_text, taken = text.encode(), bytearray(), list[Any]()
         searched = 0  # no occurrence begins before
-        while self._logprobs and taken_text.find(wanted, searched) < 0:
-            searched = max(0, len(taken_text) - len(wanted) + 1)
+        while self._logprobs and taken_text.find(target, searched) < 0:
+            searched = max(0, len(taken_text) - len(target) + 1)
             taken.append(self._logprobs.popleft())
             taken_text += bytes(taken[-1]["bytes"] or ())
         return taken

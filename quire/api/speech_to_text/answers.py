@@ -40,7 +40,7 @@ def usage_of(usage: TranscriptionUsage, kind: Literal["duration", "tokens"]) -> 
 
 def logprob_list(entries: Sequence[TokenLogprob]) -> list[TranscriptLogprob]:
     """Log-probabilities as OpenAI has them."""
-    return [TranscriptLogprob(token=one.token, logprob=one.logprob, bytes=list(one.bytes)) for one in entries]
+    return [TranscriptLogprob(token=entry.token, logprob=entry.logprob, bytes=list(entry.bytes)) for entry in entries]
 
 
 def languages_of(result: TranscriptionDone, task: SpeechTask) -> list[dict[str, str]] | None:
@@ -74,8 +74,10 @@ def answer(
 
 def _verbose(body: SpeechToTextRequestBody, task: SpeechTask, result: TranscriptionDone) -> VerboseTranscription:
     granularities = body.timestamp_granularities if isinstance(body, TranscriptionRequest) else []
-    segments = [_segment(one) for one in result.segments]
-    words = [TranscriptWord(word=one.word, start=_rounded(one.start), end=_rounded(one.end)) for one in result.words]
+    segments = [_segment(segment) for segment in result.segments]
+    words = [
+        TranscriptWord(word=word.word, start=_rounded(word.start), end=_rounded(word.end)) for word in result.words
+    ]
     return VerboseTranscription(
         task=task,
         language="en" if task == "translate" else result.language or "",
@@ -87,18 +89,18 @@ def _verbose(body: SpeechToTextRequestBody, task: SpeechTask, result: Transcript
     )
 
 
-def _segment(one: Segment) -> TranscriptSegment:
+def _segment(segment: Segment) -> TranscriptSegment:
     return TranscriptSegment(
-        id=one.id,
-        seek=one.seek,
-        start=_rounded(one.start),
-        end=_rounded(one.end),
-        text=one.text,
-        tokens=list(one.tokens),
-        temperature=one.temperature,
-        avg_logprob=one.avg_logprob,
-        compression_ratio=one.compression_ratio,
-        no_speech_prob=one.no_speech_prob,
+        id=segment.id,
+        seek=segment.seek,
+        start=_rounded(segment.start),
+        end=_rounded(segment.end),
+        text=segment.text,
+        tokens=list(segment.tokens),
+        temperature=segment.temperature,
+        avg_logprob=segment.avg_logprob,
+        compression_ratio=segment.compression_ratio,
+        no_speech_prob=segment.no_speech_prob,
     )
 
 

@@ -45,7 +45,7 @@ async def admitted_audio(
         reservation.pass_on(audio.samples, kept_bytes(len(audio.samples), window_seconds))
         return audio.samples
 
-    use = AudioUse(while_made=lambda _: 0, kept=lambda count: kept_bytes(count, window_seconds))
+    use = AudioUse(while_made=lambda _: 0, result=lambda count: kept_bytes(count, window_seconds))
     decoding = model.audio.decode([AudioFile(file.file)], use, keep, tenant=current_tenant())
     (samples,) = await unless_disconnected(request, decoding)
     file.file.close()  # it may take space on disk

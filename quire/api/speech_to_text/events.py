@@ -28,21 +28,21 @@ async def openai_events(
     """
     entries: list[TokenLogprob] = []
     async with aclosing(events) as transcription:
-        async for one in transcription:
-            if isinstance(one, TranscriptDelta):
-                body: dict[str, Any] = {"type": "transcript.text.delta", "delta": one.text}
+        async for part in transcription:
+            if isinstance(part, TranscriptDelta):
+                body: dict[str, Any] = {"type": "transcript.text.delta", "delta": part.text}
                 if logprobs:
-                    entries += one.logprobs
-                    body["logprobs"] = [entry.model_dump() for entry in logprob_list(one.logprobs)]
+                    entries += part.logprobs
+                    body["logprobs"] = [entry.model_dump() for entry in logprob_list(part.logprobs)]
                 yield event(body)
-            elif isinstance(one, TranscriptionDone):
+            elif isinstance(part, TranscriptionDone):
                 ended()
-                body = {"type": "transcript.text.done", "text": one.text}
+                body = {"type": "transcript.text.done", "text": part.text}
                 if logprobs:
                     body["logprobs"] = [entry.model_dump() for entry in logprob_list(entries)]
-                if languages := languages_of(one, task):
+                if languages := languages_of(part, task):
                     body["languages"] = languages
-                yield event({**body, "usage": usage_of(one.usage, "tokens").model_dump()})
+                yield event({**body, "usage": usage_of(part.usage, "tokens").model_dump()})
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,18 +66,18 @@ async def vllm_chunks(
 ) -> AsyncGenerator[bytes, None]:
     """A chunk for each piece, one with the finish reason, and one with the usage if requested."""
     continuous = bool(body.stream_include_usage and body.stream_continuous_usage_stats)
-    given = generated = 0
+    prompted = generated = 0
     async with aclosing(events) as transcription:
-        async for one in transcription:
-            if isinstance(one, TranscriptDelta):
-                given += one.input_tokens
-                generated += one.output_tokens
-                usage = {"usage": _counts(given, generated)} if continuous else {}
-                yield head.chunk([_choice({"content": one.text}, None)], **usage)
-            elif isinstance(one, TranscriptionDone):
+        async for part in transcription:
+            if isinstance(part, TranscriptDelta):
+                prompted += part.input_tokens
+                generated += part.output_tokens
+                usage = {"usage": _counts(prompted, generated)} if continuous else {}
+                yield head.chunk([_choice({"content": part.text}, None)], **usage)
+            elif isinstance(part, TranscriptionDone):
                 ended()
-                counts = _counts(one.usage.input_tokens, one.usage.output_tokens)
-                reason = "length" if one.truncated else "stop"
+                counts = _counts(part.usage.input_tokens, part.usage.output_tokens)
+                reason = "length" if part.truncated else "stop"
                 yield head.chunk([_choice({"content": ""}, reason)], **({"usage": counts} if continuous else {}))
                 if body.stream_include_usage:
                     yield head.chunk([], usage=counts)

@@ -99,10 +99,10 @@ async def _detect(request: Request, state: ServerState, file: UploadFile, body: 
     options = TranscriptionOptions(languages=tuple(body.languages), timeout=_timeout(body, state))
     transcriber.check_detection(options)
     samples = await admitted_audio(request, model, file, transcriber.window_seconds)
-    found = await unless_disconnected(request, transcriber.detect_language(samples, options))
+    probabilities = await unless_disconnected(request, transcriber.detect_language(samples, options))
     languages = [
         LanguageProbability(code=code, probability=probability)
-        for code, probability in sorted(found.items(), key=lambda one: -one[1])
+        for code, probability in sorted(probabilities.items(), key=lambda entry: -entry[1])
     ]
     return DetectedLanguage(language=languages[0].code, probability=languages[0].probability, languages=languages)
 
@@ -150,27 +150,27 @@ def _stream(
 async def _collect(events: Events) -> tuple[TranscriptionDone, list[TokenLogprob]]:
     logprobs: list[TokenLogprob] = []
     async with aclosing(events) as transcription:
-        async for one in transcription:
-            if isinstance(one, TranscriptDelta):
-                logprobs += one.logprobs
-            elif isinstance(one, TranscriptionDone):
-                return one, logprobs
+        async for event in transcription:
+            if isinstance(event, TranscriptDelta):
+                logprobs += event.logprobs
+            elif isinstance(event, TranscriptionDone):
+                return event, logprobs
     raise AssertionError("a transcription ends with TranscriptionDone")
 
 
 def _options(body: SpeechToTextRequestBody, state: ServerState, task: SpeechTask) -> TranscriptionOptions:
     voice = body.chunking_strategy
-    own = body if isinstance(body, TranscriptionRequest) else TranscriptionRequest()
+    transcription = body if isinstance(body, TranscriptionRequest) else TranscriptionRequest()
     return TranscriptionOptions(
         task=task,
         language=body.language or None,
-        languages=tuple(own.languages),
+        languages=tuple(transcription.languages),
         prompt=body.prompt,
-        hotwords=" ".join(text for text in (body.hotwords or "", *own.keywords) if text),
+        hotwords=" ".join(text for text in (body.hotwords or "", *transcription.keywords) if text),
         temperature=max(body.temperature, _MIN_TEMPERATURE) if body.temperature else 0.0,
         timestamps=body.response_format in _WITH_TIMES,
-        words="word" in own.timestamp_granularities,
-        logprobs=bool(own.include),
+        words="word" in transcription.timestamp_granularities,
+        logprobs=bool(transcription.include),
         live=bool(body.stream),
         voice=None if voice is None else VoiceOptions() if voice == "auto" else _voice(voice),
         max_tokens=body.max_completion_tokens,

@@ -10,14 +10,14 @@ from quire.speech.types import Segment
 def srt(segments: Sequence[Segment]) -> str:
     """The segments as SubRip."""
     return "".join(
-        f"{number}\n{_time(one.start, ',')} --> {_time(one.end, ',')}\n{_line(one.text)}\n\n"
-        for number, one in enumerate(segments, 1)
+        f"{number}\n{_time(segment.start, ',')} --> {_time(segment.end, ',')}\n{_line(segment.text)}\n\n"
+        for number, segment in enumerate(segments, 1)
     )
 
 
 def vtt(segments: Sequence[Segment]) -> str:
     """The segments as WebVTT."""
-    cues = (f"{_time(one.start, '.')} --> {_time(one.end, '.')}\n{_escaped(_line(one.text))}\n\n" for one in segments)
+    cues = (f"{_time(cue.start, '.')} --> {_time(cue.end, '.')}\n{_escaped(_line(cue.text))}\n\n" for cue in segments)
     return "WEBVTT\n\n" + "".join(cues)
 
 

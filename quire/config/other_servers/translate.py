@@ -45,7 +45,7 @@ _OBJECTS = (
 )
 
 
-def translate_flags(arguments: Sequence[str], own: frozenset[str]) -> tuple[list[str], list[str]]:
+def translate_flags(arguments: Sequence[str], our_flags: frozenset[str]) -> tuple[list[str], list[str]]:
     """Quire's flags for those of a command line, and a note for each flag that was replaced or has no effect.
 
     `own`: Quire's flags. What is in no table stays as it is.
@@ -53,17 +53,17 @@ def translate_flags(arguments: Sequence[str], own: frozenset[str]) -> tuple[list
     Raises:
         ConfigError: a flag of another server has no counterpart, or not with this value.
     """
-    given, models, result, notes = merge_dotted_keys(arguments, _object_flag), list[str](), list[str](), list[str]()
+    remaining, models, result, notes = merge_dotted_keys(arguments, _object_flag), list[str](), list[str](), list[str]()
     model_given = not arguments[0].startswith("-") if arguments else False
     model_given = model_given or any(argument.partition("=")[0] == "--model" for argument in arguments)
-    while given:
-        argument = given.pop(0)
+    while remaining:
+        argument = remaining.pop(0)
         name, equals, value = _parts(argument)
-        found = _find(name, own)
-        if found is None:
-            result.append(name + equals + value if name in own else argument)
+        entry = _find(name, our_flags)
+        if entry is None:
+            result.append(name + equals + value if name in our_flags else argument)
             if name in _LISTS and model_given and not equals:
-                result += (values_given := _repeated(name, given))
+                result += (values_given := _repeated(name, remaining))
                 if len(values_given) > 1:
                     count = 1 + values_given.count(name)
                     notes.append(
@@ -71,17 +71,17 @@ def translate_flags(arguments: Sequence[str], own: frozenset[str]) -> tuple[list
                         "otherwise only the first value belongs to it"
                     )
             continue
-        if found.kind == "refused":
-            raise ConfigError(_refusal(name, found))
-        if not found.switch and not equals:
-            value = _next_value(name, given)
-            while found.kind == "ignored" and given and given[0].isdecimal():  # vLLM's lists of numbers
-                given.pop(0)
-        replaced, note = _replaced(name, found, value)
+        if entry.kind == "refused":
+            raise ConfigError(_refusal(name, entry))
+        if not entry.switch and not equals:
+            value = _next_value(name, remaining)
+            while entry.kind == "ignored" and remaining and remaining[0].isdecimal():  # vLLM's lists of numbers
+                remaining.pop(0)
+        replaced, note = _replaced(name, entry, value)
         if name == "--runner":
             result[:0] = replaced  # --convert, if it is given, comes later and counts
         else:
-            (models if found.ours == "MODEL" else result).extend(replaced)
+            (models if entry.ours == "MODEL" else result).extend(replaced)
         notes += note
     return [*models, *result], notes
 
@@ -108,7 +108,7 @@ def _object_flag(name: str) -> str | None:
     return flag if flag in _OBJECTS else None
 
 
-def _find(name: str, own: frozenset[str]) -> OtherServerFlag | None:
+def _find(name: str, our_flags: frozenset[str]) -> OtherServerFlag | None:
     """The entry of a flag; None if it is Quire's own and needs no change, or is in no table."""
     entry = _BY_NAME.get(name)
     if entry is None and name.startswith("--no-"):
@@ -118,22 +118,22 @@ def _find(name: str, own: frozenset[str]) -> OtherServerFlag | None:
         entry = _BY_NAME.get(name.partition(".")[0])
     if entry is None or entry.kind == "same":
         return None
-    return None if name in own and not (entry.values or name in _CONVERTERS) else entry
+    return None if name in our_flags and not (entry.values or name in _CONVERTERS) else entry
 
 
-def _next_value(name: str, given: list[str]) -> str:
-    if not given or given[0].startswith("--"):
+def _next_value(name: str, arguments: list[str]) -> str:
+    if not arguments or arguments[0].startswith("--"):
         raise ConfigError(f"quire serve: {name} expects a value")
-    return given.pop(0)
+    return arguments.pop(0)
 
 
-def _repeated(name: str, given: list[str]) -> list[str]:
+def _repeated(name: str, arguments: list[str]) -> list[str]:
     """The flag's further values, each behind the repeated flag; the first flag has been passed on."""
-    if not given or given[0].startswith("-"):
+    if not arguments or arguments[0].startswith("-"):
         return []
-    result = [given.pop(0)]
-    while given and not given[0].startswith("-") and "=" not in result[0]:
-        result += [name, given.pop(0)]
+    result = [arguments.pop(0)]
+    while arguments and not arguments[0].startswith("-") and "=" not in result[0]:
+        result += [name, arguments.pop(0)]
     return result
 
 

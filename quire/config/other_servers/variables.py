@@ -73,15 +73,15 @@ class VllmVariables(PydanticBaseSettingsSource):
 
     def __call__(self) -> dict[str, Any]:
         command = cast("type[Command]", self.settings_cls)
-        found = {}
+        settings = {}
         for name, variable in VARIABLES.items():
             text = self._environment.get(name)
             if text is None or is_service_link(name, text) or variable.field in self.current_state:
                 continue
             value = variable.convert(text)
             if value is not None:
-                found[variable.field] = _checked(command, name, text, value)
-        return found
+                settings[variable.field] = _checked(command, name, text, value)
+        return settings
 
 
 def notes_on_variables(settings: Command, environment: Mapping[str, str]) -> tuple[list[str], list[str]]:

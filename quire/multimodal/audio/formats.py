@@ -44,9 +44,9 @@ _MAGIC: tuple[tuple[int, bytes, AudioFormat], ...] = (
 )
 
 
-def recognized_name(given: str) -> str | None:
+def recognized_name(requested: str) -> str | None:
     """The `AudioFormat.name` of a format that a client names; None if it is not a known one."""
-    name = given.lower()
+    name = requested.lower()
     name = _ALIASES.get(name, name)
     return name if name in _FORMATS else None
 

@@ -28,17 +28,17 @@ def place_audio(
     Raises:
         PromptError: there are more or fewer placeholders.
     """
-    found = np.flatnonzero(tokens == info.placeholder)
-    if len(found) != len(pieces):
+    spots = np.flatnonzero(tokens == info.placeholder)
+    if len(spots) != len(pieces):
         raise PromptError(
-            f"The rendered chat has {len(found)} audio placeholders for {len(pieces)} audio parts. Texts must not "
+            f"The rendered chat has {len(spots)} audio placeholders for {len(pieces)} audio parts. Texts must not "
             f"contain any ({info.placeholder_text}), and the chat template must render each part once.",
             "messages",
         )
     counts = [sum(item.length for item in piece) for piece in pieces]
     repeats = np.ones(len(tokens), np.int64)
-    repeats[found] = counts
-    starts = found + np.cumsum([0, *(count - 1 for count in counts[:-1])]) if counts else found
+    repeats[spots] = counts
+    starts = spots + np.cumsum([0, *(count - 1 for count in counts[:-1])]) if counts else spots
     items = tuple(
         msgspec.structs.replace(item, start=int(start) + item.start)
         for start, piece in zip(starts, pieces, strict=True)

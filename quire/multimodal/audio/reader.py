@@ -42,12 +42,12 @@ class AudioUse:
     """How much memory the user of a file's audio takes, in bytes for a number of samples.
 
     Attributes:
-        while_made: beside the samples, until what is kept is made of them.
-        kept: of what is kept, with the samples if they are.
+        while_made: beside the samples, until the result is made of them.
+        result: of what is made of them, with the samples if they stay.
     """
 
     while_made: Callable[[int], int]
-    kept: Callable[[int], int]
+    result: Callable[[int], int]
 
 
 class AudioReader:
@@ -155,12 +155,12 @@ class AudioReader:
     @staticmethod
     def _needed(sizes: Sequence[int], samples: Sequence[int], use: AudioUse) -> int:
         """The most memory that is taken at any time, in bytes, if files have at most so many samples."""
-        needed = kept = 0
+        needed = held = 0
         for size, count in zip(sizes, samples, strict=True):
             decoding = _COPIES * size + 2 * _SAMPLE * count  # the samples are in the worker, then here as well
-            after = use.kept(count)
-            needed = max(needed, kept + decoding, kept + after + use.while_made(count))
-            kept += after
+            after = use.result(count)
+            needed = max(needed, held + decoding, held + after + use.while_made(count))
+            held += after
         return needed
 
     async def _decoded(self, file: AudioFile, reserved: int, tenant: str) -> DecodedAudio:

@@ -61,8 +61,8 @@ class SileroNetwork:
         np.maximum(rows @ self._conv1 + bias1, 0, out=outer[:, 1:])
         pairs = np.stack([outer[:, :3].reshape(n, -1), outer[:, 2:5].reshape(n, -1)], axis=1)
         pairs = np.maximum(pairs @ self._conv2 + bias2, 0)
-        one = np.maximum(pairs.reshape(n, -1) @ self._conv3 + bias3, 0)
-        encoded: Array = np.maximum(one @ self._conv4 + bias4, 0)
+        third = np.maximum(pairs.reshape(n, -1) @ self._conv3 + bias3, 0)
+        encoded: Array = np.maximum(third @ self._conv4 + bias4, 0)
         return encoded
 
     def step(self, encoded: Array, hidden: Array, cell: Array) -> tuple[float, Array, Array]:

@@ -150,4 +150,4 @@ def find_speech(
     step = _BATCH * FRAME  # in pieces: each is copied
     pieces = (samples[start : start + step] for start in range(0, len(samples), step))
     events = [*(event for piece in pieces for event in detector.push_all(piece)), *detector.finish()]
-    return [(one.at_sample, two.at_sample) for one, two in zip(events[::2], events[1::2], strict=True)]
+    return [(start.at_sample, end.at_sample) for start, end in zip(events[::2], events[1::2], strict=True)]

@@ -36,8 +36,8 @@ def triggered_tags(writer: GrammarWriter, triggers: Sequence[str], tags: Sequenc
         trigger = next((begin[:size] for size in possible if begin[:size] in known), None)
         if trigger is None:
             raise ValueError(f"The tag {begin!r} starts with none of the `triggers`.")
-        rest = begin[len(trigger) :]
-        rules.append(writer.sequence(writer.until(trigger), writer.text(rest), content, writer.text(end)))
+        after_trigger = begin[len(trigger) :]
+        rules.append(writer.sequence(writer.until(trigger), writer.text(after_trigger), content, writer.text(end)))
     any_tag = writer.either(rules)
     count = ("" if at_least_one else "?") if only_one else "+" if at_least_one else "*"
     return writer.rule(f"{any_tag}{count}" if only_one else f"{any_tag}{count} {writer.anything()}")

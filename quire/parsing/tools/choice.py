@@ -124,8 +124,8 @@ def _check_names(tools: Sequence[_Tool]) -> None:
         seen.add(name)
 
 
-def _chosen(tools: Sequence[_Tool], wanted: Sequence[NamedTool | NamedCustomTool]) -> list[_Tool]:
-    names = {(choice.type, choice.name) for choice in wanted}
+def _chosen(tools: Sequence[_Tool], choices: Sequence[NamedTool | NamedCustomTool]) -> list[_Tool]:
+    names = {(choice.type, choice.name) for choice in choices}
     chosen = [tool for tool in tools if (tool.type, tool.name) in names]
     unknown = names - {(tool.type, tool.name) for tool in chosen}
     if unknown:

@@ -74,12 +74,12 @@ class DelimitedSyntax:
         mark: str | None = ""
         if self.header_end:
             mark = yield from scan.read_until((self.header_end, *marks), pieces.append)
-            found = mark == self.header_end
+            begun = mark == self.header_end
         else:
             pieces.append((yield from scan.read_word("{" + self.begin[0])))
-            found = scan.next_character == "{"
+            begun = scan.next_character == "{"
         name, call_id = self.name("".join(pieces))
-        if not found or not name:
+        if not begun or not name:
             read = scan.since_mark
             out.add_text(self.begin + (read.removesuffix(mark) if mark == self.begin else read))
             return mark

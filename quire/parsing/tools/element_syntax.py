@@ -78,8 +78,8 @@ def _elements(text: str, mark: str) -> list[_Element]:
             stack[-1].text += after
         else:
             break
-    found = stack[0].children
-    return found if len(stack) == 1 else found[:-1]
+    elements = stack[0].children
+    return elements if len(stack) == 1 else elements[:-1]
 
 
 def _object(elements: Iterable[_Element], properties: Mapping[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:
@@ -87,7 +87,7 @@ def _object(elements: Iterable[_Element], properties: Mapping[str, Any], schema:
     values: dict[str, list[Any]] = {}
     for element in elements:
         values.setdefault(element.name, []).append(_value(element, properties.get(element.name), schema))
-    return {name: found if len(found) > 1 else found[0] for name, found in values.items()}
+    return {name: same_name if len(same_name) > 1 else same_name[0] for name, same_name in values.items()}
 
 
 def _value(element: _Element, part: Any, schema: Mapping[str, Any]) -> Any:

@@ -81,9 +81,11 @@ class JsonSyntax:
         if self.lines:
             more = f'("\\n" {call})*' if parallel else ""
             return writer.sequence(begin, line, call, more, line, end)
-        one = writer.sequence(begin, line, call, line, end)
+        line_of_call = writer.sequence(begin, line, call, line, end)
         between = writer.text(self.separator or "\n")
-        return writer.rule(f"{one} ({between} {one})*") if parallel and (self.separator or self.begins) else one
+        if parallel and (self.separator or self.begins):
+            return writer.rule(f"{line_of_call} ({between} {line_of_call})*")
+        return line_of_call
 
     def _schema(self, name: str, arguments: object) -> dict[str, object]:
         properties: dict[str, object] = {self.name: {"const": name}, self.arguments: arguments}

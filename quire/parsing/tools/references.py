@@ -67,10 +67,10 @@ def resolve_reference(part: Any, schema: Mapping[str, Any]) -> Any:
     for _ in range(_MAX_REFERENCES):
         if not isinstance(part, Mapping) or not isinstance(part.get("$ref"), str):
             return part
-        found = _found(schema, part["$ref"].removeprefix("#")) if part["$ref"].startswith("#") else None
-        if not isinstance(found, Mapping):
+        target = _found(schema, part["$ref"].removeprefix("#")) if part["$ref"].startswith("#") else None
+        if not isinstance(target, Mapping):
             return part
-        part = {**found, **{key: value for key, value in part.items() if key != "$ref"}}
+        part = {**target, **{key: value for key, value in part.items() if key != "$ref"}}
     return part
 
 
@@ -115,8 +115,8 @@ class _Bundle:
                 if key not in _PLACES or not isinstance(value, str)
             }
             if self._current and isinstance(copy.get("items"), list):
-                copy["prefixItems"], rest = copy.pop("items"), copy.pop("additionalItems", True)
-                copy["items"] = rest
+                copy["prefixItems"], further_items = copy.pop("items"), copy.pop("additionalItems", True)
+                copy["items"] = further_items
         return copy
 
     def _copied(self, keyword: str, value: Any, base: str) -> Any:

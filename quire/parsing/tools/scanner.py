@@ -67,8 +67,8 @@ class Scanner:
 
     def take_match(self, pattern: re.Pattern[str]) -> str:
         """Read the next match of the pattern."""
-        found = pattern.match(self._text, self._at)
-        return "" if found is None else self.take(found.end() - self._at)
+        match = pattern.match(self._text, self._at)
+        return "" if match is None else self.take(match.end() - self._at)
 
     def mark(self) -> None:
         """Begin to record the text that is read."""
@@ -95,11 +95,11 @@ class Scanner:
         """
         longest = max(map(len, marks))
         while True:
-            found = _first_of(tuple(marks)).search(self._text, self._at)
-            if found is not None and (self.ended or not self._may_grow(found.start(), marks, longest)):
-                sink(self.take(found.start() - self._at))
-                return self.take(len(found[0]))
-            if found is None:
+            match = _first_of(tuple(marks)).search(self._text, self._at)
+            if match is not None and (self.ended or not self._may_grow(match.start(), marks, longest)):
+                sink(self.take(match.start() - self._at))
+                return self.take(len(match[0]))
+            if match is None:
                 tail = "" if self.ended else self._text[max(self._at, len(self._text) - longest) :]
                 sink(self.take(self._left - partial_suffix(tail, marks, longest)))
             if self.ended:
@@ -154,22 +154,22 @@ class Scanner:
                 return bool(word)
         matters = _any_of('"{}[]' + self._stop_signs)
         while True:
-            found = matters.search(self._text, self._at)
-            if found is None:
+            match = matters.search(self._text, self._at)
+            if match is None:
                 sink(self.take(self._left))
                 if self.ended:
                     return False
                 yield
                 continue
-            sink(self.take(found.start() - self._at))
-            if found[0] in self._stop_signs and (yield from self._stops_here(in_string=False)):
+            sink(self.take(match.start() - self._at))
+            if match[0] in self._stop_signs and (yield from self._stops_here(in_string=False)):
                 return False
-            if found[0] == '"':
+            if match[0] == '"':
                 if not (yield from self.read_string(sink)):
                     return False
                 continue
             sink(self.take(1))
-            depth += {"{": 1, "[": 1, "}": -1, "]": -1}.get(found[0], 0)
+            depth += {"{": 1, "[": 1, "}": -1, "]": -1}.get(match[0], 0)
             if depth == 0:
                 return True
 
@@ -219,10 +219,10 @@ class Scanner:
                 if mark is None:
                     return False
                 spaces = _FEW_SPACES.match(self._text, self._at + len(mark))
-                rest = self._text[spaces.end() if spaces is not None else self._at :][: max(map(len, self._stops))]
-                if rest.startswith(self._stops) or (self.ended and not rest):
+                ahead = self._text[spaces.end() if spaces is not None else self._at :][: max(map(len, self._stops))]
+                if ahead.startswith(self._stops) or (self.ended and not ahead):
                     return True
-                if self.ended or not any(one.startswith(rest) for one in self._stops):
+                if self.ended or not any(sign.startswith(ahead) for sign in self._stops):
                     return False
             yield
 

@@ -85,8 +85,8 @@ class TaggedSyntax:
         else:
             pieces.append((yield from scan.read_word("\n<")))
         name = "".join(pieces).strip().removeprefix('"').partition('"')[0]
-        found = mark == self.function[1] and (bool(mark) or bool(scan.next_character))
-        if not name or (not found and (mark is None or not out.knows(name))):  # a tag that is not closed is no call
+        complete = mark == self.function[1] and (bool(mark) or bool(scan.next_character))
+        if not name or (not complete and (mark is None or not out.knows(name))):  # a tag that is not closed is no call
             read = scan.since_mark
             out.add_text(self.function[0] + (read.removesuffix(mark) if mark == self.function[0] else read))
             return mark if mark == self.function[0] else ""
@@ -227,21 +227,21 @@ class _StringWriter:
 
 def _whole_pattern(schema: Mapping[str, Any]) -> str | None:
     """The pattern of a schema without its anchors, if it is anchored at both ends."""
-    found = re.fullmatch(r"\^((?:[^\\]|\\.)*)\$", str(schema.get("pattern", "")), re.DOTALL)
-    if found is None or _has_alternatives(found[1]):  # the anchors belong to one of them each
+    match = re.fullmatch(r"\^((?:[^\\]|\\.)*)\$", str(schema.get("pattern", "")), re.DOTALL)
+    if match is None or _has_alternatives(match[1]):  # the anchors belong to one of them each
         return None
     try:
-        re.compile(found[1])
+        re.compile(match[1])
     except re.error:
         return None
-    return found[1]
+    return match[1]
 
 
 def _has_alternatives(pattern: str) -> bool:
     """Whether a regular expression has `|` outside of groups."""
     depth = 0
-    for found in _PATTERN_PART.finditer(pattern):
-        depth += {"(": 1, ")": -1}.get(found[0], 0)
-        if found[0] == "|" and depth == 0:
+    for match in _PATTERN_PART.finditer(pattern):
+        depth += {"(": 1, ")": -1}.get(match[0], 0)
+        if match[0] == "|" and depth == 0:
             return True
     return False

@@ -195,17 +195,19 @@ def _item(item: str, status: str, transcript: str | None) -> Body:
 def _logprobs(entries: Sequence[TokenLogprob] | None) -> Body:
     if entries is None:
         return {}
-    return {"logprobs": [{"token": one.token, "logprob": one.logprob, "bytes": list(one.bytes)} for one in entries]}
+    return {
+        "logprobs": [{"token": token.token, "logprob": token.logprob, "bytes": list(token.bytes)} for token in entries]
+    }
 
 
 def _usage(usage: Usage) -> Body:
     if not usage.output_tokens:
         return {"type": "duration", "seconds": usage.seconds}
-    given = usage.audio_tokens + usage.text_tokens
+    input_tokens = usage.audio_tokens + usage.text_tokens
     return {
         "type": "tokens",
-        "input_tokens": given,
+        "input_tokens": input_tokens,
         "output_tokens": usage.output_tokens,
-        "total_tokens": given + usage.output_tokens,
+        "total_tokens": input_tokens + usage.output_tokens,
         "input_token_details": {"audio_tokens": usage.audio_tokens, "text_tokens": usage.text_tokens},
     }
