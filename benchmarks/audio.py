@@ -15,7 +15,7 @@ from functools import partial
 
 import numpy as np
 
-from quire.config.media_options import AudioOptions
+from quire.config.options import AudioOptions
 from quire.multimodal.audio.cuts import cut
 from quire.multimodal.audio.decode import DecodedAudio, decode
 from quire.multimodal.audio.features import SAMPLE_RATE, log_mel

@@ -161,7 +161,7 @@ def _kind(body: Any, state: ServerState) -> str | None:
 
 
 def _kind_of_input(body: dict[str, Any], model: ServedModel, *, chat: bool) -> str:
-    """What is asked for by `input` or `messages`: the first of these that the model can do."""
+    """Return what is asked for by `input` or `messages`: the first of these that the model can do."""
     if "task" in body:
         kind = "pooling"
     elif chat and "generate" in model.tasks:

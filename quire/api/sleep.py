@@ -46,7 +46,8 @@ def router(state: ServerState) -> APIRouter:
         the memory is free.
         """
         _require_sleep_mode(state)
-        sleep_level, wait = cast("SleepLevel", level), mode == "wait"
+        sleep_level = cast("SleepLevel", level)
+        wait = mode == "wait"
         changes = _each(model.client.sleeping.sleep(sleep_level, wait=wait) for model in state.models)
         await (unless_disconnected(request, changes) if wait else changes)
         return Response()
@@ -60,7 +61,7 @@ def router(state: ServerState) -> APIRouter:
 
     @routes.get("/is_sleeping")
     async def is_sleeping() -> Sleeping:
-        """Whether a model sleeps, in whole or in part."""
+        """Return whether a model sleeps, in whole or in part."""
         return Sleeping(is_sleeping=state.is_sleeping)
 
     return routes

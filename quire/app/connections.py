@@ -27,7 +27,7 @@ class Connection(Protocol):
     transport: asyncio.Transport
 
     def overdue(self) -> bool:
-        """Whether a deadline has passed. To be called regularly."""
+        """Return whether a deadline has passed. To be called regularly."""
 
     def end_overdue(self) -> None:
         """Close the connection, whose deadline has passed."""
@@ -43,8 +43,9 @@ class UnreadResponse:
         self.read_at = table.clock  # when the client last read something, or had nothing to read
 
     def overdue(self) -> bool:
-        """Whether the client has not read for too long. To be called regularly."""
-        now, unsent = self._table.clock, self._transport.get_write_buffer_size()
+        """Return whether the client has not read for too long. To be called regularly."""
+        now = self._table.clock
+        unsent = self._transport.get_write_buffer_size()
         if not unsent or unsent < self._unsent:
             self.read_at = now
         self._unsent = unsent
@@ -104,7 +105,7 @@ class Connections:
         return True
 
     def leave_place(self, request: object) -> None:
-        """The request has been answered."""
+        """Give back the place of a request that has been answered."""
         self.running.discard(request)
 
     def add(self, connection: Connection) -> bool:
@@ -127,20 +128,20 @@ class Connections:
         self.idle.pop(connection, None)
 
     def mark_reading(self, connection: Connection) -> None:
-        """The connection waits for the rest of a request head, or the answer to a request without a place."""
+        """Note that a connection waits for the rest of a request head, or the answer to a request without a place."""
         self.idle.pop(connection, None)
         if connection in self._open:
             self.reading.setdefault(connection)
 
     def mark_idle(self, connection: Connection) -> None:
-        """The connection has no request, or its request has been answered."""
+        """Note that a connection has no request, or that its request has been answered."""
         self.reading.pop(connection, None)
         self.idle.pop(connection, None)
         if connection in self._open:
             self.idle[connection] = None
 
     def mark_busy(self, connection: Connection) -> None:
-        """The connection has a request with a place."""
+        """Note that a connection has a request with a place."""
         self.reading.pop(connection, None)
         self.idle.pop(connection, None)
 

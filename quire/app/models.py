@@ -89,7 +89,7 @@ def _files_in(folder: Path) -> list[str]:
 
 
 def _can_be_loaded(names: Sequence[str]) -> bool:
-    """Whether there are weights; those of modules are in subdirectories."""
+    """Return whether there are weights; those of modules are in subdirectories."""
     return _MODULES in names or bool(readable_weights(names))
 
 

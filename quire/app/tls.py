@@ -109,7 +109,7 @@ class TlsHandshake(asyncio.Protocol, Connection):
     """
 
     def __init__(self, table: Connections, context: ssl.SSLContext, protocol: asyncio.Protocol) -> None:
-        """`protocol` takes the connection over."""
+        """Start with a connection that `protocol` takes over after the handshake."""
         self._table = table
         self._context = context
         self._protocol = protocol
@@ -135,7 +135,7 @@ class TlsHandshake(asyncio.Protocol, Connection):
         self._table.remove(self)
 
     def overdue(self) -> bool:
-        """Whether the handshake takes too long."""
+        """Return whether the handshake takes too long."""
         return self._table.clock > self._deadline
 
     def end_overdue(self) -> None:

@@ -11,13 +11,13 @@ from pydantic import Field
 from pydantic_settings import BaseSettings, CliPositionalArg, PydanticBaseSettingsSource
 
 from quire.config.command import Command
-from quire.config.lists import Names
-from quire.config.media_options import AudioOptions, MediaOptions
 from quire.config.options import (
+    AudioOptions,
     ChatOptions,
     ConnectionOptions,
     EngineOptions,
     LimitOptions,
+    MediaOptions,
     ModelOptions,
     ParallelOptions,
     RealtimeOptions,
@@ -26,7 +26,7 @@ from quire.config.options import (
 )
 from quire.config.other_servers.translate import translate_flags
 from quire.config.other_servers.variables import VllmVariables, notes_on_variables
-from quire.config.types import Flag, NonNegativeInt, PositiveInt, Seconds
+from quire.config.types import Flag, Names, NonNegativeInt, PositiveInt, Seconds
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
@@ -72,7 +72,7 @@ class Serve(
         return *sources_of_all, VllmVariables(settings_cls, os.environ)
 
     def notes_on_environment(self) -> tuple[list[str], list[str]]:
-        """What to say about vLLM's variables as well."""
+        """Return what to say about vLLM's variables as well."""
         notes, warnings = super().notes_on_environment()
         obeyed, ineffective = notes_on_variables(self, os.environ)
         return [*notes, *obeyed], [*warnings, *ineffective]

@@ -38,7 +38,7 @@ def schema_depth(schema: Any) -> int:
 
 
 def json_levels(schema: Any) -> int:
-    """How many levels of indentation JSON of a schema needs, at most 8."""
+    """Return how many levels of indentation JSON of a schema needs, at most 8."""
     return min(_longest_schema_path(schema, _levels_of), _MAX_LEVELS)
 
 
@@ -73,7 +73,7 @@ def _longest_schema_path(schema: Any, weight: Callable[[Any], int]) -> int:
 
 
 def _target(schema: Any, reference: Any) -> Any:
-    """What a reference such as `#/$defs/a` points to; None if that is not in this schema."""
+    """Return what a reference such as `#/$defs/a` points to; None if that is not in this schema."""
     if not isinstance(reference, str) or not reference.startswith("#"):
         return None
     node = schema

@@ -50,20 +50,21 @@ class GrammarWriter:
             raise GrammarTooLong
 
     def text(self, text: str) -> str:
-        """This text, with special tokens in it matched as tokens; an empty expression if it is empty."""
+        """Match a text, and special tokens in it as tokens; an empty expression if it is empty."""
         self.reserve(len(text))
-        pieces, at = [], 0
+        pieces = []
+        at = 0
         for mark in self._marks.finditer(text):
             pieces += [_quoted(text[at : mark.start()]), f"<[{self._special[mark[0]]}]>"]
             at = mark.end()
         return " ".join(piece for piece in [*pieces, _quoted(text[at:])] if piece)
 
     def has_special(self, text: str) -> bool:
-        """Whether a text contains a special token."""
+        """Return whether a text contains a special token."""
         return self._marks.search(text) is not None
 
     def plain(self, text: str) -> str:
-        """This text, also where it spells a special token; an empty expression if it is empty."""
+        """Match a text, also where it spells a special token; an empty expression if it is empty."""
         self.reserve(len(text))
         return _quoted(text)
 
@@ -187,7 +188,8 @@ def as_lark(grammar: str) -> str:
 
 def _length(value: Any, limit: int) -> int:
     """Number of characters of a JSON value, or a smaller number above the limit."""
-    length, left = 0, [value]
+    length = 0
+    left = [value]
     while left and length <= limit:
         node = left.pop()
         length += 2

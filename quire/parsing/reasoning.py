@@ -87,7 +87,8 @@ class ReasoningSplitter:
         self._begun = bool(continued.strip())  # that beginning is complete
         prompt_text = (prompt or "").rstrip()
         if not tags.starts:
-            self._part, self._at_start = _Part.CONTENT, False
+            self._part = _Part.CONTENT
+            self._at_start = False
         elif continued.strip():
             self._continue(continued)
         elif prompt_text.endswith(tags.starts):
@@ -118,7 +119,7 @@ class ReasoningSplitter:
         return reasoning, content
 
     def _keep(self, text: str, last: bool) -> str:
-        """All of the text, with the start tag that the prompt has, or that is missing."""
+        """Return all of the text, with the start tag that the prompt has, or that is missing."""
         if self._begun:
             return text
         self._withheld += text
@@ -139,7 +140,8 @@ class ReasoningSplitter:
             reasoning = self._reason(last)
         if self._part is _Part.CONTENT:
             if self._begins(self._tags.ends, last):
-                content, self._buffer = self._buffer, ""
+                content = self._buffer
+                self._buffer = ""
                 self._at_start = self._at_start and not content
             content = self._remover.remove(self._unwrapper.push(content, last), last)
         return reasoning, content
@@ -170,7 +172,9 @@ class ReasoningSplitter:
         """Drop whitespace and marks at the beginning of a part; returns whether the text that follows is certain."""
         if not self._at_start:
             return True
-        text, at, certain = self._buffer, 0, True
+        text = self._buffer
+        at = 0
+        certain = True
         mark: str | None = ""
         while mark is not None and certain:
             at = _end_of_spaces(text, at + len(mark))
@@ -186,18 +190,21 @@ class ReasoningSplitter:
         first_mark = min(((at, mark) for mark in marks if (at := self._buffer.find(mark)) >= 0), default=None)
         if first_mark is not None:
             at, mark = first_mark
-            before, after = self._buffer[:at], self._buffer[at:]
+            before = self._buffer[:at]
+            after = self._buffer[at:]
             self._buffer = after if mark in self._tags.closers else after[len(mark) :]
-            self._part, self._at_start = _Part.CONTENT, True
+            self._part = _Part.CONTENT
+            self._at_start = True
             return self._trailing.push(before)
         keep = 0 if last else partial_suffix(self._buffer, marks, max(map(len, marks)))
-        text, self._buffer = self._buffer[: len(self._buffer) - keep], self._buffer[len(self._buffer) - keep :]
+        text = self._buffer[: len(self._buffer) - keep]
+        self._buffer = self._buffer[len(self._buffer) - keep :]
         self._at_start = self._at_start and not text
         return self._trailing.push(text)
 
 
 def _may_grow(text: str, marks: Iterable[str]) -> bool:
-    """Whether a text may be the beginning of one of the marks."""
+    """Return whether a text may be the beginning of one of the marks."""
     return any(len(mark) > len(text) and mark.startswith(text) for mark in marks)
 
 
@@ -238,7 +245,9 @@ class _Remover:
         """Add text; returns the part without marks that is certain now."""
         if not self._marks:
             return text
-        text, pieces, at = self._buffer + text, list[str](), 0
+        text = self._buffer + text
+        pieces = list[str]()
+        at = 0
         for mark in self._pattern.finditer(text):
             pieces.append(text[at : mark.start()])
             at = mark.end()
@@ -271,7 +280,8 @@ class _Unwrapper:
                 return ""
             self._inside = self._buffer.startswith(self._start)
             removed = "" if self._inside else self._leading.removed
-            text, self._buffer = removed + self._buffer.removeprefix(self._start), ""
+            text = removed + self._buffer.removeprefix(self._start)
+            self._buffer = ""
         return self._until_end(self._inner.push(text), last) if self._inside else text
 
     def _until_end(self, text: str, last: bool) -> str:

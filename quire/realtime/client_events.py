@@ -107,7 +107,7 @@ def convert(raw: msgspec.Raw, kind: type[Any], path: str) -> Any:
 
 
 def _refusal(text: str, error: msgspec.ValidationError) -> EventError:
-    """What is wrong with an event that is JSON."""
+    """Return what is wrong with an event that is JSON."""
     try:
         event = _ANY_OBJECT.decode(text)
     except (msgspec.MsgspecError, RecursionError):
@@ -140,7 +140,8 @@ def _located(error: msgspec.ValidationError, path: str) -> tuple[str, str | None
     """The text of an error, and the field that it is about."""
     message, _, inside = str(error).rpartition(" - at `")
     if not message:
-        message, inside = str(error), ""
+        message = str(error)
+        inside = ""
     where = f"{path}{inside.rstrip('`').removeprefix('$')}".removeprefix(".")
     return f"{where}: {message}" if where else message, where or None
 

@@ -110,7 +110,7 @@ def colbert_markers(folder: Path) -> dict[str, str]:
 
 
 def static_folder(folder: Path) -> Path | None:
-    """Where the table and the tokenizer of a model of static embeddings are; None for other models."""
+    """Return where the table and the tokenizer of a model of static embeddings are; None for other models."""
     try:
         entries = json.loads((folder / "modules.json").read_text(encoding="utf-8"))
         first = entries[0]

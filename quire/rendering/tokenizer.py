@@ -12,10 +12,8 @@ from typing import Any
 import tokenizers
 
 from quire.multimodal.errors import ModelFileError
-from quire.rendering.byte_level import bytes_of_letters
-from quire.rendering.ctc_vocabulary import character_tokenizer
 from quire.rendering.sentence_transformers_files import colbert_markers, static_folder
-from quire.rendering.tekken import SPECIAL, tekken_tokenizer
+from quire.rendering.vocabularies import SPECIAL, bytes_of_letters, character_tokenizer, tekken_tokenizer
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _LFS_POINTER = b"version https://git-lfs"

@@ -69,7 +69,8 @@ async def take_audio(
     audio = audio_parts(messages)
     if not audio:
         return None
-    info, reader = model.info.audio, model.audio
+    info = model.info.audio
+    reader = model.audio
     if info is None or reader is None:
         kind = audio[0][0][audio[0][1]]["type"]
         raise InvalidRequest(
@@ -181,14 +182,16 @@ async def _pieces(
 def _check_length(audio: DecodedAudio, part: _Part, model: ServedModel, info: AudioInfo, before: int) -> None:
     if part.format is not None and audio.format != part.format:
         raise AudioError(f"The audio is {audio.format}, but its `format` is {part.format}.", part.where)
-    samples, longest = len(audio.samples), longest_audio(info)
+    samples = len(audio.samples)
+    longest = longest_audio(info)
     if longest is not None and samples > longest:
         raise AudioError(
             f"The audio is {audio.seconds:.1f} s long; this model takes at most {longest / SAMPLE_RATE:g} s in one "
             "audio part.",
             part.where,
         )
-    tokens, limit = token_count(samples, info), model.info.max_model_len
+    tokens = token_count(samples, info)
+    limit = model.info.max_model_len
     if not tokens:
         raise AudioError(
             f"The audio is too short: its {audio.seconds:.3f} s give no audio token of this model.", part.where

@@ -42,7 +42,8 @@ def _unread_message_fields(messages: Sequence[Message], rendered: RenderedChat) 
     if rendered.keys is not None:
         for index, message in enumerate(messages):
             for name, value in message.passed_to_template():
-                key, kind = name.rpartition(".")[2], fields.without_indices(f"messages.{name}")
+                key = name.rpartition(".")[2]
+                kind = fields.without_indices(f"messages.{name}")
                 if value is not None and key not in rendered.keys and not fields.is_harmless(kind):
                     unread.setdefault(kind, f"messages[{index}].{name}")
     return list(unread.values())

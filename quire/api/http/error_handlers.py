@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from quire.api.http.paths import endpoint_path
+from quire.api.http.request_head import endpoint_path
 from quire.engine.client.errors import EngineError
 from quire.multimodal.errors import PromptError
 from quire.protocol.errors import (

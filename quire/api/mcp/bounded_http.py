@@ -90,7 +90,7 @@ class AnswerBudget:
             raise self.refuse("The tool server sent a message with too many JSON values.")
 
     def close(self) -> None:
-        """Nothing of the answers is needed any more."""
+        """Free the memory of the answers, of which nothing is needed any more."""
         if self._reserved:
             self._memory.give_back(self._tenant, self._reserved)
             self._reserved = 0

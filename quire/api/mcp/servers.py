@@ -10,13 +10,13 @@ from functools import partial
 
 import orjson
 
-from quire.api.mcp.errors import ToolServerFailed
 from quire.api.mcp.types import (
     INTERNAL_ERROR,
     INVALID_PARAMS,
     CallOutcome,
     McpServer,
     RemoteTool,
+    ToolServerFailed,
     arguments_of,
     protocol_error,
 )

@@ -146,7 +146,8 @@ def _float8_bits(values: Floats, exponent: int, mantissa: int) -> Array:
 def _float8_values(exponent: int, mantissa: int) -> Floats:
     """The values of all 256 codes. e4m3 is the variant without infinity."""
     codes = np.arange(128)
-    powers, fractions = codes >> mantissa, codes & ((1 << mantissa) - 1)
+    powers = codes >> mantissa
+    fractions = codes & ((1 << mantissa) - 1)
     bias = (1 << (exponent - 1)) - 1
     normal = (1 + fractions / (1 << mantissa)) * 2.0 ** (powers - bias)
     values = np.where(powers == 0, fractions / (1 << mantissa) * 2.0 ** (1 - bias), normal)

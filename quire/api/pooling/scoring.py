@@ -60,7 +60,7 @@ class Scoring:
 
 
 def by_embeddings(context: PoolingContext) -> bool:
-    """Whether the model compares embeddings, to which activation and variables do not apply."""
+    """Return whether the model compares embeddings, to which activation and variables do not apply."""
     pooling = context.model.info.pooling
     return pooling is not None and pooling.score_method in ("cosine", "dot", "max_sim")
 
@@ -123,7 +123,8 @@ async def _by_vectors(
     vectors = await run_pooling(
         context, _query_group(context, scoring, params), _document_group(context, scoring, params)
     )
-    queries, documents = vectors.arrays[: len(scoring.queries)], vectors.arrays[len(scoring.queries) :]
+    queries = vectors.arrays[: len(scoring.queries)]
+    documents = vectors.arrays[len(scoring.queries) :]
     repeated = queries if len(queries) == len(documents) else queries * len(documents)
     values: list[PooledArray] = []
     for index, (query, document) in enumerate(zip(repeated, documents, strict=True)):
@@ -161,7 +162,7 @@ async def _by_tokens(context: PoolingContext, scoring: Scoring) -> PoolingResult
 
 
 def _max_sim(query: PooledArray, document: PooledArray) -> PooledArray:
-    """For each query token the document token that is most similar, summed over the query."""
+    """Sum, over the query's tokens, the similarity of the most similar document token."""
     rows = max(1, _SIMILARITIES // max(1, len(document)))
     similarities = (query[start : start + rows] @ document.T for start in range(0, len(query), rows))
     return _scalar(sum(float(part.max(axis=1).sum()) for part in similarities))

@@ -76,7 +76,7 @@ class ResponseStore:
         self._worker = DatabaseWorker(self._open_database, share)
 
     def problem(self) -> str | None:
-        """Why the store cannot be used, as far as is known; None if it works."""
+        """Return why the store cannot be used, as far as is known; None if it works."""
         return self._worker.problem
 
     async def save(self, stored: StoredResponse) -> None:

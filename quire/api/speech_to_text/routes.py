@@ -9,13 +9,18 @@ from fastapi import APIRouter, Request
 from starlette.datastructures import UploadFile
 from starlette.responses import Response
 
-from quire.api.http.request_ids import answer_id
+from quire.api.http.request_head import answer_id
 from quire.api.http.routing import CheckedRoute, release_resources, releaser
 from quire.api.http.sse import DONE, EventStream, unless_disconnected
-from quire.api.speech_to_text.answers import SpeechToTextRequestBody, answer
-from quire.api.speech_to_text.audio import admitted_audio
-from quire.api.speech_to_text.events import Events, TranscriptionChunkFields, openai_events, vllm_chunks
-from quire.api.speech_to_text.form import read_form
+from quire.api.speech_to_text.answers import (
+    Events,
+    SpeechToTextRequestBody,
+    TranscriptionChunkFields,
+    answer,
+    openai_events,
+    vllm_chunks,
+)
+from quire.api.speech_to_text.form import admitted_audio, read_form
 from quire.protocol import fields
 from quire.protocol.common import ERRORS, openapi_stream
 from quire.protocol.errors import InvalidRequest
@@ -114,7 +119,8 @@ async def _answer(
     fields.ignore(request, fields.take_unknown_fields(body))
     _check_supported(body)
     model = state.model_for(body.model, "transcribe")
-    transcriber, options = Transcriber(model), _options(body, state, task)
+    transcriber = Transcriber(model)
+    options = _options(body, state, task)
     _check_target(body, options)
     transcriber.check(options)
     sequences = max(1, options.beams)
@@ -172,7 +178,7 @@ def _options(body: SpeechToTextRequestBody, state: ServerState, task: SpeechTask
         words="word" in transcription.timestamp_granularities,
         logprobs=bool(transcription.include),
         live=bool(body.stream),
-        voice=None if voice is None else VoiceOptions() if voice == "auto" else _voice(voice),
+        voice=_voice(voice),
         max_tokens=body.max_completion_tokens,
         seed=body.seed,
         top_p=1.0 if body.top_p is None else body.top_p,
@@ -197,7 +203,9 @@ def _timeout(body: SpeechToTextRequest | LanguageRequest, state: ServerState) ->
     return min((seconds for seconds in (body.timeout, state.limits.request_timeout) if seconds), default=None)
 
 
-def _voice(voice: Any) -> VoiceOptions:
+def _voice(voice: Any) -> VoiceOptions | None:
+    if voice is None or voice == "auto":
+        return None if voice is None else VoiceOptions()
     return VoiceOptions(
         threshold=voice.threshold,
         prefix_padding_ms=voice.prefix_padding_ms,

@@ -33,8 +33,8 @@ class TextRefused(Exception):
 
     def __init__(self, message: str, param: str | None) -> None:
         super().__init__(message)
-        index = None if param is None else _INDEX.search(param)
-        self.index = None if index is None else int(index[1])
+        match = None if param is None else _INDEX.search(param)
+        self.index = None if match is None else int(match[1])
 
 
 class Embedder(Protocol):

@@ -113,7 +113,7 @@ def standard_input() -> BinaryIO:
 
 
 def _read_some(stream: BinaryIO, size: int) -> bytes:
-    """What there is, at most `size`; waits only if there is nothing."""
+    """Return what there is, at most `size`; waits only if there is nothing."""
     read1 = getattr(stream, "read1", None)
     chunk: bytes = stream.read(size) if read1 is None else read1(size)
     return chunk

@@ -53,7 +53,10 @@ def translate_flags(arguments: Sequence[str], our_flags: frozenset[str]) -> tupl
     Raises:
         ConfigError: a flag of another server has no counterpart, or not with this value.
     """
-    remaining, models, result, notes = merge_dotted_keys(arguments, _object_flag), list[str](), list[str](), list[str]()
+    remaining = merge_dotted_keys(arguments, _object_flag)
+    models = list[str]()
+    result = list[str]()
+    notes = list[str]()
     model_given = not arguments[0].startswith("-") if arguments else False
     model_given = model_given or any(argument.partition("=")[0] == "--model" for argument in arguments)
     while remaining:

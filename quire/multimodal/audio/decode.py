@@ -219,7 +219,8 @@ def _check_header(rate: int, channels: int, kind: AudioFormat) -> None:
 
 
 def _through_soundfile(content: bytes, target: _Target) -> Source:
-    decoded, kind = 0, target.kind
+    decoded = 0
+    kind = target.kind
     try:
         with _Sequential(_Bytes(complete(content, kind.name))) as file:
             rate, announced = file.samplerate, file.frames

@@ -81,5 +81,6 @@ def _mpeg(content: bytes, start: int) -> AudioFormat | None:
     if header[1] & 0xF6 == 0xF0:  # layer 0
         return _AAC
     layer, version = header[1] >> 1 & 3, header[1] >> 3 & 3
-    bitrate, rate = header[2] >> 4, header[2] >> 2 & 3
+    bitrate = header[2] >> 4
+    rate = header[2] >> 2 & 3
     return _MP3 if layer and version != 1 and bitrate != 15 and rate != 3 else None

@@ -63,7 +63,8 @@ class FrameMaker(FeatureMaker):
         return self._features(np.zeros(silence + REACH, np.float32))
 
     def _features(self, samples: Samples) -> FeatureArray:
-        info, held = self._info, np.concatenate((self._pending, samples))
+        info = self._info
+        held = np.concatenate((self._pending, samples))
         columns = max(0, (len(held) - 2 * REACH) // HOP + 1) // info.columns_per_frame * info.columns_per_frame
         self._pending = held[columns * HOP :]
         if not columns:

@@ -11,7 +11,7 @@ from typing import IO, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.config.media_options import AudioOptions
+from quire.config.options import AudioOptions
 from quire.multimodal.audio.decode import PARAM, AudioError, DecodedAudio, LongerAudio
 from quire.multimodal.audio.features import SAMPLE_RATE, log_mel
 from quire.multimodal.audio.limits import AudioLimits
@@ -26,7 +26,9 @@ _SECONDS = 90.0  # of processor time to decode a file; an hour of Opus takes 25
 _WORKER_MEMORY = 256 << 20  # bytes, beside the file and the result
 _SAMPLE = 4  # bytes
 _COPIES = 7  # of a file while it is sent: three in this process, four in the worker
-_LIKELY, _LEAST = 8, 1 << 18  # samples for which memory is reserved: for each byte of a file, and in any case
+# samples for which memory is reserved: for each byte of a file, and in any case
+_LIKELY = 8
+_LEAST = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,7 @@ class AudioReader:
         max_queued: int = 1024,
         share: float = 1.0,
     ) -> None:
-        """Nothing is started yet.
+        """Prepare; the first file starts what it needs.
 
         Args:
             options: limits of files.
@@ -129,7 +131,8 @@ class AudioReader:
                     try:
                         audio = await self._decoded(file, samples[index], tenant)
                     except LongerAudio as longer:
-                        samples[index], fits = longer.samples, False
+                        samples[index] = longer.samples
+                        fits = False
                     else:
                         if fits:
                             results.append(await make(index, audio, reservation))

@@ -36,8 +36,10 @@ class SileroNetwork:
         # sigmoid(x) = (1 + tanh(x / 2)) / 2: then one tanh serves all gates, and nothing overflows.
         scale = np.full(4 * STATE, 0.5, np.float32)
         scale[2 * STATE : 3 * STATE] = 1.0
-        self._cell, self._cell_bias = _contiguous(cell * scale[:, None]), bias * scale
-        self._out, self._out_bias = weights["final_conv.weight"][0, :, 0], float(weights["final_conv.bias"][0])
+        self._cell = _contiguous(cell * scale[:, None])
+        self._cell_bias = bias * scale
+        self._out = weights["final_conv.weight"][0, :, 0]
+        self._out_bias = float(weights["final_conv.bias"][0])
 
     def encode(self, frames: Array) -> Array:
         """The part without state.

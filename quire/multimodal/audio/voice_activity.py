@@ -96,7 +96,7 @@ class VoiceActivity:
         return events
 
     def push_all(self, samples: NDArray[np.float32]) -> list[SpeechEvent]:
-        """As `push`, several times as fast for long audio; a probability may differ in its last bits."""
+        """Read audio like `push`, several times as fast for long audio; a probability may differ in its last bits."""
         self.position += len(samples)
         audio = np.concatenate([self._pending, np.asarray(samples, np.float32)])
         events: list[SpeechEvent] = []
@@ -135,7 +135,9 @@ class VoiceActivity:
             self._onset = begin
         if end - self._onset >= _ONSET_FRAMES * FRAME:
             events.append(SpeechStarted(max(self._onset - self._padding, self._stopped_at)))
-            self.speaking, self._voiced_until, self._onset = True, end, None
+            self.speaking = True
+            self._voiced_until = end
+            self._onset = None
 
 
 def find_speech(

@@ -27,7 +27,8 @@ def triggered_tags(writer: GrammarWriter, triggers: Sequence[str], tags: Sequenc
         ValueError: a trigger is empty, or the begin of a tag starts with none of the triggers.
     """
     writer.reserve(sum(map(len, triggers)) + sum(len(begin) for begin, _, _ in tags))
-    known, sizes = set(triggers), sorted({len(trigger) for trigger in triggers})
+    known = set(triggers)
+    sizes = sorted({len(trigger) for trigger in triggers})
     if "" in known:
         raise ValueError("A trigger of the structural tag is empty.")
     rules = []
@@ -39,8 +40,9 @@ def triggered_tags(writer: GrammarWriter, triggers: Sequence[str], tags: Sequenc
         after_trigger = begin[len(trigger) :]
         rules.append(writer.sequence(writer.until(trigger), writer.text(after_trigger), content, writer.text(end)))
     any_tag = writer.either(rules)
-    count = ("" if at_least_one else "?") if only_one else "+" if at_least_one else "*"
-    return writer.rule(f"{any_tag}{count}" if only_one else f"{any_tag}{count} {writer.anything()}")
+    if only_one:
+        return writer.rule(any_tag if at_least_one else f"{any_tag}?")
+    return writer.rule(f"{any_tag}{'+' if at_least_one else '*'} {writer.anything()}")
 
 
 def format_tree(writer: GrammarWriter, node: Any, depth: int = 0) -> str:

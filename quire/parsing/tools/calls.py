@@ -57,7 +57,8 @@ class Parsed:
     def pieces(self) -> list[Piece]:
         """All pieces."""
         if self._added:
-            last, added = self._pieces[-1], "".join(self._added)
+            last = self._pieces[-1]
+            added = "".join(self._added)
             self._added = []
             if isinstance(last, TextDelta):
                 last.text += added
@@ -122,7 +123,7 @@ class ToolParser:
         schemas: Schemas,
         make_id: Callable[[int, str], str] = random_id,
     ) -> None:
-        """`parse` reads from the scanner and calls the methods below for each piece that it finds."""
+        """Make a parser; `parse` reads from the scanner and calls the methods below for each piece that it finds."""
         self.scanner = Scanner()
         self.schemas = schemas
         self._make_id = make_id
@@ -140,7 +141,8 @@ class ToolParser:
         next(self._steps, None)
         if last and self._count == 0:
             self._parsed.add_text(self._whitespace.take())
-        parsed, self._parsed = self._parsed, Parsed()
+        parsed = self._parsed
+        self._parsed = Parsed()
         return parsed
 
     # For `parse` functions
@@ -179,7 +181,7 @@ class ToolParser:
             self._parsed.add_call(CallDelta(self._count - 1, arguments=_replace_surrogates(text)))
 
     def knows(self, name: str) -> bool:
-        """Whether the request has a function with this name."""
+        """Return whether the request has a function with this name."""
         return name in self.schemas
 
 

@@ -76,7 +76,8 @@ def tool_plan(body: ChatRequest, known: ToolFormat | None) -> ToolPlan | None:
     Raises:
         InvalidRequest: the fields contradict each other, or the format is not known.
     """
-    choice, tools = body.tool_choice, body.tools or []
+    choice = body.tool_choice
+    tools = body.tools or []
     if not tools:
         # An empty list may come with "auto": clients send both if none of their tools is switched on.
         if choice not in (None, "none") and (body.tools is None or choice != "auto"):

@@ -37,7 +37,7 @@ def schema_of(tool: FunctionTool | CustomTool) -> dict[str, Any]:
 
 
 def is_strict(tool: FunctionTool | CustomTool) -> bool:
-    """Whether its arguments must match their schema even if no call is required."""
+    """Return whether its arguments must match their schema even if no call is required."""
     if isinstance(tool, FunctionTool):
         return bool(tool.function.strict)
     return isinstance(tool.custom.format, GrammarFormat)

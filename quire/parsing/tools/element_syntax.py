@@ -101,5 +101,6 @@ def _value(element: _Element, part: Any, schema: Mapping[str, Any]) -> Any:
         values = _object(element.children, properties_of(shape), schema)
         return {**values, _MIXED: element.text} if element.text.strip() else values
     if not element.text.strip() and types is not None and "string" not in types:
-        return [] if "array" in types else {} if "object" in types else None
+        empty: Any = {} if "object" in types else None
+        return [] if "array" in types else empty
     return element.text if types == _TEXT else json.loads(as_json(element.text, types))

@@ -50,7 +50,8 @@ class JsonSyntax:
 
     def parse(self, out: ToolParser) -> Steps:
         """Parse an answer."""
-        scan, ends = out.scanner, {**dict.fromkeys(self.begins, self.end), **dict(self.others)}
+        scan = out.scanner
+        ends = {**dict.fromkeys(self.begins, self.end), **dict(self.others)}
         scan.stop_json_at((*ends, *ends.values()))
         marks = tuple(filter(None, (*ends, *("{[" if self.bare else ""), *self.skipped[:1], *self.dropped)))
         while (mark := (yield from scan.read_until(marks, out.add_text))) is not None:
@@ -73,7 +74,8 @@ class JsonSyntax:
         parts, root = embed_schemas(schemas)
         call = writer.json({"anyOf": [self._schema(name, part) for name, part in parts.items()], **root}, spaces=2)
         begins = [begin for begin in self.begins if writer.has_special(begin)] or self.begins
-        begin, end = writer.text("".join(begins[:1])), writer.text(self.end)
+        begin = writer.text("".join(begins[:1]))
+        end = writer.text(self.end)
         if self.as_list:
             more = f'("," " "? {call})*' if parallel else ""
             return writer.sequence(begin, '"["', call, more, '"]"', end)
@@ -125,7 +127,7 @@ class JsonSyntax:
                 out.add_text(scan.since_mark)
 
     def _continues(self, out: ToolParser, listed: bool) -> Generator[None, None, bool]:
-        """Whether another object follows a call."""
+        """Return whether another object follows a call."""
         scan = out.scanner
         yield from scan.skip_whitespace()
         separated = yield from scan.accept("," if listed else self.separator or "\0")
@@ -141,7 +143,9 @@ class JsonSyntax:
         scan = out.scanner
         if not (yield from scan.accept("{")):
             return False, 0
-        has_name, has_arguments, pending = False, False, ""
+        has_name = False
+        has_arguments = False
+        pending = ""
         while (yield from scan.skip_whitespace()) and not (yield from scan.accept("}")):
             complete, key = yield from scan.read_value()
             yield from scan.skip_whitespace()

@@ -58,7 +58,7 @@ def embed_schemas(schemas: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str,
 
 
 def resolve_reference(part: Any, schema: Mapping[str, Any]) -> Any:
-    """What a part of a schema refers to, with the keywords that the part adds; the part if it refers to nothing.
+    """Return what a part of a schema refers to, with the keywords that the part adds; the part if it refers to nothing.
 
     Args:
         part: may be anything, as the client sent it.
@@ -115,7 +115,8 @@ class _Bundle:
                 if key not in _PLACES or not isinstance(value, str)
             }
             if self._current and isinstance(copy.get("items"), list):
-                copy["prefixItems"], further_items = copy.pop("items"), copy.pop("additionalItems", True)
+                copy["prefixItems"] = copy.pop("items")
+                further_items = copy.pop("additionalItems", True)
                 copy["items"] = further_items
         return copy
 
@@ -135,7 +136,9 @@ class _Bundle:
         if pointer not in self._keys:
             self._keys[pointer] = f"{self._prefix}{len(self._keys)}"
             self._waiting.append((self._keys[pointer], target, self._places.base_of(pointer)))
-            seen, next_pointer, node = {pointer}, pointer, target
+            seen = {pointer}
+            next_pointer = pointer
+            node = target
             while isinstance(node, Mapping) and isinstance(node.get("$ref"), str):
                 next_pointer, node = self._target(node["$ref"], self._places.base_of(next_pointer))
                 if next_pointer in seen or len(seen) > _MAX_CHAIN:
@@ -220,7 +223,7 @@ def _nodes(schema: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def _found(schema: Any, pointer: str) -> Any:
-    """What a JSON pointer leads to; None if there is nothing."""
+    """Return what a JSON pointer leads to; None if there is nothing."""
     for part in pointer.split("/")[1:]:
         key = part.replace("~1", "/").replace("~0", "~")
         if isinstance(schema, Mapping):

@@ -107,7 +107,7 @@ class Scanner:
             yield
 
     def next_is(self, marks: Sequence[str]) -> Generator[None, None, bool]:
-        """Whether one of the marks comes next; it is not read."""
+        """Return whether one of the marks comes next; it is not read."""
         while not self.ended and any(self._is_cut_off(mark) for mark in marks):
             yield
         return self._text.startswith(tuple(marks), self._at)
@@ -210,7 +210,7 @@ class Scanner:
             yield
 
     def _stops_here(self, *, in_string: bool) -> Generator[None, None, bool]:
-        """Whether a mark that ends JSON comes next; it is not read. A string may also contain the text of a mark."""
+        """Return whether a mark that ends JSON comes next; it is not read. A string may contain the text of a mark."""
         while True:
             mark = next((mark for mark in self._stops if self._text.startswith(mark, self._at)), None)
             if mark is not None and not in_string:
@@ -227,11 +227,11 @@ class Scanner:
             yield
 
     def _is_cut_off(self, mark: str) -> bool:
-        """Whether all that has arrived is the beginning of this mark."""
+        """Return whether all that has arrived is the beginning of this mark."""
         return self._left < len(mark) and mark.startswith(self._text[self._at :])
 
     def _may_grow(self, at: int, marks: Sequence[str], longest: int) -> bool:
-        """Whether the text may end with the beginning of a longer mark that starts at `at` or before."""
+        """Return whether the text may end with the beginning of a longer mark that starts at `at` or before."""
         begins = range(max(self._at, len(self._text) - longest), at + 1)
         tails = (self._text[begin:] for begin in begins)
         return any(len(mark) > len(tail) and mark.startswith(tail) for tail in tails for mark in marks)
@@ -239,23 +239,23 @@ class Scanner:
 
 @lru_cache(maxsize=256)
 def _first_of(marks: tuple[str, ...]) -> re.Pattern[str]:
-    """Matches any of the marks; the longest where several match."""
+    """A pattern of any of the marks; the longest where several match."""
     return re.compile("|".join(map(re.escape, sorted(marks, key=len, reverse=True))))
 
 
 @lru_cache(maxsize=256)
 def _run_without(characters: str) -> re.Pattern[str]:
-    """Matches a run of other characters."""
+    """A pattern of a run of other characters."""
     return re.compile(f"[^{re.escape(characters)}]*")
 
 
 @lru_cache(maxsize=256)
 def _any_of(characters: str) -> re.Pattern[str]:
-    """Matches any of the characters."""
+    """A pattern of any of the characters."""
     return re.compile(f"[{re.escape(characters)}]")
 
 
 @lru_cache(maxsize=256)
 def _in_string(ends: str) -> re.Pattern[str]:
-    """Matches the rest of a string, up to one of the characters or to an escape that is cut off."""
+    """A pattern of the rest of a string, up to one of the characters or to an escape that is cut off."""
     return re.compile(rf"(?:[^{re.escape(ends)}\\]++|\\.)*+", re.DOTALL)

@@ -125,7 +125,7 @@ def python_value(node: ast.expr) -> Any:
 
 
 def _read(text: str, types: Types) -> tuple[bool, Any]:
-    """Whether a text is a value, and that value."""
+    """Return whether a text is a value, and that value."""
     if text in _PYTHON_CONSTANTS:
         return True, _PYTHON_CONSTANTS[text]
     if types is not None and "boolean" in types and text.lower() in ("true", "false"):

@@ -144,7 +144,8 @@ def apply(session: Session, settings: SessionSettings) -> SessionSettings:
     Raises:
         EventError: a setting is not supported.
     """
-    audio_input, path = session.audio.input, "session.audio.input"
+    audio_input = session.audio.input
+    path = "session.audio.input"
     if session.model is not None:
         settings = replace(settings, model=session.model)
     if audio_input.format is not UNSET:

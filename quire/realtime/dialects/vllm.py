@@ -94,7 +94,8 @@ class Vllm:
     def generated(self) -> list[Body]:
         """transcription.done, with the text of the whole generation."""
         text, usage = self._text, self._usage
-        self._text, self._usage = "", Usage(0.0)
+        self._text = ""
+        self._usage = Usage(0.0)
         prompt_tokens = usage.audio_tokens + usage.text_tokens
         counts = {
             "prompt_tokens": prompt_tokens,

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 import numpy as np
 import pytest
 
-from quire.config.media_options import AudioOptions
+from quire.config.options import AudioOptions
 from quire.multimodal.audio.decode import AudioError, DecodedAudio
 from quire.multimodal.audio.features import log_mel
 from quire.multimodal.audio.memory import Reservation
