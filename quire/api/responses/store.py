@@ -176,7 +176,7 @@ class _ConversationReader:
     """Decodes the rows of a conversation, newest first, within limits.
 
     Attributes:
-        found: the responses so far.
+        responses: the responses so far, the latest first.
     """
 
     def __init__(self, response_id: str, max_bytes: int) -> None:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import Any
 
 from quire.config.command import ConfigError
 from quire.config.other_servers import values
-from quire.config.other_servers.dotted_keys import merge_dotted_keys
-from quire.config.other_servers.others import LLAMA_SERVER
-from quire.config.other_servers.table import OtherServerFlag
-from quire.config.other_servers.vllm import VLLM
+from quire.config.other_servers.table import OtherServerFlag, Server, flags_of
 
 # vLLM's take several values after one flag.
 _LISTS = ("--served-model-name", "--api-key", "--allowed-media-domains", "--cudagraph-capture-sizes")
@@ -32,6 +32,7 @@ _CONVERTERS: Mapping[str, Callable[[str], list[str]]] = {
 }
 
 
+_SERVERS: tuple[Server, ...] = ("llama_server", "vllm")  # vLLM's meaning of a name comes first
 # Flags whose values are JSON objects.
 _OBJECTS = (
     "--attention-config",
@@ -48,7 +49,7 @@ _OBJECTS = (
 def translate_flags(arguments: Sequence[str], our_flags: frozenset[str]) -> tuple[list[str], list[str]]:
     """Quire's flags for those of a command line, and a note for each flag that was replaced or has no effect.
 
-    `own`: Quire's flags. What is in no table stays as it is.
+    `our_flags`: Quire's flags. What is in no table stays as it is.
 
     Raises:
         ConfigError: a flag of another server has no counterpart, or not with this value.
@@ -106,19 +107,20 @@ def _normal(name: str) -> str:
 def _object_flag(name: str) -> str | None:
     """The flag of this name, short or long, if its value is a JSON object whose keys may be given one by one."""
     name = _normal(name) if name.startswith("--") else name
-    entry = _BY_NAME.get(name)
+    entry = _by_name().get(name)
     flag = name if entry is None else entry.names[0]
     return flag if flag in _OBJECTS else None
 
 
 def _find(name: str, our_flags: frozenset[str]) -> OtherServerFlag | None:
     """The entry of a flag; None if it is Quire's own and needs no change, or is in no table."""
-    entry = _BY_NAME.get(name)
+    entries = _by_name()
+    entry = entries.get(name)
     if entry is None and name.startswith("--no-"):
-        entry = _BY_NAME.get("--" + name.removeprefix("--no-"))
+        entry = entries.get("--" + name.removeprefix("--no-"))
         entry = entry if entry is not None and entry.switch else None
     if entry is None and "." in name:
-        entry = _BY_NAME.get(name.partition(".")[0])
+        entry = entries.get(name.partition(".")[0])
     if entry is None or entry.kind == "same":
         return None
     return None if name in our_flags and not (entry.values or name in _CONVERTERS) else entry
@@ -168,15 +170,99 @@ def _negated(flag: str) -> str:
 
 
 def _refusal(shown: str, flag: OtherServerFlag) -> str:
-    """Names Quire's flag if there is one."""
-    server = "llama-server" if flag in LLAMA_SERVER else "vLLM"
+    """Return an error that names Quire's flag, if there is one."""
+    server = "llama-server" if flag in flags_of("llama_server") else "vLLM"
     ours = f"; Quire's is {flag.ours}" if flag.ours else ""
     return f"quire serve: {shown} of {server} is not supported{ours}" + (f": {flag.note}" if flag.note else "")
 
 
-_BY_NAME: Mapping[str, OtherServerFlag] = {
-    _normal(name) if name.startswith("--") else name: flag
-    for table in (LLAMA_SERVER, VLLM)  # vLLM's meaning of a name comes first
-    for flag in table
-    for name in flag.names
-}
+@cache
+def _by_name() -> Mapping[str, OtherServerFlag]:
+    """Return the flags of both servers by all of their names."""
+    return {
+        _normal(name) if name.startswith("--") else name: flag
+        for server in _SERVERS
+        for flag in flags_of(server)
+        for name in flag.names
+    }
+
+
+def merge_dotted_keys(arguments: Sequence[str], object_flag: Callable[[str], str | None]) -> list[str]:
+    """The arguments with one JSON object in place of all that is said of it, where its first part was.
+
+    `object_flag`: from the name of a flag to the flag whose value is a JSON object; None for others.
+
+    Raises:
+        ConfigError: a key has no value, or is within something that is no object or list.
+    """
+    objects = {
+        flag: dict[str, Any]()
+        for argument in arguments
+        if argument.startswith("-") and "." in _name(argument)
+        if (flag := object_flag(_name(argument).partition(".")[0])) is not None
+    }
+    result: list[str | dict[str, Any]] = []
+    left = list(arguments)
+    while left:
+        argument = left.pop(0)
+        name, equals, value = argument.partition("=")
+        base, dot, keys = name.partition(".")
+        flag = object_flag(base) if argument.startswith("-") else None
+        if flag is None or flag not in objects:
+            result.append(argument)
+            continue
+        if not equals:
+            if not left or left[0].startswith("--"):
+                raise ConfigError(f"quire serve: {name} expects a value")
+            value = left.pop(0)
+        if dot:
+            _set(objects[flag], keys, value, name)
+        else:
+            _merge(objects[flag], _object(value, name))
+        if not any(part is objects[flag] for part in result):
+            result += [flag, objects[flag]]
+    return [part if isinstance(part, str) else json.dumps(part, ensure_ascii=False) for part in result]
+
+
+def _name(argument: str) -> str:
+    return argument.partition("=")[0]
+
+
+def _set(target: dict[str, Any], keys: str, text: str, name: str) -> None:
+    """Set the key that a path leads to, or append to the list there if the path ends with a plus sign."""
+    *path, last = keys.removesuffix("+").split(".")
+    if not all((*path, last)):
+        raise ConfigError(f"quire serve: {name} has an empty key")
+    for key in path:
+        target = target.setdefault(key, {})
+        if not isinstance(target, dict):
+            raise ConfigError(f"quire serve: {name}: the value of {key!r} is not an object")
+    if not keys.endswith("+"):
+        target[last] = _value(text)
+        return
+    items = target.setdefault(last, [])
+    if not isinstance(items, list):
+        raise ConfigError(f"quire serve: {name}: the value of {last!r} is not a list")
+    items += [_value(part) for part in text.split(",")]
+
+
+def _merge(target: dict[str, Any], source: dict[str, Any]) -> None:
+    for key, value in source.items():
+        if isinstance(value, dict) and isinstance(target.get(key), dict):
+            _merge(target[key], value)
+        else:
+            target[key] = value
+
+
+def _object(text: str, name: str) -> dict[str, Any]:
+    value = _value(text)
+    if not isinstance(value, dict):
+        raise ConfigError(f"quire serve: {name} expects a JSON object, not {text[:200]!r}")
+    return value
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
