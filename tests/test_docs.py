@@ -9,19 +9,34 @@ import pytest
 
 _ROOT = Path(__file__).parents[1]
 _DOCS = _ROOT / "docs"
-_PATH = re.compile(r"`([\w/]+(?:\.py|\.h|/))`")
+_PATH = re.compile(r"`((?:[\w.-]+/)+(?:[\w.-]+\.(?:py|h|cpp|toml|md))?)`")
 _LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]+))?\)")
 _STATUS = re.compile(r"Status: accepted \d{4}-\d\d-\d\d(?:, partly superseded by (?P<by>.*))?\.", re.DOTALL)
 _DECISIONS = sorted((_DOCS / "decisions").glob("[0-9]*.md"))
 _PAGES = sorted([*_ROOT.glob("*.md"), *_DOCS.rglob("*.md"), *(_ROOT / "benchmarks").rglob("*.md")])
 
 
-@pytest.mark.parametrize(("page", "fewest"), [("where-to-look.md", 50), ("changes.md", 12)])
-def test_paths_of_a_table_exist(page: str, fewest: int) -> None:
-    rows = [row for row in _text(_DOCS / page).splitlines() if row.startswith("|")]
-    wrong = [f"{row.split('|')[1].strip()}: {path}" for row in rows for path in _PATH.findall(row) if not _exists(path)]
-    assert len(rows) > fewest
-    assert not wrong
+_OF_THE_CODE = [_DOCS / "where-to-look.md", _DOCS / "changes.md", *sorted((_DOCS / "architecture").glob("*.md"))]
+
+
+@pytest.mark.parametrize("page", _OF_THE_CODE, ids=lambda page: page.stem)
+def test_paths_on_a_page_exist(page: Path) -> None:
+    paths = _PATH.findall(_text(page))
+    assert paths
+    assert not [path for path in paths if not _exists(path)]
+
+
+def test_the_files_of_each_change_are_counted() -> None:
+    _, *sections = re.split(r"^## ", _text(_DOCS / "changes.md"), flags=re.MULTILINE)
+    rows = re.findall(r"^\| \[(.*?)\].*\| (\d+)", _text(_DOCS / "changes.md"), re.MULTILINE)
+    files = [
+        {path for path in _PATH.findall(section) if path.endswith((".py", ".toml")) and not path.startswith("tests/")}
+        for section in sections
+    ]
+    assert [(name, int(count)) for name, count in rows] == [
+        (section[:1].lower() + section.partition("\n")[0][1:], len(names))
+        for section, names in zip(sections, files, strict=True)
+    ]
 
 
 @pytest.mark.parametrize("page", _PAGES, ids=lambda page: str(page.relative_to(_ROOT)))
@@ -78,4 +93,4 @@ def _anchors(page: Path) -> set[str]:
 
 
 def _exists(path: str) -> bool:
-    return (_ROOT / path if path.startswith(("tests/", "docs/")) else _ROOT / "quire" / path).exists()
+    return (_ROOT / path if path.startswith(("tests/", "docs/", "quire/")) else _ROOT / "quire" / path).exists()

@@ -40,7 +40,7 @@ def router(state: ServerState) -> APIRouter:
     @routes.get("/ping", response_class=Response, responses=_UNHEALTHY)
     @routes.post("/ping", response_class=Response, responses=_UNHEALTHY)
     async def health() -> Response:
-        """Return whether all engines run and make progress. The body lists other parts that do not work."""
+        """Whether all engines run and make progress. The body lists other parts that do not work."""
         if (reason := state.unhealthy_reason()) is not None:
             raise Unavailable(reason)
         if degraded := state.degraded_reasons():
@@ -50,7 +50,7 @@ def router(state: ServerState) -> APIRouter:
     @routes.head("/ready", include_in_schema=False)
     @routes.get("/ready", response_class=Response, responses=_UNHEALTHY)
     async def ready() -> Response:
-        """Return whether the server should get new requests."""
+        """Whether the server should get new requests."""
         if state.draining:
             raise Unavailable("The server is shutting down and finishes its running requests.")
         if state.is_sleeping:

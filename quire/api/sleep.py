@@ -61,7 +61,7 @@ def router(state: ServerState) -> APIRouter:
 
     @routes.get("/is_sleeping")
     async def is_sleeping() -> Sleeping:
-        """Return whether a model sleeps, in whole or in part."""
+        """Whether a model sleeps, in whole or in part."""
         return Sleeping(is_sleeping=state.is_sleeping)
 
     return routes
