@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -75,6 +76,35 @@ def test_the_index_of_results_is_complete() -> None:
     index = _text(benchmarks / "results" / "README.md")
     files = {path.name for path in (benchmarks / "results").iterdir()} - {"README.md"}
     assert files == {target for target, _ in _LINK.findall(index) if "/" not in target}
+
+
+def test_attributes_in_docstrings_exist() -> None:
+    wrong = []
+    for path in sorted((_ROOT / "quire").rglob("*.py")):
+        for node in ast.walk(ast.parse(_text(path))):
+            if isinstance(node, ast.ClassDef) and not node.bases:
+                wrong += [f"{path.name}: {node.name}.{name}" for name in _documented(node) - _defined(node)]
+    assert not wrong
+
+
+def _documented(node: ast.ClassDef) -> set[str]:
+    """The names under "Attributes:" in a docstring."""
+    _, _, section = (ast.get_docstring(node) or "").partition("\nAttributes:\n")
+    section = section.partition("\n\n")[0]
+    lines = re.findall(r"^    ((?:\w+(?:, | and ))*\w+):(?: |$)", section, re.MULTILINE)
+    return {name for line in lines for name in re.split(", | and ", line)}
+
+
+def _defined(node: ast.ClassDef) -> set[str]:
+    names = set()
+    for part in ast.walk(node):
+        if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef):
+            names.add(part.name)
+        elif isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store):
+            names.add(part.id)
+        elif isinstance(part, ast.Attribute) and isinstance(part.ctx, ast.Store):
+            names.add(part.attr)
+    return names
 
 
 def _status(page: Path) -> str:
