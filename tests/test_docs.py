@@ -25,6 +25,8 @@ def test_paths_on_a_page_exist(page: Path) -> None:
     paths = _PATH.findall(_text(page))
     assert paths
     assert not [path for path in paths if not _exists(path)]
+    names = {path.name for path in (_ROOT / "quire").rglob("*.*")}
+    assert set(re.findall(r"`(\w+\.py)`", _text(page))) <= names
 
 
 def test_the_files_of_each_change_are_counted() -> None:
