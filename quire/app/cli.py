@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(0 if asked else _USAGE_ERROR)
     command, options = match
     try:
-        for name, nearest in misspelt(os.environ, {field for each in COMMANDS for field in each.model_fields}):
+        for name, nearest in misspelt(os.environ, {field for kind in COMMANDS for field in kind.model_fields}):
             meant = f"; did you mean {nearest}?" if nearest else ""
             raise ConfigError(f"quire: unknown environment variable {name}{meant}")
         settings = command.parse(options)

@@ -146,7 +146,11 @@ class Connections:
         self.idle.pop(connection, None)
 
     def _close_one(self) -> bool:
-        silent = (each for each in chain(self.idle, self.reading) if not each.transport.get_write_buffer_size())
+        silent = (
+            connection
+            for connection in chain(self.idle, self.reading)
+            if not connection.transport.get_write_buffer_size()
+        )
         chosen = next(silent, None) or next(chain(self.idle, self.reading), None)  # others may be reading a response
         if chosen is None:
             return False

@@ -41,7 +41,9 @@ def to_accept_many(sockets: Sequence[socket.socket]) -> list[socket.socket]:
     clients would wait for as many iterations, in each of which one of their requests begins. The duplicates accept from
     the same queue.
     """
-    return [accepting for each in sockets for accepting in (each, *(each.dup() for _ in range(_ACCEPTED - 1)))]
+    return [
+        accepting for listener in sockets for accepting in (listener, *(listener.dup() for _ in range(_ACCEPTED - 1)))
+    ]
 
 
 def _bind(host: str, port: int) -> list[socket.socket]:

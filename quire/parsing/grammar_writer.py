@@ -177,9 +177,9 @@ def _pretty_whitespace(schema: dict[str, Any]) -> str:
 
 def as_lark(grammar: str) -> str:
     """A finished grammar as a single Lark grammar."""
-    first, *others = json.loads(grammar)["grammars"]
+    first, *imported = json.loads(grammar)["grammars"]
     rules = [_REFERENCE.sub(lambda match: match[1] or match[0], first["lark_grammar"])]
-    for other in others:
+    for other in imported:
         schema = other.get("json_schema")
         inner = f"%lark {{\n{other['lark_grammar']}\n}}" if schema is None else f"%json {json.dumps(schema)}"
         rules.append(f"{other['name']}: {inner}")

@@ -88,8 +88,8 @@ def _content(entry: Any) -> str | None:
 def byte_letters() -> tuple[str, ...]:
     """The character of each byte: printable bytes are themselves, others are characters from 256 on."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = iter(range(0x100, 0x200))
-    return tuple(chr(byte if byte in printable else next(others)) for byte in range(0x100))
+    substitutes = iter(range(0x100, 0x200))
+    return tuple(chr(byte if byte in printable else next(substitutes)) for byte in range(0x100))
 
 
 @lru_cache(maxsize=1)

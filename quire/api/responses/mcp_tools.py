@@ -115,9 +115,9 @@ class McpToolset:
         offered = next((server.tools for server in self.offered if server.label == choice.server_label), ())
         names = [tool.name for tool in offered if choice.name in (None, tool.name)]
         if not names:
-            what = f"tool {choice.name!r} of MCP server" if choice.name else "tools of MCP server"
+            description = f"tool {choice.name!r} of MCP server" if choice.name else "tools of MCP server"
             raise InvalidRequest(
-                f"`tool_choice` names {what} {choice.server_label!r}, but `tools` does not contain them.",
+                f"`tool_choice` names {description} {choice.server_label!r}, but `tools` does not contain them.",
                 "tool_choice",
             )
         for name in names:

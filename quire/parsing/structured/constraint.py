@@ -162,7 +162,7 @@ def _schema(structure: StructuredOutputs, schema: Any) -> Any:
 def _without_additional_properties(schema: Any) -> Any:
     """The schema with `additionalProperties: false` where it is not set."""
     if isinstance(schema, list):
-        return [_without_additional_properties(each) for each in schema]
+        return [_without_additional_properties(part) for part in schema]
     if not isinstance(schema, dict):
         return schema
     closed = {key: _closed(key, value) for key, value in schema.items()}
@@ -176,7 +176,7 @@ def _closed(keyword: str, value: Any) -> Any:
     if keyword in _VALUES:
         return value
     if keyword in _SCHEMAS_BY_NAME and isinstance(value, dict):
-        return {name: _without_additional_properties(each) for name, each in value.items()}
+        return {name: _without_additional_properties(part) for name, part in value.items()}
     return _without_additional_properties(value)
 
 

@@ -67,9 +67,9 @@ def format_tree(writer: GrammarWriter, node: Any, depth: int = 0) -> str:
             case "any_text":
                 return writer.anything()
             case "sequence":
-                return writer.sequence(*(format_tree(writer, each, depth + 1) for each in _items(node, "elements")))
+                return writer.sequence(*(format_tree(writer, child, depth + 1) for child in _items(node, "elements")))
             case "or":
-                return writer.either(format_tree(writer, each, depth + 1) for each in _alternatives(node, "elements"))
+                return writer.either(format_tree(writer, child, depth + 1) for child in _alternatives(node, "elements"))
             case "tag":
                 return _tag(writer, node, depth)
             case "triggered_tags":
@@ -103,7 +103,7 @@ def _triggered_tags(writer: GrammarWriter, node: Any, depth: int) -> str:
 
 
 def _separated(writer: GrammarWriter, node: Any, depth: int) -> str:
-    tag = writer.either(_tag(writer, each, depth + 1) for each in _alternatives(node, "tags"))
+    tag = writer.either(_tag(writer, element, depth + 1) for element in _alternatives(node, "tags"))
     optional = "" if node.get("at_least_one") else "?"
     if node.get("stop_after_first"):
         return writer.rule(f"{tag}{optional}")

@@ -43,9 +43,9 @@ def types_of(part: Any, schema: Mapping[str, Any], depth: int = 0) -> Types:
                 if None not in known
                 else None
             )
-    every = part.get("allOf")
-    every = [types_of(option, schema, depth + 1) for option in every] if isinstance(every, list) else []
-    return next((option for option in every if option is not None), None)
+    combined = part.get("allOf")
+    combined = [types_of(option, schema, depth + 1) for option in combined] if isinstance(combined, list) else []
+    return next((option for option in combined if option is not None), None)
 
 
 def texts_of(part: Any, schema: Mapping[str, Any], key: str, depth: int = 0) -> list[str] | None:
