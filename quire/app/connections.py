@@ -194,7 +194,7 @@ def _within_file_limit(requests: int) -> int:
 
 
 def _raise_file_limit(files: int) -> int:
-    """Raise the soft limit of open files to `wanted`, at most to the hard limit. Returns the soft limit."""
+    """Raise the soft limit of open files to `files`, at most to the hard limit. Returns the soft limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return files

@@ -24,6 +24,9 @@ from quire.serving.models import ServerState
 
 PAGE_FILES = "/page/"
 PROBE_PATHS = frozenset({"/health", "/ready", "/ping"})  # need no API key
+_OWN_NAMES = ("localhost", "*.localhost", "*.internal")  # reserved names that cannot be registered
+_FORMAT = "endpoint-load-metrics-format"  # header of requests
+_LOAD = "endpoint-load-metrics"  # header of responses
 _UNTRACKED_PATHS = PROBE_PATHS | {"/metrics", "/load", "/version"}
 Middleware = Callable[[ASGIApp], ASGIApp]
 
@@ -161,11 +164,12 @@ def body_limit(maximum: int) -> Middleware:
     return layer
 
 
-_OWN_NAMES = ("localhost", "*.localhost", "*.internal")  # reserved names that cannot be registered
-
-
 def host_check(server: ServerOptions) -> Middleware | None:
-    """The middleware; None if all host names are accepted."""
+    """Refuse requests to host names that are not the server's; None if all host names are accepted.
+
+    A web page may make its own host name resolve to this machine (DNS rebinding). It could then read the responses of a
+    server without API key.
+    """
     if "*" in server.allowed_hosts or not (server.allowed_hosts or _relies_on_loopback(server)):
         return None
     names = [name.lower() for name in (*_OWN_NAMES, *server.allowed_hosts, server.host)]
@@ -214,12 +218,11 @@ def _is_address(name: str, *, loopback: bool = False) -> bool:
     return address.is_loopback or not loopback
 
 
-_FORMAT = "endpoint-load-metrics-format"  # header of requests
-_LOAD = "endpoint-load-metrics"  # header of responses
-
-
 def orca_header(state: ServerState) -> Middleware:
-    """Report the load in responses to requests that ask for it."""
+    """Report the load in responses to requests that ask for it, for load balancers that understand ORCA.
+
+    ORCA (open request cost aggregation) is the format in which Envoy, among others, reads how busy a backend is.
+    """
 
     def layer(app: ASGIApp) -> ASGIApp:
         async def handle(scope: Scope, receive: Receive, send: Send) -> None:
@@ -251,12 +254,12 @@ def load_of(stats: Sequence[StepStats]) -> dict[str, float]:
     }
 
 
-def _text(load: Mapping[str, float]) -> str:
+def _as_text(load: Mapping[str, float]) -> str:
     return "TEXT " + ", ".join(f"named_metrics.{name}={value:g}" for name, value in load.items())
 
 
-def _json(load: Mapping[str, float]) -> str:
+def _as_json(load: Mapping[str, float]) -> str:
     return "JSON " + json.dumps({"named_metrics": load})
 
 
-_WRITERS: Mapping[str, Callable[[Mapping[str, float]], str]] = {"TEXT": _text, "JSON": _json}
+_WRITERS: Mapping[str, Callable[[Mapping[str, float]], str]] = {"TEXT": _as_text, "JSON": _as_json}

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BeforeValidator, ByteSize, Field, StringConstraints, WithJsonSchema
 from pydantic_settings import CliImplicitFlag, NoDecode
 
+# Lists: flags are repeated and may contain commas, environment variables are split at commas.
 _SHIELD = "\ufdd0"  # a noncharacter
 
 
@@ -123,7 +124,8 @@ AttentionBackendName = Annotated[
 ]
 
 
-_ACCEPTED = "URL or HOST:PORT, optionally with LABEL= in front; labels must differ"
+# The allowed MCP servers.
+_ACCEPTED_SERVERS = "URL or HOST:PORT, optionally with LABEL= in front; labels must differ"
 _HOST = re.compile(r"[\w.:-]+")
 _LABELLED = re.compile(r"([\w.-]+)=(.+)")
 
@@ -150,7 +152,7 @@ def urls_by_label(servers: Sequence[str]) -> dict[str, str]:
     return urls
 
 
-def _checked(servers: tuple[str, ...]) -> tuple[str, ...]:
+def _check_servers(servers: tuple[str, ...]) -> tuple[str, ...]:
     urls_by_label(servers)
     return servers
 
@@ -159,6 +161,6 @@ ToolServers = Annotated[
     tuple[str, ...],
     NoDecode,
     BeforeValidator(split_always),
-    AfterValidator(_checked),
-    WithJsonSchema({"accepts": _ACCEPTED}),
+    AfterValidator(_check_servers),
+    WithJsonSchema({"accepts": _ACCEPTED_SERVERS}),
 ]

@@ -86,7 +86,10 @@ def _content(entry: Any) -> str | None:
 
 @lru_cache(maxsize=1)
 def byte_letters() -> tuple[str, ...]:
-    """The character of each byte: printable bytes are themselves, others are characters from 256 on."""
+    """The character of each byte in byte-level BPE (Radford et al. 2019).
+
+    Printable bytes are themselves, others are characters from 256 on.
+    """
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     substitutes = iter(range(0x100, 0x200))
     return tuple(chr(byte if byte in printable else next(substitutes)) for byte in range(0x100))
@@ -103,7 +106,9 @@ SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_t
 
 
 def tekken_tokenizer(folder: Path) -> tokenizers.Tokenizer | None:
-    """The tokenizer of tekken.json; None if the folder has no such file. Takes a second or two.
+    """The tokenizer of Mistral's tekken.json; None if the folder has no such file. Takes a second or two.
+
+    It is byte-level BPE by ranks, with special tokens as the first ids.
 
     Raises:
         OSError, ValueError, KeyError, TypeError: the file cannot be used.

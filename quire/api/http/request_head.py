@@ -47,7 +47,7 @@ def fingerprint() -> str:
 
 
 def path_below(root: str, path: str) -> str:
-    """A path without the prefix, if it has it."""
+    """A path without a prefix, if it has it: with --root-path, a reverse proxy may or may not strip one."""
     return path[len(root) :] if root and (path == root or path.startswith(f"{root}/")) else path
 
 

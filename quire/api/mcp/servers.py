@@ -176,16 +176,16 @@ def _check(tool: McpTool, where: str) -> None:
 
 
 def _allowed(
-    filter_: list[str] | ToolFilter | None, known: Sequence[RemoteTool], label: str, where: str
+    allowed: list[str] | ToolFilter | None, known: Sequence[RemoteTool], label: str, where: str
 ) -> Iterator[RemoteTool]:
-    if not isinstance(filter_, ToolFilter):
-        filter_ = ToolFilter(tool_names=filter_)
-    names = None if filter_.tool_names is None else set(filter_.tool_names)
+    if not isinstance(allowed, ToolFilter):
+        allowed = ToolFilter(tool_names=allowed)
+    names = None if allowed.tool_names is None else set(allowed.tool_names)
     known_names = {tool.name for tool in known}
-    for name in filter_.tool_names or ():
+    for name in allowed.tool_names or ():
         if name not in known_names:
             raise InvalidRequest(f"The MCP server {label!r} has no tool {name!r}.", where)
     for tool in known:
         read_only = (tool.annotations or {}).get("readOnlyHint") is True
-        if (names is None or tool.name in names) and filter_.read_only in (None, read_only):
+        if (names is None or tool.name in names) and allowed.read_only in (None, read_only):
             yield tool

@@ -36,7 +36,9 @@ _LENGTH_TOLERANCE = 1e-2  # of an embedding of length 1, which bfloat16 rounds
 
 
 class ChunkedInputs:
-    """Which chunks the inputs of a request have. Chunks are numbered in the order of the inputs.
+    """The chunks of inputs beyond the context length, of which the mean is taken, weighted by their tokens.
+
+    Chunks are numbered in the order of the inputs.
 
     Attributes:
         any_split: some input is longer than a chunk.

@@ -36,7 +36,7 @@ from quire.workers.tenant import take_turn
 
 @dataclass(slots=True)
 class RawMessages:
-    """The prompts and answers of all turns."""
+    """The prompts and answers of all turns, as text and tokens, for `enable_response_messages`."""
 
     prompts: list[RawMessage] = field(default_factory=list)
     answers: list[RawMessage] = field(default_factory=list)

@@ -29,68 +29,8 @@ from quire.protocol.responses import ResponseObject, ResponsesRequest
 from quire.serving.models import ServedModel, ServerState
 from quire.workers.tenant import take_turn
 
-LEASE_SECONDS = 60.0  # a response is considered abandoned if its server does not renew its lease
-UNFINISHED = ("queued", "in_progress")
-
-
-def stored_state(run: ResponseRun) -> StoredResponse:
-    """The state of a response, to be stored. After it could not be stored: only that."""
-    response = run.events[-1]["response"] if run.finished else run.to_json()
-    if run.unstored_reason is not None:
-        return StoredResponse(owner=run.owner, response={**response, "output": []}, items=[])
-    return StoredResponse(
-        owner=run.owner,
-        response=response,
-        items=list(run.items),
-        events=list(run.events) if run.body.stream or run.body.background else None,
-        lease=0.0 if run.finished else time.time() + LEASE_SECONDS,
-    )
-
-
-def end_if_abandoned(stored: StoredResponse) -> None:
-    """Mark a response as failed if no server generates it any more."""
-    if stored.response["status"] not in UNFINISHED or stored.lease >= time.time():
-        return
-    message = "The server stopped while the response was generated, or could not store it."
-    stored.response |= {"status": "failed", "error": {"code": "server_error", "message": message}}
-    if stored.events is not None:
-        number = len(stored.events)
-        stored.events.append({"type": "response.failed", "response": stored.response, "sequence_number": number})
-
-
-def with_unique_ids() -> Callable[[Sequence[dict[str, Any]]], Iterator[dict[str, Any]]]:
-    """A function that gives ids that have occurred before a number, always the same, so that they can be cursors."""
-    counts: Counter[str] = Counter()
-    seen: set[str] = set()
-
-    def number(items: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        for item in items:
-            item_id = unique = item["id"]
-            counts[item_id] += 1
-            while unique in seen:
-                unique = f"{item_id}-{counts[item_id]}"
-                counts[item_id] += 1
-            seen.add(unique)
-            yield item if unique == item_id else {**item, "id": unique}
-
-    return number
-
-
 T = TypeVar("T")
 R = TypeVar("R")
-_SLICE = 256  # items: a few milliseconds of work
-
-
-async def map_in_slices(items: Sequence[T], work: Callable[[Sequence[T]], Iterable[R]]) -> list[R]:
-    """The results of `work` for slices of the items, in one list. A short list is done at once."""
-    results: list[R] = []
-    for start in range(0, len(items), _SLICE):
-        if len(items) > _SLICE:
-            await take_turn()
-        results.extend(work(items[start : start + _SLICE]))
-    return results
-
-
 logger = logging.getLogger(__name__)
 _ID_PREFIXES = {
     "message": "msg",
@@ -103,6 +43,9 @@ _ID_PREFIXES = {
     "mcp_call": "mcp",
 }
 _SUPPORTED_TOOLS = ("function", "custom", "mcp")
+LEASE_SECONDS = 60.0  # a response is considered abandoned if its server does not renew its lease
+UNFINISHED = ("queued", "in_progress")
+_SLICE = 256  # items: a few milliseconds of work
 
 
 @dataclass(slots=True)
@@ -373,6 +316,59 @@ class ResponseService:
                 raise InvalidRequest(f"Response '{stored.id}' is not finished.", "previous_response_id")
             items += [*stored.items, *stored.response["output"]]
         return items
+
+
+def stored_state(run: ResponseRun) -> StoredResponse:
+    """The state of a response, to be stored. After it could not be stored: only that."""
+    response = run.events[-1]["response"] if run.finished else run.to_json()
+    if run.unstored_reason is not None:
+        return StoredResponse(owner=run.owner, response={**response, "output": []}, items=[])
+    return StoredResponse(
+        owner=run.owner,
+        response=response,
+        items=list(run.items),
+        events=list(run.events) if run.body.stream or run.body.background else None,
+        lease=0.0 if run.finished else time.time() + LEASE_SECONDS,
+    )
+
+
+def end_if_abandoned(stored: StoredResponse) -> None:
+    """Mark a response as failed if no server generates it any more."""
+    if stored.response["status"] not in UNFINISHED or stored.lease >= time.time():
+        return
+    message = "The server stopped while the response was generated, or could not store it."
+    stored.response |= {"status": "failed", "error": {"code": "server_error", "message": message}}
+    if stored.events is not None:
+        number = len(stored.events)
+        stored.events.append({"type": "response.failed", "response": stored.response, "sequence_number": number})
+
+
+def with_unique_ids() -> Callable[[Sequence[dict[str, Any]]], Iterator[dict[str, Any]]]:
+    """A function that gives ids that have occurred before a number, always the same, so that they can be cursors."""
+    counts: Counter[str] = Counter()
+    seen: set[str] = set()
+
+    def number(items: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        for item in items:
+            item_id = unique = item["id"]
+            counts[item_id] += 1
+            while unique in seen:
+                unique = f"{item_id}-{counts[item_id]}"
+                counts[item_id] += 1
+            seen.add(unique)
+            yield item if unique == item_id else {**item, "id": unique}
+
+    return number
+
+
+async def map_in_slices(items: Sequence[T], work: Callable[[Sequence[T]], Iterable[R]]) -> list[R]:
+    """The results of `work` for slices of the items, in one list. A short list is done at once."""
+    results: list[R] = []
+    for start in range(0, len(items), _SLICE):
+        if len(items) > _SLICE:
+            await take_turn()
+        results.extend(work(items[start : start + _SLICE]))
+    return results
 
 
 def _serialized(items: Sequence[Any]) -> list[dict[str, Any]]:

@@ -188,7 +188,9 @@ def _by_name() -> Mapping[str, OtherServerFlag]:
 
 
 def merge_dotted_keys(arguments: Sequence[str], object_flag: Callable[[str], str | None]) -> list[str]:
-    """The arguments with one JSON object in place of all that is said of it, where its first part was.
+    """Join the keys of JSON objects that are given one by one, as vLLM takes them, where the first one was.
+
+    `--flag.a.b 1` sets the key b of the object a, and `--flag.list+ x,y` appends to a list. A value is JSON, else text.
 
     `object_flag`: from the name of a flag to the flag whose value is a JSON object; None for others.
 
