@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from quire.engine.models.families import ENCODERS
+from quire.engine.models.registry import claimed_types
 from quire.parsing.reasoning_registry import PARSERS
 from quire.parsing.tools.registry import FORMATS
 from quire.protocol.chat import ChatRequest
@@ -86,7 +86,7 @@ def test_every_parser_is_documented() -> None:
 
 def test_every_encoder_is_documented() -> None:
     named = set(re.findall(r"`([a-z0-9_-]+)`", TEXT))
-    assert ENCODERS.keys() - named == set()
+    assert set(claimed_types("encoder")) - named == set()
 
 
 def test_links_of_the_pages_exist() -> None:

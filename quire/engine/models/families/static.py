@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quire.engine.models.errors import BrokenFolder
+from quire.engine.models.errors import BrokenFolder, UnsupportedModel
+from quire.engine.models.family import Family
 from quire.engine.models.specs.decoder import EncoderSpec, LayerNormSpec
+from quire.engine.models.specs.tensor_names import NamedTensors, WeightNames
 
-if TYPE_CHECKING:  # configs are read without torch
+if TYPE_CHECKING:  # families are read without torch
     from torch import Tensor
 
+STATIC = "static"  # the model type of a table of embeddings
 _WEIGHTS = "model.safetensors"
 _TABLES = ("embedding.weight", "embeddings")  # sentence-transformers' name and model2vec's
 _MAX_TOKENS = 1 << 16  # of an input; a table has no limit, but the rows of a text take memory
@@ -33,11 +36,17 @@ def static_spec(folder: Path) -> EncoderSpec:
     rows, hidden = found[0]
     vocab = shapes["mapping"][0] if shapes.get("mapping") else rows
     return EncoderSpec(
-        hidden=hidden, vocab=vocab, layers=(), norm=LayerNormSpec(eps=1e-5), max_positions=_MAX_TOKENS, final_norm=False
+        hidden=hidden,
+        vocab=vocab,
+        layers=(),
+        norm=LayerNormSpec(eps=1e-5),
+        max_positions=_MAX_TOKENS,
+        final_norm=False,
+        family=STATIC,
     )
 
 
-def plain_table(tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+def _plain_table(tensors: NamedTensors) -> Iterator[tuple[str, Tensor]]:
     """The table with a row for each token of the vocabulary; model2vec may share rows, and weigh tokens.
 
     Raises:
@@ -64,3 +73,18 @@ def _shapes(path: Path) -> dict[str, Any]:
         return {name: list(entry["shape"]) for name, entry in header.items() if name != "__metadata__"}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, struct.error) as error:
         raise BrokenFolder(f"{path} cannot be read: {error}") from error
+
+
+def _refuse(_config: Any) -> EncoderSpec:
+    raise UnsupportedModel("a table of embeddings is described by its weights, not by a config.json")
+
+
+FAMILIES = (
+    Family(
+        name=STATIC,
+        config_types=(),
+        kind="encoder",
+        spec=_refuse,
+        tensors=WeightNames(((r"embed\.weight", "embed.weight"),), prepare=_plain_table),
+    ),
+)

@@ -12,30 +12,20 @@ import multiprocessing
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
-from quire.engine.client.audio import AudioInfo
 from quire.engine.client.launch import end_with_parent
-from quire.engine.client.streaming import StreamingInfo
 from quire.engine.models.config.activation_checks import check_acts
-from quire.engine.models.config.adapter import AdapterConfig
-from quire.engine.models.config.audio_language_model import read_audio, read_audio_adapter
 from quire.engine.models.config.checks import check_raw, check_spec
-from quire.engine.models.config.ctc_moonshine import read_ctc, read_moonshine
-from quire.engine.models.config.custom_configs import with_known_type
-from quire.engine.models.config.delayed_streams import read_delayed_streams
 from quire.engine.models.config.fp8 import Fp8Scales
 from quire.engine.models.config.pooling import PoolingOptions, read_pooler
 from quire.engine.models.config.sentence_transformers import read_modules
-from quire.engine.models.config.speech_to_text import SpeechToTextSpec, read_speech
-from quire.engine.models.config.static_embedding import static_spec
 from quire.engine.models.config.task_adapter import TaskAdapter, read_task_adapter
-from quire.engine.models.config.transducer import read_transducer
 from quire.engine.models.errors import (
     BrokenFolder,
     ModelError,
@@ -43,12 +33,13 @@ from quire.engine.models.errors import (
     UnsupportedModel,
     UnsupportedOption,
 )
-from quire.engine.models.families import ARCHITECTURES, AUDIO_MODELS, CTC_MODELS, ENCODERS, TRANSDUCERS, spec_of
-from quire.engine.models.specs.decoder import CTCSpec, DecoderSpec, EncoderSpec, TransducerSpec
-from quire.engine.models.specs.pooler import PoolerSpec
+from quire.engine.models.families.static import STATIC, static_spec
+from quire.engine.models.family import NO_FACTS, AnyFamily, Composite, Facts, Family, Spec
+from quire.engine.models.registry import broken_families, family_of, spec_of, text_config_of, with_known_type
+from quire.engine.models.specs.decoder import DecoderSpec, EncoderSpec
+from quire.engine.models.specs.pooler import NO_HEADS, HeadReaders, PoolerSpec
 
 logger = logging.getLogger(__name__)
-STATIC = "static"  # the model type of a table of embeddings
 ModelImplementation = Literal["auto", "quire", "transformers"]
 # Ends of the names of architectures that transformers may run as encoders of text.
 _POOLING_NAMES = (
@@ -57,7 +48,6 @@ _POOLING_NAMES = (
 )
 _NO_OVERRIDES: Mapping[str, Any] = MappingProxyType({})
 _NO_POOLING = PoolingOptions()
-Spec = TypeVar("Spec", DecoderSpec | EncoderSpec, CTCSpec, TransducerSpec)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,29 +56,21 @@ class ModelConfig:
 
     Attributes:
         spec: the architecture; None if transformers' own implementation runs the model.
-        pooler: its pooling; None if it generates.
+        facts: what the model does.
         static: folder of a table of embeddings, relative to the model's, that is all of it.
         extra_layers: layers in the checkpoint after the decoder's (multi-token prediction); they are not loaded.
         fp8: scales of the checkpoint's FP8 weights, if it has any.
-        speech: facts about a model that only transcribes; None for others.
-        audio: facts about a language model that reads audio; None for others.
-        streaming: facts about a model that transcribes audio while it arrives; None for others.
-        adapter: adapter that requests with audio are computed with; None: there is none.
         refusal: why Quire's implementation of this architecture does not run the model, so that transformers' is
             tried; None if there is no such reason.
         task_adapter: adapter that is merged into the weights; None: there is none.
     """
 
     model_type: str
-    spec: DecoderSpec | EncoderSpec | CTCSpec | TransducerSpec | None
+    spec: Spec | None
     extra_layers: int
     fp8: Fp8Scales | None = None
-    pooler: PoolerSpec | None = None
-    speech: SpeechToTextSpec | None = None
+    facts: Facts = NO_FACTS
     static: str | None = None
-    audio: AudioInfo | None = None
-    streaming: StreamingInfo | None = None
-    adapter: AdapterConfig | None = None
     refusal: str | None = None
     task_adapter: TaskAdapter | None = None
 
@@ -123,62 +105,68 @@ def read_model_config(
     if modules is not None and modules.static is not None:
         return _static_config(folder, modules.static, overrides, pooling)
     config = read_config(folder, overrides)
-    if config.model_type in CTC_MODELS or config.model_type in TRANSDUCERS:
-        return _ctc_or_transducer_config(folder, config, implementation, pooling)
+    family = family_of(config.model_type)
+    if isinstance(family, Family) and family.head:
+        return _speech_config(folder, config, family, implementation, pooling)
     names = getattr(config, "architectures", None) or []
-    is_encoder = config.model_type in ENCODERS and not any(_is_generator(name) for name in names)
-    known = config.model_type in ARCHITECTURES or config.model_type in AUDIO_MODELS or is_encoder
-    if implementation == "quire" and not known:
-        raise UnknownArchitecture(f"Quire's decoder does not know model type {config.model_type!r}")
+    if isinstance(family, Family) and family.kind == "encoder" and any(_is_generator(name) for name in names):
+        family = None
+    if implementation == "quire" and family is None:
+        kind = config.model_type
+        raise UnknownArchitecture(f"Quire's decoder does not know model type {kind!r}{broken_families()}")
     spec, refusal = None, None
-    if known and implementation != "transformers":
+    if family is not None and implementation != "transformers":
         try:
-            spec = _spec(config, implementation)
+            spec = _spec(config, family, implementation)
         except UnsupportedModel as error:
-            if implementation != "auto" or not _may_run_in_transformers(config, pooling):
+            if implementation != "auto" or not _may_run_in_transformers(config, family, pooling):
                 raise
             refusal = str(error)
-    if spec is not None:
-        return _known_config(folder, config, spec, pooling)
+    if spec is not None and family is not None:
+        return _known_config(folder, config, family, spec, pooling)
     scales, extra = _fp8_scales(config), _extra_layers(config)
     if refusal is None and (pooler := _pooler_of_transformers(folder, config, pooling)) is not None:
-        return ModelConfig(config.model_type, None, extra, scales, pooler)
+        return ModelConfig(config.model_type, None, extra, scales, Facts(pooler=pooler))
     if getattr(config, "is_encoder_decoder", False):
         raise UnknownArchitecture(f"{config.model_type} has an encoder, which only Quire's own implementation can run")
     _check_generates(config, pooling)
     return ModelConfig(config.model_type, None, extra, scales, refusal=refusal)
 
 
-def _known_config(folder: Path, config: Any, spec: DecoderSpec | EncoderSpec, pooling: PoolingOptions) -> ModelConfig:
+def _known_config(
+    folder: Path, config: Any, family: AnyFamily, spec: DecoderSpec | EncoderSpec, pooling: PoolingOptions
+) -> ModelConfig:
     """The config of a language model or an encoder of text that Quire runs."""
-    kind, scales, extra = config.model_type, _fp8_scales(config), _extra_layers(config)
-    pooler = read_pooler(folder, config, spec, pooling)
+    kind, scales, extra = config.model_type, _fp8_scales(config), _extra_layers(text_config_of(config))
+    pooler = read_pooler(folder, config, spec, pooling, _heads(config))
     if pooler is None and isinstance(spec, EncoderSpec):
         raise UnsupportedModel(f"{kind} is an encoder, which cannot generate")
     if pooler is None:
         _check_generates(config, pooling)
-    encoder = spec.encoder if isinstance(spec, DecoderSpec) else None
-    if encoder is None:
-        return ModelConfig(kind, spec, extra, scales, pooler, task_adapter=read_task_adapter(config))
+    if family.facts is None:
+        return ModelConfig(kind, spec, extra, scales, Facts(pooler=pooler), task_adapter=read_task_adapter(config))
     if pooler is not None:
         raise UnsupportedModel(f"{kind} is supported for transcription only, not for embeddings or classification")
-    if isinstance(spec, DecoderSpec) and spec.has_cross_attention:
-        return ModelConfig(kind, spec, extra, scales, speech=_speech(folder, config, spec))
-    if isinstance(spec, DecoderSpec) and spec.adds_encoder:
-        return ModelConfig(kind, spec, extra, scales, streaming=read_delayed_streams(folder, config, spec))
-    audio = read_audio(folder, config, encoder, spec.vocab)
-    return ModelConfig(kind, spec, extra, scales, audio=audio, adapter=read_audio_adapter(folder, config))
+    assert isinstance(spec, DecoderSpec)
+    return ModelConfig(kind, spec, extra, scales, family.facts(folder, config, spec))
 
 
-def _spec(config: Any, implementation: ModelImplementation) -> DecoderSpec | EncoderSpec | None:
+def _spec(config: Any, family: AnyFamily, implementation: ModelImplementation) -> DecoderSpec | EncoderSpec | None:
     """The spec of a config; None for an encoder with an option that only transformers supports."""
     try:
-        return _built(lambda: spec_of(config))
+        spec = _built(config)
     except UnsupportedOption as error:
-        if implementation == "quire" or config.model_type not in ENCODERS:
+        if implementation == "quire" or not (isinstance(family, Family) and family.kind == "encoder"):
             raise
         logger.info("transformers runs this %s, as Quire does not: %s", config.model_type, error)
         return None
+    assert isinstance(spec, DecoderSpec | EncoderSpec)
+    return spec
+
+
+def _heads(config: Any) -> HeadReaders:
+    family = family_of(config.model_type)
+    return family.heads if isinstance(family, Family) else NO_HEADS
 
 
 def _pooler_of_transformers(folder: Path, config: Any, pooling: PoolingOptions) -> PoolerSpec | None:
@@ -191,29 +179,21 @@ def _pooler_of_transformers(folder: Path, config: Any, pooling: PoolingOptions) 
         return None
     if getattr(config, "is_encoder_decoder", False) and not any(name.endswith("EncoderModel") for name in names):
         return None
-    return read_pooler(folder, config, None, pooling)
+    return read_pooler(folder, config, None, pooling, _heads(config))
 
 
 def _extra_layers(config: Any) -> int:
     return getattr(config, "num_nextn_predict_layers", 0) or getattr(config, "num_mtp_layers", 0) or 0
 
 
-def _ctc_or_transducer_config(
-    folder: Path, config: Any, implementation: ModelImplementation, pooling: PoolingOptions
+def _speech_config(
+    folder: Path, config: Any, family: Family[Any], implementation: ModelImplementation, pooling: PoolingOptions
 ) -> ModelConfig:
-    kind = config.model_type
-    if kind in CTC_MODELS:
-        _check_transcribes(config, "CTC", implementation, pooling)
-        ctc = _built(lambda: CTC_MODELS[kind](config))
-        return ModelConfig(kind, ctc, 0, _fp8_scales(config), speech=read_ctc(folder, config, ctc))
-    _check_transcribes(config, "RNNT", implementation, pooling)
-    transducer = _built(lambda: TRANSDUCERS[kind](config))
-    info = read_transducer(folder, config, transducer)
-    return ModelConfig(kind, transducer, 0, _fp8_scales(config), streaming=info)
-
-
-def _speech(folder: Path, config: Any, spec: DecoderSpec) -> SpeechToTextSpec:
-    return read_moonshine(folder, config, spec) if config.model_type == "moonshine" else read_speech(folder, config)
+    """The config of a model that transcribes with a head of its own."""
+    _check_transcribes(config, family.head, implementation, pooling)
+    spec = _built(config)
+    assert family.facts is not None
+    return ModelConfig(config.model_type, spec, 0, _fp8_scales(config), family.facts(folder, config, spec))
 
 
 def _check_transcribes(config: Any, head: str, implementation: ModelImplementation, pooling: PoolingOptions) -> None:
@@ -234,10 +214,10 @@ def _static_config(folder: Path, inner: str, overrides: Mapping[str, Any], pooli
     """The config of a table of embeddings, which has no config.json that says anything about it."""
     spec = static_spec(folder / inner)
     config = SimpleNamespace(**{"architectures": [], **overrides, "model_type": STATIC})
-    pooler = read_pooler(folder, config, spec, pooling)
+    pooler = read_pooler(folder, config, spec, pooling, NO_HEADS)
     if pooler is None:
         raise UnsupportedModel("static embeddings cannot generate")
-    return ModelConfig(STATIC, spec, 0, None, pooler, static=inner)
+    return ModelConfig(STATIC, spec, 0, None, Facts(pooler=pooler), static=inner)
 
 
 def _check_generates(config: Any, pooling: PoolingOptions) -> None:
@@ -256,9 +236,11 @@ def _check_generates(config: Any, pooling: PoolingOptions) -> None:
         raise UnsupportedModel("--pooler-config: the model generates; --convert embed makes it pool")
 
 
-def _may_run_in_transformers(config: Any, pooling: PoolingOptions) -> bool:
+def _may_run_in_transformers(config: Any, family: AnyFamily, pooling: PoolingOptions) -> bool:
     """Whether transformers' implementation may run a model whose config Quire's refuses: a causal language model."""
-    if config.model_type not in ARCHITECTURES or getattr(config, "is_encoder_decoder", False):
+    reads_audio = isinstance(family, Composite) and family.facts is not None
+    is_decoder = isinstance(family, Composite) or family.kind == "decoder"
+    if reads_audio or not is_decoder or getattr(config, "is_encoder_decoder", False):
         return False
     try:
         _check_generates(config, pooling)
@@ -271,14 +253,14 @@ def _is_generator(name: str) -> bool:
     return any(kind in name for kind in ("CausalLM", "LMHead", "ConditionalGeneration"))
 
 
-def _built(build: Callable[[], Spec]) -> Spec:
+def _built(config: Any) -> Spec:
     """The spec of a model that Quire knows.
 
     Raises:
         UnsupportedModel: an option or a number of the config is not supported.
     """
     try:
-        spec = build()
+        spec = spec_of(config)
         check_spec(spec)
         check_acts(spec)
     except ModelError:
@@ -304,18 +286,21 @@ def read_config(folder: Path, overrides: Mapping[str, Any] = _NO_OVERRIDES) -> A
         raw = _merged(raw, overrides)
     check_raw(raw, str(path))
     known = with_known_type(raw)
+    family = family_of(str(known.get("model_type")))
     is_changed = bool(overrides) or known is not raw
     from transformers import AutoConfig  # noqa: PLC0415 takes most of a second
 
     try:
-        if is_changed:
+        if family is not None and family.config is not None:
+            config = family.config(known)
+        elif is_changed:
             with tempfile.TemporaryDirectory() as merged:  # reads a folder as it would read the model's
                 (Path(merged) / "config.json").write_text(json.dumps(known), encoding="utf-8")
                 config = AutoConfig.from_pretrained(merged, local_files_only=True)
         else:
             config = AutoConfig.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # transformers has its own kinds of errors for values of a wrong type
-        raise UnknownArchitecture(f"transformers cannot read {path}: {error}") from error
+        raise UnknownArchitecture(f"transformers cannot read {path}: {error}{broken_families()}") from error
     return config
 
 

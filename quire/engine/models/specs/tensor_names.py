@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
+from typing import TYPE_CHECKING
 
-from torch import Tensor
+if TYPE_CHECKING:  # families are read without torch
+    from torch import Tensor
 
+NamedTensors = Iterable[tuple[str, "Tensor"]]
 LAYER = r"layers\.(?P<layer>\d+)\."
 KIND = r"\.(?P<kind>weight|bias)"
 _PARTS = {"q": 0, "k": 1, "v": 2, "query": 0, "key": 1, "value": 2} | {"gate": 0, "up": 1, "w1": 0, "w3": 1, "w2": None}
@@ -30,6 +33,18 @@ def linear_weight(weight: Tensor) -> Tensor:
     return weight.transpose(1, 2).flatten(1)
 
 
+def unstack_expert(parameter: str, tensor: Tensor) -> Iterator[tuple[int | None, Tensor]]:
+    """The projections of one expert of a stacked tensor: their index in the fused weight, and (outputs, inputs) views.
+
+    `tensor`: (inputs, outputs), or a bias (outputs,); outputs of gate and up alternate.
+    """
+    if ".gate_up." in parameter:
+        for part in (0, 1):
+            yield part, tensor[..., part::2].mT if tensor.dim() == 2 else tensor[part::2]
+    else:
+        yield None, tensor.mT if tensor.dim() == 2 else tensor
+
+
 @dataclass(frozen=True, slots=True)
 class WeightTarget:
     """The parameter that a checkpoint's tensor fills.
@@ -47,6 +62,10 @@ class WeightTarget:
     convert: Callable[[Tensor], Tensor] | None = None
 
 
+def _unchanged(tensors: NamedTensors) -> NamedTensors:
+    return tensors
+
+
 @dataclass(frozen=True)
 class WeightNames:
     """How an architecture names its tensors.
@@ -58,6 +77,7 @@ class WeightNames:
         gamma_beta: old checkpoints call weight and bias of norms gamma and beta.
         convert: functions that reorder a tensor, by the parameter's name after the layer.
         zero_keys: a pattern of biases of queries, keys and values whose part for keys no checkpoint has: it is 0.
+        prepare: splits, joins or folds tensors of a checkpoint before their names are looked up.
     """
 
     rules: Sequence[tuple[str, str]]
@@ -66,10 +86,11 @@ class WeightNames:
     gamma_beta: bool = False
     convert: Mapping[str, Callable[[Tensor], Tensor]] = field(default_factory=dict)
     zero_keys: str = r"(?!)"
-    _compiled: list[tuple[re.Pattern[str], str]] = field(init=False, repr=False, compare=False)
+    prepare: Callable[[NamedTensors], NamedTensors] = _unchanged
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_compiled", [(re.compile(pattern), target) for pattern, target in self.rules])
+    @cached_property
+    def _compiled(self) -> list[tuple[re.Pattern[str], str]]:
+        return [(re.compile(pattern), target) for pattern, target in self.rules]
 
     def is_ignored(self, name: str) -> bool:
         """Whether a tensor is not needed."""
