@@ -136,6 +136,9 @@ def load_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
         found[name] = template
     for path in (folder / "additional_chat_templates").glob("*.jinja"):
         found[path.stem] = _read(path)
+    # Of models that read pictures, older versions of transformers write the processor's template to a file of its own.
+    if isinstance(processor := read_json(folder / "chat_template.json").get("chat_template"), str):
+        found["default"] = processor
     main = folder / "chat_template.jinja"
     if main.exists():
         found["default"] = _read(main)

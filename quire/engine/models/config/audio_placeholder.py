@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from quire.engine.models.config.json_files import read_json
+from quire.engine.models.config.json_file import read_json
 from quire.engine.models.errors import UnsupportedModel
 
 _TEXT = "<|audio|>"  # if the tokenizer has none for the placeholder

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from quire.engine.models.config.json_files import read_json
+from quire.engine.models.config.json_file import read_json
 from quire.engine.models.errors import UnsupportedModel
 
 SAMPLE_RATE = 16_000  # samples per second

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from quire.engine.client.pooling_params import PoolingType
-from quire.engine.models.config.json_files import read_json
+from quire.engine.models.config.json_file import read_json
 from quire.engine.models.config.pooler_settings import PoolerSettings, read_pooler_settings
 from quire.engine.models.config.sentence_transformers import Modules, read_modules
 from quire.engine.models.errors import UnknownArchitecture, UnsupportedModel

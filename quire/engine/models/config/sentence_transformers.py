@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeGuard
 
 from quire.engine.client.pooling_params import PoolingType
-from quire.engine.models.config.json_files import read_json
+from quire.engine.models.config.json_file import read_json
 from quire.engine.models.errors import BrokenFolder, UnsupportedModel
 from quire.engine.models.specs.pooler import Dense, HeadStep
 

@@ -8,7 +8,7 @@ from typing import Any
 from quire.engine.client.convolutions import count_positions
 from quire.engine.client.model_info import SpeechToTextInfo
 from quire.engine.models.config.feature_extractor import SAMPLE_RATE, WINDOW_SECONDS, read_speech_extractor
-from quire.engine.models.config.json_files import read_json
+from quire.engine.models.config.json_file import read_json
 from quire.engine.models.config.rope import rope_of
 from quire.engine.models.errors import UnsupportedModel
 from quire.engine.models.family import Facts, Family

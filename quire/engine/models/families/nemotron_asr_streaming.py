@@ -8,7 +8,7 @@ from typing import Any
 
 from quire.engine.client.streaming import TransducerInfo
 from quire.engine.models.config.feature_extractor import SAMPLE_RATE, check_nemo_spectrogram, read_speech_extractor
-from quire.engine.models.config.json_files import read_json
+from quire.engine.models.config.json_file import read_json
 from quire.engine.models.errors import UnsupportedModel
 from quire.engine.models.families.parakeet import CONFORMER, conformer_weights
 from quire.engine.models.family import Facts, Family

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.engine.client.model_info import SpeechToTextInfo
-from quire.engine.models.config.json_files import read_json
+from quire.engine.models.config.json_file import read_json
 from quire.engine.models.errors import BrokenFolder, UnsupportedModel
 from quire.engine.models.family import Facts, Family
 from quire.engine.models.specs.audio import ConvStem, LearnedPositions

@@ -1,4 +1,4 @@
-"""Reads JSON files of a model's folder."""
+"""Reads a JSON file of a model's folder."""
 
 from __future__ import annotations
 
