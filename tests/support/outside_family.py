@@ -49,6 +49,9 @@ def _config(raw: dict[str, Any]) -> Any:
 OUTSIDE = Family(name="outside", config_types=("outside",), spec=llama, tensors=_NAMES, config=_config)
 TAKES_LLAMA = Family(name="my-llama", config_types=("my-llama", "llama"), spec=llama, tensors=_NAMES)
 TAKES_NAME = Family(name="llama", config_types=("llama-5",), spec=llama, tensors=_NAMES)
+CHANGES_LLAMA = Family(
+    name="my-llama", config_types=("my-llama",), spec=llama, tensors=_NAMES, published={"llama": lambda raw: {**raw}}
+)
 NOT_A_FAMILY = {"name": "outside"}
 
 

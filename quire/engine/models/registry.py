@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import logging
 import pkgutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -78,11 +78,20 @@ def _add_entry(made: Registry, entry: EntryPoint) -> None:
         families = [loaded] if isinstance(loaded, Family | Composite) else list(loaded)
         if not all(isinstance(family, Family | Composite) for family in families):
             raise TypeError("it must be a Family or a Composite, or several of them")
+        _check_published(made, families)
         made.add(families)
     except Exception as error:  # noqa: BLE001 code of another package may raise anything
         reason = str(error) if isinstance(error, Conflict) else f"{type(error).__name__}: {error}"
         made.broken[entry.name] = reason
         logger.error("the model family %s (%s) cannot be used: %s", entry.name, entry.value, reason)
+
+
+def _check_published(made: Registry, families: Iterable[AnyFamily]) -> None:
+    """Raise Conflict for a family of another package that would change configs of a type which is not its own."""
+    taken = {*made.types, *(kind for family in made.names.values() for kind in family.published)}
+    for family in families:
+        for kind in taken & family.published.keys():
+            raise Conflict(f"model type {kind!r}, whose configs it changes, belongs to another family")
 
 
 def family_of(model_type: str) -> AnyFamily | None:
@@ -175,10 +184,3 @@ def has_adapter(spec: Spec) -> bool:
     """Whether models of a spec's family are trained with an adapter for requests with audio."""
     family = registry().names[spec.family]
     return isinstance(family, Composite) and family.has_adapter
-
-
-def claimed_types(kind: str) -> Iterator[str]:
-    """The model types of all families of a kind."""
-    for model_type, family in registry().types.items():
-        if isinstance(family, Family) and family.kind == kind:
-            yield model_type

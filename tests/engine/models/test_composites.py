@@ -8,6 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from quire.config.options import ModelOptions
+from quire.engine.client.pooling_params import PoolingParams
 from quire.engine.models.errors import BrokenFolder, UnsupportedModel, WeightMismatch
 from quire.engine.models.family import Composite
 from quire.engine.models.model_config import read_model_config
@@ -43,6 +45,20 @@ def test_text_equals_hugging_face(case: str, tmp_path: Path) -> None:
             expected = logits[0].log_softmax(-1)[output.logprobs[0].token_ids]
             error = (torch.tensor(output.logprobs[0].logprobs) - expected).abs().max()
             assert (error / logits.abs().max()).item() < 1e-4
+
+
+def test_embeddings_equal_hugging_face(tmp_path: Path) -> None:
+    model = make_composite("mistral3")
+    model.save_pretrained(tmp_path)
+    engine = Engine(tmp_path, model=ModelOptions(convert="embed"))
+    prompt = random_prompt(1, 20)
+    engine.add("0", prompt, PoolingParams(task="embed"))
+    engine.run()
+    with torch.inference_mode():
+        state = model.model.language_model(torch.tensor([prompt])).last_hidden_state[0, -1]
+    pooled = engine.results["0"].pooled
+    assert pooled is not None
+    assert (torch.from_numpy(pooled.data) - state / state.norm()).abs().max() < 1e-4
 
 
 def test_every_type_is_compared() -> None:

@@ -65,6 +65,7 @@ def test_a_server_reads_its_config_without_torch(installed: Install, tmp_path: P
         (f"{_MODULE}:MISSING", "has no attribute 'MISSING'"),
         (f"{_MODULE}:NOT_A_FAMILY", "must be a Family or a Composite"),
         (f"{_MODULE}:TAKES_LLAMA", "model type 'llama' belongs to the family 'llama'"),
+        (f"{_MODULE}:CHANGES_LLAMA", "'llama', whose configs it changes"),
         (f"{_MODULE}:TAKES_NAME", "another family of the name 'llama'"),
     ],
 )

@@ -27,8 +27,6 @@ from quire.engine.models.specs.tensor_names import KIND, LAYER, WeightNames, swa
 _MPNET_BUCKETS = 32
 _JINA_ACTS = {"geglu": "gelu", "reglu": "relu"}
 _JINA_QK_NORM = "jina-bert-v2-qk-post-norm"  # the repository whose code runs the second variant
-
-
 _LAYER = LAYER.replace("layers", "encoder\\.layer")
 _PREFIXES = (
     r"(?:model|bert|roberta|electra|distilbert|mpnet|deberta|xlm_roberta|camembert|albert|ernie|data2vec_text|xlm_roberta_xl)"
