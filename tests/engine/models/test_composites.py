@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from quire.config.options import ModelOptions
+from quire.config.options import ModelOptions, ParallelOptions
 from quire.engine.client.pooling_params import PoolingParams
 from quire.engine.models.errors import BrokenFolder, UnsupportedModel, WeightMismatch
 from quire.engine.models.family import Composite
@@ -59,6 +59,17 @@ def test_embeddings_equal_hugging_face(tmp_path: Path) -> None:
     pooled = engine.results["0"].pooled
     assert pooled is not None
     assert (torch.from_numpy(pooled.data) - state / state.norm()).abs().max() < 1e-4
+
+
+def test_two_ranks_load_their_parts(tmp_path: Path) -> None:
+    save_composite("qwen2_5_vl-tied", tmp_path)
+    prompt = random_prompt(1, 20)
+    expected = Engine(tmp_path).generate(prompt, greedy(TOKENS)).tokens
+    ranks = Engine(tmp_path, parallel=ParallelOptions(tensor_parallel_size=2))
+    try:
+        assert ranks.generate(prompt, greedy(TOKENS)).tokens == expected
+    finally:
+        ranks.core.close()
 
 
 def test_every_type_is_compared() -> None:
