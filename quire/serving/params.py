@@ -198,8 +198,8 @@ def plan_sequences(
 
 def numbers_of(body: NumberFields, defaults: SamplingNumbers) -> SamplingNumbers:
     """Return the numbers of a request, with defaults in place of those that it leaves out."""
-    given = {name: value for name in NUMBERS if (value := getattr(body, name)) is not None}
-    numbers = msgspec.structs.replace(defaults, **given)
+    requested = {name: value for name in NUMBERS if (value := getattr(body, name)) is not None}
+    numbers = msgspec.structs.replace(defaults, **requested)
     return msgspec.structs.replace(
         numbers,
         temperature=0.0 if numbers.temperature < _GREEDY_THRESHOLD else max(_MIN_TEMPERATURE, numbers.temperature),
@@ -331,7 +331,7 @@ def _bad_words(words: Sequence[str], model: ServedModel) -> tuple[tuple[int, ...
     if any(not word.strip() for word in words):
         raise InvalidRequest("`bad_words` cannot contain an empty word.", "bad_words")
     tokenizer, size = model.renderer.tokenizer, model.info.vocab_size
-    found: dict[tuple[int, ...], None] = {}
+    spellings: dict[tuple[int, ...], None] = {}
     for word in words:
         for text in (word.lstrip(), f" {word.lstrip()}"):
             tokens = tuple(tokenizer.encode(text, add_special_tokens=False))
@@ -339,15 +339,15 @@ def _bad_words(words: Sequence[str], model: ServedModel) -> tuple[tuple[int, ...
                 raise InvalidRequest(
                     f"`bad_words`: {word!r} cannot be tokenized with this model's vocabulary.", "bad_words"
                 )
-            found[tokens] = None
-    total = sum(map(len, found))
+            spellings[tokens] = None
+    total = sum(map(len, spellings))
     if total > _MAX_BAD_WORD_TOKENS:
         raise InvalidRequest(
             f"`bad_words` may have at most {_MAX_BAD_WORD_TOKENS} tokens in total, where each word counts twice, "
             f"without and with a space in front of it; these have {total}.",
             "bad_words",
         )
-    return tuple(found)
+    return tuple(spellings)
 
 
 def _check_choice(params: SamplingParams, vocab_size: int) -> None:
