@@ -24,7 +24,7 @@ from benchmarks.gpu.report import Report
 from quire.kernels.activation import act_and_mul
 from quire.kernels.experts import run_experts
 from quire.kernels.gpu_weights import GpuWeight, StackedWeights
-from quire.kernels.low_rank import SortedRows, add_low_rank, sort_rows
+from quire.kernels.lora import SortedRows, add_lora, sort_rows
 from quire.kernels.routing import softmax_top_k
 
 ROWS = (1, 16, 64, 512, 4096)
@@ -181,7 +181,7 @@ def adapter(shape: Shape, rows: int) -> dict[str, Any]:
 
 
 def _add(y: Tensor, x: Tensor, down: Tensor, up: Tensor, order: SortedRows) -> None:
-    add_low_rank(y, x, down, up, order)
+    add_lora(y, x, down, up, order)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from quire.config.options import ModelOptions
 from quire.engine.client.audio import AudioInfo
 from quire.engine.client.streaming import DelayedStreamsInfo, StreamingInfo
-from quire.engine.models.checkpoint.adapter import AdapterLoader
+from quire.engine.models.checkpoint.adapter import Adapter, AdapterLoader
 from quire.engine.models.checkpoint.checkpoint import Checkpoint, Progress, WindowOf
 from quire.engine.models.checkpoint.safetensors import SafetensorsFile
 from quire.engine.models.checkpoint.weights import EMBEDDING, HEAD, WeightFiller, allocate, check_unpacked
@@ -55,6 +55,7 @@ from quire.kernels.linear import Quantization
 logger = logging.getLogger(__name__)
 ProgressBar = Callable[[int], AbstractContextManager[Progress]]  # given the bytes to come
 _EMBEDDINGS = {EMBEDDING, EMBEDDING.removeprefix("model.")}
+_ITEM_LORA_ID = 0  # of the adapter for requests with audio
 _MAX_EXPANSION = 16  # of weights when they are unpacked: from four bits with scales to float32 it is 8
 
 
@@ -83,7 +84,8 @@ class LoadedModel:
         speech: facts about a model that only transcribes; None for others.
         audio: facts about a language model that reads audio; None for others.
         streaming: facts about a model that transcribes audio while it arrives; None for others.
-        is_adapted: requests with audio are computed with an adapter.
+        adapters: its adapters (LoRA), by id.
+        item_lora_id: adapter that requests with audio are computed with; None: there is none.
     """
 
     model: LanguageModel | TextEncoder | CTCModel | TransducerModel
@@ -97,7 +99,8 @@ class LoadedModel:
     speech: SpeechToTextSpec | None = None
     audio: AudioInfo | None = None
     streaming: StreamingInfo | None = None
-    is_adapted: bool = False
+    adapters: Mapping[int, Adapter] = field(default_factory=dict)
+    item_lora_id: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +133,6 @@ class _Load:
         model: Decoder | Encoder | CTCModel | TransducerModel,
         vocab: int,
         context_len: int,
-        *,
-        is_adapted: bool = False,
     ) -> LoadedModel:
         """The model, whose weights are filled, with its facts."""
         config = self.config
@@ -147,7 +148,6 @@ class _Load:
             config.speech,
             config.audio,
             config.streaming,
-            is_adapted,
         )
 
 
@@ -303,9 +303,12 @@ def _load_transformer(load: _Load, spec: DecoderSpec | EncoderSpec, groups: Rank
         filler.fill(itertools.chain(_with_label_rows(tensors, pooler), _extra_weights(folder, pooler)))
     if scales is not None:
         scales.apply(model)
-    if adapter is not None:
-        adapter.apply(model, dtype, load.target.torch_device)
-    return load.loaded(model, spec.vocab, context_len, is_adapted=adapter is not None)
+    loaded = load.loaded(model, spec.vocab, context_len)
+    if adapter is None:
+        return loaded
+    model.num_adapters = 1
+    adapters = {_ITEM_LORA_ID: adapter.apply(_ITEM_LORA_ID, model, dtype, load.target.torch_device)}
+    return replace(loaded, weight_bytes=_bytes(model), adapters=adapters, item_lora_id=_ITEM_LORA_ID)
 
 
 def _transformer_context_len(load: _Load, spec: DecoderSpec | EncoderSpec) -> int:
