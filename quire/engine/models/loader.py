@@ -17,7 +17,7 @@ from quire.config.options import ModelOptions
 from quire.engine.client.audio import AudioInfo
 from quire.engine.client.streaming import DelayedStreamsInfo, StreamingInfo
 from quire.engine.models.checkpoint.adapter import Adapter, AdapterLoader
-from quire.engine.models.checkpoint.checkpoint import Checkpoint, Progress, WindowOf
+from quire.engine.models.checkpoint.checkpoint import Checkpoint, Progress
 from quire.engine.models.checkpoint.safetensors import SafetensorsFile
 from quire.engine.models.checkpoint.weights import EMBEDDING, HEAD, WeightFiller, allocate, check_unpacked
 from quire.engine.models.config.activation_checks import check_acts
@@ -49,8 +49,6 @@ from quire.engine.models.tensor_names.ctc import ctc_names, split_positions
 from quire.engine.models.tensor_names.rules import WeightNames
 from quire.engine.models.tensor_names.transducer import transducer_names
 from quire.kernels import gpu
-from quire.kernels.gpu_weights import BLOCK
-from quire.kernels.linear import Quantization
 
 logger = logging.getLogger(__name__)
 ProgressBar = Callable[[int], AbstractContextManager[Progress]]  # given the bytes to come
@@ -192,7 +190,7 @@ def _load_model(
             "--quantization needs --device cuda, or --device cpu with Quire's compiled kernels (if they are missing, "
             "reinstall Quire with a C++ compiler)"
         )
-    with Checkpoint(folder / (config.static or ""), config.fp8) as checkpoint:
+    with Checkpoint(folder / (config.static or ""), config.quantization) as checkpoint:
         dtype = _dtype(options, checkpoint, target, exact=config.static is not None)
         if quantize and dtype not in target.quantizable_dtypes:
             names = sorted(str(one).removeprefix("torch.") for one in target.quantizable_dtypes)
@@ -279,22 +277,21 @@ def _load_transformer(load: _Load, spec: DecoderSpec | EncoderSpec, groups: Rank
         model.heads = PoolerHeads(pooler, spec.hidden, spec.vocab)
     load.allocate(model)
     filler_options: dict[str, Any] = {
-        "quantization": _quantization(load.options, config),
+        "quantization": checkpoint.requantized(load.options.quantization),
         "tied": isinstance(spec, DecoderSpec) and spec.tied,
         "extra_layers": config.extra_layers,
+        "read_elsewhere": {HEAD, *_EMBEDDINGS} if pooler.label_tokens else (),
         "embeds_with_head": all(names.target(name, {"embed.weight"}) is None for name in checkpoint.names()),
     }
-    filler: WeightFiller
-    window: WindowOf | None = None
-    if isinstance(model, ShardedDecoder):
-        sharded = ShardedWeightFiller(model, names, WeightShards(model), **filler_options)
-        filler, window = sharded, sharded.window
-    else:
-        filler = WeightFiller(model, names, **filler_options)
+    filler = (
+        ShardedWeightFiller(model, names, WeightShards(model), **filler_options)
+        if isinstance(model, ShardedDecoder)
+        else WeightFiller(model, names, **filler_options)
+    )
     adapter = _adapter(config, names, folder)
     scales = CacheScales(spec) if isinstance(spec, DecoderSpec) else None
     with load.bar(checkpoint.total_bytes) as progress:
-        tensors = _tensors(config, checkpoint.tensors(dtype, progress, window), adapter)
+        tensors = _tensors(config, checkpoint.tensors(dtype, progress, filler), adapter)
         if scales is not None:
             tensors = scales.without_scales(tensors)
         if pooler.sparse_head is not None:
@@ -457,12 +454,6 @@ def _dtype(options: ModelOptions, checkpoint: Checkpoint, target: LoadTarget, *,
     if widened:
         logger.warning("--dtype float16 is slow on CPUs: %s is used instead", str(fast).removeprefix("torch."))
     return fast
-
-
-def _quantization(options: ModelOptions, config: ModelConfig) -> Quantization:
-    """Float8 weights of a checkpoint keep their blocks if they are quantized again."""
-    blocks = config.fp8 is not None and config.fp8.block == (BLOCK, BLOCK)
-    return "fp8_blocks" if blocks and options.quantization == "fp8" else options.quantization
 
 
 def _context_len(options: ModelOptions, trained: int) -> int:

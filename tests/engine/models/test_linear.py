@@ -7,10 +7,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from quire.engine.models.errors import UnsupportedModel
 from quire.engine.models.layers.inputs import LoRAIds
 from quire.engine.models.layers.linear import Linear, LoRARows
+from quire.engine.models.layers.moe import ExpertLinear
 from quire.engine.models.layers.step import StepLoRA
 from quire.kernels.activation import ACTIVATIONS
+from quire.kernels.gpu_weights import GpuWeight, StackedWeights, format_weight
 
 ACTS = sorted(ACTIVATIONS)
 
@@ -86,3 +89,17 @@ def test_each_row_has_the_product_of_its_adapter(lora_ids: list[int]) -> None:
         alone = x[row : row + 1]
         assert torch.equal(out[row], linear(alone, lora={lora_id: None})[0])
         assert (lora_id in (0, 1)) != torch.equal(out[row], linear(alone)[0])
+
+
+def test_experts_of_different_formats_are_refused() -> None:
+    """A format may leave some weights plain; a stack has one format."""
+    stack = StackedWeights(3)
+    experts = [ExpertLinear(64, 48, bias=False, stack=stack, index=index) for index in range(3)]
+    for expert, quantization in zip(experts, ("int8", "int8", "none"), strict=True):
+        packed = GpuWeight(format_weight(torch.randn(48, 64), quantization))
+        if quantization == "none":
+            with pytest.raises(UnsupportedModel, match="experts are scaled and plain"):
+                expert.use(packed)
+        else:
+            expert.use(packed)
+            assert expert.packed_bytes == 48 * (64 + 4)

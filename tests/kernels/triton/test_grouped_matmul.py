@@ -14,7 +14,7 @@ from quire.engine.execution.cuda_graphs import CudaGraph
 from quire.kernels import gpu
 from quire.kernels.activation import reference as act_and_mul
 from quire.kernels.experts import run_experts
-from quire.kernels.gpu_weights import StackedWeights, WeightData, prepare_rows
+from quire.kernels.gpu_weights import StackedWeights, WeightData, format_weight, prepare_rows
 from quire.kernels.lora import add_lora, sort_rows
 from quire.kernels.routing import softmax_top_k
 from tests.support.triton_device import FakeGraph
@@ -50,7 +50,7 @@ def test_any_pairs_are_sorted(choices: list[int]) -> None:
 def stacked(weights: Tensor, quantization: str) -> StackedWeights:
     stack = StackedWeights(len(weights))
     for expert in reversed(range(len(weights))):  # checkpoints may have them in any order
-        stack.put(expert, weights[expert], quantization)
+        stack.put(expert, format_weight(weights[expert], quantization))
     return stack
 
 

@@ -29,8 +29,8 @@ from quire.engine.models.config.checks import check_raw, check_spec
 from quire.engine.models.config.ctc_moonshine import read_ctc, read_moonshine
 from quire.engine.models.config.custom_configs import with_known_type
 from quire.engine.models.config.delayed_streams import read_delayed_streams
-from quire.engine.models.config.fp8 import Fp8Scales
 from quire.engine.models.config.pooling import PoolingOptions, read_pooler
+from quire.engine.models.config.quantization import quantization_section
 from quire.engine.models.config.sentence_transformers import read_modules
 from quire.engine.models.config.speech_to_text import SpeechToTextSpec, read_speech
 from quire.engine.models.config.static_embedding import static_spec
@@ -69,7 +69,7 @@ class ModelConfig:
         pooler: its pooling; None if it generates.
         static: folder of a table of embeddings, relative to the model's, that is all of it.
         extra_layers: layers in the checkpoint after the decoder's (multi-token prediction); they are not loaded.
-        fp8: scales of the checkpoint's FP8 weights, if it has any.
+        quantization: how the checkpoint says that its weights are quantized; None: it does not.
         speech: facts about a model that only transcribes; None for others.
         audio: facts about a language model that reads audio; None for others.
         streaming: facts about a model that transcribes audio while it arrives; None for others.
@@ -82,7 +82,7 @@ class ModelConfig:
     model_type: str
     spec: DecoderSpec | EncoderSpec | CTCSpec | TransducerSpec | None
     extra_layers: int
-    fp8: Fp8Scales | None = None
+    quantization: Mapping[str, Any] | None = None
     pooler: PoolerSpec | None = None
     speech: SpeechToTextSpec | None = None
     static: str | None = None
@@ -140,18 +140,18 @@ def read_model_config(
             refusal = str(error)
     if spec is not None:
         return _known_config(folder, config, spec, pooling)
-    scales, extra = _fp8_scales(config), _extra_layers(config)
+    quantization, extra = quantization_section(config), _extra_layers(config)
     if refusal is None and (pooler := _pooler_of_transformers(folder, config, pooling)) is not None:
-        return ModelConfig(config.model_type, None, extra, scales, pooler)
+        return ModelConfig(config.model_type, None, extra, quantization, pooler)
     if getattr(config, "is_encoder_decoder", False):
         raise UnknownArchitecture(f"{config.model_type} has an encoder, which only Quire's own implementation can run")
     _check_generates(config, pooling)
-    return ModelConfig(config.model_type, None, extra, scales, refusal=refusal)
+    return ModelConfig(config.model_type, None, extra, quantization, refusal=refusal)
 
 
 def _known_config(folder: Path, config: Any, spec: DecoderSpec | EncoderSpec, pooling: PoolingOptions) -> ModelConfig:
     """The config of a language model or an encoder of text that Quire runs."""
-    kind, scales, extra = config.model_type, _fp8_scales(config), _extra_layers(config)
+    kind, quantization, extra = config.model_type, quantization_section(config), _extra_layers(config)
     pooler = read_pooler(folder, config, spec, pooling)
     if pooler is None and isinstance(spec, EncoderSpec):
         raise UnsupportedModel(f"{kind} is an encoder, which cannot generate")
@@ -159,15 +159,15 @@ def _known_config(folder: Path, config: Any, spec: DecoderSpec | EncoderSpec, po
         _check_generates(config, pooling)
     encoder = spec.encoder if isinstance(spec, DecoderSpec) else None
     if encoder is None:
-        return ModelConfig(kind, spec, extra, scales, pooler, task_adapter=read_task_adapter(config))
+        return ModelConfig(kind, spec, extra, quantization, pooler, task_adapter=read_task_adapter(config))
     if pooler is not None:
         raise UnsupportedModel(f"{kind} is supported for transcription only, not for embeddings or classification")
     if isinstance(spec, DecoderSpec) and spec.has_cross_attention:
-        return ModelConfig(kind, spec, extra, scales, speech=_speech(folder, config, spec))
+        return ModelConfig(kind, spec, extra, quantization, speech=_speech(folder, config, spec))
     if isinstance(spec, DecoderSpec) and spec.adds_encoder:
-        return ModelConfig(kind, spec, extra, scales, streaming=read_delayed_streams(folder, config, spec))
+        return ModelConfig(kind, spec, extra, quantization, streaming=read_delayed_streams(folder, config, spec))
     audio = read_audio(folder, config, encoder, spec.vocab)
-    return ModelConfig(kind, spec, extra, scales, audio=audio, adapter=read_audio_adapter(folder, config))
+    return ModelConfig(kind, spec, extra, quantization, audio=audio, adapter=read_audio_adapter(folder, config))
 
 
 def _spec(config: Any, implementation: ModelImplementation) -> DecoderSpec | EncoderSpec | None:
@@ -205,11 +205,11 @@ def _ctc_or_transducer_config(
     if kind in CTC_MODELS:
         _check_transcribes(config, "CTC", implementation, pooling)
         ctc = _built(lambda: CTC_MODELS[kind](config))
-        return ModelConfig(kind, ctc, 0, _fp8_scales(config), speech=read_ctc(folder, config, ctc))
+        return ModelConfig(kind, ctc, 0, quantization_section(config), speech=read_ctc(folder, config, ctc))
     _check_transcribes(config, "RNNT", implementation, pooling)
     transducer = _built(lambda: TRANSDUCERS[kind](config))
     info = read_transducer(folder, config, transducer)
-    return ModelConfig(kind, transducer, 0, _fp8_scales(config), streaming=info)
+    return ModelConfig(kind, transducer, 0, quantization_section(config), streaming=info)
 
 
 def _speech(folder: Path, config: Any, spec: DecoderSpec) -> SpeechToTextSpec:
@@ -327,31 +327,6 @@ def _merged(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str
         if isinstance(value, dict) and isinstance(before, dict):
             merged[name] = _merged(before, value)
     return merged
-
-
-def _fp8_scales(config: Any) -> Fp8Scales | None:
-    """How the FP8 weights of a checkpoint are scaled; None if it is not one.
-
-    Raises:
-        UnsupportedModel: the checkpoint's quantization is not supported.
-    """
-    section = getattr(config, "quantization_config", None)
-    if section is None:
-        return None
-    if not isinstance(section, Mapping):
-        section = vars(section) if hasattr(section, "__dict__") else {}
-    method = section.get("quant_method")
-    name = str(getattr(method, "value", method))
-    if name not in ("mxfp4", "fp8"):
-        raise UnsupportedModel(f"quantization method {name!r} is not supported; supported are mxfp4 and fp8")
-    if name == "mxfp4":
-        return None
-    block = section.get("weight_block_size", Fp8Scales().block)
-    if block is None:
-        return Fp8Scales(None)
-    if not isinstance(block, Sequence) or len(block) != 2 or not all(type(size) is int and size > 0 for size in block):
-        raise UnsupportedModel(f"quantization_config: weight_block_size must be two positive integers, not {block!r}")
-    return Fp8Scales((block[0], block[1]))
 
 
 def start_reading_configs(

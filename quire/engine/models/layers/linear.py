@@ -43,28 +43,29 @@ class Linear(Packable):
     """y = x W^T + b, where the rows of W are the outputs of one or more projections.
 
     Attributes:
+        is_exact: the weight is never quantized, also not as a checkpoint stores it.
         size_in: inputs.
         parts: rows of each projection, in order.
-        plain: other code reads `weight`, so it is never packed.
         packed: the packed weight; `weight` is then None.
         lora: weights of adapters, whose products are added for some rows; None for most layers.
     """
+
+    is_exact = False
 
     def __init__(self, size_in: int, *parts: int, bias: bool = False) -> None:
         super().__init__()
         self.size_in = size_in
         self.parts = parts
-        self.plain = False
         self.weight = nn.Parameter(torch.empty(sum(parts), size_in), requires_grad=False)
         self.bias = nn.Parameter(torch.empty(sum(parts)), requires_grad=False) if bias else None
         self.packed: PackedWeight | None = None
         self.lora: LoRA | None = None
 
     def pack_weights(self, quantization: Quantization) -> None:
-        if not self.plain and self.weight is not None:
-            self._use(pack_weight(self.weight, quantization))
+        if self.weight is not None:
+            self.use(pack_weight(self.weight, quantization))
 
-    def _use(self, packed: PackedWeight | None) -> None:
+    def use(self, packed: PackedWeight | None) -> None:
         """Replace the weight by a packed one; None: keep it."""
         self.packed = packed
         if packed is not None:
