@@ -46,8 +46,7 @@ class Fp8(WeightFormat):
         scales = next((candidate for candidate in candidates if candidate in stored), None)
         if scales is not None:
             return NamedWeight(name, Fp8Weight(stored[name], stored[scales], self._block), (scales,))
-        dtype = stored[name].dtype
-        if self._is_certain and dtype in _DTYPES:
+        if self._is_certain and (dtype := stored[name].dtype) in _DTYPES:
             raise BrokenFolder(f"{name} is {str(dtype).removeprefix('torch.')}, but {candidates[0]} is missing")
         return None
 
