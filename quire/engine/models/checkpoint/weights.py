@@ -11,6 +11,7 @@ from typing_extensions import override
 
 from quire.engine.models.checkpoint.checkpoint import WeightTaker
 from quire.engine.models.checkpoint.formats.weight_format import PackableWeight, Window
+from quire.engine.models.checkpoint.norm_gains import NormGains, normed_linears
 from quire.engine.models.errors import BrokenFolder, UnsupportedModel, WeightMismatch
 from quire.engine.models.layers.linear import Linear, Packable
 from quire.engine.models.networks.transformer import Transformer
@@ -118,6 +119,7 @@ class WeightFiller(WeightTaker):
         self._parameters = dict(model.named_parameters())  # those that are not complete yet
         self._packable = _packable(model)
         self._taken: dict[str, dict[int | None, Sequence[PackableWeight]]] = {}  # parts of parameters, as stored
+        self._gains = NormGains(model, normed_linears(model) if quantization == "int8" else ())
         self._missing = {name: set(range(len(self._parts(name)))) for name in self._parameters}
         self.targets: Container[str] = self._missing
         self.num_layers = len(model.layers) if isinstance(model, Transformer) else 0
@@ -259,7 +261,7 @@ class WeightFiller(WeightTaker):
         """
         packed = self._packed(parameter)
         del self._parameters[parameter]
-        for layer in self._packable.get(parameter, ()):
+        for layer in self._gains.loaded(parameter, self._packable.get(parameter, ())):
             if packed is None:
                 layer.pack_weights(self._quantization)
             elif isinstance(layer, Linear):
