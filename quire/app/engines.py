@@ -21,7 +21,7 @@ from quire.engine.client.launch import CoreHandle, ProcessCore, ThreadCore
 from quire.engine.client.transport import ClientChannel
 from quire.engine.execution.devices.select import uses_gpu
 from quire.engine.execution.memory import MemoryShare, free_memory
-from quire.engine.models.config.model_config import ModelConfig, model_config_of
+from quire.engine.models.model_config import ModelConfig, model_config_of
 from quire.engine.models.specs.decoder import CTCSpec, EncoderSpec, TransducerSpec
 from quire.multimodal.audio.memory import AudioMemory
 from quire.multimodal.audio.reader import AudioReader

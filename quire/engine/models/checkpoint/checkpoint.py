@@ -18,7 +18,7 @@ from quire.engine.models.checkpoint.formats.weight_format import (
     StoredTensors,
     Window,
 )
-from quire.engine.models.checkpoint.safetensors import SafetensorsFile
+from quire.engine.models.checkpoint.safetensors import PlainName, SafetensorsFile
 from quire.engine.models.checkpoint.weight_files import complaint_about, readable_weights
 from quire.engine.models.errors import BrokenFolder, UnsupportedModel
 from quire.kernels.linear import Quantization
@@ -71,11 +71,19 @@ def _files_without_index(folder: Path) -> list[Path]:
 class Checkpoint:
     """All tensors of a folder; a context manager. A tensor is valid until the next one is read."""
 
-    def __init__(self, folder: Path, quantization: Mapping[str, Any] | None = None) -> None:
-        """`quantization`: section of the config, see `formats_of`."""
+    def __init__(
+        self, folder: Path, quantization: Mapping[str, Any] | None = None, plain_name: PlainName = str
+    ) -> None:
+        """Open the files.
+
+        Args:
+            folder: the model's directory.
+            quantization: section of the config, see `formats_of`.
+            plain_name: see `SafetensorsFile`.
+        """
         self._formats = formats_of(quantization)
         self._stack = ExitStack()
-        self._files = [self._stack.enter_context(SafetensorsFile(path)) for path in weight_files(folder)]
+        self._files = [self._stack.enter_context(SafetensorsFile(path, plain_name)) for path in weight_files(folder)]
         self._file_of = {name: file for file in self._files for name in file.names()}
         self._stored: StoredTensors = _StoredTensors(self._file_of)
 
