@@ -353,7 +353,8 @@ def _scheduler(
         convolutions=() if speech is None else speech.convolutions,
         encoder_compute_budget=options.max_num_batched_tokens,
         encoder_cache_size=_cached_embeddings(loaded, options),
-        lora_for_items=loaded.is_adapted,
+        lora_digests={lora_id: adapter.digest for lora_id, adapter in loaded.adapters.items()},
+        item_lora_id=loaded.item_lora_id,
         stages=stages,
     )
     return Scheduler(

@@ -52,7 +52,7 @@ class WarmUpLimits:
         context_len: most tokens of a sequence.
         num_blocks, block_size: of the KV cache.
         draft: most draft tokens of a sequence; 0: there are no drafts.
-        adapted: the model has an adapter.
+        lora_id: an adapter of the model; None: it has none.
         pooling: parameters of a request, if the model pools.
         speech: facts about a model with cross-attention to audio.
         audio: facts about a model that reads audio among its tokens.
@@ -65,7 +65,7 @@ class WarmUpLimits:
     block_size: int
     vocab_size: int
     draft: int = 0
-    adapted: bool = False
+    lora_id: int | None = None
     pooling: PoolingParams | None = None
     speech: SpeechToTextInfo | None = None
     audio: AudioInfo | None = None
@@ -98,7 +98,7 @@ class _Sequence:
     draft: int = 0
     params: SamplingParams | PoolingParams = _GREEDY
     prompt_logprobs: int | None = None
-    adapted: bool = False
+    lora_id: int | None = None
     columns: int = 0
 
     @property
@@ -118,7 +118,7 @@ def decoder_limits(loaded: LoadedModel, options: EngineOptions, context_len: int
         block_size=options.block_size,
         vocab_size=loaded.vocab_size,
         draft=options.num_speculative_tokens if options.speculative_method == "ngram" else 0,
-        adapted=loaded.is_adapted,
+        lora_id=next(iter(loaded.adapters), None),
         pooling=None if pooler is None else _pooling_params(pooler),
         speech=None if loaded.speech is None else loaded.speech.info,
         audio=loaded.audio,
@@ -233,8 +233,8 @@ def _key(columns: int) -> bytes:
 def _steps(limits: WarmUpLimits) -> Iterator[list[_Sequence]]:
     longest, pooling = limits.length, limits.pooling
     base = _Sequence(1) if pooling is None else _Sequence(1, params=pooling)
-    for adapted in (False, True) if limits.adapted else (False,):
-        one = replace(base, adapted=adapted)
+    for lora_id in (None,) if limits.lora_id is None else (None, limits.lora_id):
+        one = replace(base, lora_id=lora_id)
         for tokens in _powers(limits.tokens):
             yield [replace(one, length=length) for length in _divided(tokens, longest)]
         for rows in _powers(limits.sequences):
@@ -255,7 +255,7 @@ def _audio_steps(limits: WarmUpLimits, audio: AudioInfo) -> Iterator[list[_Seque
     for columns in [audio.item_columns] if audio.encodes_padding else _powers(audio.item_columns):
         length = min(audio.lengths.tokens(columns), limits.tokens, limits.length)
         if length > 0:
-            yield [_Sequence(length, columns=columns, adapted=limits.adapted)]
+            yield [_Sequence(length, columns=columns, lora_id=limits.lora_id)]
 
 
 def _sampling_steps(limits: WarmUpLimits) -> Iterator[list[_Sequence]]:
@@ -322,7 +322,7 @@ def _new(name: str, one: _Sequence, limits: WarmUpLimits, *, encodes: bool) -> N
         params=one.params,
         prompt_logprobs=one.prompt_logprobs,
         cross_attention=cross,
-        uses_lora=one.adapted,
+        lora_id=one.lora_id,
     )
 
 

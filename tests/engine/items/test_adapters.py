@@ -14,6 +14,8 @@ import pytest
 from quire.config.options import ModelOptions
 from quire.engine.execution.step_graphs import StepGraphs
 from quire.engine.models.errors import ModelError
+from quire.engine.scheduling.blocks import hasher_named
+from quire.engine.scheduling.request import Request
 from quire.kernels import native
 from tests.support.audio_models import (
     LoRA,
@@ -53,6 +55,35 @@ def test_prefixes_are_not_shared_with_requests_without_audio(audio_folders: dict
         sounds.add(tuple(sound.tokens))
     assert ask(engine, HEAD, noise(1, 0.4), [4]).outputs[0].cached_tokens == 8
     assert len(texts) == len(sounds) == 1
+
+
+def test_blocks_belong_to_the_content_of_an_adapter() -> None:
+    """Ids differ between processes; the same tokens have the same hashes there if the adapters are the same."""
+    hasher = hasher_named("sha256")
+
+    def hashes(lora_id: int | None, digest: bytes = b"") -> list[bytes]:
+        request = Request("a", list(range(8)), greedy(1), (0,))
+        if lora_id is not None:
+            request.use_lora(lora_id, digest, hasher)
+        return request.block_hashes(4, hasher)
+
+    assert hashes(0, b"one") == hashes(3, b"one")
+    assert len({tuple(found) for found in (hashes(None), hashes(0, b"one"), hashes(0, b"other"))}) == 3
+
+
+def test_digests_of_adapters(tmp_path: Path) -> None:
+    """Of their weights and scales, whatever else is in their files."""
+
+    def digest(name: str, change: Callable[[LoRA], object]) -> bytes:
+        model = make_audio_model("granite_speech")
+        change(model.lora)
+        limits = Engine(save_audio_model(model, tmp_path / name)).core.scheduler.limits
+        assert limits.item_lora_id is not None
+        return limits.lora_digests[limits.item_lora_id]
+
+    plain = digest("plain", lambda _: None)
+    assert digest("again", configured(inference_mode=True)) == plain
+    assert len({plain, digest("scale", configured(lora_alpha=7.0)), digest("weight", scaled("q_proj.lora_B"))}) == 3
 
 
 @pytest.mark.parametrize("in_flight", [1, 2])
@@ -124,7 +155,7 @@ def test_replayed_steps_are_adapted(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         return [engine.results[str(index)].tokens for index in range(9)], engine.runner.steps
 
     replayed, graphs = tokens()
-    assert {adapted for _, adapted in graphs.graphs} == {True, False}
+    assert {lora_id for _, lora_id in graphs.graphs} == {0, None}
     monkeypatch.setattr(StepGraphs, "logits", lambda self, *args: self._eager.logits(*args))
     assert tokens()[0] == replayed
 
@@ -188,6 +219,10 @@ def narrowed(key: str, dimension: int) -> Callable[[LoRA], object]:
         lora.tensors[name] = lora.tensors[name].narrow(dimension, 0, 3).contiguous()
 
     return change
+
+
+def scaled(key: str) -> Callable[[LoRA], object]:
+    return lambda lora: next(tensor for name, tensor in lora.tensors.items() if name.endswith(key)).mul_(1.5)
 
 
 def configured(**fields: Any) -> Callable[[LoRA], object]:
