@@ -99,6 +99,7 @@ async def _serve_models(
     state = ServerState(
         models=models,
         limits=LimitOptions.of(settings),
+        audio_memory=audio_memory,
         strict_fields=settings.strict_fields,
         trust_request_chat_template=settings.trust_request_chat_template,
         tokenizer_info=settings.enable_tokenizer_info_endpoint,

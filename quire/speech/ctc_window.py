@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.engine.client.engine_client import EngineClient
-from quire.engine.client.model_info import SpeechToTextInfo
+from quire.engine.client.model_info import Transcribes
 from quire.engine.client.pooling_params import PoolingParams
 from quire.engine.client.stream import PoolRequest
 from quire.multimodal.audio.cuts import Window
@@ -35,7 +35,7 @@ class CTCWindowTranscriber:
         client: EngineClient,
         reader: AudioReader,
         tokenizer: Tokenizer,
-        info: SpeechToTextInfo,
+        info: Transcribes,
         options: TranscriptionOptions,
         tenant: str,
     ) -> None:

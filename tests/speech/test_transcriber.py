@@ -381,7 +381,7 @@ async def test_what_a_model_must_not_sample_is_masked(tmp_path: Path) -> None:
 
 async def test_an_engine_without_a_model_for_words_says_so(tmp_path: Path) -> None:
     core = SpeechCore()
-    core.info = msgspec.structs.replace(core.info, speech=msgspec.structs.replace(SPEECH, aligns_words=False))
+    core.info = msgspec.structs.replace(core.info, kind=msgspec.structs.replace(SPEECH, aligns_words=False))
     async with speech_server(tmp_path, core) as server:
         with pytest.raises(InvalidRequest, match="word timestamps"):
             await transcribe(server, spoken((A, 1.0)), words=True)

@@ -26,7 +26,7 @@ from quire.engine.client.stream import PoolRequest
 from quire.protocol.common import CompletionTokensDetails, PromptTokensDetails, Usage
 from quire.protocol.errors import InvalidRequest
 from quire.rendering.pooling_prompts import InputNames, PairsJob, PoolingPrompt, TextsJob
-from quire.serving.models import ServedModel, ServerState
+from quire.serving.models import PoolingModel, ServerState
 from quire.serving.result_memory import Reservation
 from quire.workers.tenant import current_tenant, take_turn
 
@@ -39,7 +39,7 @@ class PoolingContext:
     """Values common to all inputs of a pooling request. `results`: memory held until the client has read them."""
 
     id: str
-    model: ServedModel
+    model: PoolingModel
     results: Reservation
     priority: int = 0
     cache_salt: str | None = None
@@ -80,7 +80,7 @@ class PoolingResults:
         )
 
 
-def admit_pooling(request: Request, state: ServerState, model: ServedModel, kind: str, body: Any) -> PoolingContext:
+def admit_pooling(request: Request, state: ServerState, model: PoolingModel, kind: str, body: Any) -> PoolingContext:
     """Admit a request. The fields of `body` that it may lack have their defaults.
 
     Raises:
@@ -156,11 +156,9 @@ async def run_pooling(
         return PoolingResults(arrays, tokens, batch.cached_tokens)
 
 
-def _size(model: ServedModel, params: PoolingParams, requests: Sequence[PoolRequest]) -> int:
+def _size(model: PoolingModel, params: PoolingParams, requests: Sequence[PoolRequest]) -> int:
     """Numbers in the results of some requests."""
-    facts = model.info.pooling
-    if facts is None:
-        return 0
+    facts = model.pools
     match params.task:
         case "embed":
             return len(requests) * (params.dimensions or facts.embedding_size)
@@ -183,7 +181,7 @@ def _check_size(values: int, names: InputNames) -> None:
         )
 
 
-async def _prompts(model: ServedModel, group: InputGroup) -> AsyncGenerator[Sequence[PoolingPrompt], None]:
+async def _prompts(model: PoolingModel, group: InputGroup) -> AsyncGenerator[Sequence[PoolingPrompt], None]:
     if isinstance(group.source, TextsJob | PairsJob):
         async with aclosing(model.renderer.batch(group.source, tenant=current_tenant())) as slices:
             async for prompts in slices:

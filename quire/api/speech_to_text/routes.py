@@ -94,11 +94,11 @@ def router(state: ServerState) -> APIRouter:
 
 async def _detect(request: Request, state: ServerState, file: UploadFile, body: LanguageRequest) -> DetectedLanguage:
     fields.ignore(request, fields.take_unknown_fields(body))
-    model = state.model_for(body.model, "transcribe")
+    model = state.transcribing_model(body.model)
     transcriber = Transcriber(model)
     options = TranscriptionOptions(languages=tuple(body.languages), timeout=_timeout(body, state))
     transcriber.check_detection(options)
-    samples = await admitted_audio(request, model, file, transcriber.window_seconds)
+    samples = await admitted_audio(request, model, transcriber, file)
     found = await unless_disconnected(request, transcriber.detect_language(samples, options))
     languages = [
         LanguageProbability(code=code, probability=probability)
@@ -113,12 +113,12 @@ async def _answer(
     """Check, admit, decode, transcribe: what costs least comes first."""
     fields.ignore(request, fields.take_unknown_fields(body))
     _check_supported(body)
-    model = state.model_for(body.model, "transcribe")
+    model = state.transcribing_model(body.model)
     transcriber, options = Transcriber(model), _options(body, state, task)
     _check_target(body, options)
     transcriber.check(options)
     sequences = max(1, options.beams)
-    samples = await admitted_audio(request, model, file, transcriber.window_seconds, sequences)
+    samples = await admitted_audio(request, model, transcriber, file, sequences)
     events = transcriber.transcribe(samples, options)
     del samples
     if body.stream:

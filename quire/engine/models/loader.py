@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from quire.config.options import ModelOptions
 from quire.engine.client.audio import AudioInfo
-from quire.engine.client.streaming import DelayedStreamsInfo, StreamingInfo
+from quire.engine.client.streaming import DelayedStreamsInfo, Streams
 from quire.engine.models.checkpoint.adapter import AdapterLoader
 from quire.engine.models.checkpoint.checkpoint import Checkpoint, Progress, WindowOf
 from quire.engine.models.checkpoint.safetensors import SafetensorsFile
@@ -96,7 +96,7 @@ class LoadedModel:
     pooler: PoolerSpec | None = None
     speech: SpeechToTextSpec | None = None
     audio: AudioInfo | None = None
-    streaming: StreamingInfo | None = None
+    streaming: Streams | None = None
     is_adapted: bool = False
 
 

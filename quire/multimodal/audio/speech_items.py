@@ -7,12 +7,12 @@ import hashlib
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.engine.client.model_info import SpeechToTextInfo
+from quire.engine.client.model_info import Transcribes
 from quire.engine.client.protocol import FeatureArray, MediaItem
 from quire.multimodal.audio.features import log_mel, normalized_log_mel, normalized_samples
 
 
-def make_item(samples: NDArray[np.float32], info: SpeechToTextInfo) -> MediaItem:
+def make_item(samples: NDArray[np.float32], info: Transcribes) -> MediaItem:
     """The item of audio. Takes up to some tens of milliseconds.
 
     Args:
@@ -23,7 +23,7 @@ def make_item(samples: NDArray[np.float32], info: SpeechToTextInfo) -> MediaItem
     return MediaItem(hash=hashlib.sha256(features.data).digest(), kind="audio", features=features)
 
 
-def _features(samples: NDArray[np.float32], info: SpeechToTextInfo) -> FeatureArray:
+def _features(samples: NDArray[np.float32], info: Transcribes) -> FeatureArray:
     match info.features:
         case "log_mel":
             return log_mel(samples, info.num_mel_bins, info.window_seconds)

@@ -30,8 +30,7 @@ def test_sequence_classifiers(case: str, tmp_path: Path) -> None:
     model = make_encoder(case, AutoModelForSequenceClassification, id2label={0: "no", 1: "maybe", 2: "yes"})
     engine = engine_of(model, tmp_path)
     assert engine.info.tasks == ("classify",)
-    assert engine.info.pooling is not None
-    assert engine.info.pooling.labels == ("no", "maybe", "yes")
+    assert engine.pools.labels == ("no", "maybe", "yes")
     expected = [output(model, text).logits[0] for text in TEXTS]
     for got, logits in zip(pool(engine, TEXTS, LOGITS), expected, strict=True):
         assert_close(got, logits)

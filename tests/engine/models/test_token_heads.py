@@ -52,9 +52,8 @@ def test_late_interaction_without_modules(case: str, prefix: str, architecture: 
     (tmp_path / "artifact.metadata").write_text(json.dumps({"dim": SIZE, "query_maxlen": 32}))
     engine = Engine(tmp_path)
     assert engine.info.tasks == ("token_embed",)
-    assert engine.info.pooling is not None
-    assert engine.info.pooling.score_method == "max_sim"
-    assert engine.info.pooling.token_embedding_size == SIZE
+    assert engine.pools.score_method == "max_sim"
+    assert engine.pools.token_embedding_size == SIZE
     for got, text in zip(pool(engine, TEXTS, PoolingParams(task="token_embed")), TEXTS, strict=True):
         assert_close(got, F.normalize(F.linear(output(model, text).last_hidden_state[0], weight), dim=-1))
 

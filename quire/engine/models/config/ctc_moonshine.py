@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from quire.engine.client.model_info import SpeechToTextInfo
+from quire.engine.client.model_info import Transcribes
 from quire.engine.models.config.sentence_transformers import read_json
 from quire.engine.models.config.speech_to_text import SpeechToTextSpec
 from quire.engine.models.errors import UnsupportedModel
@@ -35,7 +35,7 @@ def read_ctc(folder: Path, config: Any, spec: CTCSpec) -> SpeechToTextSpec:
     if banded:
         check_spectrogram(given)
     normalized = given.get("do_normalize", True) is not False
-    info = SpeechToTextInfo(
+    info = Transcribes(
         kind="ctc",
         features="normalized_log_mel" if banded else "normalized_samples" if normalized else "samples",
         sample_rate=SAMPLE_RATE,
@@ -69,7 +69,7 @@ def read_moonshine(folder: Path, config: Any, spec: DecoderSpec) -> SpeechToText
         return found
 
     normalized = read_preprocessor(folder).get("do_normalize", False) is True
-    info = SpeechToTextInfo(
+    info = Transcribes(
         kind="moonshine",
         features="normalized_samples" if normalized else "samples",
         sample_rate=SAMPLE_RATE,

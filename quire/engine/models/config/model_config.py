@@ -21,7 +21,7 @@ from typing import Any, Literal, TypeVar
 
 from quire.engine.client.audio import AudioInfo
 from quire.engine.client.launch import end_with_parent
-from quire.engine.client.streaming import StreamingInfo
+from quire.engine.client.streaming import Streams
 from quire.engine.models.config.activation_checks import check_acts
 from quire.engine.models.config.adapter import AdapterConfig
 from quire.engine.models.config.audio_language_model import read_audio, read_audio_adapter
@@ -87,7 +87,7 @@ class ModelConfig:
     speech: SpeechToTextSpec | None = None
     static: str | None = None
     audio: AudioInfo | None = None
-    streaming: StreamingInfo | None = None
+    streaming: Streams | None = None
     adapter: AdapterConfig | None = None
     refusal: str | None = None
     task_adapter: TaskAdapter | None = None

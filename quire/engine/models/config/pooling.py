@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from quire.engine.client.pooling_params import PoolingType
+from quire.engine.client.pooling_params import PoolingTask, PoolingType
 from quire.engine.models.config.pooler_settings import PoolerSettings, read_pooler_settings
 from quire.engine.models.config.sentence_transformers import Modules, read_json, read_modules
 from quire.engine.models.errors import UnknownArchitecture, UnsupportedModel
@@ -19,7 +19,7 @@ from quire.engine.models.specs.decoder import DecoderSpec, TransformerSpec
 from quire.engine.models.specs.pooler import Dense, HeadStep, LabelActivation, PoolerSpec, ScoreMethod, SparseHead
 
 TaskOption = Literal["auto", "generate", "embed", "classify", "score", "token_embed", "token_classify"]
-_EMBED = ("embed", "token_embed")
+_EMBED: tuple[PoolingTask, ...] = ("embed", "token_embed")
 _HEADS: dict[str, Callable[[Any], tuple[HeadStep, ...]]] = {
     **dict.fromkeys(("bert", "roberta", "xlm-roberta", "camembert", "mpnet", "ernie", "albert"), bert_head),
     **dict.fromkeys(("data2vec-text", "xlm-roberta-xl", "jina_embeddings_v3"), bert_head),

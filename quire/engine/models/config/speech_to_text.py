@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quire.engine.client.model_info import SpeechToTextInfo
+from quire.engine.client.model_info import Transcribes
 from quire.engine.models.config.sentence_transformers import read_json
 from quire.engine.models.errors import BrokenFolder, UnsupportedModel
 
@@ -27,7 +27,7 @@ class SpeechToTextSpec:
         median_width: positions of the median filter over these heads' weights.
     """
 
-    info: SpeechToTextInfo
+    info: Transcribes
     alignment_heads: tuple[tuple[int, int], ...] = ()
     median_width: int = 1
 
@@ -62,7 +62,7 @@ def read_speech(folder: Path, config: Any) -> SpeechToTextSpec:
     tasks |= {name: token for name, token in _ids(generation, "task_to_id", vocab).items() if name in tasks}
     languages = _languages(generation, tokens, vocab)
     columns = _STRIDE * config.max_source_positions
-    info = SpeechToTextInfo(
+    info = Transcribes(
         kind="whisper",
         sample_rate=_SAMPLE_RATE,
         num_mel_bins=config.num_mel_bins,

@@ -114,11 +114,10 @@ def test_steps_of_an_encoder(tmp_path: Path) -> None:
 
 def test_chunks_are_for_the_front_end(tmp_path: Path) -> None:
     embedder(tmp_path)
-    info = engine(tmp_path, enable_chunked_processing=True, max_embed_len=3072000).info
-    assert info.pooling is not None
-    assert info.pooling.chunked
-    assert info.pooling.max_embed_len == 3072000
-    assert info.max_model_len == 256
+    chunking = engine(tmp_path, enable_chunked_processing=True, max_embed_len=3072000)
+    assert chunking.pools.chunked
+    assert chunking.pools.max_embed_len == 3072000
+    assert chunking.info.max_model_len == 256
 
 
 @pytest.mark.parametrize(
