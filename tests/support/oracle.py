@@ -55,7 +55,7 @@ def assert_equal(folder: Path, prompts: Sequence[list[int]], tokens: int = 6, **
 
     All prompts run together, twice: the second time they find what the first has left in the prefix cache.
     Where rounding alone changes transformers' own results by more than the tolerance, four times that is allowed.
-    Where rounding alone decides which of two tokens is the likeliest, either is right; tokens after it are not compared.
+    Where rounding alone decides which of two tokens is the likeliest, either is right, and the rest is skipped.
     """
     model = transformers_model(folder)
     engine = Engine(folder, **{"block_size": 8, "max_num_batched_tokens": 48, **options})

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from quire.api.http import body
+from quire.protocol import strict_json
 from quire.protocol.strict_json import MAX_DEPTH
 from tests.support.server import running_server
 
@@ -151,7 +152,7 @@ async def test_deep_arguments_in_text_are_not_an_error_of_the_server(tmp_path: P
 async def test_others_run_between_the_passes_over_a_large_body(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     turns = 0
     seen: list[int] = []
-    check = body.check_depth
+    check = strict_json.check_depth
 
     def check_depth(value: Any) -> None:
         seen.append(turns)
