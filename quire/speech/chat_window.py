@@ -19,7 +19,6 @@ from quire.multimodal.audio.placeholders import place_audio
 from quire.rendering.prompts import Prompt
 from quire.serving.models import AudioInput, GeneratingModel
 from quire.speech.chat_prompt import AnswerReader, reader_of, transcription_prompt
-from quire.speech.deadline import Deadline
 from quire.speech.decoding_attempt import DecodingAttempt, WindowResult, deltas_of, sampling_params, token_logprobs
 from quire.speech.quality import TEMPERATURES
 from quire.speech.segments import SegmentSpan
@@ -40,7 +39,6 @@ class ChatWindowTranscriber:
         self._reader = audio.reader
         self._options = options
         self._tenant = tenant
-        self._deadline = Deadline(options.timeout)
         self._prompt: Prompt | None = None
         self.language = options.language
 
@@ -77,7 +75,7 @@ class ChatWindowTranscriber:
         given = self._options.temperature
         for temperature in (given,) if given or self._options.beams else TEMPERATURES:
             params = self._params(len(prompt), seconds, temperature)
-            request = GenerateRequest(prompt=prompt, params=params, items=items, timeout=self._deadline.seconds_left())
+            request = GenerateRequest(prompt=prompt, params=params, items=items, deadline=self._options.deadline)
             attempt, text, answer = await self._attempt(request, text_stream)
             if text_stream.sent or not (attempt.limited or attempt.quality.failed):
                 break

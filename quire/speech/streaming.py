@@ -11,6 +11,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from quire.engine.client.deadline import Deadline
 from quire.engine.client.detokenizer import Detokenizer, TextParams
 from quire.engine.client.protocol import FeatureArray, MediaItem
 from quire.engine.client.stream import Delta, GenerateRequest
@@ -21,7 +22,6 @@ from quire.multimodal.audio.frames import feature_maker, frame_samples, frames_o
 from quire.multimodal.audio.reader import AudioReader
 from quire.serving.models import ServedModel
 from quire.speech.aligned_words import AlignedToken, AlignedWord, align_words, segment_words, timed_words
-from quire.speech.deadline import Deadline
 from quire.speech.decoding_attempt import DecodingAttempt, WindowResult, sampling_params, token_logprobs
 from quire.speech.joining import Joiner
 from quire.speech.text_stream import TextStream
@@ -109,7 +109,6 @@ class StreamingWindowTranscriber:
         self._reader = reader
         self._options = options
         self._tenant = tenant
-        self._deadline = Deadline(options.timeout)
 
     async def prepare(self, audio: Samples, windows: Sequence[Window]) -> None:
         """Do nothing: all windows have the same prompt."""
@@ -118,7 +117,7 @@ class StreamingWindowTranscriber:
         """Transcribe a window by one request with all of its audio."""
         samples = audio[window.start : window.end]
         features = await self._reader.run(partial(frames_of, samples, self._info), tenant=self._tenant)
-        request = _request(self._served, self._info, self._options, (_item(features),), self._deadline.seconds_left())
+        request = _request(self._served, self._info, self._options, (_item(features),), self._options.deadline)
         frame = frame_samples(self._info)
         text = StreamedText(self._served, self._info, self._options, len(request.prompt), -(-len(samples) // frame))
         async with aclosing(self._served.client.generate(request)) as deltas:
@@ -170,7 +169,7 @@ class LiveTranscription:
     async def _run(
         self, group: asyncio.TaskGroup, audio: AsyncGenerator[Samples, None], send_text: SendText
     ) -> TranscriptionDone:
-        request = _request(self._served, self._info, self._options, (), self._options.timeout, is_open=True)
+        request = _request(self._served, self._info, self._options, (), self._options.deadline, is_open=True)
         assert request.request_id is not None
         text, joiner = StreamedText(self._served, self._info, self._options, len(request.prompt)), Joiner(None)
         async with aclosing(self._served.client.generate(request)) as deltas:
@@ -214,7 +213,7 @@ def _request(
     info: Streams,
     options: TranscriptionOptions,
     items: tuple[MediaItem, ...],
-    timeout: float | None,
+    deadline: Deadline,
     *,
     is_open: bool = False,
 ) -> GenerateRequest:
@@ -228,7 +227,7 @@ def _request(
         prompt=np.array(prompt, np.int32),
         params=sampling_params(options, options.temperature, max_tokens=most, eos_token_ids=eos),
         items=items,
-        timeout=timeout,
+        deadline=deadline,
         open=is_open,
         request_id=uuid.uuid4().hex if is_open else None,
     )

@@ -189,7 +189,7 @@ class Transcriber:
 
         Args:
             audio: 1-D float32 at 16 kHz, in [-1, 1]; at least one sample.
-            options: `languages` are those to which the detection is restricted; `timeout`.
+            options: `languages` are those to which the detection is restricted; `deadline`.
 
         Raises:
             InvalidRequest: see `check_detection`.

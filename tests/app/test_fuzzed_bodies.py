@@ -162,7 +162,9 @@ def test_random_bodies_against_the_bundled_model(tmp_path_factory: pytest.TempPa
     """For FUZZ_SECONDS seconds; a failure prints the smallest body that was found."""
     end = time.monotonic() + float(os.environ.get("FUZZ_SECONDS", "60"))
     store = f"sqlite:///{tmp_path_factory.mktemp('store')}/responses.db"
-    with serving("--response-store", store, "--served-model-name", "fake", "fake-1", "fake-2", "--no-access-log") as server:
+    with serving(
+        "--response-store", store, "--served-model-name", "fake", "fake-1", "fake-2", "--no-access-log"
+    ) as server:
         with server.http as http:
 
             def post(path: str, content: bytes) -> httpx.Response:

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from quire.engine.client.deadline import Deadline
 from quire.engine.client.errors import DeadlineExceeded
 from quire.engine.client.pooling_params import PoolingParams
 from quire.engine.client.protocol import AddRequest
@@ -337,7 +338,7 @@ async def test_a_timeout_holds_for_all_windows_together(tmp_path: Path) -> None:
     core.hold.set()
     async with speech_server(tmp_path, core) as server:
         with pytest.raises(DeadlineExceeded):
-            await transcribe(server, spoken((A, 1.0)), language="en", timeout=0.3)
+            await transcribe(server, spoken((A, 1.0)), language="en", deadline=Deadline(0.3))
 
 
 async def test_no_audio_is_no_text(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from quire.api.http.admission import admit
 from quire.api.http.request_ids import answer_id
 from quire.api.pooling.chunks import ChunkedInputs
 from quire.engine.client.batch import OnResult
+from quire.engine.client.deadline import Deadline
 from quire.engine.client.errors import RequestRefused
 from quire.engine.client.pooling_params import PoolingParams
 from quire.engine.client.protocol import PooledArray
@@ -43,7 +44,7 @@ class PoolingContext:
     results: Reservation
     priority: int = 0
     cache_salt: str | None = None
-    timeout: float | None = None
+    deadline: Deadline = field(default_factory=Deadline)
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property
@@ -92,14 +93,13 @@ def admit_pooling(request: Request, state: ServerState, model: PoolingModel, kin
     if priority and not model.priority_scheduling:
         raise InvalidRequest("`priority` requires a server with --scheduling-policy priority.", "priority")
     admit(request, model, 1, "input")
-    timeouts = [seconds for seconds in (getattr(body, "timeout", None), state.limits.request_timeout) if seconds]
     return PoolingContext(
         id=answer_id(kind, request, getattr(body, "request_id", None)),
         model=model,
         results=state.results.reservation(current_tenant()),
         priority=priority,
         cache_salt=getattr(body, "cache_salt", None),
-        timeout=min(timeouts, default=None),
+        deadline=Deadline(getattr(body, "timeout", None), state.limits.request_timeout),
     )
 
 
@@ -131,7 +131,7 @@ async def run_pooling(
     """
     tokens, inputs, owners, chunks = 0, 0, [], ChunkedInputs(context.model.info.max_model_len)
     with context.model.client.pool_batch(
-        timeout=context.timeout, on_result=on_result, tenant=current_tenant()
+        deadline=context.deadline, on_result=on_result, tenant=current_tenant()
     ) as batch:
         try:
             for group in groups:

@@ -136,7 +136,7 @@ class McpToolset:
         engine_dead = asyncio.create_task(engine.wait_until_dead())
         try:
             for call, task in zip(calls, tasks, strict=True):
-                async with limits.deadline():
+                async with limits.deadline.enforced():
                     await asyncio.wait((task, engine_dead), return_when=asyncio.FIRST_COMPLETED)
                 if not task.done():
                     await engine_dead

@@ -16,6 +16,7 @@ from quire.api.speech_to_text.answers import SpeechToTextRequestBody, answer
 from quire.api.speech_to_text.audio import admitted_audio
 from quire.api.speech_to_text.events import Events, TranscriptionChunkFields, openai_events, vllm_chunks
 from quire.api.speech_to_text.form import read_form
+from quire.engine.client.deadline import Deadline
 from quire.protocol import fields
 from quire.protocol.common import ERRORS, openapi_stream
 from quire.protocol.errors import InvalidRequest
@@ -96,7 +97,9 @@ async def _detect(request: Request, state: ServerState, file: UploadFile, body: 
     fields.ignore(request, fields.take_unknown_fields(body))
     model = state.transcribing_model(body.model)
     transcriber = Transcriber(model)
-    options = TranscriptionOptions(languages=tuple(body.languages), timeout=_timeout(body, state))
+    options = TranscriptionOptions(
+        languages=tuple(body.languages), deadline=Deadline(body.timeout, state.limits.request_timeout)
+    )
     transcriber.check_detection(options)
     samples = await admitted_audio(request, model, transcriber, file)
     found = await unless_disconnected(request, transcriber.detect_language(samples, options))
@@ -181,7 +184,7 @@ def _options(body: SpeechToTextRequestBody, state: ServerState, task: SpeechTask
         presence_penalty=body.presence_penalty or 0.0,
         frequency_penalty=body.frequency_penalty or 0.0,
         repetition_penalty=body.repetition_penalty or 1.0,
-        timeout=_timeout(body, state),
+        deadline=Deadline(body.timeout, state.limits.request_timeout),
         beams=_beams(body, state),
         length_penalty=body.length_penalty,
     )
@@ -191,10 +194,6 @@ def _beams(body: SpeechToTextRequest, state: ServerState) -> int:
     if body.n > state.limits.max_n:
         raise InvalidRequest(f"`n` may be at most {state.limits.max_n}, not {body.n}.", "n")
     return body.n if body.use_beam_search else 0
-
-
-def _timeout(body: SpeechToTextRequest | LanguageRequest, state: ServerState) -> float | None:
-    return min((seconds for seconds in (body.timeout, state.limits.request_timeout) if seconds), default=None)
 
 
 def _voice(voice: Any) -> VoiceOptions:

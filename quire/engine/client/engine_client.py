@@ -15,8 +15,9 @@ from tokenizers import Tokenizer
 from typing_extensions import override
 
 from quire.engine.client.batch import BatchItem, OnResult, PooledBatch
+from quire.engine.client.deadline import Deadline
 from quire.engine.client.detokenizer import Detokenizer
-from quire.engine.client.errors import DeadlineExceeded, EngineDead, EngineError, RequestFailed
+from quire.engine.client.errors import EngineDead, EngineError, RequestFailed
 from quire.engine.client.heartbeat import Heartbeat
 from quire.engine.client.model_info import ModelInfo
 from quire.engine.client.protocol import (
@@ -58,6 +59,7 @@ from quire.workers.turns import ENDINGS, turns
 
 logger = logging.getLogger(__name__)
 _PING_EVERY = 1.0  # seconds
+_NO_DEADLINE = Deadline()
 
 
 class EngineClient(SlotClient, SleepingClient):
@@ -198,14 +200,14 @@ class EngineClient(SlotClient, SleepingClient):
 
     @contextmanager
     def pool_batch(
-        self, *, timeout: float | None = None, on_result: OnResult | None = None, tenant: str = ""
+        self, *, deadline: Deadline = _NO_DEADLINE, on_result: OnResult | None = None, tenant: str = ""
     ) -> Iterator[PooledBatch]:
         """A batch of pooling requests, which are aborted at the end if they still run.
 
         The caller has reserved one slot with `slots`. The batch takes further slots while half of all are free.
 
         Args:
-            timeout: seconds after which the batch fails with `DeadlineExceeded`.
+            deadline: when the batch fails with `DeadlineExceeded`.
             on_result: from the index and array of a result to the array to keep; None: keep it as it is.
             tenant: holds the further slots.
 
@@ -213,16 +215,13 @@ class EngineClient(SlotClient, SleepingClient):
             EngineDead: the engine has stopped.
         """
         self._check(self.sleeping.refusal)
+        deadline.check()
         batch = PooledBatch(self, on_result, tenant)
-        alarm = None
-        if timeout is not None:
-            late = DeadlineExceeded(f"The request timed out after {timeout:g} seconds.")
-            alarm = asyncio.get_running_loop().call_later(timeout, turns().run, ENDINGS, partial(batch.fail, late))
+        stop_alarm = deadline.call(lambda error: turns().run(ENDINGS, partial(batch.fail, error)))
         try:
             yield batch
         finally:
-            if alarm is not None:
-                alarm.cancel()
+            stop_alarm()
             batch.close()
 
     @override
@@ -250,15 +249,15 @@ class EngineClient(SlotClient, SleepingClient):
     def _open(self, stream: OutputStream, request: GenerateRequest | PoolRequest) -> Iterator[None]:
         """Send a request to the core and register its stream; on exit, abort it if the core has not finished it."""
         self._check(self.sleeping.refusal)
+        request.deadline.check()
         request_id = (request.request_id if isinstance(request, GenerateRequest) else None) or uuid.uuid4().hex
         self._streams[request_id] = stream
-        alarm = self._alarm(request_id, stream, request.timeout)
+        stop_alarm = request.deadline.call(partial(self._fail_in_turn, {request_id: stream}))
         try:
             self._channel.send(core_request(request_id, request))
             yield
         finally:
-            if alarm is not None:
-                alarm.cancel()
+            stop_alarm()
             del self._streams[request_id]
             self.observer.on_finish(stream.record())
             self._end_in_core({request_id: stream})
@@ -297,13 +296,6 @@ class EngineClient(SlotClient, SleepingClient):
             if (ended := stream.ended) is not None:
                 stream.ended = None
                 ended()
-
-    def _alarm(self, request_id: str, stream: OutputStream, timeout: float | None) -> asyncio.TimerHandle | None:
-        if timeout is None:
-            return None
-
-        error = DeadlineExceeded(f"The request timed out after {timeout:g} seconds.")
-        return asyncio.get_running_loop().call_later(timeout, self._fail_in_turn, {request_id: stream}, error)
 
     def _fail_in_turn(self, streams: Mapping[str, OutputStream], error: EngineError) -> None:
         """Fail requests and make the core forget them, one after the other: there may be thousands at a time."""

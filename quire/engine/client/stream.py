@@ -10,6 +10,7 @@ from typing import Protocol
 
 from typing_extensions import override
 
+from quire.engine.client.deadline import Deadline
 from quire.engine.client.detokenizer import Detokenizer, TextParams
 from quire.engine.client.errors import EngineError, RequestFailed, RequestRefused
 from quire.engine.client.pooling_params import PoolingParams
@@ -37,7 +38,7 @@ class GenerateRequest:
         prompt: token ids, 1-D int32.
         priority: lower runs first, under the priority policy.
         cache_salt: only requests with equal salts share prefix blocks.
-        timeout: seconds after which the request fails with `DeadlineExceeded`.
+        deadline: when the request fails with `DeadlineExceeded`.
         items: see `AddRequest`.
         open: see `AddRequest`; the rest is sent with `EngineClient.extend`.
         request_id: id of this request in the engine; None for a new one. Required if it is open.
@@ -49,7 +50,7 @@ class GenerateRequest:
     text: TextParams = field(default_factory=TextParams)
     priority: int = 0
     cache_salt: str | None = None
-    timeout: float | None = None
+    deadline: Deadline = field(default_factory=Deadline)
     items: tuple[MediaItem, ...] = ()
     open: bool = False
     request_id: str | None = None
@@ -64,7 +65,7 @@ class PoolRequest:
     params: PoolingParams
     priority: int = 0
     cache_salt: str | None = None
-    timeout: float | None = None
+    deadline: Deadline = field(default_factory=Deadline)
     flow: str = ""
     second_text_start: int | None = None
     second_text_end: int | None = None

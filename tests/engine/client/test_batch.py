@@ -7,6 +7,7 @@ import asyncio
 import numpy as np
 import pytest
 
+from quire.engine.client.deadline import Deadline
 from quire.engine.client.engine_client import EngineClient
 from quire.engine.client.errors import DeadlineExceeded, EngineDead, RequestRefused
 from quire.engine.client.pooling_params import PoolingParams
@@ -173,7 +174,7 @@ async def test_a_batch_has_a_time_limit() -> None:
     core = FakeCore()
     core.hold.set()
     async with running_client(core) as client:
-        with client.slots(1), client.pool_batch(timeout=0.02) as batch:
+        with client.slots(1), client.pool_batch(deadline=Deadline(0.02)) as batch:
             batch.add(requests(3))
             with pytest.raises(DeadlineExceeded):
                 await batch.results()

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from quire.engine.client import engine_client as client_module
+from quire.engine.client.deadline import Deadline
 from quire.engine.client.detokenizer import Detokenizer, TextParams
 from quire.engine.client.engine_client import EngineClient
 from quire.engine.client.errors import (
@@ -321,7 +322,7 @@ async def test_pooling_fails_with_its_engine_and_after_its_timeout() -> None:
     slow.hold.set()
     async with running_client(slow) as client:
         with pytest.raises(DeadlineExceeded):
-            await client.pool(pooling(timeout=0.01))
+            await client.pool(pooling(deadline=Deadline(0.01)))
 
 
 async def test_an_output_of_another_task_fails_the_request() -> None:
@@ -358,15 +359,15 @@ async def test_requests_that_end_together_do_not_hold_up_the_event_loop(cause: s
 
             async def run() -> None:
                 with pytest.raises((DeadlineExceeded, EngineDead, EngineAsleep)):
-                    await collect(client, replace(request(), timeout=deadline - loop.time() if late else None))
+                    await collect(client, replace(request(), deadline=deadline))
                 iterations.note()
 
-            loop, late = asyncio.get_running_loop(), cause == "deadline"
-            deadline = loop.time() + 0.2
+            loop, deadline = asyncio.get_running_loop(), Deadline(0.2 if cause == "deadline" else None)
+            end = loop.time() + 0.2
             tasks = [asyncio.create_task(run()) for _ in range(count)]
             await until(lambda: client.open_streams == count)
-            if late:
-                time.sleep(max(0.0, deadline + 0.1 - loop.time()))  # noqa: ASYNC251 all deadlines pass in one iteration
+            if cause == "deadline":
+                time.sleep(max(0.0, end + 0.1 - loop.time()))  # noqa: ASYNC251 all deadlines pass in one iteration
             elif cause == "death":
                 client.fail("it was killed")
             else:
