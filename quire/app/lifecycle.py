@@ -117,8 +117,9 @@ async def _serve_models(
         max_model_len=max(model.info.max_model_len for model in models), vllm_names=settings.vllm_metric_names
     )
     for index, model in enumerate(models):
-        model.client.observer = observer = ModelMetrics(metrics, model.names[0], index)
-        observer.describe_cache(model.info, EngineOptions.of(settings))
+        model_metrics = ModelMetrics(metrics, model.names[0], index)
+        model_metrics.describe_cache(model.info, EngineOptions.of(settings))
+        model.client.observers.add(model_metrics)
     options = ServerOptions.of(settings)
     tool_servers = ToolServers(
         urls_by_label(settings.tool_server),

@@ -15,6 +15,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from quire.api.http.credentials import KEY_PROTOCOL, key_of, subprotocols
 from quire.api.http.paths import endpoint_path
+from quire.api.http.request_ids import set_origin
 from quire.api.http.tenant import API_KEY, api_keys, set_tenant
 from quire.config.options import RealtimeOptions, ServerOptions
 from quire.metrics.prometheus import Metrics
@@ -115,6 +116,7 @@ class Sessions:
         """
         secret = self._secret(websocket)
         set_tenant(websocket.scope)
+        set_origin(websocket.scope)
         self._check_places(current_tenant())
         if secret is None:
             self._check_origin(websocket)

@@ -15,7 +15,7 @@ from quire.config.commands import Serve
 from quire.config.media_options import AudioOptions
 from quire.config.options import LimitOptions
 from quire.engine.client.audio import AudioInfo
-from quire.engine.client.engine_client import EngineClient
+from quire.engine.client.engine import Engine
 from quire.engine.client.model_info import Generates, ModelInfo, Pools, Transcribes
 from quire.engine.client.pooling_params import PoolingTask
 from quire.engine.client.streaming import Streams
@@ -46,7 +46,7 @@ class ServedModel:
 
     names: tuple[str, ...]
     root: str
-    client: EngineClient
+    client: Engine
     renderer: Renderer
     info: ModelInfo
     defaults: GenerationDefaults
@@ -144,7 +144,7 @@ class ModelParts(TypedDict):
 
     names: tuple[str, ...]
     root: str
-    client: EngineClient
+    client: Engine
     renderer: Renderer
     info: ModelInfo
     defaults: GenerationDefaults

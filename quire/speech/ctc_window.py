@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.engine.client.engine_client import EngineClient
+from quire.engine.client.engine import Engine
 from quire.engine.client.model_info import Transcribes
 from quire.engine.client.pooling_params import PoolingParams
 from quire.engine.client.stream import PoolRequest
@@ -31,7 +31,7 @@ class CTCWindowTranscriber:
 
     def __init__(
         self,
-        client: EngineClient,
+        client: Engine,
         reader: AudioReader,
         tokenizer: Tokenizer,
         info: Transcribes,

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.engine.client.detokenizer import Detokenizer, TextParams
-from quire.engine.client.engine_client import EngineClient
+from quire.engine.client.engine import Engine
 from quire.engine.client.pooling_params import PoolingParams
 from quire.engine.client.protocol import MediaItem
 from quire.engine.client.sampling_params import SamplingParams, TokenProbs
@@ -46,7 +46,7 @@ class Seq2SeqWindowTranscriber:
 
     def __init__(
         self,
-        client: EngineClient,
+        client: Engine,
         reader: AudioReader,
         tokenizer: Tokenizer,
         tokens: TranscriptionTokens,

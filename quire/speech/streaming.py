@@ -150,7 +150,7 @@ class LiveTranscription:
         self._samples = 0
 
     async def run(self, audio: AsyncGenerator[Samples, None], send_text: SendText) -> TranscriptionDone:
-        """Transcribe. The caller has reserved a slot with `EngineClient.slots`; cancelling aborts the request.
+        """Transcribe. The caller has reserved a slot with `Engine.slots`; cancelling aborts the request.
 
         Args:
             audio: pieces at 16 kHz, 1-D float32 in [-1, 1], of any length; reading stops once the model has
@@ -183,7 +183,7 @@ class LiveTranscription:
                         await send_text(joined)
             feeding.cancel()
         seconds = self._samples / SAMPLE_RATE
-        self._served.client.observer.on_audio(seconds)
+        self._served.client.observers.on_audio(seconds)
         usage = TranscriptionUsage(
             seconds=seconds,
             audio_tokens=self._maker.frames,

@@ -85,7 +85,7 @@ def _way_of(served: ServedModel) -> _Way:
 class Transcriber:
     """Transcribes with one model.
 
-    The caller of `transcribe` has reserved one slot, or one for each beam, with `EngineClient.slots`. Without beam
+    The caller of `transcribe` has reserved one slot, or one for each beam, with `Engine.slots`. Without beam
     search further windows run concurrently while half of all slots are free.
     """
 
@@ -162,7 +162,7 @@ class Transcriber:
                 await running.finished(number)
         seconds = len(audio) / SAMPLE_RATE
         if not draft:
-            served.client.observer.on_audio(seconds)
+            served.client.observers.on_audio(seconds)
         yield collected.finished(joiner.text, transcriber.language, seconds)
 
     def check_detection(self, options: TranscriptionOptions) -> None:
@@ -185,7 +185,7 @@ class Transcriber:
     async def detect_language(self, audio: Samples, options: TranscriptionOptions) -> dict[str, float]:
         """The probability of each language in the first window of audio, by ISO code.
 
-        The caller has reserved a slot with `EngineClient.slots`.
+        The caller has reserved a slot with `Engine.slots`.
 
         Args:
             audio: 1-D float32 at 16 kHz, in [-1, 1]; at least one sample.

@@ -113,8 +113,9 @@ async def running_server(
                     tools=tool_format(options.tool_call_parser, ""),
                     parser_tokens=(),
                 )
-            client.observer = observer = ModelMetrics(metrics, model.names[0], index)
-            observer.describe_cache(info, options)
+            model_metrics = ModelMetrics(metrics, model.names[0], index)
+            model_metrics.describe_cache(info, options)
+            client.observers.add(model_metrics)
             stack.push_async_callback(model.close)
             models.append(model)
         state = ServerState(

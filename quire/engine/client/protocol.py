@@ -206,6 +206,8 @@ class StepStats(msgspec.Struct, array_like=True):
     item_hits: int = 0  # items found in the encoder cache
     deferred: int = 0  # part of `waiting`: those that wait for more input
     corrupted: int = 0  # sequences that ended because the model computed NaN for them
+    step: int = 0  # its number, from 1; 0: these are not the statistics of a step
+    ended_at: float = 0.0  # monotonic seconds; it began `step_seconds` before
 
 
 class StepOutput(msgspec.Struct, tag="step"):

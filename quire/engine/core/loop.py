@@ -99,6 +99,7 @@ class EngineCore:
         self._seeds = itertools.count(int.from_bytes(hashlib.blake2b(b"%d" % seed, digest_size=7).digest()))
         self._grammars = grammars
         self._sleeper = sleeper
+        self._steps = itertools.count(1)
         self._preparing: list[tuple[AddRequest, Future[Any]]] = []
         self._in_flight: deque[_SubmittedStep] = deque()
         self._can_prefault = True
@@ -166,7 +167,8 @@ class EngineCore:
         outputs = self.scheduler.update(step.plan, step.pending.result())
         self._release(output.request_id for output in outputs)
         stats = self.scheduler.stats(step.plan)
-        stats.step_seconds = time.monotonic() - step.started
+        stats.step, stats.ended_at = next(self._steps), time.monotonic()
+        stats.step_seconds = stats.ended_at - step.started
         self._channel.send(StepOutput(outputs, stats))
         self._can_prefault = True
         self._restart_idle_timers()

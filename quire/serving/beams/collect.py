@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from quire.engine.client.detokenizer import Detokenizer
-from quire.engine.client.engine_client import EngineClient
+from quire.engine.client.engine import Engine
 from quire.engine.client.errors import RequestFailed
 from quire.engine.client.records import RequestTimes, SequenceGroup
 from quire.engine.client.sampling_params import SamplingParams
@@ -23,7 +23,7 @@ from quire.serving.generation import SequenceResult, collect
 
 
 async def collect_answers(
-    client: EngineClient,
+    client: Engine,
     requests: Sequence[GenerateRequest],
     beams: BeamOptions | None,
     tokenizer: Tokenizer,
@@ -50,7 +50,7 @@ async def collect_answers(
 
 
 async def best_answer(
-    client: EngineClient, request: GenerateRequest, beams: BeamOptions, tokenizer: Tokenizer
+    client: Engine, request: GenerateRequest, beams: BeamOptions, tokenizer: Tokenizer
 ) -> AsyncGenerator[Delta, None]:
     """The best answer to a prompt, as the only delta.
 

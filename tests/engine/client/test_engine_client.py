@@ -26,7 +26,7 @@ from quire.engine.client.errors import (
 from quire.engine.client.launch import ThreadCore
 from quire.engine.client.pooling_params import PoolingParams
 from quire.engine.client.protocol import Abort, AddRequest, ErrorOutput, StepStats, TokenLogprobs, TokensOutput
-from quire.engine.client.records import NullObserver, RequestRecord
+from quire.engine.client.records import Observer, RequestRecord
 from quire.engine.client.sampling_params import SamplingParams
 from quire.engine.client.stream import Delta, GenerateRequest, PooledStream, PoolRequest, SequenceStream
 from tests.support.fake_core import FakeCore, prompt_of, running_client, says
@@ -126,12 +126,12 @@ async def test_an_output_that_cannot_be_handled_fails_only_its_stream(monkeypatc
 
 
 async def test_an_observer_that_fails_does_not_stop_the_streams() -> None:
-    class FailingObserver(NullObserver):
+    class FailingObserver(Observer):
         def on_step(self, stats: StepStats) -> None:
             raise ZeroDivisionError
 
     async with running_client(FakeCore()) as client:
-        client.observer = FailingObserver()
+        client.observers.add(FailingObserver())
         assert (await collect(client, request()))[0] == "HELLO"
 
 
@@ -243,7 +243,7 @@ async def test_a_core_that_does_not_answer_pings_is_detected(monkeypatch: pytest
 
 
 async def test_the_observer_sees_every_finished_request() -> None:
-    class RecordingObserver(NullObserver):
+    class RecordingObserver(Observer):
         def __init__(self) -> None:
             self.records: list[RequestRecord] = []
 
@@ -252,7 +252,7 @@ async def test_the_observer_sees_every_finished_request() -> None:
 
     core = FakeCore()
     async with running_client(core) as client:
-        observer = client.observer = RecordingObserver()
+        client.observers.add(observer := RecordingObserver())
         await collect(client, request("hello"))
         await collect(client, request("hello", max_tokens=2))
         core.hold.set()
@@ -265,7 +265,8 @@ async def test_the_observer_sees_every_finished_request() -> None:
         first = observer.records[0]
         assert (first.prompt_tokens, first.output_tokens, first.max_tokens) == (5, 6, 100)
         times = first.times
-        assert times.arrived <= times.scheduled <= times.first_token <= times.last_token <= first.finished
+        assert 0.0 < times.rendered <= times.queued <= times.scheduled
+        assert times.scheduled <= times.first_token <= times.last_token <= times.sent
 
 
 async def test_request_ids_are_unique() -> None:
@@ -283,12 +284,12 @@ def pooling(text: str = "hello", **fields: Any) -> PoolRequest:
 async def test_pooled_arrays_arrive_beside_generated_text() -> None:
     finished: list[RequestRecord] = []
 
-    class Records(NullObserver):
+    class Records(Observer):
         def on_finish(self, record: RequestRecord) -> None:
             finished.append(record)
 
     async with running_client(FakeCore()) as client:
-        client.observer = Records()
+        client.observers.add(Records())
         pooled, (text, _) = await asyncio.gather(client.pool(pooling("abc")), collect(client, request()))
         assert pooled.data.dtype == np.float32
         assert pooled.data.tolist() == prompt_of("abc").tolist()

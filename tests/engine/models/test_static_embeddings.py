@@ -40,7 +40,7 @@ def write(folder: Path, inner: str, tensors: dict[str, Tensor], *, normalize: bo
 def test_a_text_is_the_mean_of_its_rows(inner: str, tmp_path: Path) -> None:
     table = torch.randn(VOCAB_SIZE, 24)
     engine = Engine(write(tmp_path, inner, {"embedding.weight": table}), model=ModelOptions(dtype="auto"))
-    assert engine.info.tasks == ("embed", "token_embed")
+    assert engine.pools.tasks == ("embed", "token_embed")
     assert engine.info.dtype == "float32"
     for got, text in zip(pool(engine, TEXTS, PoolingParams(task="embed")), TEXTS, strict=True):
         assert_close(got, F.normalize(table[text].mean(0), dim=0), 1e-6)

@@ -117,7 +117,7 @@ def test_decoders_embed_by_their_last_token(model_type: str, tmp_path: Path) -> 
     last = output(model, text).last_hidden_state[0, -1]
     for budget in (512, 16):
         engine = Engine(tmp_path, block_size=8, max_num_batched_tokens=budget)
-        assert engine.info.tasks == ("embed", "token_embed")
+        assert engine.pools.tasks == ("embed", "token_embed")
         for _ in range(2):
             assert_close(pool(engine, [text], EMBED)[0], last / last.norm())
 
@@ -225,7 +225,7 @@ def test_a_decoder_that_attends_in_both_directions_needs_no_head(tmp_path: Path)
     model = decoder("qwen2", AutoModelForCausalLM, is_causal=False, tie_word_embeddings=False)
     model.save_pretrained(tmp_path)
     engine, text = Engine(tmp_path), random_text(1, 30)
-    assert engine.info.tasks == ("embed", "token_embed")
+    assert engine.pools.tasks == ("embed", "token_embed")
     assert_close(hidden_states(engine, [text])[0], output(model.model, text).last_hidden_state[0])
     with pytest.raises(UnsupportedModel, match="cannot generate"):
         Engine(tmp_path, model=ModelOptions(task="generate"))
@@ -237,7 +237,7 @@ def test_decoders_with_a_score_head(model_type: str, tmp_path: Path) -> None:
     model = decoder(model_type, AutoModelForSequenceClassification, num_labels=3, pad_token_id=0, **changes)
     model.save_pretrained(tmp_path)
     engine, text = Engine(tmp_path), random_text(2, 25)
-    assert engine.info.tasks == ("classify",)
+    assert engine.pools.tasks == ("classify",)
     logits = output(model, text).logits[0]
     assert_close(pool(engine, [text], PoolingParams(task="classify"))[0], logits.softmax(0))
 
@@ -272,7 +272,7 @@ def test_late_interaction(tmp_path: Path) -> None:
     weight = torch.randn(16, 64)
     save_file({"linear.weight": weight}, tmp_path / "1_Dense" / "model.safetensors")
     engine, text = Engine(tmp_path), random_text(1, 12)
-    assert engine.info.tasks == ("token_embed",)
+    assert engine.pools.tasks == ("token_embed",)
     assert engine.pools.score_method == "max_sim"
     vectors = F.normalize(F.linear(output(model, text).last_hidden_state[0], weight), dim=-1)
     assert_close(pool(engine, [text], PoolingParams(task="token_embed"))[0], vectors)
