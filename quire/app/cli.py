@@ -31,6 +31,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command and exit with its status."""
     # Idle OpenMP threads must sleep: spinning ones would delay the event loop and the kernels' own threads.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # NumPy's products are short, and run in threads already: helpers would only spin, on cores that others need.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     # torch uses huge pages, with which weights are read at least a third faster.
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     use_one_arena()

@@ -69,9 +69,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._table.remove(self)
-        for body in self._bodies.values():
-            body.release()
-        self._bodies.clear()
+        for cycle in list(self._bodies):
+            self._release_body(cycle)
         self.cycle = None  # type: ignore[assignment]  # uvicorn would wake its app at once
         super().connection_lost(exc)
         if self._running is not None and not self._running.response_complete:
@@ -186,8 +185,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         if self._running is not None:
             self._table.leave_place(self._running)  # its task may still have something to do
-            if (body := self._bodies.pop(self._running, None)) is not None:
-                body.release()
+            self._release_body(self._running)
         super().on_response_complete()
         if self.transport.is_closing():
             return
@@ -246,6 +244,11 @@ class BoundedProtocol(HttpToolsProtocol):
             body = self._bodies[cycle] = self._table.bodies.begin(scope, self._refuse)
             scope[RELEASE_BODY] = body.release
         self._table.bodies.receive(body, size, new_piece=not cycle.body)
+
+    def _release_body(self, cycle: RequestResponseCycle) -> None:
+        if (body := self._bodies.pop(cycle, None)) is not None:
+            body.scope.pop(RELEASE_BODY, None)  # a cycle: the body refers to the scope, and to this connection
+            body.release()
 
     def _endpoint(self) -> str:
         """The path of a request whose head may be incomplete."""

@@ -54,6 +54,7 @@ def request_tracking(state: ServerState, metrics: Metrics) -> Middleware:
             try:
                 await app(scope, receive, with_status)
             finally:
+                del scope[RAW_SEND]  # a cycle: what sends refers to the scope
                 state.in_flight -= 1
                 handler = getattr(scope.get("route"), "path", "unmatched")
                 metrics.http_requests.labels(scope["method"], handler, f"{status // 100}xx").inc()

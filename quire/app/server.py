@@ -19,7 +19,7 @@ from quire.api.responses.service import ResponseService
 from quire.app.connections import Connections
 from quire.app.exits import end_process, end_process_after, handling_signals
 from quire.app.http_protocol import BoundedProtocol
-from quire.app.sockets import listen_error, to_accept_many
+from quire.app.sockets import accept_connections, listen_error
 from quire.app.tls import Tls, TlsHandshake
 from quire.app.websocket import BoundedWebSocket
 from quire.config.options import ConnectionOptions, ServerOptions
@@ -91,7 +91,8 @@ class Server(uvicorn.Server):
         try:
             for one in sockets or ():  # the event loop's own error would not name the address
                 one.listen(self.config.backlog)
-            await super().startup(None if sockets is None else to_accept_many(sockets))
+            await super().startup([])
+            accept_connections(self, sockets or ())
         except OSError as error:
             raise listen_error(self._settings, error) from error
         address = self._address()

@@ -6,9 +6,12 @@ import functools
 import inspect
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractContextManager, ExitStack
+from traceback import clear_frames
 from typing import Any
 
+from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -47,7 +50,12 @@ class CheckedRoute(APIRoute):
             if has_body:
                 check_media_type(request)
             request = JsonRequest(request.scope, request.receive)
-            response = await handle(request)
+            try:
+                response = await handle(request)
+            except (HTTPException, RequestValidationError) as error:
+                # FastAPI's frame has it in a variable: a cycle, which would hold the body until garbage is collected.
+                clear_frames(error.__traceback__)
+                raise
             request.drop_body()
             endpoint = request.scope.pop(_ENDPOINT, None)
             if endpoint is not None:

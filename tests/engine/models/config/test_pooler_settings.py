@@ -77,7 +77,7 @@ def test_calibrated_logits(auto: Any, tmp_path: Path) -> None:
     calibrated = engine(tmp_path, logit_mean=0.5, logit_sigma=4)
     task = calibrated.pools.tasks[0]
     for activates in (None, False):
-        params = PoolingParams(task=task, use_activation=activates)  # type: ignore[arg-type]
+        params = PoolingParams(task=task, use_activation=activates)
         logits = (output(model, TEXTS[1]).logits[0] - 0.5) / 4
         (got,) = pool(calibrated, TEXTS[1:], params)
         assert_close(got, logits if activates is False else logits.softmax(-1))
