@@ -33,13 +33,12 @@ from tests.support.fake_core import FakeCore, prompt_of, running_client, says
 from tests.support.iterations import Iterations
 from tests.support.tokenizer import EOS, byte_tokenizer
 
+_LONG = 3600.0  # seconds, longer than any test
+
 
 def request(text: str = "hello", *, max_tokens: int = 100, **text_params: object) -> GenerateRequest:
     params = SamplingParams(max_tokens=max_tokens, eos_token_ids=(EOS,))
     return GenerateRequest(prompt=prompt_of(text), params=params, text=TextParams(**text_params))  # type: ignore[arg-type]
-
-
-_LONG = 3600.0  # seconds, longer than any test
 
 
 async def collect(client: EngineClient, wanted: GenerateRequest) -> tuple[str, Delta]:
