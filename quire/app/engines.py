@@ -21,7 +21,7 @@ from quire.engine.client.launch import CoreHandle, ProcessCore, ThreadCore
 from quire.engine.client.transport import ClientChannel
 from quire.engine.execution.devices.select import uses_gpu
 from quire.engine.execution.memory import MemoryShare, free_memory
-from quire.engine.models.config.model_config import ModelConfig, model_config_of
+from quire.engine.models.model_config import ModelConfig, model_config_of
 from quire.engine.models.specs.decoder import CTCSpec, EncoderSpec, TransducerSpec
 from quire.multimodal.audio.memory import AudioMemory
 from quire.rendering.renderer import Renderer
@@ -39,7 +39,7 @@ def weight_bytes(source: ModelSource) -> int:
 
 
 def host_share(sources: Sequence[ModelSource]) -> MemoryShare | None:
-    """What each of several engines may take of the host's memory; None for a single engine.
+    """Return what each of several engines may take of the host's memory; None for a single engine.
 
     It is divided before they load: the pages of a KV cache count as free memory until they are used, so that an
     engine could not see what others have reserved.
@@ -72,12 +72,12 @@ async def start_engines(
         info = await engine.client.ready()
         # The memory of other processes is seen as it is.
         steps.append((engine, 0 if settings.engine_process else info.step_bytes))
-    for engine, own in steps:
-        engine.set_memory_share(MemoryShare(0, steps=sum(nbytes for _, nbytes in steps) - own))
+    for engine, step in steps:
+        engine.set_memory_share(MemoryShare(0, steps=sum(nbytes for _, nbytes in steps) - step))
 
 
 def gpu_share(sources: Sequence[ModelSource], configs: Sequence[ModelConfig], steps: int) -> MemoryShare:
-    """What the engine of the first of these models may take of a GPU that it shares with others.
+    """Return what the engine of the first of these models may take of a GPU that it shares with others.
 
     Args:
         sources: it, and those that load after it.
@@ -135,7 +135,8 @@ class RunningEngine:
             EngineDead: it could not be loaded.
         """
         info = await self.client.ready()
-        settings, folder = self._settings, self._source.folder
+        settings = self._settings
+        folder = self._source.folder
         renderer = Renderer(
             folder,
             self._tokenizer,

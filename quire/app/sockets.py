@@ -36,7 +36,7 @@ def bind_sockets(settings: ServerOptions) -> Iterator[list[socket.socket]]:
                 sockets = [stack.enter_context(_bind_path(settings.uds))]
                 stack.callback(settings.uds.unlink, missing_ok=True)
             else:
-                sockets = [stack.enter_context(one) for one in _bind(settings.host, settings.port)]
+                sockets = [stack.enter_context(bound) for bound in _bind(settings.host, settings.port)]
         except (OSError, UnicodeError, ValueError) as error:  # of a host that cannot be a name
             raise listen_error(settings, error) from error
         yield sockets
@@ -100,23 +100,23 @@ def accept_connections(server: uvicorn.Server, sockets: Sequence[socket.socket])
     make_protocol = partial(
         kind, config=server.config, server_state=server.server_state, app_state=server.lifespan.state
     )
-    server.servers = [Listener(each, make_protocol) for each in sockets]  # type: ignore[misc]  # with what it calls
+    server.servers = [Listener(listening, make_protocol) for listening in sockets]  # type: ignore[misc]  # with what it calls
 
 
 def _bind(host: str, port: int) -> list[socket.socket]:
     """One socket for each address of the host name."""
-    found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    addresses = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     sockets: list[socket.socket] = []
     missing: OSError | None = None
-    for family, kind, protocol, _, address in dict.fromkeys(found):
+    for family, kind, protocol, _, address in dict.fromkeys(addresses):
         if port == 0 and sockets:  # the free port of the first address
             address = (address[0], sockets[0].getsockname()[1], *address[2:])
         try:
             sockets.append(_bind_one(socket.socket(family, kind, protocol), address))
         except OSError as error:
             if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
-                for one in sockets:
-                    one.close()
+                for bound in sockets:
+                    bound.close()
                 raise
             missing = error  # the name may have an IPv6 address on a system without IPv6
     if not sockets and missing is not None:

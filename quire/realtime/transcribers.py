@@ -61,7 +61,8 @@ class WholeUtteranceTranscriber:
 
     async def _reserved(self, samples: int, draft: bool) -> Reservation:
         """Memory for the features; that for the audio is the session's. A draft does not wait for it."""
-        memory, tenant = self._transcriber.reader.memory, current_tenant()
+        memory = self._transcriber.reader.memory
+        tenant = current_tenant()
         size = feature_bytes(samples, self._transcriber.window_seconds, rehears=not draft)
         return memory.take(size, tenant) if draft else await memory.reserve(size, tenant)
 

@@ -12,8 +12,7 @@ from typing import Literal, TypedDict, TypeVar
 from typing_extensions import override
 
 from quire.config.commands import Serve
-from quire.config.media_options import AudioOptions
-from quire.config.options import LimitOptions
+from quire.config.options import AudioOptions, LimitOptions
 from quire.engine.client.audio import AudioInfo
 from quire.engine.client.engine import Engine
 from quire.engine.client.model_info import Generates, ModelInfo, Pools, Transcribes

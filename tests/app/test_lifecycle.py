@@ -96,7 +96,7 @@ async def test_a_stopped_engine_leaves_no_thread(tmp_path: Path, monkeypatch: py
     from quire.config.commands import Serve
     from quire.engine.client.sampling_params import SamplingParams
     from quire.engine.client.stream import GenerateRequest
-    from quire.engine.models.config.model_config import read_model_config
+    from quire.engine.models.model_config import read_model_config
     from quire.serving.models import GeneratingModel
     from tests.support.fake_core import prompt_of
 

@@ -34,9 +34,9 @@ from quire.engine.core.loop import EngineCore
 from quire.engine.execution.devices.device import Device
 from quire.engine.execution.devices.select import find_device
 from quire.engine.execution.ranks.workers import Launcher
-from quire.engine.models.config.model_config import read_model_config
 from quire.engine.models.config.pooling import PoolingOptions
 from quire.engine.models.loader import load_model
+from quire.engine.models.model_config import read_model_config
 from tests.support.deferred import DeferredExecutor
 from tests.support.ranks import ThreadRank
 

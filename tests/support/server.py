@@ -26,7 +26,7 @@ from quire.app.sockets import accept_connections
 from quire.app.tls import Tls
 from quire.app.websocket import BoundedWebSocket
 from quire.config.commands import Serve
-from quire.config.tool_servers import urls_by_label
+from quire.config.types import urls_by_label
 from quire.engine.client.launch import CoreEntry, CoreHandle
 from quire.metrics.prometheus import Metrics, ModelMetrics
 from quire.multimodal.audio.memory import AudioMemory

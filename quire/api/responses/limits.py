@@ -19,7 +19,7 @@ class ResponseLimits:
         self._tokens = tokens
 
     def tokens_left(self, used: int) -> bool:
-        """Whether more tokens may be generated."""
+        """Return whether more tokens may be generated."""
         return self._tokens is None or used < self._tokens
 
     def apply(self, turn: PreparedChat, used: int) -> PreparedChat:

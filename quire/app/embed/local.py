@@ -18,9 +18,9 @@ from quire.app.openai_client import ServerError
 from quire.config.command import ConfigError
 from quire.config.commands import Embed, Serve
 from quire.engine.client.errors import EngineDead, EngineError
-from quire.engine.models.config.model_config import read_model_config
 from quire.engine.models.config.pooling import PoolingOptions
 from quire.engine.models.errors import ModelError
+from quire.engine.models.model_config import read_model_config
 from quire.multimodal.errors import ModelFileError, PromptError
 from quire.protocol.errors import ApiError, as_api_error
 from quire.serving.models import PoolingModel

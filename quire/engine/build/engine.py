@@ -136,7 +136,7 @@ def _check_sleep(config: CoreConfig) -> None:
         raise UnsupportedModel(
             "--enable-sleep-mode works with one rank: --tensor-parallel-size and --pipeline-parallel-size must be 1"
         )
-    if config.model_config.streaming is not None:
+    if config.model_config.facts.streaming is not None:
         raise UnsupportedModel(
             "--enable-sleep-mode does not work with models that transcribe audio while it arrives, such as "
             f"{config.folder.name}"

@@ -16,7 +16,7 @@ from quire.engine.build.engine import serve_core
 from quire.engine.client.engine_client import EngineClient
 from quire.engine.client.model_info import Generates
 from quire.engine.client.stream import GenerateRequest
-from quire.engine.models.config.model_config import read_model_config
+from quire.engine.models.model_config import read_model_config
 from tests.support.audio_models import noise, prompt_with
 from tests.support.engine import Engine, greedy
 from tests.support.fake_core import running_client

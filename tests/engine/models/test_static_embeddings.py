@@ -13,9 +13,9 @@ from torch import Tensor
 
 from quire.config.options import ModelOptions
 from quire.engine.client.pooling_params import PoolingParams
-from quire.engine.models.config.model_config import read_model_config
 from quire.engine.models.config.pooling import PoolingOptions
 from quire.engine.models.errors import BrokenFolder, UnsupportedModel
+from quire.engine.models.model_config import read_model_config
 from quire.rendering.tokenizer import Tokenizer
 from tests.support.engine import Engine, load
 from tests.support.hf_encoders import assert_close, pool, random_text

@@ -19,7 +19,7 @@ from quire.engine.client.pooling_params import PoolingParams
 from quire.engine.client.protocol import TokenArray
 from quire.engine.client.sampling_params import TokenProbs
 from quire.engine.client.stream import Delta, GenerateRequest, PoolRequest
-from quire.engine.models.config.model_config import read_model_config
+from quire.engine.models.model_config import read_model_config
 from tests.support.engine import Engine, greedy, random_prompt
 from tests.support.fake_core import running_client
 from tests.support.models import make_model, save_model

@@ -18,7 +18,7 @@ from quire.engine.models.layers.attention import GroupedAttentionLayer
 from quire.engine.models.layers.linear import Linear
 from quire.engine.models.layers.mlp import GatedMLPLayer, PlainMLPLayer
 from quire.engine.models.networks.transformer import Transformer
-from quire.engine.models.tensor_names.rules import WeightNames
+from quire.engine.models.specs.tensor_names import WeightNames
 
 _TENSOR = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<side>A|B)(?:\.(?P<name>[^.]+))?\.weight")
 _BASE = ".base_layer."  # in the names of weights that have adapters beside them in the same checkpoint

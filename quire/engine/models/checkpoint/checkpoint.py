@@ -19,7 +19,7 @@ from quire.engine.models.checkpoint.quantized import (
     unpack_fp8,
     unpack_mxfp4,
 )
-from quire.engine.models.checkpoint.safetensors import SafetensorsFile
+from quire.engine.models.checkpoint.safetensors import PlainName, SafetensorsFile
 from quire.engine.models.checkpoint.weight_files import complaint_about, readable_weights
 from quire.engine.models.config.fp8 import Fp8Scales
 from quire.engine.models.errors import BrokenFolder
@@ -64,11 +64,17 @@ def _files_without_index(folder: Path) -> list[Path]:
 class Checkpoint:
     """All tensors of a folder; a context manager. A tensor is valid until the next one is read."""
 
-    def __init__(self, folder: Path, fp8: Fp8Scales | None = None) -> None:
-        """`fp8`: how FP8 weights are scaled, if the config says that they are."""
+    def __init__(self, folder: Path, fp8: Fp8Scales | None = None, plain_name: PlainName = str) -> None:
+        """Open the files.
+
+        Args:
+            folder: the model's directory.
+            fp8: how FP8 weights are scaled, if the config says that they are.
+            plain_name: see `SafetensorsFile`.
+        """
         self._fp8 = fp8
         self._stack = ExitStack()
-        self._files = [self._stack.enter_context(SafetensorsFile(path)) for path in weight_files(folder)]
+        self._files = [self._stack.enter_context(SafetensorsFile(path, plain_name)) for path in weight_files(folder)]
         self._file_of = {name: file for file in self._files for name in file.names()}
 
     def __enter__(self) -> Checkpoint:

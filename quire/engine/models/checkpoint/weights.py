@@ -12,8 +12,7 @@ from quire.engine.models.checkpoint.norm_gains import NormGains, normed_linears
 from quire.engine.models.errors import BrokenFolder, UnsupportedModel, WeightMismatch
 from quire.engine.models.layers.linear import Linear, Packable
 from quire.engine.models.networks.transformer import Transformer
-from quire.engine.models.tensor_names.llama import unstack_expert
-from quire.engine.models.tensor_names.rules import WeightNames, WeightTarget
+from quire.engine.models.specs.tensor_names import WeightNames, WeightTarget, unstack_expert
 from quire.kernels.linear import Quantization
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"  # in checkpoints

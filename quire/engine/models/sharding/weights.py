@@ -16,7 +16,7 @@ from quire.engine.models.checkpoint.quantized import Window
 from quire.engine.models.checkpoint.weights import WeightFiller
 from quire.engine.models.sharding.decoder import ShardedDecoder
 from quire.engine.models.sharding.weight_shards import WeightShards
-from quire.engine.models.tensor_names.rules import WeightNames, WeightTarget
+from quire.engine.models.specs.tensor_names import WeightNames, WeightTarget
 
 _LAYER = re.compile(r"layers\.(\d+)\.")
 

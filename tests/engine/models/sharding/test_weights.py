@@ -14,16 +14,16 @@ from quire.engine.models.checkpoint.checkpoint import Checkpoint
 from quire.engine.models.checkpoint.quantized import unpack_fp8, unpack_mxfp4
 from quire.engine.models.checkpoint.weights import allocate
 from quire.engine.models.config.fp8 import Fp8Scales
-from quire.engine.models.config.model_config import read_model_config
 from quire.engine.models.distributed.group import RankGroups
 from quire.engine.models.distributed.placement import Placement
 from quire.engine.models.errors import UnsupportedModel, WeightMismatch
 from quire.engine.models.loader import load_model
+from quire.engine.models.model_config import read_model_config
+from quire.engine.models.registry import weight_names
 from quire.engine.models.sharding.decoder import ShardedDecoder
 from quire.engine.models.sharding.weight_shards import WeightShards
 from quire.engine.models.sharding.weights import ShardedWeightFiller
 from quire.engine.models.specs.decoder import DecoderSpec
-from quire.engine.models.tensor_names import weight_names_of
 from tests.support.engine import no_progress
 from tests.support.models import make_model, save_model
 
@@ -37,7 +37,7 @@ def fill(folder: Path, placement: Placement) -> tuple[ShardedDecoder, ShardedWei
     allocate(model, torch.float32, torch.device("cpu"))
     for parameter in model.parameters():
         parameter.data.fill_(torch.nan)  # what is not filled is noticed
-    names = weight_names_of(config.model_type, config.spec, None)
+    names = weight_names(config.spec, config.facts)
     filler = ShardedWeightFiller(model, names, WeightShards(model), tied=config.spec.tied)
     with ReferenceDevice().activate(), Checkpoint(folder) as checkpoint:
         filler.fill(checkpoint.tensors(torch.float32, lambda _: None, filler.window))
