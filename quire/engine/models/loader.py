@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from quire.config.options import ModelOptions
 from quire.engine.client.audio import AudioInfo
-from quire.engine.client.streaming import StreamingInfo
+from quire.engine.client.streaming import Streams
 from quire.engine.models.checkpoint.adapter import Adapter, AdapterLoader
 from quire.engine.models.checkpoint.checkpoint import Checkpoint, Progress
 from quire.engine.models.checkpoint.safetensors import SafetensorsFile
@@ -91,7 +91,7 @@ class LoadedModel:
     pooler: PoolerSpec | None = None
     speech: SpeechToTextSpec | None = None
     audio: AudioInfo | None = None
-    streaming: StreamingInfo | None = None
+    streaming: Streams | None = None
     adapters: Mapping[int, Adapter] = field(default_factory=dict)
     item_lora_id: int | None = None
 

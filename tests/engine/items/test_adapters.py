@@ -36,8 +36,7 @@ compiled = pytest.mark.skipif(native.instructions() is None, reason="only compil
 
 
 def ask(engine: Engine, *parts: Any, tokens: int = 4, **fields: Any) -> Result:
-    assert engine.info.audio is not None
-    prompt, items = prompt_with(engine.info.audio, *parts)
+    prompt, items = prompt_with(engine.audio, *parts)
     return engine.generate(prompt, greedy(tokens), items=items, **fields)
 
 
@@ -94,8 +93,7 @@ def test_audio_that_comes_in_a_later_piece(
 ) -> None:
     """What was computed before it is computed again, and nothing of it is found as a prefix."""
     engine = Engine(audio_folders[kind], block_size=4, in_flight=in_flight)
-    info = engine.info.audio
-    assert info is not None
+    info = engine.audio
     prompt, items = prompt_with(info, HEAD, noise(0, 0.4))
     expected = ask(Engine(audio_folders[kind]), HEAD, noise(0, 0.4)).tokens
     for wait in (0, 1, 9):
@@ -130,7 +128,7 @@ def test_the_same_bits_alone_and_beside_others(tmp_path: Path, quantization: Any
     alone = Engine(folder, model=options, block_size=8)
     found = []
     for index, one in enumerate(parts):
-        prompt, items = prompt_with(engine.info.audio, *one)  # type: ignore[arg-type]
+        prompt, items = prompt_with(engine.audio, *one)
         engine.add(str(index), prompt, greedy(9, logprobs=1), items=items)
         result = alone.generate(prompt, greedy(9, logprobs=1), items=items)
         found.append([entry.logprobs for output in result.outputs for entry in output.logprobs or ()])
@@ -148,7 +146,7 @@ def test_replayed_steps_are_adapted(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     def tokens() -> tuple[list[list[int]], StepGraphs]:
         engine = Engine(folder, model=ModelOptions(dtype="bfloat16"), block_size=8)
         for index in range(9):
-            prompt, items = prompt_with(engine.info.audio, HEAD, *([noise(index, 0.3)] if index % 3 else []))  # type: ignore[arg-type]
+            prompt, items = prompt_with(engine.audio, HEAD, *([noise(index, 0.3)] if index % 3 else []))
             engine.add(str(index), prompt, greedy(8 + index), items=items)
             if index % 3 != 1:  # else the next one runs beside it
                 engine.run()
@@ -175,7 +173,7 @@ def test_a_model_without_its_adapter(tmp_path: Path, kind: str, caplog: pytest.L
     with caplog.at_level(logging.WARNING):
         engine = Engine(folder)
     assert "has no adapter for audio" in caplog.text
-    prompt, items = prompt_with(engine.info.audio, HEAD, noise(0, 0.4))  # type: ignore[arg-type]
+    prompt, items = prompt_with(engine.audio, HEAD, noise(0, 0.4))
     model.adapted = (model,)
     assert engine.generate(prompt, greedy(9), items=items).tokens == expected_tokens(model, prompt, [noise(0, 0.4)], 9)
 
@@ -198,7 +196,7 @@ def test_patterns_and_scales(tmp_path: Path) -> None:
     }
     assert 6.0 / math.sqrt(4) == 3.0
     engine = Engine(save_audio_model(model, tmp_path))
-    prompt, items = prompt_with(engine.info.audio, HEAD, noise(0, 0.4))  # type: ignore[arg-type]
+    prompt, items = prompt_with(engine.audio, HEAD, noise(0, 0.4))
     assert engine.generate(prompt, greedy(9), items=items).tokens == expected_tokens(model, prompt, [noise(0, 0.4)], 9)
 
 

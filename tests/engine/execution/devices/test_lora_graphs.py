@@ -48,7 +48,7 @@ def together(engine: Engine, indices: list[int]) -> list[list[int]]:
     names = {index: f"{len(engine.results)}-{index}" for index in indices}
     for index, name in names.items():
         parts, tokens = REQUESTS[index]
-        prompt, items = prompt_with(engine.info.audio, *parts)  # type: ignore[arg-type]
+        prompt, items = prompt_with(engine.audio, *parts)
         engine.add(name, prompt, greedy(tokens), items=items)
     engine.run()
     return [engine.results[name].tokens for name in names.values()]
