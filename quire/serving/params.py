@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.config.options import LimitOptions
+from quire.engine.client.deadline import Deadline
 from quire.engine.client.detokenizer import TextParams
 from quire.engine.client.protocol import MediaItem
 from quire.engine.client.records import SequenceGroup
@@ -104,7 +105,7 @@ class SequencePlan:
         others = (
             params if self.body.stream else msgspec.structs.replace(params, prompt_logprobs=None, prompt_token_ids=None)
         )
-        timeouts = [seconds for seconds in (self.body.timeout, self.limits.request_timeout) if seconds]
+        deadline = Deadline(self.body.timeout, self.limits.request_timeout)
         group = SequenceGroup(self.n, self.n)
         return [
             GenerateRequest(
@@ -113,7 +114,7 @@ class SequencePlan:
                 text=self.text,
                 priority=self.body.priority,
                 cache_salt=self.body.cache_salt,
-                timeout=min(timeouts, default=None),
+                deadline=deadline,
                 items=items,
                 group=group,
             )

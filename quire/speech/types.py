@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from quire.engine.client.deadline import Deadline
 from quire.engine.client.sampling_params import GREEDY, SamplingNumbers
 
 SpeechTask = Literal["transcribe", "translate"]
@@ -39,7 +40,7 @@ class TranscriptionOptions:
         max_tokens: greatest number of tokens generated for a window; None: what the model can.
         beams: number of beams of a beam search, without temperature fallback; 0: no beam search.
         length_penalty: see `BeamOptions`.
-        timeout, seed: as for completions.
+        deadline, seed: as for completions.
     """
 
     task: SpeechTask = "transcribe"
@@ -56,7 +57,7 @@ class TranscriptionOptions:
     voice: VoiceOptions | None = None
     max_tokens: int | None = None
     seed: int | None = None
-    timeout: float | None = None
+    deadline: Deadline = field(default_factory=Deadline)
     beams: int = 0
     length_penalty: float = 1.0
 

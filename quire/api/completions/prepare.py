@@ -19,7 +19,7 @@ from quire.protocol.errors import InvalidRequest
 from quire.rendering.prompts import Prompt
 from quire.serving.beams.options import BeamOptions
 from quire.serving.generation import UsageCounter
-from quire.serving.models import ServedModel, ServerState
+from quire.serving.models import GeneratingModel, ServerState
 from quire.serving.params import plan_sequences, sequences_per_prompt
 from quire.workers.tenant import current_tenant
 
@@ -38,7 +38,7 @@ class PreparedCompletion:
     id: str
     created: int
     body: CompletionRequest
-    model: ServedModel
+    model: GeneratingModel
     prompts: Sequence[Prompt]
     echoes: Sequence[str]
     requests: Sequence[GenerateRequest]
@@ -83,7 +83,7 @@ def count_sequences(body: CompletionRequest, limits: LimitOptions) -> int:
 
 async def prepare_completion(
     body: CompletionRequest,
-    model: ServedModel,
+    model: GeneratingModel,
     state: ServerState,
     response_id: str,
     prompt_token_ids: PromptTokenIds | None = None,
@@ -134,7 +134,7 @@ def _inputs(body: CompletionRequest, limits: LimitOptions) -> Sequence[PromptInp
     return inputs
 
 
-async def _prompts(body: CompletionRequest, model: ServedModel, limits: LimitOptions) -> list[Prompt]:
+async def _prompts(body: CompletionRequest, model: GeneratingModel, limits: LimitOptions) -> list[Prompt]:
     max_tokens = None if body.truncate_prompt_tokens is not None else model.info.max_model_len
     return [
         await model.renderer.text(

@@ -83,7 +83,7 @@ class NewSequence:
         tokens: prompt and, after preemption, the output so far.
         prompt_logprobs: number of top tokens to report at the positions of the prompt; None to report nothing.
         uses_long_rope: compute it with a long rope's frequencies for sequences beyond the trained length.
-        uses_lora: compute it with the model's LoRA adapter.
+        lora_id: adapter that it is computed with; None: none.
     """
 
     request_id: str
@@ -93,7 +93,7 @@ class NewSequence:
     prompt_logprobs: int | None
     uses_long_rope: bool = False
     cross_attention: CrossAttentionItem | None = None
-    uses_lora: bool = False
+    lora_id: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
