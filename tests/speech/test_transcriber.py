@@ -328,7 +328,7 @@ async def test_a_text_that_repeats_itself_is_not_chosen_however_likely_it_is(tmp
     ("doubts", "options"),
     [
         ({}, {}),
-        ({WRONG: -0.9}, {"temperature": 0.3}),
+        ({WRONG: -0.9}, {"numbers": SamplingNumbers(temperature=0.3)}),
         ({WRONG: -0.9}, {"max_tokens": 4}),
     ],
 )
