@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from quire.engine.client.model_info import Transcribes
+from quire.engine.client.sampling_params import GREEDY, NUMBERS
 from quire.engine.client.streaming import Streams, TransducerInfo
 from quire.multimodal.audio.frames import frame_samples
 from quire.protocol.errors import InvalidRequest, shorten
@@ -17,11 +18,6 @@ _NO_CHOICE = "it always returns the most likely text, without sampling"
 _READS_ONCE = "it reads audio while it generates, and only once"
 _STREAMING_SECONDS = 600.0  # longest window of a model that reads audio while it arrives: 30 MB of features
 _ONLY_LANGUAGE = "en"  # of whispers that have no tokens for languages
-_SAMPLING = (
-    *("temperature", "top_p", "top_k", "min_p", "repetition_penalty"),
-    *("presence_penalty", "frequency_penalty"),
-)
-_LIKELIEST = TranscriptionOptions()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,12 +119,6 @@ def _unsupported_fields(capabilities: Capabilities, options: TranscriptionOption
     if options.beams and not capabilities.searches_beams:
         yield "use_beam_search", _NO_CHOICE if not capabilities.generates else _READS_ONCE
     if not capabilities.generates:
-        for name in _sampling_options(options):
-            yield name, _NO_CHOICE
-
-
-def _sampling_options(options: TranscriptionOptions) -> Iterator[str]:
-    """Sampling options that differ from greedy decoding."""
-    for name in _SAMPLING:
-        if getattr(options, name) != getattr(_LIKELIEST, name):
-            yield name
+        for name in NUMBERS:
+            if getattr(options.numbers, name) != getattr(GREEDY, name):
+                yield name, _NO_CHOICE

@@ -71,7 +71,7 @@ class ChatWindowTranscriber:
         self, prompt: TokenArray, items: tuple[MediaItem, ...], seconds: float, text_stream: TextStream
     ) -> tuple[DecodingAttempt, list[int]]:
         """The first attempt that can be trusted, or the last one. Text that was sent is not replaced."""
-        given = self._options.temperature
+        given = self._options.numbers.temperature
         for temperature in (given,) if given or self._options.beams else TEMPERATURES:
             params = self._params(len(prompt), seconds, temperature)
             request = GenerateRequest(prompt=prompt, params=params, items=items, deadline=self._options.deadline)

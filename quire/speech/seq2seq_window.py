@@ -211,7 +211,7 @@ class Seq2SeqWindowTranscriber:
     async def _best_attempt(self, item: MediaItem, audio_tokens: int, text_stream: TextStream) -> DecodingAttempt:
         """The first attempt that can be trusted, or the last one. Text that was sent is not replaced."""
         prompt = self._tokens.prompt(self._options, self.language, self._earlier)
-        given = self._options.temperature
+        given = self._options.numbers.temperature
         for temperature in (given,) if given or self._options.beams else TEMPERATURES:
             attempt = DecodingAttempt(temperature, len(prompt.tokens), audio_tokens)
             await self._run(attempt, item, prompt, text_stream)

@@ -68,7 +68,7 @@ class StreamedText:
         self._clock = _FrameClock(info)
         self._detokenizer = Detokenizer(self._tokenizer.backend, (), TextParams())
         self._options = options
-        self.attempt = DecodingAttempt(options.temperature, prompt_tokens, audio_tokens)
+        self.attempt = DecodingAttempt(options.numbers.temperature, prompt_tokens, audio_tokens)
         self.tokens: list[AlignedToken] = []  # tokens of the text, with their frames
 
     def push(self, delta: Delta) -> None:
@@ -225,7 +225,7 @@ def _request(
     most = most if options.max_tokens is None else options.max_tokens
     return GenerateRequest(
         prompt=np.array(prompt, np.int32),
-        params=sampling_params(options, options.temperature, max_tokens=most, eos_token_ids=eos),
+        params=sampling_params(options, options.numbers.temperature, max_tokens=most, eos_token_ids=eos),
         items=items,
         deadline=deadline,
         open=is_open,

@@ -16,6 +16,7 @@ from quire.engine.client.deadline import Deadline
 from quire.engine.client.errors import DeadlineExceeded
 from quire.engine.client.pooling_params import PoolingParams
 from quire.engine.client.protocol import AddRequest
+from quire.engine.client.sampling_params import SamplingNumbers
 from quire.protocol.errors import InvalidRequest
 from quire.speech.transcriber import Transcriber
 from quire.speech.types import (
@@ -239,7 +240,7 @@ async def test_an_unlikely_text_is_decoded_again_up_to_the_last_temperature(tmp_
 async def test_a_given_temperature_is_the_only_one(tmp_path: Path) -> None:
     temperatures, answer = at_temperature(" again and" * 30)
     async with speech_server(tmp_path, SpeechCore(answer=answer)) as server:
-        await transcribe(server, spoken((A, 1.0)), live=False, temperature=0.7)
+        await transcribe(server, spoken((A, 1.0)), live=False, numbers=SamplingNumbers(temperature=0.7))
         assert temperatures == [0.7]
 
 
@@ -327,7 +328,7 @@ async def test_a_text_that_repeats_itself_is_not_chosen_however_likely_it_is(tmp
     ("doubts", "options"),
     [
         ({}, {}),
-        ({WRONG: -0.9}, {"temperature": 0.3}),
+        ({WRONG: -0.9}, {"numbers": SamplingNumbers(temperature=0.3)}),
         ({WRONG: -0.9}, {"max_tokens": 4}),
     ],
 )

@@ -22,6 +22,7 @@ from quire.api.speech_to_text.answers import (
 )
 from quire.api.speech_to_text.form import admitted_audio, read_form
 from quire.engine.client.deadline import Deadline
+from quire.engine.client.sampling_params import GREEDY
 from quire.protocol import fields
 from quire.protocol.common import ERRORS, openapi_stream
 from quire.protocol.errors import InvalidRequest
@@ -37,6 +38,7 @@ from quire.protocol.speech_to_text import (
     form_schema,
 )
 from quire.serving.models import ServedModel, ServerState
+from quire.serving.params import numbers_of
 from quire.speech.transcriber import Transcriber
 from quire.speech.types import (
     SpeechTask,
@@ -56,7 +58,6 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "vllm_xargs": (None, "{}"),
     "watermarking": (False, None),
 }
-_MIN_TEMPERATURE = 1e-3  # lower ones overflow the logits
 _WITH_TIMES = ("srt", "vtt", "verbose_json")
 _PLAIN = {"text/plain": {"schema": {"type": "string"}}}
 
@@ -176,7 +177,7 @@ def _options(body: SpeechToTextRequestBody, state: ServerState, task: SpeechTask
         languages=tuple(transcription.languages),
         prompt=body.prompt,
         hotwords=" ".join(text for text in (body.hotwords or "", *transcription.keywords) if text),
-        temperature=max(body.temperature, _MIN_TEMPERATURE) if body.temperature else 0.0,
+        numbers=numbers_of(body, GREEDY),
         timestamps=body.response_format in _WITH_TIMES,
         words="word" in transcription.timestamp_granularities,
         logprobs=bool(transcription.include),
@@ -184,12 +185,6 @@ def _options(body: SpeechToTextRequestBody, state: ServerState, task: SpeechTask
         voice=_voice(voice),
         max_tokens=body.max_completion_tokens,
         seed=body.seed,
-        top_p=1.0 if body.top_p is None else body.top_p,
-        top_k=max(0, body.top_k or 0),
-        min_p=body.min_p or 0.0,
-        presence_penalty=body.presence_penalty or 0.0,
-        frequency_penalty=body.frequency_penalty or 0.0,
-        repetition_penalty=body.repetition_penalty or 1.0,
         deadline=Deadline(body.timeout, state.limits.request_timeout),
         beams=_beams(body, state),
         length_penalty=body.length_penalty,

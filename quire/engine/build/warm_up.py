@@ -323,7 +323,7 @@ def _new(name: str, one: _Sequence, limits: WarmUpLimits, *, encodes: bool) -> N
         cross = CrossAttentionItem(blocks, speech.num_positions, item)
     return NewSequence(
         request_id=name,
-        tokens=(0,) * one.length,
+        tokens=np.zeros(one.length, np.int32),
         prompt_len=one.start if one.generated else one.length,
         params=one.params,
         prompt_logprobs=one.prompt_logprobs,

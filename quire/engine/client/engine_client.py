@@ -179,7 +179,7 @@ class EngineClient(Engine):
     async def generate(
         self, request: GenerateRequest, ended: Callable[[], None] | None = None
     ) -> AsyncGenerator[Delta, None]:
-        detokenizer = Detokenizer(self._tokenizer, request.prompt[-8:].tolist(), request.text)
+        detokenizer = Detokenizer(self._tokenizer, request.prompt, request.text)
         stream = SequenceStream(request, detokenizer, ended)
         with self._open(stream, request):
             while True:

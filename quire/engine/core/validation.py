@@ -9,20 +9,11 @@ import msgspec
 from quire.engine.client.model_info import ModelKind, Pools, Transcribes
 from quire.engine.client.pooling_params import PoolingParams, PoolingTask
 from quire.engine.client.protocol import AddRequest, TokenArray
-from quire.engine.client.sampling_params import MAX_LOGPROB_TOKEN_IDS, SamplingParams
+from quire.engine.client.sampling_params import MAX_LOGPROB_TOKEN_IDS, NUMBERS, SamplingParams
 from quire.engine.client.streaming import DelayedStreamsInfo, TransducerInfo
 from quire.engine.client.token_mask import is_token_mask
 from quire.engine.core.item_validation import invalid_items
 
-# Wider than the limits of any API; values within them do not overflow float32.
-_RANGES = {
-    "temperature": (0.0, 1e6),
-    "top_p": (0.0, 1.0),
-    "min_p": (0.0, 1.0),
-    "presence_penalty": (-1e4, 1e4),
-    "frequency_penalty": (-1e4, 1e4),
-    "repetition_penalty": (1e-3, 1e3),
-}
 _MIN_TEMPERATURE = 1e-3  # lower temperatures above 0 overflow the logits
 _MAX_BIAS = 1e6
 
@@ -161,9 +152,9 @@ def _invalid_pooling(params: PoolingParams, message: AddRequest, kind: ModelKind
 
 
 def _invalid_numbers(params: SamplingParams) -> str | None:
-    for name, (low, high) in _RANGES.items():
-        if not low <= getattr(params, name) <= high:  # NaN too
-            return f"{name} must be between {low:g} and {high:g}, not {getattr(params, name)}"
+    for name, number in NUMBERS.items():
+        if not number.low <= getattr(params, name) <= number.high:  # NaN too
+            return f"{name} must be between {number.low:g} and {number.high:g}, not {getattr(params, name)}"
     if 0 < params.temperature < _MIN_TEMPERATURE:
         return f"temperature must be 0 or at least {_MIN_TEMPERATURE:g}, not {params.temperature}"
     for token, bias in params.logit_bias.items():

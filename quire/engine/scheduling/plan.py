@@ -7,7 +7,15 @@ from dataclasses import dataclass, field
 import msgspec
 
 from quire.engine.client.pooling_params import PoolingParams
-from quire.engine.client.protocol import AddRequest, FeatureArray, MediaItem, PooledArray, StepStats, TokenLogprobs
+from quire.engine.client.protocol import (
+    AddRequest,
+    FeatureArray,
+    MediaItem,
+    PooledArray,
+    StepStats,
+    TokenArray,
+    TokenLogprobs,
+)
 from quire.engine.client.sampling_params import SamplingParams
 
 
@@ -79,7 +87,7 @@ class NewSequence:
     """
 
     request_id: str
-    tokens: tuple[int, ...]
+    tokens: TokenArray
     prompt_len: int
     params: SamplingParams | PoolingParams
     prompt_logprobs: int | None

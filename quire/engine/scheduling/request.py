@@ -7,8 +7,10 @@ from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from quire.engine.client.pooling_params import PoolingParams
-from quire.engine.client.protocol import FinishReason, MediaItem, TokenLogprobs, TokensOutput
+from quire.engine.client.protocol import FinishReason, MediaItem, TokenArray, TokenLogprobs, TokensOutput
 from quire.engine.client.sampling_params import SamplingParams
 from quire.engine.scheduling.drafter import Drafter
 from quire.engine.scheduling.items import PlaceholderRanges
@@ -16,6 +18,11 @@ from quire.engine.scheduling.plan import CrossAttentionItem, NewSequence, Sample
 
 BlockHash = bytes
 Hasher = Callable[[bytes], BlockHash]
+
+
+def token_array(tokens: TokenArray) -> array[int]:
+    """Return token ids as int32 that others can be appended to. It is copied from and to NumPy without making ints."""
+    return array("i", tokens.astype(np.int32, copy=False).tobytes())
 
 
 @dataclass(slots=True, eq=False)
@@ -42,7 +49,7 @@ class Request:
     flight, a sequence is scheduled on before its sampled tokens are known: `num_output_placeholders` counts them.
 
     Attributes:
-        tokens: prompt and output so far.
+        tokens: prompt and output so far; see `token_array`.
         sort_key: (priority, virtual finish time, arrival number), fixed at arrival. It orders the waiting queue and the
             batch; the largest is preempted first.
         start: virtual time at which the request starts under fair queueing, see `FairClock`.
@@ -73,7 +80,7 @@ class Request:
     """
 
     id: str
-    tokens: list[int]
+    tokens: array[int]
     params: SamplingParams | PoolingParams
     sort_key: tuple[int, ...]
     root_hash: BlockHash = b""
@@ -160,7 +167,7 @@ class Request:
         if items:
             assert self.placeholders is not None
             self.placeholders.extend(items, len(self.tokens))
-        self.tokens += tokens
+        self.tokens.extend(tokens)
         self.prompt_len = len(self.tokens)
         self.held_back = 0 if last else 1
 
@@ -196,7 +203,7 @@ class Request:
         for index in range(len(self.hashes), len(self.tokens) // block_size):
             parent = self.hashes[-1] if self.hashes else self.root_hash
             start, end = index * block_size, (index + 1) * block_size
-            content = array("i", self.tokens[start:end]).tobytes()
+            content = self.tokens[start:end].tobytes()
             if self.placeholders is not None:
                 content += self.placeholders.content(start, end)
             self.hashes.append(hasher(parent + content))
@@ -207,7 +214,7 @@ class Request:
         wanted = self.sampling_params.prompt_logprobs if self.wants_prompt_logprobs else None
         return NewSequence(
             self.id,
-            tuple(self.tokens),
+            np.array(self.tokens),
             self.prompt_len,
             self.params,
             wanted,

@@ -29,7 +29,7 @@ from quire.engine.scheduling.open_requests import OpenRequests
 from quire.engine.scheduling.pipeline import StepShares
 from quire.engine.scheduling.plan import ScheduledSequence, StepPlan, StepResult
 from quire.engine.scheduling.prefix_cache import PrefixCache
-from quire.engine.scheduling.request import Hasher, Request
+from quire.engine.scheduling.request import Hasher, Request, token_array
 from quire.engine.scheduling.speculation import Speculation
 from quire.engine.scheduling.waiting import WaitingQueue
 
@@ -89,7 +89,7 @@ class Scheduler:
         sort_key, start = self._waiting.assign_sort_key(message)
         request = Request(
             id=message.request_id,
-            tokens=message.prompt.tolist(),
+            tokens=token_array(message.prompt),
             params=message.params,
             sort_key=sort_key,
             start=start,

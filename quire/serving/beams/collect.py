@@ -118,7 +118,7 @@ class _PromptSearch:
             yield self._answer(beam, tokenizer)
 
     def _answer(self, beam: Beam, tokenizer: Tokenizer) -> SequenceResult:
-        detokenizer = Detokenizer(tokenizer.backend, self._request.prompt.tolist(), self._request.text)
+        detokenizer = Detokenizer(tokenizer.backend, self._request.prompt, self._request.text)
         stopped = beam.finished == "stop"
         last = beam.tokens[-1]
         result = SequenceResult()

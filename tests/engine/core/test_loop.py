@@ -63,6 +63,8 @@ def test_an_invalid_prompt_fails_only_its_request(folder: Path, prompt: Any, mes
         ({"temperature": math.inf}, "temperature"),
         ({"temperature": 1e-40}, "temperature"),
         ({"top_p": -0.1}, "top_p"),
+        ({"top_k": -1}, "top_k"),
+        ({"top_k": 1 << 31}, "top_k"),
         ({"presence_penalty": -math.inf}, "presence_penalty"),
         ({"logprobs": -1}, "logprobs"),
         ({"bad_words": ((),)}, "empty word"),

@@ -41,7 +41,7 @@ class Batch:
         return ScheduledSequence(name, start, count, blocks, samples)
 
     def enter(self, name: str, prompt: int, output: int = 0, *, long_rope: bool = False) -> NewSequence:
-        tokens = tuple(range(10, 10 + prompt + output))
+        tokens = np.arange(10, 10 + prompt + output, dtype=np.int32)
         return NewSequence(name, tokens, prompt, SamplingParams(max_tokens=9), None, uses_long_rope=long_rope)
 
     def check(self, scheduled: list[ScheduledSequence]) -> tuple[StepInputs, DeviceMetadata]:
