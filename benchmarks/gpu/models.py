@@ -13,6 +13,7 @@ from torch import Tensor
 
 from quire.engine.models import loader
 from quire.engine.models.checkpoint.checkpoint import Progress, WeightTaker
+from quire.engine.models.checkpoint.safetensors import PlainName
 from quire.kernels.linear import Quantization
 
 _STD = 0.02
@@ -85,7 +86,9 @@ def _layer(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
 class RandomCheckpoint:
     """Stands in for `Checkpoint`: random tensors that the GPU makes."""
 
-    def __init__(self, folder: Path, quantization: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, folder: Path, quantization: Mapping[str, Any] | None = None, plain_name: PlainName = str
+    ) -> None:
         self._shapes = tensor_shapes(json.loads((folder / "config.json").read_text()))
         self._generator = torch.Generator(DEVICE).manual_seed(0)
 
