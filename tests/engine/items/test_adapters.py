@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+from array import array
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -61,7 +62,7 @@ def test_blocks_belong_to_the_content_of_an_adapter() -> None:
     hasher = hasher_named("sha256")
 
     def hashes(lora_id: int | None, digest: bytes = b"") -> list[bytes]:
-        request = Request("a", list(range(8)), greedy(1), (0,))
+        request = Request("a", array("i", range(8)), greedy(1), (0,))
         if lora_id is not None:
             request.use_lora(lora_id, digest, hasher)
         return request.block_hashes(4, hasher)
