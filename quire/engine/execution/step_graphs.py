@@ -62,7 +62,7 @@ class StepGraphs(StepRunner):
         rows = inputs.num_logits
         lora = inputs.model.lora
         is_partial = lora is not None and not lora.is_all
-        if not attention.static or rows > _MAX_LOGITS_ROWS or inputs.model.items is not None or is_partial:
+        if not attention.static or rows > _MAX_LOGITS_ROWS or not inputs.model.is_replayable or is_partial:
             return self._eager.logits(inputs, attention)
         if self._logits is None:
             self._logits = torch.empty(_MAX_LOGITS_ROWS, self._model.lm_head.vocab_size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -94,6 +95,7 @@ class ModelInputs:
             of tokens.
         items: embeddings of the tokens that stand for items, or that audio is added to; None if there are none.
         lora: rows that the model's LoRA adapter applies to; None: none.
+        states: the states of the sequences; None in models without them.
     """
 
     token_ids: Tensor
@@ -103,6 +105,28 @@ class ModelInputs:
     cu_seqlens: Tensor | None = None
     items: ItemEmbeddings | None = None
     lora: LoRARows | None = None
+    states: StepStates | None = None
+
+    @property
+    def is_replayable(self) -> bool:
+        """Whether all inputs may be at fixed addresses, so that captured steps can read them."""
+        return self.items is None and self.states is None
+
+
+class StepStates(Protocol):
+    """The states of the sequences of one step.
+
+    Attributes:
+        ranges: the tokens [begin, end) of each sequence among those of the step.
+    """
+
+    ranges: Sequence[tuple[int, int]]
+
+    def read(self, layer: int) -> list[Tensor]:
+        """Return each array (sequences, *shape) of a layer's states before the step."""
+
+    def write(self, layer: int, arrays: Sequence[Tensor]) -> None:
+        """Replace a layer's states by those behind the step's tokens."""
 
 
 class StepAttention(Protocol):

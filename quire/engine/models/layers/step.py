@@ -13,6 +13,7 @@ from quire.engine.models.layers.inputs import (
     RowSet,
     StepAttention,
     StepCrossAttention,
+    StepStates,
 )
 from quire.engine.models.layers.pieces import Pieces
 from quire.engine.models.specs.rope import Rope
@@ -48,6 +49,7 @@ class StepContext:
         relative_positions: (rows, hidden) the table that `DisentangledAttentionLayer` reads.
         cross: the step's cross-attention; None in models without it.
         lora: rows that the model's LoRA adapter applies to; None: none.
+        states: the states of sequences; None in models without them.
         pieces: the pieces of audio of the step; None in models that encode audio whole.
     """
 
@@ -60,6 +62,7 @@ class StepContext:
     relative_positions: Tensor | None = None
     cross: StepCrossAttention | None = None
     lora: StepLoRA | None = None
+    states: StepStates | None = None
     pieces: Pieces | None = None
 
     def lora_rows(self, *, last_layer: bool) -> AdaptedRows | None:

@@ -80,6 +80,7 @@ class Transformer(LayerStack):
             None if self.relative_positions is None else self.relative_positions(),
             cross,
             StepLoRA.of(inputs.lora),
+            inputs.states,
         )
 
     @property

@@ -39,7 +39,7 @@ def test_tokens_do_not_depend_on_preemption(model: tuple[Path, dict[str, Any]]) 
     options = ModelOptions(max_model_len=104)
     with running(folder, parallel, model=options, block_size=4, kv_cache_memory_bytes=1 << 20) as engine:
         ranks = parallel.get("tensor_parallel_size", 1) * parallel.get("pipeline_parallel_size", 1)
-        per_block = engine.info.cache_bytes // engine.info.num_blocks // ranks
+        per_block = engine.block_bytes // ranks
     with running(folder, parallel, model=options, block_size=4, kv_cache_memory_bytes=26 * per_block) as engine:
         assert together(engine, workload(3), 3) == alone(folder, 3)
         assert engine.preemptions > 0

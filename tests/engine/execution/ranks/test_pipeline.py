@@ -102,7 +102,7 @@ def test_a_request_is_aborted_while_its_steps_are_in_flight(folder: Path) -> Non
 def test_a_preempted_sequence_gets_the_token_of_its_step_in_flight(folder: Path) -> None:
     model = ModelOptions(max_model_len=104)
     with running(folder, PP, model=model, block_size=4) as engine:
-        per_block = engine.info.cache_bytes // engine.info.num_blocks // 2
+        per_block = engine.block_bytes // 2
     with running(folder, PP, model=model, block_size=4, kv_cache_memory_bytes=26 * per_block) as engine:
         assert together(engine, workload(3), 3) == alone(folder, 3)
         assert engine.preemptions > 0
