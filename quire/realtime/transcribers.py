@@ -61,7 +61,7 @@ class WholeUtteranceTranscriber:
         """Memory for the features; that for the audio is the session's. A draft does not wait for it."""
         assert self._model.audio is not None
         memory, tenant = self._model.audio.memory, current_tenant()
-        size = feature_bytes(samples, self._transcriber.window_seconds)
+        size = feature_bytes(samples, self._transcriber.window_seconds, rehears=not draft)
         return memory.take(size, tenant) if draft else await memory.reserve(size, tenant)
 
 
@@ -113,5 +113,5 @@ def transcriber_factory() -> TranscriberOf:
 def _options(settings: SessionSettings, *, draft: bool) -> TranscriptionOptions:
     # Text that was given is not generated again, so `live` text is that of the first attempt.
     return TranscriptionOptions(
-        language=settings.language, prompt=settings.prompt, live=draft, logprobs=settings.logprobs
+        language=settings.language, prompt=settings.prompt, live=draft, rehears=not draft, logprobs=settings.logprobs
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from dataclasses import dataclass
 
@@ -9,6 +10,7 @@ TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)  # tried one after the other
 _MAX_COMPRESSION = 2.4  # text that compresses better repeats itself
 _MIN_LOGPROB = -1.0  # mean of all tokens
 _NO_SPEECH = 0.6
+DOUBTFUL = math.log(2 / 3)  # of a token of a word: it is less than twice as likely as all others together
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,11 @@ class Quality:
     def repeats(self) -> bool:
         """Whether the text repeats itself."""
         return self.compression_ratio > _MAX_COMPRESSION
+
+    @property
+    def trusted(self) -> bool:
+        """Whether the text can be taken for what was said."""
+        return not self.silent and not self.failed
 
     @property
     def failed(self) -> bool:

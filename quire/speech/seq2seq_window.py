@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from contextlib import aclosing
 from functools import partial
+from operator import itemgetter
 
 import msgspec
 import numpy as np
@@ -29,16 +30,17 @@ from quire.rendering.tokenizer import Tokenizer
 from quire.speech.capabilities import only_language
 from quire.speech.deadline import Deadline
 from quire.speech.decoding_attempt import DecodingAttempt, WindowResult, deltas_of, sampling_params, token_logprobs
-from quire.speech.quality import TEMPERATURES, probably_silent
+from quire.speech.quality import DOUBTFUL, TEMPERATURES, probably_silent
 from quire.speech.seek import LEAD, LEAST_ADVANCE, next_start
 from quire.speech.segments import SegmentSpan, spans_of, spans_of_words, within_segments
 from quire.speech.speech_stretches import SpeechStretches, find_stretches
 from quire.speech.text_stream import TextStream
-from quire.speech.tokens import TranscriptionPrompt, TranscriptionTokens
+from quire.speech.tokens import TranscriptionPrompt, TranscriptionTokens, spoken
 from quire.speech.types import TranscriptionOptions, Word
 from quire.speech.words import WordTokens, timed_words
 
 Samples = NDArray[np.float32]
+_SHIFTS = (1 / 3, 2 / 3)  # of a position of the encoder, by which audio is moved when it is heard again
 _SHORTEST = 10 * SAMPLE_RATE  # samples of a window that is not divided any more
 
 
@@ -116,6 +118,8 @@ class Seq2SeqWindowTranscriber:
             # The audio of further parts has been counted.
             positions = self._positions(window.end - window.start) if part == window else 0
             attempt = await self._best_attempt(item, positions, text_stream)
+            if self._options.rehears and self._is_doubtful(attempt):
+                attempt = await self._reheard(audio[part.start : part.end], item, attempt, text_stream)
             if (middle := self._middle(audio, part, attempt, text_stream)) is not None:
                 await self.transcribe(audio, Window(part.start, middle), text_stream)
                 await self.transcribe(audio, Window(middle, part.end), text_stream)
@@ -216,6 +220,71 @@ class Seq2SeqWindowTranscriber:
             if text_stream.sent or not attempt.quality.failed or (attempt.limited and not attempt.quality.repeats):
                 break
         return attempt
+
+    def _is_doubtful(self, attempt: DecodingAttempt) -> bool:
+        """Whether the model would sooner have written something else at some place of a text that can be trusted."""
+        if attempt.temperature or self._options.beams:
+            return False
+        return self._is_complete(attempt) and any(
+            logprob < DOUBTFUL and self._tokens.is_word(token)
+            for token, logprob in zip(attempt.output, attempt.logprobs, strict=True)
+        )
+
+    def _is_complete(self, attempt: DecodingAttempt) -> bool:
+        """Whether a text can be trusted, and is short enough to be judged as a prompt."""
+        room = self._tokens.info.max_output_tokens - attempt.prompt_tokens - len(attempt.output)
+        return attempt.quality.trusted and not attempt.limited and not attempt.truncated and room > 0
+
+    async def _reheard(
+        self, samples: Samples, item: MediaItem, first: DecodingAttempt, text_stream: TextStream
+    ) -> DecodingAttempt:
+        """The likeliest text of audio that is heard at other places of the encoder's positions as well.
+
+        Where a sound lies within a position is chance, and changes what a doubtful word is heard as. If the first two
+        attempts agree, there is no third; otherwise all of them judge each text.
+        """
+        prompt = self._tokens.prompt(self._options, self.language, self._earlier)
+        attempts = [(first, item)]
+        for shift in _SHIFTS:
+            item = await self._item(self._shifted(samples, shift))
+            attempt = DecodingAttempt(first.temperature, first.prompt_tokens, first.audio_tokens)
+            await self._run(attempt, item, prompt, text_stream)
+            if len(attempts) == 1 and spoken(attempt.text) == spoken(first.text):
+                return first
+            attempts.append((attempt, item))
+        texts: dict[str, DecodingAttempt] = {}
+        for attempt, _ in attempts:
+            if self._is_complete(attempt):
+                texts.setdefault(attempt.text, attempt)
+        scores = [(await self._log_probability(one.output, attempts, prompt), one) for one in texts.values()]
+        return max(scores, key=itemgetter(0))[1]
+
+    def _shifted(self, samples: Samples, shift: float) -> Samples:
+        """Audio behind silence of a part of a position."""
+        info = self._tokens.info
+        silence = np.zeros(round(shift * info.time_precision * SAMPLE_RATE), np.float32)
+        return np.concatenate([silence, samples])[: round(info.window_seconds * SAMPLE_RATE)]
+
+    async def _log_probability(
+        self, output: Sequence[int], attempts: Sequence[tuple[DecodingAttempt, MediaItem]], prompt: TranscriptionPrompt
+    ) -> float:
+        """The log-probability of an output, summed over what was heard in all attempts."""
+        total = 0.0
+        for attempt, item in attempts:
+            if attempt.output == output:
+                total += sum(attempt.logprobs)
+                continue
+            request = GenerateRequest(
+                prompt=np.concatenate([prompt.tokens, np.array(output, np.int32)]),
+                params=SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0),
+                items=(item,),
+                timeout=self._deadline.seconds_left(),
+            )
+            async with aclosing(self._client.generate(request)) as deltas:
+                async for delta in deltas:
+                    entries = (delta.prompt_logprobs or [])[len(prompt.tokens) :]
+                    total += sum(entry.logprobs[0] for entry in entries if entry is not None)
+        return total
 
     async def _run(
         self, attempt: DecodingAttempt, item: MediaItem, prompt: TranscriptionPrompt, text_stream: TextStream

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ from quire.engine.client.token_mask import TokenMask, token_mask
 from quire.rendering.tokenizer import Tokenizer
 from quire.speech.types import TranscriptionOptions
 
+_NOT_SPOKEN = re.compile(r"[^\w\ufffd]|_")  # U+FFFD: a part of a character
 _MAX_PROMPT_CHARACTERS = 1 << 13  # of earlier text; only its last tokens are used
 
 
@@ -78,6 +80,10 @@ class TranscriptionTokens:
         """Whether a token has text."""
         return token < self._first_time and token not in self._special
 
+    def is_word(self, token: int) -> bool:
+        """Whether a token is spoken, wholly or in part: not punctuation alone."""
+        return self.is_text(token) and spoken(self._tokenizer.token_text(token)) != ""
+
     def is_timestamp(self, token: int) -> bool:
         """Whether a token is a time."""
         return token >= self._first_time
@@ -112,6 +118,11 @@ class TranscriptionTokens:
     def text_bytes(self, token: int) -> bytes:
         """Bytes of a token."""
         return self._tokenizer.token_bytes(token)
+
+
+def spoken(text: str) -> str:
+    """What of a text is spoken: without punctuation, capitals and spaces."""
+    return _NOT_SPOKEN.sub("", text).casefold()
 
 
 def _others(tokens: set[int], vocab_size: int) -> TokenMask:

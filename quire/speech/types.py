@@ -31,6 +31,8 @@ class TranscriptionOptions:
         words: times of words.
         logprobs: log-probabilities of tokens.
         live: text is given while it is generated. A window whose text was given is not decoded again.
+        rehears: audio whose text is doubtful is heard again, moved by parts of an encoder's position, and the likeliest
+            text is kept; not with `live`, temperatures and beams. Encoder-decoder models only.
         voice: leave out silence and cut between stretches of speech; None: cut in pauses.
         max_tokens: greatest number of tokens generated for a window; None: what the model can.
         beams: number of beams of a beam search, without temperature fallback; 0: no beam search.
@@ -48,6 +50,7 @@ class TranscriptionOptions:
     words: bool = False
     logprobs: bool = False
     live: bool = True
+    rehears: bool = False
     voice: VoiceOptions | None = None
     max_tokens: int | None = None
     seed: int | None = None

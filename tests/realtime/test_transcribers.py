@@ -87,6 +87,20 @@ async def test_interim_transcriptions_do_not_count_as_transcribed_audio(tmp_path
         assert counts == [0, 0, 3]
 
 
+async def test_only_the_final_transcript_is_worth_hearing_doubtful_audio_again(tmp_path: Path) -> None:
+    core = SpeechCore(logprob=lambda message, index: -0.9)
+    async with tone_server(tmp_path, core) as server:
+        transcriber = WholeUtteranceTranscriber(server.state.models[0])
+        counts = []
+        for draft in (True, False):
+            audio = spoken((300.0, 1.0))
+            settings = SessionSettings(language="en")
+            assert [piece async for piece in transcriber.transcribe(audio, settings, draft=draft)]
+            counts.append(len({message.items[0].hash for message in added(core)}))
+        assert counts == [1, 2]
+        assert server.state.models[0].client.slots_in_use == 0
+
+
 async def test_a_client_that_goes_leaves_nothing_in_the_engine(tmp_path: Path) -> None:
     core = SpeechCore()
     async with tone_server(tmp_path, core) as server:

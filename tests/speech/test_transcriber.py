@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ from tests.support.speech import (
     prompts,
     speaks,
     speech_server,
+    speech_tokenizer,
     spoken,
     text,
 )
@@ -246,6 +248,104 @@ async def test_what_was_given_is_not_decoded_again(tmp_path: Path) -> None:
         events = await events_of(server, spoken((A, 1.0)), live=True)
         assert temperatures == [0.0]
         assert "".join(deltas(events)) == (" again and" * 30).strip()
+
+
+@dataclass
+class Hearings:
+    """Texts that a core hears in audio at different places of the encoder's positions, in the order of the requests.
+
+    Attributes:
+        doubts: log-probability of each token, by the text that is heard.
+        judged: log-probability of each token of a text (the key's second part) in the audio where another was heard.
+        items: hashes of the audio of the attempts.
+    """
+
+    texts: tuple[str, ...]
+    doubts: dict[str, float] = field(default_factory=dict)
+    judged: dict[tuple[str, str], float] = field(default_factory=dict)
+    items: list[bytes] = field(default_factory=list)
+    scorings: int = 0
+
+    def answer(self, message: AddRequest) -> list[int]:
+        if message.sampling_params.prompt_logprobs is not None:
+            self.scorings += 1
+            return [END]
+        self.items.append(message.items[0].hash)
+        return [*text(self.texts[len(self.items) - 1]), END]
+
+    def core(self) -> SpeechCore:
+        return SpeechCore(answer=self.answer, logprob=self._logprob, prompt_logprob=self._prompt_logprob)
+
+    def _heard(self, message: AddRequest) -> str:
+        return self.texts[self.items.index(message.items[0].hash)]
+
+    def _logprob(self, message: AddRequest, _: int) -> float:
+        return self.doubts.get(self._heard(message), -0.01)
+
+    def _prompt_logprob(self, message: AddRequest, _: int) -> float:
+        judged = speech_tokenizer().decode(message.prompt[4:-1].tolist())
+        return self.judged[self._heard(message), judged]
+
+
+WRONG, RIGHT, LOOP = "ill-sposed", "ill-disposed", "ill " * 40
+
+
+async def rehear(folder: Path, hearings: Hearings, **options: Any) -> str:
+    async with speech_server(folder, hearings.core()) as server:
+        audio = spoken((A, 1.0))
+        return (await transcribe(server, audio, language="en", live=False, rehears=True, **options)).text
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+async def test_a_doubtful_text_is_judged_by_all_places_at_which_audio_is_heard(tmp_path: Path, place: int) -> None:
+    """One place at which a word is misheard is outvoted, whichever it is."""
+    texts = [RIGHT] * 3
+    texts[place] = WRONG
+    if place == 2:  # the first two agree
+        texts[2] = LOOP
+    doubts = {WRONG: -0.5, RIGHT: -0.45}
+    hearings = Hearings(tuple(texts), doubts, {(WRONG, RIGHT): -0.6, (RIGHT, WRONG): -0.9})
+    assert await rehear(tmp_path, hearings) == RIGHT
+    assert len(set(hearings.items)) == (2 if place == 2 else 3)
+    assert hearings.scorings == (0 if place == 2 else 3)
+
+
+async def test_a_text_that_is_heard_once_is_kept_if_the_other_places_do_not_contradict(tmp_path: Path) -> None:
+    hearings = Hearings(
+        (RIGHT, WRONG, WRONG), {WRONG: -0.5, RIGHT: -0.45}, {(WRONG, RIGHT): -0.46, (RIGHT, WRONG): -2.0}
+    )
+    assert await rehear(tmp_path, hearings) == RIGHT
+
+
+async def test_a_text_that_repeats_itself_is_not_chosen_however_likely_it_is(tmp_path: Path) -> None:
+    hearings = Hearings((WRONG, LOOP, LOOP), {WRONG: -0.9}, {(LOOP, WRONG): -5.0})
+    assert await rehear(tmp_path, hearings) == WRONG
+
+
+@pytest.mark.parametrize(
+    ("doubts", "options"),
+    [
+        ({}, {}),
+        ({WRONG: -0.9}, {"temperature": 0.3}),
+        ({WRONG: -0.9}, {"max_tokens": 4}),
+    ],
+)
+async def test_a_text_is_heard_once_if_it_is_certain_or_not_greedy(
+    tmp_path: Path, doubts: dict[str, float], options: dict[str, Any]
+) -> None:
+    hearings = Hearings((WRONG,) * 8, doubts)
+    heard_text = await rehear(tmp_path, hearings, **options)
+    assert WRONG.startswith(heard_text)
+    assert len(set(hearings.items)) == 1
+
+
+async def test_punctuation_may_be_doubtful(tmp_path: Path) -> None:
+    hearings = Hearings(("no, no",))
+    core = hearings.core()
+    core.logprob = lambda message, index: -0.9 if index == 2 else -0.01
+    async with speech_server(tmp_path, core) as server:
+        last = await transcribe(server, spoken((A, 1.0)), language="en", live=False, rehears=True)
+    assert (last.text, len(hearings.items)) == ("no, no", 1)
 
 
 async def test_silence_has_no_text_whatever_the_model_makes_up(tmp_path: Path) -> None:

@@ -85,6 +85,7 @@ class FakeCore:
     Attributes:
         info: what is said about the model.
         logprob: of the token at an index of an answer.
+        prompt_logprob: of the token at an index of a prompt.
         probs: of the tokens that `SamplingParams.token_probs` asks for.
         alignment: the result of the task "align".
         refuses: pooling requests that are refused as invalid.
@@ -97,6 +98,7 @@ class FakeCore:
     answer: Callable[[AddRequest], list[int]] = upper_case
     info: ModelInfo = INFO
     logprob: Callable[[AddRequest, int], float] = lambda _, index: -0.5
+    prompt_logprob: Callable[[AddRequest, int], float] = lambda _, index: -0.5
     probs: Callable[[AddRequest], list[float]] = lambda _: []
     alignment: Callable[[AddRequest], np.ndarray] | None = None
     refuses: Callable[[AddRequest], bool] = lambda _: False
@@ -182,7 +184,13 @@ class FakeCore:
                         )
                     ]
             if params.prompt_logprobs is not None and made == 1:
-                prompt_logprobs = [None, *(_logprobs(int(t), params.prompt_logprobs) for t in message.prompt[1:])]
+                prompt_logprobs = [
+                    None,
+                    *(
+                        _logprobs(int(t), params.prompt_logprobs, self.prompt_logprob(message, i))
+                        for i, t in enumerate(message.prompt[1:], 1)
+                    ),
+                ]
                 if (asked := params.prompt_token_ids) is not None:
                     rows = [asked.row(position) for position in range(1, len(message.prompt))]
                     prompt_logprobs = [

@@ -268,7 +268,9 @@ def _partial(draw: Draw, config: Config, heads: int) -> Config:
     factor = _one_of(draw, *(part for part in (0.25, 0.4, 0.5, 1.0) if int(dim * part) % 2 == 0))
     params = _rope(draw, int(dim * factor) // 2, ("default", "default", "linear", "llama3", "yarn", "longrope"))
     if draw(st.booleans()):
-        return {**_written(draw, {**params, "partial_rotary_factor": factor}), "head_dim": dim}
+        fields = _written(draw, {**params, "partial_rotary_factor": factor})
+        if any("partial_rotary_factor" in (fields.get(name) or {}) for name in ("rope_parameters", "rope_scaling")):
+            return {**fields, "head_dim": dim}
     return {**_written(draw, params), "partial_rotary_factor": factor, "head_dim": dim}
 
 

@@ -8,6 +8,7 @@ from collections.abc import Container, Iterable
 import torch
 from torch import Tensor, nn
 
+from quire.engine.models.checkpoint.norm_gains import NormGains, normed_linears
 from quire.engine.models.errors import BrokenFolder, UnsupportedModel, WeightMismatch
 from quire.engine.models.layers.linear import Linear, Packable
 from quire.engine.models.networks.transformer import Transformer
@@ -108,6 +109,7 @@ class WeightFiller:
         self._extra_layers = extra_layers
         self._parameters = dict(model.named_parameters())  # those that are not complete yet
         self._packable = _packable(model)
+        self._gains = NormGains(model, normed_linears(model) if quantization == "int8" else ())
         self._missing = {name: set(range(len(self._parts(name)))) for name in self._parameters}
         self.targets: Container[str] = self._missing
         self.num_layers = len(model.layers) if isinstance(model, Transformer) else 0
@@ -213,7 +215,7 @@ class WeightFiller:
         A layer does not wait for its bias: of all experts stacked in one tensor only one is not packed at a time.
         """
         del self._parameters[parameter]
-        for layer in self._packable.get(parameter, ()):
+        for layer in self._gains.loaded(parameter, self._packable.get(parameter, ())):
             layer.pack_weights(self._quantization)
 
     def _beyond(self, name: str) -> bool:
