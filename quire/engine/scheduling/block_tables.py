@@ -197,10 +197,12 @@ class BlockTables:
         request.num_cached_blocks = full
 
     def evict(self, request: Request, start: int) -> None:
-        """Let other requests not find the blocks of a request from position `start` on."""
+        """Let other requests not find the blocks of a request from position `start` on, also those given back."""
         first = start // self._pool.block_size
-        for table, unseen in zip(request.tables, request.unseen, strict=True):
+        for group, (table, unseen) in enumerate(zip(request.tables, request.unseen, strict=True)):
             self._pool.evict_blocks(table[max(first, unseen) :])
+            for key in _keys(request.hashes[first:unseen], group):
+                self._pool.evict_blocks(self._pool.match([key]))
 
     def record(self, request: Request, hit: int, stats: StepStats) -> None:
         """Count the tokens that a request has found, when it enters the batch for the first time."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from quire.engine.client.protocol import ErrorOutput
 from quire.engine.scheduling.block_tables import BlockGroups
+from quire.engine.scheduling.plan import NOT_FINITE, StepResult
 from tests.support.scheduling import BLOCK, FakeRunner, make, request
 
 
@@ -93,6 +95,22 @@ def test_a_prefix_ends_where_a_group_without_window_lacks_a_block(missing: int) 
     runner.scheduler.abort("look")
     runner.scheduler.pool.evict_blocks([prefix.tables[2][missing]])
     assert found(runner, prompt) == missing * BLOCK
+
+
+@pytest.mark.parametrize("windows", [(None, 6), (6,)])
+def test_blocks_that_were_given_back_before_a_failure_are_not_found(windows: tuple[int | None, ...]) -> None:
+    """NaN of the first chunk of a prompt is noticed when its last token is sampled."""
+    prompt = list(range(40))
+    for end in range(4, 40, 4):
+        scheduler = make(64, tokens=8, groups=BlockGroups(windows))
+        scheduler.add(request("bad", prompt, 4))
+        plans = [scheduler.schedule() for _ in range(5)]
+        for plan in plans[:-1]:
+            scheduler.update(plan, StepResult())
+        (output,) = scheduler.update(plans[-1], StepResult(errors={"bad": NOT_FINITE}))
+        assert isinstance(output, ErrorOutput)
+        assert scheduler.schedule().removed == ["bad"]
+        assert found(FakeRunner(scheduler), prompt[: end + 1]) == 0
 
 
 def test_a_prefix_is_not_read_where_there_are_states() -> None:
