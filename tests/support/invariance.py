@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -42,6 +44,13 @@ def workload(seed: int) -> list[tuple[list[int], SamplingParams]]:
             )
         out.append((prompt, params))
     return out
+
+
+@cache
+def alone(folder: Path, seed: int) -> list[list[int]]:
+    """The tokens of each request of a workload alone in the engine, without chunking or prefix caching."""
+    engine = Engine(folder, enable_prefix_caching=False)
+    return [engine.generate(prompt, params).tokens for prompt, params in workload(seed)]
 
 
 def together(engine: Engine, requests: list[tuple[list[int], SamplingParams]], seed: int) -> list[list[int]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from quire.config.options import ModelOptions
 from quire.engine.client.sampling_params import SamplingParams
 from tests.support.deferred import DeferredExecutor
 from tests.support.engine import Engine, greedy, random_prompt
-from tests.support.invariance import SCHEDULES, VARIANTS, mask, together, workload
+from tests.support.invariance import SCHEDULES, VARIANTS, alone, mask, together, workload
 from tests.support.models import make_model, save_model
 
 # One of each kind of attention and cache: plain, windowed with softcap, sinks with experts, latent, keys that change
@@ -23,13 +22,6 @@ CASES = ("llama", "gemma2", "gpt_oss", "deepseek_v3", "phi3-longrope", "gpt2")
 @pytest.fixture(scope="module", params=CASES)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_model(make_model(request.param), tmp_path_factory.mktemp("model"))
-
-
-@cache
-def alone(folder: Path, seed: int) -> list[list[int]]:
-    """The tokens of each request of a workload alone in the engine, without chunking or prefix caching."""
-    engine = Engine(folder, enable_prefix_caching=False)
-    return [engine.generate(prompt, params).tokens for prompt, params in workload(seed)]
 
 
 @pytest.mark.parametrize("schedule", [*SCHEDULES, *VARIANTS])

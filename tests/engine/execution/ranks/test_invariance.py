@@ -9,8 +9,8 @@ import pytest
 
 from quire.config.options import ModelOptions
 from tests.engine.execution.ranks.test_oracle import EP, PP, TP, running
-from tests.engine.execution.test_invariance import alone, mask, together, workload
 from tests.support.engine import Engine, greedy, random_prompt
+from tests.support.invariance import alone, mask, together, workload
 from tests.support.models import make_model, save_model
 
 RANKS = {"llama": TP, "gpt_oss": EP, "deepseek_v3": {**TP, **PP}, "gemma2": PP}
