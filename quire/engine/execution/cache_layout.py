@@ -47,6 +47,11 @@ class LayerStates:
     places: Tensor
     blocks: slice
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a state."""
+        return _state_bytes(self.kind)
+
 
 @dataclass(frozen=True, slots=True)
 class CacheLayout:

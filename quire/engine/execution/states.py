@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from typing_extensions import override
 
@@ -45,15 +46,14 @@ class PagedStates(StepStates):
     @override
     def read(self, layer: int) -> list[Tensor]:
         states = self._cache.states[layer]
-        rows = states.places[self._blocks[:, states.blocks]].flatten(1)
+        rows = states.places[self._blocks[:, states.blocks]].flatten(1)[:, : states.nbytes].contiguous()
         rows[self._begins] = 0
         return _arrays(states, rows)
 
     @override
     def write(self, layer: int, arrays: Sequence[Tensor]) -> None:
         states = self._cache.states[layer]
-        count = states.blocks.stop - states.blocks.start
-        rows = states.places.new_zeros(len(self._blocks), count * states.places.shape[1])
+        rows = states.places.new_zeros(len(self._blocks), states.nbytes)
         for array, values in zip(_arrays(states, rows), arrays, strict=True):
             array.copy_(values)
         self._written[layer] = rows
@@ -63,7 +63,8 @@ class PagedStates(StepStates):
         for layer, rows in self._written.items():
             states = self._cache.states[layer]
             blocks = self._blocks[:, states.blocks]
-            states.places[blocks] = rows.view(*blocks.shape, -1)
+            room = blocks.shape[1] * states.places.shape[1]
+            states.places[blocks] = F.pad(rows, (0, room - rows.shape[1])).view(*blocks.shape, -1)
 
 
 def _arrays(states: LayerStates, rows: Tensor) -> list[Tensor]:

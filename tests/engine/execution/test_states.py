@@ -7,12 +7,21 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from torch import Tensor
 
 from quire.config.options import ModelOptions
 from quire.engine.client.protocol import Wake
+from quire.engine.execution.cache import HostKVCache
+from quire.engine.execution.cache_layout import CacheLayout
+from quire.engine.execution.inputs import Span
+from quire.engine.execution.request_table import RequestTable
+from quire.engine.execution.states import StateCaches
 from quire.engine.models.layers.step import StepContext
+from quire.engine.models.networks.decoder import CacheShape
+from quire.engine.models.specs.cache import CacheGroup, FullCache, StateArray, StateCache
 from tests.support.engine import greedy, random_prompt
 from tests.support.invariance import SCHEDULES, together, workload
 from tests.support.models import make_model, save_model
@@ -88,6 +97,33 @@ def test_tokens_depend_on_what_states_hold(folder: Path, kind: str, monkeypatch:
 
     monkeypatch.setattr(GatedSumLayer, "forward", forgets)
     assert tokens_of(recurrent_engine(folder, kind), prompt, greedy(16)) != tokens
+
+
+@pytest.mark.parametrize("dim", [3, 40])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8])
+def test_states_fit_into_places_of_any_size(dim: int, dtype: torch.dtype) -> None:
+    """Of smaller and larger ones, whose bytes need not be a multiple of those of an element of the state."""
+    kind = StateCache((StateArray((3,), torch.bfloat16), StateArray((2, 5), torch.float32)))
+    groups = (CacheGroup(FullCache(), (0,)), CacheGroup(kind, (1, 2)))
+    layout = CacheLayout({0: CacheShape(1, dim, dim, values_in_keys=True)}, groups)
+    cache, count = HostKVCache(layout, 64, 3, dtype), layout.state_blocks(3, dtype)
+    table = RequestTable(3, 16, 3, state_blocks=count)
+    table.state_blocks[:] = np.arange(3 * count).reshape(3, count)
+    states = StateCaches(cache, table, torch.device("cpu"))
+    spans = [Span(row, row, start, 1, True, False) for row, start in ((2, 5), (0, 5), (1, 0))]
+    written: dict[int, list[Tensor]] = {}
+    step = states.of_step(spans)
+    for layer in (1, 2):
+        assert not any(array.any() for array in step.read(layer))
+        written[layer] = [torch.randn(3, 3).bfloat16(), torch.randn(3, 2, 5)]
+        step.write(layer, written[layer])
+    assert not any(array.any() for array in states.of_step(spans).read(1)), "the step has not ended"
+    step.commit()
+    step = states.of_step(spans)
+    for layer, arrays in written.items():
+        for array, expected in zip(step.read(layer), arrays, strict=True):
+            assert torch.equal(array[:2], expected[:2])
+            assert not array[2].any(), "a sequence begins with zeros"
 
 
 def test_a_step_that_fails_changes_no_states(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
