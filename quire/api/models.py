@@ -125,7 +125,7 @@ def _card(model: ServedModel, name: str) -> ModelCard:
 
 
 def _modalities(info: ModelInfo) -> list[str]:
-    """What the model reads."""
+    """Return what the model reads."""
     if info.speech is not None or info.streaming is not None:
         return ["audio"]
     return ["text"] if info.audio is None else ["text", "audio"]

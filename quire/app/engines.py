@@ -13,8 +13,7 @@ from multiprocessing.connection import Connection
 from quire.app.logs import flush_logs, start_logging
 from quire.app.models import ModelSource
 from quire.config.commands import Serve
-from quire.config.media_options import AudioOptions
-from quire.config.options import ChatOptions, EngineOptions, ModelOptions, ParallelOptions
+from quire.config.options import AudioOptions, ChatOptions, EngineOptions, ModelOptions, ParallelOptions
 from quire.engine.build.core_config import CoreConfig
 from quire.engine.build.engine import serve_core
 from quire.engine.client.engine_client import EngineClient
@@ -43,7 +42,7 @@ def weight_bytes(source: ModelSource) -> int:
 
 
 def host_share(sources: Sequence[ModelSource]) -> MemoryShare | None:
-    """What each of several engines may take of the host's memory; None for a single engine.
+    """Return what each of several engines may take of the host's memory; None for a single engine.
 
     It is divided before they load: the pages of a KV cache count as free memory until they are used, so that an
     engine could not see what others have reserved.
@@ -76,12 +75,12 @@ async def start_engines(
         info = await engine.client.ready()
         # The memory of other processes is seen as it is.
         steps.append((engine, 0 if settings.engine_process else info.step_bytes))
-    for engine, own in steps:
-        engine.set_memory_share(MemoryShare(0, steps=sum(nbytes for _, nbytes in steps) - own))
+    for engine, step in steps:
+        engine.set_memory_share(MemoryShare(0, steps=sum(nbytes for _, nbytes in steps) - step))
 
 
 def gpu_share(sources: Sequence[ModelSource], configs: Sequence[ModelConfig], steps: int) -> MemoryShare:
-    """What the engine of the first of these models may take of a GPU that it shares with others.
+    """Return what the engine of the first of these models may take of a GPU that it shares with others.
 
     Args:
         sources: it, and those that load after it.
@@ -139,7 +138,8 @@ class RunningEngine:
             EngineDead: it could not be loaded.
         """
         info = await self.client.ready()
-        settings, folder = self._settings, self._source.folder
+        settings = self._settings
+        folder = self._source.folder
         renderer = Renderer(
             folder,
             self._tokenizer,

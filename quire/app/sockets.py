@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
+import logging
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+import uvicorn
 
 from quire.config.command import ConfigError
 from quire.config.options import ServerOptions
 
-_ACCEPTED = 16  # connections per iteration of the event loop, and socket
+logger = logging.getLogger("quire")
+_ACCEPTED = 64  # connections of a socket in one iteration of the event loop
+_NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_PAUSE = 1.0  # seconds, when the system has no file for another connection
 
 
 @contextmanager
@@ -28,36 +36,87 @@ def bind_sockets(settings: ServerOptions) -> Iterator[list[socket.socket]]:
                 sockets = [stack.enter_context(_bind_path(settings.uds))]
                 stack.callback(settings.uds.unlink, missing_ok=True)
             else:
-                sockets = [stack.enter_context(one) for one in _bind(settings.host, settings.port)]
+                sockets = [stack.enter_context(bound) for bound in _bind(settings.host, settings.port)]
         except (OSError, UnicodeError, ValueError) as error:  # of a host that cannot be a name
             raise listen_error(settings, error) from error
         yield sockets
 
 
-def to_accept_many(sockets: Sequence[socket.socket]) -> list[socket.socket]:
-    """Each socket together with duplicates, for all of which the event loop accepts connections.
+class Listener:
+    """Accepts the connections of a socket that listens, many of them in each iteration of the event loop.
 
-    The event loop accepts a single connection of a socket in each iteration. A probe that connects after hundreds of
-    clients would wait for as many iterations, in each of which one of their requests begins. The duplicates accept from
-    the same queue.
+    The event loop's own servers accept one. A probe that connects after thousands of clients would wait for as many
+    iterations, in each of which one of their requests begins.
+
+    Attributes:
+        sockets: the socket.
     """
-    return [accepting for each in sockets for accepting in (each, *(each.dup() for _ in range(_ACCEPTED - 1)))]
+
+    def __init__(self, listening: socket.socket, make_protocol: Callable[[], asyncio.Protocol]) -> None:
+        """Accept from now on. To be called on the event loop."""
+        self.sockets = (listening,)
+        self._socket = listening
+        self._make_protocol = make_protocol
+        self._loop = asyncio.get_running_loop()
+        self._opening: set[asyncio.Task[Any]] = set()
+        self._closed = False
+        listening.setblocking(False)
+        self._resume()
+
+    def close(self) -> None:
+        """Accept no more, and close the socket."""
+        if not self._closed:
+            self._closed = True
+            self._loop.remove_reader(self._socket)
+            self._socket.close()
+
+    async def wait_closed(self) -> None:
+        """Return at once: it is closed."""
+
+    def _accept(self) -> None:
+        for _ in range(_ACCEPTED):
+            try:
+                connection, _ = self._socket.accept()
+            except OSError as error:
+                if error.errno not in _NO_ROOM:  # there is no other connection, or this one has failed
+                    return
+                logger.error("no connections are accepted for %g s: %s", _PAUSE, error)
+                self._loop.remove_reader(self._socket)
+                self._loop.call_later(_PAUSE, self._resume)
+                return
+            connection.setblocking(False)
+            opening = self._loop.create_task(self._loop.connect_accepted_socket(self._make_protocol, connection))
+            self._opening.add(opening)
+            opening.add_done_callback(self._opening.discard)
+
+    def _resume(self) -> None:
+        if not self._closed:
+            self._loop.add_reader(self._socket, self._accept)
+
+
+def accept_connections(server: uvicorn.Server, sockets: Sequence[socket.socket]) -> None:
+    """Let a server that has started without sockets accept the connections of these, which listen."""
+    kind: Callable[..., asyncio.Protocol] = server.config.http_protocol_class
+    make_protocol = partial(
+        kind, config=server.config, server_state=server.server_state, app_state=server.lifespan.state
+    )
+    server.servers = [Listener(listening, make_protocol) for listening in sockets]  # type: ignore[misc]  # with what it calls
 
 
 def _bind(host: str, port: int) -> list[socket.socket]:
     """One socket for each address of the host name."""
-    found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    addresses = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     sockets: list[socket.socket] = []
     missing: OSError | None = None
-    for family, kind, protocol, _, address in dict.fromkeys(found):
+    for family, kind, protocol, _, address in dict.fromkeys(addresses):
         if port == 0 and sockets:  # the free port of the first address
             address = (address[0], sockets[0].getsockname()[1], *address[2:])
         try:
             sockets.append(_bind_one(socket.socket(family, kind, protocol), address))
         except OSError as error:
             if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
-                for one in sockets:
-                    one.close()
+                for bound in sockets:
+                    bound.close()
                 raise
             missing = error  # the name may have an IPv6 address on a system without IPv6
     if not sockets and missing is not None:

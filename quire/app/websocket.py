@@ -15,8 +15,7 @@ from websockets.frames import CloseCode, Frame
 from websockets.http11 import Request
 from websockets.server import ServerProtocol
 
-from quire.api.http.paths import endpoint_path, put_below
-from quire.api.http.request_ids import REQUEST_ID
+from quire.api.http.request_head import REQUEST_ID, endpoint_path, put_below
 from quire.app.connections import Connections, UnreadResponse, reset
 from quire.protocol.errors import ApiError, Internal, InvalidRequest, TimedOut
 from quire.workers.turns import turns
@@ -100,7 +99,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         super().connection_lost(exc)
 
     def overdue(self) -> bool:
-        """Whether the client does not read, or the connection was not accepted in time."""
+        """Return whether the client does not read, or the connection was not accepted in time."""
         return self._unread.overdue() or self._table.clock > self._deadline
 
     def end_overdue(self) -> None:

@@ -60,7 +60,8 @@ class WholeUtteranceTranscriber:
     async def _reserved(self, samples: int, draft: bool) -> Reservation:
         """Memory for the features; that for the audio is the session's. A draft does not wait for it."""
         assert self._model.audio is not None
-        memory, tenant = self._model.audio.memory, current_tenant()
+        memory = self._model.audio.memory
+        tenant = current_tenant()
         size = feature_bytes(samples, self._transcriber.window_seconds, rehears=not draft)
         return memory.take(size, tenant) if draft else await memory.reserve(size, tenant)
 

@@ -15,8 +15,7 @@ from quire.engine.client.protocol import MediaItem, TokenArray
 from quire.engine.client.sampling_params import SamplingParams
 from quire.engine.client.stream import GenerateRequest
 from quire.multimodal.audio.cuts import Window
-from quire.multimodal.audio.items import audio_items, token_count
-from quire.multimodal.audio.placeholders import place_audio
+from quire.multimodal.audio.items import audio_items, place_audio, token_count
 from quire.multimodal.audio.reader import AudioReader
 from quire.rendering.prompts import Prompt
 from quire.serving.models import ServedModel

@@ -14,8 +14,8 @@ from quire.engine.client.model_info import SpeechToTextInfo
 from quire.engine.client.pooling_params import PoolingParams
 from quire.engine.client.stream import PoolRequest
 from quire.multimodal.audio.cuts import Window
+from quire.multimodal.audio.items import make_item
 from quire.multimodal.audio.reader import AudioReader
-from quire.multimodal.audio.speech_items import make_item
 from quire.rendering.tokenizer import Tokenizer
 from quire.speech.aligned_words import align_words, segment_words, timed_words
 from quire.speech.ctc import collapse

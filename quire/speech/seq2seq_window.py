@@ -24,8 +24,8 @@ from quire.engine.client.sampling_params import SamplingParams, TokenProbs
 from quire.engine.client.stream import Delta, GenerateRequest, PoolRequest
 from quire.multimodal.audio.cuts import Window, last_pause
 from quire.multimodal.audio.features import HOP, SAMPLE_RATE
+from quire.multimodal.audio.items import make_item
 from quire.multimodal.audio.reader import AudioReader
-from quire.multimodal.audio.speech_items import make_item
 from quire.rendering.tokenizer import Tokenizer
 from quire.speech.capabilities import only_language
 from quire.speech.deadline import Deadline

@@ -37,7 +37,7 @@ class TranscriptionOptions:
         max_tokens: greatest number of tokens generated for a window; None: what the model can.
         beams: number of beams of a beam search, without temperature fallback; 0: no beam search.
         length_penalty: see `BeamOptions`.
-        priority, timeout, seed, top_p, top_k, min_p and penalties: as for completions.
+        timeout, seed, top_p, top_k, min_p, presence_penalty, frequency_penalty, repetition_penalty: as for completions.
     """
 
     task: SpeechTask = "transcribe"

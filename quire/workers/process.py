@@ -168,7 +168,7 @@ class WorkerProcess:
     async def _piece(self) -> memoryview:
         """Read into place, in parts: a hundred megabytes would block the event loop while they are copied at once."""
         size = await self._number()
-        piece = memoryview(mmap.mmap(-1, size) if size > _BUFFER else bytearray(size))
+        piece = memoryview(_returned_when_freed(size) if size > _BUFFER else bytearray(size))
         filled = 0
         while filled < size:
             part = await self._reader.read(min(_BUFFER, size - filled))
@@ -179,7 +179,7 @@ class WorkerProcess:
         return piece
 
     async def _failure(self) -> WorkerError:
-        """Why the process has ended."""
+        """Return why the process has ended."""
         self._retired = True
         for _ in range(1000):  # its files are closed a moment before it can be waited for
             if self._process.poll() is not None:
@@ -193,6 +193,19 @@ class WorkerProcess:
         if status == -signal.SIGKILL:
             return JobKilled(Cause.KILLED)
         return JobKilled(Cause.STACK if status in (-signal.SIGSEGV, -signal.SIGBUS) else Cause.CRASH)
+
+
+def _returned_when_freed(size: int) -> mmap.mmap:
+    """Memory outside the heap. The event loop may be who frees it, hours of audio at once.
+
+    230 MB took 44 ms of CPU time to free as shared memory, mmap's default, and 136 to write; private memory 16 and 85,
+    in huge pages 0.7 and 14.
+    """
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # a kernel without them
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory
 
 
 def _threads_of(pid: int) -> Iterable[int]:

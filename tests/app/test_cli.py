@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,13 @@ def test_version_and_overview(capsys: pytest.CaptureFixture[str]) -> None:
         shown = capsys.readouterr().out
         for name in ("quire serve", "quire chat", "quire bench serve", "quire bench startup"):
             assert name in shown
+
+
+@pytest.mark.parametrize(("before", "after"), [(None, "1"), ("3", "3")])
+def test_numpy_has_no_threads_that_spin(monkeypatch: pytest.MonkeyPatch, before: str | None, after: str) -> None:
+    monkeypatch.setattr(os, "environ", {} if before is None else {"OPENBLAS_NUM_THREADS": before})
+    main(["--version"])
+    assert os.environ["OPENBLAS_NUM_THREADS"] == after
 
 
 def test_unknown_commands_end_with_the_overview_and_status_2(capsys: pytest.CaptureFixture[str]) -> None:

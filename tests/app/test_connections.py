@@ -15,6 +15,7 @@ from quire.app import connections
 from quire.app.connections import Connections
 from quire.config.options import ConnectionOptions
 from tests.support.fake_core import FakeCore, says
+from tests.support.iterations import Iterations
 from tests.support.raw import Raw, connected, on_uvloop, post, silent
 from tests.support.server import Server, running_server, until
 
@@ -110,6 +111,36 @@ async def test_a_blocked_event_loop_is_not_held_against_clients(monkeypatch: pyt
     table._checked_at = loop.time() - 1000
     table._check_all(loop)
     assert 0 < table.clock < 4
+
+
+class Silent:
+    """A connection whose deadline has passed."""
+
+    transport: asyncio.Transport
+
+    def __init__(self, table: Connections, iterations: Iterations) -> None:
+        self._table = table
+        self._iterations = iterations
+
+    def overdue(self) -> bool:
+        self._iterations.note()
+        return True
+
+    def end_overdue(self) -> None:
+        self._table.remove(self)
+
+
+@on_uvloop
+async def test_deadlines_of_many_connections_are_checked_in_slices() -> None:
+    """All of them at once would block the event loop each second."""
+    count = 2000
+    with Iterations() as iterations:
+        table = Connections(ConnectionOptions(header_timeout=0.01))
+        for _ in range(count):
+            assert table.add(Silent(table, iterations))
+        await until(lambda: not len(table))
+    assert iterations.total >= count
+    assert iterations.most <= count // 4
 
 
 @pytest.mark.parametrize(

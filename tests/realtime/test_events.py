@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.realtime import Client, base64_of, client_of, session_of, silence, speech_server
+from tests.support.realtime import Client, base64_of, client_of, session_of, silence, speech_server, update
 from tests.support.server import until
 
 TEXTS = [
@@ -64,11 +64,6 @@ INPUTS: list[tuple[dict[str, Any], str | None]] = [
     ({"noise_reduction": {"type": "loud"}}, "session.audio.input.noise_reduction.type"),
     ({"noise_reduction": {"type": "far_field", "strength": 1}}, "session.audio.input.noise_reduction.strength"),
 ]
-
-
-def update(audio_input: dict[str, Any]) -> str:
-    session = {"type": "transcription", "audio": {"input": audio_input}}
-    return json.dumps({"type": "session.update", "event_id": "mine", "session": session})
 
 
 async def check_alive(client: Client) -> None:

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from starlette.requests import Request
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from quire.serving import malloc_trim as module
 from quire.serving.malloc_trim import MallocTrimmer
+from tests.support.fake_core import FakeCore
 from tests.support.server import running_server, until
 
 PATH = "/v1/completions"
@@ -54,49 +60,148 @@ async def test_large_bodies_are_followed_by_a_trim(tmp_path: Path, monkeypatch: 
         assert len(trims) == 1
 
 
-@pytest.mark.parametrize("ends_by", ["time", "growth"])
-async def test_a_long_collection_is_not_repeated_soon(monkeypatch: pytest.MonkeyPatch, ends_by: str) -> None:
-    """Full collections are counted while objects come whose number would make Python collect again and again."""
-    clock, resident, collections = 0.0, 0, [0]
-    kept: list[object] = []
-    monkeypatch.setattr(module, "_resident_bytes", lambda: resident)
-    monkeypatch.setattr(module, "time", Clocks(lambda: clock))
-    heap = MallocTrimmer()
+class Collections:
+    """A trimmer that looks again and again, and the full collections that it makes, which take as long as they should.
 
-    def count(phase: str, info: dict[str, Any]) -> None:
-        nonlocal clock
-        if info["generation"] == 2:
-            clock += 0.03 if phase == "start" else 0.0  # a collection takes so long
-            collections[0] += phase == "stop"
+    Attributes:
+        resident: bytes of the process.
+        seconds: of a collection, for each object.
+        count: full collections.
+    """
 
-    async def make_objects() -> int:
-        before = collections[0]
-        for _ in range(20):
-            kept.append([[] for _ in range(5000)])
-            await asyncio.sleep(0.002)  # the trimmer looks
-        return collections[0] - before
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.resident, self.seconds, self.count = 0, 1e-7, 0
+        self._clock = 0.0
+        self._kept: list[object] = []
+        self._looks = 0
+        monkeypatch.setattr(module, "_resident_bytes", lambda: self.resident)
+        monkeypatch.setattr(module, "time", SimpleNamespace(thread_time=lambda: self._clock))
 
-    gc.freeze()  # so that few objects are many more
-    with heap.rationed_collections():
-        gc.callbacks.append(count)
-        trimming = asyncio.create_task(heap.trim_regularly(lambda: False, 0.001))
+    @asynccontextmanager
+    async def watched(self) -> AsyncIterator[None]:
+        heap = MallocTrimmer()
+        gc.collect()
+        gc.freeze()  # as the server does before it listens
+        gc.callbacks.append(self._watch)
         try:
-            gc.collect()
-            assert await make_objects() == 0
-            if ends_by == "time":
-                clock += 31.0
-            else:
-                resident += 1100 << 20
-            assert await make_objects() == 1
+            with heap.rationed_collections():
+                trimming = asyncio.create_task(heap.trim_regularly(self._look, 0.001))
+                yield
+                trimming.cancel()
         finally:
-            trimming.cancel()
-            gc.callbacks.remove(count)
+            gc.callbacks.remove(self._watch)
             gc.unfreeze()
+
+    async def made_by(self, objects: int) -> int:
+        """Full collections while so many objects are made, which stay, and after them."""
+        before = self.count
+        while objects > 0:
+            self._kept.append([[] for _ in range(10_000)])  # more than ten collections of younger objects
+            objects -= 10_000
+        looks = self._looks
+        await until(lambda: self._looks > looks + 3)
+        return self.count - before
+
+    def drop(self) -> None:
+        """Free all of these objects."""
+        self._kept.clear()
+
+    def _look(self) -> bool:
+        self._looks += 1
+        return False
+
+    def _watch(self, phase: str, info: dict[str, Any]) -> None:
+        if info["generation"] == 2 and phase == "stop":
+            self.count += 1
+            self._clock += self.seconds * max(100_000, sum(map(len, self._kept)))  # type: ignore[arg-type]
+
+
+async def test_few_objects_are_searched_for_garbage_regularly(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Collections(monkeypatch)
+    async with made.watched():
+        for _ in range(3):
+            assert await made.made_by(100_000) == 1
+            made.drop()
     assert gc.get_threshold()[2] < 1000
 
 
-class Clocks:
-    """A clock in place of `time`'s."""
+async def test_many_objects_are_searched_when_they_have_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python would search them again and again while they become more."""
+    made = Collections(monkeypatch)
+    async with made.watched():
+        assert await made.made_by(1_000_000) == 0
+        assert await made.made_by(1_000_000) == 0
+        made.drop()
+        assert await made.made_by(10_000) == 1
 
-    def __init__(self, now: Any) -> None:
-        self.thread_time = self.monotonic = now
+
+async def test_many_objects_are_searched_once_memory_has_grown(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Collections(monkeypatch)
+    async with made.watched():
+        assert await made.made_by(500_000) == 0
+        made.resident += 1100 << 20
+        assert await made.made_by(10_000) == 1
+        assert await made.made_by(500_000) == 0
+
+
+async def test_how_long_a_collection_takes_is_known_from_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Collections(monkeypatch)
+    async with made.watched():
+        made.seconds = 1e-6  # a slow machine: 100 ms
+        assert await made.made_by(100_000) == 1
+        made.drop()
+        assert await made.made_by(100_000) == 0
+
+
+def post(content: bytes, length: int | None = None) -> bytes:
+    """A request, which announces `length` bytes if given."""
+    size = len(content) if length is None else length
+    return b"POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s" % (
+        PATH.encode(),
+        size,
+        content,
+    )
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "status"),
+    [
+        (post(b'{"prompt": "hi", "max_tokens": 1}'), 200),
+        (post(b'{"prompt": "hi", "max_tokens": 1, "stream": true}'), 200),
+        (post(b'{"prompt": "hi", "max_tokens": -1}'), 400),
+        (post(b'{"prompt": "hi"'), 400),
+        (post(b'{"prompt": "hi", "user": %s}' % (b"[" * 300 + b"]" * 300)), 400),
+        (post(b'{"prompt": "hi", "max_tokens": 20}'), None),
+        (post(b'{"prompt": "hi", "max_tokens": 20, "stream": true}'), None),
+        (post(b'{"prompt": "hi"', length=99), None),
+    ],
+    ids=["answer", "stream", "invalid", "broken", "deep", "left", "left stream", "left body"],
+)
+async def test_requests_leave_no_garbage(tmp_path: Path, request_bytes: bytes, status: int | None) -> None:
+    """Only a full collection would find it, which takes the longer the more clients there are."""
+    core = FakeCore()
+    async with running_server(tmp_path, core) as server:
+        port = int(server.url.rpartition(":")[2])
+        gc.collect()
+        gc.disable()
+        try:
+            if status is None:
+                core.hold.set()
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(request_bytes)
+            if status is None:
+                await until(lambda: server.state.in_flight)
+            else:
+                assert int((await reader.readline()).split()[1]) == status
+            writer.close()
+            await until(lambda: not server.state.in_flight and not len(server.connections))
+            core.hold.clear()
+            await server.post(PATH, {"prompt": "hi", "max_tokens": 1})  # the tasks of the other one have ended
+            gc.set_debug(gc.DEBUG_SAVEALL)
+            gc.collect()
+            kinds = (RequestResponseCycle, HttpToolsProtocol, Request, BaseException)
+            assert [item for item in gc.garbage if isinstance(item, kinds)] == []
+        finally:
+            gc.set_debug(0)
+            gc.garbage.clear()
+            gc.enable()

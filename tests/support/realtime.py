@@ -182,3 +182,8 @@ def at_24k(samples: NDArray[np.int16]) -> NDArray[np.int16]:
 def base64_of(samples: NDArray[Any] | bytes) -> str:
     """The `audio` of an event."""
     return base64.b64encode(samples if isinstance(samples, bytes) else samples.tobytes()).decode()
+
+
+def update(audio_input: dict[str, Any]) -> str:
+    session = {"type": "transcription", "audio": {"input": audio_input}}
+    return json.dumps({"type": "session.update", "event_id": "mine", "session": session})

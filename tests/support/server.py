@@ -22,11 +22,11 @@ from quire.api.responses.store import ResponseStore
 from quire.app.connections import Connections
 from quire.app.factory import create_app
 from quire.app.server import protocol_of
-from quire.app.sockets import to_accept_many
+from quire.app.sockets import accept_connections
 from quire.app.tls import Tls
 from quire.app.websocket import BoundedWebSocket
 from quire.config.commands import Serve
-from quire.config.tool_servers import urls_by_label
+from quire.config.types import urls_by_label
 from quire.engine.client.launch import CoreEntry, CoreHandle
 from quire.metrics.prometheus import Metrics, ModelMetrics
 from quire.multimodal.audio.memory import AudioMemory
@@ -181,7 +181,8 @@ async def listening(
     server = _Uvicorn(config)
     config.load()
     server.lifespan = config.lifespan_class(config)
-    await server.startup(to_accept_many([socket.create_server(("127.0.0.1", port), backlog=config.backlog)]))
+    await server.startup([])
+    accept_connections(server, [socket.create_server(("127.0.0.1", port), backlog=config.backlog)])
     await server.on_tick(0)  # sets the headers of all answers
     port = server.servers[0].sockets[0].getsockname()[1]
     try:

@@ -48,6 +48,15 @@ def ended(pid: int) -> bool:
     return True
 
 
+def mapping_of(array: Any) -> str:
+    """The line of the system's table of mappings about an array's memory."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        start, _, end = line.split()[0].partition("-")
+        if int(start, 16) <= array.ctypes.data < int(end, 16):
+            return line
+    raise LookupError(array.ctypes.data)
+
+
 async def test_results_and_exceptions_of_jobs() -> None:
     async with running_pool(arguments=("a ",)) as pool:
         assert await pool.run(("echo", "result")) == "a result"
@@ -76,6 +85,8 @@ async def test_large_arrays_arrive_whole_and_do_not_hold_the_event_loop() -> Non
         assert np.array_equal(large, np.arange(40 << 20 >> 2, dtype=np.float32))
         assert turns > 30  # it is read a megabyte at a time
         large += 1  # it is writable, as any array
+        # Shared memory would be freed page by page: an hour of audio for 50 ms, in which the event loop waits.
+        assert mapping_of(large).split()[1].endswith("p")  # private
 
 
 @pytest.mark.parametrize(

@@ -66,22 +66,23 @@ async def take_audio(
     """
     if model.info.audio is not None:
         _refuse_pictures(messages, model)
-    found = audio_parts(messages)
-    if not found:
+    audio = audio_parts(messages)
+    if not audio:
         return None
-    info, reader = model.info.audio, model.audio
+    info = model.info.audio
+    reader = model.audio
     if info is None or reader is None:
-        kind = found[0][0][found[0][1]]["type"]
+        kind = audio[0][0][audio[0][1]]["type"]
         raise InvalidRequest(
             f"Content parts of type {kind!r} are not supported: the model `{model.names[0]}` accepts text only.",
-            found[0][2],
+            audio[0][2],
         )
-    if len(found) > max_parts:
+    if len(audio) > max_parts:
         raise InvalidRequest(
-            f"A chat may have at most {max_parts} audio parts (--max-audio-parts), not {len(found)}.", "messages"
+            f"A chat may have at most {max_parts} audio parts (--max-audio-parts), not {len(audio)}.", "messages"
         )
-    parts = [_checked(content[index], where, policy, reader.limits.size) for content, index, where in found]
-    for content, index, _ in found:
+    parts = [_checked(content[index], where, policy, reader.limits.size) for content, index, where in audio]
+    for content, index, _ in audio:
         content[index] = dict(AUDIO_PART)
     with ExitStack() as stack:
         files = [await _file(part, reader, stack) for part in parts]
@@ -131,13 +132,13 @@ def _checked(part: dict[str, Any], where: str, policy: MediaPolicy, max_size: in
 
 def _format(value: dict[str, Any], where: str) -> str | None:
     """The name under which the declared format is recognized; None if none is declared."""
-    given = value.get("format")
-    if given is None:
+    requested = value.get("format")
+    if requested is None:
         return None
-    name = recognized_name(given) if isinstance(given, str) else None
+    name = recognized_name(requested) if isinstance(requested, str) else None
     if name is None:
         raise InvalidRequest(
-            f"The audio format {shorten(str(given))!r} is not supported. Supported formats: {NAMES}.", where
+            f"The audio format {shorten(str(requested))!r} is not supported. Supported formats: {NAMES}.", where
         )
     return name
 
@@ -173,7 +174,7 @@ async def _pieces(
 
     use = AudioUse(
         while_made=lambda samples: 4 * samples + working_bytes(samples, info),
-        kept=lambda samples: copies * feature_bytes(samples, info),
+        result=lambda samples: copies * feature_bytes(samples, info),
     )
     return await reader.decode(files, use, make, tenant=tenant)
 
@@ -181,14 +182,16 @@ async def _pieces(
 def _check_length(audio: DecodedAudio, part: _Part, model: ServedModel, info: AudioInfo, before: int) -> None:
     if part.format is not None and audio.format != part.format:
         raise AudioError(f"The audio is {audio.format}, but its `format` is {part.format}.", part.where)
-    samples, longest = len(audio.samples), longest_audio(info)
+    samples = len(audio.samples)
+    longest = longest_audio(info)
     if longest is not None and samples > longest:
         raise AudioError(
             f"The audio is {audio.seconds:.1f} s long; this model takes at most {longest / SAMPLE_RATE:g} s in one "
             "audio part.",
             part.where,
         )
-    tokens, limit = token_count(samples, info), model.info.max_model_len
+    tokens = token_count(samples, info)
+    limit = model.info.max_model_len
     if not tokens:
         raise AudioError(
             f"The audio is too short: its {audio.seconds:.3f} s give no audio token of this model.", part.where

@@ -11,7 +11,7 @@ from quire.api.chat.chunks import ChatChunkFields
 from quire.api.chat.conversation import conversation_of, unused_template_fields
 from quire.engine.client.protocol import MediaItem
 from quire.engine.client.stream import GenerateRequest
-from quire.multimodal.audio.placeholders import place_audio
+from quire.multimodal.audio.items import place_audio
 from quire.parsing.answer import AnswerFormat, ReasoningCounter
 from quire.parsing.logprobs import LogprobFormatter
 from quire.parsing.structured.constraint import checked_grammar
@@ -125,7 +125,9 @@ async def prepare_chat(body: ChatRequest, model: ServedModel, state: ServerState
     )
     unused_fields = unused_template_fields(body, rendered, switched=_is_switchable(model))
     # The conversation is not needed any more, and may be large. Of its messages only the last one's role is.
-    body.messages, body.tools, body.documents = [Message(role=body.messages[-1].role)], None, None
+    body.messages = [Message(role=body.messages[-1].role)]
+    body.tools = None
+    body.documents = None
     return PreparedChat(
         head=ChatChunkFields(response_id, int(time.time()), model.names[0]),
         body=body,

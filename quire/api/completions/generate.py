@@ -18,7 +18,7 @@ from quire.api.chat.prepare import prepare_chat
 from quire.api.completions.prepare import MAX_PROMPT_LOGPROBS, PreparedCompletion, count_sequences, prepare_completion
 from quire.api.http.admission import admit, check_capacity
 from quire.api.http.body import request_of
-from quire.api.http.request_ids import answer_id
+from quire.api.http.request_head import answer_id
 from quire.api.http.routing import CheckedRoute, releaser
 from quire.api.http.sse import EventStream, event, respond_unless_disconnected, unless_disconnected
 from quire.config.options import LimitOptions
@@ -101,16 +101,16 @@ def _misplaced_fields(body: TokensRequest) -> list[str]:
 def _as_completion(body: TokensRequest) -> CompletionRequest:
     parameters = body.sampling_params
     names = type(parameters).model_fields.keys() - {"detokenize", *_PROMPT_FIELDS, *_OUTER_FIELDS}
-    given = {name: value for name in names if (value := getattr(parameters, name)) is not None}
+    parameter_fields = {name: value for name in names if (value := getattr(parameters, name)) is not None}
     if parameters.logprob_token_ids is not None:
-        given.setdefault("logprobs", 0)
+        parameter_fields.setdefault("logprobs", 0)
     if not parameters.detokenize and parameters.stop:
         raise InvalidRequest("`stop` requires `detokenize: true`.", "sampling_params.stop")
-    own = {
+    body_fields = {
         "model": body.model, "prompt": body.token_ids, "stream": body.stream, "cache_salt": body.cache_salt,
         "priority": body.priority, "max_tokens": parameters.max_tokens, "return_token_ids": body.return_token_ids,
     }  # fmt: skip
-    return request_of(CompletionRequest, given | own)
+    return request_of(CompletionRequest, parameter_fields | body_fields)
 
 
 def _prompt_token_ids(body: TokensRequest, model: ServedModel, limits: LimitOptions) -> PromptTokenIds | None:
@@ -119,13 +119,16 @@ def _prompt_token_ids(body: TokensRequest, model: ServedModel, limits: LimitOpti
     Raises:
         InvalidRequest: the fields do not fit to each other or to the prompt.
     """
-    name, parameters = "prompt_logprob_token_ids", body.sampling_params
-    rows, start = parameters.prompt_logprob_token_ids, parameters.prompt_logprob_start or 0
+    name = "prompt_logprob_token_ids"
+    parameters = body.sampling_params
+    rows = parameters.prompt_logprob_token_ids
+    start = parameters.prompt_logprob_start or 0
     if rows is None:
         if parameters.prompt_logprob_start is not None:
             raise InvalidRequest(f"`prompt_logprob_start` needs `{name}`.", "prompt_logprob_start")
         return None
-    width, expected = max(map(len, rows)), max(0, len(body.token_ids) - 1 - start)
+    width = max(map(len, rows))
+    expected = max(0, len(body.token_ids) - 1 - start)
     if body.stream:
         raise InvalidRequest(f"`{name}` is not available when `stream=True`.", name)
     if parameters.prompt_logprobs is not None:
@@ -157,11 +160,11 @@ def _prompt_token_ids(body: TokensRequest, model: ServedModel, limits: LimitOpti
 
 def _scores(listed: PromptTokenIds, entries: Sequence[TokenLogprobs | None]) -> str:
     """The log-probabilities of listed tokens, as vLLM encodes them."""
-    wanted = listed.token_ids.reshape(-1, listed.width)
-    scores = np.full(wanted.shape, -np.inf, np.float32)
+    token_ids = listed.token_ids.reshape(-1, listed.width)
+    scores = np.full(token_ids.shape, -np.inf, np.float32)
     for index, entry in enumerate(entries[listed.start + 1 :]):
         if entry is not None:
-            scores[index][wanted[index] >= 0] = entry.logprobs[1:]
+            scores[index][token_ids[index] >= 0] = entry.logprobs[1:]
     with io.BytesIO() as file:
         np.save(file, scores, allow_pickle=False)
         return base64.b64encode(file.getvalue()).decode()
@@ -172,10 +175,13 @@ async def _complete(prepared: PreparedCompletion, body: TokensRequest) -> Tokens
     results = await collect(prepared.model.client, prepared.requests)
     for index, result in enumerate(results):
         usage.add(index, result.total)
-    prompt_logprobs, formatter = results[0].total.prompt_logprobs, prepared.formatter
-    scores, listed = None, prepared.requests[0].params.prompt_token_ids
+    prompt_logprobs = results[0].total.prompt_logprobs
+    formatter = prepared.formatter
+    scores = None
+    listed = prepared.requests[0].params.prompt_token_ids
     if listed is not None and prompt_logprobs is not None:
-        scores, prompt_logprobs = await asyncio.to_thread(_scores, listed, prompt_logprobs), None
+        scores = await asyncio.to_thread(_scores, listed, prompt_logprobs)
+        prompt_logprobs = None
     return TokensResponse(
         request_id=prepared.id,
         model=prepared.model.names[0],

@@ -166,9 +166,9 @@ async def _prompts(body: CompletionRequest, model: ServedModel, limits: LimitOpt
     max_tokens = None if body.truncate_prompt_tokens is not None else model.info.max_model_len
     return [
         await model.renderer.text(
-            one, add_special_tokens=body.add_special_tokens, max_tokens=max_tokens, tenant=current_tenant()
+            prompt, add_special_tokens=body.add_special_tokens, max_tokens=max_tokens, tenant=current_tenant()
         )
-        if isinstance(one, str)
-        else Prompt(one)
-        for one in _inputs(body, limits)
+        if isinstance(prompt, str)
+        else Prompt(prompt)
+        for prompt in _inputs(body, limits)
     ]

@@ -6,9 +6,12 @@ import functools
 import inspect
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractContextManager, ExitStack
+from traceback import clear_frames
 from typing import Any
 
+from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -20,7 +23,18 @@ from quire.protocol import fields
 Endpoint = Callable[..., Coroutine[Any, Any, Any]]
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 _RESOURCES = "quire.resources"  # key of a request's ExitStack in its ASGI scope
-_ENDPOINT = "quire.endpoint"  # key of the endpoint's call in the ASGI scope
+
+
+class EndpointCall(Response):
+    """An endpoint with its arguments, which `CheckedRoute` calls. FastAPI passes it on, as it passes on all responses.
+
+    FastAPI holds the raw and the parsed body until an endpoint has returned: up to a gigabyte. So what it calls returns
+    this at once.
+    """
+
+    def __init__(self, run: Callable[[], Coroutine[Any, Any, Response]]) -> None:
+        super().__init__()
+        self.run = run
 
 
 class CheckedRoute(APIRoute):
@@ -38,7 +52,7 @@ class CheckedRoute(APIRoute):
         )
 
     def get_route_handler(self) -> Handler:
-        """FastAPI's handler between the checks of the request and the headers of the response."""
+        """Wrap FastAPI's handler: checks of the request before it, the endpoint and the response's headers after it."""
         handle = super().get_route_handler()
         has_body = self.body_field is not None
 
@@ -46,11 +60,15 @@ class CheckedRoute(APIRoute):
             if has_body:
                 check_media_type(request)
             request = JsonRequest(request.scope, request.receive)
-            response = await handle(request)
+            try:
+                response = await handle(request)
+            except (HTTPException, RequestValidationError) as error:
+                # FastAPI's frame has it in a variable: a cycle, which would hold the body until garbage is collected.
+                clear_frames(error.__traceback__)
+                raise
             request.drop_body()
-            endpoint = request.scope.pop(_ENDPOINT, None)
-            if endpoint is not None:
-                response = await endpoint()
+            if isinstance(response, EndpointCall):
+                response = await response.run()
             fields.add_header(request, response)
             return response
 
@@ -75,7 +93,7 @@ def release_resources(request: Request) -> None:
 
 
 def releaser(request: Request) -> Callable[[], None]:
-    """A function that exits all context managers of a request."""
+    """Return a function that exits all context managers of a request."""
     return functools.partial(release_resources, request)
 
 
@@ -90,10 +108,10 @@ def _resources(request: Request) -> ExitStack:
 
 
 def _with_field_check(endpoint: Endpoint, *, returns_response: bool) -> Endpoint:
-    """The endpoint after a check of its body's undeclared fields.
+    """Return what FastAPI calls: a check of the body's undeclared fields, and the endpoint.
 
-    While FastAPI calls an endpoint, it holds the raw and the parsed body, which together may be a gigabyte. So an
-    endpoint that returns its response itself is only prepared by FastAPI, and called after it has returned.
+    An endpoint that makes its response itself is left to the route. One with a response model is called here, as
+    FastAPI has to serialize what it returns.
     """
     parameters = inspect.signature(endpoint).parameters
     if "body" not in parameters or getattr(endpoint, "checks_fields", False):
@@ -107,8 +125,7 @@ def _with_field_check(endpoint: Endpoint, *, returns_response: bool) -> Endpoint
         fields.ignore(request, fields.take_unknown_fields(values["body"]))
         if not returns_response:
             return await endpoint(**values)
-        request.scope[_ENDPOINT] = functools.partial(endpoint, **values)
-        return Response()
+        return EndpointCall(functools.partial(endpoint, **values))
 
     checked.checks_fields = True  # type: ignore[attr-defined]  # FastAPI may make a second route of the endpoint
     return checked

@@ -76,8 +76,8 @@ def truncation_of(model: ServedModel, keep: int | None, side: Side | None, *, em
             "Please request a smaller truncation size.",
             "truncate_prompt_tokens",
         )
-    own: Side = "left" if model.renderer.tokenizer.config.get("truncation_side") == "left" else "right"
-    return Truncation(limit if keep in (None, -1) else keep or limit, truncate=keep is not None, side=side or own)
+    default: Side = "left" if model.renderer.tokenizer.config.get("truncation_side") == "left" else "right"
+    return Truncation(limit if keep in (None, -1) else keep or limit, truncate=keep is not None, side=side or default)
 
 
 def with_padding(
@@ -152,11 +152,11 @@ def text_group(
     """
     names = InputNames(field, several=not isinstance(inputs, str | np.ndarray))
     listed = [inputs] if isinstance(inputs, str | np.ndarray) else list(inputs)
-    texts = [one for one in listed if isinstance(one, str)]
+    texts = [entry for entry in listed if isinstance(entry, str)]
     if not texts:
-        ids = [one for one in listed if isinstance(one, np.ndarray)]
+        ids = [entry for entry in listed if isinstance(entry, np.ndarray)]
         return InputGroup(
-            [_token_prompt(model, one, truncation, names.at(i)) for i, one in enumerate(ids)], params, names
+            [_token_prompt(model, entry, truncation, names.at(i)) for i, entry in enumerate(ids)], params, names
         )
     if prefix and not model.renderer.sentence_transformers.pools_prompt:
         params = PoolingParams(

@@ -130,7 +130,8 @@ async def answer_tei_predict(body: TeiPredictRequest, request: Request, state: S
     check_count(len(sequences), state, "inputs")
     context = admit_pooling(request, state, model, "predict", body)
     params = PoolingParams(task="classify", use_activation=not body.raw_scores)
-    truncation, names = _truncation(model, body), InputNames("inputs", several)
+    truncation = _truncation(model, body)
+    names = InputNames("inputs", several)
 
     async def work() -> Response:
         results = await run_pooling(context, *_sequence_groups(model, sequences, params, truncation, names))

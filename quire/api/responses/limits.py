@@ -23,7 +23,7 @@ class ResponseLimits:
         self._end = None if timeout is None else asyncio.get_running_loop().time() + timeout
 
     def tokens_left(self, used: int) -> bool:
-        """Whether more tokens may be generated."""
+        """Return whether more tokens may be generated."""
         return self._tokens is None or used < self._tokens
 
     def apply(self, turn: PreparedChat, used: int) -> PreparedChat:

@@ -110,12 +110,12 @@ class _Paths:
 
     def __init__(self, body: ResponsesRequest) -> None:
         items = () if isinstance(body.input, str) else body.input  # a text may have 30 million characters
-        self._own = {id(item): f"input[{index}]" for index, item in enumerate(items)}
+        self._paths = {id(item): f"input[{index}]" for index, item in enumerate(items)}
         self._other = "input" if body.previous_response_id is None else "previous_response_id"
 
     def of(self, item: Any) -> str:
         """The path of an item; of one that is not from the request itself, the field that it came with."""
-        return self._own.get(id(item), self._other)
+        return self._paths.get(id(item), self._other)
 
 
 def _tool(tool: ResponseTool | ResponseCustomTool) -> dict[str, Any]:

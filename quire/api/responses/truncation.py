@@ -40,11 +40,13 @@ async def prepare_turn(
         if body.truncation != "auto" or error.param not in TOO_LONG:
             raise
     enough = len(_droppable(items))
-    prepared, too_few = await prepare_without(enough), fewest
+    prepared = await prepare_without(enough)
+    too_few = fewest
     while enough - too_few > 1:
         count = (enough + too_few) // 2
         try:
-            prepared, enough = await prepare_without(count), count
+            prepared = await prepare_without(count)
+            enough = count
         except (InvalidRequest, PromptError) as error:
             if error.param not in TOO_LONG:
                 raise

@@ -18,7 +18,7 @@ from quire.engine.client.token_mask import token_mask
 from quire.engine.execution.runner import Computed, ModelRunner
 from quire.engine.scheduling.plan import ScheduledSequence
 from quire.kernels import gpu
-from quire.multimodal.audio.speech_items import make_item
+from quire.multimodal.audio.items import make_item
 from tests.support import triton_interpreter
 from tests.support.audio_models import make_audio_model, noise, prompt_with, save_audio_model
 from tests.support.ctc import make_ctc, save_ctc

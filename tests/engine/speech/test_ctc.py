@@ -16,7 +16,7 @@ from quire.engine.client.pooling_params import PoolingParams
 from quire.engine.client.protocol import MediaItem
 from quire.engine.execution.encoder_runner import CTCRunner
 from quire.engine.models.errors import ModelError
-from quire.multimodal.audio.speech_items import make_item
+from quire.multimodal.audio.items import make_item
 from tests.support.audio import voice
 from tests.support.ctc import KINDS, expected_positions, make_ctc, save_ctc
 from tests.support.engine import Engine, greedy

@@ -14,7 +14,7 @@ from quire.engine.client.pooling_params import PoolingParams
 from quire.engine.client.protocol import MediaItem
 from quire.engine.client.sampling_params import SamplingParams
 from quire.engine.models.errors import ModelError
-from quire.multimodal.audio.speech_items import make_item
+from quire.multimodal.audio.items import make_item
 from tests.support.audio import voice
 from tests.support.engine import Engine, greedy
 from tests.support.moonshine import CONTEXT, END, START, generated, make_moonshine, save_moonshine

@@ -26,7 +26,7 @@ from quire.multimodal.audio.features import (
     stacked_columns,
     stacked_log_mel,
 )
-from quire.multimodal.audio.speech_items import make_item
+from quire.multimodal.audio.items import make_item
 from tests.support.audio import Samples, tone
 from tests.support.audio_models import stacked_features
 
