@@ -138,6 +138,9 @@ def load_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
         templates[name] = template
     for path in (folder / "additional_chat_templates").glob("*.jinja"):
         templates[path.stem] = _read(path)
+    # Of models that read pictures, older versions of transformers write the processor's template to a file of its own.
+    if isinstance(processor := read_json(folder / "chat_template.json").get("chat_template"), str):
+        templates["default"] = processor
     main = folder / "chat_template.jinja"
     if main.exists():
         templates["default"] = _read(main)

@@ -43,6 +43,10 @@ class GenerationDefaults:
     repetition_penalty: float = 1.0
     max_tokens: int | None = None
 
+    def known_eos_token_ids(self, vocab_size: int) -> tuple[int, ...]:
+        """Return the end-of-sequence tokens that are in the vocabulary."""
+        return tuple(token for token in self.eos_token_ids if token < vocab_size)
+
 
 def check_overrides(given: dict[str, Any]) -> str | None:
     """What is wrong with the values of --override-generation-config; None if nothing is."""

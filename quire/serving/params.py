@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.config.options import LimitOptions
+from quire.engine.client.deadline import Deadline
 from quire.engine.client.detokenizer import TextParams
 from quire.engine.client.protocol import MediaItem
 from quire.engine.client.records import SequenceGroup
@@ -138,7 +139,7 @@ def generate_requests(
     # The prompt is the same for all of them. In a stream each sequence needs its log-probabilities at its start.
     others = params if body.stream else msgspec.structs.replace(params, prompt_logprobs=None, prompt_token_ids=None)
     count = sequences_per_prompt(body, limits)
-    timeouts = [seconds for seconds in (body.timeout, limits.request_timeout) if seconds]
+    deadline = Deadline(body.timeout, limits.request_timeout)
     group = SequenceGroup(count, count)
     return [
         GenerateRequest(
@@ -147,7 +148,7 @@ def generate_requests(
             text=text,
             priority=body.priority,
             cache_salt=body.cache_salt,
-            timeout=min(timeouts, default=None),
+            deadline=deadline,
             items=items,
             group=group,
         )

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from quire.engine.client.model_info import SpeechToTextInfo
-from quire.engine.client.streaming import StreamingInfo, TransducerInfo
+from quire.engine.client.model_info import Transcribes
+from quire.engine.client.streaming import Streams, TransducerInfo
 from quire.multimodal.audio.frames import frame_samples
 from quire.protocol.errors import InvalidRequest, shorten
 from quire.speech.types import TranscriptionOptions
@@ -49,7 +49,7 @@ class Capabilities:
     searches_beams: bool = True
 
 
-def speech_to_text_capabilities(info: SpeechToTextInfo) -> Capabilities:
+def speech_to_text_capabilities(info: Transcribes) -> Capabilities:
     """Capabilities of a model that only transcribes."""
     only = only_language(info)
     return Capabilities(
@@ -64,7 +64,7 @@ def speech_to_text_capabilities(info: SpeechToTextInfo) -> Capabilities:
     )
 
 
-def streaming_capabilities(info: StreamingInfo, max_model_len: int) -> Capabilities:
+def streaming_capabilities(info: Streams, max_model_len: int) -> Capabilities:
     """Capabilities of a model that transcribes audio while it arrives."""
     is_transducer = isinstance(info, TransducerInfo)
     frames = max_model_len if isinstance(info, TransducerInfo) else max_model_len - info.silent_frames - 1
@@ -78,7 +78,7 @@ def streaming_capabilities(info: StreamingInfo, max_model_len: int) -> Capabilit
     )
 
 
-def only_language(info: SpeechToTextInfo) -> str | None:
+def only_language(info: Transcribes) -> str | None:
     """The language of a monolingual model; None if it has several languages, or its language is not known."""
     return _ONLY_LANGUAGE if info.kind == "whisper" and not info.languages else None
 

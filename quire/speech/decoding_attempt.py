@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 
-from quire.engine.client.engine_client import EngineClient
+from quire.engine.client.engine import Engine
 from quire.engine.client.protocol import FinishReason
 from quire.engine.client.sampling_params import SamplingParams
 from quire.engine.client.stream import Delta, GenerateRequest
@@ -38,7 +38,7 @@ def sampling_params(
 
 
 def deltas_of(
-    client: EngineClient,
+    client: Engine,
     request: GenerateRequest,
     options: TranscriptionOptions,
     tokenizer: Tokenizer,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from quire.engine.client.deadline import Deadline
+
 SpeechTask = Literal["transcribe", "translate"]
 
 
@@ -37,7 +39,8 @@ class TranscriptionOptions:
         max_tokens: greatest number of tokens generated for a window; None: what the model can.
         beams: number of beams of a beam search, without temperature fallback; 0: no beam search.
         length_penalty: see `BeamOptions`.
-        timeout, seed, top_p, top_k, min_p, presence_penalty, frequency_penalty, repetition_penalty: as for completions.
+        deadline, seed, top_p, top_k, min_p, presence_penalty, frequency_penalty, repetition_penalty: as for
+            completions.
     """
 
     task: SpeechTask = "transcribe"
@@ -60,7 +63,7 @@ class TranscriptionOptions:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
-    timeout: float | None = None
+    deadline: Deadline = field(default_factory=Deadline)
     beams: int = 0
     length_penalty: float = 1.0
 

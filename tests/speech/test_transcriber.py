@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from quire.engine.client.deadline import Deadline
 from quire.engine.client.errors import DeadlineExceeded
 from quire.engine.client.pooling_params import PoolingParams
 from quire.engine.client.protocol import AddRequest
@@ -437,7 +438,7 @@ async def test_a_timeout_holds_for_all_windows_together(tmp_path: Path) -> None:
     core.hold.set()
     async with speech_server(tmp_path, core) as server:
         with pytest.raises(DeadlineExceeded):
-            await transcribe(server, spoken((A, 1.0)), language="en", timeout=0.3)
+            await transcribe(server, spoken((A, 1.0)), language="en", deadline=Deadline(0.3))
 
 
 async def test_no_audio_is_no_text(tmp_path: Path) -> None:
@@ -481,7 +482,7 @@ async def test_what_a_model_must_not_sample_is_masked(tmp_path: Path) -> None:
 
 async def test_an_engine_without_a_model_for_words_says_so(tmp_path: Path) -> None:
     core = SpeechCore()
-    core.info = msgspec.structs.replace(core.info, speech=msgspec.structs.replace(SPEECH, aligns_words=False))
+    core.info = msgspec.structs.replace(core.info, kind=msgspec.structs.replace(SPEECH, aligns_words=False))
     async with speech_server(tmp_path, core) as server:
         with pytest.raises(InvalidRequest, match="word timestamps"):
             await transcribe(server, spoken((A, 1.0)), words=True)

@@ -10,8 +10,8 @@ from quire.engine.build.core_config import CoreConfig
 from quire.engine.build.engine import build_core
 from quire.engine.client.protocol import ClientMessage, CoreMessage
 from quire.engine.execution.cache import OutOfCacheMemory
-from quire.engine.models.config.model_config import read_model_config
 from quire.engine.models.errors import ModelError
+from quire.engine.models.model_config import read_model_config
 from quire.multimodal.errors import ModelFileError, PromptError
 from quire.parsing.parsers import parser_tokens, reasoning_tags, tool_format
 from quire.rendering.chat_template import ChatTemplate

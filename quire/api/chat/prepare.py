@@ -21,7 +21,7 @@ from quire.protocol.errors import InvalidRequest
 from quire.rendering.prompts import EFFORT, NO_EFFORT, THINKING_SWITCHES, Prompt, RenderedChat
 from quire.serving.beams.options import BeamOptions, beam_options, unused_with_beams
 from quire.serving.generation import UsageCounter
-from quire.serving.models import ServedModel, ServerState
+from quire.serving.models import GeneratingModel, ServerState
 from quire.serving.params import (
     apply_server_defaults,
     generate_requests,
@@ -46,7 +46,7 @@ class PreparedChat:
 
     head: ChatChunkFields
     body: ChatRequest
-    model: ServedModel
+    model: GeneratingModel
     prompt: Prompt
     answer_format: AnswerFormat
     final_text: str
@@ -80,7 +80,7 @@ class PreparedChat:
         return UsageCounter([len(self.prompt.token_ids)], len(self.requests), audio_tokens)
 
 
-async def prepare_chat(body: ChatRequest, model: ServedModel, state: ServerState, response_id: str) -> PreparedChat:
+async def prepare_chat(body: ChatRequest, model: GeneratingModel, state: ServerState, response_id: str) -> PreparedChat:
     """Render the conversation and check everything that can be checked before the request runs.
 
     The messages and tools are then removed from `body`.
@@ -91,23 +91,25 @@ async def prepare_chat(body: ChatRequest, model: ServedModel, state: ServerState
     """
     apply_server_defaults(body, model, state)
     plan = tool_plan(body, model.tools)
-    if body.truncate_prompt_tokens is not None and model.info.audio is not None and audio_parts(body.messages):
+    if body.truncate_prompt_tokens is not None and model.audio is not None and audio_parts(body.messages):
         raise InvalidRequest(
             "`truncate_prompt_tokens` is not supported for chats with audio.", "truncate_prompt_tokens"
         )
     sequences = sequences_per_prompt(body, state.limits)
     audio = await take_audio(body.messages, model, state.media, state.max_audio_parts, sequences)
     conversation = conversation_of(
-        body, trusted=state.trust_request_chat_template, audio=None if audio is None else model.info.audio
+        body,
+        trusted=state.trust_request_chat_template,
+        audio=None if audio is None else audio.info,
     )
     max_tokens = None if body.truncate_prompt_tokens is not None else model.info.max_model_len
     rendered = await model.renderer.chat(conversation, max_tokens=max_tokens, tenant=current_tenant())
     _check_effort(body, rendered, model)
     items: tuple[MediaItem, ...] = ()
-    if audio is None or model.info.audio is None:
+    if audio is None:
         prompt = truncate_prompt(rendered.prompt, body, model)
     else:
-        tokens, items = place_audio(rendered.prompt.token_ids, model.info.audio, audio)
+        tokens, items = place_audio(rendered.prompt.token_ids, audio.info, audio.pieces)
         prompt = Prompt(tokens, rendered.prompt.text)
     max_tokens = output_token_limit(prompt, model, body.max_completion_tokens or body.max_tokens)
     continued = rendered.final_text if body.continue_final_message else ""
@@ -141,11 +143,11 @@ async def prepare_chat(body: ChatRequest, model: ServedModel, state: ServerState
     )
 
 
-def _is_switchable(model: ServedModel) -> bool:
+def _is_switchable(model: GeneratingModel) -> bool:
     return model.reasoning is not None and model.reasoning.switchable
 
 
-def _check_effort(body: ChatRequest, rendered: RenderedChat, model: ServedModel) -> None:
+def _check_effort(body: ChatRequest, rendered: RenderedChat, model: GeneratingModel) -> None:
     """Check that `reasoning_effort` has an effect.
 
     Raises:

@@ -37,7 +37,7 @@ from quire.protocol.generate import RenderedPrompt, TokenLogprobsList, TokensCho
 from quire.protocol.structured import MAX_GRAMMAR_LENGTH
 from quire.rendering.prompts import Prompt
 from quire.serving.generation import collect, generate_all
-from quire.serving.models import ServedModel, ServerState
+from quire.serving.models import GeneratingModel, ServerState
 
 _OUTER_FIELDS = (
     "model", "stream", "stream_options", "cache_salt", "priority", "request_id", "return_token_ids", "return_metrics",
@@ -69,7 +69,7 @@ def router(state: ServerState) -> APIRouter:
     async def render_chat(body: ChatRequest, request: Request) -> RenderedPrompt:
         """Render and tokenize a conversation without generating anything."""
         model = state.generating_model(body.model)
-        if model.info.audio is not None and (parts := audio_parts(body.messages)):
+        if model.audio is not None and (parts := audio_parts(body.messages)):
             raise InvalidRequest(
                 "Chats with audio cannot be rendered: token ids do not contain the audio.", parts[0][2]
             )
@@ -113,7 +113,7 @@ def _as_completion(body: TokensRequest) -> CompletionRequest:
     return request_of(CompletionRequest, parameter_fields | body_fields)
 
 
-def _prompt_token_ids(body: TokensRequest, model: ServedModel, limits: LimitOptions) -> PromptTokenIds | None:
+def _prompt_token_ids(body: TokensRequest, model: GeneratingModel, limits: LimitOptions) -> PromptTokenIds | None:
     """The tokens to score at positions of the prompt.
 
     Raises:

@@ -21,7 +21,7 @@ from quire.protocol.errors import InvalidRequest
 from quire.rendering.prompts import Prompt
 from quire.serving.beams.options import BeamOptions, beam_options
 from quire.serving.generation import UsageCounter
-from quire.serving.models import ServedModel, ServerState
+from quire.serving.models import GeneratingModel, ServerState
 from quire.serving.params import (
     apply_server_defaults,
     generate_requests,
@@ -48,7 +48,7 @@ class PreparedCompletion:
     id: str
     created: int
     body: CompletionRequest
-    model: ServedModel
+    model: GeneratingModel
     prompts: Sequence[Prompt]
     echoes: Sequence[str]
     requests: Sequence[GenerateRequest]
@@ -93,7 +93,7 @@ def count_sequences(body: CompletionRequest, limits: LimitOptions) -> int:
 
 async def prepare_completion(
     body: CompletionRequest,
-    model: ServedModel,
+    model: GeneratingModel,
     state: ServerState,
     response_id: str,
     prompt_token_ids: PromptTokenIds | None = None,
@@ -132,7 +132,7 @@ async def prepare_completion(
 
 
 def _params(
-    body: CompletionRequest, model: ServedModel, state: ServerState, max_tokens: int, grammar: CheckedGrammar | None
+    body: CompletionRequest, model: GeneratingModel, state: ServerState, max_tokens: int, grammar: CheckedGrammar | None
 ) -> SamplingParams:
     if body.echo and body.logprobs is not None:
         count = body.logprobs if body.prompt_logprobs is None else max(body.logprobs, body.prompt_logprobs)
@@ -162,7 +162,7 @@ def _inputs(body: CompletionRequest, limits: LimitOptions) -> Sequence[PromptInp
     return inputs
 
 
-async def _prompts(body: CompletionRequest, model: ServedModel, limits: LimitOptions) -> list[Prompt]:
+async def _prompts(body: CompletionRequest, model: GeneratingModel, limits: LimitOptions) -> list[Prompt]:
     max_tokens = None if body.truncate_prompt_tokens is not None else model.info.max_model_len
     return [
         await model.renderer.text(

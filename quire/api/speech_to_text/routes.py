@@ -21,6 +21,7 @@ from quire.api.speech_to_text.answers import (
     vllm_chunks,
 )
 from quire.api.speech_to_text.form import admitted_audio, read_form
+from quire.engine.client.deadline import Deadline
 from quire.protocol import fields
 from quire.protocol.common import ERRORS, openapi_stream
 from quire.protocol.errors import InvalidRequest
@@ -99,11 +100,13 @@ def router(state: ServerState) -> APIRouter:
 
 async def _detect(request: Request, state: ServerState, file: UploadFile, body: LanguageRequest) -> DetectedLanguage:
     fields.ignore(request, fields.take_unknown_fields(body))
-    model = state.model_for(body.model, "transcribe")
+    model = state.transcribing_model(body.model)
     transcriber = Transcriber(model)
-    options = TranscriptionOptions(languages=tuple(body.languages), timeout=_timeout(body, state))
+    options = TranscriptionOptions(
+        languages=tuple(body.languages), deadline=Deadline(body.timeout, state.limits.request_timeout)
+    )
     transcriber.check_detection(options)
-    samples = await admitted_audio(request, model, file, transcriber.window_seconds)
+    samples = await admitted_audio(request, model, transcriber, file)
     probabilities = await unless_disconnected(request, transcriber.detect_language(samples, options))
     languages = [
         LanguageProbability(code=code, probability=probability)
@@ -118,13 +121,13 @@ async def _answer(
     """Check, admit, decode, transcribe: what costs least comes first."""
     fields.ignore(request, fields.take_unknown_fields(body))
     _check_supported(body)
-    model = state.model_for(body.model, "transcribe")
+    model = state.transcribing_model(body.model)
     transcriber = Transcriber(model)
     options = _options(body, state, task)
     _check_target(body, options)
     transcriber.check(options)
     sequences = max(1, options.beams)
-    samples = await admitted_audio(request, model, file, transcriber.window_seconds, sequences)
+    samples = await admitted_audio(request, model, transcriber, file, sequences)
     events = transcriber.transcribe(samples, options)
     del samples
     if body.stream:
@@ -187,7 +190,7 @@ def _options(body: SpeechToTextRequestBody, state: ServerState, task: SpeechTask
         presence_penalty=body.presence_penalty or 0.0,
         frequency_penalty=body.frequency_penalty or 0.0,
         repetition_penalty=body.repetition_penalty or 1.0,
-        timeout=_timeout(body, state),
+        deadline=Deadline(body.timeout, state.limits.request_timeout),
         beams=_beams(body, state),
         length_penalty=body.length_penalty,
     )
@@ -197,10 +200,6 @@ def _beams(body: SpeechToTextRequest, state: ServerState) -> int:
     if body.n > state.limits.max_n:
         raise InvalidRequest(f"`n` may be at most {state.limits.max_n}, not {body.n}.", "n")
     return body.n if body.use_beam_search else 0
-
-
-def _timeout(body: SpeechToTextRequest | LanguageRequest, state: ServerState) -> float | None:
-    return min((seconds for seconds in (body.timeout, state.limits.request_timeout) if seconds), default=None)
 
 
 def _voice(voice: Any) -> VoiceOptions | None:

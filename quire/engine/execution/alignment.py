@@ -19,8 +19,8 @@ from quire.engine.execution.attention.cross_attention import pad_heads, read_row
 from quire.engine.execution.cache_layout import LayerCache
 from quire.engine.execution.inputs import Span
 from quire.engine.execution.request_table import RequestTable
-from quire.engine.models.config.speech_to_text import SpeechToTextSpec
 from quire.engine.models.layers.inputs import StepCrossAttention
+from quire.engine.models.specs.speech_to_text import SpeechToTextSpec
 from quire.kernels.paged_attention import AttentionParams
 
 

@@ -75,7 +75,7 @@ class NewSequence:
         tokens: prompt and, after preemption, the output so far.
         prompt_logprobs: number of top tokens to report at the positions of the prompt; None to report nothing.
         uses_long_rope: compute it with a long rope's frequencies for sequences beyond the trained length.
-        uses_lora: compute it with the model's LoRA adapter.
+        lora_id: adapter that it is computed with; None: none.
         state_blocks: blocks of its states, whose content is of another sequence.
     """
 
@@ -86,7 +86,7 @@ class NewSequence:
     prompt_logprobs: int | None
     uses_long_rope: bool = False
     cross_attention: CrossAttentionItem | None = None
-    uses_lora: bool = False
+    lora_id: int | None = None
     state_blocks: tuple[int, ...] = ()
 
 

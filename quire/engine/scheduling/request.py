@@ -59,7 +59,7 @@ class Request:
         root_hash: seed of the block hashes, from what vLLM calls extra keys (cache salt, LoRA, an item for
             cross-attention) and from the RoPE variant; only sequences with equal ones share blocks.
         uses_long_rope: computed with the frequencies of a long rope for sequences beyond the trained length.
-        uses_lora: computed with the model's LoRA adapter.
+        lora_id: adapter that it is computed with; None: none.
         hashes: content hashes of the full blocks of `tokens`, as far as they were computed.
         num_cached_blocks: number of its blocks that are registered in the prefix cache (vLLM: num_cached_block).
         drafter: proposes speculative tokens; None without speculation.
@@ -82,7 +82,7 @@ class Request:
     sort_key: tuple[int, ...]
     root_hash: BlockHash = b""
     uses_long_rope: bool = False
-    uses_lora: bool = False
+    lora_id: int | None = None
     prompt_len: int = 0
     num_computed_tokens: int = 0
     num_output_placeholders: int = 0
@@ -153,10 +153,13 @@ class Request:
             self.root_hash = hasher(self.root_hash + b"extended") if hasher else b""
             self.hashes = []
 
-    def use_lora(self, hasher: Hasher | None) -> None:
-        """Compute all tokens with the model's LoRA adapter. Keys and values are others then, as with another rope."""
-        self.uses_lora = True
-        self.root_hash = hasher(self.root_hash + b"lora") if hasher else b""
+    def use_lora(self, lora_id: int, digest: bytes, hasher: Hasher | None) -> None:
+        """Compute all tokens with an adapter. Keys and values are others then, as with another rope.
+
+        `digest`: of the adapter's content, as its id may be that of another adapter in another process.
+        """
+        self.lora_id = lora_id
+        self.root_hash = hasher(self.root_hash + b"lora" + digest) if hasher else b""
         self.hashes = []
 
     def extend(self, tokens: list[int], *, last: bool, items: tuple[MediaItem, ...] = ()) -> None:
@@ -222,7 +225,7 @@ class Request:
             wanted,
             self.uses_long_rope,
             cross,
-            self.uses_lora,
+            self.lora_id,
             tuple(self.state_blocks),
         )
 

@@ -135,14 +135,15 @@ class Scheduler:
         return error
 
     def _use_lora(self, request: Request) -> None:
-        """Compute a request that has items with the model's LoRA adapter, if it has one for them.
+        """Compute a request that has items with the model's adapter for them, if it has one.
 
         What was computed without it is computed again.
         """
-        if self.limits.lora_for_items and not request.uses_lora:
+        lora_id = self.limits.item_lora_id
+        if lora_id is not None and request.lora_id is None:
             if request.in_batch:
                 self._preempt(request)
-            request.use_lora(self._hasher)
+            request.use_lora(lora_id, self.limits.lora_digests[lora_id], self._hasher)
 
     def abort(self, request_id: str) -> None:
         """Drop a request in any state; unknown ids are ignored."""

@@ -15,7 +15,6 @@ from quire.engine.execution.device_inputs import DeviceInputBuilder
 from quire.engine.execution.inputs import DeviceMetadata, NumpyInputBuilder, StepInputs
 from quire.engine.execution.pinned import PinnedBuffers
 from quire.engine.execution.request_table import RequestTable
-from quire.engine.models.layers.inputs import AdapterOfRow
 from quire.engine.scheduling.plan import NewSequence, ScheduledSequence, StepPlan
 
 CPU = torch.device("cpu")
@@ -163,7 +162,7 @@ def test_adapters_are_sent_only_in_steps_that_use_one(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(PinnedBuffers, "next", recording)
     batch = Batch(2)
-    entering = [replace(batch.enter("a", 5), uses_lora=True), batch.enter("b", 5)]
+    entering = [replace(batch.enter("a", 5), lora_id=0), batch.enter("b", 5)]
     batch.builder.build(batch.apply(*(batch.item(name, 0, 5, 0) for name in "ab"), new=entering))
 
     def decode(names: str, position: int) -> StepInputs:
@@ -172,11 +171,10 @@ def test_adapters_are_sent_only_in_steps_that_use_one(monkeypatch: pytest.Monkey
         return batch.builder.build(batch.apply(*(batch.item(name, position, 1, position) for name in names)))
 
     both, one = decode("ab", 5), decode("b", 6)
-    assert both.model.lora is not None
-    assert isinstance(both.model.lora.tokens, AdapterOfRow)
+    assert both.model.lora_ids is not None
     adapted = batch.table.row_of("a")
-    assert both.model.lora.tokens.adapters.tolist() == [0 if span.row == adapted else -1 for span in both.spans]
-    assert one.model.lora is None
+    assert both.model.lora_ids.tokens.tolist() == [0 if span.row == adapted else -1 for span in both.spans]
+    assert one.model.lora_ids is None
     assert one.static
     for tensors in ([step.model.token_ids for step in (both, one)], [step.groups[-1].slots for step in (both, one)]):
         assert tensors[0].data_ptr() == tensors[1].data_ptr()

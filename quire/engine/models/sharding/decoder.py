@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from quire.engine.models.config.model_config import ModelConfig
 from quire.engine.models.distributed.group import RankGroups
 from quire.engine.models.errors import UnsupportedModel
 from quire.engine.models.layers.inputs import ModelInputs, StepAttention, StepCrossAttention
 from quire.engine.models.layers.linear import Linear
+from quire.engine.models.model_config import ModelConfig
 from quire.engine.models.networks.decoder import Decoder, LMHead
 from quire.engine.models.networks.transformer import ropes_of
 from quire.engine.models.sharding.shard import part_of, stage_layers
@@ -29,7 +29,7 @@ def check_parallel(config: ModelConfig) -> None:
     """
     if config.spec is None:
         what = f"what Quire's own decoder does not support, {config.unsupported}"
-    elif isinstance(config.spec, EncoderSpec) or config.pooler is not None:
+    elif isinstance(config.spec, EncoderSpec) or config.facts.pooler is not None:
         what = "models for embeddings, classification or scores"
     elif not isinstance(config.spec, DecoderSpec) or config.spec.encoder is not None:
         what = "models with audio"

@@ -332,11 +332,16 @@ class StackSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerSpec(StackSpec):
-    """Embeddings of tokens before the layers."""
+    """Embeddings of tokens before the layers.
+
+    Attributes:
+        family: name of the family whose checkpoints have the weights.
+    """
 
     layers: tuple[Layer, ...]
     vocab: int
     embeddings: Embeddings = Embeddings()
+    family: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -367,10 +372,15 @@ class AudioEncoderSpec(StackSpec):
 
 @dataclass(frozen=True, kw_only=True)
 class CTCSpec:
-    """An encoder and a projection to the logits of each position (Graves et al. 2006)."""
+    """An encoder and a projection to the logits of each position (Graves et al. 2006).
+
+    Attributes:
+        family: as of a `TransformerSpec`.
+    """
 
     encoder: AudioEncoderSpec
     vocab: int
+    family: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -386,6 +396,7 @@ class TransducerSpec:
         lstm_layers: number of layers of the LSTM.
         act: activation of the joint network.
         chunk: number of positions that are encoded together.
+        family: as of a `TransformerSpec`.
     """
 
     encoder: AudioEncoderSpec
@@ -394,6 +405,7 @@ class TransducerSpec:
     lstm_layers: int
     act: str
     chunk: int
+    family: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -407,6 +419,7 @@ class DecoderSpec(TransformerSpec):
         encoder: audio encoder: feeds cross-attention if layers have it, otherwise replaces embeddings of placeholder
             tokens. None if there is none.
         adds_encoder: its outputs are added to the embeddings of all tokens instead, one to each.
+        language_model: name of the language model's family, if the model is composed of parts.
     """
 
     tied: bool = False
@@ -415,6 +428,7 @@ class DecoderSpec(TransformerSpec):
     logit_softcap: float | None = None
     encoder: AudioEncoderSpec | None = None
     adds_encoder: bool = False
+    language_model: str = ""
 
     @property
     def has_cross_attention(self) -> bool:
