@@ -189,6 +189,12 @@ class Engine:
         pool = getattr(self.core.scheduler, "pool", None)  # the schedulers of encoders and transducers have none
         return 0 if pool is None else pool.num_used
 
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block of every group of layers."""
+        scheduler: Any = self.core.scheduler
+        return self.info.cache_bytes // self.info.num_blocks * len(scheduler._tables._groups.windows)
+
     def step(self) -> None:
         self.core.step()
         self.core.check()

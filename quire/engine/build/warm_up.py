@@ -28,6 +28,7 @@ from quire.engine.client.token_mask import token_mask
 from quire.engine.execution.executor import Executor, PendingStep
 from quire.engine.execution.runner import LOGITS_CHUNK
 from quire.engine.models.loader import LoadedModel
+from quire.engine.scheduling.block_tables import ONE_GROUP, BlockGroups
 from quire.engine.scheduling.plan import (
     CrossAttentionItem,
     EncodedItem,
@@ -48,7 +49,7 @@ class WarmUpLimits:
     Attributes:
         tokens: most tokens of a step; sequences: most sequences.
         context_len: most tokens of a sequence.
-        num_blocks, block_size: of the KV cache.
+        num_blocks, block_size, groups: of the KV cache.
         draft: most draft tokens of a sequence; 0: there are no drafts.
         lora_id: an adapter of the model; None: it has none.
         kind: what the model does.
@@ -61,6 +62,7 @@ class WarmUpLimits:
     block_size: int
     vocab_size: int
     kind: ModelKind
+    groups: BlockGroups = ONE_GROUP
     draft: int = 0
     lora_id: int | None = None
 
@@ -82,7 +84,12 @@ class WarmUpLimits:
     @property
     def length(self) -> int:
         """Most tokens of a sequence whose blocks fit into the KV cache."""
-        return min(self.context_len, (self.num_blocks - self.cross_blocks) * self.block_size)
+        blocks = self.num_blocks - self.cross_blocks
+        return self.groups.longest(blocks, self.context_len, self.tokens, self.block_size)
+
+    def new_blocks(self, first: int, end: int) -> tuple[int, ...]:
+        """Blocks of all groups for those from `first` to `end` of a sequence."""
+        return tuple(index % self.num_blocks for index in range(first, end)) * len(self.groups.windows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +119,12 @@ class _Sequence:
 
 
 def decoder_limits(
-    loaded: LoadedModel, kind: ModelKind, options: EngineOptions, context_len: int, num_blocks: int
+    loaded: LoadedModel,
+    kind: ModelKind,
+    options: EngineOptions,
+    context_len: int,
+    num_blocks: int,
+    groups: BlockGroups,
 ) -> WarmUpLimits:
     """The limits of an engine around a decoder. `context_len`: tokens of the longest sequence."""
     return WarmUpLimits(
@@ -122,6 +134,7 @@ def decoder_limits(
         num_blocks=num_blocks,
         block_size=options.block_size,
         vocab_size=loaded.vocab_size,
+        groups=groups,
         draft=options.num_speculative_tokens if options.speculative_method == "ngram" else 0,
         lora_id=next(iter(loaded.adapters), None),
         kind=kind,
@@ -197,7 +210,7 @@ def _continued(limits: WarmUpLimits, names: list[str], keys: list[bytes]) -> lis
     one = _Sequence(1)
     first = StepPlan(removed=names, evicted=keys, new=[_new("warm-up-0", one, limits, encodes=False)])
     first.scheduled.append(_scheduled("warm-up-0", one, limits))
-    blocks = (1,) if limits.block_size == 1 else ()
+    blocks = limits.new_blocks(1, 2) if limits.block_size == 1 else ()
     return [first, StepPlan(scheduled=[ScheduledSequence("warm-up-0", 1, 1, blocks, samples=True)])]
 
 
@@ -329,12 +342,13 @@ def _new(name: str, one: _Sequence, limits: WarmUpLimits, *, encodes: bool) -> N
         prompt_logprobs=one.prompt_logprobs,
         cross_attention=cross,
         lora_id=one.lora_id,
+        state_blocks=tuple(range(limits.groups.state_blocks)),
     )
 
 
 def _scheduled(name: str, one: _Sequence, limits: WarmUpLimits) -> ScheduledSequence:
     """All sequences have the same blocks: what they write is not used."""
-    blocks = tuple(range(-(-(one.length + one.draft) // limits.block_size)))
+    blocks = limits.new_blocks(0, -(-(one.length + one.draft) // limits.block_size))
     samples = isinstance(one.params, SamplingParams)
     items = (PlaceholderTokens(_key(one.columns), 0, 0, one.count),) if one.columns else ()
     return ScheduledSequence(name, one.start, one.count, blocks, samples, (0,) * one.draft, items)

@@ -124,7 +124,7 @@ class GraphSteps(StepRunner):
             prepared = self._attention.prepare(inputs)
             if self._logits is None:
                 shape = (sizes[0], self._model.lm_head.vocab_size)
-                self._logits = torch.empty(shape, dtype=torch.float32, device=inputs.slots.device)
+                self._logits = torch.empty(shape, dtype=torch.float32, device=inputs.model.token_ids.device)
             graph, out = self._new_graph(), self._logits[:size]
             try:
                 graph.capture(partial(self._compute, inputs, prepared, out))
@@ -144,7 +144,7 @@ class GraphSteps(StepRunner):
     def logits(self, inputs: StepInputs, attention: PreparedAttention) -> Tensor:
         graphs = self.graphs if inputs.model.lora_ids is None else self.lora_graphs
         graph = graphs.get(inputs.num_tokens) if inputs.static and attention.static else None
-        if graph is None or self._logits is None or inputs.model.items is not None:
+        if graph is None or self._logits is None or not inputs.model.is_replayable:
             return self._eager.logits(inputs, attention)
         graph.replay()
         return self._model.lm_head.adjust(self._logits[: inputs.num_logits])

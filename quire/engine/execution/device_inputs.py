@@ -14,6 +14,7 @@ from typing_extensions import override
 from quire.engine.execution.inputs import (
     CrossAttentionInputs,
     DeviceMetadata,
+    GroupInputs,
     InputBuilder,
     Queries,
     QueryTables,
@@ -42,6 +43,7 @@ class Sizes(NamedTuple):
         spans: spans of prompts.
         logits: rows `logits_indices`; 0 if these are all rows.
         has_lora: a sequence may have an adapter, so that there are arrays of their ids.
+        groups: groups of layers, each of which has slots and block tables of its own.
     """
 
     tokens: int
@@ -49,11 +51,17 @@ class Sizes(NamedTuple):
     spans: int
     logits: int
     has_lora: bool
+    groups: int
 
     @property
     def queries(self) -> int:
-        """Rows of block tables."""
+        """Rows of the block tables of a group."""
         return self.singles + self.spans + self.logits
+
+    @property
+    def slots(self) -> int:
+        """Elements from the slots of a group to those of the next, so that all are aligned."""
+        return self.tokens + -self.tokens % (_ALIGNMENT // _INT64)
 
 
 class _Offsets(NamedTuple):
@@ -76,9 +84,10 @@ class _Offsets(NamedTuple):
 def _counts(sizes: Sizes) -> tuple[tuple[int, int], ...]:
     """Elements of each array, and their bytes."""
     return (
-        *((sizes.tokens, _INT64),) * 3,
+        *((sizes.tokens, _INT64),) * 2,
+        (sizes.slots * sizes.groups, _INT64),
         (sizes.logits, _INT64),
-        (sizes.queries, _INT32),
+        (sizes.queries * sizes.groups, _INT32),
         (sizes.singles, _INT32),
         (sizes.spans, _INT32),
         (sizes.logits, _INT32),
@@ -111,17 +120,17 @@ class DeviceInputBuilder(InputBuilder):
 
     def __init__(self, table: RequestTable, device: torch.device, padded_sizes: Sequence[int] = ()) -> None:
         """`padded_sizes`: in ascending order."""
-        rows, blocks = table.blocks.shape
+        groups, rows, blocks = table.blocks.shape
         self._table = table
         self._device = device
         self.padded_sizes = () if table.cross_blocks.size else tuple(padded_sizes)
         self._max_len = table.tokens.shape[1]
         self._buffers = PinnedBuffers(device)
         most = self.padded_sizes[-1] if self.padded_sizes else 0
-        self._static = torch.zeros(_static_bytes(most, rows, blocks), dtype=torch.uint8, device=device)
+        self._static = torch.zeros(_static_bytes(most, rows, blocks, groups), dtype=torch.uint8, device=device)
         width = blocks + -blocks % (_ALIGNMENT // _INT32)
-        self._static_tables = torch.zeros(most, width, dtype=torch.int32, device=device)
-        self._blocks = torch.zeros(rows, width, dtype=torch.int32, device=device)
+        self._static_tables = torch.zeros(groups * most, width, dtype=torch.int32, device=device)
+        self._blocks = torch.zeros(groups * rows, width, dtype=torch.int32, device=device)
         self.last_tokens = torch.zeros(rows, dtype=torch.int64, device=device)
 
     @override
@@ -139,6 +148,7 @@ class DeviceInputBuilder(InputBuilder):
             spans_of_prompts,
             0 if every else len(queries.sampling),
             bool(lora_ids) and not lora_ids.keys().isdisjoint(queries.rows),
+            len(self._table.blocks),
         )
         return self._send(spans, queries, tokens, sizes, scheduled, every=every, static=padded is not None)
 
@@ -147,7 +157,7 @@ class DeviceInputBuilder(InputBuilder):
 
         `has_lora`: of a step in which a sequence may have an adapter.
         """
-        sizes = Sizes(size, size, 0, 0, has_lora)
+        sizes = Sizes(size, size, 0, 0, has_lora, len(self._table.blocks))
         return self._send([], queries_of([]), 0, sizes, (), every=True, static=True)
 
     def _padded_size(self, tokens: int) -> int | None:
@@ -185,19 +195,19 @@ class DeviceInputBuilder(InputBuilder):
         indices = None if every else views.logits_indices
         lora_ids = LoRAIds(views.lora_ids, None if every else views.logits_lora_ids) if sizes.has_lora else None
         model = ModelInputs(views.token_ids, views.positions, indices, lora_ids=lora_ids)
-        metadata = self._metadata(spans, sizes, views, static=static)
-        cross = self._cross(spans)
-        return StepInputs(spans, model, views.slots, last_block, static, metadata, cross)
+        groups = self._groups(spans, sizes, views, static=static)
+        return StepInputs(spans, model, groups, last_block, static, self._cross(spans))
 
     def _changed_blocks(self, scheduled: Sequence[ScheduledSequence]) -> tuple[list[int], list[int]]:
         """Positions in the flat block tables of the blocks that are new in this step, and the blocks."""
         table, width = self._table, self._blocks.shape[1]
         positions, values = list[int](), list[int]()
         for item in scheduled:
-            if count := len(item.new_blocks):
-                row = table.row_of(item.request_id)
-                begin = row * width + int(table.num_blocks[row]) - count
-                positions += range(begin, begin + count)
+            if item.new_blocks:
+                row, count = table.row_of(item.request_id), len(item.new_blocks) // len(table.blocks)
+                for group in range(len(table.blocks)):
+                    begin = (group * len(table.lengths) + row) * width + int(table.num_blocks[row]) - count
+                    positions += range(begin, begin + count)
                 values += item.new_blocks
         return positions, values
 
@@ -220,16 +230,18 @@ class DeviceInputBuilder(InputBuilder):
         rows = np.repeat(row, count)
         positions = np.repeat(start - ends + count, count) + np.arange(tokens)
         known = table.tokens[rows, positions]
-        blocks = table.blocks[rows, positions // size].astype(np.int64)
+        blocks = table.blocks[:, rows, positions // size].astype(np.int64)
         _put(arrays.token_ids, known, 0)
         _put(arrays.positions, positions + table.rope_offsets[rows], 0)
-        _put(arrays.slots, blocks * size + positions % size, _NO_SLOT)
+        for slots, of_group in zip(arrays.slots, blocks, strict=True):
+            _put(slots, of_group * size + positions % size, _NO_SLOT)
         sampling = queries.sampling if len(arrays.logits_indices) else []
         arrays.logits_indices[:] = ends[sampling] - 1
-        padding = len(arrays.rows) - given - len(sampling)
+        padding = arrays.rows.shape[1] - given - len(sampling)
         order = [row, np.zeros(padding, np.int64), row[sampling]]
         lengths = start + count
-        arrays.rows[:] = np.concatenate(order)
+        first_rows = np.arange(len(table.blocks))[:, None] * len(table.lengths)  # of each group in the block tables
+        arrays.rows[:] = np.concatenate(order) + first_rows
         _put(arrays.single_lens, lengths[: queries.singles], 0)
         arrays.span_lens[:] = lengths[queries.singles :]
         arrays.logits_lens[:] = lengths[sampling]
@@ -242,18 +254,22 @@ class DeviceInputBuilder(InputBuilder):
             arrays.logits_lora_ids[:] = lora_ids[row[sampling]]
         return int(blocks.max(initial=0)), bool((known < 0).any())
 
-    def _metadata(self, spans: Sequence[Span], sizes: Sizes, views: _Views, *, static: bool) -> DeviceMetadata:
-        tables = torch.index_select(
-            self._blocks, 0, views.rows, out=self._static_tables[: sizes.queries] if static else None
-        )
-        singles, spans_of_prompts, logits = tables.split([sizes.singles, sizes.spans, sizes.logits])
-        return DeviceMetadata(
-            singles=QueryTables(singles, views.single_lens),
-            spans=QueryTables(spans_of_prompts, views.span_lens),
-            query_starts=views.query_starts,
-            logits=QueryTables(logits, views.logits_lens),
-            max_seq_len=self._max_len if static else max(span.length for span in spans),
-        )
+    def _groups(self, spans: Sequence[Span], sizes: Sizes, views: _Views, *, static: bool) -> list[GroupInputs]:
+        out = self._static_tables[: len(views.rows)] if static else None
+        tables = torch.index_select(self._blocks, 0, views.rows, out=out)
+        longest = self._max_len if static else max(span.length for span in spans)
+        groups = list[GroupInputs]()
+        for slots, of_group in zip(views.slots.split(sizes.slots), tables.split(sizes.queries), strict=True):
+            singles, spans_of_prompts, logits = of_group.split([sizes.singles, sizes.spans, sizes.logits])
+            metadata = DeviceMetadata(
+                singles=QueryTables(singles, views.single_lens),
+                spans=QueryTables(spans_of_prompts, views.span_lens),
+                query_starts=views.query_starts,
+                logits=QueryTables(logits, views.logits_lens),
+                max_seq_len=longest,
+            )
+            groups.append(GroupInputs(slots[: sizes.tokens], metadata))
+        return groups
 
     def _cross(self, spans: Sequence[Span]) -> CrossAttentionInputs | None:
         """What the tokens of a step attend to across; None in models without it."""
@@ -276,9 +292,10 @@ class _Arrays:
 
         self.token_ids = array(offsets.token_ids, sizes.tokens, np.int64)
         self.positions = array(offsets.positions, sizes.tokens, np.int64)
-        self.slots = array(offsets.slots, sizes.tokens, np.int64)
+        slots = array(offsets.slots, sizes.slots * sizes.groups, np.int64)
+        self.slots = slots.reshape(sizes.groups, -1)[:, : sizes.tokens]
         self.logits_indices = array(offsets.logits_indices, sizes.logits, np.int64)
-        self.rows = array(offsets.rows, sizes.queries, np.int32)
+        self.rows = array(offsets.rows, sizes.queries * sizes.groups, np.int32).reshape(sizes.groups, -1)
         self.single_lens = array(offsets.single_lens, sizes.singles, np.int32)
         self.span_lens = array(offsets.span_lens, sizes.spans, np.int32)
         self.logits_lens = array(offsets.logits_lens, sizes.logits, np.int32)
@@ -317,6 +334,9 @@ def _put(array: NDArray[np.int64 | np.int32], values: NDArray[np.int64 | np.int3
     array[len(values) :] = padding
 
 
-def _static_bytes(size: int, rows: int, blocks: int) -> int:
+def _static_bytes(size: int, rows: int, blocks: int, groups: int) -> int:
     """Bytes of the inputs of the largest padded step, in which every sequence may have new blocks."""
-    return _offsets(Sizes(size, size, 0, 0, has_lora=True)).changes + (_INT64 + _INT32) * rows * blocks if size else 0
+    if not size:
+        return 0
+    sizes = Sizes(size, size, 0, 0, has_lora=True, groups=groups)
+    return _offsets(sizes).changes + (_INT64 + _INT32) * groups * rows * blocks

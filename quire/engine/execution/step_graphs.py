@@ -62,7 +62,7 @@ class StepGraphs(StepRunner):
         rows = inputs.num_logits
         lora_ids = inputs.model.lora_ids
         is_mixed = lora_ids is not None and lora_ids.only is None
-        if not attention.static or rows > _MAX_LOGITS_ROWS or inputs.model.items is not None or is_mixed:
+        if not attention.static or rows > _MAX_LOGITS_ROWS or not inputs.model.is_replayable or is_mixed:
             return self._eager.logits(inputs, attention)
         if self._logits is None:
             self._logits = torch.empty(_MAX_LOGITS_ROWS, self._model.lm_head.vocab_size)

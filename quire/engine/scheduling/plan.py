@@ -84,6 +84,7 @@ class NewSequence:
         prompt_logprobs: number of top tokens to report at the positions of the prompt; None to report nothing.
         uses_long_rope: compute it with a long rope's frequencies for sequences beyond the trained length.
         lora_id: adapter that it is computed with; None: none.
+        state_blocks: blocks of its states, whose content is of another sequence.
     """
 
     request_id: str
@@ -94,6 +95,7 @@ class NewSequence:
     uses_long_rope: bool = False
     cross_attention: CrossAttentionItem | None = None
     lora_id: int | None = None
+    state_blocks: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +110,8 @@ class ScheduledSequence(msgspec.Struct, frozen=True):
     """Compute tokens [start, start + count) of a sequence.
 
     Attributes:
-        new_blocks: appended to the sequence's block table before the step.
+        new_blocks: appended to the sequence's block tables before the step, those of the first group of layers first,
+            as many to each. The step's tokens attend to none of those before the group's window, which may be any.
         samples: the step computes the sequence's last token, so the next one is sampled.
         draft: draft tokens, at the end of the range; each accepted draft token yields a further token.
         items: placeholder tokens.

@@ -53,12 +53,16 @@ class Request:
         sort_key: (priority, virtual finish time, arrival number), fixed at arrival. It orders the waiting queue and the
             batch; the largest is preempted first.
         start: virtual time at which the request starts under fair queueing, see `FairClock`.
-        num_computed_tokens: tokens whose keys and values are in `blocks` once the steps in flight have finished.
+        num_computed_tokens: tokens whose keys and values are in its blocks once the steps in flight have finished.
         num_output_placeholders: number of tokens that steps in flight will append to `tokens`.
         steps_in_flight: submitted steps that hold this sequence and have not finished.
         awaits_tokens: it is not scheduled on before the tokens of a step in flight are known: the step verifies a
             draft, so that their number is unknown, or the device does not keep sampled tokens.
-        blocks: the block table.
+        tables: the block table of each group of layers, see `BlockTables`; like the other blocks empty while it is not
+            in the batch.
+        unseen: of each group, how many of the first blocks were given back, as no further token attends to them.
+        num_blocks: blocks of each table.
+        state_blocks: blocks of its states.
         root_hash: seed of the block hashes, from what vLLM calls extra keys (cache salt, LoRA, an item for
             cross-attention) and from the RoPE variant; only sequences with equal ones share blocks.
         uses_long_rope: computed with the frequencies of a long rope for sequences beyond the trained length.
@@ -91,7 +95,10 @@ class Request:
     num_output_placeholders: int = 0
     steps_in_flight: int = 0
     awaits_tokens: bool = False
-    blocks: list[int] = field(default_factory=list)
+    tables: list[list[int]] = field(default_factory=list)
+    unseen: list[int] = field(default_factory=list)
+    num_blocks: int = 0
+    state_blocks: list[int] = field(default_factory=list)
     hashes: list[BlockHash] = field(default_factory=list)
     num_cached_blocks: int = 0
     drafter: Drafter | None = None
@@ -172,6 +179,11 @@ class Request:
         self.held_back = 0 if last else 1
 
     @property
+    def in_batch(self) -> bool:
+        """Whether it holds blocks."""
+        return bool(self.tables or self.state_blocks)
+
+    @property
     def decodes(self) -> bool:
         """Whether all of its prompt is scheduled, or computed."""
         return self.num_computed_tokens >= self.prompt_len
@@ -221,6 +233,7 @@ class Request:
             self.uses_long_rope,
             cross,
             self.lora_id,
+            tuple(self.state_blocks),
         )
 
     def restart(self) -> None:
@@ -245,7 +258,7 @@ class Request:
         while taken < len(sampled.tokens) and finish_reason is None:
             finish_reason, stop_reason = self.append(sampled.tokens[taken], max_model_len)
             taken += 1
-        if self.blocks:  # else preempted while the step was in flight
+        if self.in_batch:  # else preempted while the step was in flight
             self.num_computed_tokens += taken - 1  # confirmed tokens of the draft
         output = TokensOutput(
             self.id,
@@ -276,11 +289,3 @@ class Request:
         if generated >= params.max_tokens or len(self.tokens) >= max_model_len:
             return "length", None
         return None, None
-
-    def check(self, block_size: int, *, running: bool) -> None:
-        """Assert that the request holds the blocks that it needs. `running`: it is in the batch."""
-        assert self.num_computed_tokens <= len(self.blocks) * block_size, "computed tokens without a block"
-        assert running or not self.blocks, "a waiting request holds blocks"
-        if (cross := self.cross_attention) is not None:
-            needed = -(-cross.length // block_size) if running else 0
-            assert len(cross.blocks) == needed, "encoded positions without a block"

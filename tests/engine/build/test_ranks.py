@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from quire.config.options import EngineOptions, ModelOptions, ParallelOptions
+from quire.engine.build.cache import cache_memory
 from quire.engine.build.core_config import CoreConfig
-from quire.engine.build.ranks import cache_memory
 from quire.engine.models.distributed.group import RankGroups
 from quire.engine.models.distributed.placement import Placement
 from quire.engine.models.registry import spec_of

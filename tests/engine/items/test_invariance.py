@@ -108,7 +108,7 @@ def test_tokens_do_not_depend_on_preemption(
     """The cache holds little more than the longest request, so that they preempt each other."""
     roomy = Engine(audio_folders[kind], block_size=4)
     longest = max(len(prompt) + params.max_tokens for prompt, _, params in workload(1, roomy.audio))
-    size = (longest // 4 + 1) * roomy.info.cache_bytes // roomy.info.num_blocks
+    size = (longest // 4 + 1) * roomy.block_bytes
     model = ModelOptions(max_model_len=longest)
     engine = Engine(audio_folders[kind], model=model, block_size=4, kv_cache_memory_bytes=size, **options)
     assert together(engine, 1) == alone[kind]

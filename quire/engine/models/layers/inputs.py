@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -63,6 +64,7 @@ class ModelInputs:
             of tokens.
         items: embeddings of the tokens that stand for items, or that audio is added to; None if there are none.
         lora_ids: adapters of the tokens; None if no token has one.
+        states: the states of the sequences; None in models without them.
     """
 
     token_ids: Tensor
@@ -72,6 +74,28 @@ class ModelInputs:
     cu_seqlens: Tensor | None = None
     items: ItemEmbeddings | None = None
     lora_ids: LoRAIds | None = None
+    states: StepStates | None = None
+
+    @property
+    def is_replayable(self) -> bool:
+        """Whether all inputs may be at fixed addresses, so that captured steps can read them."""
+        return self.items is None and self.states is None
+
+
+class StepStates(Protocol):
+    """The states of the sequences of one step.
+
+    Attributes:
+        ranges: the tokens [begin, end) of each sequence among those of the step.
+    """
+
+    ranges: Sequence[tuple[int, int]]
+
+    def read(self, layer: int) -> list[Tensor]:
+        """Return each array (sequences, *shape) of a layer's states before the step."""
+
+    def write(self, layer: int, arrays: Sequence[Tensor]) -> None:
+        """Replace a layer's states by those behind the step's tokens."""
 
 
 class StepAttention(Protocol):

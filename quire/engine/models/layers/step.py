@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from quire.engine.models.layers.inputs import NO_LORA, LoRAIds, StepAttention, StepCrossAttention
+from quire.engine.models.layers.inputs import NO_LORA, LoRAIds, StepAttention, StepCrossAttention, StepStates
 from quire.engine.models.layers.linear import LoRARows
 from quire.engine.models.layers.pieces import Pieces
 from quire.engine.models.specs.rope import Rope
@@ -51,6 +51,7 @@ class StepContext:
         relative_positions: (rows, hidden) the table that `DisentangledAttentionLayer` reads.
         cross: the step's cross-attention; None in models without it.
         lora: rows that adapters apply to; None: none.
+        states: the states of sequences; None in models without them.
         pieces: the pieces of audio of the step; None in models that encode audio whole.
     """
 
@@ -63,6 +64,7 @@ class StepContext:
     relative_positions: Tensor | None = None
     cross: StepCrossAttention | None = None
     lora: StepLoRA | None = None
+    states: StepStates | None = None
     pieces: Pieces | None = None
 
     def lora_rows(self, *, last_layer: bool) -> LoRARows | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -26,6 +28,7 @@ from quire.engine.models.specs.decoder import (
     Layer,
     ParallelResidual,
     PlainMLP,
+    Recurrence,
     StackSpec,
 )
 from quire.kernels.add_scaled import add_scaled
@@ -122,11 +125,18 @@ class LayerStack(nn.Module):
         return hidden
 
 
+# By kind of a recurrence: the module of its layers, made like `LatentAttentionLayer`. Those of families outside of the
+# tree are added to it.
+RECURRENT_LAYERS: dict[type[Recurrence], Callable[[int, Any, StackSpec], nn.Module]] = {}
+
+
 def _attention(index: int, spec: Attention, model: StackSpec, group: RankGroup | None) -> nn.Module:
     if isinstance(spec, GroupedQueryAttention):
         return GroupedAttentionLayer(index, spec, model, group)
     if isinstance(spec, DisentangledAttention):
         return DisentangledAttentionLayer(spec, model)
+    if isinstance(spec, Recurrence):
+        return RECURRENT_LAYERS[type(spec)](index, spec, model)
     return LatentAttentionLayer(index, spec, model, group)
 
 

@@ -85,6 +85,7 @@ class Transformer(LayerStack):
             None if self.relative_positions is None else self.relative_positions(),
             cross,
             StepLoRA.of(inputs.lora_ids, self.num_adapters),
+            inputs.states,
         )
 
     @property

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 from typing_extensions import override
@@ -14,6 +16,7 @@ from quire.engine.models.model_config import ModelConfig
 from quire.engine.models.networks.decoder import Decoder, LMHead
 from quire.engine.models.networks.transformer import ropes_of
 from quire.engine.models.sharding.shard import part_of, stage_layers
+from quire.engine.models.specs.cache import CacheGroup
 from quire.engine.models.specs.decoder import DecoderSpec, EncoderSpec
 from quire.engine.models.specs.rope import Rope
 
@@ -30,6 +33,8 @@ def check_parallel(config: ModelConfig) -> None:
         what = "models for embeddings, classification or scores"
     elif not isinstance(config.spec, DecoderSpec) or config.spec.encoder is not None:
         what = "models with audio"
+    elif config.spec.has_states:
+        what = "models with recurrent layers"
     else:
         return
     raise UnsupportedModel(
@@ -77,6 +82,14 @@ class ShardedDecoder(Decoder):
     def ropes(self) -> set[Rope]:
         """Those of all stages: a sequence takes other frequencies at the same length on every rank."""
         return ropes_of(self.whole)
+
+    @override
+    def cache_groups(self, context_len: int) -> tuple[CacheGroup, ...]:
+        first, stage = self.stage.start, self.stage
+        return tuple(
+            replace(group, layers=tuple(layer - first for layer in group.layers if layer in stage))
+            for group in self.whole.cache_groups(context_len)
+        )
 
     @override
     def run(

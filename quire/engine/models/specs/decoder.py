@@ -18,6 +18,7 @@ from quire.engine.models.specs.audio import (
     Stem,
     TimeConv,
 )
+from quire.engine.models.specs.cache import CacheGroup, FullCache, LatentCache, StateCache, WindowCache, group_layers
 from quire.engine.models.specs.rope import Rope
 
 
@@ -45,6 +46,11 @@ class GroupedQueryAttention:
     sinks: bool = False  # a learned logit per head is added to the softmax's denominator
     alibi: tuple[float, ...] | None = None  # slope of each head: its scores lose slope * distance (Press et al. 2021)
     relative_bias: RelativeBias | ClippedBias | None = None
+
+    @property
+    def cache(self) -> FullCache | WindowCache:
+        """What it keeps in a decoder."""
+        return FullCache() if self.window is None else WindowCache(self.window)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +103,23 @@ class LatentAttention:
     scale: float
     rope: Rope
     bias: bool = False
+
+    @property
+    def cache(self) -> LatentCache:
+        """What it keeps."""
+        return LatentCache()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recurrence:
+    """The base of layers in the place of attention that read earlier tokens from a state of a fixed size."""
+
+    rope: Rope | None = None  # always None
+
+    @property
+    def cache(self) -> StateCache:
+        """The state of a sequence."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,7 +214,7 @@ class CrossAttention:
     bias: bool = True
 
 
-Attention = GroupedQueryAttention | LatentAttention | DisentangledAttention
+Attention = GroupedQueryAttention | LatentAttention | DisentangledAttention | Recurrence
 FeedForward = GatedMLP | PlainMLP | MoE
 
 
@@ -411,6 +434,17 @@ class DecoderSpec(TransformerSpec):
     def has_cross_attention(self) -> bool:
         """Whether layers read the encoder's output."""
         return any(layer.cross is not None for layer in self.layers)
+
+    @property
+    def has_states(self) -> bool:
+        """Whether layers read earlier tokens from a state."""
+        return any(isinstance(layer.attn, Recurrence) for layer in self.layers)
+
+    def cache_groups(self, context_len: int) -> tuple[CacheGroup, ...]:
+        """Return the groups of its layers; see `group_layers`."""
+        kinds = [layer.attn.cache for layer in self.layers if not isinstance(layer.attn, DisentangledAttention)]
+        crossing = [index for index, layer in enumerate(self.layers) if layer.cross is not None]
+        return group_layers(kinds, context_len, crossing=crossing)
 
 
 @dataclass(frozen=True, kw_only=True)
