@@ -37,8 +37,8 @@ class GatedSum(Recurrence):
         size = self.heads * self.dim
         return StateCache(
             (
-                StateArray((self.width - 1, size), torch.bfloat16),
-                StateArray((self.heads, self.dim, self.dim), torch.float32),
+                StateArray((self.width - 1, size), "bfloat16"),
+                StateArray((self.heads, self.dim, self.dim), "float32"),
             )
         )
 

@@ -64,8 +64,10 @@ class _NoStates(StepStates):
 
     @override
     def read(self, layer: int) -> list[Tensor]:
-        arrays = self._kinds[layer].arrays
-        return [torch.zeros(1, *array.shape, dtype=array.dtype, device=self._device) for array in arrays]
+        return [
+            torch.zeros(1, *array.shape, dtype=getattr(torch, array.dtype), device=self._device)
+            for array in self._kinds[layer].arrays
+        ]
 
     @override
     def write(self, layer: int, arrays: Sequence[Tensor]) -> None:

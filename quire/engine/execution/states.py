@@ -72,6 +72,6 @@ def _arrays(states: LayerStates, rows: Tensor) -> list[Tensor]:
     arrays, begin = list[Tensor](), 0
     for array in states.kind.arrays:
         part = rows[:, begin : begin + array.nbytes]
-        arrays.append(part.view(array.dtype).unflatten(1, array.shape))
+        arrays.append(part.view(getattr(torch, array.dtype)).unflatten(1, array.shape))
         begin += aligned_state(array.nbytes)
     return arrays

@@ -86,7 +86,7 @@ def test_rows_are_aligned_on_gpus(dtype: torch.dtype, latent: bool, dim: int) ->
     assert layer.keys.float().unique().tolist() == ([13, dim] if latent else [dim])
 
 
-STATE = StateCache((StateArray((2, 3), torch.float32), StateArray((50,), torch.bfloat16)))
+STATE = StateCache((StateArray((2, 3), "float32"), StateArray((50,), "bfloat16")))
 GROUPS = (
     CacheGroup(FullCache(), (1, 4)),
     CacheGroup(WindowCache(8), (0, 5)),

@@ -103,7 +103,7 @@ def test_tokens_depend_on_what_states_hold(folder: Path, kind: str, monkeypatch:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8])
 def test_states_fit_into_places_of_any_size(dim: int, dtype: torch.dtype) -> None:
     """Of smaller and larger ones, whose bytes need not be a multiple of those of an element of the state."""
-    kind = StateCache((StateArray((3,), torch.bfloat16), StateArray((2, 5), torch.float32)))
+    kind = StateCache((StateArray((3,), "bfloat16"), StateArray((2, 5), "float32")))
     groups = (CacheGroup(FullCache(), (0,)), CacheGroup(kind, (1, 2)))
     layout = CacheLayout({0: CacheShape(1, dim, dim, values_in_keys=True)}, groups)
     cache, count = HostKVCache(layout, 64, 3, dtype), layout.state_blocks(3, dtype)

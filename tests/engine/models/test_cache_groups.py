@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from quire.engine.models.specs.cache import (
     CacheGroup,
@@ -21,7 +20,7 @@ FULL: TokenCache = FullCache()
 LATENT: TokenCache = LatentCache()
 WINDOW: TokenCache = WindowCache(8)
 OTHER: TokenCache = WindowCache(5)
-STATE = StateCache((StateArray((3, 4), torch.float32), StateArray((2,), torch.bfloat16)))
+STATE = StateCache((StateArray((3, 4), "float32"), StateArray((2,), "bfloat16")))
 GEMMA: list[TokenCache] = [*[*[WINDOW] * 5, FULL] * 4, WINDOW, WINDOW]  # the layers of Gemma 3 1B
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-import torch
+from math import prod
+from typing import Literal
 
 _MOST_GROUPS = 8  # that grow: each costs some microseconds of every step
 
@@ -34,15 +34,15 @@ class CrossCache:
 
 @dataclass(frozen=True)
 class StateArray:
-    """An array of a state, zero before the first token."""
+    """An array of a state, zero before the first token. `dtype`: its name in torch; configs are read without that."""
 
     shape: tuple[int, ...]
-    dtype: torch.dtype
+    dtype: Literal["float32", "bfloat16"]
 
     @property
     def nbytes(self) -> int:
         """Bytes of the elements."""
-        return torch.Size(self.shape).numel() * self.dtype.itemsize
+        return prod(self.shape) * (4 if self.dtype == "float32" else 2)
 
 
 @dataclass(frozen=True)
