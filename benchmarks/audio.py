@@ -15,7 +15,7 @@ from functools import partial
 
 import numpy as np
 
-from quire.config.media_options import AudioOptions
+from quire.config.options import AudioOptions
 from quire.multimodal.audio.cuts import cut
 from quire.multimodal.audio.decode import DecodedAudio, decode
 from quire.multimodal.audio.features import SAMPLE_RATE, log_mel
@@ -62,7 +62,7 @@ async def read(reader: AudioReader, content: bytes) -> None:
     async def keep(_: int, audio: DecodedAudio, reservation: Reservation) -> None:
         reservation.pass_on(audio.samples, audio.samples.nbytes)
 
-    use = AudioUse(while_made=lambda _: 0, kept=lambda samples: 4 * samples)
+    use = AudioUse(while_made=lambda _: 0, result=lambda samples: 4 * samples)
     await reader.decode([AudioFile(io.BytesIO(content))], use, keep)
 
 

@@ -39,7 +39,7 @@ from quire.engine.build.core_config import CoreConfig
 from quire.engine.build.engine import build_core
 from quire.engine.client.protocol import AddRequest, MediaItem
 from quire.engine.client.sampling_params import SamplingParams
-from quire.engine.models.config.model_config import read_model_config
+from quire.engine.models.model_config import read_model_config
 from quire.kernels import native
 from quire.multimodal.audio.features import SAMPLE_RATE, log_mel
 

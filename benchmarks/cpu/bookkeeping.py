@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import date
 from pathlib import Path
 from statistics import median
@@ -25,6 +25,7 @@ from quire.config.options import EngineOptions
 from quire.engine.client.protocol import AddRequest
 from quire.engine.client.sampling_params import SamplingParams
 from quire.engine.core.loop import EngineCore
+from quire.engine.execution.cache_layout import CacheLayout
 from quire.engine.execution.devices.cpu import CpuDevice
 from quire.engine.execution.executor import BackgroundExecutor
 from quire.engine.execution.item_encoder import NoItemEncoder
@@ -35,6 +36,7 @@ from quire.engine.execution.sampling.sampler import Sampler
 from quire.engine.execution.step_graphs import EagerSteps
 from quire.engine.models.layers.inputs import ModelInputs, StepAttention, StepCrossAttention
 from quire.engine.models.networks.decoder import CacheShape
+from quire.engine.models.specs.cache import CacheGroup, FullCache
 from quire.engine.scheduling.blocks import BlockPool, hasher_named
 from quire.engine.scheduling.limits import SchedulerLimits
 from quire.engine.scheduling.scheduler import Scheduler
@@ -48,7 +50,7 @@ _VOCAB, _BLOCK, _CONTEXT = 1024, 16, 1024
 class ConstantModel:
     """A stub model whose logits are constant; their argmax is token 7."""
 
-    caches: Sequence[CacheShape] = (CacheShape(1, 32, 32),)
+    caches: Mapping[int, CacheShape] = {0: CacheShape(1, 32, 32)}
     vocab_size = _VOCAB
     rope_switch: int | None = None
 
@@ -81,6 +83,10 @@ class ConstantModel:
         """Return the argument."""
         return projected
 
+    def cache_groups(self, context_len: int) -> tuple[CacheGroup, ...]:
+        """Return one group."""
+        return (CacheGroup(FullCache(), (0,)),)
+
     def set_context(self, context_len: int) -> None:
         """Do nothing: the model has no position embedding."""
 
@@ -105,7 +111,9 @@ def measure(batch: int, params: SamplingParams) -> dict[str, float]:
     blocks = batch * _CONTEXT // _BLOCK
     table = RequestTable(batch, _CONTEXT, _BLOCK)
     device = CpuDevice()
-    cache = device.allocate_cache(model.caches, blocks, _BLOCK, torch.bfloat16, 0)
+    cache = device.allocate_cache(
+        CacheLayout(model.caches, model.cache_groups(_CONTEXT)), blocks, _BLOCK, torch.bfloat16, 0
+    )
     attention = device.attention(cache, table, model, torch.bfloat16, EngineOptions())
     inputs, sampler = device.input_builder(table, EngineOptions()), Sampler(table, _VOCAB)
     steps = EagerSteps(model)

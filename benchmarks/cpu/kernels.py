@@ -18,7 +18,9 @@ import torch
 
 from benchmarks.cpu.limits import Limits, timed
 from quire.engine.execution.cache import HostKVCache
+from quire.engine.execution.cache_layout import CacheLayout
 from quire.engine.models.networks.decoder import CacheShape
+from quire.engine.models.specs.cache import CacheGroup, FullCache
 from quire.kernels import native
 from quire.kernels.head_linear import pack_head_weight, reference
 from quire.kernels.linear import Quantization, pack_weight
@@ -73,7 +75,10 @@ def attention(sequences: int, positions: int, heads: int, kv_heads: int, dim: in
     blocks = -(-positions // BLOCK)
     size = sequences * blocks * BLOCK * kv_heads * dim * 4
     shapes = [CacheShape(kv_heads, dim, dim)] * max(2, WEIGHT_BYTES // size)
-    caches = HostKVCache(shapes, sequences * blocks, BLOCK, torch.bfloat16).layers
+    group = CacheGroup(FullCache(), tuple(range(len(shapes))))
+    caches = HostKVCache(
+        CacheLayout.of_one_group(shapes, group), sequences * blocks, BLOCK, torch.bfloat16
+    ).layers.values()
     for cache in caches:
         cache.keys.normal_()
         cache.values.normal_()

@@ -27,7 +27,7 @@ from quire.engine.client.model_info import ModelInfo
 from quire.engine.client.protocol import Abort, AddRequest, StepOutput
 from quire.engine.client.sampling_params import SamplingParams
 from quire.engine.core.loop import EngineCore
-from quire.engine.models.config.model_config import read_model_config
+from quire.engine.models.model_config import read_model_config
 from quire.kernels import native
 
 STEPS = 24

@@ -19,8 +19,10 @@ import torch
 
 from benchmarks.gpu.limits import GpuLimits, require_gpu, seconds
 from benchmarks.gpu.report import Report
-from quire.engine.execution.cache import DeviceKVCache, block_bytes
+from quire.engine.execution.cache import DeviceKVCache
+from quire.engine.execution.cache_layout import CacheLayout
 from quire.engine.models.networks.decoder import CacheShape
+from quire.engine.models.specs.cache import CacheGroup, FullCache
 from quire.kernels.activation import act_and_mul, clamped_swiglu
 from quire.kernels.add_rms_norm import add_rms_norm
 from quire.kernels.adjust_logits import Penalties, TokenCounts, penalize
@@ -82,8 +84,9 @@ def head_cases() -> Iterator[Case]:
     shape = CacheShape(KV_HEADS, HEAD_DIM, HEAD_DIM, row_alignment=16)
     slots, blocks = torch.randperm(TOKENS, device="cuda"), -(-TOKENS // BLOCK_SIZE)
     for dtype in (torch.bfloat16, torch.int8, torch.float8_e4m3fn):
-        layer = DeviceKVCache([shape], blocks, BLOCK_SIZE, dtype, qkv.device).layers[0]
-        pages = block_bytes([shape], BLOCK_SIZE, dtype) * blocks
+        layout = CacheLayout.of_one_group([shape], CacheGroup(FullCache(), (0,)))
+        layer = DeviceKVCache(layout, blocks, BLOCK_SIZE, dtype, qkv.device).layers[0]
+        pages = layout.block_bytes(BLOCK_SIZE, dtype) * blocks
         nbytes = qkv.nbytes + x.nbytes + pages + tables + slots.nbytes
         name = f"qk_norm_rope_write {dtype}".replace("torch.", "")
         given = (heads, layer.keys, layer.values, slots, 1.0, 1.0)

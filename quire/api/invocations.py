@@ -161,7 +161,7 @@ def _kind(body: Any, state: ServerState) -> str | None:
 
 
 def _kind_of_input(body: dict[str, Any], model: ServedModel, *, chat: bool) -> str:
-    """What is asked for by `input` or `messages`: the first of these that the model can do."""
+    """Return what is asked for by `input` or `messages`: the first of these that the model can do."""
     if "task" in body:
         kind = "pooling"
     elif chat and "generate" in model.tasks:
@@ -179,5 +179,5 @@ def _model(name: Any, state: ServerState, *tasks: str) -> ServedModel:
             return state.model(name)
         except NotFound:  # the endpoint says so
             return state.models[0]
-    found = (model for task in tasks for model in state.models if task in model.tasks)
-    return next(found, state.models[0])
+    able = (model for task in tasks for model in state.models if task in model.tasks)
+    return next(able, state.models[0])

@@ -46,8 +46,9 @@ def router(state: ServerState) -> APIRouter:
         the memory is free.
         """
         _require_sleep_mode(state)
-        wanted, wait = cast("SleepLevel", level), mode == "wait"
-        changes = _each(model.client.sleeping.sleep(wanted, wait=wait) for model in state.models)
+        sleep_level = cast("SleepLevel", level)
+        wait = mode == "wait"
+        changes = _each(model.client.sleeping.sleep(sleep_level, wait=wait) for model in state.models)
         await (unless_disconnected(request, changes) if wait else changes)
         return Response()
 

@@ -38,7 +38,7 @@ class ArrivingBody:
         return now - self._began - self.size / _EXPECTED_RATE
 
     def release(self) -> None:
-        """Its bytes are not held any more."""
+        """Count its bytes no more."""
         self._bodies.release(self)
 
 
@@ -90,7 +90,7 @@ class ArrivingBodies:
             loser.refuse(error)
 
     def release(self, body: ArrivingBody) -> None:
-        """The bytes of a body are not held any more."""
+        """Count the bytes of a body no more."""
         if body in self._bodies:
             self._bodies.remove(body)
             self.size -= body.size

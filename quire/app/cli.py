@@ -36,23 +36,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # torch uses huge pages, with which weights are read at least a third faster.
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     use_one_arena()
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    if given[:1] in (["--version"], ["-v"]):
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if words[:1] in (["--version"], ["-v"]):
         print(f"quire {__version__}")
         return
-    found = _find(given)
-    if found is None:
-        asked = (given[1:] if given[:1] == ["bench"] else given[:1]) in _HELP
+    match = _find(words)
+    if match is None:
+        asked = (words[1:] if words[:1] == ["bench"] else words[:1]) in _HELP
         print(_overview(), file=sys.stdout if asked else sys.stderr)
         if not asked:
-            print(f"quire: there is no command {_command_words(given)!r}", file=sys.stderr)
+            print(f"quire: there is no command {_command_words(words)!r}", file=sys.stderr)
         sys.exit(0 if asked else _USAGE_ERROR)
-    command, rest = found
+    command, options = match
     try:
-        for name, nearest in misspelt(os.environ, {field for each in COMMANDS for field in each.model_fields}):
+        for name, nearest in misspelt(os.environ, {field for kind in COMMANDS for field in kind.model_fields}):
             meant = f"; did you mean {nearest}?" if nearest else ""
             raise ConfigError(f"quire: unknown environment variable {name}{meant}")
-        settings = command.parse(rest)
+        settings = command.parse(options)
         status = importlib.import_module(_MODULES[command.name]).run(settings)
     except ConfigError as error:
         sys.exit(str(error))
@@ -61,17 +61,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.exit(status)
 
 
-def _find(given: Sequence[str]) -> tuple[type[Command], Sequence[str]] | None:
+def _find(words: Sequence[str]) -> tuple[type[Command], Sequence[str]] | None:
     for command in COMMANDS:
-        words = command.name.split()
-        if list(given[: len(words)]) == words:
-            return command, given[len(words) :]
+        name = command.name.split()
+        if list(words[: len(name)]) == name:
+            return command, words[len(name) :]
     return None
 
 
-def _command_words(given: Sequence[str]) -> str:
+def _command_words(arguments: Sequence[str]) -> str:
     """The arguments that were meant as a command."""
-    return " ".join(given[: 2 if given[0] == "bench" else 1])
+    return " ".join(arguments[: 2 if arguments[0] == "bench" else 1])
 
 
 def _overview() -> str:

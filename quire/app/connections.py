@@ -28,7 +28,7 @@ class Connection(Protocol):
     transport: asyncio.Transport
 
     def overdue(self) -> bool:
-        """Whether a deadline has passed. To be called regularly."""
+        """Return whether a deadline has passed. To be called regularly."""
 
     def end_overdue(self) -> None:
         """Close the connection, whose deadline has passed."""
@@ -44,8 +44,9 @@ class UnreadResponse:
         self.read_at = table.clock  # when the client last read something, or had nothing to read
 
     def overdue(self) -> bool:
-        """Whether the client has not read for too long. To be called regularly."""
-        now, unsent = self._table.clock, self._transport.get_write_buffer_size()
+        """Return whether the client has not read for too long. To be called regularly."""
+        now = self._table.clock
+        unsent = self._transport.get_write_buffer_size()
         if not unsent or unsent < self._unsent:
             self.read_at = now
         self._unsent = unsent
@@ -111,7 +112,7 @@ class Connections:
         return True
 
     def leave_place(self, request: object) -> None:
-        """The request has been answered."""
+        """Give back the place of a request that has been answered."""
         self.running.discard(request)
 
     def add(self, connection: Connection) -> bool:
@@ -134,25 +135,29 @@ class Connections:
         self.idle.pop(connection, None)
 
     def mark_reading(self, connection: Connection) -> None:
-        """The connection waits for the rest of a request head, or the answer to a request without a place."""
+        """Note that a connection waits for the rest of a request head, or the answer to a request without a place."""
         self.idle.pop(connection, None)
         if connection in self._open:
             self.reading.setdefault(connection)
 
     def mark_idle(self, connection: Connection) -> None:
-        """The connection has no request, or its request has been answered."""
+        """Note that a connection has no request, or that its request has been answered."""
         self.reading.pop(connection, None)
         self.idle.pop(connection, None)
         if connection in self._open:
             self.idle[connection] = None
 
     def mark_busy(self, connection: Connection) -> None:
-        """The connection has a request with a place."""
+        """Note that a connection has a request with a place."""
         self.reading.pop(connection, None)
         self.idle.pop(connection, None)
 
     def _close_one(self) -> bool:
-        silent = (each for each in chain(self.idle, self.reading) if not each.transport.get_write_buffer_size())
+        silent = (
+            connection
+            for connection in chain(self.idle, self.reading)
+            if not connection.transport.get_write_buffer_size()
+        )
         chosen = next(silent, None) or next(chain(self.idle, self.reading), None)  # others may be reading a response
         if chosen is None:
             return False
@@ -176,8 +181,9 @@ class Connections:
 
     def _check_some(self, loop: asyncio.AbstractEventLoop) -> None:
         """Check some connections, then the others in the next iterations: 5,000 at once took up to 50 ms."""
-        some, self._unchecked = self._unchecked[:_CHECKED], self._unchecked[_CHECKED:]
-        late = [each for each in some if each in self._open and each not in self._ending and each.overdue()]
+        batch, self._unchecked = self._unchecked[:_CHECKED], self._unchecked[_CHECKED:]
+        known = (connection for connection in batch if connection in self._open and connection not in self._ending)
+        late = [connection for connection in known if connection.overdue()]
         self._ending.update(late)
         for connection in late:  # there may be thousands
             turns().run(ENDINGS, partial(self._end, connection))
@@ -190,27 +196,27 @@ class Connections:
             connection.end_overdue()
 
 
-def _within_file_limit(wanted: int) -> int:
+def _within_file_limit(requests: int) -> int:
     """The number of requests that the file limit allows, after it has been raised as far as necessary and possible."""
-    needed = wanted + _RESERVE + _OTHER_FILES
+    needed = requests + _RESERVE + _OTHER_FILES
     files = _raise_file_limit(needed)
     if files >= needed:
-        return wanted
+        return requests
     allowed = max(1, files - min(_OTHER_FILES, files // 4) - _RESERVE)
     logger.warning(
         "--limit-concurrency is reduced from %d to %d: %d open files are needed, but the limit (ulimit -n) is %d",
-        *(wanted, allowed, needed, files),
+        *(requests, allowed, needed, files),
     )
     return allowed
 
 
-def _raise_file_limit(wanted: int) -> int:
-    """Raise the soft limit of open files to `wanted`, at most to the hard limit. Returns the soft limit."""
+def _raise_file_limit(files: int) -> int:
+    """Raise the soft limit of open files to `files`, at most to the hard limit. Returns the soft limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
-        return wanted
-    if soft < wanted:
-        raised = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        return files
+    if soft < files:
+        raised = files if hard == resource.RLIM_INFINITY else min(files, hard)
         with suppress(ValueError, OSError):  # a system may allow less than it says
             resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
             return raised

@@ -13,7 +13,6 @@ from multiprocessing.connection import Connection
 from quire.app.logs import flush_logs, start_logging
 from quire.app.models import ModelSource
 from quire.config.commands import Serve
-from quire.config.media_options import AudioOptions
 from quire.config.options import ChatOptions, EngineOptions, ModelOptions, ParallelOptions
 from quire.engine.build.core_config import CoreConfig
 from quire.engine.build.engine import serve_core
@@ -22,16 +21,13 @@ from quire.engine.client.launch import CoreHandle, ProcessCore, ThreadCore
 from quire.engine.client.transport import ClientChannel
 from quire.engine.execution.devices.select import uses_gpu
 from quire.engine.execution.memory import MemoryShare, free_memory
-from quire.engine.models.config.model_config import ModelConfig, model_config_of
+from quire.engine.models.model_config import ModelConfig, model_config_of
 from quire.engine.models.specs.decoder import CTCSpec, EncoderSpec, TransducerSpec
 from quire.multimodal.audio.memory import AudioMemory
-from quire.multimodal.audio.reader import AudioReader
-from quire.parsing.parsers import parser_tokens, reasoning_tags, tool_format
-from quire.parsing.structured.checker import GrammarChecker
 from quire.rendering.renderer import Renderer
 from quire.rendering.tokenizer import Tokenizer
 from quire.serving.defaults import read_defaults
-from quire.serving.models import ServedModel
+from quire.serving.models import GeneratingModel, ModelParts, ServedModel, served_model
 
 logger = logging.getLogger(__name__)
 _STOP_TIMEOUT = 2.0  # seconds; part of the time that a shutdown may take after the drain
@@ -43,7 +39,7 @@ def weight_bytes(source: ModelSource) -> int:
 
 
 def host_share(sources: Sequence[ModelSource]) -> MemoryShare | None:
-    """What each of several engines may take of the host's memory; None for a single engine.
+    """Return what each of several engines may take of the host's memory; None for a single engine.
 
     It is divided before they load: the pages of a KV cache count as free memory until they are used, so that an
     engine could not see what others have reserved.
@@ -76,12 +72,12 @@ async def start_engines(
         info = await engine.client.ready()
         # The memory of other processes is seen as it is.
         steps.append((engine, 0 if settings.engine_process else info.step_bytes))
-    for engine, own in steps:
-        engine.set_memory_share(MemoryShare(0, steps=sum(nbytes for _, nbytes in steps) - own))
+    for engine, step in steps:
+        engine.set_memory_share(MemoryShare(0, steps=sum(nbytes for _, nbytes in steps) - step))
 
 
 def gpu_share(sources: Sequence[ModelSource], configs: Sequence[ModelConfig], steps: int) -> MemoryShare:
-    """What the engine of the first of these models may take of a GPU that it shares with others.
+    """Return what the engine of the first of these models may take of a GPU that it shares with others.
 
     Args:
         sources: it, and those that load after it.
@@ -139,7 +135,8 @@ class RunningEngine:
             EngineDead: it could not be loaded.
         """
         info = await self.client.ready()
-        settings, folder = self._settings, self._source.folder
+        settings = self._settings
+        folder = self._source.folder
         renderer = Renderer(
             folder,
             self._tokenizer,
@@ -155,30 +152,18 @@ class RunningEngine:
             settings.override_generation_config,
             settings.hf_overrides,
         )
-        reasoning = reasoning_tags(settings.reasoning_parser, renderer.template)
-        tools = tool_format(settings.tool_call_parser, renderer.template)
-        model = ServedModel(
+        parts = ModelParts(
             names=self._source.names,
             root=self._source.root,
             client=self.client,
             renderer=renderer,
             info=info,
             defaults=defaults,
-            reasoning=reasoning,
-            tools=tools,
-            parser_tokens=parser_tokens(reasoning, tools, self._tokenizer.special_tokens),
             priority_scheduling=settings.scheduling_policy == "priority",
         )
-        if "transcribe" in info.tasks:
-            queued = settings.max_num_seqs + settings.max_num_queued_seqs
-            audio = AudioReader(
-                AudioOptions.of(settings), audio_memory, max_queued=queued, share=settings.max_client_share
-            )
-            model = replace(model, audio=audio)
-        if "generate" in info.tasks:
-            grammars = GrammarChecker(folder, info.vocab_size, model.eos_token_ids, settings.max_client_share)
-            grammars.start()
-            model = replace(model, grammars=grammars)
+        model = served_model(parts, folder, settings, audio_memory)
+        if isinstance(model, GeneratingModel):
+            model.grammars.start()
         self._model = model
         return model
 

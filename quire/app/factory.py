@@ -16,25 +16,25 @@ from quire.api.chat import routes as chat
 from quire.api.completions import generate
 from quire.api.completions import routes as completions
 from quire.api.http.error_handlers import install_error_handlers
-from quire.api.http.request_ids import REQUEST_ID
+from quire.api.http.request_head import REQUEST_ID
 from quire.api.http.tenant import api_keys
-from quire.api.pooling import routes as pooling
+from quire.api.pooling import cohere, embeddings, rerank, tei
 from quire.api.responses import routes as responses
 from quire.api.responses.routes import NOT_STORED
 from quire.api.responses.service import ResponseService
 from quire.api.speech_to_text import routes as speech
 from quire.app import page
-from quire.app.host_check import host_check
 from quire.app.middleware import (
     Middleware,
     apply_middleware,
     authentication,
     body_limit,
+    host_check,
+    orca_header,
     probes,
     refusal_while_draining,
     request_tracking,
 )
-from quire.app.orca_header import orca_header
 from quire.config.options import ServerOptions
 from quire.metrics.prometheus import CONTENT_TYPE, Metrics
 from quire.protocol.fields import HEADER as IGNORED_FIELDS
@@ -54,7 +54,8 @@ def create_app(
     app.state.malloc_trimmer = state.malloc_trimmer
     app.state.max_json_values = state.limits.max_json_values
     install_error_handlers(app)
-    for module in (health, completions, chat, anthropic, generate, pooling, speech, models, sleep, invocations):
+    pooling = (embeddings, rerank, cohere, tei)
+    for module in (health, completions, chat, anthropic, generate, *pooling, speech, models, sleep, invocations):
         app.include_router(module.router(state))
     app.include_router(responses.router(state, service))
     app.include_router(realtime.router(sessions))

@@ -6,6 +6,7 @@ import asyncio
 import math
 import re
 import socket
+import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 from urllib.parse import unquote
@@ -16,8 +17,15 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from quire.api.http.body import RELEASE_BODY
-from quire.api.http.paths import endpoint_path, path_below, put_below
-from quire.api.http.request_ids import REQUEST_ID, new_request_id, request_id_of
+from quire.api.http.request_head import (
+    ARRIVED,
+    REQUEST_ID,
+    endpoint_path,
+    new_request_id,
+    path_below,
+    put_below,
+    request_id_of,
+)
 from quire.api.http.tenant import tenant_of
 from quire.app.arriving_bodies import ArrivingBody
 from quire.app.connections import Connections, UnreadResponse, reset
@@ -57,13 +65,16 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_head = self._in_body = False
         self._upgrades = self._refused = False
         self._probed = False  # a probe was answered at once; one for what arrives together, as it may be thousands
-        self._max_header_count, self._max_header_size = self._limits.max_header_count, int(self._limits.max_header_size)
+        self._max_header_count = self._limits.max_header_count
+        self._max_header_size = int(self._limits.max_header_size)
         self._max_uncounted = self._max_header_size + int(self._limits.max_url_size)
         self._header_count = self._header_size = 0
         self._uncounted = 0  # bytes of an incomplete header or chunk header
         self._running: RequestResponseCycle | None = None  # the request that is being answered
         self._bodies: dict[RequestResponseCycle, ArrivingBody] = {}
-        self._root, self.root_path = self.root_path, ""  # uvicorn would put it before paths that have it already
+        # uvicorn would put it before paths that have it already
+        self._root = self.root_path
+        self.root_path = ""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         super().connection_made(transport)
@@ -95,12 +106,12 @@ class BoundedProtocol(HttpToolsProtocol):
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
-            rest = data[upgrade.args[0] :]
+            after_head = data[upgrade.args[0] :]
             if not self._opens_websocket():
-                self._continue_without_upgrade(rest)
+                self._continue_without_upgrade(after_head)
                 return
             try:
-                self._open_websocket(rest)
+                self._open_websocket(after_head)
             except ApiError as refusal:
                 self._refuse(refusal)
             return
@@ -222,12 +233,13 @@ class BoundedProtocol(HttpToolsProtocol):
         super().resume_writing()
 
     def overdue(self) -> bool:
-        """Whether a deadline for sending or reading has passed."""
+        """Return whether a deadline for sending or reading has passed."""
         return self._unread.overdue() or self._table.clock > self._deadline
 
     def end_overdue(self) -> None:
         """Close the connection, with a response if the client waits for one."""
-        late, self._deadline = self._table.clock > self._deadline, math.inf
+        late = self._table.clock > self._deadline
+        self._deadline = math.inf
         if not late:
             reset(self.transport)
         elif self._refused:
@@ -251,6 +263,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """Complete what uvicorn has made of a request: its path, and its id, which all responses get."""
         scope: Scope = cycle.scope  # type: ignore[assignment]
         put_below(self._root, scope)
+        scope["state"][ARRIVED] = time.monotonic()
         scope["state"]["request_id"] = request_id = request_id_of(scope["headers"])
         cycle.default_headers = [*cycle.default_headers, (REQUEST_ID.encode(), request_id.encode())]
 
@@ -282,7 +295,7 @@ class BoundedProtocol(HttpToolsProtocol):
         )
 
     def _opens_websocket(self) -> bool:
-        """Whether a request for another protocol gets it. Others are answered as if they had not asked."""
+        """Return whether a request for another protocol gets it. Others are answered as if they had not asked."""
         return (
             self._endpoint() in _WEBSOCKETS
             and self.parser.get_method() == b"GET"
@@ -292,7 +305,7 @@ class BoundedProtocol(HttpToolsProtocol):
             and (self._running is None or self._running.response_complete)
         )
 
-    def _open_websocket(self, rest: bytes) -> None:
+    def _open_websocket(self, frames: bytes) -> None:
         """Hand the connection over to the WebSocket protocol.
 
         Raises:
@@ -307,10 +320,10 @@ class BoundedProtocol(HttpToolsProtocol):
         protocol.connection_made(self.transport)
         protocol.open(handshake, request_id_of(self.headers), self._root)
         self.transport.set_protocol(protocol)
-        if rest:
-            protocol.data_received(rest)
+        if frames:
+            protocol.data_received(frames)
 
-    def _continue_without_upgrade(self, rest: bytes) -> None:
+    def _continue_without_upgrade(self, body: bytes) -> None:
         """Parse a request again, without its wish for another protocol, which made the parser skip its body."""
         self._upgrades = False
         version = self.parser.get_http_version().encode()
@@ -318,7 +331,7 @@ class BoundedProtocol(HttpToolsProtocol):
         head += [b"%b: %b" % header for header in self.headers if header[0] != b"upgrade"]
         self.parser = httptools.HttpRequestParser(self)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn
-        self.data_received(b"\r\n".join([*head, b"", rest]))
+        self.data_received(b"\r\n".join([*head, b"", body]))
 
     def _refuse(self, error: ApiError) -> None:
         """Respond with an error and close the connection, once the client has had time to read the response.
@@ -370,7 +383,7 @@ def _refusal_of(error: httptools.HttpParserError) -> ApiError:
 
 
 async def _refuse_for_now(scope: Scope, receive: Receive, send: Send) -> None:
-    """Stands in for the app while as many requests as possible are being answered."""
+    """Refuse a request, in place of the app, while as many requests as possible are being answered."""
     error = Overloaded(
         "The server is busy: it is answering as many requests as it may at once (--limit-concurrency).",
         headers={"Retry-After": "1"},

@@ -24,16 +24,16 @@ from quire.app.server import Server
 from quire.app.supervision import supervise
 from quire.app.tls import Tls
 from quire.config.commands import Serve
-from quire.config.media_options import MediaOptions
 from quire.config.options import (
     ConnectionOptions,
     EngineOptions,
     LimitOptions,
+    MediaOptions,
     RealtimeOptions,
     ServerOptions,
     TlsOptions,
 )
-from quire.config.tool_servers import urls_by_label
+from quire.config.types import urls_by_label
 from quire.engine.client.errors import EngineDead
 from quire.engine.models.errors import ModelError
 from quire.metrics.prometheus import Metrics, ModelMetrics
@@ -42,7 +42,7 @@ from quire.multimodal.errors import ModelFileError, PromptError
 from quire.multimodal.sources import media_policy
 from quire.realtime.sessions import Sessions
 from quire.realtime.transcribers import transcriber_factory
-from quire.serving.models import ServerState
+from quire.serving.models import ServedModel, ServerState
 from quire.serving.result_memory import ResultMemory
 
 logger = logging.getLogger("quire")
@@ -96,28 +96,14 @@ async def _serve_models(
 ) -> int:
     audio_memory = AudioMemory(int(settings.max_audio_memory), settings.max_client_share)
     models = await asyncio.gather(*(engine.loaded(audio_memory) for engine in engines))
-    state = ServerState(
-        models=models,
-        limits=LimitOptions.of(settings),
-        strict_fields=settings.strict_fields,
-        trust_request_chat_template=settings.trust_request_chat_template,
-        tokenizer_info=settings.enable_tokenizer_info_endpoint,
-        include_usage=settings.enable_force_include_usage,
-        tokens_as_ids=settings.return_tokens_as_token_ids,
-        stall_timeout=settings.stall_timeout,
-        sse_keep_alive_interval=settings.sse_keep_alive_interval,
-        transcription_events=settings.transcription_events,
-        media=media_policy(MediaOptions.of(settings)),
-        sleep_mode=settings.enable_sleep_mode,
-        max_audio_parts=settings.max_audio_parts,
-        results=ResultMemory(share=settings.max_client_share),
-    )
+    state = _state(settings, models, audio_memory)
     metrics = Metrics(
         max_model_len=max(model.info.max_model_len for model in models), vllm_names=settings.vllm_metric_names
     )
     for index, model in enumerate(models):
-        model.client.observer = observer = ModelMetrics(metrics, model.names[0], index)
-        observer.describe_cache(model.info, EngineOptions.of(settings))
+        model_metrics = ModelMetrics(metrics, model.names[0], index)
+        model_metrics.describe_cache(model.info, EngineOptions.of(settings))
+        model.client.observers.add(model_metrics)
     options = ServerOptions.of(settings)
     tool_servers = ToolServers(
         urls_by_label(settings.tool_server),
@@ -158,6 +144,26 @@ async def _serve_models(
         await asyncio.gather(*watching, return_exceptions=True)
         await tool_servers.aclose()
     return 1 if server.failed or not server.started else 0
+
+
+def _state(settings: Serve, models: Sequence[ServedModel], audio_memory: AudioMemory) -> ServerState:
+    return ServerState(
+        models=models,
+        limits=LimitOptions.of(settings),
+        audio_memory=audio_memory,
+        strict_fields=settings.strict_fields,
+        trust_request_chat_template=settings.trust_request_chat_template,
+        tokenizer_info=settings.enable_tokenizer_info_endpoint,
+        include_usage=settings.enable_force_include_usage,
+        tokens_as_ids=settings.return_tokens_as_token_ids,
+        stall_timeout=settings.stall_timeout,
+        sse_keep_alive_interval=settings.sse_keep_alive_interval,
+        transcription_events=settings.transcription_events,
+        media=media_policy(MediaOptions.of(settings)),
+        sleep_mode=settings.enable_sleep_mode,
+        max_audio_parts=settings.max_audio_parts,
+        results=ResultMemory(share=settings.max_client_share),
+    )
 
 
 @asynccontextmanager

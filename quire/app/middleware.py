@@ -1,28 +1,34 @@
-"""ASGI middleware: metrics, authentication, limits."""
+"""ASGI middleware: metrics, authentication, limits, host names, the header with the load."""
 
 from __future__ import annotations
 
 import hmac
+import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from ipaddress import ip_address
 
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.api.health import probe_response
-from quire.api.http.credentials import key_of
-from quire.api.http.paths import endpoint_path
+from quire.api.http.request_head import endpoint_path, key_of
 from quire.api.http.sse import RAW_SEND
 from quire.api.http.tenant import API_KEY, ApiKey
+from quire.config.options import ServerOptions
+from quire.engine.client.protocol import StepStats
 from quire.metrics.prometheus import Metrics
-from quire.protocol.errors import TooLarge, Unauthorized, Unavailable
+from quire.protocol.errors import Misdirected, TooLarge, Unauthorized, Unavailable
 from quire.serving.models import ServerState
 
 PAGE_FILES = "/page/"
 PROBE_PATHS = frozenset({"/health", "/ready", "/ping"})  # need no API key
 _PROBES = frozenset({("POST", "/ping"), *((method, path) for method in ("GET", "HEAD") for path in PROBE_PATHS)})
+_OWN_NAMES = ("localhost", "*.localhost", "*.internal")  # reserved names that cannot be registered
+_FORMAT = "endpoint-load-metrics-format"  # header of requests
+_LOAD = "endpoint-load-metrics"  # header of responses
 _UNTRACKED_PATHS = PROBE_PATHS | {"/metrics", "/load", "/version"}
 Middleware = Callable[[ASGIApp], ASGIApp]
 
@@ -114,12 +120,12 @@ def authentication(keys: Sequence[ApiKey], may_open_session: Callable[[str], boo
             if scope["type"] == "lifespan" or endpoint_path(scope) in PROBE_PATHS or _is_page(scope):
                 await app(scope, receive, send)
                 return
-            given = key_of(Headers(scope=scope))
-            matches = [key for encoded, key in accepted if hmac.compare_digest(given, encoded)]  # all, in constant time
+            sent = key_of(Headers(scope=scope))
+            matches = [key for encoded, key in accepted if hmac.compare_digest(sent, encoded)]  # all, in constant time
             if matches:
                 scope[API_KEY] = matches[0]
                 await app(scope, receive, send)
-            elif scope["type"] == "websocket" and may_open_session(given.decode("latin-1")):
+            elif scope["type"] == "websocket" and may_open_session(sent.decode("latin-1")):
                 await app(scope, receive, send)
             else:
                 refusal = Unauthorized("A valid API key is required.", headers={"WWW-Authenticate": "Bearer"})
@@ -131,7 +137,7 @@ def authentication(keys: Sequence[ApiKey], may_open_session: Callable[[str], boo
 
 
 def _is_page(scope: Scope) -> bool:
-    """Whether a request is for the built-in page, which shows nothing without a key."""
+    """Return whether a request is for the built-in page, which shows nothing without a key."""
     if scope["type"] != "http" or scope["method"] not in ("GET", "HEAD"):  # `POST /` is an endpoint
         return False
     path = endpoint_path(scope)
@@ -174,3 +180,104 @@ def body_limit(maximum: int) -> Middleware:
         return handle
 
     return layer
+
+
+def host_check(server: ServerOptions) -> Middleware | None:
+    """Refuse requests to host names that are not the server's; None if all host names are accepted.
+
+    A web page may make its own host name resolve to this machine (DNS rebinding). It could then read the responses of a
+    server without API key.
+    """
+    if "*" in server.allowed_hosts or not (server.allowed_hosts or _relies_on_loopback(server)):
+        return None
+    names = [name.lower() for name in (*_OWN_NAMES, *server.allowed_hosts, server.host)]
+    exact = frozenset(names)
+    suffixes = tuple(name[1:] for name in names if name.startswith("*."))
+
+    def accepts(host: str) -> bool:
+        name = _name_of(host)
+        return name in exact or name.endswith(suffixes) or _is_address(name)
+
+    def layer(app: ASGIApp) -> ASGIApp:
+        async def handle(scope: Scope, receive: Receive, send: Send) -> None:
+            host = Headers(scope=scope).get("host", "") if scope["type"] in ("http", "websocket") else ""
+            if not host or accepts(host) or endpoint_path(scope) in PROBE_PATHS:  # browsers always send a host
+                await app(scope, receive, send)
+            else:
+                refusal = Misdirected(
+                    f"This server does not accept the host name {_name_of(host)[:100]!r}. "
+                    "Add it with --allowed-hosts if clients or a proxy use it."
+                )
+                await refusal.response(endpoint_path(scope))(scope, receive, send)
+
+        return handle
+
+    return layer
+
+
+def _relies_on_loopback(server: ServerOptions) -> bool:
+    """Return whether nothing protects the server but that it listens on this machine only."""
+    if server.uds is not None:
+        return False  # browsers do not reach it
+    return not server.api_key and (server.host == "localhost" or _is_address(server.host, loopback=True))
+
+
+def _name_of(host: str) -> str:
+    """The name or address in a Host header, without port and brackets."""
+    name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+    return name.lower().rstrip(".")
+
+
+def _is_address(name: str, *, loopback: bool = False) -> bool:
+    try:
+        address = ip_address(name)
+    except ValueError:
+        return False
+    return address.is_loopback or not loopback
+
+
+def orca_header(state: ServerState) -> Middleware:
+    """Report the load in responses to requests that ask for it, for load balancers that understand ORCA.
+
+    ORCA (open request cost aggregation) is the format in which Envoy, among others, reads how busy a backend is.
+    """
+
+    def layer(app: ASGIApp) -> ASGIApp:
+        async def handle(scope: Scope, receive: Receive, send: Send) -> None:
+            format_name = Headers(scope=scope).get(_FORMAT) if scope["type"] == "http" else None
+            write = _WRITERS.get(format_name.strip().upper()) if format_name else None
+            if write is None:
+                await app(scope, receive, send)
+                return
+
+            async def with_load(message: Message) -> None:
+                if message["type"] == "http.response.start":
+                    load = load_of([model.client.stats for model in state.models])
+                    MutableHeaders(scope=message)[_LOAD] = write(load)
+                await send(message)
+
+            await app(scope, receive, with_load)
+
+        return handle
+
+    return layer
+
+
+def load_of(stats: Sequence[StepStats]) -> dict[str, float]:
+    """The load over all models; the names are vLLM's."""
+    blocks = sum(step.blocks_total for step in stats)
+    return {
+        "kv_cache_usage_perc": sum(step.blocks_used for step in stats) / blocks if blocks else 0.0,
+        "num_requests_waiting": sum(step.waiting for step in stats),
+    }
+
+
+def _as_text(load: Mapping[str, float]) -> str:
+    return "TEXT " + ", ".join(f"named_metrics.{name}={value:g}" for name, value in load.items())
+
+
+def _as_json(load: Mapping[str, float]) -> str:
+    return "JSON " + json.dumps({"named_metrics": load})
+
+
+_WRITERS: Mapping[str, Callable[[Mapping[str, float]], str]] = {"TEXT": _as_text, "JSON": _as_json}

@@ -89,7 +89,7 @@ def _files_in(folder: Path) -> list[str]:
 
 
 def _can_be_loaded(names: Sequence[str]) -> bool:
-    """Whether there are weights; those of modules are in subdirectories."""
+    """Return whether there are weights; those of modules are in subdirectories."""
     return _MODULES in names or bool(readable_weights(names))
 
 
@@ -102,16 +102,16 @@ def _check_format(model: str, names: Sequence[str]) -> None:
 
 def _names(models: Sequence[str], served: Sequence[str], *, first_only: bool) -> dict[str, tuple[str, ...]]:
     """The names of each model. `first_only`: names without MODEL= belong to the first model."""
-    own: dict[str, list[str]] = {model: [] for model in models}
+    names_by_model: dict[str, list[str]] = {model: [] for model in models}
     for entry in served:
         name, equals, model = entry.partition("=")
         if not equals and len(models) > 1 and not first_only:
             raise ConfigError(f"quire serve: with several models --served-model-name expects NAME=MODEL, not {entry!r}")
         target = model if equals else models[0]
-        if target not in own or not name:
+        if target not in names_by_model or not name:
             raise ConfigError(f"quire serve: --served-model-name {entry!r} does not match any MODEL")
-        own[target].append(name)
-    return {model: tuple(names) or _default_names(model) for model, names in own.items()}
+        names_by_model[target].append(name)
+    return {model: tuple(names) or _default_names(model) for model, names in names_by_model.items()}
 
 
 def _default_names(model: str) -> tuple[str, ...]:

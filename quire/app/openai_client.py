@@ -84,8 +84,8 @@ def read_chunk(line: str) -> dict[str, Any]:
 
 def choices(chunk: dict[str, Any]) -> list[dict[str, Any]]:
     """The choices of a chunk; other servers may leave them out, or set them to null."""
-    found = chunk.get("choices")
-    return [choice for choice in found if isinstance(choice, dict)] if isinstance(found, list) else []
+    entries = chunk.get("choices")
+    return [choice for choice in entries if isinstance(choice, dict)] if isinstance(entries, list) else []
 
 
 def delta_of(choice: dict[str, Any]) -> dict[str, Any]:

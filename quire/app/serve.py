@@ -14,8 +14,8 @@ from quire.app.tls import Tls, TlsError
 from quire.config.command import ConfigError
 from quire.config.commands import Serve
 from quire.config.options import ServerOptions, TlsOptions
-from quire.engine.models.config.model_config import start_reading_configs
 from quire.engine.models.config.pooling import PoolingOptions
+from quire.engine.models.model_config import start_reading_configs
 
 INT4_COST = (
     "--quantization int4 worsens answers much: it raises perplexity from 36.7 to 80 (Gemma 3 270M) and from 32.1 to "

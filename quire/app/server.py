@@ -51,7 +51,7 @@ class Server(uvicorn.Server):
         max_event_size: int,
         tls: Tls | None = None,
     ) -> None:
-        """Must be created on the event loop that serves."""
+        """Make a server; on the event loop that serves."""
         self._table = table = Connections(connections)
         self._state = state
         self._responses = responses
@@ -89,8 +89,8 @@ class Server(uvicorn.Server):
             ConfigError: another process listens on the port since it was bound.
         """
         try:
-            for one in sockets or ():  # the event loop's own error would not name the address
-                one.listen(self.config.backlog)
+            for listener in sockets or ():  # the event loop's own error would not name the address
+                listener.listen(self.config.backlog)
             await super().startup([])
             accept_connections(self, sockets or (), lambda: self._table.room)
         except OSError as error:
@@ -100,14 +100,14 @@ class Server(uvicorn.Server):
             logger.info(_start_line(model, address))
 
     def _address(self) -> str:
-        """Where clients find the server."""
+        """Return where clients find the server."""
         if self._settings.uds is not None:
             return f"unix:{self._settings.uds}"
         host, port = self.servers[0].sockets[0].getsockname()[:2]
         return f"{self._scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
     async def on_tick(self, counter: int) -> bool:
-        """Whether to stop listening; called ten times a second."""
+        """Return whether to stop listening; called ten times a second."""
         stopping = await super().on_tick(counter)
         return stopping and (self._gave_up or self._running == 0)
 
@@ -167,7 +167,7 @@ class Server(uvicorn.Server):
 
 
 def protocol_of(table: Connections, tls: Tls | None) -> Callable[..., asyncio.Protocol]:
-    """Makes the protocol of a new connection."""
+    """Return what makes the protocol of a new connection."""
     make = partial(BoundedProtocol, table)
     return make if tls is None else lambda **uvicorn: TlsHandshake(table, tls.context, make(**uvicorn))
 

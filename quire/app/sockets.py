@@ -43,7 +43,7 @@ def bind_sockets(settings: ServerOptions) -> Iterator[list[socket.socket]]:
                 sockets = [stack.enter_context(_bind_path(settings.uds))]
                 stack.callback(settings.uds.unlink, missing_ok=True)
             else:
-                sockets = [stack.enter_context(one) for one in _bind(settings.host, settings.port)]
+                sockets = [stack.enter_context(bound) for bound in _bind(settings.host, settings.port)]
         except (OSError, UnicodeError, ValueError) as error:  # of a host that cannot be a name
             raise listen_error(settings, error) from error
         yield sockets
@@ -81,7 +81,7 @@ class Listener:
         self._is_probe = is_probe
         self._loop = asyncio.get_running_loop()
         self._probes: deque[socket.socket] = deque()  # accepted, not open
-        self._others: deque[socket.socket] = deque()
+        self._ordinary: deque[socket.socket] = deque()
         self._opens = False  # opening is scheduled
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closed = False
@@ -97,7 +97,7 @@ class Listener:
         for listening in self.sockets:
             self._loop.remove_reader(listening)
             listening.close()
-        for waiting in (self._probes, self._others):
+        for waiting in (self._probes, self._ordinary):
             while waiting:
                 waiting.popleft().close()
 
@@ -110,7 +110,7 @@ class Listener:
 
     def _accept_some(self, listening: socket.socket) -> None:
         end = time.monotonic() + _ACCEPTING
-        while len(self._probes) + len(self._others) < max(_LEAST_ROOM, self._room()):
+        while len(self._probes) + len(self._ordinary) < max(_LEAST_ROOM, self._room()):
             try:
                 connection, _ = listening.accept()
             except OSError as error:
@@ -120,7 +120,7 @@ class Listener:
                     self._loop.call_later(_PAUSE, self._resume, listening)
                 break
             connection.setblocking(False)
-            (self._probes if self._is_probe(_sent(connection)) else self._others).append(connection)
+            (self._probes if self._is_probe(_sent(connection)) else self._ordinary).append(connection)
             if time.monotonic() > end:
                 break
         if not self._opens:
@@ -129,8 +129,8 @@ class Listener:
     def _open_some(self) -> None:
         end = time.monotonic() + _OPENING
         self._opens = True
-        while self._probes or self._others:
-            for waiting in (*[self._probes] * _PROBES_FIRST, self._others):
+        while self._probes or self._ordinary:
+            for waiting in (*[self._probes] * _PROBES_FIRST, self._ordinary):
                 if waiting:
                     self._open(waiting.popleft())
             if time.monotonic() > end:
@@ -165,18 +165,18 @@ def _sent(connection: socket.socket) -> bytes:
 
 def _bind(host: str, port: int) -> list[socket.socket]:
     """One socket for each address of the host name."""
-    found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    addresses = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     sockets: list[socket.socket] = []
     missing: OSError | None = None
-    for family, kind, protocol, _, address in dict.fromkeys(found):
+    for family, kind, protocol, _, address in dict.fromkeys(addresses):
         if port == 0 and sockets:  # the free port of the first address
             address = (address[0], sockets[0].getsockname()[1], *address[2:])
         try:
             sockets.append(_bind_one(socket.socket(family, kind, protocol), address))
         except OSError as error:
             if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
-                for one in sockets:
-                    one.close()
+                for bound in sockets:
+                    bound.close()
                 raise
             missing = error  # the name may have an IPv6 address on a system without IPv6
     if not sockets and missing is not None:

@@ -96,10 +96,10 @@ class Tls:
 
 def _version(file: Path) -> Version | None:
     try:
-        found = file.stat()
+        status = file.stat()
     except OSError:  # it is being replaced
         return None
-    return found.st_mtime_ns, found.st_ino, found.st_size
+    return status.st_mtime_ns, status.st_ino, status.st_size
 
 
 class TlsHandshake(asyncio.Protocol, Connection):
@@ -109,7 +109,7 @@ class TlsHandshake(asyncio.Protocol, Connection):
     """
 
     def __init__(self, table: Connections, context: ssl.SSLContext, protocol: asyncio.Protocol) -> None:
-        """`protocol` takes the connection over."""
+        """Start with a connection that `protocol` takes over after the handshake."""
         self._table = table
         self._context = context
         self._protocol = protocol
@@ -135,7 +135,7 @@ class TlsHandshake(asyncio.Protocol, Connection):
         self._table.remove(self)
 
     def overdue(self) -> bool:
-        """Whether the handshake takes too long."""
+        """Return whether the handshake takes too long."""
         return self._table.clock > self._deadline
 
     def end_overdue(self) -> None:

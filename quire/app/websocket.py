@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Any
@@ -15,8 +16,7 @@ from websockets.frames import CloseCode, Frame
 from websockets.http11 import Request
 from websockets.server import ServerProtocol
 
-from quire.api.http.paths import endpoint_path, put_below
-from quire.api.http.request_ids import REQUEST_ID
+from quire.api.http.request_head import ARRIVED, REQUEST_ID, endpoint_path, put_below
 from quire.api.http.tenant import tenant_of
 from quire.app.connections import Connections, UnreadResponse, reset
 from quire.protocol.errors import ApiError, Internal, InvalidRequest, TimedOut
@@ -88,6 +88,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
             self._table.mark_busy(self)
         self.handle_connect(handshake)
         put_below(root_path, self.scope)  # type: ignore[arg-type]  # uvicorn's type of a scope
+        self.scope["state"][ARRIVED] = time.monotonic()
         self.scope["state"]["request_id"] = request_id
 
     async def run_asgi(self) -> None:
@@ -106,7 +107,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         super().connection_lost(exc)
 
     def overdue(self) -> bool:
-        """Whether the client does not read, or the connection was not accepted in time."""
+        """Return whether the client does not read, or the connection was not accepted in time."""
         return self._unread.overdue() or self._table.clock > self._deadline
 
     def end_overdue(self) -> None:

@@ -22,7 +22,7 @@ from pydantic_settings import (
 )
 
 from quire.config.environment import ENV_PREFIX, is_service_link, service_links
-from quire.config.lists import shield_commas
+from quire.config.types import shield_commas
 from quire.config.value_help import describe, size_text
 
 
@@ -91,7 +91,7 @@ class Command(BaseSettings):
         return self._warnings
 
     def notes_on_environment(self) -> tuple[list[str], list[str]]:
-        """What to say about variables of the environment, and what as a warning."""
+        """Return what to say about variables of the environment, and what as a warning."""
         links = service_links(os.environ, ENV_PREFIX)
         if not links:
             return [], []
@@ -127,7 +127,7 @@ class Command(BaseSettings):
 
     @classmethod
     def summary(cls) -> str:
-        """What the command does, in a sentence; empty under `python -OO`, which has no docstrings."""
+        """Return what the command does, in a sentence; empty under `python -OO`, which has no docstrings."""
         return cls.__doc__ or ""
 
     @classmethod
@@ -159,14 +159,16 @@ _DEFAULT_SIZE = re.compile(r"(?<= \(default: )(\d+)(?=\)$)")
 
 def _add_argument(parser: ArgumentParser, *names: str, **settings: Any) -> Any:
     """Add an argument whose help has a readable type and default, and whose list items keep their commas."""
-    metavar, text = settings.get("metavar"), settings.get("help", "")
+    metavar = settings.get("metavar")
+    text = settings.get("help", "")
     if isinstance(metavar, str):
         if metavar.startswith("tuple") or settings.get("nargs") == "*":
             settings["type"] = shield_commas
         if metavar == "ByteSize":
-            text = _DEFAULT_SIZE.sub(lambda found: size_text(int(found[0])), text)
-        item = ("int" if "int" in metavar else "str") if metavar.startswith("tuple") else metavar
-        settings["metavar"] = _METAVARS.get(item, item)
+            text = _DEFAULT_SIZE.sub(lambda match: size_text(int(match[0])), text)
+        if metavar.startswith("tuple"):
+            metavar = "int" if "int" in metavar else "str"
+        settings["metavar"] = _METAVARS.get(metavar, metavar)
     settings["help"] = _EMPTY_DEFAULT.sub("", text)
     return parser.add_argument(*names, **settings)
 

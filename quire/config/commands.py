@@ -11,13 +11,13 @@ from pydantic import Field
 from pydantic_settings import BaseSettings, CliPositionalArg, PydanticBaseSettingsSource
 
 from quire.config.command import Command
-from quire.config.lists import Names
-from quire.config.media_options import AudioOptions, MediaOptions
 from quire.config.options import (
+    AudioOptions,
     ChatOptions,
     ConnectionOptions,
     EngineOptions,
     LimitOptions,
+    MediaOptions,
     ModelOptions,
     ParallelOptions,
     RealtimeOptions,
@@ -26,7 +26,7 @@ from quire.config.options import (
 )
 from quire.config.other_servers.translate import translate_flags
 from quire.config.other_servers.variables import VllmVariables, notes_on_variables
-from quire.config.types import Flag, NonNegativeInt, PositiveInt, Seconds
+from quire.config.types import Flag, Names, NonNegativeInt, PositiveInt, Seconds
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
@@ -59,20 +59,20 @@ class Serve(
     @classmethod
     def translate(cls, arguments: Sequence[str]) -> tuple[list[str], list[str]]:
         """Understand vLLM's flags; see `Command.translate`."""
-        own = {cls.flag(name) for name in cls.model_fields}
-        switches = {f"--no-{flag[2:]}" for flag in own}
-        return translate_flags(arguments, frozenset(own | switches))
+        flags = {cls.flag(name) for name in cls.model_fields}
+        switches = {f"--no-{flag[2:]}" for flag in flags}
+        return translate_flags(arguments, frozenset(flags | switches))
 
     @classmethod
     def settings_customise_sources(
         cls, settings_cls: type[BaseSettings], *sources: PydanticBaseSettingsSource, **named: PydanticBaseSettingsSource
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Add vLLM's variables as the source with the lowest precedence."""
-        own = super().settings_customise_sources(settings_cls, *sources, **named)
-        return *own, VllmVariables(settings_cls, os.environ)
+        sources_of_all = super().settings_customise_sources(settings_cls, *sources, **named)
+        return *sources_of_all, VllmVariables(settings_cls, os.environ)
 
     def notes_on_environment(self) -> tuple[list[str], list[str]]:
-        """What to say about vLLM's variables as well."""
+        """Return what to say about vLLM's variables as well."""
         notes, warnings = super().notes_on_environment()
         obeyed, ineffective = notes_on_variables(self, os.environ)
         return [*notes, *obeyed], [*warnings, *ineffective]

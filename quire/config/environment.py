@@ -25,7 +25,7 @@ _LINKS = tuple(
 
 
 def is_service_link(name: str, value: str) -> bool:
-    """Whether Kubernetes made a variable for a Service, by its name and the form of its value."""
+    """Return whether Kubernetes made a variable for a Service, by its name and the form of its value."""
     return any(form.fullmatch(name) and content.fullmatch(value) for form, content in _LINKS)
 
 

@@ -1,14 +1,56 @@
-"""Types of the values of options; for lists see `lists.py`."""
+"""Types of the values of options: numbers with units, paths, lists, tool servers."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, ByteSize, Field, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, ByteSize, Field, StringConstraints, WithJsonSchema
 from pydantic_settings import CliImplicitFlag, NoDecode
+
+# Lists: flags are repeated and may contain commas, environment variables are split at commas.
+_SHIELD = "\ufdd0"  # a noncharacter
+
+
+def shield_commas(value: str) -> str:
+    """Protect the commas in a flag's value, as pydantic-settings joins repeated flags with commas."""
+    return value.replace(",", _SHIELD)
+
+
+def _split(value: Any) -> Any:
+    return [part.replace(_SHIELD, ",") for part in value.split(",")] if isinstance(value, str) else value
+
+
+def _split_names(value: Any) -> Any:
+    return [part for part in _split(value) if part] if isinstance(value, str) else value
+
+
+def split_always(value: Any) -> Any:
+    """Split a flag or variable whose items never contain commas."""
+    return _split_names(value.replace(_SHIELD, ",")) if isinstance(value, str) else value
+
+
+Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split_names)]
+# Origins never contain commas, so the flag may be a comma-separated list as well.
+Origins = Annotated[tuple[str, ...], NoDecode, BeforeValidator(split_always)]
+Counts = Annotated[
+    tuple[Annotated[int, Field(ge=1)], ...],
+    NoDecode,
+    BeforeValidator(split_always),
+    WithJsonSchema({"accepts": "whole numbers above 0, separated by commas"}),
+]
+# An empty key is refused: it is most likely an unset variable, and the server would accept every client.
+Keys = Annotated[
+    tuple[Annotated[str, StringConstraints(pattern=r"\S")], ...],
+    NoDecode,
+    BeforeValidator(_split),
+    WithJsonSchema({"accepts": "non-empty strings"}),
+]
+
 
 Flag = CliImplicitFlag[bool]
 _SIGNS = frozenset("{}\n")  # of a chat template; few files have them in their name
@@ -79,4 +121,46 @@ def _attention_backend(value: Any) -> Any:
 
 AttentionBackendName = Annotated[
     Literal["auto", "triton", "flash_attn", "flashinfer"], BeforeValidator(_attention_backend)
+]
+
+
+# The allowed MCP servers.
+_ACCEPTED_SERVERS = "URL or HOST:PORT, optionally with LABEL= in front; labels must differ"
+_HOST = re.compile(r"[\w.:-]+")
+_LABELLED = re.compile(r"([\w.-]+)=(.+)")
+
+
+def urls_by_label(servers: Sequence[str]) -> dict[str, str]:
+    """URLs by label. The default label is the host name.
+
+    Raises:
+        ValueError: an address is not an HTTP address, or two labels are the same.
+    """
+    urls: dict[str, str] = {}
+    for server in servers:
+        match = _LABELLED.fullmatch(server)
+        label, address = match.groups() if match else (None, server)
+        url = address if "://" in address else f"http://{address}/mcp"
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not _HOST.fullmatch(parts.hostname or ""):
+            raise ValueError(f"{address!r} is not an HTTP address")
+        _ = parts.port  # raises if it is not valid
+        label = str(label or parts.hostname)
+        if label in urls:
+            raise ValueError(f"two servers have the label {label!r}")
+        urls[label] = url
+    return urls
+
+
+def _check_servers(servers: tuple[str, ...]) -> tuple[str, ...]:
+    urls_by_label(servers)
+    return servers
+
+
+ToolServers = Annotated[
+    tuple[str, ...],
+    NoDecode,
+    BeforeValidator(split_always),
+    AfterValidator(_check_servers),
+    WithJsonSchema({"accepts": _ACCEPTED_SERVERS}),
 ]

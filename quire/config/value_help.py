@@ -53,7 +53,8 @@ def _minus_one(bound: int) -> str:
 
 
 def _bounds(schema: dict[str, Any]) -> str:
-    low, high = schema.get("minimum"), schema.get("maximum", schema.get("exclusiveMaximum"))
+    low = schema.get("minimum")
+    high = schema.get("maximum", schema.get("exclusiveMaximum"))
     above = schema.get("exclusiveMinimum")
     if low is not None and high is not None:
         if schema.get("type") == "integer" and "maximum" not in schema:

@@ -21,5 +21,5 @@ class PromptError(ValueError):
         self.param = param
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """For pickle, which would leave out `param`: worker processes raise it as well."""
+        """Tell pickle of `param`, which it would leave out: worker processes raise it as well."""
         return PromptError, (str(self), self.param)

@@ -17,7 +17,7 @@ from urllib.parse import unquote, urlsplit
 
 import httpx
 
-from quire.config.media_options import MediaOptions
+from quire.config.options import MediaOptions
 from quire.multimodal.errors import PromptError
 
 _SHOWN = 120  # characters of a URL in an error text

@@ -82,17 +82,18 @@ class AnswerParser:
 
     def push(self, text: str, *, last: bool = False) -> Parsed:
         """Parse more text; returns the pieces that are certain now."""
-        parsed, content = Parsed(), text
+        parsed = Parsed()
+        content = text
         if self._splitter is not None:
             reasoning, content = self._splitter.push(text, last=last)
             parsed.add_text(reasoning, reasoning=True)
         if self._tools is None:
             parsed.add_text(content)
             return parsed
-        found = self._tools.push(content, last=last)
+        calls = self._tools.push(content, last=last)
         if self._custom is not None:
-            found = self._custom.read(found, last=last)
-        for piece in found.pieces:
+            calls = self._custom.read(calls, last=last)
+        for piece in calls.pieces:
             self._add(parsed, piece)
         return parsed
 
@@ -130,8 +131,9 @@ class ReasoningCounter:
         self._text_of = text_of
 
     def count(self, tokens: Sequence[int]) -> int:
-        """How many of the next tokens belong to the reasoning."""
-        parser, count = self._parser, 0
+        """Return how many of the next tokens belong to the reasoning."""
+        parser = self._parser
+        count = 0
         for token in tokens:
             if parser.past_reasoning:
                 break

@@ -21,12 +21,12 @@ def rules_depth(text: str) -> int:
     """Length of the longest chain of references between the rules of a Lark or GBNF grammar."""
     head, token = (_GBNF_RULE, _GBNF) if "::=" in text else (_LARK_RULE, _LARK)
     heads = list(head.finditer(text))
-    ends = [*(found.start() for found in heads), len(text)][1:]
-    bodies = {found[1]: (found.end(), end) for found, end in zip(heads, ends, strict=True)}
+    ends = [*(match.start() for match in heads), len(text)][1:]
+    bodies = {match[1]: (match.end(), end) for match, end in zip(heads, ends, strict=True)}
 
     def referenced(name: str) -> Iterator[str]:
         start, end = bodies[name]
-        names = {found[0] for found in token.finditer(text, start, end)}
+        names = {match[0] for match in token.finditer(text, start, end)}
         return (other for other in names if other in bodies)
 
     return _longest_path(bodies, referenced)
@@ -38,7 +38,7 @@ def schema_depth(schema: Any) -> int:
 
 
 def json_levels(schema: Any) -> int:
-    """How many levels of indentation JSON of a schema needs, at most 8."""
+    """Return how many levels of indentation JSON of a schema needs, at most 8."""
     return min(_longest_schema_path(schema, _levels_of), _MAX_LEVELS)
 
 
@@ -73,16 +73,16 @@ def _longest_schema_path(schema: Any, weight: Callable[[Any], int]) -> int:
 
 
 def _target(schema: Any, reference: Any) -> Any:
-    """What a reference such as `#/$defs/a` points to; None if that is not in this schema."""
+    """Return what a reference such as `#/$defs/a` points to; None if that is not in this schema."""
     if not isinstance(reference, str) or not reference.startswith("#"):
         return None
-    found = schema
+    node = schema
     for part in reference[1:].split("/")[1:]:
         part = part.replace("~1", "/").replace("~0", "~")
-        found = found.get(part) if isinstance(found, dict) else None
-        if found is None:
+        node = node.get(part) if isinstance(node, dict) else None
+        if node is None:
             return None
-    return found
+    return node
 
 
 def _longest_path(
@@ -98,8 +98,8 @@ def _longest_path(
             path.append((start, iter(successors(start))))
             longest.append(0)
         while path:
-            node, rest = path[-1]
-            following = next(rest, None)
+            node, unvisited = path[-1]
+            following = next(unvisited, None)
             if following is None:
                 path.pop()
                 lengths[node] = longest.pop() + weight(node)

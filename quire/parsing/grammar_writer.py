@@ -50,20 +50,21 @@ class GrammarWriter:
             raise GrammarTooLong
 
     def text(self, text: str) -> str:
-        """This text, with special tokens in it matched as tokens; an empty expression if it is empty."""
+        """Match a text, and special tokens in it as tokens; an empty expression if it is empty."""
         self.reserve(len(text))
-        pieces, at = [], 0
+        pieces = []
+        at = 0
         for mark in self._marks.finditer(text):
             pieces += [_quoted(text[at : mark.start()]), f"<[{self._special[mark[0]]}]>"]
             at = mark.end()
         return " ".join(piece for piece in [*pieces, _quoted(text[at:])] if piece)
 
     def has_special(self, text: str) -> bool:
-        """Whether a text contains a special token."""
+        """Return whether a text contains a special token."""
         return self._marks.search(text) is not None
 
     def plain(self, text: str) -> str:
-        """This text, also where it spells a special token; an empty expression if it is empty."""
+        """Match a text, also where it spells a special token; an empty expression if it is empty."""
         self.reserve(len(text))
         return _quoted(text)
 
@@ -98,12 +99,12 @@ class GrammarWriter:
 
     def choice(self, texts: Iterable[str]) -> str:
         """One of several texts."""
-        given = list(dict.fromkeys(map(self.plain, texts)))
-        if len(given) < _MANY:
-            return self.either(text or '""' for text in given)
+        distinct = list(dict.fromkeys(map(self.plain, texts)))
+        if len(distinct) < _MANY:
+            return self.either(text or '""' for text in distinct)
         # One terminal: an alternative of a rule costs a parser item for each token, and the parser limits these.
-        terminal = self._terminal(" | ".join(text for text in given if text))
-        return self.either([terminal, '""'] if "" in given else [terminal])
+        terminal = self._terminal(" | ".join(text for text in distinct if text))
+        return self.either([terminal, '""'] if "" in distinct else [terminal])
 
     def anything(self) -> str:
         """Any text without special tokens."""
@@ -135,8 +136,8 @@ class GrammarWriter:
 
     def sequence(self, *pieces: str) -> str:
         """A sequence of expressions; empty ones are left out."""
-        given = [piece for piece in pieces if piece]
-        return given[0] if len(given) == 1 else self.rule(" ".join(given) or '""')
+        present = [piece for piece in pieces if piece]
+        return present[0] if len(present) == 1 else self.rule(" ".join(present) or '""')
 
     def either(self, expressions: Iterable[str]) -> str:
         """One of several expressions.
@@ -176,9 +177,9 @@ def _pretty_whitespace(schema: dict[str, Any]) -> str:
 
 def as_lark(grammar: str) -> str:
     """A finished grammar as a single Lark grammar."""
-    first, *others = json.loads(grammar)["grammars"]
-    rules = [_REFERENCE.sub(lambda found: found[1] or found[0], first["lark_grammar"])]
-    for other in others:
+    first, *imported = json.loads(grammar)["grammars"]
+    rules = [_REFERENCE.sub(lambda match: match[1] or match[0], first["lark_grammar"])]
+    for other in imported:
         schema = other.get("json_schema")
         inner = f"%lark {{\n{other['lark_grammar']}\n}}" if schema is None else f"%json {json.dumps(schema)}"
         rules.append(f"{other['name']}: {inner}")
@@ -187,19 +188,20 @@ def as_lark(grammar: str) -> str:
 
 def _length(value: Any, limit: int) -> int:
     """Number of characters of a JSON value, or a smaller number above the limit."""
-    length, left = 0, [value]
+    length = 0
+    left = [value]
     while left and length <= limit:
-        one = left.pop()
+        node = left.pop()
         length += 2
-        if isinstance(one, str):
-            length += len(one)
-        elif isinstance(one, dict):
-            length += sum(map(len, one)) + 4 * len(one)
-            left.extend(one.values())
-        elif isinstance(one, list):
-            left.extend(one)
+        if isinstance(node, str):
+            length += len(node)
+        elif isinstance(node, dict):
+            length += sum(map(len, node)) + 4 * len(node)
+            left.extend(node.values())
+        elif isinstance(node, list):
+            left.extend(node)
         else:
-            length += len(repr(one))
+            length += len(repr(node))
     return length
 
 

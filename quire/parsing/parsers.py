@@ -41,8 +41,8 @@ def tool_format(parser: str, template: str) -> ToolFormat | None:
         return None
     if parser not in (_DETECT, *FORMATS):
         raise ValueError(f"unknown tool call parser {parser!r}; known: {', '.join(FORMATS)}")
-    found = detect_format(template) if parser == _DETECT else FORMATS[parser]
-    return _with_suffix(found, template) if found is not None and found.name in _SUFFIXED else found
+    syntax = detect_format(template) if parser == _DETECT else FORMATS[parser]
+    return _with_suffix(syntax, template) if syntax is not None and syntax.name in _SUFFIXED else syntax
 
 
 def check_parsers(reasoning_parser: str, tool_call_parser: str) -> tuple[str, str] | None:
@@ -66,8 +66,8 @@ def parser_tokens(
 
 def _with_suffix(value: Value, template: str) -> Value:
     """The value, with the suffix that tags have in a chat template added to all tags in it."""
-    found = _SUFFIX.search(template)
-    return value if found is None else _suffixed(value, found[1])
+    match = _SUFFIX.search(template)
+    return value if match is None else _suffixed(value, match[1])
 
 
 def _suffixed(value: Any, suffix: str) -> Any:

@@ -21,7 +21,7 @@ class ReasoningTags:
         implicit_start: an answer begins with reasoning even without a start tag.
         closers: marks that end the reasoning as well, and belong to the content.
         wrapper: tags around the content, which are removed; empty if there are none.
-        kept: the reasoning stays in the content, with its tags.
+        in_content: the reasoning stays in the content, with its tags.
         dropped: marks in the content that are removed.
         citations: the text may be cited, as <co>text</co: 0:[1]>; these marks are removed.
         switchable: a request may switch reasoning off, so that all text is content.
@@ -33,7 +33,7 @@ class ReasoningTags:
     implicit_start: bool = False
     closers: tuple[str, ...] = ()
     wrapper: tuple[str, str] = ("", "")
-    kept: bool = False
+    in_content: bool = False
     dropped: tuple[str, ...] = ()
     citations: bool = False
     switchable: bool = False
@@ -83,11 +83,12 @@ class ReasoningSplitter:
         self._unwrapper = _Unwrapper(*tags.wrapper)
         self._remover = _Remover(tags.dropped)
         self._citations = (_Citations(), _Citations())  # of the reasoning and of the content
-        self._kept = ""  # the beginning of an answer whose reasoning is kept
+        self._withheld = ""  # the beginning of an answer whose reasoning is kept
         self._begun = bool(continued.strip())  # that beginning is complete
         prompt_text = (prompt or "").rstrip()
         if not tags.starts:
-            self._part, self._at_start = _Part.CONTENT, False
+            self._part = _Part.CONTENT
+            self._at_start = False
         elif continued.strip():
             self._continue(continued)
         elif prompt_text.endswith(tags.starts):
@@ -110,7 +111,7 @@ class ReasoningSplitter:
     def push(self, text: str, *, last: bool = False) -> tuple[str, str]:
         """Add text; returns the reasoning and the content that are certain now."""
         reasoning, content = self._split(text, last)
-        if self._tags.kept:
+        if self._tags.in_content:
             return "", self._keep(text, last)
         if self._tags.citations:
             cited, cited_content = self._citations
@@ -118,17 +119,17 @@ class ReasoningSplitter:
         return reasoning, content
 
     def _keep(self, text: str, last: bool) -> str:
-        """All of the text, with the start tag that the prompt has, or that is missing."""
+        """Return all of the text, with the start tag that the prompt has, or that is missing."""
         if self._begun:
             return text
-        self._kept += text
-        beginning = self._kept.lstrip()
+        self._withheld += text
+        beginning = self._withheld.lstrip()
         if not last and any(tag.startswith(beginning) for tag in self._tags.starts):
             return ""
         self._begun = True
         if self._opened and beginning and not beginning.startswith(self._tags.starts):
-            return self._tags.starts[0] + self._kept
-        return self._kept
+            return self._tags.starts[0] + self._withheld
+        return self._withheld
 
     def _split(self, text: str, last: bool) -> tuple[str, str]:
         self._buffer += self._leading.push(text) if self._part is _Part.UNDECIDED else text
@@ -139,7 +140,8 @@ class ReasoningSplitter:
             reasoning = self._reason(last)
         if self._part is _Part.CONTENT:
             if self._begins(self._tags.ends, last):
-                content, self._buffer = self._buffer, ""
+                content = self._buffer
+                self._buffer = ""
                 self._at_start = self._at_start and not content
             content = self._remover.remove(self._unwrapper.push(content, last), last)
         return reasoning, content
@@ -150,8 +152,8 @@ class ReasoningSplitter:
         open_block = start > end or (end < 0 and self._tags.implicit_start)
         self._part = _Part.REASONING if open_block else _Part.CONTENT
         tags = self._tags.starts if open_block else self._tags.ends
-        rest = min((text.rpartition(tag)[2] for tag in tags), key=len)
-        self._at_start = not rest.strip()
+        after_tag = min((text.rpartition(tag)[2] for tag in tags), key=len)
+        self._at_start = not after_tag.strip()
 
     def _decide(self, last: bool) -> None:
         text, marks = self._buffer, (*self._tags.starts, *self._tags.ends)
@@ -170,7 +172,9 @@ class ReasoningSplitter:
         """Drop whitespace and marks at the beginning of a part; returns whether the text that follows is certain."""
         if not self._at_start:
             return True
-        text, at, certain = self._buffer, 0, True
+        text = self._buffer
+        at = 0
+        certain = True
         mark: str | None = ""
         while mark is not None and certain:
             at = _end_of_spaces(text, at + len(mark))
@@ -183,21 +187,24 @@ class ReasoningSplitter:
         if not self._begins(self._tags.starts, last):
             return ""
         marks = (*self._tags.ends, *self._tags.closers)
-        found = min(((at, mark) for mark in marks if (at := self._buffer.find(mark)) >= 0), default=None)
-        if found is not None:
-            at, mark = found
-            before, after = self._buffer[:at], self._buffer[at:]
+        first_mark = min(((at, mark) for mark in marks if (at := self._buffer.find(mark)) >= 0), default=None)
+        if first_mark is not None:
+            at, mark = first_mark
+            before = self._buffer[:at]
+            after = self._buffer[at:]
             self._buffer = after if mark in self._tags.closers else after[len(mark) :]
-            self._part, self._at_start = _Part.CONTENT, True
+            self._part = _Part.CONTENT
+            self._at_start = True
             return self._trailing.push(before)
         keep = 0 if last else partial_suffix(self._buffer, marks, max(map(len, marks)))
-        text, self._buffer = self._buffer[: len(self._buffer) - keep], self._buffer[len(self._buffer) - keep :]
+        text = self._buffer[: len(self._buffer) - keep]
+        self._buffer = self._buffer[len(self._buffer) - keep :]
         self._at_start = self._at_start and not text
         return self._trailing.push(text)
 
 
 def _may_grow(text: str, marks: Iterable[str]) -> bool:
-    """Whether a text may be the beginning of one of the marks."""
+    """Return whether a text may be the beginning of one of the marks."""
     return any(len(mark) > len(text) and mark.startswith(text) for mark in marks)
 
 
@@ -238,7 +245,9 @@ class _Remover:
         """Add text; returns the part without marks that is certain now."""
         if not self._marks:
             return text
-        text, pieces, at = self._buffer + text, list[str](), 0
+        text = self._buffer + text
+        pieces = list[str]()
+        at = 0
         for mark in self._pattern.finditer(text):
             pieces.append(text[at : mark.start()])
             at = mark.end()
@@ -271,7 +280,8 @@ class _Unwrapper:
                 return ""
             self._inside = self._buffer.startswith(self._start)
             removed = "" if self._inside else self._leading.removed
-            text, self._buffer = removed + self._buffer.removeprefix(self._start), ""
+            text = removed + self._buffer.removeprefix(self._start)
+            self._buffer = ""
         return self._until_end(self._inner.push(text), last) if self._inside else text
 
     def _until_end(self, text: str, last: bool) -> str:

@@ -84,7 +84,7 @@ PARSERS: Mapping[str, ReasoningTags] = {
     "mimo": _HYBRID,
     "minicpmv": _HYBRID,
     "minimax_m2": _IMPLICIT,
-    "minimax_m2_append_think": ReasoningTags(implicit_start=True, kept=True),
+    "minimax_m2_append_think": ReasoningTags(implicit_start=True, in_content=True),
     "minimax_m3": ReasoningTags(
         ("<mm:think>",), ("</mm:think>",), switchable=True, closers=("]<]minimax[>[<tool_call>",)
     ),

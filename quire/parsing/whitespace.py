@@ -37,10 +37,12 @@ class TrailingWhitespace:
         if not body:
             self._held.append(text)
             return ""
-        before, self._held = self._held, [text[len(body) :]]
+        before = self._held
+        self._held = [text[len(body) :]]
         return "".join([*before, body])
 
     def take(self) -> str:
-        """The whitespace that is held; it is held no more."""
-        held, self._held = self._held, []
+        """Return the whitespace that is held, and hold it no more."""
+        held = self._held
+        self._held = []
         return "".join(held)

@@ -117,7 +117,8 @@ def _rounded(samples: NDArray[np.float32]) -> Samples:
 def _mu_law() -> Samples:
     """Linear values of the 256 codes of G.711 µ-law."""
     codes = ~np.arange(256, dtype=np.uint8)
-    exponent, mantissa = (codes >> 4 & 7).astype(np.int32), (codes & 15).astype(np.int32)
+    exponent = (codes >> 4 & 7).astype(np.int32)
+    mantissa = (codes & 15).astype(np.int32)
     magnitude = ((mantissa << 3) + 0x84 << exponent) - 0x84
     return np.where(codes & 0x80, -magnitude, magnitude).astype(np.int16)
 
@@ -125,7 +126,8 @@ def _mu_law() -> Samples:
 def _a_law() -> Samples:
     """Linear values of the 256 codes of G.711 A-law."""
     codes = np.arange(256, dtype=np.uint8) ^ 0x55
-    exponent, mantissa = (codes >> 4 & 7).astype(np.int32), (codes & 15).astype(np.int32)
+    exponent = (codes >> 4 & 7).astype(np.int32)
+    mantissa = (codes & 15).astype(np.int32)
     shifted = (mantissa << 4) + 0x108 << np.maximum(exponent - 1, 0)
     magnitude = np.where(exponent == 0, (mantissa << 4) + 8, shifted)
     return np.where(codes & 0x80, magnitude, -magnitude).astype(np.int16)

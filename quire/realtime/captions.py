@@ -71,7 +71,8 @@ class Utterance:
 
     async def pieces(self) -> AsyncGenerator[NDArray[np.float32], None]:
         """Pieces of its audio as it arrives, until its end."""
-        taken, ended = 0, False
+        taken = 0
+        ended = False
         while not ended:
             async with self._changed:
                 while not self._ended and self._length <= taken:
@@ -129,7 +130,8 @@ class Captions:
         """Start an utterance; waits while too many are not complete."""
         await self._room.acquire()
         utterance = Utterance(item, settings, transcriber, audio)
-        previous, self._last = self._last, asyncio.Event()
+        previous = self._last
+        self._last = asyncio.Event()
         task = self._group.create_task(self._caption(utterance, previous, self._last), name=f"utterance {item}")
         self._tasks[item] = task
         return utterance
@@ -140,7 +142,8 @@ class Captions:
 
     def when_complete(self) -> None:
         """Tell the client that a generation is complete, after all utterances so far."""
-        previous, self._last = self._last, asyncio.Event()
+        previous = self._last
+        self._last = asyncio.Event()
         self._group.create_task(self._complete(previous, self._last))
 
     async def complete(self) -> None:
@@ -284,9 +287,9 @@ class Captions:
                 if isinstance(piece, Transcript):
                     return _stripped(piece)
                 if send_text is not None:
-                    given = piece if sent else replace(piece, text=piece.text.lstrip())
-                    await send_text(given)
-                    sent = sent or bool(given.text)
+                    stripped = piece if sent else replace(piece, text=piece.text.lstrip())
+                    await send_text(stripped)
+                    sent = sent or bool(stripped.text)
         raise ApiError("The transcription has ended without a text.")
 
 

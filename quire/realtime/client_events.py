@@ -107,13 +107,13 @@ def convert(raw: msgspec.Raw, kind: type[Any], path: str) -> Any:
 
 
 def _refusal(text: str, error: msgspec.ValidationError) -> EventError:
-    """What is wrong with an event that is JSON."""
+    """Return what is wrong with an event that is JSON."""
     try:
-        given = _ANY_OBJECT.decode(text)
+        event = _ANY_OBJECT.decode(text)
     except (msgspec.MsgspecError, RecursionError):
         return EventError("An event is a JSON object with a `type`.", "invalid_event")
-    refusal = _refusal_of_kind(_text(given.get("type"))) or EventError(*_as_invalid(error))
-    refusal.event_id = _text(given.get("event_id"))
+    refusal = _refusal_of_kind(_text(event.get("type"))) or EventError(*_as_invalid(error))
+    refusal.event_id = _text(event.get("event_id"))
     return refusal
 
 
@@ -140,7 +140,8 @@ def _located(error: msgspec.ValidationError, path: str) -> tuple[str, str | None
     """The text of an error, and the field that it is about."""
     message, _, inside = str(error).rpartition(" - at `")
     if not message:
-        message, inside = str(error), ""
+        message = str(error)
+        inside = ""
     where = f"{path}{inside.rstrip('`').removeprefix('$')}".removeprefix(".")
     return f"{where}: {message}" if where else message, where or None
 

@@ -114,8 +114,8 @@ def router(sessions: Sessions) -> APIRouter:
 def _beta_secret(sessions: Sessions, request: Request, body: BetaSessionRequest, form: SessionForm) -> dict[str, Any]:
     options = body.client_secret or SecretOptions()
     expiry = options.expires_after or options.expires_at or ExpiresAfter(seconds=_BETA_SECONDS)
-    given = body.model_dump(exclude_unset=True, exclude={"client_secret"})
-    secret, session = _make(sessions, request, given, seconds=expiry.seconds, form=form)
+    set_fields = body.model_dump(exclude_unset=True, exclude={"client_secret"})
+    secret, session = _make(sessions, request, set_fields, seconds=expiry.seconds, form=form)
     return {**session, "client_secret": secret}
 
 

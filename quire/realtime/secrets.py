@@ -70,14 +70,15 @@ class ClientSecrets:
             return None
         if _encode(signed) != encoded:  # the decoder skips other characters, and the last one's unused bits
             return None
-        signature, content = signed[:_DIGEST], signed[_DIGEST:]
+        signature = signed[:_DIGEST]
+        content = signed[_DIGEST:]
         if not hmac.compare_digest(signature, self._signature(content)):
             return None
         secret = msgspec.msgpack.decode(content, type=Secret)
         return secret if secret.expires_at > time.time() else None
 
     def is_valid(self, text: str) -> bool:
-        """Whether this is a secret that opens sessions."""
+        """Return whether this is a secret that opens sessions."""
         return self.read(text) is not None
 
     def _signature(self, content: bytes) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from collections import deque
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -28,13 +29,53 @@ from quire.realtime.client_events import (
 from quire.realtime.dialects.choice import DialectChoice
 from quire.realtime.dialects.dialect import Body, Dialect, SessionInfo
 from quire.realtime.errors import EventError, SessionEnded
-from quire.realtime.outbound import Outbound
 from quire.realtime.settings import SessionSettings
 from quire.realtime.turn_detection import SpeechDetectorOf, TurnDetector, UtteranceEnded, UtteranceStarted
 from quire.realtime.utterance_transcriber import TranscriberOf, UtteranceTranscriber
 from quire.serving.models import ServerState
 from quire.workers.errors import QueueFull
 from quire.workers.tenant import current_tenant, take_turn
+
+
+class Outbound:
+    """A queue of encoded events, bounded by bytes: senders wait while a client reads slowly."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._frames: deque[bytes] = deque()
+        self._size = 0  # bytes of the frames, and of the one that is being written
+        self._changed = asyncio.Condition()
+
+    @property
+    def size(self) -> int:
+        """Bytes that wait."""
+        return self._size
+
+    async def put(self, frame: bytes) -> None:
+        """Add an event once there is room; one that is larger than the bound waits for an empty queue."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: not self._size or self._size + len(frame) <= self._max_bytes)
+            self._frames.append(frame)
+            self._size += len(frame)
+            self._changed.notify_all()
+
+    async def get(self) -> bytes:
+        """The next event. It counts until `written`."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: bool(self._frames))
+            return self._frames.popleft()
+
+    async def written(self, frame: bytes) -> None:
+        """Note that the connection has taken an event."""
+        async with self._changed:
+            self._size -= len(frame)
+            self._changed.notify_all()
+
+    async def flushed(self) -> None:
+        """Wait until all events have been written."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: not self._size)
+
 
 _BYTES_PER_SAMPLE = 8  # of audio that is appended: the buffer may have room for twice as much, and its end is copied
 _BYTES_PER_UTTERED_SAMPLE = 6  # until the transcript has been sent: integers, and floats while it is made
@@ -115,9 +156,9 @@ class Session:
                 reading = group.create_task(self._read())
                 group.create_task(self._drain(reading))
         except* SessionEnded as group_of_one:
-            found = group_of_one.exceptions[0]
-            assert isinstance(found, SessionEnded)
-            over = found
+            ended = group_of_one.exceptions[0]
+            assert isinstance(ended, SessionEnded)
+            over = ended
         return over
 
     async def _write(self) -> None:
@@ -198,7 +239,8 @@ class Session:
         await self._send(self._dialect.updated(self._facts))
 
     def _configure(self, settings: SessionSettings) -> None:
-        before, self._facts.settings = self._facts.settings, settings
+        before = self._facts.settings
+        self._facts.settings = settings
         if settings.audio_format != before.audio_format:
             self._decoder = AudioDecoder(settings.audio_format)
         if settings.effective_detection != before.effective_detection:
@@ -229,9 +271,7 @@ class Session:
         size = int(seconds * RATE) * _BYTES_PER_SAMPLE
         try:
             if self._held is None:
-                model = self._shared.state.model_for(self._facts.settings.model, "transcribe")
-                assert model.audio is not None
-                self._held = model.audio.memory.take(size, current_tenant())
+                self._held = self._shared.state.audio_memory.take(size, current_tenant())
             else:
                 self._held.grow(size)
         except QueueFull as error:
@@ -253,11 +293,12 @@ class Session:
         self._utterance = await self._captions.begin(self._item, self._facts.settings, speech, self._turns.current)
 
     async def _end(self, ended: UtteranceEnded) -> None:
-        """The current utterance is complete, or, without voice activity, all audio so far is one."""
+        """Complete the current utterance; without voice activity, all audio so far is one."""
         if self._utterance is None:
             if not ended.by_voice_activity:
                 self._item = _new_item()
-            settings, speech = self._facts.settings, self._speech()
+            settings = self._facts.settings
+            speech = self._speech()
             audio = ended.audio
             self._utterance = await self._captions.begin(self._item, settings, speech, lambda start: audio[start:])
         else:
@@ -268,7 +309,8 @@ class Session:
         self._previous_item = self._item
         if self._held is not None:
             self._held.pass_on(ended.audio, _BYTES_PER_UTTERED_SAMPLE * len(ended.audio))
-        utterance, self._utterance = self._utterance, None
+        utterance = self._utterance
+        self._utterance = None
         await utterance.end()
 
     async def _commit(self, final: bool | msgspec.UnsetType) -> None:
@@ -302,7 +344,7 @@ def transcriber_of(shared: SharedContext, dialect: Dialect, settings: SessionSet
     if settings.model is None and not dialect.commits_end_utterances:
         raise EventError("Send session.update with a `model` first.", "model_not_validated")
     try:
-        return shared.transcriber_of(shared.state.model_for(settings.model, "transcribe"))
+        return shared.transcriber_of(shared.state.transcribing_model(settings.model))
     except ApiError as error:
         raise EventError(error.message, "model_not_found", "model") from error
 

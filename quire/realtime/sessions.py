@@ -13,8 +13,7 @@ from urllib.parse import urlsplit
 import msgspec
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from quire.api.http.credentials import KEY_PROTOCOL, key_of, subprotocols
-from quire.api.http.paths import endpoint_path
+from quire.api.http.request_head import KEY_PROTOCOL, endpoint_path, key_of, set_origin, subprotocols
 from quire.api.http.tenant import API_KEY, api_keys, set_tenant
 from quire.config.options import RealtimeOptions, ServerOptions
 from quire.metrics.prometheus import Metrics
@@ -108,13 +107,14 @@ class Sessions:
         return SessionInfo(settings, int(time.time() + seconds) if seconds else None)
 
     def _open(self, websocket: WebSocket) -> tuple[DialectChoice, SessionInfo]:
-        """What a session starts with.
+        """Return what a session starts with.
 
         Raises:
             ApiError: it may not start.
         """
         secret = self._secret(websocket)
         set_tenant(websocket.scope)
+        set_origin(websocket.scope)
         self._check_places(current_tenant())
         if secret is None:
             self._check_origin(websocket)
@@ -151,10 +151,10 @@ class Sessions:
                 )
 
     def _secret(self, websocket: WebSocket) -> Secret | None:
-        given = key_of(websocket.headers).decode("latin-1")
-        if not given.startswith(PREFIX) or API_KEY in websocket.scope:
+        key = key_of(websocket.headers).decode("latin-1")
+        if not key.startswith(PREFIX) or API_KEY in websocket.scope:
             return None
-        secret = self.secrets.read(given)
+        secret = self.secrets.read(key)
         if secret is None:
             raise Unauthorized("The client secret is not valid, or has expired.")
         if secret.owner is not None:

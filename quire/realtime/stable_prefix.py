@@ -65,8 +65,8 @@ def _normalized(unit: str) -> str:
 
 
 def _common(first: list[str], second: list[str]) -> int:
-    for index, (one, other) in enumerate(zip(first, second, strict=False)):
-        if _normalized(one) != _normalized(other):
+    for index, (word, other) in enumerate(zip(first, second, strict=False)):
+        if _normalized(word) != _normalized(other):
             return index
     return min(len(first), len(second))
 
@@ -75,7 +75,8 @@ def _aligned_length(sent: list[str], final: list[str]) -> int:
     """The number of words at the start of `final` that best match `sent`, by edit distance."""
     costs = list(range(len(final) + 1))
     for row, word in enumerate(sent, 1):
-        diagonal, costs[0] = costs[0], row
+        diagonal = costs[0]
+        costs[0] = row
         for column, other in enumerate(final, 1):
             diagonal, costs[column] = (
                 costs[column],

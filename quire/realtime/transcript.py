@@ -67,7 +67,8 @@ def token_starts(tokens: Sequence[TokenLogprob], text: str) -> list[int]:
     ends of the text, and added between the windows of long audio.
     """
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    starts, at = list[int](), 0
+    starts = list[int]()
+    at = 0
     for token in tokens:
         starts.append(at)
         for char in decoder.decode(token.bytes):

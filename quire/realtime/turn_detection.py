@@ -12,9 +12,58 @@ from numpy.typing import NDArray
 from quire.multimodal.audio.cuts import SEARCH_SECONDS, last_pause
 from quire.multimodal.audio.voice_activity import SpeechEvent, SpeechStarted, VoiceActivity
 from quire.realtime.audio import RATE, Samples, to_float
-from quire.realtime.buffer import AudioBuffer
 from quire.realtime.errors import EventError
 from quire.realtime.settings import TurnDetection
+
+_SMALLEST = RATE  # samples
+
+
+class AudioBuffer:
+    """Samples from `start` to `end`, counted from the beginning of the session. It grows as its user needs it."""
+
+    def __init__(self) -> None:
+        self._data: Samples = np.empty(_SMALLEST, np.int16)
+        self._first = 0  # index of `start` in `_data`
+        self.start = self.end = 0
+
+    def __len__(self) -> int:
+        return self.end - self.start
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that it takes."""
+        return self._data.nbytes
+
+    def append(self, samples: Samples) -> None:
+        """Add samples at the end."""
+        self._make_room(len(samples))
+        at = self._first + len(self)
+        self._data[at : at + len(samples)] = samples
+        self.end += len(samples)
+
+    def drop_before(self, position: int) -> None:
+        """Forget what lies before a position."""
+        dropped = min(max(position - self.start, 0), len(self))
+        self._first += dropped
+        self.start += dropped
+
+    def copy(self, start: int, end: int) -> Samples:
+        """The samples of a range, as far as they are there."""
+        first = self._first - self.start
+        return self._data[first + max(start, self.start) : first + max(min(end, self.end), self.start)].copy()
+
+    def _make_room(self, count: int) -> None:
+        needed = len(self) + count
+        if self._first + needed <= len(self._data):
+            return
+        capacity = max(_SMALLEST, 1 << (2 * needed - 1).bit_length() - 1)  # the power of two from `needed` up
+        data = self._data
+        if capacity != len(data) or 2 * needed > len(data):
+            data = np.empty(max(capacity, needed), np.int16)
+        data[: len(self)] = self._data[self._first : self._first + len(self)]
+        self._data = data
+        self._first = 0
+
 
 _KEPT_SECONDS = 2.0  # beyond the prefix padding: how much later than it began speech may be noticed
 _LONGEST_SECONDS = 30.0  # of an utterance; then it is cut
@@ -196,11 +245,11 @@ class TurnDetector:
 
     def _keep_tail(self) -> None:
         assert self._detection is not None
-        kept = int((self._detection.prefix_padding_ms / 1000 + _KEPT_SECONDS) * RATE)
-        self._buffer.drop_before(self.position - kept)
+        tail = int((self._detection.prefix_padding_ms / 1000 + _KEPT_SECONDS) * RATE)
+        self._buffer.drop_before(self.position - tail)
 
     def _last_pause(self, end: int) -> int:
-        """Where to cut an utterance that should end before `end`."""
+        """Return where to cut an utterance that should end before `end`."""
         start = end - int(SEARCH_SECONDS * RATE)
         return start + last_pause(to_float(self._buffer.copy(start, end)))
 

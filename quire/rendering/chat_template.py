@@ -124,25 +124,30 @@ def load_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
     Raises:
         ModelFileError: a template cannot be read.
     """
-    found: dict[str, str] = {}
+    templates: dict[str, str] = {}
     inline = config.get("chat_template")
-    for entry in inline if isinstance(inline, list) else [{"name": "default", "template": inline}] if inline else []:
+    if not isinstance(inline, list):
+        inline = [{"name": "default", "template": inline}] if inline else []
+    for entry in inline:
         name, template = (entry.get(key) if isinstance(entry, dict) else None for key in ("name", "template"))
         if not isinstance(name, str) or not isinstance(template, str):
             raise ModelFileError(
                 f"{folder / 'tokenizer_config.json'}: chat_template must be a string, or a list of objects with name "
                 "and template"
             )
-        found[name] = template
+        templates[name] = template
     for path in (folder / "additional_chat_templates").glob("*.jinja"):
-        found[path.stem] = _read(path)
+        templates[path.stem] = _read(path)
+    # Of models that read pictures, older versions of transformers write the processor's template to a file of its own.
+    if isinstance(processor := read_json(folder / "chat_template.json").get("chat_template"), str):
+        templates["default"] = processor
     main = folder / "chat_template.jinja"
     if main.exists():
-        found["default"] = _read(main)
+        templates["default"] = _read(main)
     kind = read_json(folder / "config.json").get("model_type")
-    if "default" not in found and kind in _BUILT_IN:
-        found["default"] = _BUILT_IN[kind]
-    return found
+    if "default" not in templates and kind in _BUILT_IN:
+        templates["default"] = _BUILT_IN[kind]
+    return templates
 
 
 def _read(path: Path) -> str:
@@ -159,7 +164,7 @@ def _keys(tree: nodes.Template) -> frozenset[str]:
 
 
 def _writes_messages(tree: nodes.Template) -> bool:
-    """Whether it writes whole messages as JSON."""
+    """Return whether it writes whole messages as JSON."""
 
     def names_in(node: nodes.Node) -> set[str]:
         return {name.name for name in (node, *node.find_all(nodes.Name)) if isinstance(name, nodes.Name)}
@@ -172,7 +177,7 @@ def _writes_messages(tree: nodes.Template) -> bool:
 
 
 def _loops_over_content(tree: nodes.Template) -> bool:
-    """Whether a `for` loops over a message's content, directly or through a variable."""
+    """Return whether a `for` loops over a message's content, directly or through a variable."""
 
     def is_content(node: nodes.Node) -> bool:
         if isinstance(node, nodes.Getattr):

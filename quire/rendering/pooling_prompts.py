@@ -64,7 +64,8 @@ class Truncation:
 
     def padded(self, prompt: PoolingPrompt) -> PoolingPrompt:
         """The prompt with padding behind it, which has the token type 0."""
-        ids, missing = prompt.token_ids, self.pad_to - len(prompt.token_ids)
+        ids = prompt.token_ids
+        missing = self.pad_to - len(prompt.token_ids)
         if missing <= 0:
             return prompt
         end = None if prompt.second_text_start is None else len(ids)
@@ -146,7 +147,8 @@ def tokenize_texts(job: TextsJob, tokenizer: Tokenizer, *, lower_case: bool) -> 
     texts = [job.prefix + text for text in job.texts] if job.prefix else list(job.texts)
     if lower_case:
         texts = [text.lower() for text in texts]
-    special, prompts = job.add_special_tokens, []
+    special = job.add_special_tokens
+    prompts = []
     for index, encoding in enumerate(_encoded(tokenizer, texts, job, special=special)):
         ids = encoding.ids
         if len(ids) > job.truncation.tokens:
@@ -307,6 +309,7 @@ def _slices(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
     for index, size in enumerate(sizes):
         if index > start and (characters + size > _SLICE_CHARACTERS or index - start >= _SLICE_TEXTS):
             yield start, index
-            start, characters = index, 0
+            start = index
+            characters = 0
         characters += size
     yield start, len(sizes)

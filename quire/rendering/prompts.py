@@ -107,7 +107,7 @@ class PromptBuilder:
 
     Attributes:
         sources: texts of the model's chat templates by name; the main one is `default`.
-        sentences: settings in the files of sentence-transformers.
+        sentence_transformers: settings in the files of sentence-transformers.
     """
 
     def __init__(self, folder: Path, tokenizer: Tokenizer, options: ChatOptions, max_model_len: int) -> None:
@@ -239,8 +239,8 @@ class PromptBuilder:
         )
         if not conversation.continue_final_message:
             return text
-        head, found, _ = text.rpartition(_END_OF_CONTENT)
-        if not found:
+        head, mark, _ = text.rpartition(_END_OF_CONTENT)
+        if not mark:
             raise PromptError(
                 "The chat template does not render the text of the final message, so that it cannot be continued.",
                 "continue_final_message",
@@ -267,7 +267,7 @@ def _with_switches(variables: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _thinking(variables: Mapping[str, Any]) -> bool | None:
-    """Whether these variables let a model reason; None if they do not say."""
+    """Return whether these variables let a model reason; None if they do not say."""
     switches = [bool(variables[name]) for name in THINKING_SWITCHES if variables.get(name) is not None]
     return any(switches) if switches else None
 

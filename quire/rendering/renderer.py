@@ -25,7 +25,9 @@ _LARGE_VALUES = 4096
 _LARGE_CHARACTERS = 1 << 18
 _TINY_CHARACTERS = 1 << 10  # are tokenized on the event loop: 0.3 ms, less than it takes to wait for a thread
 MAX_VALUES = 1 << 17  # of messages, tools, documents and variables: they are sent to a process within 50 ms
-_MAX_PAIR_VALUES, _MAX_PAIR_CHARACTERS = 256, 1 << 12  # of chat_template_kwargs
+# of chat_template_kwargs
+_MAX_PAIR_VALUES = 256
+_MAX_PAIR_CHARACTERS = 1 << 12
 _MAX_DECODED = 1 << 20  # tokens; raised for longer contexts
 _LIMITS = WorkerLimits(memory=1 << 30, seconds=10.0, stack=1 << 24)
 
@@ -230,16 +232,18 @@ def measured(value: Any) -> tuple[int, int]:
 
     Counting ends once there are more than `MAX_VALUES` values.
     """
-    values, characters, left = 1, 0, [value]
+    values = 1
+    characters = 0
+    left = [value]
     while left and values <= MAX_VALUES:
-        one = left.pop()
-        if isinstance(one, str):
-            characters += len(one)
-        elif isinstance(one, dict):
-            values += len(one)
-            characters += sum(map(len, one))
-            left.extend(one.values())
-        elif isinstance(one, list | tuple):
-            values += len(one)
-            left.extend(one)
+        node = left.pop()
+        if isinstance(node, str):
+            characters += len(node)
+        elif isinstance(node, dict):
+            values += len(node)
+            characters += sum(map(len, node))
+            left.extend(node.values())
+        elif isinstance(node, list | tuple):
+            values += len(node)
+            left.extend(node)
     return values, characters

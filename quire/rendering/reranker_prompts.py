@@ -47,8 +47,13 @@ class ChatPairTemplate:
     def text(self, query: str, document: str, instruction: str | None, variables: Mapping[str, Any]) -> str:
         system = [] if instruction is None else [{"role": "system", "content": instruction}]
         texts = [{"role": "query", "content": query}, {"role": "document", "content": document}]
-        given = {**self._variables, **variables, "messages": [*system, *texts], "add_generation_prompt": True}
-        return self._template.render(given)
+        values = {
+            **self._variables,
+            **variables,
+            "messages": [*system, *texts],
+            "add_generation_prompt": True,
+        }
+        return self._template.render(values)
 
 
 class Qwen3Template:

@@ -55,8 +55,8 @@ class SentenceTransformersFiles:
     def prompt_for(self, use: str) -> str:
         """The prompt for a use such as `query`, `document` or `classification`; the default one if there is none."""
         names = _SIDES.get(_ALIASES.get(use, use), (use,))
-        found = next((name for name in (use, *names) if name in self.prompts), None)
-        return self.prompt(found)
+        name_of_prompt = next((name for name in (use, *names) if name in self.prompts), None)
+        return self.prompt(name_of_prompt)
 
     @staticmethod
     def with_instruction(prompt: str, instruction: str) -> str:
@@ -110,7 +110,7 @@ def colbert_markers(folder: Path) -> dict[str, str]:
 
 
 def static_folder(folder: Path) -> Path | None:
-    """Where the table and the tokenizer of a model of static embeddings are; None for other models."""
+    """Return where the table and the tokenizer of a model of static embeddings are; None for other models."""
     try:
         entries = json.loads((folder / "modules.json").read_text(encoding="utf-8"))
         first = entries[0]

@@ -12,10 +12,8 @@ from typing import Any
 import tokenizers
 
 from quire.multimodal.errors import ModelFileError
-from quire.rendering.byte_level import bytes_of_letters
-from quire.rendering.ctc_vocabulary import character_tokenizer
 from quire.rendering.sentence_transformers_files import colbert_markers, static_folder
-from quire.rendering.tekken import SPECIAL, tekken_tokenizer
+from quire.rendering.vocabularies import SPECIAL, bytes_of_letters, character_tokenizer, tekken_tokenizer
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _LFS_POINTER = b"version https://git-lfs"
@@ -51,8 +49,8 @@ class Tokenizer:
     def pad_id(self) -> int | None:
         """The id of the padding token; None if there is none."""
         token = self.special.get("pad_token")
-        found: int | None = None if token is None else self.backend.token_to_id(token)
-        return found
+        token_id: int | None = None if token is None else self.backend.token_to_id(token)
+        return token_id
 
     @classmethod
     def load(cls, folder: Path, backend: tokenizers.Tokenizer | None = None) -> Tokenizer:
@@ -69,13 +67,13 @@ class Tokenizer:
                 return cls(backend, config)
             if (file := (static or folder) / "tokenizer.json").exists():
                 _refuse_lfs_pointer(file)
-                own = tokenizers.Tokenizer.from_file(str(file))
+                loaded = tokenizers.Tokenizer.from_file(str(file))
                 if static is not None:
-                    own.post_processor = None  # special tokens would take part in the mean
+                    loaded.post_processor = None  # special tokens would take part in the mean
                 for token in colbert_markers(folder).values():
-                    if own.token_to_id(token) is not None:  # a word of the vocabulary, which texts would not become
-                        own.add_special_tokens([tokenizers.AddedToken(token, special=True, normalized=False)])
-                return cls(own, config, in_file=True)
+                    if loaded.token_to_id(token) is not None:  # a word of the vocabulary, which texts would not become
+                        loaded.add_special_tokens([tokenizers.AddedToken(token, special=True, normalized=False)])
+                return cls(loaded, config, in_file=True)
             if not isinstance(config, dict):
                 raise TokenizerError(f"{path} must contain a JSON object")
             if (characters := character_tokenizer(folder, config)) is not None:

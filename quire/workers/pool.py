@@ -39,7 +39,7 @@ class WorkerPool:
         share: float = 1.0,
         patience: float = 0.5,
     ) -> None:
-        """Nothing is started yet.
+        """Prepare a pool; its first job starts a process.
 
         Args:
             name: name in log lines and thread names.

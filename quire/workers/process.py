@@ -179,7 +179,7 @@ class WorkerProcess:
         return piece
 
     async def _failure(self) -> WorkerError:
-        """Why the process has ended."""
+        """Return why the process has ended."""
         self._retired = True
         for _ in range(1000):  # its files are closed a moment before it can be waited for
             if self._process.poll() is not None:

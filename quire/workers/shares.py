@@ -32,15 +32,15 @@ class Shares:
         return self._part_of(self.capacity)
 
     def held(self, tenant: str) -> int:
-        """What a tenant holds."""
+        """Return what a tenant holds."""
         return self._held[tenant]
 
     def limit(self, tenant: str) -> int:
-        """What a tenant may hold while the others hold what they hold now."""
+        """Return what a tenant may hold while the others hold what they hold now."""
         return self._part_of(self.capacity - self.used + self._held[tenant])
 
     def refusal(self, tenant: str, count: int = 1) -> Literal["full", "share"] | None:
-        """Why a tenant cannot take more: it is not free, or the tenant holds its share. None if it can."""
+        """Return why a tenant cannot take more: it is not free, or the tenant holds its share. None if it can."""
         if self.used + count > self.capacity:
             return "full"
         return "share" if self._held[tenant] + count > self.limit(tenant) else None

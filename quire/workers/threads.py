@@ -17,7 +17,7 @@ class FairThreads:
     """Runs functions in threads. For one event loop."""
 
     def __init__(self, name: str, *, size: int = 2, max_queued: int = 64, share: float = 1.0) -> None:
-        """No thread is started yet.
+        """Prepare threads; the first job starts one.
 
         Args:
             name: name in thread names.

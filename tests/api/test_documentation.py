@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from quire.engine.models.families import ENCODERS
+from quire.engine.models.family import Composite, Family
+from quire.engine.models.registry import registry
 from quire.parsing.reasoning_registry import PARSERS
 from quire.parsing.tools.registry import FORMATS
 from quire.protocol.chat import ChatRequest
@@ -86,7 +87,19 @@ def test_every_parser_is_documented() -> None:
 
 def test_every_encoder_is_documented() -> None:
     named = set(re.findall(r"`([a-z0-9_-]+)`", TEXT))
-    assert ENCODERS.keys() - named == set()
+    families = registry().types.items()
+    assert {kind for kind, family in families if isinstance(family, Family) and family.kind == "encoder"} <= named
+
+
+def test_every_language_model_is_documented() -> None:
+    """Types of configs inside of other models (`qwen2_vl_text`) are not served by themselves."""
+    named = set(re.findall(r"`([a-z0-9_]+)`", (ROOT / "docs" / "models.md").read_text(encoding="utf-8")))
+    types = {
+        kind
+        for kind, family in registry().types.items()
+        if family.facts is None and (isinstance(family, Composite) or family.kind == "decoder")
+    }
+    assert {kind for kind in types if not kind.endswith("_vl_text")} - named == set()
 
 
 def test_links_of_the_pages_exist() -> None:

@@ -12,7 +12,7 @@ import pytest
 import soundfile
 
 from quire.engine.client.audio import AudioInfo
-from quire.engine.models.config.model_config import read_model_config
+from quire.engine.models.model_config import read_model_config
 from quire.multimodal.audio.items import token_count
 from tests.support.audio import Samples, voice, wav
 from tests.support.audio_chat import (
@@ -70,7 +70,7 @@ def read(samples: Samples) -> Samples:
 
 
 def info_of(folder: Path) -> AudioInfo:
-    info = read_model_config(folder).audio
+    info = read_model_config(folder).facts.audio
     assert info is not None
     return info
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.app.test_broken_folders import DOCUMENTED, load_everything
+from tests.support.broken_folders import DOCUMENTED, load_everything
 from tests.support.encoders import tiny_embedder
 
 MODULES, POOLING, DENSE = "modules.json", "1_Pooling/config.json", "9_Dense/config.json"

@@ -10,7 +10,7 @@ import httpx
 import numpy as np
 import pytest
 
-from tests.engine.models.test_minilm import model_folder, reference, texts, tokenized
+from tests.support.minilm import model_folder, reference, texts, tokenized
 from tests.support.process import ServerProcess, eventually, serving
 
 NAME = "minilm"

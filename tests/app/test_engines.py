@@ -15,7 +15,7 @@ from quire.config.commands import Serve
 from quire.engine.build.core_config import CoreConfig
 from quire.engine.client.errors import EngineDead
 from quire.engine.execution.memory import MemoryShare
-from quire.engine.models.config.model_config import read_model_config
+from quire.engine.models.model_config import read_model_config
 from tests.engine.client.test_engine_client import collect, request
 from tests.support.encoders import tiny_embedder
 from tests.support.fake_core import FakeCore

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from quire.app.orca_header import load_of
+from quire.app.middleware import load_of
 from quire.engine.client.protocol import StepStats
 from tests.support.fake_core import FakeCore
 from tests.support.server import running_server

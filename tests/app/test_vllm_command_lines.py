@@ -10,8 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.config.test_other_servers import DOCUMENTED
 from tests.support.process import serving, tiny_model
+from tests.support.vllm_command_lines import DOCUMENTED
 
 WITHOUT_EFFECT = {"--enable-auto-tool-choice", "--swap-space", "--trust-remote-code"}
 LINES = [(line, expected) for line, expected in DOCUMENTED if isinstance(expected, dict)]  # the others are refused

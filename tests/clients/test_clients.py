@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.models.test_minilm import model_folder
 from tests.support.encoders import tiny_embedder, tiny_reranker
+from tests.support.minilm import model_folder
 from tests.support.process import ServerProcess, serving
 
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(1000)]

@@ -4,71 +4,21 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from quire.config.command import ConfigError
 from quire.config.commands import Serve
-from quire.config.other_servers.others import LLAMA_SERVER, OLLAMA
 from quire.config.other_servers.page import page
-from quire.config.other_servers.vllm import VLLM
+from quire.config.other_servers.table import Server, flags_of
+from quire.config.other_servers.values import CACHE_DTYPES
+from quire.config.types import ATTENTION_BACKENDS
+from tests.support.vllm_command_lines import DOCUMENTED
 
 OWN = {Serve.flag(name) for name in Serve.model_fields}
 
-_QWEN = "Qwen/Qwen3-8B"
-_MISTRAL = "mistralai/Mistral-7B-Instruct-v0.3"
-
-# Of vLLM's documentation and of model cards; each with what it sets, or the flag that is refused.
-DOCUMENTED: list[tuple[str, dict[str, Any] | str]] = [
-    (
-        "NousResearch/Meta-Llama-3-8B-Instruct --dtype auto --api-key token-abc123",
-        {"model": ("NousResearch/Meta-Llama-3-8B-Instruct",), "api_key": ("token-abc123",)},
-    ),
-    ("meta-llama/Llama-2-7b-hf --uds /tmp/vllm.sock", {"uds": Path("/tmp/vllm.sock")}),  # noqa: S108 only parsed
-    (
-        "meta-llama/Llama-3.1-8B-Instruct --enable-auto-tool-choice --tool-call-parser llama3_json "
-        "--chat-template examples/tool_chat_template_llama3.1_json.jinja",
-        {"tool_call_parser": "llama3_json", "chat_template": "examples/tool_chat_template_llama3.1_json.jinja"},
-    ),
-    (
-        "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B --enable-reasoning --reasoning-parser deepseek_r1",
-        {"reasoning_parser": "deepseek_r1"},
-    ),
-    ("facebook/opt-13b --tensor-parallel-size 4", {"tensor_parallel_size": 4}),
-    ("meta-llama/Llama-2-7b-hf --enable-lora --lora-modules sql=a", "--enable-lora of vLLM is not supported"),
-    (
-        f"{_QWEN} --port 8000 --enable-prefix-caching "
-        '--speculative_config \'{"method": "ngram", "num_speculative_tokens": 5}\'',
-        {"enable_prefix_caching": True, "speculative_method": "ngram", "num_speculative_tokens": 5},
-    ),
-    (
-        f"{_MISTRAL} --tokenizer_mode mistral --config_format mistral --load_format mistral "
-        "--tool-call-parser mistral --enable-auto-tool-choice",
-        {"model": (_MISTRAL,), "tool_call_parser": "mistral"},
-    ),
-    (
-        f'{_QWEN} --hf-overrides \'{{"rope_parameters": {{"factor": 4.0}}}}\' --max-model-len 131072',
-        {"hf_overrides": {"rope_parameters": {"factor": 4.0}}, "max_model_len": 131072},
-    ),
-    (f"{_QWEN} --rope-scaling '{{}}' --max-model-len 131072", "Quire's is --hf-overrides"),
-    (
-        "gradientai/Llama-3-8B-Instruct-Gradient-1048k --swap-space 16 --disable-log-requests "
-        "--tensor_parallel_size 1 --max_model_len 65000",
-        {"max_model_len": 65000},
-    ),
-    ("openai/gpt-oss-20b --tool-call-parser openai --async-scheduling", {"tool_call_parser": "openai"}),
-    (
-        "--model facebook/opt-125m --host 0.0.0.0 --dtype half --gpu-memory-utilization 0.9 --enforce-eager",
-        {"model": ("facebook/opt-125m",), "host": "0.0.0.0", "dtype": "float16", "gpu_memory_utilization": 0.9},  # noqa: S104
-    ),
-    (
-        "Qwen/Qwen2.5-VL-7B-Instruct --limit-mm-per-prompt '{\"image\": 5}' --trust-remote-code --max-num-seqs 5",
-        {"max_num_seqs": 5},
-    ),
-]
-
-# More of the same kinds.
+# Besides those of the documentation; each with what it sets.
 COMMON: list[tuple[str, dict[str, Any]]] = [
     ("m -q fp8", {"quantization": "fp8"}),
     ("m --reasoning-parser deepseek_r1 --max-model-len 16k", {"max_model_len": 16000}),
@@ -271,14 +221,21 @@ def test_every_setting_that_is_an_object_takes_dotted_keys() -> None:
             assert getattr(Serve.parse([f"{Serve.flag(name)}.a.b", "1"]), name) == {"a": {"b": 1}}
 
 
-def test_the_tables_name_flags_that_exist() -> None:
-    for flag in (*VLLM, *LLAMA_SERVER, *OLLAMA):
+@pytest.mark.parametrize("server", get_args(Server))
+def test_the_tables_name_flags_that_exist(server: Server) -> None:
+    flags = flags_of(server)
+    for flag in flags:
         assert not flag.ours or flag.ours in OWN or flag.ours.replace("--no-", "--") in OWN, flag
         assert flag.ours or flag.note, flag
         assert flag.kind != "same" or flag.names == (flag.ours,), flag
-    for table in (VLLM, LLAMA_SERVER, OLLAMA):
-        names = [name for flag in table for name in flag.names]
-        assert len(set(names)) == len(names)
+    names = [name for flag in flags for name in flag.names]
+    assert len(set(names)) == len(names)
+
+
+def test_values_of_the_table_are_those_that_are_translated() -> None:
+    values = {flag.names[0]: flag.values for flag in flags_of("vllm")}
+    assert values["--attention-backend"] == ATTENTION_BACKENDS
+    assert values["--kv-cache-dtype"] == {name: ours for name, ours in CACHE_DTYPES.items() if name != ours}
 
 
 def test_the_page_is_up_to_date() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from quire.config.command import ConfigError
 from quire.config.commands import Serve
-from quire.config.tool_servers import urls_by_label
+from quire.config.types import urls_by_label
 
 
 def test_servers_have_labels() -> None:

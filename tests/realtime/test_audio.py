@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 
 from quire.multimodal.audio.voice_activity import SpeechEvent, SpeechStarted, SpeechStopped
 from quire.realtime.audio import PCM_16K, PCM_24K, PCMU, RATE, AudioDecoder, AudioFormat, Samples
-from quire.realtime.buffer import AudioBuffer
 from quire.realtime.errors import EventError
-from quire.realtime.outbound import Outbound
+from quire.realtime.session import Outbound
 from quire.realtime.settings import TurnDetection
-from quire.realtime.turn_detection import TurnDetector, UtteranceEnded, UtteranceStarted
+from quire.realtime.turn_detection import AudioBuffer, TurnDetector, UtteranceEnded, UtteranceStarted
 from tests.support.realtime import base64_of, dialogue
 
 

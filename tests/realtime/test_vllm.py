@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from quire.protocol.errors import InvalidRequest
-from tests.realtime.test_events import update
 from tests.support.realtime import (
     Client,
     FakeSpeech,
@@ -20,6 +19,7 @@ from tests.support.realtime import (
     silence,
     speech,
     speech_server,
+    update,
 )
 
 EVENT_SIZE = 4 << 20  # characters

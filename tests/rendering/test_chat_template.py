@@ -66,6 +66,8 @@ def test_where_templates_are_kept(tmp_path: Path) -> None:
     assert load_templates(tmp_path, {"chat_template": "a"}) == {"default": "a"}
     several = {"chat_template": [{"name": "default", "template": "a"}, {"name": "tool_use", "template": "b"}]}
     assert load_templates(tmp_path, several) == {"default": "a", "tool_use": "b"}
+    (tmp_path / "chat_template.json").write_text('{"chat_template": "of the processor"}')
+    assert load_templates(tmp_path, several) == {"default": "of the processor", "tool_use": "b"}
     (tmp_path / "chat_template.jinja").write_text("c")
     (tmp_path / "additional_chat_templates").mkdir()
     (tmp_path / "additional_chat_templates" / "rag.jinja").write_text("d")

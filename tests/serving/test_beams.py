@@ -16,7 +16,7 @@ from quire.engine.build.engine import serve_core
 from quire.engine.client.protocol import TokenLogprobs
 from quire.engine.client.sampling_params import SamplingParams
 from quire.engine.client.stream import GenerateRequest
-from quire.engine.models.config.model_config import read_model_config
+from quire.engine.models.model_config import read_model_config
 from quire.rendering.tokenizer import Tokenizer
 from quire.serving.beams.collect import collect_answers
 from quire.serving.beams.options import BeamOptions

@@ -15,7 +15,8 @@ import torch
 from quire.config.options import EngineOptions, ModelOptions, ParallelOptions
 from quire.engine.build.core_config import CoreConfig
 from quire.engine.build.engine import build_core
-from quire.engine.client.model_info import ModelInfo
+from quire.engine.client.audio import AudioInfo
+from quire.engine.client.model_info import Generates, ModelInfo, Pools, Transcribes
 from quire.engine.client.pooling_params import PoolingParams
 from quire.engine.client.protocol import (
     Abort,
@@ -33,9 +34,9 @@ from quire.engine.core.loop import EngineCore
 from quire.engine.execution.devices.device import Device
 from quire.engine.execution.devices.select import find_device
 from quire.engine.execution.ranks.workers import Launcher
-from quire.engine.models.config.model_config import read_model_config
 from quire.engine.models.config.pooling import PoolingOptions
 from quire.engine.models.loader import load_model
+from quire.engine.models.model_config import read_model_config
 from tests.support.deferred import DeferredExecutor
 from tests.support.ranks import ThreadRank
 
@@ -159,6 +160,23 @@ class Engine:
         self._collect()
 
     @property
+    def audio(self) -> AudioInfo:
+        """How the model reads audio among its tokens."""
+        assert isinstance(self.info.kind, Generates)
+        assert self.info.kind.audio is not None
+        return self.info.kind.audio
+
+    @property
+    def speech(self) -> Transcribes:
+        assert isinstance(self.info.kind, Transcribes)
+        return self.info.kind
+
+    @property
+    def pools(self) -> Pools:
+        assert isinstance(self.info.kind, Pools)
+        return self.info.kind
+
+    @property
     def model(self) -> Any:
         return self.runner.model
 
@@ -170,6 +188,12 @@ class Engine:
     def blocks_used(self) -> int:
         pool = getattr(self.core.scheduler, "pool", None)  # the schedulers of encoders and transducers have none
         return 0 if pool is None else pool.num_used
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block of every group of layers."""
+        scheduler: Any = self.core.scheduler
+        return self.info.cache_bytes // self.info.num_blocks * len(scheduler._tables._groups.windows)
 
     def step(self) -> None:
         self.core.step()

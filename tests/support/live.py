@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from quire.config.options import EngineOptions, ModelOptions
 from quire.engine.build.core_config import CoreConfig
 from quire.engine.build.engine import serve_core
-from quire.engine.models.config.model_config import read_model_config
+from quire.engine.models.model_config import read_model_config
 from tests.support.audio import Samples, wav
 from tests.support.realtime import Client, at_24k, client_of, session_of, silence, speech
 from tests.support.server import Server, running_server, until

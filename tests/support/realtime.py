@@ -26,6 +26,7 @@ from tests.support.audio import voice
 from tests.support.fake_core import INFO, FakeCore
 from tests.support.patience import PATIENCE
 from tests.support.server import Server, running_server
+from tests.support.speech import SPEECH
 
 RATE = 16000
 _WORD = RATE // 2  # samples
@@ -85,7 +86,7 @@ class FakeSpeech:
 @asynccontextmanager
 async def speech_server(folder: Path, speech: FakeSpeech | None = None, **settings: Any) -> AsyncIterator[Server]:
     """A server of one model that transcribes, `fake`."""
-    core = FakeCore(info=msgspec.structs.replace(INFO, tasks=("transcribe",)))
+    core = FakeCore(info=msgspec.structs.replace(INFO, kind=SPEECH))
     async with running_server(folder, core, speech=speech or FakeSpeech(), **settings) as server:
         yield server
 
@@ -182,3 +183,8 @@ def at_24k(samples: NDArray[np.int16]) -> NDArray[np.int16]:
 def base64_of(samples: NDArray[Any] | bytes) -> str:
     """The `audio` of an event."""
     return base64.b64encode(samples if isinstance(samples, bytes) else samples.tobytes()).decode()
+
+
+def update(audio_input: dict[str, Any]) -> str:
+    session = {"type": "transcription", "audio": {"input": audio_input}}
+    return json.dumps({"type": "session.update", "event_id": "mine", "session": session})

@@ -19,7 +19,7 @@ from transformers import AutoConfig, VoxtralRealtimeFeatureExtractor, VoxtralRea
 
 from quire.engine.client.protocol import MediaItem
 from quire.engine.client.streaming import DelayedStreamsInfo
-from quire.engine.models.config.model_config import read_model_config
+from quire.engine.models.model_config import read_model_config
 from tests.support.live import core_server
 from tests.support.models import draw_weights
 from tests.support.server import Server
@@ -94,7 +94,7 @@ def save_streaming_model(model: Any, folder: Path, **options: Any) -> Path:
 
 def streaming_info(folder: Path) -> DelayedStreamsInfo:
     """The facts about a model that its folder contains."""
-    info = read_model_config(folder).streaming
+    info = read_model_config(folder).facts.streaming
     assert isinstance(info, DelayedStreamsInfo)
     return info
 

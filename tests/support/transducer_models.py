@@ -18,7 +18,7 @@ from transformers import NemotronAsrStreamingConfig, NemotronAsrStreamingFeature
 
 from quire.engine.client.protocol import MediaItem
 from quire.engine.client.streaming import TransducerInfo
-from quire.engine.models.config.model_config import read_model_config
+from quire.engine.models.model_config import read_model_config
 from tests.support.models import draw_weights
 
 MELS, FACTOR = 16, 8  # rows of features, and columns of a frame
@@ -121,7 +121,7 @@ def transducer_tokenizer() -> tokenizers.Tokenizer:
 
 def transducer_info(folder: Path) -> TransducerInfo:
     """The facts about a model that its folder contains."""
-    info = read_model_config(folder).streaming
+    info = read_model_config(folder).facts.streaming
     assert isinstance(info, TransducerInfo)
     return info
 

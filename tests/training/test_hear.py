@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneration, WhisperTokenizer
 
-from quire.engine.models.config.speech_to_text import read_speech
+from quire.engine.models.families.whisper import read_speech
 from quire.multimodal.audio.features import SAMPLE_RATE, log_mel
 from training.hear import evaluate, recordings, run
 from training.hear.evaluate import word_errors

@@ -20,7 +20,7 @@ from quire.api.anthropic.translation import (
 from quire.api.chat.conversation import conversation_of, unused_template_fields
 from quire.api.chat.prepare import PreparedChat, prepare_chat
 from quire.api.http.admission import admit
-from quire.api.http.request_ids import answer_id
+from quire.api.http.request_head import answer_id
 from quire.api.http.routing import CheckedRoute, releaser
 from quire.api.http.sse import EventStream, respond_unless_disconnected, unless_disconnected
 from quire.parsing.answer import AnswerParser
@@ -59,7 +59,9 @@ def router(state: ServerState) -> APIRouter:
         chat, source = to_chat_request(body)
         with source.errors():
             prepared = await unless_disconnected(request, prepare_chat(chat, model, state, response_id))
-        body.messages, body.tools = [], None  # they may be large, and are not needed any more
+        # they may be large, and are not needed any more
+        body.messages = []
+        body.tools = None
         fields.ignore(request, [*_unused(prepared.unused_fields), *body.without_effect])
         if body.stream:
             return EventStream(
@@ -91,7 +93,8 @@ def _unused(names: Sequence[str]) -> list[str]:
 
 
 async def _message(prepared: PreparedChat) -> MessagesResponse:
-    usage, parser = prepared.usage_counter(), prepared.answer_format.parser()
+    usage = prepared.usage_counter()
+    parser = prepared.answer_format.parser()
     (result,) = await collect(prepared.model.client, prepared.requests)
     total = result.total
     usage.add(0, total)
@@ -108,7 +111,9 @@ async def _message(prepared: PreparedChat) -> MessagesResponse:
 
 
 async def _events(prepared: PreparedChat, ended: Callable[[], None]) -> AsyncGenerator[bytes, None]:
-    head, counter, parser = prepared.head, prepared.usage_counter(), prepared.answer_format.parser()
+    head = prepared.head
+    counter = prepared.usage_counter()
+    parser = prepared.answer_format.parser()
     usage = MessagesUsage(input_tokens=len(prepared.prompt.token_ids), output_tokens=0)
     message = MessagesResponse(id=head.id, model=head.model, content=[], stop_reason=None, usage=usage)
     writer = MessageStreamWriter(message, thinking=prepared.body.include_reasoning)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-from quire.api.anthropic.offered_tools import offered_tools
 from quire.api.chat.source_fields import SourcedMessage, SourceFields
 from quire.api.http.body import request_of
 from quire.api.http.sse import typed_event
@@ -13,17 +12,20 @@ from quire.parsing.event_writer import EventWriter, TextKind
 from quire.parsing.tools.calls import CallDelta, Parsed, Piece
 from quire.protocol.anthropic import (
     Conversation,
+    DefinedTool,
     DocumentBlock,
     MessagesRequest,
     MessagesResponse,
     MessagesUsage,
     MessageTurn,
+    NamedTool,
     RedactedThinkingBlock,
     SearchResultBlock,
     TextBlock,
     TextSource,
     ThinkingBlock,
     ToolAddition,
+    ToolDefinition,
     ToolReference,
     ToolRemoval,
     ToolResultBlock,
@@ -34,6 +36,55 @@ from quire.protocol.errors import ApiError, InvalidRequest
 from quire.protocol.strict_json import parse_json
 from quire.rendering.prompts import EFFORT, THINKING_SWITCHES
 from quire.serving.generation import UsageCounter
+
+
+def offered_tools(body: Conversation) -> list[ToolDefinition]:
+    """The tools without those that are deferred, or were withdrawn by a message.
+
+    A deferred tool is offered once the result of a search refers to it or a message adds it.
+
+    Raises:
+        InvalidRequest: a message refers to a tool that is not known.
+    """
+    known = {tool.name: tool for tool in body.tools or ()}
+    offered = {tool.name for tool in body.tools or () if not tool.defer_loading}
+    defined = list(body.tools or ())
+    for path, block in _changes(body):
+        match block:
+            case ToolAddition(tool=DefinedTool(definition=tool)):
+                if tool.name not in known:
+                    defined.append(tool)
+                known[tool.name] = tool
+                offered.add(tool.name)
+            case ToolAddition(tool=NamedTool(name=name)):
+                _check_known(name, known, f"{path}.tool.name")
+                offered.add(name)
+            case ToolRemoval(tool=NamedTool(name=name)):
+                _check_known(name, known, f"{path}.tool.name")
+                offered.discard(name)
+            case ToolReference(tool_name=name):
+                _check_known(name, known, f"{path}.tool_name")
+                offered.add(name)
+    return [known[tool.name] for tool in defined if tool.name in offered]
+
+
+def _changes(body: Conversation) -> Iterator[tuple[str, ToolAddition | ToolRemoval | ToolReference]]:
+    """The blocks that change what is offered, each with its path."""
+    for index, turn in enumerate(body.messages):
+        for number, block in enumerate(() if isinstance(turn.content, str) else turn.content):
+            path = f"messages[{index}].content[{number}]"
+            if isinstance(block, ToolAddition | ToolRemoval):
+                yield path, block
+            elif isinstance(block, ToolResultBlock) and isinstance(block.content, list):
+                for place, part in enumerate(block.content):
+                    if isinstance(part, ToolReference):
+                        yield f"{path}.content[{place}]", part
+
+
+def _check_known(name: str, known: dict[str, ToolDefinition], path: str) -> None:
+    if name not in known:
+        raise InvalidRequest(f"The tool {name!r} is not one of the `tools`.", path)
+
 
 _SOURCES = {"max_completion_tokens": "max_tokens", "stop": "stop_sequences"}  # names by their names in chat requests
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
@@ -157,7 +208,7 @@ def _result(block: ToolResultBlock) -> str | list[dict[str, Any]]:
 
 
 def _text(block: TextBlock | DocumentBlock | SearchResultBlock | ToolReference) -> str:
-    """What the model reads of a block."""
+    """Return what the model reads of a block."""
     match block:
         case TextBlock(text=text):
             return text

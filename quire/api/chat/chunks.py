@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from quire.api.http.request_ids import fingerprint
+from quire.api.http.request_head import fingerprint
 from quire.api.http.sse import event
 from quire.engine.client.stream import Delta
 from quire.parsing.answer import AnswerParser

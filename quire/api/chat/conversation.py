@@ -42,7 +42,8 @@ def _unread_message_fields(messages: Sequence[Message], rendered: RenderedChat) 
     if rendered.keys is not None:
         for index, message in enumerate(messages):
             for name, value in message.passed_to_template():
-                key, kind = name.rpartition(".")[2], fields.without_indices(f"messages.{name}")
+                key = name.rpartition(".")[2]
+                kind = fields.without_indices(f"messages.{name}")
                 if value is not None and key not in rendered.keys and not fields.is_harmless(kind):
                     unread.setdefault(kind, f"messages[{index}].{name}")
     return list(unread.values())
@@ -81,10 +82,10 @@ def conversation_of(body: WithMessages, *, trusted: bool, audio: AudioInfo | Non
 
 
 def _message(message: Message, index: int) -> dict[str, Any]:
-    given = fields.set_fields(message)
+    set_fields = fields.set_fields(message)
     if message.tool_calls:
-        given["tool_calls"] = [
+        set_fields["tool_calls"] = [
             as_function_call(call, f"messages[{index}].tool_calls[{number}]")
             for number, call in enumerate(message.tool_calls)
         ]
-    return given
+    return set_fields

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from quire.api.chat.chunks import ChatChunkWriter
 from quire.api.chat.prepare import PreparedChat, prepare_chat
 from quire.api.http.admission import admit
-from quire.api.http.request_ids import answer_id, fingerprint
+from quire.api.http.request_head import answer_id, fingerprint
 from quire.api.http.routing import CheckedRoute, releaser
 from quire.api.http.sse import EventStream, event, respond_unless_disconnected, unless_disconnected
 from quire.engine.client.stream import Delta
@@ -68,7 +68,8 @@ async def answer_chat(body: ChatRequest, request: Request, state: ServerState) -
 
 
 async def _complete(prepared: PreparedChat) -> ChatCompletion:
-    usage, counters = prepared.usage_counter(), [prepared.reasoning_counter() for _ in prepared.requests]
+    usage = prepared.usage_counter()
+    counters = [prepared.reasoning_counter() for _ in prepared.requests]
 
     def count_reasoning(index: int, delta: Delta) -> None:
         usage.reasoning += counters[index].count(delta.token_ids)
@@ -85,7 +86,8 @@ async def _complete(prepared: PreparedChat) -> ChatCompletion:
         await take_turn()  # there may be many choices, and many chats that end in the same step
         usage.add(index, result.total)
         choices.append(await _choice(prepared, index, result))
-    prompt_logprobs, formatter = results[0].total.prompt_logprobs, prepared.formatter
+    prompt_logprobs = results[0].total.prompt_logprobs
+    formatter = prepared.formatter
     return ChatCompletion(
         id=prepared.head.id,
         created=prepared.head.created,
@@ -100,7 +102,9 @@ async def _complete(prepared: PreparedChat) -> ChatCompletion:
 
 
 async def _choice(prepared: PreparedChat, index: int, result: SequenceResult) -> ChatChoice:
-    body, total, parser = prepared.body, result.total, prepared.answer_format.parser()
+    body = prepared.body
+    total = result.total
+    parser = prepared.answer_format.parser()
     parsed = parser.push(result.text, last=True)
     reasoning = parsed.reasoning if parsed.reasoning and body.include_reasoning else None
     calls = [_tool_call(call) for call in join_calls(parsed.calls)]
@@ -131,7 +135,8 @@ def _tool_call(call: CallDelta) -> ToolCall | CustomToolCall:
 
 async def _chunks(prepared: PreparedChat, ended: Callable[[], None]) -> AsyncGenerator[bytes, None]:
     """The stream: for each choice its role, its deltas and its end; then the usage if the request asks for it."""
-    body, counter = prepared.body, prepared.usage_counter()
+    body = prepared.body
+    counter = prepared.usage_counter()
     usage, continuous = body.streams_usage, body.streams_usage_continuously
     prompt_token_ids = prepared.prompt.token_ids.tolist() if body.return_token_ids else None
     writers = [_writer(prepared, index, prompt_token_ids) for index in range(len(prepared.requests))]

@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import Any
 
+import msgspec
 import numpy as np
 from fastapi import APIRouter, Request
 from starlette.responses import Response
@@ -18,26 +19,27 @@ from quire.api.chat.prepare import prepare_chat
 from quire.api.completions.prepare import MAX_PROMPT_LOGPROBS, PreparedCompletion, count_sequences, prepare_completion
 from quire.api.http.admission import admit, check_capacity
 from quire.api.http.body import request_of
-from quire.api.http.request_ids import answer_id
+from quire.api.http.request_head import answer_id
 from quire.api.http.routing import CheckedRoute, releaser
 from quire.api.http.sse import EventStream, event, respond_unless_disconnected, unless_disconnected
 from quire.config.options import LimitOptions
 from quire.engine.client.protocol import TokenLogprobs
-from quire.engine.client.sampling_params import PromptTokenIds
+from quire.engine.client.sampling_params import NUMBERS, PromptTokenIds, SamplingNumbers
 from quire.engine.client.stream import Delta, GenerateRequest
 from quire.engine.client.token_mask import token_ids
 from quire.parsing.grammar_writer import as_lark
 from quire.parsing.logprobs import encode_entries
 from quire.protocol import fields
 from quire.protocol.chat import ChatLogprobs, ChatRequest
-from quire.protocol.common import ERRORS, StreamOptions, openapi_stream
+from quire.protocol.common import ERRORS, openapi_stream
 from quire.protocol.completions import CompletionRequest
 from quire.protocol.errors import InvalidRequest
 from quire.protocol.generate import RenderedPrompt, TokenLogprobsList, TokensChoice, TokensRequest, TokensResponse
+from quire.protocol.sampling import StreamOptions
 from quire.protocol.structured import MAX_GRAMMAR_LENGTH
 from quire.rendering.prompts import Prompt
 from quire.serving.generation import collect, generate_all
-from quire.serving.models import ServedModel, ServerState
+from quire.serving.models import GeneratingModel, ServerState
 
 _OUTER_FIELDS = (
     "model", "stream", "stream_options", "cache_salt", "priority", "request_id", "return_token_ids", "return_metrics",
@@ -69,7 +71,7 @@ def router(state: ServerState) -> APIRouter:
     async def render_chat(body: ChatRequest, request: Request) -> RenderedPrompt:
         """Render and tokenize a conversation without generating anything."""
         model = state.generating_model(body.model)
-        if model.info.audio is not None and (parts := audio_parts(body.messages)):
+        if model.audio is not None and (parts := audio_parts(body.messages)):
             raise InvalidRequest(
                 "Chats with audio cannot be rendered: token ids do not contain the audio.", parts[0][2]
             )
@@ -101,31 +103,35 @@ def _misplaced_fields(body: TokensRequest) -> list[str]:
 def _as_completion(body: TokensRequest) -> CompletionRequest:
     parameters = body.sampling_params
     names = type(parameters).model_fields.keys() - {"detokenize", *_PROMPT_FIELDS, *_OUTER_FIELDS}
-    given = {name: value for name in names if (value := getattr(parameters, name)) is not None}
+    parameter_fields = msgspec.structs.asdict(SamplingNumbers())  # in place of the model's defaults
+    parameter_fields |= {name: value for name in names if (value := getattr(parameters, name)) is not None}
     if parameters.logprob_token_ids is not None:
-        given.setdefault("logprobs", 0)
+        parameter_fields.setdefault("logprobs", 0)
     if not parameters.detokenize and parameters.stop:
         raise InvalidRequest("`stop` requires `detokenize: true`.", "sampling_params.stop")
-    own = {
+    body_fields = {
         "model": body.model, "prompt": body.token_ids, "stream": body.stream, "cache_salt": body.cache_salt,
         "priority": body.priority, "max_tokens": parameters.max_tokens, "return_token_ids": body.return_token_ids,
     }  # fmt: skip
-    return request_of(CompletionRequest, given | own)
+    return request_of(CompletionRequest, parameter_fields | body_fields)
 
 
-def _prompt_token_ids(body: TokensRequest, model: ServedModel, limits: LimitOptions) -> PromptTokenIds | None:
+def _prompt_token_ids(body: TokensRequest, model: GeneratingModel, limits: LimitOptions) -> PromptTokenIds | None:
     """The tokens to score at positions of the prompt.
 
     Raises:
         InvalidRequest: the fields do not fit to each other or to the prompt.
     """
-    name, parameters = "prompt_logprob_token_ids", body.sampling_params
-    rows, start = parameters.prompt_logprob_token_ids, parameters.prompt_logprob_start or 0
+    name = "prompt_logprob_token_ids"
+    parameters = body.sampling_params
+    rows = parameters.prompt_logprob_token_ids
+    start = parameters.prompt_logprob_start or 0
     if rows is None:
         if parameters.prompt_logprob_start is not None:
             raise InvalidRequest(f"`prompt_logprob_start` needs `{name}`.", "prompt_logprob_start")
         return None
-    width, expected = max(map(len, rows)), max(0, len(body.token_ids) - 1 - start)
+    width = max(map(len, rows))
+    expected = max(0, len(body.token_ids) - 1 - start)
     if body.stream:
         raise InvalidRequest(f"`{name}` is not available when `stream=True`.", name)
     if parameters.prompt_logprobs is not None:
@@ -157,11 +163,11 @@ def _prompt_token_ids(body: TokensRequest, model: ServedModel, limits: LimitOpti
 
 def _scores(listed: PromptTokenIds, entries: Sequence[TokenLogprobs | None]) -> str:
     """The log-probabilities of listed tokens, as vLLM encodes them."""
-    wanted = listed.token_ids.reshape(-1, listed.width)
-    scores = np.full(wanted.shape, -np.inf, np.float32)
+    token_ids = listed.token_ids.reshape(-1, listed.width)
+    scores = np.full(token_ids.shape, -np.inf, np.float32)
     for index, entry in enumerate(entries[listed.start + 1 :]):
         if entry is not None:
-            scores[index][wanted[index] >= 0] = entry.logprobs[1:]
+            scores[index][token_ids[index] >= 0] = entry.logprobs[1:]
     with io.BytesIO() as file:
         np.save(file, scores, allow_pickle=False)
         return base64.b64encode(file.getvalue()).decode()
@@ -172,10 +178,13 @@ async def _complete(prepared: PreparedCompletion, body: TokensRequest) -> Tokens
     results = await collect(prepared.model.client, prepared.requests)
     for index, result in enumerate(results):
         usage.add(index, result.total)
-    prompt_logprobs, formatter = results[0].total.prompt_logprobs, prepared.formatter
-    scores, listed = None, prepared.requests[0].params.prompt_token_ids
+    prompt_logprobs = results[0].total.prompt_logprobs
+    formatter = prepared.formatter
+    scores = None
+    listed = prepared.requests[0].params.prompt_token_ids
     if listed is not None and prompt_logprobs is not None:
-        scores, prompt_logprobs = await asyncio.to_thread(_scores, listed, prompt_logprobs), None
+        scores = await asyncio.to_thread(_scores, listed, prompt_logprobs)
+        prompt_logprobs = None
     return TokensResponse(
         request_id=prepared.id,
         model=prepared.model.names[0],
@@ -239,10 +248,9 @@ def _rendered(
         raise InvalidRequest("/inference/v1/generate has no beam search.", "use_beam_search")
     allowed = None if params.allowed_tokens is None else token_ids(params.allowed_tokens)
     sampling: dict[str, Any] = {
-        "max_tokens": params.max_tokens, "min_tokens": params.min_tokens, "temperature": params.temperature,
-        "top_p": params.top_p, "top_k": params.top_k, "min_p": params.min_p, "seed": params.seed,
-        "presence_penalty": params.presence_penalty, "frequency_penalty": params.frequency_penalty,
-        "repetition_penalty": params.repetition_penalty, "stop": list(request.text.stop),
+        **{name: getattr(params, name) for name in NUMBERS},
+        "max_tokens": params.max_tokens, "min_tokens": params.min_tokens, "seed": params.seed,
+        "stop": list(request.text.stop),
         "stop_token_ids": sorted(params.stop_token_ids), "logprobs": params.logprobs,
         "logprob_token_ids": list(params.logprob_token_ids) or None,
         "prompt_logprobs": params.prompt_logprobs, "skip_special_tokens": request.text.skip_special_tokens,

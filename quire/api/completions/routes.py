@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from quire.api.completions.prepare import PreparedCompletion, count_sequences, prepare_completion
 from quire.api.http.admission import admit
-from quire.api.http.request_ids import answer_id, fingerprint
+from quire.api.http.request_head import answer_id, fingerprint
 from quire.api.http.routing import CheckedRoute, releaser
 from quire.api.http.sse import EventStream, event, respond_unless_disconnected, unless_disconnected
 from quire.engine.client.protocol import TokenLogprobs
@@ -71,7 +71,8 @@ async def _complete(prepared: PreparedCompletion) -> Completion:
     for index, result in enumerate(results):
         if prepared.drops_output:
             result.drop_output()
-            result.total.finish_reason, result.total.stop_reason = "length", None
+            result.total.finish_reason = "length"
+            result.total.stop_reason = None
         usage.add(index, result.total)
     return Completion(
         id=prepared.id,
@@ -88,9 +89,9 @@ async def _choices(prepared: PreparedCompletion, results: Sequence[SequenceResul
     """The choices of all prompts. What they have of the prompt is made once for each of them."""
     choices: list[CompletionChoice] = []
     for number, prompt in enumerate(prepared.prompts):
-        own = results[number * prepared.n : (number + 1) * prepared.n]
-        shared = await _prompt_part(prepared, prompt.token_ids.tolist(), own[0].total.prompt_logprobs or ())
-        for result in own:
+        of_prompt = results[number * prepared.n : (number + 1) * prepared.n]
+        shared = await _prompt_part(prepared, prompt.token_ids.tolist(), of_prompt[0].total.prompt_logprobs or ())
+        for result in of_prompt:
             choices.append(await _choice(prepared, len(choices), result, shared))
     return choices
 
@@ -147,13 +148,17 @@ async def _choice(
 
 async def _chunks(prepared: PreparedCompletion, ended: Callable[[], None]) -> AsyncGenerator[bytes, None]:
     """The stream: a chunk for each delta, then the usage if the request asks for it."""
-    body, counter = prepared.body, prepared.usage_counter()
+    body = prepared.body
+    counter = prepared.usage_counter()
     usage, continuous = body.streams_usage, body.streams_usage_continuously
     writers = [_ChunkWriter(prepared, index) for index in range(len(prepared.requests))]
     async with aclosing(generate_all(prepared.model.client, prepared.requests, ended)) as deltas:
         async for index, delta in deltas:
             if prepared.drops_output:
-                delta.text, delta.token_ids, delta.logprobs, delta.finish_reason = "", [], [], "length"
+                delta.text = ""
+                delta.token_ids = []
+                delta.logprobs = []
+                delta.finish_reason = "length"
             counter.add(index, delta)
             yield await writers[index].write(delta, counter.usage().model_dump() if continuous else None)
     if usage or body.return_metrics:

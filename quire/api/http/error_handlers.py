@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from quire.api.http.paths import endpoint_path
+from quire.api.http.request_head import endpoint_path
 from quire.engine.client.errors import EngineError
 from quire.multimodal.errors import PromptError
 from quire.protocol.errors import (
@@ -92,24 +92,26 @@ class _UnhandledErrors:
 
 def _validation_error(error: RequestValidationError) -> InvalidRequest:
     """All validation problems, grouped by field: a field may have problems of several members of a union."""
-    found: dict[str | None, dict[str, None]] = {}
+    problems: dict[str | None, dict[str, None]] = {}
     for problem in error.errors():
-        found.setdefault(field_path(problem, error.body), {})[_message(problem)] = None
-    for where in _outer_fields(found):
-        del found[where]
-    lines = [f"{where or 'body'}: {_joined(list(messages))}" for where, messages in list(found.items())[:_MAX_PROBLEMS]]
-    if len(found) > _MAX_PROBLEMS:
-        lines.append(f"and {len(found) - _MAX_PROBLEMS} more")
-    return InvalidRequest("; ".join(lines), next(iter(found), None))
+        problems.setdefault(field_path(problem, error.body), {})[_message(problem)] = None
+    for where in _outer_fields(problems):
+        del problems[where]
+    lines = [
+        f"{where or 'body'}: {_joined(list(messages))}" for where, messages in list(problems.items())[:_MAX_PROBLEMS]
+    ]
+    if len(problems) > _MAX_PROBLEMS:
+        lines.append(f"and {len(problems) - _MAX_PROBLEMS} more")
+    return InvalidRequest("; ".join(lines), next(iter(problems), None))
 
 
-def _outer_fields(found: Mapping[str | None, Mapping[str, None]]) -> list[str]:
+def _outer_fields(problems: Mapping[str | None, Mapping[str, None]]) -> list[str]:
     """Fields with problems inside of them that are only said not to be a string, the other type that they may have."""
-    paths = [where for where in found if where is not None]
+    paths = [where for where in problems if where is not None]
     return [
         where
         for where in paths
-        if list(found[where]) == [_NO_STRING] and any(path.startswith((f"{where}[", f"{where}.")) for path in paths)
+        if list(problems[where]) == [_NO_STRING] and any(path.startswith((f"{where}[", f"{where}.")) for path in paths)
     ]
 
 

@@ -17,13 +17,25 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from quire.api.http.body import JsonRequest, check_media_type
+from quire.api.http.request_head import set_origin
 from quire.api.http.tenant import set_tenant
 from quire.protocol import fields
 
 Endpoint = Callable[..., Coroutine[Any, Any, Any]]
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 _RESOURCES = "quire.resources"  # key of a request's ExitStack in its ASGI scope
-_ENDPOINT = "quire.endpoint"  # key of the endpoint's call in the ASGI scope
+
+
+class EndpointCall(Response):
+    """An endpoint with its arguments, which `CheckedRoute` calls. FastAPI passes it on, as it passes on all responses.
+
+    FastAPI holds the raw and the parsed body until an endpoint has returned: up to a gigabyte. So what it calls returns
+    this at once.
+    """
+
+    def __init__(self, run: Callable[[], Coroutine[Any, Any, Response]]) -> None:
+        super().__init__()
+        self.run = run
 
 
 class CheckedRoute(APIRoute):
@@ -41,7 +53,7 @@ class CheckedRoute(APIRoute):
         )
 
     def get_route_handler(self) -> Handler:
-        """FastAPI's handler between the checks of the request and the headers of the response."""
+        """Wrap FastAPI's handler: checks of the request before it, the endpoint and the response's headers after it."""
         handle = super().get_route_handler()
         has_body = self.body_field is not None
 
@@ -56,9 +68,8 @@ class CheckedRoute(APIRoute):
                 clear_frames(error.__traceback__)
                 raise
             request.drop_body()
-            endpoint = request.scope.pop(_ENDPOINT, None)
-            if endpoint is not None:
-                response = await endpoint()
+            if isinstance(response, EndpointCall):
+                response = await response.run()
             fields.add_header(request, response)
             return response
 
@@ -67,6 +78,7 @@ class CheckedRoute(APIRoute):
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, then release its resources."""
         set_tenant(scope)
+        set_origin(scope)
         with ExitStack() as resources:
             scope[_RESOURCES] = resources
             await super().handle(scope, receive, send)
@@ -83,7 +95,7 @@ def release_resources(request: Request) -> None:
 
 
 def releaser(request: Request) -> Callable[[], None]:
-    """A function that exits all context managers of a request."""
+    """Return a function that exits all context managers of a request."""
     return functools.partial(release_resources, request)
 
 
@@ -98,10 +110,10 @@ def _resources(request: Request) -> ExitStack:
 
 
 def _with_field_check(endpoint: Endpoint, *, returns_response: bool) -> Endpoint:
-    """The endpoint after a check of its body's undeclared fields.
+    """Return what FastAPI calls: a check of the body's undeclared fields, and the endpoint.
 
-    While FastAPI calls an endpoint, it holds the raw and the parsed body, which together may be a gigabyte. So an
-    endpoint that returns its response itself is only prepared by FastAPI, and called after it has returned.
+    An endpoint that makes its response itself is left to the route. One with a response model is called here, as
+    FastAPI has to serialize what it returns.
     """
     parameters = inspect.signature(endpoint).parameters
     if "body" not in parameters or getattr(endpoint, "checks_fields", False):
@@ -115,8 +127,7 @@ def _with_field_check(endpoint: Endpoint, *, returns_response: bool) -> Endpoint
         fields.ignore(request, fields.take_unknown_fields(values["body"]))
         if not returns_response:
             return await endpoint(**values)
-        request.scope[_ENDPOINT] = functools.partial(endpoint, **values)
-        return Response()
+        return EndpointCall(functools.partial(endpoint, **values))
 
     checked.checks_fields = True  # type: ignore[attr-defined]  # FastAPI may make a second route of the endpoint
     return checked

@@ -76,7 +76,8 @@ class EventStream(Response):
 
     async def _send_events(self, send: Send, raw_send: Send) -> None:
         clock = asyncio.get_running_loop().time
-        last_sent, sent = clock(), _AT_ONCE
+        last_sent = clock()
+        sent = _AT_ONCE
 
         async def send_comments() -> None:
             while True:
@@ -90,7 +91,8 @@ class EventStream(Response):
             if sent >= _AT_ONCE:
                 sent = 0
                 await take_turn()
-            last_sent, sent = clock(), sent + len(data)
+            last_sent = clock()
+            sent = sent + len(data)
             await raw_send({"type": "http.response.body", "body": data, "more_body": True})
 
         comments = asyncio.ensure_future(send_comments()) if self._keepalive else None

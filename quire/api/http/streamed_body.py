@@ -55,11 +55,11 @@ class _Pieces(Response):
 
 def _some(pieces: Iterator[bytes]) -> bytes:
     """The next pieces, enough for one turn; nothing at their end."""
-    some: list[bytes] = []
+    gathered: list[bytes] = []
     size = 0
     for piece in pieces:
-        some.append(piece)
+        gathered.append(piece)
         size += len(piece)
         if size >= _AT_ONCE:
             break
-    return b"".join(some)
+    return b"".join(gathered)

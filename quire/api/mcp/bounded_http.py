@@ -90,7 +90,7 @@ class AnswerBudget:
             raise self.refuse("The tool server sent a message with too many JSON values.")
 
     def close(self) -> None:
-        """Nothing of the answers is needed any more."""
+        """Free the memory of the answers, of which nothing is needed any more."""
         if self._reserved:
             self._memory.give_back(self._tenant, self._reserved)
             self._reserved = 0
@@ -154,11 +154,11 @@ class _EventStream(_CountedStream):
         line = bytearray()
         async for chunk in self._stream:
             self._budget.add(len(chunk))
-            *ended, rest = chunk.replace(b"\r", b"\n").split(b"\n")
+            *ended, unfinished = chunk.replace(b"\r", b"\n").split(b"\n")
             for part in ended:
                 line += part
                 self._budget.add_line()
                 self._budget.check_message(bytes(line))
                 line.clear()
-            line += rest
+            line += unfinished
             yield chunk

@@ -23,12 +23,12 @@ from mcp_types import CallToolResult, EmbeddedResource, ResourceLink, TextConten
 
 from quire import __version__
 from quire.api.mcp.bounded_http import AnswerBudget, BoundedTransport
-from quire.api.mcp.errors import ToolServerFailed
 from quire.api.mcp.types import (
     INTERNAL_ERROR,
     CallOutcome,
     McpServer,
     RemoteTool,
+    ToolServerFailed,
     http_error,
     protocol_error,
     tool_error,

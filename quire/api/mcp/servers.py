@@ -10,13 +10,13 @@ from functools import partial
 
 import orjson
 
-from quire.api.mcp.errors import ToolServerFailed
 from quire.api.mcp.types import (
     INTERNAL_ERROR,
     INVALID_PARAMS,
     CallOutcome,
     McpServer,
     RemoteTool,
+    ToolServerFailed,
     arguments_of,
     protocol_error,
 )
@@ -143,8 +143,8 @@ class ToolServers:
         try:
             known = await self._thread.run(partial(list_tools, server))
             tools = list(_allowed(tool.allowed_tools, known, tool.server_label, f"tools[{index}].allowed_tools"))
-            for one in tools:
-                _check_serialisable(one)
+            for listed in tools:
+                _check_serialisable(listed)
         except ToolServerFailed as error:
             text = f"The tools of MCP server {tool.server_label!r} cannot be listed: {error}"
             raise ToolServerFailed(error.detail, text) from error
@@ -176,16 +176,16 @@ def _check(tool: McpTool, where: str) -> None:
 
 
 def _allowed(
-    wanted: list[str] | ToolFilter | None, known: Sequence[RemoteTool], label: str, where: str
+    allowed: list[str] | ToolFilter | None, known: Sequence[RemoteTool], label: str, where: str
 ) -> Iterator[RemoteTool]:
-    if not isinstance(wanted, ToolFilter):
-        wanted = ToolFilter(tool_names=wanted)
-    names = None if wanted.tool_names is None else set(wanted.tool_names)
+    if not isinstance(allowed, ToolFilter):
+        allowed = ToolFilter(tool_names=allowed)
+    names = None if allowed.tool_names is None else set(allowed.tool_names)
     known_names = {tool.name for tool in known}
-    for name in wanted.tool_names or ():
+    for name in allowed.tool_names or ():
         if name not in known_names:
             raise InvalidRequest(f"The MCP server {label!r} has no tool {name!r}.", where)
     for tool in known:
         read_only = (tool.annotations or {}).get("readOnlyHint") is True
-        if (names is None or tool.name in names) and wanted.read_only in (None, read_only):
+        if (names is None or tool.name in names) and allowed.read_only in (None, read_only):
             yield tool

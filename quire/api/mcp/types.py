@@ -9,6 +9,7 @@ from typing import Any
 
 import orjson
 
+from quire.protocol.errors import FailedDependency
 from quire.protocol.strict_json import parse_json
 from quire.workers.shares import Shares
 
@@ -101,3 +102,15 @@ def result_text(output: str | None, error: Any) -> str:
         if isinstance(message, list) and all(isinstance(part, dict) and "text" in part for part in message):
             message = "\n".join(str(part["text"]) for part in message)
     return f"Error: {message if isinstance(message, str) else orjson.dumps(message).decode()}"
+
+
+class ToolServerFailed(FailedDependency):
+    """An MCP server cannot be reached, did not answer in time, or violated the protocol.
+
+    Attributes:
+        detail: the `error` of an `mcp_call` item.
+    """
+
+    def __init__(self, detail: dict[str, Any], message: str | None = None) -> None:
+        super().__init__(message or str(detail["message"]), "tools")
+        self.detail = detail

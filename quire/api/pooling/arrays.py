@@ -93,13 +93,13 @@ def json_of(values: Floats, dtype: EmbedDtype) -> Iterator[bytes]:
 def base64_of(values: Floats, dtype: EmbedDtype, endianness: Endianness) -> Iterator[bytes]:
     """A JSON string with the bytes of values in base64, in pieces."""
     yield b'"'
-    rest = b""
+    remainder = b""
     for block in to_bytes(values, dtype, endianness):
-        data = rest + block
+        data = remainder + block
         whole = len(data) - len(data) % 3  # three bytes are four characters
         yield base64.b64encode(data[:whole])
-        rest = data[whole:]
-    yield base64.b64encode(rest) + b'"'
+        remainder = data[whole:]
+    yield base64.b64encode(remainder) + b'"'
 
 
 def shape_of(values: Floats, dtype: EmbedDtype) -> Sequence[int]:
@@ -146,7 +146,8 @@ def _float8_bits(values: Floats, exponent: int, mantissa: int) -> Array:
 def _float8_values(exponent: int, mantissa: int) -> Floats:
     """The values of all 256 codes. e4m3 is the variant without infinity."""
     codes = np.arange(128)
-    powers, fractions = codes >> mantissa, codes & ((1 << mantissa) - 1)
+    powers = codes >> mantissa
+    fractions = codes & ((1 << mantissa) - 1)
     bias = (1 << (exponent - 1)) - 1
     normal = (1 + fractions / (1 << mantissa)) * 2.0 ** (powers - bias)
     values = np.where(powers == 0, fractions / (1 << mantissa) * 2.0 ** (1 - bias), normal)

@@ -115,7 +115,8 @@ def _binary_response(context: PoolingContext, results: PoolingResults, body: Enc
     content = (piece for array in results.arrays for piece in to_bytes(array, dtype, endianness))
     if body.encoding_format == "bytes_only":
         return response_of(content, "application/octet-stream")
-    described, start = [], 0
+    described = []
+    start = 0
     for index, array in enumerate(results.arrays):
         end = start + byte_size(array, dtype)
         described.append(

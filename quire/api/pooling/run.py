@@ -7,28 +7,95 @@ it has; `PooledBatch` takes further slots while enough are free.
 from __future__ import annotations
 
 import time
+from bisect import bisect_right
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import msgspec
+import numpy as np
 from starlette.requests import Request
 
 from quire.api.http.admission import admit
-from quire.api.http.request_ids import answer_id
-from quire.api.pooling.chunks import ChunkedInputs
+from quire.api.http.request_head import answer_id
 from quire.engine.client.batch import OnResult
+from quire.engine.client.deadline import Deadline
 from quire.engine.client.errors import RequestRefused
 from quire.engine.client.pooling_params import PoolingParams
-from quire.engine.client.protocol import PooledArray
+from quire.engine.client.protocol import PooledArray, TokenArray
 from quire.engine.client.stream import PoolRequest
 from quire.protocol.common import CompletionTokensDetails, PromptTokensDetails, Usage
 from quire.protocol.errors import InvalidRequest
 from quire.rendering.pooling_prompts import InputNames, PairsJob, PoolingPrompt, TextsJob
-from quire.serving.models import ServedModel, ServerState
+from quire.serving.models import PoolingModel, ServerState
 from quire.serving.result_memory import Reservation
 from quire.workers.tenant import current_tenant, take_turn
+
+_LENGTH_TOLERANCE = 1e-2  # of an embedding of length 1, which bfloat16 rounds
+
+
+class ChunkedInputs:
+    """The chunks of inputs beyond the context length, of which the mean is taken, weighted by their tokens.
+
+    Chunks are numbered in the order of the inputs.
+
+    Attributes:
+        any_split: some input is longer than a chunk.
+    """
+
+    def __init__(self, max_tokens: int) -> None:
+        """`max_tokens`: of a chunk."""
+        self._max_tokens = max_tokens
+        self._first: list[int] = []  # the first chunk of each input
+        self._weights: list[int] = []  # of each chunk
+        self._activations: list[bool | None] = []  # of each input
+        self.any_split = False
+
+    def split(self, tokens: TokenArray, params: PoolingParams) -> list[tuple[TokenArray, PoolingParams]]:
+        """The chunks of the next input, and their parameters. What is not pooled is in none, if it fills it."""
+        self._first.append(len(self._weights))
+        self._activations.append(params.use_activation)
+        size = self._max_tokens
+        if len(tokens) <= size:
+            self._weights.append(1)
+            return [(tokens, params)]
+        self.any_split = True
+        chunks = []
+        for start in range(0, len(tokens), size):
+            chunk = tokens[start : start + size]
+            skipped = max(0, params.skip_tokens - start)
+            if skipped < len(chunk):
+                chunks.append((chunk, msgspec.structs.replace(params, skip_tokens=skipped)))
+                self._weights.append(len(chunk) - skipped)
+        return chunks
+
+    def input_of(self, chunk: int) -> int:
+        """The index of the input that a chunk belongs to."""
+        return bisect_right(self._first, chunk) - 1
+
+    def merge(self, arrays: Sequence[PooledArray]) -> list[PooledArray]:
+        """The results of the inputs, from those of all chunks."""
+        ends = [*self._first[1:], len(self._weights)]
+        return [
+            arrays[first]
+            if end - first == 1
+            else _mean(arrays[first:end], self._weights[first:end], normalizes=activation is not False)
+            for first, end, activation in zip(self._first, ends, self._activations, strict=True)
+        ]
+
+
+def _mean(arrays: Sequence[PooledArray], weights: Sequence[int], *, normalizes: bool) -> PooledArray:
+    """The weighted mean; of length 1, if that of all arrays is and it may be normalized."""
+    total = np.zeros(arrays[0].shape, np.float32)
+    for array, weight in zip(arrays, weights, strict=True):
+        total += array * np.float32(weight)
+        normalizes = normalizes and abs(float(np.linalg.norm(array)) - 1) <= _LENGTH_TOLERANCE
+    total /= sum(weights)
+    length = float(np.linalg.norm(total))
+    return total / np.float32(length) if normalizes and length else total
+
 
 _SLICE = 256  # prompts that are sent to the engine at a time, if they are tokenized already
 _MAX_VALUES = 1 << 24  # in all results of a request: 64 MiB, or 200 MB of JSON
@@ -39,11 +106,11 @@ class PoolingContext:
     """Values common to all inputs of a pooling request. `results`: memory held until the client has read them."""
 
     id: str
-    model: ServedModel
+    model: PoolingModel
     results: Reservation
     priority: int = 0
     cache_salt: str | None = None
-    timeout: float | None = None
+    deadline: Deadline = field(default_factory=Deadline)
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property
@@ -80,7 +147,7 @@ class PoolingResults:
         )
 
 
-def admit_pooling(request: Request, state: ServerState, model: ServedModel, kind: str, body: Any) -> PoolingContext:
+def admit_pooling(request: Request, state: ServerState, model: PoolingModel, kind: str, body: Any) -> PoolingContext:
     """Admit a request. The fields of `body` that it may lack have their defaults.
 
     Raises:
@@ -92,14 +159,13 @@ def admit_pooling(request: Request, state: ServerState, model: ServedModel, kind
     if priority and not model.priority_scheduling:
         raise InvalidRequest("`priority` requires a server with --scheduling-policy priority.", "priority")
     admit(request, model, 1, "input")
-    timeouts = [seconds for seconds in (getattr(body, "timeout", None), state.limits.request_timeout) if seconds]
     return PoolingContext(
         id=answer_id(kind, request, getattr(body, "request_id", None)),
         model=model,
         results=state.results.reservation(current_tenant()),
         priority=priority,
         cache_salt=getattr(body, "cache_salt", None),
-        timeout=min(timeouts, default=None),
+        deadline=Deadline(getattr(body, "timeout", None), state.limits.request_timeout),
     )
 
 
@@ -129,9 +195,12 @@ async def run_pooling(
         EngineError: the engine failed.
         Overloaded: there is no memory for the results.
     """
-    tokens, inputs, owners, chunks = 0, 0, [], ChunkedInputs(context.model.info.max_model_len)
+    tokens = 0
+    inputs = 0
+    owners = []
+    chunks = ChunkedInputs(context.model.info.max_model_len)
     with context.model.client.pool_batch(
-        timeout=context.timeout, on_result=on_result, tenant=current_tenant()
+        deadline=context.deadline, on_result=on_result, tenant=current_tenant()
     ) as batch:
         try:
             for group in groups:
@@ -156,11 +225,9 @@ async def run_pooling(
         return PoolingResults(arrays, tokens, batch.cached_tokens)
 
 
-def _size(model: ServedModel, params: PoolingParams, requests: Sequence[PoolRequest]) -> int:
+def _size(model: PoolingModel, params: PoolingParams, requests: Sequence[PoolRequest]) -> int:
     """Numbers in the results of some requests."""
-    facts = model.info.pooling
-    if facts is None:
-        return 0
+    facts = model.pools
     match params.task:
         case "embed":
             return len(requests) * (params.dimensions or facts.embedding_size)
@@ -183,7 +250,7 @@ def _check_size(values: int, names: InputNames) -> None:
         )
 
 
-async def _prompts(model: ServedModel, group: InputGroup) -> AsyncGenerator[Sequence[PoolingPrompt], None]:
+async def _prompts(model: PoolingModel, group: InputGroup) -> AsyncGenerator[Sequence[PoolingPrompt], None]:
     if isinstance(group.source, TextsJob | PairsJob):
         async with aclosing(model.renderer.batch(group.source, tenant=current_tenant())) as slices:
             async for prompts in slices:
@@ -199,10 +266,10 @@ def _requests(
 ) -> Iterator[PoolRequest]:
     """The engine's requests for some inputs: one for each chunk."""
     for prompt in prompts:
-        for tokens, own in chunks.split(prompt.token_ids, params):
+        for tokens, chunk_params in chunks.split(prompt.token_ids, params):
             yield PoolRequest(
                 prompt=tokens,
-                params=own,
+                params=chunk_params,
                 priority=context.priority,
                 cache_salt=context.cache_salt,
                 flow=context.id,

@@ -60,9 +60,8 @@ class Scoring:
 
 
 def by_embeddings(context: PoolingContext) -> bool:
-    """Whether the model compares embeddings, to which activation and variables do not apply."""
-    pooling = context.model.info.pooling
-    return pooling is not None and pooling.score_method in ("cosine", "dot", "max_sim")
+    """Return whether the model compares embeddings, to which activation and variables do not apply."""
+    return context.model.pools.score_method in ("cosine", "dot", "max_sim")
 
 
 async def scores(context: PoolingContext, scoring: Scoring) -> PoolingResults:
@@ -73,8 +72,7 @@ async def scores(context: PoolingContext, scoring: Scoring) -> PoolingResults:
         PromptError: an input cannot be tokenized, or the model's prompt takes no instruction.
         EngineError: the engine failed.
     """
-    pooling = context.model.info.pooling
-    match None if pooling is None else pooling.score_method:
+    match context.model.pools.score_method:
         case "cosine":
             return await _by_vectors(context, scoring, _cosine)
         case "dot":
@@ -117,20 +115,20 @@ async def _by_vectors(
     context: PoolingContext, scoring: Scoring, compare: Callable[[PooledArray, PooledArray], float]
 ) -> PoolingResults:
     params = PoolingParams(task="embed")
-    pooling = context.model.info.pooling
-    if pooling is not None and pooling.sparse:
+    if context.model.pools.sparse:
         return await _in_two_steps(context, scoring, params, lambda query, document: _scalar(compare(query, document)))
-    found = await run_pooling(
+    vectors = await run_pooling(
         context, _query_group(context, scoring, params), _document_group(context, scoring, params)
     )
-    queries, documents = found.arrays[: len(scoring.queries)], found.arrays[len(scoring.queries) :]
+    queries = vectors.arrays[: len(scoring.queries)]
+    documents = vectors.arrays[len(scoring.queries) :]
     repeated = queries if len(queries) == len(documents) else queries * len(documents)
     values: list[PooledArray] = []
     for index, (query, document) in enumerate(zip(repeated, documents, strict=True)):
         if index % _AT_ONCE == 0:
             await take_turn()
         values.append(_scalar(compare(query, document)))
-    return replace(found, arrays=values)
+    return replace(vectors, arrays=values)
 
 
 async def _in_two_steps(
@@ -141,10 +139,10 @@ async def _in_two_steps(
 ) -> PoolingResults:
     """Compare each document as soon as it is computed, and keep only its score: all of them may be gigabytes."""
     first = await run_pooling(context, _query_group(context, scoring, params))
-    one = len(first.arrays) == 1
+    single_query = len(first.arrays) == 1
 
     def score(index: int, document: PooledArray) -> PooledArray | Awaitable[PooledArray]:
-        return compare(first.arrays[0 if one else index], document)
+        return compare(first.arrays[0 if single_query else index], document)
 
     second = await run_pooling(context, _document_group(context, scoring, params), on_result=score)
     return PoolingResults(second.arrays, first.tokens + second.tokens, first.cached_tokens + second.cached_tokens)
@@ -161,7 +159,7 @@ async def _by_tokens(context: PoolingContext, scoring: Scoring) -> PoolingResult
 
 
 def _max_sim(query: PooledArray, document: PooledArray) -> PooledArray:
-    """For each query token the document token that is most similar, summed over the query."""
+    """Sum, over the query's tokens, the similarity of the most similar document token."""
     rows = max(1, _SIMILARITIES // max(1, len(document)))
     similarities = (query[start : start + rows] @ document.T for start in range(0, len(query), rows))
     return _scalar(sum(float(part.max(axis=1).sum()) for part in similarities))

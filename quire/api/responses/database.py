@@ -138,7 +138,7 @@ class Database:
             self._engine.dispose()
 
     def replaced(self) -> bool:
-        """Whether its file was removed, or replaced by another, since it was opened."""
+        """Return whether its file was removed, or replaced by another, since it was opened."""
         return self._path is not None and self._file_identity() != self._file
 
     def check(self, *, write: bool) -> None:
@@ -409,7 +409,8 @@ def _delete(connection: sa.Connection, where: sa.ColumnElement[bool]) -> bool:
 def _delete_oldest(connection: sa.Connection, owner: str, size: int, keep: str) -> int:
     """Delete the oldest rows of an owner, but `keep`, until they make `size` bytes, or a batch; returns their bytes."""
     query = sa.select(_responses.c.id, _responses.c.size).where(_responses.c.owner == owner, _responses.c.id != keep)
-    ids, freed = [], 0
+    ids = []
+    freed = 0
     for row in connection.execute(query.order_by(_responses.c.stored).limit(_BATCH)):
         if freed >= size:
             break

@@ -10,7 +10,7 @@ from typing import Any
 from quire.api.mcp.servers import OfferedTools
 from quire.api.mcp.types import CallOutcome, arguments_of, protocol_error, result_text
 from quire.api.responses.limits import ResponseLimits
-from quire.engine.client.engine_client import EngineClient
+from quire.engine.client.engine import Engine
 from quire.protocol.errors import InvalidRequest
 from quire.protocol.mcp import ChosenMcpTool, McpCall, McpListTools, McpTool
 from quire.protocol.responses import (
@@ -84,8 +84,8 @@ class McpToolset:
         return body.model_copy(update={"tools": tools, "tool_choice": choice})
 
     def _check_names(self, body: ResponsesRequest) -> None:
-        own = (tool for tool in body.tools or () if not isinstance(tool, McpTool))
-        owners = {tool.name: "a tool of the request" for tool in own}
+        functions = (tool for tool in body.tools or () if not isinstance(tool, McpTool))
+        owners = {tool.name: "a tool of the request" for tool in functions}
         for server in self.offered:
             for tool in server.tools:
                 if tool.name in owners:
@@ -104,9 +104,9 @@ class McpToolset:
                 return next(self._chosen(choice))
             case AllowedResponseTools():
                 tools = [
-                    one
+                    allowed
                     for tool in choice.tools
-                    for one in (self._chosen(tool) if isinstance(tool, ChosenMcpTool) else (tool,))
+                    for allowed in (self._chosen(tool) if isinstance(tool, ChosenMcpTool) else (tool,))
                 ]
                 return choice.model_copy(update={"tools": tools})
         return choice
@@ -115,16 +115,16 @@ class McpToolset:
         offered = next((server.tools for server in self.offered if server.label == choice.server_label), ())
         names = [tool.name for tool in offered if choice.name in (None, tool.name)]
         if not names:
-            what = f"tool {choice.name!r} of MCP server" if choice.name else "tools of MCP server"
+            description = f"tool {choice.name!r} of MCP server" if choice.name else "tools of MCP server"
             raise InvalidRequest(
-                f"`tool_choice` names {what} {choice.server_label!r}, but `tools` does not contain them.",
+                f"`tool_choice` names {description} {choice.server_label!r}, but `tools` does not contain them.",
                 "tool_choice",
             )
         for name in names:
             yield ChosenTool(type="function", name=name)
 
     async def run_calls(
-        self, calls: Sequence[dict[str, Any]], limits: ResponseLimits, engine: EngineClient
+        self, calls: Sequence[dict[str, Any]], limits: ResponseLimits, engine: Engine
     ) -> AsyncGenerator[tuple[dict[str, Any], CallOutcome], None]:
         """Make calls concurrently and give each with its outcome, in order. Closing the generator early cancels them.
 
@@ -136,7 +136,7 @@ class McpToolset:
         engine_dead = asyncio.create_task(engine.wait_until_dead())
         try:
             for call, task in zip(calls, tasks, strict=True):
-                async with limits.deadline():
+                async with limits.deadline.enforced():
                     await asyncio.wait((task, engine_dead), return_when=asyncio.FIRST_COMPLETED)
                 if not task.done():
                     await engine_dead

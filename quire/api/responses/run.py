@@ -12,24 +12,57 @@ from typing import Any
 from quire.api.chat.prepare import PreparedChat
 from quire.api.responses.limits import ResponseLimits
 from quire.api.responses.mcp_tools import McpToolset
-from quire.api.responses.raw_messages import RawMessages
 from quire.api.responses.writer import Event, ItemWriter
-from quire.engine.client.errors import DeadlineExceeded, EngineError
+from quire.engine.client.errors import EngineError
 from quire.engine.client.protocol import TokenLogprobs
+from quire.engine.client.stream import Delta
 from quire.protocol.mcp import McpTool
 from quire.protocol.responses import (
     AnyTool,
     IncompleteDetails,
     InputTokensDetails,
     OutputTokensDetails,
+    RawMessage,
     ResponseFailure,
     ResponseObject,
     ResponsesRequest,
     ResponseUsage,
     Status,
 )
+from quire.rendering.prompts import Prompt
 from quire.serving.generation import UsageCounter, generate_all
 from quire.workers.tenant import take_turn
+
+
+@dataclass(slots=True)
+class RawMessages:
+    """The prompts and answers of all turns, as text and tokens, for `enable_response_messages`."""
+
+    prompts: list[RawMessage] = field(default_factory=list)
+    answers: list[RawMessage] = field(default_factory=list)
+    _texts: list[str] = field(default_factory=list)  # of the last answer
+
+    def start_turn(self, prompt: Prompt) -> None:
+        """Append a prompt, and an answer without tokens."""
+        self._end_turn()
+        self.prompts.append(RawMessage(message=prompt.text or "", tokens=prompt.token_ids.tolist()))
+        self.answers.append(RawMessage(message="", tokens=[]))
+
+    def add(self, delta: Delta) -> None:
+        """Append a piece of the last answer."""
+        self._texts.append(delta.text)
+        self.answers[-1].tokens += delta.token_ids
+
+    def complete(self) -> tuple[list[RawMessage], list[RawMessage]]:
+        """All prompts and answers."""
+        self._end_turn()
+        return self.prompts, self.answers
+
+    def _end_turn(self) -> None:
+        if self._texts:
+            self.answers[-1].message += "".join(self._texts)
+            self._texts.clear()
+
 
 CLIENT_CALLS = ("function_call", "custom_tool_call")  # types of items; the client has to make these calls
 _STATUS_BY_REASON: dict[str | None, Status] = {"length": "incomplete", "abort": "failed", "error": "failed"}
@@ -99,17 +132,15 @@ class ResponseRun:
         for label, tools in self.new_lists:
             for event in self._writer.tools_listed(label, tools):
                 yield self._event(event)
-        limits = ResponseLimits(self.prepared.requests[0].timeout, self.body.max_output_tokens)
+        limits = ResponseLimits(self.prepared.requests[0].deadline, self.body.max_output_tokens)
         turn: PreparedChat | None = self.prepared
         while turn is not None:
             turn_start = len(self._writer.items)
-            try:
-                async with aclosing(self._run_turn(turn)) as events:
-                    async for event in events:
-                        yield event
-            except DeadlineExceeded as error:  # its message has the seconds that were left for this turn
-                raise limits.timeout_error() from error
-            limit_reached, calls = self.tools.limit_reached, self._writer.pending_calls()
+            async with aclosing(self._run_turn(turn)) as events:
+                async for event in events:
+                    yield event
+            limit_reached = self.tools.limit_reached
+            calls = self._writer.pending_calls()
             async with aclosing(self._run_calls(calls, limits)) as events:
                 async for event in events:
                     yield event
@@ -120,7 +151,9 @@ class ResponseRun:
 
     async def _run_turn(self, turn: PreparedChat) -> AsyncGenerator[Event, None]:
         """Events of one answer of the model, up to its tool calls or its end."""
-        parser, reasoning, usage = turn.answer_format.parser(), turn.reasoning_counter(), turn.usage_counter()
+        parser = turn.answer_format.parser()
+        reasoning = turn.reasoning_counter()
+        usage = turn.usage_counter()
         self._usage_counters.append(usage)
         if self._raw is not None:
             self._raw.start_turn(turn.prompt)
@@ -172,7 +205,8 @@ class ResponseRun:
         """Say in the response, and in its last event, that it could not be stored. In the background, it has failed."""
         self.unstored_reason = reason
         if self.body.background and self.status in ("completed", "incomplete"):
-            self.status, self._completed_at = "failed", None
+            self.status = "failed"
+            self._completed_at = None
         self.events[-1] |= {"type": f"response.{_event_status(self.status)}", "response": self.to_json()}
 
     def to_json(self) -> dict[str, Any]:
@@ -181,7 +215,8 @@ class ResponseRun:
 
     def response(self) -> ResponseObject:
         """The current state of the response."""
-        body, params = self.body, self.prepared.requests[0].params
+        body = self.body
+        params = self.prepared.requests[0].params
         unfinished = self.status in ("queued", "in_progress")
         prompts, answers = (None, None) if self._raw is None or unfinished else self._raw.complete()
         return ResponseObject(
@@ -252,7 +287,7 @@ class EventLog:
     """Gives the events of a response to any number of readers, from any sequence number on, until there are no more."""
 
     def __init__(self, events: list[Event]) -> None:
-        """The events so far are given; events that are added to the list, once `notify` was called."""
+        """Read the events so far, and those that are added to the list, once `notify` was called."""
         self._events = events
         self._count = len(events)
         self._more = asyncio.Event()
@@ -304,4 +339,4 @@ def _tool_json(tool: AnyTool) -> dict[str, Any]:
 def with_ids(items: Sequence[Any], ids: Iterator[str]) -> list[dict[str, Any]]:
     """Items as JSON, each with an id."""
     fields = [{name: value for name, value in _json(item).items() if value is not None} for item in items]
-    return [{"id": next(ids), **one, "type": item.type} for one, item in zip(fields, items, strict=True)]
+    return [{"id": next(ids), **values, "type": item.type} for values, item in zip(fields, items, strict=True)]

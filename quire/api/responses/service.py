@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Iterator, Sequence
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, aclosing, contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 
@@ -16,8 +18,6 @@ from quire.api.mcp.servers import ToolServers
 from quire.api.responses.errors import NoSuchResponse, StoreFailed
 from quire.api.responses.mcp_tools import McpToolset, follow_up_request, mcp_servers_in, turn_as_function_calls
 from quire.api.responses.run import EventLog, ResponseRun, with_ids
-from quire.api.responses.slices import map_in_slices
-from quire.api.responses.states import LEASE_SECONDS, UNFINISHED, end_if_abandoned, stored_state, with_unique_ids
 from quire.api.responses.store import ResponseStore, StoredResponse
 from quire.api.responses.translation import input_items, stored_items
 from quire.api.responses.truncation import TOO_LONG, prepare_turn
@@ -26,8 +26,11 @@ from quire.engine.client.errors import EngineError
 from quire.multimodal.errors import PromptError
 from quire.protocol.errors import InvalidRequest
 from quire.protocol.responses import ResponseObject, ResponsesRequest
-from quire.serving.models import ServedModel, ServerState
+from quire.serving.models import GeneratingModel, ServerState
+from quire.workers.tenant import take_turn
 
+T = TypeVar("T")
+R = TypeVar("R")
 logger = logging.getLogger(__name__)
 _ID_PREFIXES = {
     "message": "msg",
@@ -40,6 +43,9 @@ _ID_PREFIXES = {
     "mcp_call": "mcp",
 }
 _SUPPORTED_TOOLS = ("function", "custom", "mcp")
+LEASE_SECONDS = 60.0  # a response is considered abandoned if its server does not renew its lease
+UNFINISHED = ("queued", "in_progress")
+_SLICE = 256  # items: a few milliseconds of work
 
 
 @dataclass(slots=True)
@@ -61,23 +67,24 @@ class ResponseService:
         self._jobs: dict[str, _Job] = {}
         state.degraded.append(store.problem)
 
-    async def prepare(self, body: ResponsesRequest, model: ServedModel, owner: str) -> ResponseRun:
+    async def prepare(self, body: ResponsesRequest, model: GeneratingModel, owner: str) -> ResponseRun:
         """Check a request and render its first turn. Its slot has been reserved. `owner`: see `owner_of`.
 
         Raises:
             ApiError: it cannot be answered.
         """
-        own = input_items(body)
-        own_json = await map_in_slices(own, _serialized)
+        new_items = input_items(body)
+        new_json = await map_in_slices(new_items, _serialized)
         before = await self._conversation(body.previous_response_id, owner)
-        items = [*await map_in_slices(before, stored_items), *own]
+        items = [*await map_in_slices(before, stored_items), *new_items]
         tools = McpToolset(await self._tool_servers.offered_tools(mcp_servers_in(body)), body.max_tool_calls)
         request = tools.first_request(body)
         # Not the request's id: a client could choose that of a stored response, and replace it.
         prepared = await prepare_turn(request, items, model, self._state, new_id("resp"))
 
         async def prepare_next(output: list[dict[str, Any]], turn_start: int) -> PreparedChat | None:
-            before, last = stored_items(output[:turn_start]), turn_as_function_calls(stored_items(output[turn_start:]))
+            before = stored_items(output[:turn_start])
+            last = turn_as_function_calls(stored_items(output[turn_start:]))
             try:
                 return await prepare_turn(
                     follow_up_request(request), [*items, *before, *last], model, self._state, prepared.head.id
@@ -90,7 +97,7 @@ class ResponseService:
         run = ResponseRun(
             prepared,
             body,
-            own_json,
+            new_json,
             owner,
             tools,
             list(tools.new_lists(items)),
@@ -311,13 +318,66 @@ class ResponseService:
         return items
 
 
+def stored_state(run: ResponseRun) -> StoredResponse:
+    """The state of a response, to be stored. After it could not be stored: only that."""
+    response = run.events[-1]["response"] if run.finished else run.to_json()
+    if run.unstored_reason is not None:
+        return StoredResponse(owner=run.owner, response={**response, "output": []}, items=[])
+    return StoredResponse(
+        owner=run.owner,
+        response=response,
+        items=list(run.items),
+        events=list(run.events) if run.body.stream or run.body.background else None,
+        lease=0.0 if run.finished else time.time() + LEASE_SECONDS,
+    )
+
+
+def end_if_abandoned(stored: StoredResponse) -> None:
+    """Mark a response as failed if no server generates it any more."""
+    if stored.response["status"] not in UNFINISHED or stored.lease >= time.time():
+        return
+    message = "The server stopped while the response was generated, or could not store it."
+    stored.response |= {"status": "failed", "error": {"code": "server_error", "message": message}}
+    if stored.events is not None:
+        number = len(stored.events)
+        stored.events.append({"type": "response.failed", "response": stored.response, "sequence_number": number})
+
+
+def with_unique_ids() -> Callable[[Sequence[dict[str, Any]]], Iterator[dict[str, Any]]]:
+    """A function that gives ids that have occurred before a number, always the same, so that they can be cursors."""
+    counts: Counter[str] = Counter()
+    seen: set[str] = set()
+
+    def number(items: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        for item in items:
+            item_id = unique = item["id"]
+            counts[item_id] += 1
+            while unique in seen:
+                unique = f"{item_id}-{counts[item_id]}"
+                counts[item_id] += 1
+            seen.add(unique)
+            yield item if unique == item_id else {**item, "id": unique}
+
+    return number
+
+
+async def map_in_slices(items: Sequence[T], work: Callable[[Sequence[T]], Iterable[R]]) -> list[R]:
+    """The results of `work` for slices of the items, in one list. A short list is done at once."""
+    results: list[R] = []
+    for start in range(0, len(items), _SLICE):
+        if len(items) > _SLICE:
+            await take_turn()
+        results.extend(work(items[start : start + _SLICE]))
+    return results
+
+
 def _serialized(items: Sequence[Any]) -> list[dict[str, Any]]:
     """Items of the request as JSON, each with an id."""
     with _refuse_unserialisable():
-        found = with_ids(items, (new_id(_ID_PREFIXES[item.type]) for item in items))
-        for item in found:
+        serialized = with_ids(items, (new_id(_ID_PREFIXES[item.type]) for item in items))
+        for item in serialized:
             orjson.dumps(item)
-    return found
+    return serialized
 
 
 @contextmanager

@@ -76,7 +76,7 @@ class ResponseStore:
         self._worker = DatabaseWorker(self._open_database, share)
 
     def problem(self) -> str | None:
-        """Why the store cannot be used, as far as is known; None if it works."""
+        """Return why the store cannot be used, as far as is known; None if it works."""
         return self._worker.problem
 
     async def save(self, stored: StoredResponse) -> None:
@@ -116,7 +116,7 @@ class ResponseStore:
         await self._worker.run(
             lambda database: database.follow(response_id, owner, time.time(), reader.add), write=False
         )
-        return reader.found[::-1]
+        return reader.responses[::-1]
 
     async def delete(self, response_id: str, owner: str) -> bool:
         """Delete a response; returns whether it was stored.
@@ -176,29 +176,29 @@ class _ConversationReader:
     """Decodes the rows of a conversation, newest first, within limits.
 
     Attributes:
-        found: the responses so far.
+        responses: the responses so far, the latest first.
     """
 
     def __init__(self, response_id: str, max_bytes: int) -> None:
-        self.found: list[StoredResponse] = []
-        self._wanted = self._start = response_id
+        self.responses: list[StoredResponse] = []
+        self._next_id = self._start = response_id
         self._max_bytes = self._bytes_left = max_bytes
 
     def add(self, row: dict[str, Any] | None) -> str | None:
         """Add a row; gives the id of the response before it."""
         if row is None:
-            continued_by = self._start if self.found else None
-            raise NoSuchResponse(self._wanted, "previous_response_id", continued_by=continued_by)
+            continued_by = self._start if self.responses else None
+            raise NoSuchResponse(self._next_id, "previous_response_id", continued_by=continued_by)
         self._bytes_left -= len(row["response"]) + len(row["items"])
-        if self._bytes_left < 0 or len(self.found) == MAX_CONVERSATION:
+        if self._bytes_left < 0 or len(self.responses) == MAX_CONVERSATION:
             raise InvalidRequest(
                 f"The conversation of `previous_response_id` is too long: it may have {MAX_CONVERSATION} responses and "
                 f"{self._max_bytes} bytes (--max-body-size). Begin a new one, with its last items as `input`.",
                 "previous_response_id",
             )
-        self.found.append(_stored(row))
-        before: str | None = self.found[-1].response["previous_response_id"]
-        self._wanted = before or ""
+        self.responses.append(_stored(row))
+        before: str | None = self.responses[-1].response["previous_response_id"]
+        self._next_id = before or ""
         return before
 
 

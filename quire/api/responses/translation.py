@@ -15,7 +15,6 @@ from quire.api.chat.source_fields import SourcedMessage, SourceFields
 from quire.api.http.body import request_of
 from quire.api.responses.mcp_tools import as_function_calls
 from quire.protocol.chat import ChatRequest
-from quire.protocol.common import CommonSamplingFields
 from quire.protocol.custom import FlatGrammarFormat, ResponseCustomTool
 from quire.protocol.errors import InvalidRequest
 from quire.protocol.responses import (
@@ -34,6 +33,7 @@ from quire.protocol.responses import (
     ResponsesRequest,
     ResponseTool,
 )
+from quire.protocol.sampling import CommonSamplingFields
 
 _ITEMS: TypeAdapter[list[Any]] = TypeAdapter(list[InputItem])
 _SAME_FIELDS = (*CommonSamplingFields.model_fields, "structured_outputs", "parallel_tool_calls", "chat_template_kwargs")
@@ -110,12 +110,12 @@ class _Paths:
 
     def __init__(self, body: ResponsesRequest) -> None:
         items = () if isinstance(body.input, str) else body.input  # a text may have 30 million characters
-        self._own = {id(item): f"input[{index}]" for index, item in enumerate(items)}
+        self._paths = {id(item): f"input[{index}]" for index, item in enumerate(items)}
         self._other = "input" if body.previous_response_id is None else "previous_response_id"
 
     def of(self, item: Any) -> str:
         """The path of an item; of one that is not from the request itself, the field that it came with."""
-        return self._own.get(id(item), self._other)
+        return self._paths.get(id(item), self._other)
 
 
 def _tool(tool: ResponseTool | ResponseCustomTool) -> dict[str, Any]:

@@ -39,7 +39,7 @@ class DatabaseWorker:
     """
 
     def __init__(self, open_database: Callable[[], Database], share: float = 1.0) -> None:
-        """The database is opened by the first operation. `share`: of waiting operations for one tenant."""
+        """Prepare threads; the first operation opens the database. `share`: of waiting operations for one tenant."""
         self.problem: str | None = None
         self._open_database = open_database
         self._open_lock = threading.Lock()
@@ -111,7 +111,8 @@ class DatabaseWorker:
 
         if self._closed:
             raise StoreFailed("The store of responses is closed.")
-        places, tenant = self._places[kind], current_tenant()
+        places = self._places[kind]
+        tenant = current_tenant()
         match places.refusal(tenant):
             case "full":
                 raise StoreFailed("The store of responses has too many operations waiting.")

@@ -123,7 +123,9 @@ class ItemWriter(EventWriter[Event]):
 
     def _call_opened(self, call: CallDelta) -> Iterator[Event]:
         label = self._servers.get(call.name or "")
-        kind = "mcp_call" if label is not None else "custom_tool_call" if call.custom else "function_call"
+        kind = "custom_tool_call" if call.custom else "function_call"
+        if label is not None:
+            kind = "mcp_call"
         prefix, field = _CALLS[kind]
         item: dict[str, Any] = {"type": kind, "id": new_id(prefix), "name": call.name, field: ""}
         if label is None:
@@ -158,7 +160,8 @@ class ItemWriter(EventWriter[Event]):
         """Put the text of the open part into its item."""
         if not self._texts:  # the part may not have begun
             return
-        item, text = self.items[-1], "".join(self._texts)
+        item = self.items[-1]
+        text = "".join(self._texts)
         self._texts = []
         if item["type"] in _CALLS:
             item[_CALLS[item["type"]][1]] += text
@@ -178,10 +181,12 @@ class ItemWriter(EventWriter[Event]):
 
     def _take_logprobs(self, text: str) -> list[Any]:
         """Entries of the tokens up to the end of `text`; those that follow are of end tokens, stops or calls."""
-        wanted, taken_text, taken = text.encode(), bytearray(), list[Any]()
+        target = text.encode()
+        taken_text = bytearray()
+        taken = list[Any]()
         searched = 0  # no occurrence begins before
-        while self._logprobs and taken_text.find(wanted, searched) < 0:
-            searched = max(0, len(taken_text) - len(wanted) + 1)
+        while self._logprobs and taken_text.find(target, searched) < 0:
+            searched = max(0, len(taken_text) - len(target) + 1)
             taken.append(self._logprobs.popleft())
             taken_text += bytes(taken[-1]["bytes"] or ())
         return taken

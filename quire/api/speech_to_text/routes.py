@@ -9,13 +9,20 @@ from fastapi import APIRouter, Request
 from starlette.datastructures import UploadFile
 from starlette.responses import Response
 
-from quire.api.http.request_ids import answer_id
+from quire.api.http.request_head import answer_id
 from quire.api.http.routing import CheckedRoute, release_resources, releaser
 from quire.api.http.sse import DONE, EventStream, unless_disconnected
-from quire.api.speech_to_text.answers import SpeechToTextRequestBody, answer
-from quire.api.speech_to_text.audio import admitted_audio
-from quire.api.speech_to_text.events import Events, TranscriptionChunkFields, openai_events, vllm_chunks
-from quire.api.speech_to_text.form import read_form
+from quire.api.speech_to_text.answers import (
+    Events,
+    SpeechToTextRequestBody,
+    TranscriptionChunkFields,
+    answer,
+    openai_events,
+    vllm_chunks,
+)
+from quire.api.speech_to_text.form import admitted_audio, read_form
+from quire.engine.client.deadline import Deadline
+from quire.engine.client.sampling_params import GREEDY
 from quire.protocol import fields
 from quire.protocol.common import ERRORS, openapi_stream
 from quire.protocol.errors import InvalidRequest
@@ -31,6 +38,7 @@ from quire.protocol.speech_to_text import (
     form_schema,
 )
 from quire.serving.models import ServedModel, ServerState
+from quire.serving.params import numbers_of
 from quire.speech.transcriber import Transcriber
 from quire.speech.types import (
     SpeechTask,
@@ -50,7 +58,6 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "vllm_xargs": (None, "{}"),
     "watermarking": (False, None),
 }
-_MIN_TEMPERATURE = 1e-3  # lower ones overflow the logits
 _WITH_TIMES = ("srt", "vtt", "verbose_json")
 _PLAIN = {"text/plain": {"schema": {"type": "string"}}}
 
@@ -94,15 +101,17 @@ def router(state: ServerState) -> APIRouter:
 
 async def _detect(request: Request, state: ServerState, file: UploadFile, body: LanguageRequest) -> DetectedLanguage:
     fields.ignore(request, fields.take_unknown_fields(body))
-    model = state.model_for(body.model, "transcribe")
+    model = state.transcribing_model(body.model)
     transcriber = Transcriber(model)
-    options = TranscriptionOptions(languages=tuple(body.languages), timeout=_timeout(body, state))
+    options = TranscriptionOptions(
+        languages=tuple(body.languages), deadline=Deadline(body.timeout, state.limits.request_timeout)
+    )
     transcriber.check_detection(options)
-    samples = await admitted_audio(request, model, file, transcriber.window_seconds)
-    found = await unless_disconnected(request, transcriber.detect_language(samples, options))
+    samples = await admitted_audio(request, model, transcriber, file)
+    probabilities = await unless_disconnected(request, transcriber.detect_language(samples, options))
     languages = [
         LanguageProbability(code=code, probability=probability)
-        for code, probability in sorted(found.items(), key=lambda one: -one[1])
+        for code, probability in sorted(probabilities.items(), key=lambda entry: -entry[1])
     ]
     return DetectedLanguage(language=languages[0].code, probability=languages[0].probability, languages=languages)
 
@@ -113,12 +122,13 @@ async def _answer(
     """Check, admit, decode, transcribe: what costs least comes first."""
     fields.ignore(request, fields.take_unknown_fields(body))
     _check_supported(body)
-    model = state.model_for(body.model, "transcribe")
-    transcriber, options = Transcriber(model), _options(body, state, task)
+    model = state.transcribing_model(body.model)
+    transcriber = Transcriber(model)
+    options = _options(body, state, task)
     _check_target(body, options)
     transcriber.check(options)
     sequences = max(1, options.beams)
-    samples = await admitted_audio(request, model, file, transcriber.window_seconds, sequences)
+    samples = await admitted_audio(request, model, transcriber, file, sequences)
     events = transcriber.transcribe(samples, options)
     del samples
     if body.stream:
@@ -150,38 +160,32 @@ def _stream(
 async def _collect(events: Events) -> tuple[TranscriptionDone, list[TokenLogprob]]:
     logprobs: list[TokenLogprob] = []
     async with aclosing(events) as transcription:
-        async for one in transcription:
-            if isinstance(one, TranscriptDelta):
-                logprobs += one.logprobs
-            elif isinstance(one, TranscriptionDone):
-                return one, logprobs
+        async for event in transcription:
+            if isinstance(event, TranscriptDelta):
+                logprobs += event.logprobs
+            elif isinstance(event, TranscriptionDone):
+                return event, logprobs
     raise AssertionError("a transcription ends with TranscriptionDone")
 
 
 def _options(body: SpeechToTextRequestBody, state: ServerState, task: SpeechTask) -> TranscriptionOptions:
     voice = body.chunking_strategy
-    own = body if isinstance(body, TranscriptionRequest) else TranscriptionRequest()
+    transcription = body if isinstance(body, TranscriptionRequest) else TranscriptionRequest()
     return TranscriptionOptions(
         task=task,
         language=body.language or None,
-        languages=tuple(own.languages),
+        languages=tuple(transcription.languages),
         prompt=body.prompt,
-        hotwords=" ".join(text for text in (body.hotwords or "", *own.keywords) if text),
-        temperature=max(body.temperature, _MIN_TEMPERATURE) if body.temperature else 0.0,
+        hotwords=" ".join(text for text in (body.hotwords or "", *transcription.keywords) if text),
+        numbers=numbers_of(body, GREEDY),
         timestamps=body.response_format in _WITH_TIMES,
-        words="word" in own.timestamp_granularities,
-        logprobs=bool(own.include),
+        words="word" in transcription.timestamp_granularities,
+        logprobs=bool(transcription.include),
         live=bool(body.stream),
-        voice=None if voice is None else VoiceOptions() if voice == "auto" else _voice(voice),
+        voice=_voice(voice),
         max_tokens=body.max_completion_tokens,
         seed=body.seed,
-        top_p=1.0 if body.top_p is None else body.top_p,
-        top_k=max(0, body.top_k or 0),
-        min_p=body.min_p or 0.0,
-        presence_penalty=body.presence_penalty or 0.0,
-        frequency_penalty=body.frequency_penalty or 0.0,
-        repetition_penalty=body.repetition_penalty or 1.0,
-        timeout=_timeout(body, state),
+        deadline=Deadline(body.timeout, state.limits.request_timeout),
         beams=_beams(body, state),
         length_penalty=body.length_penalty,
     )
@@ -193,11 +197,9 @@ def _beams(body: SpeechToTextRequest, state: ServerState) -> int:
     return body.n if body.use_beam_search else 0
 
 
-def _timeout(body: SpeechToTextRequest | LanguageRequest, state: ServerState) -> float | None:
-    return min((seconds for seconds in (body.timeout, state.limits.request_timeout) if seconds), default=None)
-
-
-def _voice(voice: Any) -> VoiceOptions:
+def _voice(voice: Any) -> VoiceOptions | None:
+    if voice is None or voice == "auto":
+        return None if voice is None else VoiceOptions()
     return VoiceOptions(
         threshold=voice.threshold,
         prefix_padding_ms=voice.prefix_padding_ms,

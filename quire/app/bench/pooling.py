@@ -24,7 +24,7 @@ try:
     from quire.app.bench.load import LoadResult, Sample, Send, send_all
 except ImportError as missing:
     raise ConfigError(f"quire bench needs the package {missing.name}: pip install 'quire[bench]'") from missing
-from quire.app.bench.prompts import PromptMaker
+from quire.app.bench.load import PromptMaker
 
 _OK = 200
 _MAX_QUOTED = 200  # characters of a response in error messages

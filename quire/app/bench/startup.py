@@ -93,9 +93,9 @@ def _first_token(client: httpx.Client) -> None:
 
 def _memory(pid: int) -> float:
     """Resident memory of a process and its children in MiB."""
-    process = psutil.Process(pid)
-    processes = [process, *process.children(recursive=True)]
-    return float(sum(one.memory_info().rss for one in processes)) / 2**20
+    server = psutil.Process(pid)
+    processes = [server, *server.children(recursive=True)]
+    return float(sum(process.memory_info().rss for process in processes)) / 2**20
 
 
 def _spread(values: list[float]) -> dict[str, float]:

@@ -11,9 +11,19 @@ from typing import NoReturn
 
 from tqdm import tqdm
 
+from quire.app.embed.corpus import (
+    FORMATS,
+    Row,
+    RowError,
+    Sink,
+    Vectors,
+    batches_of,
+    count_rows,
+    has_parquet,
+    open_sink,
+    rows_of,
+)
 from quire.app.embed.embedders import Embedder, TextRefused, server_embedder
-from quire.app.embed.rows import Row, RowError, batches_of, count_rows, rows_of
-from quire.app.embed.sinks import FORMATS, Sink, Vectors, has_parquet, open_sink
 from quire.app.files import check_readable, check_writable, file_error
 from quire.app.openai_client import ServerError
 from quire.config.command import ConfigError

@@ -33,8 +33,8 @@ class TextRefused(Exception):
 
     def __init__(self, message: str, param: str | None) -> None:
         super().__init__(message)
-        found = None if param is None else _INDEX.search(param)
-        self.index = None if found is None else int(found[1])
+        match = None if param is None else _INDEX.search(param)
+        self.index = None if match is None else int(match[1])
 
 
 class Embedder(Protocol):
@@ -65,8 +65,8 @@ class ServerEmbedder:
     async def embed(self, texts: Sequence[str]) -> Vectors:
         answer = await self._post({**self._body, "input": list(texts)})
         try:
-            data = sorted(answer.json()["data"], key=lambda one: one["index"])
-            return np.stack([_vector(one["embedding"]) for one in data])
+            data = sorted(answer.json()["data"], key=lambda row: row["index"])
+            return np.stack([_vector(row["embedding"]) for row in data])
         except (ValueError, KeyError, TypeError) as error:
             raise ServerError(f"the response is not a list of embeddings: {error!r}") from error
 
@@ -78,8 +78,8 @@ class ServerEmbedder:
                 raise ServerError(f"{self._client.base_url}: {error!r}") from error
             if answer.status_code != _BUSY:
                 break
-            given = answer.headers.get("retry-after", "")
-            await asyncio.sleep(min(_MAX_WAIT, float(given) if given.isdigit() else 2.0**number))
+            seconds = answer.headers.get("retry-after", "")
+            await asyncio.sleep(min(_MAX_WAIT, float(seconds) if seconds.isdigit() else 2.0**number))
         if answer.status_code == _OK:
             return answer
         try:

@@ -5,19 +5,50 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import shutil
 import signal
 import sys
 from contextlib import aclosing, suppress
-from typing import Any
+from typing import Any, TextIO
 from urllib.parse import quote
 
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus, InvalidURI
 
-from quire.app.listen.screen import Screen
 from quire.app.listen.sources import FILE_RATE, Chunks, from_file, from_microphone, from_stream, standard_input
 from quire.app.openai_client import ServerError
 from quire.config.commands import Listen
+
+_CLEAR_LINE = "\r\033[K"
+
+
+class Screen:
+    """Prints utterances, a line for each. A terminal shows them while they grow."""
+
+    def __init__(self, output: TextIO) -> None:
+        self._output = output
+        self._live = output.isatty()
+        self._shown = ""  # of the utterance that is not complete
+
+    def add(self, text: str) -> None:
+        """Show more text of the current utterance."""
+        self._shown += text
+        if self._live:
+            print(text, end="", file=self._output, flush=True)
+
+    def complete(self, text: str) -> None:
+        """The whole text of the current utterance, which may differ from what was shown."""
+        shown = self._shown
+        self._shown = ""
+        if not self._live:
+            if text:
+                print(text, file=self._output, flush=True)
+            return
+        if text != shown and len(shown) < shutil.get_terminal_size().columns:  # a longer one has several lines
+            print(_CLEAR_LINE + text, end="", file=self._output)
+        if text or shown:
+            print(file=self._output, flush=True)
+
 
 _TRANSCRIPTION = "conversation.item.input_audio_transcription."
 

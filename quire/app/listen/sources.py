@@ -113,7 +113,7 @@ def standard_input() -> BinaryIO:
 
 
 def _read_some(stream: BinaryIO, size: int) -> bytes:
-    """What there is, at most `size`; waits only if there is nothing."""
+    """Return what there is, at most `size`; waits only if there is nothing."""
     read1 = getattr(stream, "read1", None)
     chunk: bytes = stream.read(size) if read1 is None else read1(size)
     return chunk
@@ -121,9 +121,9 @@ def _read_some(stream: BinaryIO, size: int) -> bytes:
 
 def _check_wav(header: bytes, rate: int) -> None:
     kind, channels = int.from_bytes(header[20:22], "little"), int.from_bytes(header[22:24], "little")
-    given, bits = int.from_bytes(header[24:28], "little"), int.from_bytes(header[34:36], "little")
-    if (kind, channels, given, bits) != (1, 1, rate, 16) or header[36:40] != b"data":
+    hertz, bits = int.from_bytes(header[24:28], "little"), int.from_bytes(header[34:36], "little")
+    if (kind, channels, hertz, bits) != (1, 1, rate, 16) or header[36:40] != b"data":
         raise ServerError(
-            f"standard input is a wav file of {channels} channels, {given} Hz and {bits} bits; accepted are 1 channel, "
+            f"standard input is a wav file of {channels} channels, {hertz} Hz and {bits} bits; accepted are 1 channel, "
             f"{rate} Hz (--rate) and 16 bits"
         )

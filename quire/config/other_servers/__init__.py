@@ -1,1 +1,1 @@
-"""Flags of other servers: vLLM's are understood, others are named in errors and in the documentation."""
+"""Command lines and variables of other servers: vLLM's are obeyed, others refused with the name of Quire's setting."""

@@ -1,13 +1,11 @@
-"""Writes docs/flags-of-other-servers.md: `python -m quire.config.other_servers.page > FILE`."""
+"""The page docs/flags-of-other-servers.md: `python -m quire.config.other_servers.page > FILE`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from quire.config.other_servers.others import LLAMA_SERVER, OLLAMA
-from quire.config.other_servers.table import OtherServerFlag
+from quire.config.other_servers.table import OtherServerFlag, flags_of
 from quire.config.other_servers.variables import VARIABLES
-from quire.config.other_servers.vllm import VLLM
 
 _HEAD = """# Flags of other servers
 
@@ -31,9 +29,9 @@ This page is written by `python -m quire.config.other_servers.page`; a test keep
 def page() -> str:
     """The text of docs/flags-of-other-servers.md."""
     tables = (
-        ("vLLM", "flag of `vllm serve`", VLLM),
-        ("llama-server", "flag of `llama-server`", LLAMA_SERVER),
-        ("ollama", "variable or parameter of ollama", OLLAMA),
+        ("vLLM", "flag of `vllm serve`", flags_of("vllm")),
+        ("llama-server", "flag of `llama-server`", flags_of("llama_server")),
+        ("ollama", "variable or parameter of ollama", flags_of("ollama")),
     )
     sections = [_section(title, column, flags) for title, column, flags in tables]
     return "\n".join([_HEAD, _variables(), *sections])

@@ -1,21 +1,28 @@
-"""The form of the tables of other servers' flags."""
+"""The tables of other servers' flags: `vllm.toml`, `llama_server.toml` and `ollama.toml` beside this file."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import tomllib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
 
-Kind = Literal["same", "translated_to", "ignored", "refused"]
+Kind = Literal["same", "translated", "ignored", "refused"]
+Server = Literal["vllm", "llama_server", "ollama"]
+_KINDS: tuple[Kind, ...] = ("same", "translated", "ignored", "refused")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtherServerFlag:
-    """A flag of another server, or several flags that are treated alike.
+    """A flag of another server.
+
+    A row of a table has the names of flags that are treated alike under their kind, and the other attributes by name.
 
     Attributes:
         names: names with their leading dashes; short names last.
-        kind: same: Quire has it; translated_to: Quire has it under another name, or with other values; ignored: it is
+        kind: same: Quire has it; translated: Quire has it under another name, or with other values; ignored: it is
             accepted without effect; refused: Quire has no such setting, or it must be set in another way.
         ours: Quire's flag; empty if there is none.
         note: the reason why it has no effect or is refused, or the difference.
@@ -33,38 +40,16 @@ class OtherServerFlag:
     only: tuple[str, ...] = ()
 
 
-def same(*names: str) -> list[OtherServerFlag]:
-    """Flags that Quire has as well."""
-    return [OtherServerFlag(names=(name,), kind="same", ours=name) for name in names]
+@cache
+def flags_of(server: Server) -> tuple[OtherServerFlag, ...]:
+    """Return the flags of a server, in the order of its table."""
+    table = tomllib.loads((Path(__file__).parent / f"{server}.toml").read_text(encoding="utf-8"))
+    return tuple(flag for row in table["rows"] for flag in _flags(row))
 
 
-def translated_to(
-    names: str, ours: str, note: str = "", *, switch: bool = False, values: Mapping[str, str] | None = None
-) -> OtherServerFlag:
-    """A flag that has another name, or values of other names, in Quire."""
-    return OtherServerFlag(
-        names=tuple(names.split()), kind="translated_to", ours=ours, note=note, switch=switch, values=values or {}
-    )
-
-
-def ignored(names: str, note: str, *, only: Sequence[str] = (), ours: str = "") -> list[OtherServerFlag]:
-    """Flags with a value that are accepted without effect; each is an entry, short names follow the name in `|`."""
-    return [
-        OtherServerFlag(names=tuple(name.split("|")), kind="ignored", note=note, only=tuple(only), ours=ours)
-        for name in names.split()
-    ]
-
-
-def ignored_switch(names: str, note: str, ours: str = "") -> list[OtherServerFlag]:
-    """Flags without a value that are accepted without effect."""
-    return [
-        OtherServerFlag(names=tuple(name.split("|")), kind="ignored", note=note, switch=True, ours=ours)
-        for name in names.split()
-    ]
-
-
-def refused(names: str, note: str, ours: str = "") -> list[OtherServerFlag]:
-    """Flags that are refused; each is an entry."""
-    return [
-        OtherServerFlag(names=tuple(name.split("|")), kind="refused", note=note, ours=ours) for name in names.split()
-    ]
+def _flags(row: dict[str, Any]) -> Iterator[OtherServerFlag]:
+    (kind,) = (kind for kind in _KINDS if kind in row)
+    for name in row.pop(kind).split():
+        names = tuple(name.split("|"))
+        settings = {"ours": names[0]} if kind == "same" else row
+        yield OtherServerFlag(names=names, kind=kind, **{**settings, "only": tuple(settings.get("only", ()))})

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import Any
 
 from quire.config.command import ConfigError
 from quire.config.other_servers import values
-from quire.config.other_servers.dotted_keys import merge_dotted_keys
-from quire.config.other_servers.others import LLAMA_SERVER
-from quire.config.other_servers.table import OtherServerFlag
-from quire.config.other_servers.vllm import VLLM
+from quire.config.other_servers.table import OtherServerFlag, Server, flags_of
 
 # vLLM's take several values after one flag.
 _LISTS = ("--served-model-name", "--api-key", "--allowed-media-domains", "--cudagraph-capture-sizes")
@@ -32,6 +32,7 @@ _CONVERTERS: Mapping[str, Callable[[str], list[str]]] = {
 }
 
 
+_SERVERS: tuple[Server, ...] = ("llama_server", "vllm")  # vLLM's meaning of a name comes first
 # Flags whose values are JSON objects.
 _OBJECTS = (
     "--attention-config",
@@ -45,25 +46,28 @@ _OBJECTS = (
 )
 
 
-def translate_flags(arguments: Sequence[str], own: frozenset[str]) -> tuple[list[str], list[str]]:
+def translate_flags(arguments: Sequence[str], our_flags: frozenset[str]) -> tuple[list[str], list[str]]:
     """Quire's flags for those of a command line, and a note for each flag that was replaced or has no effect.
 
-    `own`: Quire's flags. What is in no table stays as it is.
+    `our_flags`: Quire's flags. What is in no table stays as it is.
 
     Raises:
         ConfigError: a flag of another server has no counterpart, or not with this value.
     """
-    given, models, result, notes = merge_dotted_keys(arguments, _object_flag), list[str](), list[str](), list[str]()
+    remaining = merge_dotted_keys(arguments, _object_flag)
+    models = list[str]()
+    result = list[str]()
+    notes = list[str]()
     model_given = not arguments[0].startswith("-") if arguments else False
     model_given = model_given or any(argument.partition("=")[0] == "--model" for argument in arguments)
-    while given:
-        argument = given.pop(0)
+    while remaining:
+        argument = remaining.pop(0)
         name, equals, value = _parts(argument)
-        found = _find(name, own)
-        if found is None:
-            result.append(name + equals + value if name in own else argument)
+        entry = _find(name, our_flags)
+        if entry is None:
+            result.append(name + equals + value if name in our_flags else argument)
             if name in _LISTS and model_given and not equals:
-                result += (values_given := _repeated(name, given))
+                result += (values_given := _repeated(name, remaining))
                 if len(values_given) > 1:
                     count = 1 + values_given.count(name)
                     notes.append(
@@ -71,17 +75,17 @@ def translate_flags(arguments: Sequence[str], own: frozenset[str]) -> tuple[list
                         "otherwise only the first value belongs to it"
                     )
             continue
-        if found.kind == "refused":
-            raise ConfigError(_refusal(name, found))
-        if not found.switch and not equals:
-            value = _next_value(name, given)
-            while found.kind == "ignored" and given and given[0].isdecimal():  # vLLM's lists of numbers
-                given.pop(0)
-        replaced, note = _replaced(name, found, value)
+        if entry.kind == "refused":
+            raise ConfigError(_refusal(name, entry))
+        if not entry.switch and not equals:
+            value = _next_value(name, remaining)
+            while entry.kind == "ignored" and remaining and remaining[0].isdecimal():  # vLLM's lists of numbers
+                remaining.pop(0)
+        replaced, note = _replaced(name, entry, value)
         if name == "--runner":
             result[:0] = replaced  # --convert, if it is given, comes later and counts
         else:
-            (models if found.ours == "MODEL" else result).extend(replaced)
+            (models if entry.ours == "MODEL" else result).extend(replaced)
         notes += note
     return [*models, *result], notes
 
@@ -103,37 +107,38 @@ def _normal(name: str) -> str:
 def _object_flag(name: str) -> str | None:
     """The flag of this name, short or long, if its value is a JSON object whose keys may be given one by one."""
     name = _normal(name) if name.startswith("--") else name
-    entry = _BY_NAME.get(name)
+    entry = _by_name().get(name)
     flag = name if entry is None else entry.names[0]
     return flag if flag in _OBJECTS else None
 
 
-def _find(name: str, own: frozenset[str]) -> OtherServerFlag | None:
+def _find(name: str, our_flags: frozenset[str]) -> OtherServerFlag | None:
     """The entry of a flag; None if it is Quire's own and needs no change, or is in no table."""
-    entry = _BY_NAME.get(name)
+    entries = _by_name()
+    entry = entries.get(name)
     if entry is None and name.startswith("--no-"):
-        entry = _BY_NAME.get("--" + name.removeprefix("--no-"))
+        entry = entries.get("--" + name.removeprefix("--no-"))
         entry = entry if entry is not None and entry.switch else None
     if entry is None and "." in name:
-        entry = _BY_NAME.get(name.partition(".")[0])
+        entry = entries.get(name.partition(".")[0])
     if entry is None or entry.kind == "same":
         return None
-    return None if name in own and not (entry.values or name in _CONVERTERS) else entry
+    return None if name in our_flags and not (entry.values or name in _CONVERTERS) else entry
 
 
-def _next_value(name: str, given: list[str]) -> str:
-    if not given or given[0].startswith("--"):
+def _next_value(name: str, arguments: list[str]) -> str:
+    if not arguments or arguments[0].startswith("--"):
         raise ConfigError(f"quire serve: {name} expects a value")
-    return given.pop(0)
+    return arguments.pop(0)
 
 
-def _repeated(name: str, given: list[str]) -> list[str]:
+def _repeated(name: str, arguments: list[str]) -> list[str]:
     """The flag's further values, each behind the repeated flag; the first flag has been passed on."""
-    if not given or given[0].startswith("-"):
+    if not arguments or arguments[0].startswith("-"):
         return []
-    result = [given.pop(0)]
-    while given and not given[0].startswith("-") and "=" not in result[0]:
-        result += [name, given.pop(0)]
+    result = [arguments.pop(0)]
+    while arguments and not arguments[0].startswith("-") and "=" not in result[0]:
+        result += [name, arguments.pop(0)]
     return result
 
 
@@ -165,15 +170,101 @@ def _negated(flag: str) -> str:
 
 
 def _refusal(shown: str, flag: OtherServerFlag) -> str:
-    """Names Quire's flag if there is one."""
-    server = "llama-server" if flag in LLAMA_SERVER else "vLLM"
+    """Return an error that names Quire's flag, if there is one."""
+    server = "llama-server" if flag in flags_of("llama_server") else "vLLM"
     ours = f"; Quire's is {flag.ours}" if flag.ours else ""
     return f"quire serve: {shown} of {server} is not supported{ours}" + (f": {flag.note}" if flag.note else "")
 
 
-_BY_NAME: Mapping[str, OtherServerFlag] = {
-    _normal(name) if name.startswith("--") else name: flag
-    for table in (LLAMA_SERVER, VLLM)  # vLLM's meaning of a name comes first
-    for flag in table
-    for name in flag.names
-}
+@cache
+def _by_name() -> Mapping[str, OtherServerFlag]:
+    """Return the flags of both servers by all of their names."""
+    return {
+        _normal(name) if name.startswith("--") else name: flag
+        for server in _SERVERS
+        for flag in flags_of(server)
+        for name in flag.names
+    }
+
+
+def merge_dotted_keys(arguments: Sequence[str], object_flag: Callable[[str], str | None]) -> list[str]:
+    """Join the keys of JSON objects that are given one by one, as vLLM takes them, where the first one was.
+
+    `--flag.a.b 1` sets the key b of the object a, and `--flag.list+ x,y` appends to a list. A value is JSON, else text.
+
+    `object_flag`: from the name of a flag to the flag whose value is a JSON object; None for others.
+
+    Raises:
+        ConfigError: a key has no value, or is within something that is no object or list.
+    """
+    objects = {
+        flag: dict[str, Any]()
+        for argument in arguments
+        if argument.startswith("-") and "." in _name(argument)
+        if (flag := object_flag(_name(argument).partition(".")[0])) is not None
+    }
+    result: list[str | dict[str, Any]] = []
+    left = list(arguments)
+    while left:
+        argument = left.pop(0)
+        name, equals, value = argument.partition("=")
+        base, dot, keys = name.partition(".")
+        flag = object_flag(base) if argument.startswith("-") else None
+        if flag is None or flag not in objects:
+            result.append(argument)
+            continue
+        if not equals:
+            if not left or left[0].startswith("--"):
+                raise ConfigError(f"quire serve: {name} expects a value")
+            value = left.pop(0)
+        if dot:
+            _set(objects[flag], keys, value, name)
+        else:
+            _merge(objects[flag], _object(value, name))
+        if not any(part is objects[flag] for part in result):
+            result += [flag, objects[flag]]
+    return [part if isinstance(part, str) else json.dumps(part, ensure_ascii=False) for part in result]
+
+
+def _name(argument: str) -> str:
+    return argument.partition("=")[0]
+
+
+def _set(target: dict[str, Any], keys: str, text: str, name: str) -> None:
+    """Set the key that a path leads to, or append to the list there if the path ends with a plus sign."""
+    *path, last = keys.removesuffix("+").split(".")
+    if not all((*path, last)):
+        raise ConfigError(f"quire serve: {name} has an empty key")
+    for key in path:
+        target = target.setdefault(key, {})
+        if not isinstance(target, dict):
+            raise ConfigError(f"quire serve: {name}: the value of {key!r} is not an object")
+    if not keys.endswith("+"):
+        target[last] = _value(text)
+        return
+    items = target.setdefault(last, [])
+    if not isinstance(items, list):
+        raise ConfigError(f"quire serve: {name}: the value of {last!r} is not a list")
+    items += [_value(part) for part in text.split(",")]
+
+
+def _merge(target: dict[str, Any], source: dict[str, Any]) -> None:
+    for key, value in source.items():
+        if isinstance(value, dict) and isinstance(target.get(key), dict):
+            _merge(target[key], value)
+        else:
+            target[key] = value
+
+
+def _object(text: str, name: str) -> dict[str, Any]:
+    value = _value(text)
+    if not isinstance(value, dict):
+        raise ConfigError(f"quire serve: {name} expects a JSON object, not {text[:200]!r}")
+    return value
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text

@@ -73,19 +73,19 @@ class VllmVariables(PydanticBaseSettingsSource):
 
     def __call__(self) -> dict[str, Any]:
         command = cast("type[Command]", self.settings_cls)
-        found = {}
+        settings = {}
         for name, variable in VARIABLES.items():
             text = self._environment.get(name)
             if text is None or is_service_link(name, text) or variable.field in self.current_state:
                 continue
             value = variable.convert(text)
             if value is not None:
-                found[variable.field] = _checked(command, name, text, value)
-        return found
+                settings[variable.field] = _checked(command, name, text, value)
+        return settings
 
 
 def notes_on_variables(settings: Command, environment: Mapping[str, str]) -> tuple[list[str], list[str]]:
-    """What to say about the variables of vLLM: which are obeyed, and as warnings, which have no effect."""
+    """Return what to say about the variables of vLLM: which are obeyed, and as warnings, which have no effect."""
     obeyed, ineffective = [], []
     for name in sorted(environment):
         text = environment[name]
@@ -95,7 +95,8 @@ def notes_on_variables(settings: Command, environment: Mapping[str, str]) -> tup
         if variable is None:
             ineffective.append(f"the variable {name} of vLLM has no effect")
             continue
-        flag, value = settings.flag(variable.field), variable.convert(text)
+        flag = settings.flag(variable.field)
+        value = variable.convert(text)
         if value is None:
             continue
         if _is_value(type(settings), variable.field, value, getattr(settings, variable.field)):

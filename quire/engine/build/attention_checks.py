@@ -64,7 +64,7 @@ def _no_effect(config: CoreConfig) -> str:
         return "it has no KV cache"
     if isinstance(spec, DecoderSpec) and spec.has_cross_attention:
         return "the library has no cross-attention"
-    if config.model_config.streaming is not None:
+    if config.model_config.facts.streaming is not None:
         return "audio arrives while it transcribes"
     return ""
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from quire.config.options import EngineOptions, ModelOptions, ParallelOptions
 from quire.engine.execution.memory import MemoryShare
-from quire.engine.models.config.model_config import ModelConfig
+from quire.engine.models.model_config import ModelConfig
 
 
 def _nothing() -> None:

@@ -13,9 +13,10 @@ from quire.engine.execution.devices.device import Device
 from quire.engine.execution.streaming_encoder import StreamingCacheSize, StreamingEncoder, streaming_cache_size
 from quire.engine.models.loader import LoadedModel
 from quire.engine.models.networks.decoder import Decoder
-from quire.engine.models.specs.decoder import DecoderSpec, GroupedQueryAttention
+from quire.engine.models.specs.decoder import DecoderSpec
+from quire.engine.scheduling.block_tables import BlockGroups
 from quire.engine.scheduling.blocks import BlockPool
-from quire.engine.scheduling.delayed_streams_scheduler import DelayedStreamsScheduler, most_blocks
+from quire.engine.scheduling.delayed_streams_scheduler import DelayedStreamsScheduler, largest_piece
 from quire.engine.scheduling.limits import SchedulerLimits
 from quire.engine.scheduling.streaming_scheduler import frame_budget
 
@@ -29,24 +30,21 @@ class DelayedStreams:
     Attributes:
         size: size of the encoder state of a sequence.
         streams: number of sequences that run at the same time.
-        window: number of positions that a token of the decoder attends to; None: all.
     """
 
     info: DelayedStreamsInfo
     model: Decoder
     size: StreamingCacheSize
     streams: int
-    window: int | None
 
     @property
     def nbytes(self) -> int:
         """Bytes of all encoder states."""
         return self.streams * self.size.nbytes
 
-    def longest(self, options: EngineOptions, context_len: int) -> int:
-        """Most tokens that the blocks of one sequence hold."""
-        limits = self._limits(options, context_len)
-        return most_blocks(limits, context_len, self.window, options.block_size) * options.block_size
+    def largest_piece(self, options: EngineOptions) -> int:
+        """Most tokens of a sequence in a step."""
+        return largest_piece(self._limits(options, 0))
 
     def check_context(self, context_len: int) -> None:
         """Check that there is room for audio.
@@ -66,13 +64,15 @@ class DelayedStreams:
         assert self.model.encoder is not None
         return StreamingEncoder(self.model.encoder, device, self.size, self.streams)
 
-    def scheduler(self, options: EngineOptions, context_len: int, num_blocks: int) -> DelayedStreamsScheduler:
-        """The scheduler."""
+    def scheduler(
+        self, options: EngineOptions, groups: BlockGroups, context_len: int, num_blocks: int
+    ) -> DelayedStreamsScheduler:
+        """The scheduler. `groups`: the groups of layers that take blocks."""
         return DelayedStreamsScheduler(
             self._limits(options, context_len),
             BlockPool(num_blocks, options.block_size),
+            groups=groups,
             columns_per_frame=self.info.columns_per_frame,
-            window=self.window,
             by_priority=options.scheduling_policy == "priority",
         )
 
@@ -105,6 +105,4 @@ def delayed_streams_of(loaded: LoadedModel, options: EngineOptions, device: Devi
             streams,
             size.nbytes >> 20,
         )
-    windows = [cast("GroupedQueryAttention", layer.attn).window for layer in spec.layers]
-    window = None if None in windows else max(cast("list[int]", windows))
-    return DelayedStreams(loaded.streaming, model, size, streams, window)
+    return DelayedStreams(loaded.streaming, model, size, streams)

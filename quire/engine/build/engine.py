@@ -18,31 +18,24 @@ from tqdm import tqdm
 from quire.allocator import keep_freed_memory
 from quire.config.options import EngineOptions
 from quire.engine.build.attention_checks import with_attention_backend
+from quire.engine.build.cache import CachePlan, cache_memory, check_cache_dtype, plan_cache
 from quire.engine.build.core_config import CoreConfig
 from quire.engine.build.delayed_streams import delayed_streams_of
 from quire.engine.build.executor import ExecutorBuild, closing_after_errors, encoder_executor
-from quire.engine.build.ranks import (
-    Ranks,
-    cache_allocator,
-    cache_dtype,
-    cache_memory,
-    cache_shapes,
-    check_cache_dtype,
-    set_threads,
-)
+from quire.engine.build.ranks import Ranks, set_threads
 from quire.engine.build.transducer import build_transducer
 from quire.engine.build.warm_up import decoder_limits, decoder_plans, warm_up, warm_up_encoder
 from quire.engine.client.errors import FrontEndClosed
-from quire.engine.client.model_info import ModelInfo, PoolingInfo, SpeechToTextInfo
+from quire.engine.client.model_info import Generates, ModelInfo, ModelKind, Transcribes
 from quire.engine.client.protocol import CoreDied, Ping, Pong, Ready, Shutdown
 from quire.engine.client.transport import CoreChannel
 from quire.engine.core.loop import EngineCore
 from quire.engine.core.sleep import Cache, EngineParts, Sleeper
-from quire.engine.execution.cache import OutOfCacheMemory, block_bytes, count_blocks
+from quire.engine.execution.cache import OutOfCacheMemory, count_blocks
 from quire.engine.execution.devices.device import Device
 from quire.engine.execution.devices.select import find_device
 from quire.engine.execution.executor import Executor
-from quire.engine.execution.pooling import pooling_info
+from quire.engine.execution.pooling import pooling_facts
 from quire.engine.execution.ranks.errors import RankDied
 from quire.engine.execution.ranks.workers import Launcher, rank_process
 from quire.engine.execution.sampling.compiler import GrammarCompiler
@@ -54,6 +47,7 @@ from quire.engine.models.networks.decoder import Decoder, LanguageModel
 from quire.engine.models.networks.encoder import TextEncoder
 from quire.engine.models.networks.transducer import TransducerModel
 from quire.engine.models.networks.transformer import Transformer
+from quire.engine.scheduling.block_tables import BlockGroups
 from quire.engine.scheduling.blocks import BlockPool, hasher_named
 from quire.engine.scheduling.encoder_scheduler import EncoderScheduler
 from quire.engine.scheduling.limits import SchedulerLimits
@@ -136,7 +130,7 @@ def _check_sleep(config: CoreConfig) -> None:
         raise UnsupportedModel(
             "--enable-sleep-mode works with one rank: --tensor-parallel-size and --pipeline-parallel-size must be 1"
         )
-    if config.model_config.streaming is not None:
+    if config.model_config.facts.streaming is not None:
         raise UnsupportedModel(
             "--enable-sleep-mode does not work with models that transcribe audio while it arrives, such as "
             f"{config.folder.name}"
@@ -166,7 +160,8 @@ def _build_core(
         elif isinstance(loaded.model, TransducerModel):
             scheduler, executor, cache_bytes = build_transducer(loaded, loaded.model, options, device)
             vocab = loaded.vocab_size
-            core = EngineCore(scheduler, executor, channel, vocab_size=vocab, streaming=loaded.streaming)
+            kind = _kind_of(loaded, loaded.context_len)
+            core = EngineCore(scheduler, executor, channel, vocab_size=vocab, kind=kind)
             built = _Built(core, cache_bytes=cache_bytes)
         else:
             built = _build_decoder(loaded, loaded.model, config, device, channel, ranks)
@@ -183,45 +178,31 @@ def _build_core(
         weight_bytes=loaded.weight_bytes + (0 if ranks is None else ranks.weight_bytes),
         cache_bytes=built.cache_bytes,
         step_bytes=built.step_bytes,
-        tasks=_tasks(loaded),
-        pooling=_pooling_info(loaded),
-        speech=_speech_info(loaded, built.core.scheduler.limits.max_model_len),
-        audio=loaded.audio,
-        streaming=loaded.streaming,
+        kind=built.core.kind,
     )
     return built.core, info
 
 
-def _speech_info(loaded: LoadedModel, context_len: int) -> SpeechToTextInfo | None:
-    return None if loaded.speech is None else structs.replace(loaded.speech.info, max_output_tokens=context_len)
-
-
-def _pooling_info(loaded: LoadedModel) -> PoolingInfo | None:
-    if loaded.pooler is None:
-        return None
-    assert isinstance(loaded.model, Transformer | TextEncoder)
-    return pooling_info(loaded.pooler, loaded.model.hidden_size, loaded.vocab_size)
-
-
-def _tasks(loaded: LoadedModel) -> tuple[str, ...]:
-    if loaded.speech is not None or loaded.streaming is not None:
-        return ("transcribe",)
-    if loaded.audio is not None:
-        return ("generate", "transcribe")
-    return ("generate",) if loaded.pooler is None else loaded.pooler.tasks
+def _kind_of(loaded: LoadedModel, context_len: int) -> ModelKind:
+    """What the model does. `context_len`: tokens of the longest sequence."""
+    if loaded.speech is not None:
+        return structs.replace(loaded.speech.info, max_output_tokens=context_len)
+    if loaded.pooler is not None:
+        assert isinstance(loaded.model, Transformer | TextEncoder)
+        return pooling_facts(loaded.pooler, loaded.model.hidden_size, loaded.vocab_size)
+    return loaded.streaming or Generates(audio=loaded.audio)
 
 
 def _build_encoder(
     loaded: LoadedModel, model: TextEncoder | CTCModel, config: CoreConfig, device: Device, channel: CoreChannel
 ) -> EngineCore:
     """The core around an encoder, of text or audio."""
-    options = config.engine
-    speech = None if loaded.speech is None else loaded.speech.info
+    options, kind = config.engine, _kind_of(loaded, loaded.context_len)
     limits = SchedulerLimits(
         max_num_seqs=options.max_num_seqs,
         max_num_batched_tokens=options.max_num_batched_tokens,
         max_model_len=loaded.context_len,
-        convolutions=() if speech is None else speech.convolutions,
+        convolutions=kind.convolutions if isinstance(kind, Transcribes) else (),
     )
     build = partial(encoder_executor, device)
 
@@ -231,14 +212,13 @@ def _build_encoder(
     executor = build(loaded, None)
     if device.compiles_kernels:
         with closing_after_errors(executor):
-            warm_up_encoder(executor, loaded, options, partial(_stop_if_asked, channel))
+            warm_up_encoder(executor, kind, options, loaded.context_len, partial(_stop_if_asked, channel))
     return EngineCore(
         schedule(loaded),
         executor,
         channel,
         vocab_size=loaded.vocab_size,
-        pooler=loaded.pooler,
-        speech=speech,
+        kind=kind,
         sleeper=_sleeper(config, loaded, device, channel, _no_cache, schedule, build),
     )
 
@@ -277,7 +257,7 @@ def _build_decoder(
     poll = partial(_stop_if_asked, channel)
     if ranks is not None:
         ranks.connect(device, poll)
-    per_block = block_bytes(cache_shapes(model, device), options.block_size, cache_dtype(loaded, config))
+    plan = plan_cache(loaded, config, device)
     reserved = _cached_embeddings(loaded, options) * _embedding_bytes(loaded)
     streaming = delayed_streams_of(loaded, options, device)
     if streaming is not None:
@@ -287,42 +267,42 @@ def _build_decoder(
     reserved += device.sampler_bytes(options.max_num_seqs, loaded.vocab_size)
     cross_len = 0 if loaded.speech is None else loaded.speech.info.num_positions
     cross_blocks = -(-cross_len // options.block_size)
-    needed = loaded.context_len if streaming is None else streaming.longest(options, loaded.context_len)
+    step = options.max_num_batched_tokens if streaming is None else streaming.largest_piece(options)
     available = cache_memory(loaded, config, device, reserved)
-    num_blocks = count_blocks(options, per_block, needed + cross_blocks * options.block_size, available)
+    needed = plan.most_blocks(loaded.context_len, step) + cross_blocks
+    num_blocks = count_blocks(options, plan.block_bytes, needed, available)
     if ranks is not None:
         num_blocks = ranks.least_blocks(num_blocks, poll)
-    context_len = _fitting_context(loaded, config, num_blocks - cross_blocks, needed)
+    context_len = _fitting_context(loaded, config, plan, num_blocks - cross_blocks, step)
     if streaming is not None:
         streaming.check_context(context_len)
+    kind = _kind_of(loaded, context_len)
     if ranks is not None:
         ranks.allocate(num_blocks, context_len)
-    allocate = cache_allocator(loaded, model, config, device, num_blocks)
+    allocate = plan.allocator(device, num_blocks, loaded.weight_bytes)
     grammars = GrammarCompiler(config.folder, loaded.vocab_size)
-    build = ExecutorBuild(config, device, context_len, grammars)
+    build = ExecutorBuild(config, device, context_len, grammars, plan.groups)
     executor = build.executor(loaded, allocate(), streaming, None if ranks is None else ranks.runner_type)
     with closing_after_errors(executor, grammars):  # the caller closes `ranks`
         if ranks is not None:
             ranks.wait_until_ready(poll)
             executor = ranks.executor(executor)
         if device.compiles_kernels and streaming is None:
-            plans = decoder_plans(decoder_limits(loaded, options, context_len, num_blocks))
+            plans = decoder_plans(decoder_limits(loaded, kind, options, context_len, num_blocks, plan.groups))
             warm_up(executor, plans, poll, executor.max_steps_in_flight if ranks is None else 1)
-    schedule = partial(_scheduler, options, context_len, num_blocks, config.parallel.pipeline_parallel_size)
+    stages = config.parallel.pipeline_parallel_size
+    schedule = partial(_scheduler, options, plan.groups, context_len, num_blocks, stages)
     core = EngineCore(
-        schedule(loaded) if streaming is None else streaming.scheduler(options, context_len, num_blocks),
+        schedule(loaded) if streaming is None else streaming.scheduler(options, plan.groups, context_len, num_blocks),
         executor,
         channel,
         vocab_size=loaded.vocab_size,
         seed=options.seed,
         grammars=grammars,
-        pooler=loaded.pooler,
-        speech=None if loaded.speech is None else loaded.speech.info,
-        audio=loaded.audio,
-        streaming=loaded.streaming,
+        kind=kind,
         sleeper=_sleeper(config, loaded, device, channel, allocate, schedule, build.executor),
     )
-    cache_bytes = num_blocks * per_block + (0 if ranks is None else ranks.cache_bytes)
+    cache_bytes = num_blocks * plan.block_bytes + (0 if ranks is None else ranks.cache_bytes)
     return _Built(core, num_blocks, cache_bytes, 0 if available is None else available.step_bytes)
 
 
@@ -341,40 +321,47 @@ def _embedding_bytes(loaded: LoadedModel) -> int:
 
 
 def _scheduler(
-    options: EngineOptions, context_len: int, num_blocks: int, stages: int, loaded: LoadedModel
+    options: EngineOptions, groups: BlockGroups, context_len: int, num_blocks: int, stages: int, loaded: LoadedModel
 ) -> Scheduler:
+    max_draft = options.num_speculative_tokens if options.speculative_method == "ngram" else 0
+    if max_draft and groups.state_blocks:
+        logger.warning("--speculative-method has no effect: a rejected draft would have changed the model's states")
+        max_draft = 0
     speech = None if loaded.speech is None else loaded.speech.info
     limits = SchedulerLimits(
         max_num_seqs=options.max_num_seqs,
         max_num_batched_tokens=options.max_num_batched_tokens,
         max_model_len=context_len,
-        max_draft=options.num_speculative_tokens if options.speculative_method == "ngram" else 0,
+        max_draft=max_draft,
         rope_switch=cast("LanguageModel", loaded.model).rope_switch,
         convolutions=() if speech is None else speech.convolutions,
         encoder_compute_budget=options.max_num_batched_tokens,
         encoder_cache_size=_cached_embeddings(loaded, options),
-        lora_for_items=loaded.is_adapted,
+        lora_digests={lora_id: adapter.digest for lora_id, adapter in loaded.adapters.items()},
+        item_lora_id=loaded.item_lora_id,
         stages=stages,
     )
     return Scheduler(
         limits,
         BlockPool(num_blocks, options.block_size),
+        groups,
         hasher=hasher_named(options.prefix_caching_hash_algo) if options.enable_prefix_caching else None,
         by_priority=options.scheduling_policy == "priority",
         fair=loaded.pooler is not None,
     )
 
 
-def _fitting_context(loaded: LoadedModel, config: CoreConfig, num_blocks: int, needed: int) -> int:
+def _fitting_context(loaded: LoadedModel, config: CoreConfig, plan: CachePlan, num_blocks: int, step: int) -> int:
     """The context length that the KV cache can hold, so that one sequence alone always fits.
 
-    `needed`: number of tokens in the blocks of the longest sequence.
+    `step`: most tokens of a sequence in a step.
     """
-    held = num_blocks * config.engine.block_size
-    if held >= needed:
-        return loaded.context_len
+    held = plan.groups.longest(num_blocks, loaded.context_len, step, config.engine.block_size)
+    if held == loaded.context_len:
+        return held
     if held < 1:
-        raise OutOfCacheMemory("the KV cache is too small for the audio of one request: raise --kv-cache-memory-bytes")
+        what = "the audio" if loaded.speech is not None else "a token"
+        raise OutOfCacheMemory(f"the KV cache is too small for {what} of one request: raise --kv-cache-memory-bytes")
     if config.model.max_model_len is not None:
         raise OutOfCacheMemory(
             f"the KV cache holds {held} tokens, fewer than --max-model-len {config.model.max_model_len}: "

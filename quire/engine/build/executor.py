@@ -20,11 +20,13 @@ from quire.engine.execution.pooling import Pooler, hidden_states
 from quire.engine.execution.request_table import RequestTable
 from quire.engine.execution.runner import ModelRunner
 from quire.engine.execution.sampling.compiler import GrammarCompiler
+from quire.engine.execution.states import StateCaches
 from quire.engine.models.loader import LoadedModel
 from quire.engine.models.networks.audio_encoder import CTCModel
 from quire.engine.models.networks.decoder import Decoder, LanguageModel
 from quire.engine.models.networks.encoder import Encoder, TextEncoder
 from quire.engine.models.specs.decoder import DecoderSpec
+from quire.engine.scheduling.block_tables import BlockGroups
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +35,14 @@ class ExecutorBuild:
 
     Attributes:
         context_len: tokens of the longest sequence.
+        groups: the groups of layers that take blocks.
     """
 
     config: CoreConfig
     device: Device
     context_len: int
     grammars: GrammarCompiler
+    groups: BlockGroups
 
     def executor(
         self,
@@ -59,7 +63,7 @@ class ExecutorBuild:
         model = cast("LanguageModel", loaded.model)
         model.set_context(self.context_len)
         cross_len = 0 if loaded.speech is None else loaded.speech.info.num_positions
-        table = request_table(config, model, self.context_len, cross_len)
+        table = request_table(config, model, self.groups, self.context_len, cross_len)
         inputs = input_builder(config, device, table)
         attention = device.attention(cache, table, model, loaded.dtype, options)
         sampler = device.sampler(table, loaded.vocab_size, self.grammars.initial_state, inputs)
@@ -73,6 +77,7 @@ class ExecutorBuild:
             hidden_states() if loaded.pooler is None else Pooler(cast("Decoder", model).pooler_heads),
             _item_encoder(model, cache, options.block_size) if streaming is None else streaming.encoder(device),
             _aligner(loaded, table, cache),
+            StateCaches(cache, table, device.torch_device) if cache.states else None,
         )
         return device.executor(runner, cache, sampler.max_steps_in_flight)
 

@@ -7,7 +7,6 @@ import logging
 import multiprocessing
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -16,16 +15,15 @@ from typing import cast
 import torch
 
 from quire.allocator import keep_freed_memory
+from quire.engine.build.cache import cache_memory, plan_cache
 from quire.engine.build.core_config import CoreConfig
-from quire.engine.execution.cache import CacheMemory, KVCache, OutOfCacheMemory, block_bytes, count_blocks
+from quire.engine.execution.cache import KVCache, OutOfCacheMemory, count_blocks
 from quire.engine.execution.devices.device import Device
 from quire.engine.execution.devices.select import find_device
 from quire.engine.execution.executor import Executor
 from quire.engine.execution.inputs import InputBuilder
 from quire.engine.execution.item_encoder import NoItemEncoder
-from quire.engine.execution.memory import MemoryShare, free_memory
 from quire.engine.execution.pooling import hidden_states
-from quire.engine.execution.profile import run_largest_step
 from quire.engine.execution.ranks.executor import ShardedExecutor
 from quire.engine.execution.ranks.messages import (
     Allocate,
@@ -41,20 +39,19 @@ from quire.engine.execution.ranks.messages import (
 from quire.engine.execution.ranks.runner import FollowingRunner, LeadingRunner, PipelineRunner
 from quire.engine.execution.ranks.workers import Launcher, Workers, rank_process
 from quire.engine.execution.request_table import RequestTable
-from quire.engine.execution.runner import LOGITS_CHUNK, ModelRunner
+from quire.engine.execution.runner import ModelRunner
 from quire.engine.execution.sampling.sampler import Sampler
 from quire.engine.models.checkpoint.checkpoint import Progress
 from quire.engine.models.distributed.group import RankGroups
 from quire.engine.models.distributed.placement import Placement
 from quire.engine.models.errors import ModelError, UnsupportedModel
-from quire.engine.models.loader import LoadedModel, load_model
-from quire.engine.models.networks.decoder import CacheShape, LanguageModel
-from quire.engine.models.networks.transformer import Transformer
-from quire.engine.models.sharding.cache_scales import check_scales
-from quire.engine.models.sharding.decoder import ShardedDecoder, check_parallel
+from quire.engine.models.loader import load_model
+from quire.engine.models.networks.decoder import LanguageModel
+from quire.engine.models.sharding.decoder import check_parallel
 from quire.engine.models.sharding.shard import check_divisible
 from quire.engine.models.specs.decoder import DecoderSpec
-from quire.kernels import gpu, native
+from quire.engine.scheduling.block_tables import BlockGroups
+from quire.kernels import native
 
 logger = logging.getLogger(__name__)
 Poll = Callable[[], None]
@@ -149,81 +146,6 @@ def set_threads(config: CoreConfig) -> None:
         native.set_threads(max(1, torch.get_num_threads() // ranks))
 
 
-def cache_shapes(model: LanguageModel, device: Device) -> list[CacheShape]:
-    """What each layer of this rank caches."""
-    return [
-        replace(shape, alignment=device.cache_alignment, row_alignment=device.row_alignment) for shape in model.caches
-    ]
-
-
-def check_cache_dtype(config: CoreConfig, device: Device) -> None:
-    """Check that the device has kernels for KV caches of the configured data type; the device is active.
-
-    Raises:
-        UnsupportedModel: it has none.
-    """
-    if config.engine.kv_cache_dtype == "fp8" and not gpu.computes_float8(device.torch_device):
-        raise UnsupportedModel(
-            "--kv-cache-dtype fp8 needs a GPU of compute capability 8.9 or more; auto and int8 are accepted here"
-        )
-
-
-def cache_dtype(loaded: LoadedModel, config: CoreConfig) -> torch.dtype:
-    """Data type of the KV cache.
-
-    Raises:
-        UnsupportedModel: it cannot represent the checkpoint's scales, or the model runs in another type.
-    """
-    kv_cache_dtype = config.engine.kv_cache_dtype
-    if kv_cache_dtype in ("bfloat16", "float16") and loaded.dtype != getattr(torch, kv_cache_dtype):
-        raise UnsupportedModel(
-            f"--kv-cache-dtype {kv_cache_dtype} needs a model that runs in {kv_cache_dtype} (--dtype), this one runs "
-            f"in {str(loaded.dtype).removeprefix('torch.')}; auto and int8 are accepted here"
-        )
-    if kv_cache_dtype == "fp8" and isinstance(loaded.model, Transformer):
-        check_scales(loaded.model)
-    return {"int8": torch.int8, "fp8": torch.float8_e4m3fn}.get(kv_cache_dtype, loaded.dtype)
-
-
-def cache_memory(loaded: LoadedModel, config: CoreConfig, device: Device, reserved: int) -> CacheMemory | None:
-    """The memory that this rank's KV cache may take; None where its size is configured.
-
-    `reserved`: bytes that the engine needs for other state.
-    """
-    options, model = config.engine, cast("LanguageModel", loaded.model)
-    if options.kv_cache_memory_bytes is not None:
-        return None
-    placement, share = Placement.of(config.parallel), config.memory_share
-    if placement.ranks > 1 and device.torch_device.type == "cpu":
-        share = MemoryShare((free_memory() if share is None else share.host_bytes) // placement.ranks)
-    elif share is not None:
-        share = replace(share, weights=share.weights // placement.ranks)
-    if isinstance(model, ShardedDecoder) and placement.stages > 1:
-        reserved += _bytes_in_flight(model, config, loaded.dtype)
-    reserved += device.attention_bytes(model, options, loaded.context_len)
-
-    def largest_step() -> None:
-        model.set_context(loaded.context_len)
-        run_largest_step(
-            model, options.max_num_batched_tokens, options.max_num_seqs, loaded.context_len, device.torch_device
-        )
-
-    return device.cache_memory(options, share, reserved, largest_step)
-
-
-def _bytes_in_flight(model: ShardedDecoder, config: CoreConfig, dtype: torch.dtype) -> int:
-    """Bytes that a rank of a pipeline holds while steps are in flight, beside those of its largest step.
-
-    As many steps as there are stages are in flight. Links keep what they send until it has arrived.
-    """
-    options, placement = config.engine, model.placement
-    nbytes = (placement.stages - 1) * options.max_num_batched_tokens * model.spec.hidden * dtype.itemsize
-    if placement.rank == placement.logits_rank:
-        rows = max(options.max_num_seqs, LOGITS_CHUNK)
-        nbytes += placement.stages * rows * model.whole.vocab * torch.float32.itemsize
-    return nbytes
-
-
 def input_builder(config: CoreConfig, device: Device, table: RequestTable) -> InputBuilder:
     """The builder of step inputs, without padding for CUDA graphs on several ranks: collectives are not captured."""
     options = config.engine
@@ -232,7 +154,9 @@ def input_builder(config: CoreConfig, device: Device, table: RequestTable) -> In
     return device.input_builder(table, options)
 
 
-def request_table(config: CoreConfig, model: LanguageModel, context_len: int, cross_len: int = 0) -> RequestTable:
+def request_table(
+    config: CoreConfig, model: LanguageModel, groups: BlockGroups, context_len: int, cross_len: int = 0
+) -> RequestTable:
     """The request table. `cross_len`: see there.
 
     Raises:
@@ -240,19 +164,18 @@ def request_table(config: CoreConfig, model: LanguageModel, context_len: int, cr
     """
     options = config.engine
     try:
-        return RequestTable(options.max_num_seqs, context_len, options.block_size, model.rope_switch, cross_len)
+        return RequestTable(
+            options.max_num_seqs,
+            context_len,
+            options.block_size,
+            model.rope_switch,
+            cross_len,
+            windows=groups.windows,
+            state_blocks=groups.state_blocks,
+        )
     except MemoryError as error:
         rows = f"{options.max_num_seqs} sequences of {context_len} tokens"
         raise OutOfCacheMemory(f"no memory for a table of {rows}: lower --max-num-seqs or --max-model-len") from error
-
-
-def cache_allocator(
-    loaded: LoadedModel, model: LanguageModel, config: CoreConfig, device: Device, blocks: int
-) -> Callable[[], KVCache]:
-    """A function that allocates the KV cache of this rank, and does not hold the model."""
-    shapes, dtype, size = cache_shapes(model, device), cache_dtype(loaded, config), config.engine.block_size
-    prefault = min(4 * loaded.weight_bytes, blocks * block_bytes(shapes, size, dtype) // 4)
-    return partial(device.allocate_cache, shapes, blocks, size, dtype, prefault)
 
 
 def run_rank(config: CoreConfig, rank: int, folder: Path, connection: Connection) -> None:
@@ -302,13 +225,15 @@ def _build_follower(
     channel.send(Loaded(loaded.weight_bytes))
     channel.receive_one(Connect)
     _connect(groups, folder, device)
-    per_block = block_bytes(cache_shapes(model, device), config.engine.block_size, cache_dtype(loaded, config))
+    plan = plan_cache(loaded, config, device)
+    needed = plan.most_blocks(loaded.context_len, config.engine.max_num_batched_tokens)
     available = cache_memory(loaded, config, device, 0)
-    channel.send(Counted(count_blocks(config.engine, per_block, loaded.context_len, available), per_block))
+    num_blocks = count_blocks(config.engine, plan.block_bytes, needed, available)
+    channel.send(Counted(num_blocks, plan.block_bytes))
     message = channel.receive_one(Allocate)
     model.set_context(message.context_len)
-    cache = cache_allocator(loaded, model, config, device, message.num_blocks)()
-    table = request_table(config, model, message.context_len)
+    cache = plan.allocator(device, message.num_blocks, loaded.weight_bytes)()
+    table = request_table(config, model, plan.groups, message.context_len)
     inputs = input_builder(config, device, table)
     attention = device.attention(cache, table, model, loaded.dtype, config.engine)
     runner = FollowingRunner(

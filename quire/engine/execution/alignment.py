@@ -6,7 +6,7 @@ and averaged, as for whisper's word timestamps (Radford et al. 2022).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -16,11 +16,11 @@ from torch import Tensor
 from quire.engine.client.pooling_params import PoolingParams
 from quire.engine.client.protocol import PooledArray
 from quire.engine.execution.attention.cross_attention import pad_heads, read_rows
-from quire.engine.execution.cache import LayerCache
+from quire.engine.execution.cache_layout import LayerCache
 from quire.engine.execution.inputs import Span
 from quire.engine.execution.request_table import RequestTable
-from quire.engine.models.config.speech_to_text import SpeechToTextSpec
 from quire.engine.models.layers.inputs import StepCrossAttention
+from quire.engine.models.specs.speech_to_text import SpeechToTextSpec
 from quire.kernels.paged_attention import AttentionParams
 
 
@@ -34,7 +34,7 @@ class _Weights:
 class Aligner:
     """Keeps the weights of the sequences that align, by row of the request table."""
 
-    def __init__(self, spec: SpeechToTextSpec, table: RequestTable, layers: Sequence[LayerCache]) -> None:
+    def __init__(self, spec: SpeechToTextSpec, table: RequestTable, layers: Mapping[int, LayerCache]) -> None:
         """`layers`: the pages of each layer."""
         self._table = table
         self._layers = layers

@@ -1,9 +1,9 @@
-"""KV caches: the pages of all layers, and how many blocks of them fit into memory."""
+"""KV caches: the memory of all blocks, and how many of them fit."""
 
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,8 +12,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from quire.config.options import EngineOptions
-from quire.engine.models.networks.decoder import CacheShape
-from quire.kernels.int8_pages import SCALE
+from quire.engine.execution.cache_layout import CacheLayout, LayerCache, LayerStates
 
 _PREFAULT_BYTES = 8 << 20  # at a time
 
@@ -22,62 +21,22 @@ class OutOfCacheMemory(Exception):
     """The KV cache that fits into memory is too small for one request."""
 
 
-@dataclass(frozen=True, slots=True)
-class LayerCache:
-    """Pages of one layer, each (heads, blocks, block_size, dim), not contiguous. `values` may be a view of `keys`.
-
-    In int8 pages a scale precedes each row of elements. Between rows there may be unused bytes, which align them.
-
-    Attributes:
-        shape: elements that the layer caches of a token.
-    """
-
-    keys: Tensor
-    values: Tensor
-    shape: CacheShape
-
-
 class KVCache(Protocol):
     """The pages of all layers.
 
     Attributes:
-        layers: the pages of each layer.
+        layers: the pages of each layer, by its index.
+        states: the states of each layer that has some.
     """
 
-    layers: Sequence[LayerCache]
+    layers: Mapping[int, LayerCache]
+    states: Mapping[int, LayerStates]
 
     def ensure_mapped(self, block: int) -> None:
         """Back a block, and all before it, with memory; called before a step writes to it."""
 
     def prefault(self) -> bool:
         """Back some more blocks with memory ahead of time; returns whether there are more. Called while idle."""
-
-
-def block_bytes(shapes: Sequence[CacheShape], block_size: int, dtype: torch.dtype) -> int:
-    """Bytes of one block over all layers."""
-    return _elements_per_token(shapes, dtype) * block_size * dtype.itemsize
-
-
-def _elements_per_token(shapes: Sequence[CacheShape], dtype: torch.dtype) -> int:
-    """Elements of a token over all layers, including the bytes of int8 scales and those that align rows."""
-    return sum(_row(shape, dim, dtype)[0] * shape.heads for shape in shapes for dim in _dims(shape))
-
-
-def _dims(shape: CacheShape) -> tuple[int, ...]:
-    """Elements of each of a head's rows."""
-    return (shape.key_elements,) if shape.values_in_keys else (shape.key_elements, shape.value_elements)
-
-
-def _row(shape: CacheShape, dim: int, dtype: torch.dtype) -> tuple[int, int]:
-    """Elements that a row of `dim` elements takes in pages, and how many of them are unused in front of it."""
-    alignment, scale = shape.row_alignment, scale_bytes(dtype)
-    header, elements = (-(-nbytes // alignment) * alignment for nbytes in (scale, dim * dtype.itemsize))
-    return (header + elements) // dtype.itemsize, header - scale
-
-
-def scale_bytes(dtype: torch.dtype) -> int:
-    """Bytes of the scale that precedes each row of a page."""
-    return SCALE if dtype is torch.int8 else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +53,16 @@ class CacheMemory:
     step_bytes: int = 0
 
 
-def count_blocks(options: EngineOptions, bytes_per_block: int, context_len: int, available: CacheMemory | None) -> int:
+def count_blocks(
+    options: EngineOptions, bytes_per_block: int, blocks_per_sequence: int, available: CacheMemory | None
+) -> int:
     """Number of blocks to allocate: as configured, or as much as memory and the largest possible need allow.
 
-    `available`: the memory that the KV cache may take; None: as --kv-cache-memory-bytes says.
+    Args:
+        options: number of sequences, and memory if it is configured.
+        bytes_per_block: bytes of a block.
+        blocks_per_sequence: the most that one sequence takes.
+        available: the memory that the KV cache may take; None: as --kv-cache-memory-bytes says.
 
     Raises:
         OutOfCacheMemory: not even one block fits.
@@ -105,7 +70,7 @@ def count_blocks(options: EngineOptions, bytes_per_block: int, context_len: int,
     if available is None:
         memory, advice = int(options.kv_cache_memory_bytes or 0), "raise --kv-cache-memory-bytes"
     else:
-        max_needed = options.max_num_seqs * -(-context_len // options.block_size)
+        max_needed = options.max_num_seqs * blocks_per_sequence
         memory = min(available.nbytes, max_needed * bytes_per_block)
         advice = f"free some memory or raise {available.setting}"
     blocks = memory // bytes_per_block
@@ -118,44 +83,25 @@ def count_blocks(options: EngineOptions, bytes_per_block: int, context_len: int,
 
 
 class DeviceKVCache(KVCache):
-    """Pages of all layers in one allocation of a device's memory, zero at first.
-
-    Those of a layer are adjacent, and in them all heads of a block.
-
-    Attributes:
-        layers: the pages of each layer.
-    """
+    """Pages of all layers in one allocation of a device's memory, zero at first. Those of a layer are adjacent."""
 
     def __init__(
-        self,
-        shapes: Sequence[CacheShape],
-        num_blocks: int,
-        block_size: int,
-        dtype: torch.dtype,
-        device: torch.device,
+        self, layout: CacheLayout, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         """Allocate the memory.
 
         Raises:
             OutOfCacheMemory: the device has not enough.
         """
-        elements = _elements_per_token(shapes, dtype) * block_size * num_blocks
+        nbytes = num_blocks * layout.block_bytes(block_size, dtype)
         try:
-            memory = torch.zeros(elements, dtype=dtype, device=device)
+            memory = torch.zeros(nbytes, dtype=torch.uint8, device=device)
         except torch.OutOfMemoryError as error:
             raise OutOfCacheMemory(
-                f"the {elements * dtype.itemsize} bytes of the KV cache cannot be allocated: "
+                f"the {nbytes} bytes of the KV cache cannot be allocated: "
                 "lower --kv-cache-memory-bytes or --gpu-memory-utilization"
             ) from error
-        offset = 0
-
-        def pages(heads: int, dim: int) -> Tensor:
-            nonlocal offset
-            view = memory[offset : offset + num_blocks * heads * block_size * dim]
-            offset += len(view)
-            return view.view(num_blocks, heads, block_size, dim).transpose(0, 1)
-
-        self.layers = [_layer_cache(shape, dtype, pages) for shape in shapes]
+        self.layers, self.states = layout.divide(memory, num_blocks, block_size, dtype, by_place=True)
 
     @override
     def ensure_mapped(self, block: int) -> None:
@@ -166,49 +112,25 @@ class DeviceKVCache(KVCache):
         return False
 
 
-def _layer_cache(shape: CacheShape, dtype: torch.dtype, pages: Callable[[int, int], Tensor]) -> LayerCache:
-    """The pages of a layer; `pages` allocates those of some heads and elements."""
-
-    def rows(dim: int) -> Tensor:
-        taken, unused = _row(shape, dim, dtype)
-        return pages(shape.heads, taken)[..., unused : unused + scale_bytes(dtype) + dim]
-
-    keys = rows(shape.key_elements)
-    value_row = scale_bytes(dtype) + shape.value_elements
-    values = keys[..., :value_row] if shape.values_in_keys else rows(shape.value_elements)
-    return LayerCache(keys, values, shape)
-
-
 class HostKVCache(KVCache):
     """Pages of all layers in one allocation of host memory, zero at first.
 
     All layers of a block are adjacent, head by head, so that few pages of memory are touched for a block. The system
     maps memory when it is first written, which takes seconds per GB on a virtual machine. So it is written ahead of
     its use: some blocks at a time, by all threads, and more of them while the engine is idle.
-
-    Attributes:
-        layers: the pages of each layer.
     """
 
     def __init__(
-        self, shapes: Sequence[CacheShape], num_blocks: int, block_size: int, dtype: torch.dtype, prefault: int = 0
+        self, layout: CacheLayout, num_blocks: int, block_size: int, dtype: torch.dtype, prefault: int = 0
     ) -> None:
         """`prefault`: bytes to keep mapped ahead of the blocks in use, while idle."""
-        per_block = _elements_per_token(shapes, dtype) * block_size
-        self._blocks = _lazy_zeros(num_blocks * per_block * dtype.itemsize, dtype).view(num_blocks, per_block)
-        self._stride = max(1, _PREFAULT_BYTES // (per_block * dtype.itemsize))
-        self._ahead = prefault // (per_block * dtype.itemsize)
+        per_block = layout.block_bytes(block_size, dtype)
+        memory = _lazy_zeros(num_blocks * per_block)
+        self._blocks = memory.view(num_blocks, per_block)
+        self._stride = max(1, _PREFAULT_BYTES // per_block)
+        self._ahead = prefault // per_block
         self._used = self._mapped = 0  # blocks that were written to, and that are mapped; both count from the first
-        offset = 0
-
-        def pages(heads: int, dim: int) -> Tensor:
-            nonlocal offset
-            size, strides = (heads, num_blocks, block_size, dim), (block_size * dim, per_block, dim, 1)
-            view = self._blocks.as_strided(size, strides, offset)
-            offset += heads * block_size * dim
-            return view
-
-        self.layers = [_layer_cache(shape, dtype, pages) for shape in shapes]
+        self.layers, self.states = layout.divide(memory, num_blocks, block_size, dtype, by_place=False)
 
     @override
     def ensure_mapped(self, block: int) -> None:
@@ -228,8 +150,8 @@ class HostKVCache(KVCache):
         self._mapped = min(end, len(self._blocks))
 
 
-def _lazy_zeros(size: int, dtype: torch.dtype) -> Tensor:
-    """Zeros whose memory is not resident until it is written; in huge pages, for fewer page faults and TLB misses."""
+def _lazy_zeros(size: int) -> Tensor:
+    """Bytes whose memory is not resident until it is written; in huge pages, for fewer page faults and TLB misses."""
     try:
         memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, OverflowError) as error:
@@ -238,4 +160,4 @@ def _lazy_zeros(size: int, dtype: torch.dtype) -> Tensor:
         ) from error
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=dtype)
+    return torch.frombuffer(memory, dtype=torch.uint8)

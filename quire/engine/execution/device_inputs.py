@@ -14,6 +14,7 @@ from typing_extensions import override
 from quire.engine.execution.inputs import (
     CrossAttentionInputs,
     DeviceMetadata,
+    GroupInputs,
     InputBuilder,
     Queries,
     QueryTables,
@@ -24,12 +25,11 @@ from quire.engine.execution.inputs import (
 )
 from quire.engine.execution.pinned import PinnedBuffers, to_device
 from quire.engine.execution.request_table import RequestTable
-from quire.engine.models.layers.inputs import AdapterOfRow, LoRARows, ModelInputs
+from quire.engine.models.layers.inputs import NO_LORA, LoRAIds, ModelInputs
 from quire.engine.scheduling.plan import ScheduledSequence
 from quire.kernels.last_tokens import fill_last_tokens
 
 _NO_SLOT = -1  # of padding: its keys and values are not stored
-_NO_ADAPTER = -1
 _INT64, _INT32 = 8, 4  # bytes
 _ALIGNMENT = 16  # bytes; Triton compiles a kernel once more for pointers that are not aligned to them
 
@@ -42,19 +42,26 @@ class Sizes(NamedTuple):
         singles: queries of one token.
         spans: spans of prompts.
         logits: rows `logits_indices`; 0 if these are all rows.
-        adapted: a sequence uses the model's adapter, so that there are arrays of adapters.
+        has_lora: a sequence may have an adapter, so that there are arrays of their ids.
+        groups: groups of layers, each of which has slots and block tables of its own.
     """
 
     tokens: int
     singles: int
     spans: int
     logits: int
-    adapted: bool
+    has_lora: bool
+    groups: int
 
     @property
     def queries(self) -> int:
-        """Rows of block tables."""
+        """Rows of the block tables of a group."""
         return self.singles + self.spans + self.logits
+
+    @property
+    def slots(self) -> int:
+        """Elements from the slots of a group to those of the next, so that all are aligned."""
+        return self.tokens + -self.tokens % (_ALIGNMENT // _INT64)
 
 
 class _Offsets(NamedTuple):
@@ -69,23 +76,24 @@ class _Offsets(NamedTuple):
     span_lens: int
     logits_lens: int
     query_starts: int
-    adapters: int
-    logits_adapters: int
+    lora_ids: int
+    logits_lora_ids: int
     changes: int
 
 
 def _counts(sizes: Sizes) -> tuple[tuple[int, int], ...]:
     """Elements of each array, and their bytes."""
     return (
-        *((sizes.tokens, _INT64),) * 3,
+        *((sizes.tokens, _INT64),) * 2,
+        (sizes.slots * sizes.groups, _INT64),
         (sizes.logits, _INT64),
-        (sizes.queries, _INT32),
+        (sizes.queries * sizes.groups, _INT32),
         (sizes.singles, _INT32),
         (sizes.spans, _INT32),
         (sizes.logits, _INT32),
         (sizes.spans + 1, _INT32),
-        (sizes.tokens if sizes.adapted else 0, _INT32),
-        (sizes.logits if sizes.adapted else 0, _INT32),
+        (sizes.tokens if sizes.has_lora else 0, _INT32),
+        (sizes.logits if sizes.has_lora else 0, _INT32),
     )
 
 
@@ -112,17 +120,17 @@ class DeviceInputBuilder(InputBuilder):
 
     def __init__(self, table: RequestTable, device: torch.device, padded_sizes: Sequence[int] = ()) -> None:
         """`padded_sizes`: in ascending order."""
-        rows, blocks = table.blocks.shape
+        groups, rows, blocks = table.blocks.shape
         self._table = table
         self._device = device
         self.padded_sizes = () if table.cross_blocks.size else tuple(padded_sizes)
         self._max_len = table.tokens.shape[1]
         self._buffers = PinnedBuffers(device)
         most = self.padded_sizes[-1] if self.padded_sizes else 0
-        self._static = torch.zeros(_static_bytes(most, rows, blocks), dtype=torch.uint8, device=device)
+        self._static = torch.zeros(_static_bytes(most, rows, blocks, groups), dtype=torch.uint8, device=device)
         width = blocks + -blocks % (_ALIGNMENT // _INT32)
-        self._static_tables = torch.zeros(most, width, dtype=torch.int32, device=device)
-        self._blocks = torch.zeros(rows, width, dtype=torch.int32, device=device)
+        self._static_tables = torch.zeros(groups * most, width, dtype=torch.int32, device=device)
+        self._blocks = torch.zeros(groups * rows, width, dtype=torch.int32, device=device)
         self.last_tokens = torch.zeros(rows, dtype=torch.int64, device=device)
 
     @override
@@ -133,22 +141,23 @@ class DeviceInputBuilder(InputBuilder):
         every = len(queries.sampling) == tokens == queries.singles
         padded = self._padded_size(tokens) if every else None
         spans_of_prompts = len(queries.rows) - queries.singles
-        using = self._table.lora_rows
+        lora_ids = self._table.lora_ids
         sizes = Sizes(
             tokens if padded is None else padded,
             queries.singles if padded is None else padded,
             spans_of_prompts,
             0 if every else len(queries.sampling),
-            bool(using) and not using.isdisjoint(queries.rows),
+            bool(lora_ids) and not lora_ids.keys().isdisjoint(queries.rows),
+            len(self._table.blocks),
         )
         return self._send(spans, queries, tokens, sizes, scheduled, every=every, static=padded is not None)
 
-    def blank(self, size: int, *, adapted: bool = False) -> StepInputs:
+    def blank(self, size: int, *, has_lora: bool = False) -> StepInputs:
         """The inputs of a step of one of the padded sizes that consists of padding, with which steps are captured.
 
-        `adapted`: of a step in which a sequence may use the model's adapter.
+        `has_lora`: of a step in which a sequence may have an adapter.
         """
-        sizes = Sizes(size, size, 0, 0, adapted)
+        sizes = Sizes(size, size, 0, 0, has_lora, len(self._table.blocks))
         return self._send([], queries_of([]), 0, sizes, (), every=True, static=True)
 
     def _padded_size(self, tokens: int) -> int | None:
@@ -184,24 +193,21 @@ class DeviceInputBuilder(InputBuilder):
         if unknown:
             fill_last_tokens(views.token_ids, self.last_tokens)
         indices = None if every else views.logits_indices
-        lora = None
-        if sizes.adapted:
-            tokens_of, logits_of = (AdapterOfRow(part) for part in (views.adapters, views.logits_adapters))
-            lora = LoRARows(tokens_of, None if every else logits_of)
-        model = ModelInputs(views.token_ids, views.positions, indices, lora=lora)
-        metadata = self._metadata(spans, sizes, views, static=static)
-        cross = self._cross(spans)
-        return StepInputs(spans, model, views.slots, last_block, static, metadata, cross)
+        lora_ids = LoRAIds(views.lora_ids, None if every else views.logits_lora_ids) if sizes.has_lora else None
+        model = ModelInputs(views.token_ids, views.positions, indices, lora_ids=lora_ids)
+        groups = self._groups(spans, sizes, views, static=static)
+        return StepInputs(spans, model, groups, last_block, static, self._cross(spans))
 
     def _changed_blocks(self, scheduled: Sequence[ScheduledSequence]) -> tuple[list[int], list[int]]:
         """Positions in the flat block tables of the blocks that are new in this step, and the blocks."""
         table, width = self._table, self._blocks.shape[1]
         positions, values = list[int](), list[int]()
         for item in scheduled:
-            if count := len(item.new_blocks):
-                row = table.row_of(item.request_id)
-                begin = row * width + int(table.num_blocks[row]) - count
-                positions += range(begin, begin + count)
+            if item.new_blocks:
+                row, count = table.row_of(item.request_id), len(item.new_blocks) // len(table.blocks)
+                for group in range(len(table.blocks)):
+                    begin = (group * len(table.lengths) + row) * width + int(table.num_blocks[row]) - count
+                    positions += range(begin, begin + count)
                 values += item.new_blocks
         return positions, values
 
@@ -224,40 +230,46 @@ class DeviceInputBuilder(InputBuilder):
         rows = np.repeat(row, count)
         positions = np.repeat(start - ends + count, count) + np.arange(tokens)
         known = table.tokens[rows, positions]
-        blocks = table.blocks[rows, positions // size].astype(np.int64)
+        blocks = table.blocks[:, rows, positions // size].astype(np.int64)
         _put(arrays.token_ids, known, 0)
         _put(arrays.positions, positions + table.rope_offsets[rows], 0)
-        _put(arrays.slots, blocks * size + positions % size, _NO_SLOT)
+        for slots, of_group in zip(arrays.slots, blocks, strict=True):
+            _put(slots, of_group * size + positions % size, _NO_SLOT)
         sampling = queries.sampling if len(arrays.logits_indices) else []
         arrays.logits_indices[:] = ends[sampling] - 1
-        padding = len(arrays.rows) - given - len(sampling)
+        padding = arrays.rows.shape[1] - given - len(sampling)
         order = [row, np.zeros(padding, np.int64), row[sampling]]
         lengths = start + count
-        arrays.rows[:] = np.concatenate(order)
+        first_rows = np.arange(len(table.blocks))[:, None] * len(table.lengths)  # of each group in the block tables
+        arrays.rows[:] = np.concatenate(order) + first_rows
         _put(arrays.single_lens, lengths[: queries.singles], 0)
         arrays.span_lens[:] = lengths[queries.singles :]
         arrays.logits_lens[:] = lengths[sampling]
         arrays.query_starts[0] = 0
         arrays.query_starts[1:] = np.cumsum(count[queries.singles :])
-        if len(arrays.adapters):
-            adapters = np.full(len(table.lengths), _NO_ADAPTER, np.int32)
-            adapters[[*table.lora_rows]] = 0
-            _put(arrays.adapters, adapters[rows], _NO_ADAPTER)
-            arrays.logits_adapters[:] = adapters[row[sampling]]
+        if len(arrays.lora_ids):
+            lora_ids = np.full(len(table.lengths), NO_LORA, np.int32)
+            lora_ids[[*table.lora_ids]] = [*table.lora_ids.values()]
+            _put(arrays.lora_ids, lora_ids[rows], NO_LORA)
+            arrays.logits_lora_ids[:] = lora_ids[row[sampling]]
         return int(blocks.max(initial=0)), bool((known < 0).any())
 
-    def _metadata(self, spans: Sequence[Span], sizes: Sizes, views: _Views, *, static: bool) -> DeviceMetadata:
-        tables = torch.index_select(
-            self._blocks, 0, views.rows, out=self._static_tables[: sizes.queries] if static else None
-        )
-        singles, spans_of_prompts, logits = tables.split([sizes.singles, sizes.spans, sizes.logits])
-        return DeviceMetadata(
-            singles=QueryTables(singles, views.single_lens),
-            spans=QueryTables(spans_of_prompts, views.span_lens),
-            query_starts=views.query_starts,
-            logits=QueryTables(logits, views.logits_lens),
-            max_seq_len=self._max_len if static else max(span.length for span in spans),
-        )
+    def _groups(self, spans: Sequence[Span], sizes: Sizes, views: _Views, *, static: bool) -> list[GroupInputs]:
+        out = self._static_tables[: len(views.rows)] if static else None
+        tables = torch.index_select(self._blocks, 0, views.rows, out=out)
+        longest = self._max_len if static else max(span.length for span in spans)
+        groups = list[GroupInputs]()
+        for slots, of_group in zip(views.slots.split(sizes.slots), tables.split(sizes.queries), strict=True):
+            singles, spans_of_prompts, logits = of_group.split([sizes.singles, sizes.spans, sizes.logits])
+            metadata = DeviceMetadata(
+                singles=QueryTables(singles, views.single_lens),
+                spans=QueryTables(spans_of_prompts, views.span_lens),
+                query_starts=views.query_starts,
+                logits=QueryTables(logits, views.logits_lens),
+                max_seq_len=longest,
+            )
+            groups.append(GroupInputs(slots[: sizes.tokens], metadata))
+        return groups
 
     def _cross(self, spans: Sequence[Span]) -> CrossAttentionInputs | None:
         """What the tokens of a step attend to across; None in models without it."""
@@ -280,15 +292,16 @@ class _Arrays:
 
         self.token_ids = array(offsets.token_ids, sizes.tokens, np.int64)
         self.positions = array(offsets.positions, sizes.tokens, np.int64)
-        self.slots = array(offsets.slots, sizes.tokens, np.int64)
+        slots = array(offsets.slots, sizes.slots * sizes.groups, np.int64)
+        self.slots = slots.reshape(sizes.groups, -1)[:, : sizes.tokens]
         self.logits_indices = array(offsets.logits_indices, sizes.logits, np.int64)
-        self.rows = array(offsets.rows, sizes.queries, np.int32)
+        self.rows = array(offsets.rows, sizes.queries * sizes.groups, np.int32).reshape(sizes.groups, -1)
         self.single_lens = array(offsets.single_lens, sizes.singles, np.int32)
         self.span_lens = array(offsets.span_lens, sizes.spans, np.int32)
         self.logits_lens = array(offsets.logits_lens, sizes.logits, np.int32)
         self.query_starts = array(offsets.query_starts, sizes.spans + 1, np.int32)
-        self.adapters = array(offsets.adapters, sizes.tokens if sizes.adapted else 0, np.int32)
-        self.logits_adapters = array(offsets.logits_adapters, sizes.logits if sizes.adapted else 0, np.int32)
+        self.lora_ids = array(offsets.lora_ids, sizes.tokens if sizes.has_lora else 0, np.int32)
+        self.logits_lora_ids = array(offsets.logits_lora_ids, sizes.logits if sizes.has_lora else 0, np.int32)
 
 
 class _Views(NamedTuple):
@@ -303,8 +316,8 @@ class _Views(NamedTuple):
     span_lens: Tensor
     logits_lens: Tensor
     query_starts: Tensor
-    adapters: Tensor
-    logits_adapters: Tensor
+    lora_ids: Tensor
+    logits_lora_ids: Tensor
 
 
 def _views(sent: Tensor, sizes: Sizes, offsets: _Offsets) -> _Views:
@@ -321,6 +334,9 @@ def _put(array: NDArray[np.int64 | np.int32], values: NDArray[np.int64 | np.int3
     array[len(values) :] = padding
 
 
-def _static_bytes(size: int, rows: int, blocks: int) -> int:
+def _static_bytes(size: int, rows: int, blocks: int, groups: int) -> int:
     """Bytes of the inputs of the largest padded step, in which every sequence may have new blocks."""
-    return _offsets(Sizes(size, size, 0, 0, adapted=True)).changes + (_INT64 + _INT32) * rows * blocks if size else 0
+    if not size:
+        return 0
+    sizes = Sizes(size, size, 0, 0, has_lora=True, groups=groups)
+    return _offsets(sizes).changes + (_INT64 + _INT32) * groups * rows * blocks

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import NamedTuple, Protocol
@@ -15,7 +15,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from quire.engine.execution.request_table import RequestTable
-from quire.engine.models.layers.inputs import LoRARows, ModelInputs, RowSet
+from quire.engine.models.layers.inputs import NO_LORA, LoRAIds, ModelInputs
 from quire.engine.scheduling.plan import ScheduledSequence
 from quire.kernels import native
 from quire.kernels.paged_attention import AttentionMetadata
@@ -60,19 +60,17 @@ class StepInputs:
     Attributes:
         spans: generated tokens first, in order of start, then those of prompts.
         model: inputs of the model.
-        slots: (tokens,) int64 slot mapping, block * block_size + offset in the block.
+        groups: inputs of the attention of each group of layers.
         last_block: largest block index that the step writes to.
         static: the tensors are at the same addresses in every static step, so that its kernel calls can be replayed.
-        attention: inputs of the device's attention kernels; None for the reference.
         cross: inputs of their cross-attention; None in models without it.
     """
 
     spans: Sequence[Span]
     model: ModelInputs
-    slots: Tensor
+    groups: Sequence[GroupInputs]
     last_block: int
     static: bool = False
-    attention: NativeMetadata | DeviceMetadata | None = None
     cross: CrossAttentionInputs | None = None
 
     @property
@@ -85,6 +83,19 @@ class StepInputs:
         """Number of logits rows if every sequence needs the logits of its last token only, without those of padding."""
         indices = self.model.logits_indices
         return len(self.spans) if indices is None else len(indices)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupInputs:
+    """The inputs of the attention of one group of layers.
+
+    Attributes:
+        slots: (tokens,) int64 slot mapping, block * block_size + offset in the block.
+        attention: inputs of the device's attention kernels; None for the reference.
+    """
+
+    slots: Tensor
+    attention: NativeMetadata | DeviceMetadata | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +168,7 @@ class NumpyInputBuilder(InputBuilder):
         rows = np.repeat([span.row for span in spans], [span.count for span in spans])
         positions = np.concatenate([np.arange(span.start, span.length) for span in spans])
         block, offset = np.divmod(positions, table.block_size)
-        blocks = table.blocks[rows, block].astype(np.int64)
+        blocks = table.blocks[:, rows, block].astype(np.int64)
         indices = logits_rows(spans)
         return StepInputs(
             spans,
@@ -165,9 +176,9 @@ class NumpyInputBuilder(InputBuilder):
                 torch.from_numpy(table.tokens[rows, positions].astype(np.int64)),
                 torch.from_numpy(positions + table.rope_offsets[rows]),
                 None if len(indices) == len(positions) else torch.tensor(indices, dtype=torch.int64),
-                lora=_lora_rows(spans, table.lora_rows) if table.lora_rows else None,
+                lora_ids=_lora_ids(spans, table.lora_ids) if table.lora_ids else None,
             ),
-            torch.from_numpy(blocks * table.block_size + offset),
+            [GroupInputs(torch.from_numpy(slots)) for slots in blocks * table.block_size + offset],
             int(blocks.max()),
         )
 
@@ -194,21 +205,24 @@ class NativeInputBuilder(InputBuilder):
         static = tokens <= self._max_static_tokens
         arrays = self._static if static else _Arrays(self._table, tokens, len(queries.rows))
         every = len(queries.sampling) == tokens == queries.singles
-        last_block = native.kernels.build_inputs(
-            arrays.checked,
-            queries.rows,
-            queries.starts,
-            queries.counts,
-            queries.singles,
-            [] if every else queries.sampling,
-        )
-        inputs, slots, metadata = arrays.views(tokens, len(queries.rows), None if every else len(queries.sampling))
+        last_block = 0
+        for checked in arrays.checked:
+            last = native.kernels.build_inputs(
+                checked,
+                queries.rows,
+                queries.starts,
+                queries.counts,
+                queries.singles,
+                [] if every else queries.sampling,
+            )
+            last_block = max(last_block, last)
+        inputs, groups = arrays.views(tokens, len(queries.rows), None if every else len(queries.sampling))
         if self._table.long_rope_rows:
             inputs.positions.add_(_rope_offsets(spans, self._table))
-        if self._table.lora_rows:
-            inputs = replace(inputs, lora=_lora_rows(spans, self._table.lora_rows))
+        if self._table.lora_ids:
+            inputs = replace(inputs, lora_ids=_lora_ids(spans, self._table.lora_ids))
         cross = None if self._cross is None else self._cross.build(spans, static=static)
-        return StepInputs(spans, inputs, slots, last_block, static, metadata, cross)
+        return StepInputs(spans, inputs, groups, last_block, static, cross)
 
 
 class Queries(NamedTuple):
@@ -255,27 +269,30 @@ class _Arrays:
     """Memory for the inputs of steps of up to `max_tokens` tokens in `max_queries` spans that attend separately."""
 
     def __init__(self, table: RequestTable, max_tokens: int, max_queries: int) -> None:
-        self._token_ids, self._positions, self._slots = (torch.empty(max_tokens, dtype=torch.int64) for _ in range(3))
-        self._spans, self._logits = _empty_metadata(table, max_queries), _empty_metadata(table, len(table.lengths))
+        self._token_ids, self._positions = (torch.empty(max_tokens, dtype=torch.int64) for _ in range(2))
         self._logits_indices = torch.empty(len(table.lengths), dtype=torch.int64)
+        self._groups = [_GroupArrays.empty(table, max_tokens, max_queries) for _ in table.blocks]
         # Checked once: reading the properties of eleven arrays takes longer than the rest of a call.
-        self.checked: object = native.kernels.input_arrays(
-            known_tokens=torch.from_numpy(table.tokens),
-            known_blocks=torch.from_numpy(table.blocks),
-            block_size=table.block_size,
-            tokens=self._token_ids,
-            positions=self._positions,
-            slots=self._slots,
-            seq_lens=self._spans.seq_lens,
-            span_counts=self._spans.counts,
-            block_tables=self._spans.block_tables,
-            end_rows=self._logits_indices,
-            end_seq_lens=self._logits.seq_lens,
-            end_block_tables=self._logits.block_tables,
-        )
-        self._views: dict[tuple[int, int, int | None], tuple[ModelInputs, Tensor, NativeMetadata]] = {}
+        self.checked: list[object] = [
+            native.kernels.input_arrays(
+                known_tokens=torch.from_numpy(table.tokens),
+                known_blocks=torch.from_numpy(blocks),
+                block_size=table.block_size,
+                tokens=self._token_ids,
+                positions=self._positions,
+                slots=group.slots,
+                seq_lens=group.spans.seq_lens,
+                span_counts=group.spans.counts,
+                block_tables=group.spans.block_tables,
+                end_rows=self._logits_indices,
+                end_seq_lens=group.logits.seq_lens,
+                end_block_tables=group.logits.block_tables,
+            )
+            for blocks, group in zip(table.blocks, self._groups, strict=True)
+        ]
+        self._views: dict[tuple[int, int, int | None], tuple[ModelInputs, list[GroupInputs]]] = {}
 
-    def views(self, tokens: int, spans: int, logits: int | None) -> tuple[ModelInputs, Tensor, NativeMetadata]:
+    def views(self, tokens: int, spans: int, logits: int | None) -> tuple[ModelInputs, list[GroupInputs]]:
         """The parts that a step of that size uses; `logits` is None if all rows are `logits_indices`."""
         found = self._views.get((tokens, spans, logits))
         if found is None:
@@ -283,9 +300,31 @@ class _Arrays:
                 self._views.clear()
             indices = None if logits is None else self._logits_indices[:logits]
             inputs = ModelInputs(self._token_ids[:tokens], self._positions[:tokens], indices)
-            metadata = NativeMetadata(_first(self._spans, spans), _first(self._logits, logits or 0))
-            found = self._views[tokens, spans, logits] = (inputs, self._slots[:tokens], metadata)
+            groups = [group.first(tokens, spans, logits or 0) for group in self._groups]
+            found = self._views[tokens, spans, logits] = (inputs, groups)
         return found
+
+
+@dataclass(frozen=True, slots=True)
+class _GroupArrays:
+    """Memory for the `GroupInputs` of a step."""
+
+    slots: Tensor
+    spans: AttentionMetadata
+    logits: AttentionMetadata
+
+    @classmethod
+    def empty(cls, table: RequestTable, max_tokens: int, max_queries: int) -> _GroupArrays:
+        """Allocate the memory; see `_Arrays`."""
+        return cls(
+            torch.empty(max_tokens, dtype=torch.int64),
+            _empty_metadata(table, max_queries),
+            _empty_metadata(table, len(table.lengths)),
+        )
+
+    def first(self, tokens: int, spans: int, logits: int) -> GroupInputs:
+        """Return the part that a step of that size uses."""
+        return GroupInputs(self.slots[:tokens], NativeMetadata(_first(self.spans, spans), _first(self.logits, logits)))
 
 
 class _CrossAttentionArrays:
@@ -322,21 +361,18 @@ class _CrossAttentionRows:
         return tables[:count], lengths[:count]
 
 
-def _lora_rows(spans: Sequence[Span], using_lora: Set[int]) -> LoRARows | None:
-    """The rows of a step whose sequences use LoRA, on the host; None if there are none.
+def _lora_ids(spans: Sequence[Span], lora_ids: Mapping[int, int]) -> LoRAIds | None:
+    """The adapters of the rows of a step, on the host; None if no row has one.
 
-    `using_lora`: the rows of these sequences in the request table.
+    `lora_ids`: those of rows of the request table.
     """
-    flags = [span.row in using_lora for span in spans]
-    if not any(flags):
+    ids = [lora_ids.get(span.row, NO_LORA) for span in spans]
+    distinct = set(ids)
+    if distinct == {NO_LORA}:
         return None
-    if all(flags):
-        return LoRARows(RowSet(), RowSet())
-    counts = torch.tensor([span.count for span in spans])
-    tokens = torch.tensor(flags).repeat_interleave(counts)
-    sampling = [flag for span, flag in zip(spans, flags, strict=True) if span.samples and not span.draft]
-    logits = torch.tensor(sampling, dtype=torch.bool).nonzero().flatten() if any(sampling) else None
-    return LoRARows(RowSet(tokens.nonzero().flatten()), None if logits is None else RowSet(logits))
+    tokens = torch.tensor(ids, dtype=torch.int32).repeat_interleave(torch.tensor([span.count for span in spans]))
+    logits = [lora_id for span, lora_id in zip(spans, ids, strict=True) if span.samples and not span.draft]
+    return LoRAIds(tokens, torch.tensor(logits, dtype=torch.int32), ids[0] if len(distinct) == 1 else None)
 
 
 def make_spans(scheduled: Sequence[ScheduledSequence], table: RequestTable) -> list[Span]:
@@ -365,7 +401,7 @@ def logits_rows(spans: Sequence[Span]) -> list[int]:
 
 
 def _empty_metadata(table: RequestTable, rows: int) -> AttentionMetadata:
-    tables = torch.zeros(rows, table.blocks.shape[1], dtype=torch.int32)
+    tables = torch.zeros(rows, table.blocks.shape[2], dtype=torch.int32)
     return AttentionMetadata(tables, torch.zeros(rows, dtype=torch.int64), torch.zeros(2 + rows, dtype=torch.int64))
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from quire.engine.models.layers.inputs import ModelInputs, StepAttention
+from quire.engine.models.layers.inputs import ModelInputs, StepAttention, StepStates
 from quire.engine.models.networks.decoder import CacheShape, LanguageModel, compute_logits
+from quire.engine.models.specs.cache import StateCache
 from quire.kernels.paged_attention import AttentionParams
 
 
@@ -21,7 +22,10 @@ def run_largest_step(
     tokens = torch.zeros(max_tokens, dtype=torch.int64, device=device)
     positions = torch.arange(max_tokens, device=device) % context_len
     sampling = torch.arange(min(max_tokens, max_seqs), device=device)
-    inputs = ModelInputs(tokens, positions, sampling)
+    groups = model.cache_groups(context_len)
+    kinds = {layer: group.kind for group in groups if isinstance(group.kind, StateCache) for layer in group.layers}
+    states = _NoStates(kinds, max_tokens, device) if kinds else None
+    inputs = ModelInputs(tokens, positions, sampling, states=states)
     hidden = model.run(inputs, _NoAttention(model.caches, len(sampling)), last_token_only=True, cross=_no_cross)
     logits = compute_logits(model.lm_head, hidden)
     logits.softmax(-1).sort(-1)  # about what sampling takes
@@ -30,7 +34,7 @@ def run_largest_step(
 class _NoAttention(StepAttention):
     """Stands in for attention: the result has its shape only."""
 
-    def __init__(self, caches: Sequence[CacheShape], sampling: int) -> None:
+    def __init__(self, caches: Mapping[int, CacheShape], sampling: int) -> None:
         self._caches = caches
         self._sampling = sampling
 
@@ -48,6 +52,26 @@ class _NoAttention(StepAttention):
     ) -> Tensor:
         rows = self._sampling if last_layer and last_token_only else len(q)
         return q.new_zeros(rows, q.shape[1], self._caches[layer].value_dim)
+
+
+class _NoStates(StepStates):
+    """Stands in for the states of one sequence."""
+
+    def __init__(self, kinds: Mapping[int, StateCache], tokens: int, device: torch.device) -> None:
+        self.ranges = [(0, tokens)]
+        self._kinds = kinds
+        self._device = device
+
+    @override
+    def read(self, layer: int) -> list[Tensor]:
+        return [
+            torch.zeros(1, *array.shape, dtype=getattr(torch, array.dtype), device=self._device)
+            for array in self._kinds[layer].arrays
+        ]
+
+    @override
+    def write(self, layer: int, arrays: Sequence[Tensor]) -> None:
+        pass
 
 
 def _no_cross(layer: int, q: Tensor, params: AttentionParams, *, logits_rows: bool = False) -> Tensor:

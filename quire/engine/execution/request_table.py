@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, cast
 
@@ -40,28 +40,53 @@ class RequestTable:
             tokens of each row.
         rope_offsets: (rows,) int64 to add to positions for an index into the rope tables, see `RopeTables`.
         long_rope_rows: rows where it is not 0.
-        blocks: (rows, blocks of a context) int32 block tables; num_blocks: (rows,) blocks of each row.
+        blocks: (groups, rows, blocks of a context) int32 block tables of each group of layers. Those before a group's
+            window repeat the first one in sight, so that kernels that read more than the window find numbers.
+        num_blocks: (rows,) blocks of each row in every table.
+        state_blocks: (rows, blocks) int64 blocks of states.
         cross_blocks: (rows, blocks of an item) int32 block tables of encoded positions; cross_lengths: (rows,) int64.
-        lora_rows: rows that are computed with the model's LoRA adapter.
+        lora_ids: adapters of the rows that are computed with one, by row.
         rows_with_prompt_logprobs: rows whose prompt log-probabilities are wanted.
         rows_with_token_probs: rows that ask for probabilities after a position of their prompt.
     """
 
     def __init__(
-        self, rows: int, context_len: int, block_size: int, rope_switch: int | None = None, cross_len: int = 0
+        self,
+        rows: int,
+        context_len: int,
+        block_size: int,
+        rope_switch: int | None = None,
+        cross_len: int = 0,
+        *,
+        windows: Sequence[int | None] = (None,),
+        state_blocks: int = 0,
     ) -> None:
-        """`cross_len`: encoded positions of the longest item that a sequence attends to; 0: none."""
+        """Make a table without sequences.
+
+        Args:
+            rows: most sequences.
+            context_len: most tokens of a sequence.
+            block_size: tokens of a block.
+            rope_switch: see `LanguageModel.rope_switch`.
+            cross_len: encoded positions of the longest item that a sequence attends to; 0: none.
+            windows: positions that tokens attend to in each group of layers; None: all.
+            state_blocks: blocks of the states of a sequence.
+        """
         self.block_size = block_size
         self._rope_switch = rope_switch or 0
         self.tokens = np.zeros((rows, context_len), np.int32)
         self.lengths = np.zeros(rows, np.int32)
         self.rope_offsets = np.zeros(rows, np.int64)
         self.long_rope_rows: set[int] = set()
-        self.blocks = np.zeros((rows, -(-context_len // block_size)), np.int32)
+        self._groups = len(windows)
+        self._windows = [(group, window) for group, window in enumerate(windows) if window is not None]
+        self.blocks = np.zeros((max(1, self._groups), rows, -(-context_len // block_size)), np.int32)
+        self._unseen = np.zeros((max(1, self._groups), rows), np.int32)  # first blocks that are out of sight
         self.num_blocks = np.zeros(rows, np.int32)
+        self.state_blocks = np.zeros((rows, state_blocks), np.int64)
         self.cross_blocks = np.zeros((rows, -(-cross_len // block_size)), np.int32)
         self.cross_lengths = np.zeros(rows, np.int64)
-        self.lora_rows: set[int] = set()
+        self.lora_ids: dict[int, int] = {}
         self.rows_with_prompt_logprobs: set[int] = set()
         self.rows_with_token_probs: set[int] = set()
         self._rows: dict[int, Row] = {}
@@ -90,14 +115,32 @@ class RequestTable:
         extended = [self._extend(extension) for extension in plan.prompt_extensions]
         for item in plan.scheduled:
             if item.new_blocks:
-                row = self._index[item.request_id]
-                held = self.num_blocks[row]
-                self.blocks[row, held : held + len(item.new_blocks)] = item.new_blocks
-                self.num_blocks[row] = held + len(item.new_blocks)
+                self._append_blocks(self._index[item.request_id], item.new_blocks)
+            if self._windows:
+                self._hide_unseen(self._index[item.request_id], item.start)
             if item.draft:  # after the known tokens; sampled tokens then overwrite it
                 known = self.lengths[self._index[item.request_id]]
                 self.tokens[self._index[item.request_id], known : known + len(item.draft)] = item.draft
         return Changes(freed, filled, extended)
+
+    def _append_blocks(self, row: int, new_blocks: tuple[int, ...]) -> None:
+        begin = self.num_blocks[row]
+        end = begin + len(new_blocks) // self._groups
+        self.blocks[:, row, begin:end] = np.reshape(new_blocks, (self._groups, -1))
+        self.num_blocks[row] = end
+
+    def _hide_unseen(self, row: int, start: int) -> None:
+        """Forget the blocks that no token from position `start` on attends to: other sequences may have them."""
+        for group, window in self._windows:
+            first = max(0, start - window + 1) // self.block_size
+            if first > self._unseen[group, row]:
+                self.blocks[group, row, :first] = self.blocks[group, row, first]
+                self._unseen[group, row] = first
+
+    def blocks_of(self, row: int, start: int = 0) -> list[int]:
+        """Return the blocks of a row that hold its positions from `start` on, of all groups, and those of states."""
+        held = self.blocks[:, row, start // self.block_size : self.num_blocks[row]]
+        return [*held.flatten().tolist(), *self.state_blocks[row].tolist()]
 
     def append(self, row: int, token: int) -> None:
         """Append a sampled token."""
@@ -140,9 +183,11 @@ class RequestTable:
         self.rope_offsets[row] = self._rope_switch if new.uses_long_rope else 0
         if new.uses_long_rope:
             self.long_rope_rows.add(row)
-        if new.uses_lora:
-            self.lora_rows.add(row)
+        if new.lora_id is not None:
+            self.lora_ids[row] = new.lora_id
         self.num_blocks[row] = 0
+        self._unseen[:, row] = 0
+        self.state_blocks[row] = new.state_blocks
         if new.cross_attention is not None:
             self.cross_blocks[row, : len(new.cross_attention.blocks)] = new.cross_attention.blocks
             self.cross_lengths[row] = new.cross_attention.length
@@ -163,6 +208,6 @@ class RequestTable:
         self.rows_with_prompt_logprobs.discard(row)
         self.rows_with_token_probs.discard(row)
         self.long_rope_rows.discard(row)
-        self.lora_rows.discard(row)
+        self.lora_ids.pop(row, None)
         self._free.append(row)
         return row

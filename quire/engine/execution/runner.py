@@ -21,6 +21,7 @@ from quire.engine.execution.pooling import ChunkPooler, Pooler, add_pooled
 from quire.engine.execution.request_table import Changes, RequestTable
 from quire.engine.execution.sampling.logprobs import top_logprobs
 from quire.engine.execution.sampling.pending import PendingTokens, SampledToken, TokenSampler
+from quire.engine.execution.states import StateCaches
 from quire.engine.execution.step_graphs import StepRunner
 from quire.engine.models.networks.decoder import LanguageModel, compute_logits
 from quire.engine.scheduling.plan import (
@@ -93,6 +94,7 @@ class ModelRunner:
         pooler: Pooler,
         items: ItemEncoder,
         aligner: Aligner | None = None,
+        states: StateCaches | None = None,
     ) -> None:
         self.model = model
         self.steps = steps
@@ -103,6 +105,7 @@ class ModelRunner:
         self._sampler = sampler
         self._pooler = ChunkPooler(table, pooler)
         self._aligner = aligner
+        self._states = states
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one step."""
@@ -141,6 +144,14 @@ class ModelRunner:
     def _compute(self, scheduled: Sequence[ScheduledSequence]) -> Computed:
         """Run the model."""
         inputs = self._with_items(self._inputs.build(scheduled), scheduled)
+        if self._states is None:
+            return self._run(inputs)
+        states = self._states.of_step(inputs.spans)
+        computed = self._run(replace(inputs, model=replace(inputs.model, states=states)))
+        states.commit()
+        return computed
+
+    def _run(self, inputs: StepInputs) -> Computed:
         attention = self._attention.prepare(inputs)
         if not self._wants_hidden(inputs.spans):
             return Computed(inputs.spans, self.steps.logits(inputs, attention))
@@ -184,7 +195,7 @@ class ModelRunner:
         broken: set[int] = set()  # blocks that were not computed
         for item in plan.scheduled:
             row = self._table.row_of(item.request_id)
-            blocks = self._table.blocks[row, : self._table.num_blocks[row]].tolist()
+            blocks = self._table.blocks_of(row)
             cross = crosses.get(item.request_id)
             encoded = () if cross is None else cross.blocks
             try:
@@ -195,7 +206,7 @@ class ModelRunner:
             except Exception as error:  # error boundary: only this sequence fails
                 logger.exception("the model failed for request %s", item.request_id)
                 step.known.errors[item.request_id] = SequenceError(f"the model failed: {type(error).__name__}: {error}")
-                broken.update(blocks[item.start // self._table.block_size :])
+                broken.update(self._table.blocks_of(row, item.start))
                 broken.update(encoded if cross is not None and cross.item is not None else ())
             else:
                 self._finish(computed, step)

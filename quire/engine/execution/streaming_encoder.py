@@ -9,15 +9,23 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from quire.engine.execution.attention.paged import PagedAttention, PrefillSpan, QueryAttention, SequentialRanges
-from quire.engine.execution.cache import KVCache, block_bytes
+from quire.engine.execution.attention.paged import (
+    GroupAttention,
+    PagedAttention,
+    PrefillSpan,
+    QueryAttention,
+    SequentialRanges,
+)
+from quire.engine.execution.cache import KVCache
+from quire.engine.execution.cache_layout import CacheLayout
 from quire.engine.execution.devices.device import Device
 from quire.engine.execution.inputs import Span
 from quire.engine.execution.item_encoder import ItemEncoder
 from quire.engine.models.layers.inputs import ItemEmbeddings
 from quire.engine.models.layers.stem import CausalConvStemLayer, StemState
 from quire.engine.models.networks.audio_encoder import AudioEncoder
-from quire.engine.models.networks.decoder import CacheShape, cache_shape
+from quire.engine.models.networks.decoder import cache_shape
+from quire.engine.models.specs.cache import CacheGroup, WindowCache
 from quire.engine.models.specs.decoder import AudioEncoderSpec, GroupedQueryAttention, Layer
 from quire.engine.scheduling.plan import EncodedAudio, ScheduledSequence, StepPlan
 from quire.engine.scheduling.streaming_scheduler import MAX_PIECE
@@ -28,14 +36,14 @@ class StreamingCacheSize:
     """Size of the encoder states of sequences.
 
     Attributes:
-        shapes: cache shapes of the layers.
+        layout: what the layers cache.
         pages: number of pages of one sequence, a ring with the positions that those of a piece attend to.
         block_size: number of positions of a page.
         dtype: dtype of the elements.
         hidden: number of elements of an embedding.
     """
 
-    shapes: Sequence[CacheShape]
+    layout: CacheLayout
     pages: int
     block_size: int
     dtype: torch.dtype
@@ -44,7 +52,7 @@ class StreamingCacheSize:
     @property
     def nbytes(self) -> int:
         """Bytes of one sequence."""
-        pages = self.pages * block_bytes(self.shapes, self.block_size, self.dtype)
+        pages = self.pages * self.layout.block_bytes(self.block_size, self.dtype)
         return pages + 2 * MAX_PIECE * self.hidden * self.dtype.itemsize
 
 
@@ -54,7 +62,8 @@ def streaming_cache_size(
     """The size of one encoder state. `hidden`: elements of an embedding; `alignment`: the device's."""
     shapes = [cache_shape(_attention(layer), alignment) for layer in spec.layers]
     window = max(_window(layer) for layer in spec.layers)
-    return StreamingCacheSize(shapes, _pages(window, MAX_PIECE * spec.joined, block_size), block_size, dtype, hidden)
+    layout = CacheLayout.of_one_group(shapes, CacheGroup(WindowCache(window), tuple(range(len(shapes)))))
+    return StreamingCacheSize(layout, _pages(window, MAX_PIECE * spec.joined, block_size), block_size, dtype, hidden)
 
 
 def _attention(layer: object) -> GroupedQueryAttention:
@@ -112,7 +121,7 @@ class StreamingEncoder(ItemEncoder):
         self._stem = stem
         self._size = size
         self._window = max(_window(layer) for layer in spec.layers)
-        self._cache: KVCache = device.allocate_cache(size.shapes, streams * size.pages, size.block_size, size.dtype, 0)
+        self._cache: KVCache = device.allocate_cache(size.layout, streams * size.pages, size.block_size, size.dtype, 0)
         self._streams: dict[str, _Stream] = {}
         self._free = list(range(streams - 1, -1, -1))
 
@@ -192,4 +201,5 @@ class StreamingEncoder(ItemEncoder):
             span = PrefillSpan(table.to(device, torch.int32), end - first * size)
             ranges.append((begin, begin + len(own), span))
         self._cache.ensure_mapped(max(int(one.max()) for one in slots) // size)
-        return PagedAttention(self._cache.layers, torch.cat(slots).to(device), SequentialRanges(ranges))
+        group = GroupAttention(torch.cat(slots).to(device), SequentialRanges(ranges))
+        return PagedAttention(self._cache.layers, [group])

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -15,46 +16,39 @@ from torch import Tensor, nn
 
 from quire.config.options import ModelOptions
 from quire.engine.client.audio import AudioInfo
-from quire.engine.client.streaming import DelayedStreamsInfo, StreamingInfo
-from quire.engine.models.checkpoint.adapter import AdapterLoader
-from quire.engine.models.checkpoint.checkpoint import Checkpoint, Progress, WindowOf
+from quire.engine.client.streaming import Streams
+from quire.engine.models.checkpoint.adapter import Adapter, AdapterLoader
+from quire.engine.models.checkpoint.checkpoint import Checkpoint, Progress
 from quire.engine.models.checkpoint.safetensors import SafetensorsFile
 from quire.engine.models.checkpoint.weights import EMBEDDING, HEAD, WeightFiller, allocate, check_unpacked
 from quire.engine.models.config.activation_checks import check_acts
-from quire.engine.models.config.audio_language_model import ADAPTED
-from quire.engine.models.config.delayed_streams import fold_delay
-from quire.engine.models.config.model_config import ModelConfig, read_config
-from quire.engine.models.config.sentence_transformers import read_json
-from quire.engine.models.config.speech_to_text import SpeechToTextSpec
-from quire.engine.models.config.static_embedding import plain_table
+from quire.engine.models.config.json_file import read_json
+from quire.engine.models.config.rope import max_positions
 from quire.engine.models.config.task_adapter import merged
 from quire.engine.models.distributed.group import RankGroups
 from quire.engine.models.errors import BrokenFolder, ModelError, UnsupportedModel, WeightMismatch
-from quire.engine.models.families.rope import max_positions
 from quire.engine.models.layers.heads import PoolerHeads
 from quire.engine.models.layers.linear import Packable
+from quire.engine.models.model_config import ModelConfig, read_config
 from quire.engine.models.networks.audio_encoder import CTCModel
 from quire.engine.models.networks.decoder import Decoder, LanguageModel
 from quire.engine.models.networks.encoder import Encoder, TextEncoder
 from quire.engine.models.networks.transducer import TransducerModel
+from quire.engine.models.registry import has_adapter, plain_name, weight_names
 from quire.engine.models.sharding.cache_scales import CacheScales
 from quire.engine.models.sharding.decoder import ShardedDecoder, check_parallel
 from quire.engine.models.sharding.weight_shards import WeightShards
 from quire.engine.models.sharding.weights import ShardedWeightFiller
 from quire.engine.models.specs.decoder import CTCSpec, DecoderSpec, EncoderSpec, TransducerSpec
 from quire.engine.models.specs.pooler import PoolerSpec
-from quire.engine.models.tensor_names import weight_names_of
-from quire.engine.models.tensor_names.audio import audio_tensors
-from quire.engine.models.tensor_names.ctc import ctc_names, split_positions
-from quire.engine.models.tensor_names.rules import WeightNames
-from quire.engine.models.tensor_names.transducer import transducer_names
+from quire.engine.models.specs.speech_to_text import SpeechToTextSpec
+from quire.engine.models.specs.tensor_names import WeightNames
 from quire.kernels import gpu
-from quire.kernels.gpu_weights import BLOCK
-from quire.kernels.linear import Quantization
 
 logger = logging.getLogger(__name__)
 ProgressBar = Callable[[int], AbstractContextManager[Progress]]  # given the bytes to come
 _EMBEDDINGS = {EMBEDDING, EMBEDDING.removeprefix("model.")}
+_ITEM_LORA_ID = 0  # of the adapter for requests with audio
 _MAX_EXPANSION = 16  # of weights when they are unpacked: from four bits with scales to float32 it is 8
 
 
@@ -83,7 +77,8 @@ class LoadedModel:
         speech: facts about a model that only transcribes; None for others.
         audio: facts about a language model that reads audio; None for others.
         streaming: facts about a model that transcribes audio while it arrives; None for others.
-        is_adapted: requests with audio are computed with an adapter.
+        adapters: its adapters (LoRA), by id.
+        item_lora_id: adapter that requests with audio are computed with; None: there is none.
     """
 
     model: LanguageModel | TextEncoder | CTCModel | TransducerModel
@@ -96,8 +91,9 @@ class LoadedModel:
     pooler: PoolerSpec | None = None
     speech: SpeechToTextSpec | None = None
     audio: AudioInfo | None = None
-    streaming: StreamingInfo | None = None
-    is_adapted: bool = False
+    streaming: Streams | None = None
+    adapters: Mapping[int, Adapter] = field(default_factory=dict)
+    item_lora_id: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,24 +126,21 @@ class _Load:
         model: Decoder | Encoder | CTCModel | TransducerModel,
         vocab: int,
         context_len: int,
-        *,
-        is_adapted: bool = False,
     ) -> LoadedModel:
         """The model, whose weights are filled, with its facts."""
-        config = self.config
+        facts = self.config.facts
         return LoadedModel(
             model.eval(),
-            config.model_type,
+            self.config.model_type,
             "quire",
             self.dtype,
             vocab,
             context_len,
             _bytes(model),
-            config.pooler,
-            config.speech,
-            config.audio,
-            config.streaming,
-            is_adapted,
+            facts.pooler,
+            facts.speech,
+            facts.audio,
+            facts.streaming,
         )
 
 
@@ -192,7 +185,8 @@ def _load_model(
             "--quantization needs --device cuda, or --device cpu with Quire's compiled kernels (if they are missing, "
             "reinstall Quire with a C++ compiler)"
         )
-    with Checkpoint(folder / (config.static or ""), config.fp8) as checkpoint:
+    plain = str if config.spec is None else partial(plain_name, config.spec)
+    with Checkpoint(folder / (config.static or ""), config.quantization, plain) as checkpoint:
         dtype = _dtype(options, checkpoint, target, exact=config.static is not None)
         if quantize and dtype not in target.quantizable_dtypes:
             names = sorted(str(one).removeprefix("torch.") for one in target.quantizable_dtypes)
@@ -209,8 +203,8 @@ def _load_model(
             raise UnsupportedModel(
                 f"--quantization works with Quire's own decoder only, which does not support {config.unsupported}"
             )
-        if config.pooler is not None:
-            return _load_transformers_encoder(load, read_config(folder, options.hf_overrides), config.pooler)
+        if config.facts.pooler is not None:
+            return _load_transformers_encoder(load, read_config(folder, options.hf_overrides), config.facts.pooler)
         try:
             return _load_with_transformers(load)
         except ModelError as error:
@@ -267,34 +261,33 @@ def _load_transformers_encoder(load: _Load, hf_config: Any, pooler: PoolerSpec) 
 def _load_transformer(load: _Load, spec: DecoderSpec | EncoderSpec, groups: RankGroups | None) -> LoadedModel:
     folder, config, checkpoint, dtype = load.folder, load.config, load.checkpoint, load.dtype
     context_len = _transformer_context_len(load, spec)
-    check_acts(spec, *(() if config.pooler is None else config.pooler.acts))
+    check_acts(spec, *(() if config.facts.pooler is None else config.facts.pooler.acts))
     encoder = spec.encoder if isinstance(spec, DecoderSpec) else None
     _check_layers(len(spec.layers) + (0 if encoder is None else len(encoder.layers)), checkpoint)
     if isinstance(spec, DecoderSpec):
-        spec = _with_head(spec, checkpoint, config.pooler)
-    names = weight_names_of(config.model_type, spec, config.pooler)
-    pooler = _with_sparse_head(config.pooler or PoolerSpec(tasks=()), checkpoint, names)
+        spec = _with_head(spec, checkpoint, config.facts.pooler)
+    names = weight_names(spec, config.facts)
+    pooler = _with_sparse_head(config.facts.pooler or PoolerSpec(tasks=()), checkpoint, names)
     with torch.device("meta"):
         model = _empty_model(spec, groups, dtype)
         model.heads = PoolerHeads(pooler, spec.hidden, spec.vocab)
     load.allocate(model)
     filler_options: dict[str, Any] = {
-        "quantization": _quantization(load.options, config),
+        "quantization": checkpoint.requantized(load.options.quantization),
         "tied": isinstance(spec, DecoderSpec) and spec.tied,
         "extra_layers": config.extra_layers,
+        "read_elsewhere": {HEAD, *_EMBEDDINGS} if pooler.label_tokens else (),
         "embeds_with_head": all(names.target(name, {"embed.weight"}) is None for name in checkpoint.names()),
     }
-    filler: WeightFiller
-    window: WindowOf | None = None
-    if isinstance(model, ShardedDecoder):
-        sharded = ShardedWeightFiller(model, names, WeightShards(model), **filler_options)
-        filler, window = sharded, sharded.window
-    else:
-        filler = WeightFiller(model, names, **filler_options)
+    filler = (
+        ShardedWeightFiller(model, names, WeightShards(model), **filler_options)
+        if isinstance(model, ShardedDecoder)
+        else WeightFiller(model, names, **filler_options)
+    )
     adapter = _adapter(config, names, folder)
     scales = CacheScales(spec) if isinstance(spec, DecoderSpec) else None
     with load.bar(checkpoint.total_bytes) as progress:
-        tensors = _tensors(config, checkpoint.tensors(dtype, progress, window), adapter)
+        tensors = _tensors(config, names, checkpoint.tensors(dtype, progress, filler), adapter)
         if scales is not None:
             tensors = scales.without_scales(tensors)
         if pooler.sparse_head is not None:
@@ -303,9 +296,12 @@ def _load_transformer(load: _Load, spec: DecoderSpec | EncoderSpec, groups: Rank
         filler.fill(itertools.chain(_with_label_rows(tensors, pooler), _extra_weights(folder, pooler)))
     if scales is not None:
         scales.apply(model)
-    if adapter is not None:
-        adapter.apply(model, dtype, load.target.torch_device)
-    return load.loaded(model, spec.vocab, context_len, is_adapted=adapter is not None)
+    loaded = load.loaded(model, spec.vocab, context_len)
+    if adapter is None:
+        return loaded
+    model.num_adapters = 1
+    adapters = {_ITEM_LORA_ID: adapter.apply(_ITEM_LORA_ID, model, dtype, load.target.torch_device)}
+    return replace(loaded, weight_bytes=_bytes(model), adapters=adapters, item_lora_id=_ITEM_LORA_ID)
 
 
 def _transformer_context_len(load: _Load, spec: DecoderSpec | EncoderSpec) -> int:
@@ -329,30 +325,26 @@ def _empty_model(spec: DecoderSpec | EncoderSpec, groups: RankGroups | None, dty
 
 
 def _tensors(
-    config: ModelConfig, tensors: Iterable[tuple[str, Tensor]], adapter: AdapterLoader | None
+    config: ModelConfig, names: WeightNames, tensors: Iterable[tuple[str, Tensor]], adapter: AdapterLoader | None
 ) -> Iterable[tuple[str, Tensor]]:
     """The tensors of a checkpoint as the model has them: without an adapter's, split, joined or folded."""
-    if config.static is not None:
-        tensors = plain_table(tensors)
     if config.task_adapter is not None:
         tensors = merged(tensors, config.task_adapter)
-    if isinstance(config.streaming, DelayedStreamsInfo):
-        tensors = fold_delay(tensors, config.streaming.delay_frames)
     if adapter is not None:
         tensors = adapter.without_adapters(tensors)
-    return audio_tensors(config.model_type, tensors)
+    return names.prepare(tensors)
 
 
 def _adapter(config: ModelConfig, names: WeightNames, folder: Path) -> AdapterLoader | None:
     """The adapter of a model, its own file read; None if it has none."""
-    if config.adapter is None:
-        if config.model_type in ADAPTED:
+    if config.facts.adapter is None:
+        if config.spec is not None and has_adapter(config.spec):
             logger.warning(
                 "%s has no adapter for audio: requests with audio are computed with the same weights as others",
                 folder.name,
             )
         return None
-    loader = AdapterLoader(config.adapter, names)
+    loader = AdapterLoader(config.facts.adapter, names)
     loader.read_file(folder)
     return loader
 
@@ -363,10 +355,10 @@ def _load_audio_model(load: _Load, spec: CTCSpec | TransducerSpec) -> LoadedMode
     with torch.device("meta"):
         model = CTCModel(spec) if isinstance(spec, CTCSpec) else TransducerModel(spec)
     load.allocate(model)
-    names = ctc_names(spec) if isinstance(spec, CTCSpec) else transducer_names(spec)
+    names = weight_names(spec, load.config.facts)
     filler = WeightFiller(model, names, options.quantization)
     with load.bar(checkpoint.total_bytes) as progress:
-        filler.fill(split_positions(checkpoint.tensors(load.dtype, progress), encoder))
+        filler.fill(names.prepare(checkpoint.tensors(load.dtype, progress)))
     longest = encoder.max_positions
     return load.loaded(model, spec.vocab, longest if isinstance(spec, CTCSpec) else _context_len(options, longest))
 
@@ -454,12 +446,6 @@ def _dtype(options: ModelOptions, checkpoint: Checkpoint, target: LoadTarget, *,
     if widened:
         logger.warning("--dtype float16 is slow on CPUs: %s is used instead", str(fast).removeprefix("torch."))
     return fast
-
-
-def _quantization(options: ModelOptions, config: ModelConfig) -> Quantization:
-    """Float8 weights of a checkpoint keep their blocks if they are quantized again."""
-    blocks = config.fp8 is not None and config.fp8.block == (BLOCK, BLOCK)
-    return "fp8_blocks" if blocks and options.quantization == "fp8" else options.quantization
 
 
 def _context_len(options: ModelOptions, trained: int) -> int:

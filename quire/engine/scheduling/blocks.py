@@ -68,6 +68,10 @@ class BlockPool:
             found.append(block)
         return found
 
+    def has(self, key: BlockHash) -> bool:
+        """Return whether a block is cached."""
+        return key in self._by_hash
+
     def can_take(self, matched: Sequence[int], fresh: int) -> bool:
         """Whether `acquire(matched)` followed by `allocate(fresh)` would succeed."""
         free_matches = sum(1 for block in matched if self._refs[block] == 0)

@@ -56,6 +56,12 @@ class CrossAttentionBlocks:
             self._pool.cache_block(block, key)
         return CrossAttentionItem(tuple(cross.blocks), cross.length, cross.item)
 
+    def check(self, request: Request) -> None:
+        """Assert that a request holds the blocks of its item while it is in the batch."""
+        if (cross := request.cross_attention) is not None:
+            needed = self._pool.blocks_for(cross.length) if request.in_batch else 0
+            assert len(cross.blocks) == needed, "encoded positions without a block"
+
     def leave(self, cross: CrossAttentionState | None) -> None:
         """Give the blocks of an item back."""
         if cross is not None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing_extensions import override
 
 from quire.engine.client.protocol import AddRequest, StepStats, TokensOutput
+from quire.engine.scheduling.block_tables import BlockGroups, BlockTables
 from quire.engine.scheduling.blocks import BlockPool
 from quire.engine.scheduling.limits import SchedulerLimits
 from quire.engine.scheduling.plan import EncodedAudio, SampledTokens, ScheduledSequence, StepPlan
+from quire.engine.scheduling.request import token_array
 from quire.engine.scheduling.streaming_request import StreamingRequest
 from quire.engine.scheduling.streaming_scheduler import MAX_PIECE, StepBudget, StreamingScheduler
 
@@ -24,23 +26,24 @@ class DelayedStreamsScheduler(StreamingScheduler[StreamingRequest]):
         limits: SchedulerLimits,
         pool: BlockPool,
         *,
+        groups: BlockGroups,
         columns_per_frame: int,
-        window: int | None,
         by_priority: bool = False,
     ) -> None:
         """Make a scheduler without requests.
 
         Args:
             limits: limits of steps and sequences; `encoder_compute_budget` is a number of frames.
-            pool: the blocks of the KV cache, at least `most_blocks` of the longest sequence.
+            pool: the blocks of the KV cache, as many as the longest sequence holds.
+            groups: the groups of layers that take them.
             columns_per_frame: number of columns of features of a frame.
-            window: number of positions that a token attends to, including its own; None: all.
             by_priority: requests with a smaller priority run first.
         """
         super().__init__(limits, by_priority=by_priority)
         self.pool = pool
+        self._groups = groups
+        self._tables = BlockTables(pool, groups, None)
         self._columns_per_frame = columns_per_frame
-        self._window = window
 
     @override
     def stats(self, plan: StepPlan | None = None) -> StepStats:
@@ -51,19 +54,17 @@ class DelayedStreamsScheduler(StreamingScheduler[StreamingRequest]):
     @override
     def check(self) -> None:
         super().check()
-        self.pool.check([request.blocks for request in self._requests.values()])
-        running = {request.id for request in self._running}
+        self._tables.check(self._requests.values(), {request.id for request in self._running})
         for request in self._requests.values():
-            held = (request.dropped + len(request.blocks)) * self.pool.block_size
-            assert request.num_computed_tokens <= min(held, request.encoded), "computed tokens without a block or audio"
-            assert request.id in running or not request.blocks, "a waiting request holds blocks"
-            assert len(request.blocks) <= self._most_blocks(request), "a request holds more blocks than reserved"
+            assert request.num_computed_tokens <= request.encoded, "computed tokens without audio"
+            held = sum(map(len, request.tables)) - sum(request.unseen)
+            assert held <= self._most_blocks(request), "a request holds more blocks than reserved"
 
     @override
     def _make(self, message: AddRequest, sort_key: tuple[int, ...], start: int) -> StreamingRequest:
         return StreamingRequest(
             id=message.request_id,
-            tokens=message.prompt.tolist(),
+            tokens=token_array(message.prompt),
             params=message.params,
             sort_key=sort_key,
             start=start,
@@ -85,7 +86,12 @@ class DelayedStreamsScheduler(StreamingScheduler[StreamingRequest]):
 
     def _most_blocks(self, request: StreamingRequest) -> int:
         length = min(request.frames, self.limits.max_model_len) if request.complete else self.limits.max_model_len
-        return most_blocks(self.limits, length, self._window, self.pool.block_size)
+        return self._groups.most_blocks(length, largest_piece(self.limits), self.pool.block_size)
+
+    @override
+    def _enter(self, plan: StepPlan, request: StreamingRequest) -> None:
+        self._tables.enter(request)
+        super()._enter(plan, request)
 
     @override
     def _schedule_sequence(self, plan: StepPlan, request: StreamingRequest, budget: StepBudget) -> bool:
@@ -97,11 +103,10 @@ class DelayedStreamsScheduler(StreamingScheduler[StreamingRequest]):
         if count <= 0:
             return False
         start, end = request.num_computed_tokens, request.num_computed_tokens + count
-        self._drop_blocks(request)
-        fresh = self.pool.allocate(self.pool.blocks_for(end) - request.dropped - len(request.blocks))
-        request.blocks += fresh
+        self._tables.drop_unseen(request)
+        new_blocks = self._tables.grow(request, end)
         samples = end == len(request.tokens)
-        plan.scheduled.append(ScheduledSequence(request.id, start, count, tuple(fresh), samples))
+        plan.scheduled.append(ScheduledSequence(request.id, start, count, new_blocks, samples))
         request.num_computed_tokens = end
         budget.tokens -= count
         plan.stats.step_tokens += max(0, min(end, request.prompt_len) - start)
@@ -114,16 +119,6 @@ class DelayedStreamsScheduler(StreamingScheduler[StreamingRequest]):
             first = request.encoded
             plan.audio.append(EncodedAudio(request.id, first, request.take(frames)))
             budget.frames -= frames
-
-    def _drop_blocks(self, request: StreamingRequest) -> None:
-        """Free the blocks outside the window of the next token."""
-        if self._window is None:
-            return
-        unseen = max(0, request.num_computed_tokens - self._window + 1) // self.pool.block_size - request.dropped
-        if unseen > 0:
-            self.pool.release(request.blocks[:unseen])
-            request.blocks = request.blocks[unseen:]
-            request.dropped += unseen
 
     @override
     def _append(self, request: StreamingRequest, sampled: SampledTokens) -> TokensOutput:
@@ -143,21 +138,9 @@ class DelayedStreamsScheduler(StreamingScheduler[StreamingRequest]):
     @override
     def _leave(self, request: StreamingRequest) -> None:
         super()._leave(request)
-        self.pool.release(request.blocks)
-        request.blocks = []
+        self._tables.leave(request)
 
 
-def most_blocks(limits: SchedulerLimits, length: int, window: int | None, block_size: int) -> int:
-    """The most blocks that a sequence holds: those in the windows of the tokens of a step.
-
-    Args:
-        limits: limits of steps.
-        length: number of tokens of the sequence.
-        window: see `DelayedStreamsScheduler`.
-        block_size: number of tokens of a block.
-    """
-    whole = -(-length // block_size)
-    if window is None:
-        return whole
-    seen = window - 1 + min(limits.max_num_batched_tokens, MAX_PIECE)
-    return min(whole, -(-seen // block_size) + 1)
+def largest_piece(limits: SchedulerLimits) -> int:
+    """Return the most tokens of a sequence that a step computes."""
+    return min(limits.max_num_batched_tokens, MAX_PIECE)

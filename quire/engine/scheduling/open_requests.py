@@ -55,7 +55,7 @@ class OpenRequests:
         request.extend(tokens, last=last, items=items)
         if last:
             del self._open[request.id]
-        if request.blocks and tokens:
+        if request.in_batch and tokens:
             self._extended.append((request, tuple(tokens)))
         resumes = request.id in self.waiting_for_input and (last or bool(tokens))
         if resumes:
@@ -69,7 +69,7 @@ class OpenRequests:
         return [
             PromptExtension(request.id, tokens)
             for request, tokens in extended
-            if request.blocks and request.id not in names
+            if request.in_batch and request.id not in names
         ]
 
     def check(self) -> None:

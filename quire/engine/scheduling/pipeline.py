@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from quire.engine.scheduling.request import Request
 
-_LEAST = 8  # sequences of a step; with fewer it takes about as long (benchmarks/README.md)
+_LEAST = 8  # sequences of a step; with fewer it takes about as long (benchmarks/measured/engine.md)
 
 
 class StepShares:

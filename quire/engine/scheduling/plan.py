@@ -7,7 +7,15 @@ from dataclasses import dataclass, field
 import msgspec
 
 from quire.engine.client.pooling_params import PoolingParams
-from quire.engine.client.protocol import AddRequest, FeatureArray, MediaItem, PooledArray, StepStats, TokenLogprobs
+from quire.engine.client.protocol import (
+    AddRequest,
+    FeatureArray,
+    MediaItem,
+    PooledArray,
+    StepStats,
+    TokenArray,
+    TokenLogprobs,
+)
 from quire.engine.client.sampling_params import SamplingParams
 
 
@@ -75,17 +83,19 @@ class NewSequence:
         tokens: prompt and, after preemption, the output so far.
         prompt_logprobs: number of top tokens to report at the positions of the prompt; None to report nothing.
         uses_long_rope: compute it with a long rope's frequencies for sequences beyond the trained length.
-        uses_lora: compute it with the model's LoRA adapter.
+        lora_id: adapter that it is computed with; None: none.
+        state_blocks: blocks of its states, whose content is of another sequence.
     """
 
     request_id: str
-    tokens: tuple[int, ...]
+    tokens: TokenArray
     prompt_len: int
     params: SamplingParams | PoolingParams
     prompt_logprobs: int | None
     uses_long_rope: bool = False
     cross_attention: CrossAttentionItem | None = None
-    uses_lora: bool = False
+    lora_id: int | None = None
+    state_blocks: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +110,8 @@ class ScheduledSequence(msgspec.Struct, frozen=True):
     """Compute tokens [start, start + count) of a sequence.
 
     Attributes:
-        new_blocks: appended to the sequence's block table before the step.
+        new_blocks: appended to the sequence's block tables before the step, those of the first group of layers first,
+            as many to each. The step's tokens attend to none of those before the group's window, which may be any.
         samples: the step computes the sequence's last token, so the next one is sampled.
         draft: draft tokens, at the end of the range; each accepted draft token yields a further token.
         items: placeholder tokens.

@@ -7,6 +7,7 @@ special cases. The design is vLLM V1's.
 
 from __future__ import annotations
 
+import itertools
 from bisect import insort
 from collections import deque
 from operator import attrgetter
@@ -20,6 +21,7 @@ from quire.engine.client.protocol import (
     RequestOutput,
     StepStats,
 )
+from quire.engine.scheduling.block_tables import ONE_GROUP, BlockGroups, BlockTables
 from quire.engine.scheduling.blocks import BlockPool
 from quire.engine.scheduling.cross_attention import CrossAttentionBlocks
 from quire.engine.scheduling.drafter import Drafter
@@ -28,8 +30,7 @@ from quire.engine.scheduling.limits import SchedulerLimits
 from quire.engine.scheduling.open_requests import OpenRequests
 from quire.engine.scheduling.pipeline import StepShares
 from quire.engine.scheduling.plan import ScheduledSequence, StepPlan, StepResult
-from quire.engine.scheduling.prefix_cache import PrefixCache
-from quire.engine.scheduling.request import Hasher, Request
+from quire.engine.scheduling.request import Hasher, Request, token_array
 from quire.engine.scheduling.speculation import Speculation
 from quire.engine.scheduling.waiting import WaitingQueue
 
@@ -47,6 +48,7 @@ class Scheduler:
         self,
         limits: SchedulerLimits,
         pool: BlockPool,
+        groups: BlockGroups = ONE_GROUP,
         *,
         hasher: Hasher | None,
         by_priority: bool = False,
@@ -57,6 +59,7 @@ class Scheduler:
         Args:
             limits: sequences and tokens of a step, and lengths of sequences.
             pool: the blocks of the KV cache.
+            groups: the groups of layers that take them.
             hasher: hash function of the prefix cache; None disables it.
             by_priority: requests with a smaller priority run first.
             fair: the flows of requests share the engine, instead of running in order of arrival.
@@ -66,9 +69,9 @@ class Scheduler:
         self._hasher = hasher
         self._requests: dict[str, Request] = {}
         self._open = OpenRequests()
-        self._prefix_cache = PrefixCache(pool, hasher)
+        self._tables = BlockTables(pool, groups, hasher)
         self._cross_attention = CrossAttentionBlocks(pool, hasher, limits.convolutions)
-        self._speculation = Speculation(limits, pool)
+        self._speculation = Speculation(limits, self._tables)
         self._encoder_cache = EncoderCache(limits.encoder_cache_size, limits.encoder_compute_budget)
         self._shares = StepShares(limits.stages)
         self._running: list[Request] = []  # sorted by sort key
@@ -89,7 +92,7 @@ class Scheduler:
         sort_key, start = self._waiting.assign_sort_key(message)
         request = Request(
             id=message.request_id,
-            tokens=message.prompt.tolist(),
+            tokens=token_array(message.prompt),
             params=message.params,
             sort_key=sort_key,
             start=start,
@@ -132,14 +135,15 @@ class Scheduler:
         return error
 
     def _use_lora(self, request: Request) -> None:
-        """Compute a request that has items with the model's LoRA adapter, if it has one for them.
+        """Compute a request that has items with the model's adapter for them, if it has one.
 
         What was computed without it is computed again.
         """
-        if self.limits.lora_for_items and not request.uses_lora:
-            if request.blocks:
+        lora_id = self.limits.item_lora_id
+        if lora_id is not None and request.lora_id is None:
+            if request.in_batch:
                 self._preempt(request)
-            request.use_lora(self._hasher)
+            request.use_lora(lora_id, self.limits.lora_digests[lora_id], self._hasher)
 
     def abort(self, request_id: str) -> None:
         """Drop a request in any state; unknown ids are ignored."""
@@ -211,11 +215,11 @@ class Scheduler:
                 failed = live.pop(request_id)
                 # The step may not have computed the blocks that were cached when it was scheduled.
                 start = 0 if error.corrupted else starts.get(request_id, 0)
-                self.pool.evict_blocks(failed.blocks[start // self.pool.block_size :])
+                self._tables.evict(failed, start)
                 self.pool.evict_blocks(encoded.get(request_id, ()))
                 if error.corrupted:
                     self._drop_items(failed)
-                    if failed.computed_on_entry and failed.blocks:
+                    if failed.computed_on_entry and failed.in_batch:
                         failed.restart()
                         self._preempt(failed)
                         continue
@@ -243,17 +247,17 @@ class Scheduler:
         """Assert that queues, requests and the block pool are consistent."""
         requests = self._requests.values()
         encoded = [request.cross_attention.blocks for request in requests if request.cross_attention is not None]
-        self.pool.check([*(request.blocks for request in requests), *encoded])
         waiting = self._waiting.ids()
         running = {request.id for request in self._running}
+        self._tables.check(requests, running, encoded)
         waiting_for_input = self._open.waiting_for_input
         self._encoder_cache.check()
         assert waiting | running | waiting_for_input == set(self._requests), "a request is neither waiting nor running"
         assert len(waiting) + len(running) + len(waiting_for_input) == len(self._requests), "a request is in two states"
         self._open.check()
         assert self._running == sorted(self._running, key=_SORT_KEY), "running requests are out of order"
-        for request in self._requests.values():
-            request.check(self.pool.block_size, running=request.id in running)
+        for request in requests:
+            self._cross_attention.check(request)
 
     def _schedule_running(self, plan: StepPlan, scheduled: list[Request], budget: int) -> int:
         max_model_len, switch = self.limits.max_model_len, self.limits.rope_switch
@@ -285,7 +289,8 @@ class Scheduler:
 
     def _make_room(self, plan: StepPlan, request: Request, count: int) -> bool:
         """Preempt the last sequences until `count` more tokens fit; False if that preempted `request` itself."""
-        needed = self.pool.blocks_for(request.num_computed_tokens + count) - len(request.blocks)
+        self._tables.drop_unseen(request)
+        needed = self._tables.missing(request, request.num_computed_tokens + count)
         while needed > self.pool.num_free:
             victim = self._running[-1]
             self._preempt(victim)
@@ -305,22 +310,22 @@ class Scheduler:
                 return  # preempted; a step in flight still appends to its tokens
             if self.limits.rope_switch is not None:
                 request.choose_rope(self.limits.rope_switch, self._hasher)
-            matched = self._prefix_cache.match(request)
-            computed = len(matched) * self.pool.block_size
+            prefix = self._tables.match(request)
+            computed = prefix.count * self.pool.block_size
             left = len(request.tokens) - request.held_back - computed
             if left <= 0:
                 self._waiting.pop()
                 self._open.waiting_for_input.add(request.id)
                 continue
             count = request.within_prompt(computed, min(left, budget))
-            fresh = self.pool.blocks_for(computed + count) - len(matched)
+            fresh = self._tables.missing_on_entry(prefix, computed + count)
             cross = self._cross_attention.cached(request.cross_attention)
             if request.cross_attention is not None and not cross:
                 if request.cross_attention.length > encoded and encoded < self.limits.encoder_compute_budget:
                     return
                 encoded -= request.cross_attention.length
                 fresh += self.pool.blocks_for(request.cross_attention.length)
-            while not self.pool.can_take([*matched, *cross], fresh):
+            while not self.pool.can_take([*prefix.held, *cross], fresh):
                 if not self._preempt_idle():
                     return
             request.computed_on_entry = computed
@@ -329,18 +334,17 @@ class Scheduler:
                 return  # the step encodes no more items
             self._waiting.pop()
             insort(self._running, request, key=_SORT_KEY)
-            self.pool.acquire(matched)
-            request.blocks, request.num_computed_tokens, request.num_cached_blocks = matched, computed, len(matched)
+            self._tables.enter(request, prefix)
             request.prompt_logprobs = [None] if request.wants_prompt_logprobs else []
             request.mark_scheduled()
-            self._prefix_cache.record(request, computed, plan.stats)
+            self._tables.record(request, computed, plan.stats)
             entered = (
                 None
                 if request.cross_attention is None
                 else self._cross_attention.enter(request.cross_attention, cross, plan.stats)
             )
             plan.new.append(request.to_new_sequence(entered))
-            self._schedule_sequence(plan, scheduled, request, count, matched)
+            self._schedule_sequence(plan, scheduled, request, count, enters=True)
             budget -= count
 
     def _readable(self, plan: StepPlan, request: Request, start: int, count: int) -> int:
@@ -365,15 +369,14 @@ class Scheduler:
         scheduled: list[Request],
         request: Request,
         count: int,
-        matched: list[int] | None = None,
+        *,
+        enters: bool = False,
         draft: tuple[int, ...] = (),
     ) -> None:
         start, end = request.num_computed_tokens, request.num_computed_tokens + count
-        # Blocks may be left over from a rejected draft.
-        fresh = self.pool.allocate(max(0, self.pool.blocks_for(end + len(draft)) - len(request.blocks)))
-        new_blocks = tuple(fresh) if matched is None else (*matched, *fresh)
-        if fresh:
-            request.blocks = request.blocks + fresh
+        new_blocks = self._tables.grow(request, end + len(draft))
+        if enters:
+            new_blocks = tuple(itertools.chain.from_iterable(request.tables))
         samples = request.generates and end == len(request.tokens) + request.num_output_placeholders
         items = () if request.placeholders is None else request.placeholders.tokens(start, end)
         plan.scheduled.append(
@@ -385,7 +388,7 @@ class Scheduler:
         if samples:
             request.num_output_placeholders += 1
             request.awaits_tokens = bool(draft) or self.limits.stages > 1
-        self._prefix_cache.cache_full_blocks(request, min(end, len(request.tokens)))
+        self._tables.cache_full_blocks(request, min(end, len(request.tokens)))
         plan.stats.step_tokens += max(0, min(end, request.prompt_len) - start)
 
     def _restart_outgrown(self, rope_switch: int) -> None:
@@ -406,15 +409,14 @@ class Scheduler:
     def _leave(self, request: Request) -> None:
         del self._requests[request.id]
         self._open.discard(request)
-        if request.blocks:
+        if request.in_batch:
             self._leave_batch(request)
         else:
             self._waiting.compact(len(self._requests) - len(self._running))
 
     def _leave_batch(self, request: Request) -> None:
         self._running.remove(request)
-        self.pool.release(request.blocks)
-        request.blocks = []
+        self._tables.leave(request)
         self._cross_attention.leave(request.cross_attention)
         self._removed.append(request.id)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quire.engine.client.protocol import StepStats
-from quire.engine.scheduling.blocks import BlockPool
+from quire.engine.scheduling.block_tables import BlockTables
 from quire.engine.scheduling.limits import SchedulerLimits
 from quire.engine.scheduling.plan import SampledTokens
 from quire.engine.scheduling.request import Request
@@ -15,10 +15,10 @@ _MEMORY_BOUND_TOKENS = 24
 class Speculation:
     """Limits the draft tokens of each step, and counts the accepted ones. Drafts come from `Request.drafter`."""
 
-    def __init__(self, limits: SchedulerLimits, pool: BlockPool) -> None:
-        """`limits`, `pool`: those of the scheduler."""
+    def __init__(self, limits: SchedulerLimits, tables: BlockTables) -> None:
+        """`limits`, `tables`: those of the scheduler."""
         self._limits = limits
-        self._pool = pool
+        self._tables = tables
         self._left = 0  # draft tokens that this step may still have
 
     def begin_step(self, decoding: int) -> None:
@@ -34,9 +34,9 @@ class Speculation:
             return ()
         if len(request.tokens) - request.num_computed_tokens != 1 or request.num_computed_tokens < request.prompt_len:
             return ()
-        held = (len(request.blocks) + self._pool.num_free) * self._pool.block_size
+        fitting = self._tables.room(request) - len(request.tokens)
         longest = request.max_draft(self._limits.max_model_len, self._limits.rope_switch)
-        draft = request.drafter.draft(request.tokens, min(room, self._left, held - len(request.tokens), longest))
+        draft = request.drafter.draft(request.tokens, min(room, self._left, fitting, longest))
         self._left -= len(draft)
         return draft
 

@@ -21,7 +21,6 @@ class StreamingRequest(Request):
         frames: number of frames that have arrived.
         encoded: number of frames that are encoded once the steps in flight have finished.
         complete: no more audio follows.
-        dropped: number of blocks at the start that were freed because they left the window; not in `blocks`.
         last_step: number of the last step with this sequence.
     """
 
@@ -29,7 +28,6 @@ class StreamingRequest(Request):
     frames: int = 0
     encoded: int = 0
     complete: bool = False
-    dropped: int = 0
     last_step: int = 0
     _features: deque[FeatureArray] = field(default_factory=deque)  # of the frames that are not encoded
 

@@ -49,7 +49,8 @@ def cut(samples: NDArray[np.float32], seconds: float) -> list[Window]:
     Returns:
         Windows that cover all samples; none if there are none.
     """
-    most, back = round(seconds * SAMPLE_RATE), round(min(SEARCH_SECONDS, seconds / 2) * SAMPLE_RATE)
+    most = round(seconds * SAMPLE_RATE)
+    back = round(min(SEARCH_SECONDS, seconds / 2) * SAMPLE_RATE)
     windows: list[Window] = []
     start = 0
     while len(samples) - start > most:

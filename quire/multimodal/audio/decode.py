@@ -219,7 +219,8 @@ def _check_header(rate: int, channels: int, kind: AudioFormat) -> None:
 
 
 def _through_soundfile(content: bytes, target: _Target) -> Source:
-    given, kind = 0, target.kind
+    decoded = 0
+    kind = target.kind
     try:
         with _Sequential(_Bytes(complete(content, kind.name))) as file:
             rate, announced = file.samplerate, file.frames
@@ -227,14 +228,14 @@ def _through_soundfile(content: bytes, target: _Target) -> Source:
             if announced < _MOST_FRAMES:
                 target.expect(announced / rate)
             while len(block := file.read(_BLOCK, dtype="float32", always_2d=True)):
-                given += len(block)
+                decoded += len(block)
                 yield block, rate
     except soundfile.LibsndfileError as error:
         raise _Unreadable(f"The {kind.name} file is broken: {_reason(error.error_string)}") from error
     if kind.name == "wav":
-        announced = wav_frames(content) or given
+        announced = wav_frames(content) or decoded
     if kind.name not in _ESTIMATED and announced < _MOST_FRAMES:
-        _check_length(given / rate, announced / rate, kind)
+        _check_length(decoded / rate, announced / rate, kind)
 
 
 class _Sequential(soundfile.SoundFile):  # type: ignore[misc]  # soundfile has no types
@@ -291,19 +292,19 @@ def _samples_of(frame: Any) -> Block:
     """The samples of one of FFmpeg's frames, as float32 in [-1, 1]."""
     samples = frame.to_ndarray()
     channels = len(frame.layout.channels)
-    given = samples.T if frame.format.is_planar else samples.reshape(-1, channels)
-    block: Block = given.astype(np.float32)
-    if given.dtype == np.uint8:
+    by_frame = samples.T if frame.format.is_planar else samples.reshape(-1, channels)
+    block: Block = by_frame.astype(np.float32)
+    if by_frame.dtype == np.uint8:
         block = (block - np.float32(128)) / np.float32(128)
-    elif np.issubdtype(given.dtype, np.integer):
-        block = block / np.float32(1 << (8 * given.dtype.itemsize - 1))
+    elif np.issubdtype(by_frame.dtype, np.integer):
+        block = block / np.float32(1 << (8 * by_frame.dtype.itemsize - 1))
     return block
 
 
-def _check_length(given: float, announced: float, kind: AudioFormat) -> None:
+def _check_length(decoded: float, announced: float, kind: AudioFormat) -> None:
     """Refuse a file that has less than its header says: the rest of a speech would silently be missing."""
-    if given < announced - _MISSING:
-        raise AudioError(f"The {kind.name} file is truncated: it has {given:.2f} s of {announced:.2f} s of audio.")
+    if decoded < announced - _MISSING:
+        raise AudioError(f"The {kind.name} file is truncated: it has {decoded:.2f} s of {announced:.2f} s of audio.")
 
 
 def _reason(text: str) -> str:

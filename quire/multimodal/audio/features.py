@@ -19,7 +19,9 @@ _MAX_HZ = SAMPLE_RATE / 2
 _LINEAR_HZ = 1000.0  # Slaney's mel scale is linear below, and logarithmic above
 _LINEAR_MELS = 15.0  # mels of the linear part
 _LOG_STEP = 27.0 / np.log(6.4)  # mels for each factor of e
-_HTK_HZ, _HTK_STEP = 700.0, 2595.0 / np.log(10.0)  # HTK's mel scale: mels for each factor of e
+# HTK's mel scale: mels for each factor of e
+_HTK_HZ = 700.0
+_HTK_STEP = 2595.0 / np.log(10.0)
 _PREEMPHASIS = 0.97
 _LONG_FRAME = 512  # samples that are transformed for a frame of _WINDOW
 _LOG_ZERO = 2.0**-24  # added to the power
@@ -108,7 +110,8 @@ def nemo_log_mel_columns(
     Returns:
         Array of shape (num_mel_bins, columns).
     """
-    window, filters = np.hanning(_WINDOW), mel_filters(num_mel_bins, _LONG_FRAME)
+    window = np.hanning(_WINDOW)
+    filters = mel_filters(num_mel_bins, _LONG_FRAME)
     if bfloat16:
         window, filters = _rounded_to_bfloat16(window), _rounded_to_bfloat16(filters)
     views = np.lib.stride_tricks.sliding_window_view(samples, _WINDOW)[::HOP]
@@ -223,7 +226,8 @@ def mel_filters(count: int, frame: int = _WINDOW) -> NDArray[np.float64]:
         _LINEAR_HZ * np.exp((mels - _LINEAR_MELS) / _LOG_STEP),
     )
     bins = np.linspace(0.0, _MAX_HZ, frame // 2 + 1)
-    low, high = edges[:-2, None], edges[2:, None]
+    low = edges[:-2, None]
+    high = edges[2:, None]
     filters: NDArray[np.float64] = _triangles(edges, bins) * (2.0 / (high - low))
     return filters
 
@@ -244,7 +248,9 @@ def kaldi_filters(count: int) -> NDArray[np.float64]:
 
 def _triangles(edges: NDArray[np.float64], bins: NDArray[np.float64]) -> NDArray[np.float64]:
     """(filters, bins): each filter rises from an edge to the next one, and falls to the one behind it."""
-    low, middle, high = edges[:-2, None], edges[1:-1, None], edges[2:, None]
+    low = edges[:-2, None]
+    middle = edges[1:-1, None]
+    high = edges[2:, None]
     rising, falling = (bins - low) / (middle - low), (high - bins) / (high - middle)
     triangles: NDArray[np.float64] = np.maximum(0.0, np.minimum(rising, falling))
     return triangles

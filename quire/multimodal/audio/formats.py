@@ -44,9 +44,9 @@ _MAGIC: tuple[tuple[int, bytes, AudioFormat], ...] = (
 )
 
 
-def recognized_name(given: str) -> str | None:
+def recognized_name(requested: str) -> str | None:
     """The `AudioFormat.name` of a format that a client names; None if it is not a known one."""
-    name = given.lower()
+    name = requested.lower()
     name = _ALIASES.get(name, name)
     return name if name in _FORMATS else None
 
@@ -81,5 +81,6 @@ def _mpeg(content: bytes, start: int) -> AudioFormat | None:
     if header[1] & 0xF6 == 0xF0:  # layer 0
         return _AAC
     layer, version = header[1] >> 1 & 3, header[1] >> 3 & 3
-    bitrate, rate = header[2] >> 4, header[2] >> 2 & 3
+    bitrate = header[2] >> 4
+    rate = header[2] >> 2 & 3
     return _MP3 if layer and version != 1 and bitrate != 15 and rate != 3 else None

@@ -9,13 +9,13 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from quire.engine.client.protocol import FeatureArray
-from quire.engine.client.streaming import DelayedStreamsInfo, StreamingInfo, TransducerInfo
+from quire.engine.client.streaming import DelayedStreamsInfo, Streams, TransducerInfo
 from quire.multimodal.audio.features import HOP, REACH, log_mel_columns, nemo_log_mel_columns, preemphasized
 
 Samples = NDArray[np.float32]
 
 
-def frame_samples(info: StreamingInfo) -> int:
+def frame_samples(info: Streams) -> int:
     """Number of samples of a frame."""
     return info.columns_per_frame * HOP
 
@@ -42,7 +42,7 @@ class FrameMaker(FeatureMaker):
 
     def __init__(self, info: DelayedStreamsInfo) -> None:
         self._info = info
-        self._rest = np.zeros(REACH + info.left_frames * frame_samples(info), np.float32)
+        self._pending = np.zeros(REACH + info.left_frames * frame_samples(info), np.float32)
         self._received = 0
 
     @property
@@ -63,9 +63,10 @@ class FrameMaker(FeatureMaker):
         return self._features(np.zeros(silence + REACH, np.float32))
 
     def _features(self, samples: Samples) -> FeatureArray:
-        info, held = self._info, np.concatenate((self._rest, samples))
+        info = self._info
+        held = np.concatenate((self._pending, samples))
         columns = max(0, (len(held) - 2 * REACH) // HOP + 1) // info.columns_per_frame * info.columns_per_frame
-        self._rest = held[columns * HOP :]
+        self._pending = held[columns * HOP :]
         if not columns:
             return np.empty((info.num_mel_bins, 0), np.float32)
         logs = log_mel_columns(held[: (columns - 1) * HOP + 2 * REACH].astype(np.float64), info.num_mel_bins)
@@ -78,7 +79,7 @@ class ColumnMaker(FeatureMaker):
 
     def __init__(self, info: TransducerInfo) -> None:
         self._info = info
-        self._rest = np.zeros(REACH)  # with preemphasis, from where the next column begins
+        self._pending = np.zeros(REACH)  # with preemphasis, from where the next column begins
         self._last = 0.0  # sample
         self._received = 0
         self._columns = 0
@@ -93,33 +94,33 @@ class ColumnMaker(FeatureMaker):
         if not len(samples):
             return self._features(0)
         wide = samples.astype(np.float64)
-        self._rest = np.concatenate((self._rest, preemphasized(wide, self._last)))
+        self._pending = np.concatenate((self._pending, preemphasized(wide, self._last)))
         self._last = float(wide[-1])
         self._received += len(samples)
-        return self._features(max(0, (len(self._rest) - 2 * REACH) // HOP + 1))
+        return self._features(max(0, (len(self._pending) - 2 * REACH) // HOP + 1))
 
     @override
     def finish(self) -> FeatureArray:
-        self._rest = np.concatenate((self._rest, np.zeros(REACH + HOP)))
+        self._pending = np.concatenate((self._pending, np.zeros(REACH + HOP)))
         return self._features(max(1, self._received // HOP) - self._columns)
 
     def _features(self, columns: int) -> FeatureArray:
         info = self._info
         if not columns:
             return np.empty((info.num_mel_bins, 0), np.float32)
-        read = self._rest[: (columns - 1) * HOP + 2 * REACH]
-        self._rest = self._rest[columns * HOP :]
+        read = self._pending[: (columns - 1) * HOP + 2 * REACH]
+        self._pending = self._pending[columns * HOP :]
         self._columns += columns
         logs = nemo_log_mel_columns(read, info.num_mel_bins, bfloat16=info.bfloat16_filters)
         return logs.astype(np.float32)
 
 
-def feature_maker(info: StreamingInfo) -> FeatureMaker:
+def feature_maker(info: Streams) -> FeatureMaker:
     """The maker of a model's features, for one piece of audio."""
     return FrameMaker(info) if isinstance(info, DelayedStreamsInfo) else ColumnMaker(info)
 
 
-def frames_of(samples: Samples, info: StreamingInfo) -> FeatureArray:
+def frames_of(samples: Samples, info: Streams) -> FeatureArray:
     """The features of audio (1-D at 16 kHz). Takes milliseconds per second of audio."""
     maker = feature_maker(info)
     return np.concatenate((maker.push(samples), maker.finish()), 1)

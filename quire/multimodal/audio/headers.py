@@ -42,7 +42,7 @@ def complete(content: bytes, name: str) -> bytes:
 
 
 def is_chained(content: bytes) -> bool:
-    """Whether an ogg file has several streams, one after the other, as recordings of radio stations have."""
+    """Return whether an ogg file has several streams, one after the other, as recordings of radio stations have."""
     began = position = 0
     first = True
     while content.startswith(b"OggS", position) and position + 27 <= len(content):
@@ -117,7 +117,7 @@ def _complete_wav(content: bytes) -> bytes:
 
 
 def _ends_with_chunks(content: bytes, start: int) -> bool:
-    """Whether what follows is other chunks, so that there is no audio."""
+    """Return whether what follows is other chunks, so that there is no audio."""
     end = start
     for chunk in _chunks(content, start):
         end = chunk.start + chunk.size
@@ -150,7 +150,8 @@ class _Mp3Header:
     @property
     def tag(self) -> int:
         """Where, in the first frame, the number of frames may be."""
-        return 4 + ((17 if self.is_mono else 32) if self.is_mpeg1 else (9 if self.is_mono else 17))
+        side_information = {(True, False): 32, (True, True): 17, (False, False): 17, (False, True): 9}
+        return 4 + side_information[self.is_mpeg1, self.is_mono]
 
 
 def _complete_mp3(content: bytes) -> bytes:
@@ -178,7 +179,8 @@ def _complete_mp3(content: bytes) -> bytes:
 
 def _announced_mp3_frames(content: bytes, start: int, first: _Mp3Header) -> int | None:
     """The number in the first frame; 0 if it leaves it open, None if the first frame is audio."""
-    xing, vbri = start + first.tag, start + 36
+    xing = start + first.tag
+    vbri = start + 36
     if content[xing : xing + 4] in (b"Xing", b"Info"):
         flags = int.from_bytes(content[xing + 4 : xing + 8], "big")
         return int.from_bytes(content[xing + 8 : xing + 12], "big") if flags & 1 else 0
@@ -206,9 +208,12 @@ def _mp3_header(content: bytes, start: int) -> _Mp3Header | None:
     head = content[start : start + 4]
     if len(head) < 4 or head[0] != 0xFF or head[1] & 0xE6 != 0xE2:
         return None
-    version, bitrate, rate = head[1] >> 3 & 3, head[2] >> 4, head[2] >> 2 & 3
+    version = head[1] >> 3 & 3
+    bitrate = head[2] >> 4
+    rate = head[2] >> 2 & 3
     if version == 1 or bitrate in (0, 15) or rate == 3:
         return None
-    is_mpeg1, hertz = version == 3, _RATES[version][rate]
+    is_mpeg1 = version == 3
+    hertz = _RATES[version][rate]
     size = (144 if is_mpeg1 else 72) * 1000 * _BITRATES[is_mpeg1][bitrate] // hertz + (head[2] >> 1 & 1)
     return _Mp3Header(is_mpeg1, hertz, head[3] >> 6 == _MONO, size)

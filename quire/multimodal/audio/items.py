@@ -1,16 +1,28 @@
-"""Items of audio language models: features of samples, and the placeholder tokens that stand for them."""
+"""Items: the features of samples for an engine, and the placeholder tokens that stand for them."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from quire.engine.client.audio import AudioInfo
-from quire.engine.client.protocol import MediaItem
-from quire.multimodal.audio.features import HOP, kaldi_columns, kaldi_log_mel, log_mel, stacked_columns, stacked_log_mel
+from quire.engine.client.model_info import Transcribes
+from quire.engine.client.protocol import FeatureArray, MediaItem, TokenArray
+from quire.multimodal.audio.features import (
+    HOP,
+    kaldi_columns,
+    kaldi_log_mel,
+    log_mel,
+    normalized_log_mel,
+    normalized_samples,
+    stacked_columns,
+    stacked_log_mel,
+)
+from quire.multimodal.errors import PromptError
 
 Samples = NDArray[np.float32]
 _FLOAT = 4  # bytes
@@ -63,10 +75,13 @@ def audio_items(samples: Samples, info: AudioInfo) -> list[MediaItem]:
     Returns:
         Items, whose spans count from the first placeholder of the audio.
     """
-    encoded, start, items = encoded_columns(len(samples), info), 0, []
+    encoded = encoded_columns(len(samples), info)
+    start = 0
+    items = []
     features = _features(samples, info)
     for first, columns in _pieces(encoded, info):
-        last, before = first + columns, min(first, info.columns_before)
+        last = first + columns
+        before = min(first, info.columns_before)
         # An even number: the second convolution reads columns in pairs.
         behind = min(features.shape[1], first + _whole(columns + info.columns_after, 2)) if info.columns_after else last
         part = np.ascontiguousarray(features[:, first - before : behind])
@@ -116,3 +131,62 @@ def _seconds(samples: int, info: AudioInfo) -> float:
 def _whole(count: int, size: int) -> int:
     """`count`, rounded up to a multiple of `size`."""
     return -(-count // size) * size
+
+
+def make_item(samples: NDArray[np.float32], info: Transcribes) -> MediaItem:
+    """The item of audio. Takes up to some tens of milliseconds.
+
+    Args:
+        samples: 1-D at 16 kHz, at least one and at most `info.window_seconds`. Very short audio is padded with silence.
+        info: facts about the model.
+    """
+    features = np.ascontiguousarray(_speech_features(samples, info))
+    return MediaItem(hash=hashlib.sha256(features.data).digest(), kind="audio", features=features)
+
+
+def _speech_features(samples: NDArray[np.float32], info: Transcribes) -> FeatureArray:
+    match info.features:
+        case "log_mel":
+            return log_mel(samples, info.num_mel_bins, info.window_seconds)
+        case "normalized_log_mel":
+            return normalized_log_mel(samples, info.num_mel_bins)
+        case "normalized_samples":
+            samples = normalized_samples(samples)
+        case "samples":
+            samples = samples.astype(np.float32)
+    return np.pad(samples, (0, max(0, info.min_columns - len(samples))))[None]
+
+
+def place_audio(
+    tokens: TokenArray, info: AudioInfo, pieces: Sequence[Sequence[MediaItem]]
+) -> tuple[TokenArray, tuple[MediaItem, ...]]:
+    """Repeat each placeholder as often as the audio that it stands for has embeddings.
+
+    Args:
+        tokens: tokens of a prompt, with one placeholder for each piece of audio.
+        info: facts about the model.
+        pieces: the items of each piece, whose spans count from its first placeholder.
+
+    Returns:
+        The tokens of the prompt, and the items with their places in it.
+
+    Raises:
+        PromptError: there are more or fewer placeholders.
+    """
+    spots = np.flatnonzero(tokens == info.placeholder)
+    if len(spots) != len(pieces):
+        raise PromptError(
+            f"The rendered chat has {len(spots)} audio placeholders for {len(pieces)} audio parts. Texts must not "
+            f"contain any ({info.placeholder_text}), and the chat template must render each part once.",
+            "messages",
+        )
+    counts = [sum(item.length for item in piece) for piece in pieces]
+    repeats = np.ones(len(tokens), np.int64)
+    repeats[spots] = counts
+    starts = spots + np.cumsum([0, *(count - 1 for count in counts[:-1])]) if counts else spots
+    items = tuple(
+        msgspec.structs.replace(item, start=int(start) + item.start)
+        for start, piece in zip(starts, pieces, strict=True)
+        for item in piece
+    )
+    return np.repeat(tokens, repeats), items

@@ -25,7 +25,7 @@ class AudioMemory:
     """
 
     def __init__(self, limit: int, share: float = 1.0, *, max_waiting: int = 1024, patience: float = _PATIENCE) -> None:
-        """Nothing is reserved yet.
+        """Begin with nothing reserved.
 
         Args:
             limit: bytes in all.
@@ -178,7 +178,8 @@ class Reservation:
 
     def resize(self, size: int) -> None:
         """Hold another number of bytes from now on."""
-        added, self.size = size - self.size, size
+        added = size - self.size
+        self.size = size
         if added:
             self._memory.add(added, self._tenant)
 

@@ -11,7 +11,7 @@ from typing import IO, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.config.media_options import AudioOptions
+from quire.config.options import AudioOptions
 from quire.multimodal.audio.decode import PARAM, AudioError, DecodedAudio, LongerAudio
 from quire.multimodal.audio.features import SAMPLE_RATE, log_mel
 from quire.multimodal.audio.limits import AudioLimits
@@ -26,7 +26,9 @@ _SECONDS = 90.0  # of processor time to decode a file; an hour of Opus takes 25
 _WORKER_MEMORY = 256 << 20  # bytes, beside the file and the result
 _SAMPLE = 4  # bytes
 _COPIES = 7  # of a file while it is sent: three in this process, four in the worker
-_LIKELY, _LEAST = 8, 1 << 18  # samples for which memory is reserved: for each byte of a file, and in any case
+# samples for which memory is reserved: for each byte of a file, and in any case
+_LIKELY = 8
+_LEAST = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +44,12 @@ class AudioUse:
     """How much memory the user of a file's audio takes, in bytes for a number of samples.
 
     Attributes:
-        while_made: beside the samples, until what is kept is made of them.
-        kept: of what is kept, with the samples if they are.
+        while_made: beside the samples, until the result is made of them.
+        result: of what is made of them, with the samples if they stay.
     """
 
     while_made: Callable[[int], int]
-    kept: Callable[[int], int]
+    result: Callable[[int], int]
 
 
 class AudioReader:
@@ -66,7 +68,7 @@ class AudioReader:
         max_queued: int = 1024,
         share: float = 1.0,
     ) -> None:
-        """Nothing is started yet.
+        """Prepare; the first file starts what it needs.
 
         Args:
             options: limits of files.
@@ -129,7 +131,8 @@ class AudioReader:
                     try:
                         audio = await self._decoded(file, samples[index], tenant)
                     except LongerAudio as longer:
-                        samples[index], fits = longer.samples, False
+                        samples[index] = longer.samples
+                        fits = False
                     else:
                         if fits:
                             results.append(await make(index, audio, reservation))
@@ -155,12 +158,12 @@ class AudioReader:
     @staticmethod
     def _needed(sizes: Sequence[int], samples: Sequence[int], use: AudioUse) -> int:
         """The most memory that is taken at any time, in bytes, if files have at most so many samples."""
-        needed = kept = 0
+        needed = held = 0
         for size, count in zip(sizes, samples, strict=True):
             decoding = _COPIES * size + 2 * _SAMPLE * count  # the samples are in the worker, then here as well
-            after = use.kept(count)
-            needed = max(needed, kept + decoding, kept + after + use.while_made(count))
-            kept += after
+            after = use.result(count)
+            needed = max(needed, held + decoding, held + after + use.while_made(count))
+            held += after
         return needed
 
     async def _decoded(self, file: AudioFile, reserved: int, tenant: str) -> DecodedAudio:

@@ -36,8 +36,10 @@ class SileroNetwork:
         # sigmoid(x) = (1 + tanh(x / 2)) / 2: then one tanh serves all gates, and nothing overflows.
         scale = np.full(4 * STATE, 0.5, np.float32)
         scale[2 * STATE : 3 * STATE] = 1.0
-        self._cell, self._cell_bias = _contiguous(cell * scale[:, None]), bias * scale
-        self._out, self._out_bias = weights["final_conv.weight"][0, :, 0], float(weights["final_conv.bias"][0])
+        self._cell = _contiguous(cell * scale[:, None])
+        self._cell_bias = bias * scale
+        self._out = weights["final_conv.weight"][0, :, 0]
+        self._out_bias = float(weights["final_conv.bias"][0])
 
     def encode(self, frames: Array) -> Array:
         """The part without state.
@@ -61,8 +63,8 @@ class SileroNetwork:
         np.maximum(rows @ self._conv1 + bias1, 0, out=outer[:, 1:])
         pairs = np.stack([outer[:, :3].reshape(n, -1), outer[:, 2:5].reshape(n, -1)], axis=1)
         pairs = np.maximum(pairs @ self._conv2 + bias2, 0)
-        one = np.maximum(pairs.reshape(n, -1) @ self._conv3 + bias3, 0)
-        encoded: Array = np.maximum(one @ self._conv4 + bias4, 0)
+        third = np.maximum(pairs.reshape(n, -1) @ self._conv3 + bias3, 0)
+        encoded: Array = np.maximum(third @ self._conv4 + bias4, 0)
         return encoded
 
     def step(self, encoded: Array, hidden: Array, cell: Array) -> tuple[float, Array, Array]:

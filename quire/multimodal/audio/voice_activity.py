@@ -96,7 +96,7 @@ class VoiceActivity:
         return events
 
     def push_all(self, samples: NDArray[np.float32]) -> list[SpeechEvent]:
-        """As `push`, several times as fast for long audio; a probability may differ in its last bits."""
+        """Read audio like `push`, several times as fast for long audio; a probability may differ in its last bits."""
         self.position += len(samples)
         audio = np.concatenate([self._pending, np.asarray(samples, np.float32)])
         events: list[SpeechEvent] = []
@@ -135,7 +135,9 @@ class VoiceActivity:
             self._onset = begin
         if end - self._onset >= _ONSET_FRAMES * FRAME:
             events.append(SpeechStarted(max(self._onset - self._padding, self._stopped_at)))
-            self.speaking, self._voiced_until, self._onset = True, end, None
+            self.speaking = True
+            self._voiced_until = end
+            self._onset = None
 
 
 def find_speech(
@@ -150,4 +152,4 @@ def find_speech(
     step = _BATCH * FRAME  # in pieces: each is copied
     pieces = (samples[start : start + step] for start in range(0, len(samples), step))
     events = [*(event for piece in pieces for event in detector.push_all(piece)), *detector.finish()]
-    return [(one.at_sample, two.at_sample) for one, two in zip(events[::2], events[1::2], strict=True)]
+    return [(start.at_sample, end.at_sample) for start, end in zip(events[::2], events[1::2], strict=True)]

@@ -91,11 +91,11 @@ def _after_reasoning(writer: GrammarWriter, answer: str, tags: ReasoningTags | N
     if tags is None or prefix is ReasoningPrefix.NONE:
         return answer
     ends = writer.either(writer.until(end) for end in tags.ends)
-    rest = f"{ends} {writer.spaces()}"
+    ending = f"{ends} {writer.spaces()}"
     start = writer.either(map(writer.text, tags.starts))
     if prefix is ReasoningPrefix.OPEN:
-        return f"{start}? {rest} {answer}" if tags.implicit_start else f"{rest} {answer}"
-    block = writer.rule(f"{start} {rest}")
+        return f"{start}? {ending} {answer}" if tags.implicit_start else f"{ending} {answer}"
+    block = writer.rule(f"{start} {ending}")
     return f"{block}? {answer}"
 
 
@@ -135,15 +135,15 @@ def _structural_tag(content: Any) -> StructuralTagFormat:
         return StructuralTagFormat.model_validate({**content, "type": "structural_tag"})
     except ValidationError as error:
         problems = error.errors(include_url=False, include_input=False)[:_MAX_PROBLEMS]
-        texts = (f"{'.'.join(map(str, one['loc']))}: {one['msg']}".removeprefix(": ") for one in problems)
+        texts = (f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}".removeprefix(": ") for problem in problems)
         raise ValueError(f"The structural tag is not valid: {'; '.join(texts)}") from error
 
 
-def _tags(writer: GrammarWriter, given: StructuralTagFormat) -> str:
-    if given.format is not None:
-        return format_tree(writer, given.format)
-    tags = [(one.begin, writer.json(one.content), one.end) for one in given.structures or ()]
-    return triggered_tags(writer, given.triggers or (), tags)
+def _tags(writer: GrammarWriter, content: StructuralTagFormat) -> str:
+    if content.format is not None:
+        return format_tree(writer, content.format)
+    tags = [(structure.begin, writer.json(structure.content), structure.end) for structure in content.structures or ()]
+    return triggered_tags(writer, content.triggers or (), tags)
 
 
 def _schema(structure: StructuredOutputs, schema: Any) -> Any:
@@ -162,7 +162,7 @@ def _schema(structure: StructuredOutputs, schema: Any) -> Any:
 def _without_additional_properties(schema: Any) -> Any:
     """The schema with `additionalProperties: false` where it is not set."""
     if isinstance(schema, list):
-        return [_without_additional_properties(each) for each in schema]
+        return [_without_additional_properties(part) for part in schema]
     if not isinstance(schema, dict):
         return schema
     closed = {key: _closed(key, value) for key, value in schema.items()}
@@ -176,7 +176,7 @@ def _closed(keyword: str, value: Any) -> Any:
     if keyword in _VALUES:
         return value
     if keyword in _SCHEMAS_BY_NAME and isinstance(value, dict):
-        return {name: _without_additional_properties(each) for name, each in value.items()}
+        return {name: _without_additional_properties(part) for name, part in value.items()}
     return _without_additional_properties(value)
 
 

@@ -27,7 +27,8 @@ def triggered_tags(writer: GrammarWriter, triggers: Sequence[str], tags: Sequenc
         ValueError: a trigger is empty, or the begin of a tag starts with none of the triggers.
     """
     writer.reserve(sum(map(len, triggers)) + sum(len(begin) for begin, _, _ in tags))
-    known, sizes = set(triggers), sorted({len(trigger) for trigger in triggers})
+    known = set(triggers)
+    sizes = sorted({len(trigger) for trigger in triggers})
     if "" in known:
         raise ValueError("A trigger of the structural tag is empty.")
     rules = []
@@ -36,11 +37,12 @@ def triggered_tags(writer: GrammarWriter, triggers: Sequence[str], tags: Sequenc
         trigger = next((begin[:size] for size in possible if begin[:size] in known), None)
         if trigger is None:
             raise ValueError(f"The tag {begin!r} starts with none of the `triggers`.")
-        rest = begin[len(trigger) :]
-        rules.append(writer.sequence(writer.until(trigger), writer.text(rest), content, writer.text(end)))
+        after_trigger = begin[len(trigger) :]
+        rules.append(writer.sequence(writer.until(trigger), writer.text(after_trigger), content, writer.text(end)))
     any_tag = writer.either(rules)
-    count = ("" if at_least_one else "?") if only_one else "+" if at_least_one else "*"
-    return writer.rule(f"{any_tag}{count}" if only_one else f"{any_tag}{count} {writer.anything()}")
+    if only_one:
+        return writer.rule(any_tag if at_least_one else f"{any_tag}?")
+    return writer.rule(f"{any_tag}{'+' if at_least_one else '*'} {writer.anything()}")
 
 
 def format_tree(writer: GrammarWriter, node: Any, depth: int = 0) -> str:
@@ -65,9 +67,9 @@ def format_tree(writer: GrammarWriter, node: Any, depth: int = 0) -> str:
             case "any_text":
                 return writer.anything()
             case "sequence":
-                return writer.sequence(*(format_tree(writer, each, depth + 1) for each in _items(node, "elements")))
+                return writer.sequence(*(format_tree(writer, child, depth + 1) for child in _items(node, "elements")))
             case "or":
-                return writer.either(format_tree(writer, each, depth + 1) for each in _alternatives(node, "elements"))
+                return writer.either(format_tree(writer, child, depth + 1) for child in _alternatives(node, "elements"))
             case "tag":
                 return _tag(writer, node, depth)
             case "triggered_tags":
@@ -101,7 +103,7 @@ def _triggered_tags(writer: GrammarWriter, node: Any, depth: int) -> str:
 
 
 def _separated(writer: GrammarWriter, node: Any, depth: int) -> str:
-    tag = writer.either(_tag(writer, each, depth + 1) for each in _alternatives(node, "tags"))
+    tag = writer.either(_tag(writer, element, depth + 1) for element in _alternatives(node, "tags"))
     optional = "" if node.get("at_least_one") else "?"
     if node.get("stop_after_first"):
         return writer.rule(f"{tag}{optional}")

@@ -57,7 +57,8 @@ class Parsed:
     def pieces(self) -> list[Piece]:
         """All pieces."""
         if self._added:
-            last, added = self._pieces[-1], "".join(self._added)
+            last = self._pieces[-1]
+            added = "".join(self._added)
             self._added = []
             if isinstance(last, TextDelta):
                 last.text += added
@@ -122,11 +123,11 @@ class ToolParser:
         schemas: Schemas,
         make_id: Callable[[int, str], str] = random_id,
     ) -> None:
-        """`parse` reads from the scanner and calls the methods below for each piece that it finds."""
+        """Make a parser; `parse` reads from the scanner and calls the methods below for each piece that it finds."""
         self.scanner = Scanner()
         self.schemas = schemas
         self._make_id = make_id
-        self._found = Parsed()
+        self._parsed = Parsed()
         self._count = 0
         self.in_reasoning = False  # for formats whose answers contain the reasoning
         self._steps = parse(self)
@@ -139,9 +140,10 @@ class ToolParser:
         self.scanner.feed(text, last=last)
         next(self._steps, None)
         if last and self._count == 0:
-            self._found.add_text(self._whitespace.take())
-        found, self._found = self._found, Parsed()
-        return found
+            self._parsed.add_text(self._whitespace.take())
+        parsed = self._parsed
+        self._parsed = Parsed()
+        return parsed
 
     # For `parse` functions
 
@@ -152,7 +154,7 @@ class ToolParser:
             text = text.lstrip()
             self._begins = not text
         text = self._whitespace.push(text)
-        self._found.add_text(text, apart=begins and self._said and bool(text))
+        self._parsed.add_text(text, apart=begins and self._said and bool(text))
         self._said = self._said or bool(text)
 
     def begin_text(self) -> None:
@@ -163,23 +165,23 @@ class ToolParser:
 
     def add_reasoning(self, text: str) -> None:
         """Report reasoning."""
-        self._found.add_text(text, reasoning=True)
+        self._parsed.add_text(text, reasoning=True)
 
     def begin_call(self, name: str, call_id: str | None = None) -> None:
         """Report the start of a call."""
         self._whitespace.take()
         self._begins = True
         name = _replace_surrogates(name)
-        self._found.add_call(CallDelta(self._count, call_id or self._make_id(self._count, name), name))
+        self._parsed.add_call(CallDelta(self._count, call_id or self._make_id(self._count, name), name))
         self._count += 1
 
     def add_arguments(self, text: str) -> None:
         """Report more of the arguments of the last call."""
         if text:
-            self._found.add_call(CallDelta(self._count - 1, arguments=_replace_surrogates(text)))
+            self._parsed.add_call(CallDelta(self._count - 1, arguments=_replace_surrogates(text)))
 
     def knows(self, name: str) -> bool:
-        """Whether the request has a function with this name."""
+        """Return whether the request has a function with this name."""
         return name in self.schemas
 
 

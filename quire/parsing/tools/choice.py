@@ -76,7 +76,8 @@ def tool_plan(body: ChatRequest, known: ToolFormat | None) -> ToolPlan | None:
     Raises:
         InvalidRequest: the fields contradict each other, or the format is not known.
     """
-    choice, tools = body.tool_choice, body.tools or []
+    choice = body.tool_choice
+    tools = body.tools or []
     if not tools:
         # An empty list may come with "auto": clients send both if none of their tools is switched on.
         if choice not in (None, "none") and (body.tools is None or choice != "auto"):
@@ -124,8 +125,8 @@ def _check_names(tools: Sequence[_Tool]) -> None:
         seen.add(name)
 
 
-def _chosen(tools: Sequence[_Tool], wanted: Sequence[NamedTool | NamedCustomTool]) -> list[_Tool]:
-    names = {(choice.type, choice.name) for choice in wanted}
+def _chosen(tools: Sequence[_Tool], choices: Sequence[NamedTool | NamedCustomTool]) -> list[_Tool]:
+    names = {(choice.type, choice.name) for choice in choices}
     chosen = [tool for tool in tools if (tool.type, tool.name) in names]
     unknown = names - {(tool.type, tool.name) for tool in chosen}
     if unknown:

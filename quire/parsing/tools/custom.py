@@ -21,9 +21,9 @@ def schema_of(tool: FunctionTool | CustomTool) -> dict[str, Any]:
         InvalidRequest: the tool's `format` is not supported.
     """
     if isinstance(tool, FunctionTool):
-        given = tool.function.parameters or {}
+        parameters = tool.function.parameters or {}
         # Without a type, `properties` would allow arguments that are no objects.
-        return {"type": "object", **given} if not given or "properties" in given else given
+        return {"type": "object", **parameters} if not parameters or "properties" in parameters else parameters
     text = {"type": "string"}
     if isinstance(tool.custom.format, GrammarFormat):
         grammar = tool.custom.format.grammar
@@ -37,7 +37,7 @@ def schema_of(tool: FunctionTool | CustomTool) -> dict[str, Any]:
 
 
 def is_strict(tool: FunctionTool | CustomTool) -> bool:
-    """Whether its arguments must match their schema even if no call is required."""
+    """Return whether its arguments must match their schema even if no call is required."""
     if isinstance(tool, FunctionTool):
         return bool(tool.function.strict)
     return isinstance(tool.custom.format, GrammarFormat)

@@ -28,7 +28,7 @@ class CustomInputReader:
     def __init__(self) -> None:
         self._scanner = Scanner()
         self._arguments: list[str] = []
-        self._found: list[str] = []
+        self._texts: list[str] = []
         self._high_surrogate = ""  # whose second half may still arrive
         self._inside = False  # in the value of `input`
         self._steps = self._read()
@@ -60,7 +60,7 @@ class CustomInputReader:
                 return
             if key == INPUT and (yield from scan.skip_whitespace()):
                 self._inside = True
-                yield from self._text() if scan.next_character == '"' else scan.read_json(self._found.append)
+                yield from self._text() if scan.next_character == '"' else scan.read_json(self._texts.append)
                 return
             yield from scan.read_value()
             yield from scan.skip_whitespace()
@@ -70,14 +70,14 @@ class CustomInputReader:
         scan = self._scanner
         scan.take(1)
         while True:
-            self._found.append(_ESCAPE.sub(_unescaped, scan.take_match(_READABLE)))
+            self._texts.append(_ESCAPE.sub(_unescaped, scan.take_match(_READABLE)))
             if scan.next_character == '"' or scan.ended:
                 return
             yield
 
     def _join_surrogates(self, last: bool) -> str:
-        text = self._high_surrogate + "".join(self._found)
-        self._found.clear()
+        text = self._high_surrogate + "".join(self._texts)
+        self._texts.clear()
         self._high_surrogate = text[-1:] if not last and "\ud800" <= text[-1:] <= "\udbff" else ""
         text = text.removesuffix(self._high_surrogate)
         return text if text.isascii() else text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
@@ -92,10 +92,10 @@ class CustomCallReader:
         self._reader: CustomInputReader | None = None  # of the last call, until it ends
         self._index = 0
 
-    def read(self, found: Parsed, *, last: bool) -> Parsed:
+    def read(self, parsed: Parsed, *, last: bool) -> Parsed:
         """The same pieces, with plain text in place of arguments in custom tool calls."""
         read = Parsed()
-        for piece in found.pieces:
+        for piece in parsed.pieces:
             if not isinstance(piece, CallDelta):
                 self._end(read)
                 read.add_text(piece.text, reasoning=piece.reasoning, apart=piece.apart)

@@ -11,12 +11,12 @@ from quire.parsing.tools.references import standalone_schema
 
 
 def name_is_header(header: str) -> tuple[str, str | None]:
-    """The header is the name."""
+    """Read a header that is the name."""
     return header.strip(), None
 
 
 def kimi_name(header: str) -> tuple[str, str | None]:
-    """The header is functions.NAME:INDEX, which is the id of the call as well."""
+    """Read a header of the form functions.NAME:INDEX, which is the id of the call as well."""
     header = header.strip()
     name, colon, _ = header.removeprefix("functions.").partition(":")
     if not colon and name != header:  # not an id; such headers are cut off or made up
@@ -25,7 +25,7 @@ def kimi_name(header: str) -> tuple[str, str | None]:
 
 
 def name_after(separator: str) -> Callable[[str], tuple[str, str | None]]:
-    """The name follows a separator."""
+    """Read a header in which the name follows a separator."""
     return lambda header: (header.rpartition(separator)[2].strip(), None)
 
 
@@ -74,12 +74,12 @@ class DelimitedSyntax:
         mark: str | None = ""
         if self.header_end:
             mark = yield from scan.read_until((self.header_end, *marks), pieces.append)
-            found = mark == self.header_end
+            begun = mark == self.header_end
         else:
             pieces.append((yield from scan.read_word("{" + self.begin[0])))
-            found = scan.next_character == "{"
+            begun = scan.next_character == "{"
         name, call_id = self.name("".join(pieces))
-        if not found or not name:
+        if not begun or not name:
             read = scan.since_mark
             out.add_text(self.begin + (read.removesuffix(mark) if mark == self.begin else read))
             return mark

@@ -78,8 +78,8 @@ def _elements(text: str, mark: str) -> list[_Element]:
             stack[-1].text += after
         else:
             break
-    found = stack[0].children
-    return found if len(stack) == 1 else found[:-1]
+    elements = stack[0].children
+    return elements if len(stack) == 1 else elements[:-1]
 
 
 def _object(elements: Iterable[_Element], properties: Mapping[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:
@@ -87,7 +87,7 @@ def _object(elements: Iterable[_Element], properties: Mapping[str, Any], schema:
     values: dict[str, list[Any]] = {}
     for element in elements:
         values.setdefault(element.name, []).append(_value(element, properties.get(element.name), schema))
-    return {name: found if len(found) > 1 else found[0] for name, found in values.items()}
+    return {name: same_name if len(same_name) > 1 else same_name[0] for name, same_name in values.items()}
 
 
 def _value(element: _Element, part: Any, schema: Mapping[str, Any]) -> Any:
@@ -101,5 +101,6 @@ def _value(element: _Element, part: Any, schema: Mapping[str, Any]) -> Any:
         values = _object(element.children, properties_of(shape), schema)
         return {**values, _MIXED: element.text} if element.text.strip() else values
     if not element.text.strip() and types is not None and "string" not in types:
-        return [] if "array" in types else {} if "object" in types else None
+        empty: Any = {} if "object" in types else None
+        return [] if "array" in types else empty
     return element.text if types == _TEXT else json.loads(as_json(element.text, types))

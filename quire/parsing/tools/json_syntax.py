@@ -50,7 +50,8 @@ class JsonSyntax:
 
     def parse(self, out: ToolParser) -> Steps:
         """Parse an answer."""
-        scan, ends = out.scanner, {**dict.fromkeys(self.begins, self.end), **dict(self.others)}
+        scan = out.scanner
+        ends = {**dict.fromkeys(self.begins, self.end), **dict(self.others)}
         scan.stop_json_at((*ends, *ends.values()))
         marks = tuple(filter(None, (*ends, *("{[" if self.bare else ""), *self.skipped[:1], *self.dropped)))
         while (mark := (yield from scan.read_until(marks, out.add_text))) is not None:
@@ -73,7 +74,8 @@ class JsonSyntax:
         parts, root = embed_schemas(schemas)
         call = writer.json({"anyOf": [self._schema(name, part) for name, part in parts.items()], **root}, spaces=2)
         begins = [begin for begin in self.begins if writer.has_special(begin)] or self.begins
-        begin, end = writer.text("".join(begins[:1])), writer.text(self.end)
+        begin = writer.text("".join(begins[:1]))
+        end = writer.text(self.end)
         if self.as_list:
             more = f'("," " "? {call})*' if parallel else ""
             return writer.sequence(begin, '"["', call, more, '"]"', end)
@@ -81,9 +83,11 @@ class JsonSyntax:
         if self.lines:
             more = f'("\\n" {call})*' if parallel else ""
             return writer.sequence(begin, line, call, more, line, end)
-        one = writer.sequence(begin, line, call, line, end)
+        line_of_call = writer.sequence(begin, line, call, line, end)
         between = writer.text(self.separator or "\n")
-        return writer.rule(f"{one} ({between} {one})*") if parallel and (self.separator or self.begins) else one
+        if parallel and (self.separator or self.begins):
+            return writer.rule(f"{line_of_call} ({between} {line_of_call})*")
+        return line_of_call
 
     def _schema(self, name: str, arguments: object) -> dict[str, object]:
         properties: dict[str, object] = {self.name: {"const": name}, self.arguments: arguments}
@@ -123,7 +127,7 @@ class JsonSyntax:
                 out.add_text(scan.since_mark)
 
     def _continues(self, out: ToolParser, listed: bool) -> Generator[None, None, bool]:
-        """Whether another object follows a call."""
+        """Return whether another object follows a call."""
         scan = out.scanner
         yield from scan.skip_whitespace()
         separated = yield from scan.accept("," if listed else self.separator or "\0")
@@ -139,7 +143,9 @@ class JsonSyntax:
         scan = out.scanner
         if not (yield from scan.accept("{")):
             return False, 0
-        has_name, has_arguments, pending = False, False, ""
+        has_name = False
+        has_arguments = False
+        pending = ""
         while (yield from scan.skip_whitespace()) and not (yield from scan.accept("}")):
             complete, key = yield from scan.read_value()
             yield from scan.skip_whitespace()

@@ -25,7 +25,8 @@ class InklingSyntax:
 
     def parse(self, out: ToolParser) -> Steps:
         """Parse an answer."""
-        scan, calls = out.scanner, JsonSyntax(begins=(self.call,), end=self.ends[0], arguments="args")
+        scan = out.scanner
+        calls = JsonSyntax(begins=(self.call,), end=self.ends[0], arguments="args")
         scan.stop_json_at((self.call, *self.ends, self.start))
         known = False  # the answer has messages
         while True:

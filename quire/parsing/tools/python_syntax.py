@@ -56,7 +56,8 @@ class PythonSyntax:
 
     def _list(self, out: ToolParser, mark: str = "") -> Steps:
         """Parse calls to the end of the list."""
-        scan, any_call = out.scanner, False
+        scan = out.scanner
+        any_call = False
         while (called := (yield from _call(out))) is not None:
             any_call = any_call or called
             if not called:
@@ -158,7 +159,8 @@ def _call(out: ToolParser) -> Generator[None, None, bool | None]:
 
 def _balanced(out: ToolParser, pieces: list[str]) -> Generator[None, None, bool]:
     """Read up to the bracket that closes the call; returns whether it was found, and no other in its place."""
-    scan, closing = out.scanner, [")"]
+    scan = out.scanner
+    closing = [")"]
     while True:
         pieces.append(scan.take_match(_PLAIN))
         sign = scan.next_character

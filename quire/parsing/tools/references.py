@@ -58,7 +58,7 @@ def embed_schemas(schemas: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str,
 
 
 def resolve_reference(part: Any, schema: Mapping[str, Any]) -> Any:
-    """What a part of a schema refers to, with the keywords that the part adds; the part if it refers to nothing.
+    """Return what a part of a schema refers to, with the keywords that the part adds; the part if it refers to nothing.
 
     Args:
         part: may be anything, as the client sent it.
@@ -67,10 +67,10 @@ def resolve_reference(part: Any, schema: Mapping[str, Any]) -> Any:
     for _ in range(_MAX_REFERENCES):
         if not isinstance(part, Mapping) or not isinstance(part.get("$ref"), str):
             return part
-        found = _found(schema, part["$ref"].removeprefix("#")) if part["$ref"].startswith("#") else None
-        if not isinstance(found, Mapping):
+        target = _at_pointer(schema, part["$ref"].removeprefix("#")) if part["$ref"].startswith("#") else None
+        if not isinstance(target, Mapping):
             return part
-        part = {**found, **{key: value for key, value in part.items() if key != "$ref"}}
+        part = {**target, **{key: value for key, value in part.items() if key != "$ref"}}
     return part
 
 
@@ -103,7 +103,7 @@ class _Bundle:
 
     def _copy(self, node: Any, base: str) -> Any:
         if isinstance(node, list):
-            return [self._copy(each, base) for each in node]
+            return [self._copy(member, base) for member in node]
         if not isinstance(node, Mapping):
             return node
         copy = self._copies.get(id(node))
@@ -115,8 +115,9 @@ class _Bundle:
                 if key not in _PLACES or not isinstance(value, str)
             }
             if self._current and isinstance(copy.get("items"), list):
-                copy["prefixItems"], rest = copy.pop("items"), copy.pop("additionalItems", True)
-                copy["items"] = rest
+                copy["prefixItems"] = copy.pop("items")
+                further_items = copy.pop("additionalItems", True)
+                copy["items"] = further_items
         return copy
 
     def _copied(self, keyword: str, value: Any, base: str) -> Any:
@@ -126,7 +127,7 @@ class _Bundle:
         if keyword in _VALUES:
             return value
         if keyword in _SCHEMAS_BY_NAME and isinstance(value, Mapping):
-            return {name: self._copy(each, base) for name, each in value.items()}
+            return {name: self._copy(member, base) for name, member in value.items()}
         return self._copy(value, base)
 
     def _definition(self, reference: str, base: str) -> str:
@@ -135,7 +136,9 @@ class _Bundle:
         if pointer not in self._keys:
             self._keys[pointer] = f"{self._prefix}{len(self._keys)}"
             self._waiting.append((self._keys[pointer], target, self._places.base_of(pointer)))
-            seen, next_pointer, node = {pointer}, pointer, target
+            seen = {pointer}
+            next_pointer = pointer
+            node = target
             while isinstance(node, Mapping) and isinstance(node.get("$ref"), str):
                 next_pointer, node = self._target(node["$ref"], self._places.base_of(next_pointer))
                 if next_pointer in seen or len(seen) > _MAX_CHAIN:
@@ -158,7 +161,7 @@ class _Bundle:
             )
         by_name = fragment != "" and fragment[0] != "/"
         pointer = self._places.anchors.get((origin, fragment)) if by_name else origin + fragment
-        target = None if pointer is None else _found(self._places.schema, pointer)
+        target = None if pointer is None else _at_pointer(self._places.schema, pointer)
         if pointer is None or not isinstance(target, Mapping | bool):
             raise ValueError(f"The tool {self._name!r} refers to {reference[:200]!r}, which its schema does not have.")
         return pointer, target
@@ -194,7 +197,7 @@ class _Places:
     @cached_property
     def bases(self) -> dict[int, str]:
         """Pointers to schemas with an `$id`, by the identity of their objects."""
-        return {id(_found(self.schema, pointer)): pointer for pointer in self._ids}
+        return {id(_at_pointer(self.schema, pointer)): pointer for pointer in self._ids}
 
     @cached_property
     def anchors(self) -> dict[tuple[str, str], str]:
@@ -216,11 +219,11 @@ def _nodes(schema: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
             yield pointer, node
             left.extend((f"{pointer}/{key.replace('~', '~0').replace('/', '~1')}", node[key]) for key in node)
         elif isinstance(node, list):
-            left.extend((f"{pointer}/{index}", each) for index, each in enumerate(node))
+            left.extend((f"{pointer}/{index}", member) for index, member in enumerate(node))
 
 
-def _found(schema: Any, pointer: str) -> Any:
-    """What a JSON pointer leads to; None if there is nothing."""
+def _at_pointer(schema: Any, pointer: str) -> Any:
+    """Return what a JSON pointer leads to; None if there is nothing."""
     for part in pointer.split("/")[1:]:
         key = part.replace("~1", "/").replace("~0", "~")
         if isinstance(schema, Mapping):

@@ -76,7 +76,7 @@ class ToolFormat:
         return self if isinstance(self.syntax, HasGrammar) else ToolFormat(self.name, _JSON_LIST, make_id=self.make_id)
 
     def is_in(self, template: str) -> bool:
-        """Whether a chat template describes this format."""
+        """Return whether a chat template describes this format."""
         return any(all(marker in template for marker in group) for group in self.markers)
 
     def grammar(self, writer: GrammarWriter, schemas: Schemas, *, parallel: bool) -> str:

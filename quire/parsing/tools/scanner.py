@@ -67,8 +67,8 @@ class Scanner:
 
     def take_match(self, pattern: re.Pattern[str]) -> str:
         """Read the next match of the pattern."""
-        found = pattern.match(self._text, self._at)
-        return "" if found is None else self.take(found.end() - self._at)
+        match = pattern.match(self._text, self._at)
+        return "" if match is None else self.take(match.end() - self._at)
 
     def mark(self) -> None:
         """Begin to record the text that is read."""
@@ -95,11 +95,11 @@ class Scanner:
         """
         longest = max(map(len, marks))
         while True:
-            found = _first_of(tuple(marks)).search(self._text, self._at)
-            if found is not None and (self.ended or not self._may_grow(found.start(), marks, longest)):
-                sink(self.take(found.start() - self._at))
-                return self.take(len(found[0]))
-            if found is None:
+            match = _first_of(tuple(marks)).search(self._text, self._at)
+            if match is not None and (self.ended or not self._may_grow(match.start(), marks, longest)):
+                sink(self.take(match.start() - self._at))
+                return self.take(len(match[0]))
+            if match is None:
                 tail = "" if self.ended else self._text[max(self._at, len(self._text) - longest) :]
                 sink(self.take(self._left - partial_suffix(tail, marks, longest)))
             if self.ended:
@@ -107,7 +107,7 @@ class Scanner:
             yield
 
     def next_is(self, marks: Sequence[str]) -> Generator[None, None, bool]:
-        """Whether one of the marks comes next; it is not read."""
+        """Return whether one of the marks comes next; it is not read."""
         while not self.ended and any(self._is_cut_off(mark) for mark in marks):
             yield
         return self._text.startswith(tuple(marks), self._at)
@@ -154,22 +154,22 @@ class Scanner:
                 return bool(word)
         matters = _any_of('"{}[]' + self._stop_signs)
         while True:
-            found = matters.search(self._text, self._at)
-            if found is None:
+            match = matters.search(self._text, self._at)
+            if match is None:
                 sink(self.take(self._left))
                 if self.ended:
                     return False
                 yield
                 continue
-            sink(self.take(found.start() - self._at))
-            if found[0] in self._stop_signs and (yield from self._stops_here(in_string=False)):
+            sink(self.take(match.start() - self._at))
+            if match[0] in self._stop_signs and (yield from self._stops_here(in_string=False)):
                 return False
-            if found[0] == '"':
+            if match[0] == '"':
                 if not (yield from self.read_string(sink)):
                     return False
                 continue
             sink(self.take(1))
-            depth += {"{": 1, "[": 1, "}": -1, "]": -1}.get(found[0], 0)
+            depth += {"{": 1, "[": 1, "}": -1, "]": -1}.get(match[0], 0)
             if depth == 0:
                 return True
 
@@ -210,7 +210,7 @@ class Scanner:
             yield
 
     def _stops_here(self, *, in_string: bool) -> Generator[None, None, bool]:
-        """Whether a mark that ends JSON comes next; it is not read. A string may also contain the text of a mark."""
+        """Return whether a mark that ends JSON comes next; it is not read. A string may contain the text of a mark."""
         while True:
             mark = next((mark for mark in self._stops if self._text.startswith(mark, self._at)), None)
             if mark is not None and not in_string:
@@ -219,19 +219,19 @@ class Scanner:
                 if mark is None:
                     return False
                 spaces = _FEW_SPACES.match(self._text, self._at + len(mark))
-                rest = self._text[spaces.end() if spaces is not None else self._at :][: max(map(len, self._stops))]
-                if rest.startswith(self._stops) or (self.ended and not rest):
+                ahead = self._text[spaces.end() if spaces is not None else self._at :][: max(map(len, self._stops))]
+                if ahead.startswith(self._stops) or (self.ended and not ahead):
                     return True
-                if self.ended or not any(one.startswith(rest) for one in self._stops):
+                if self.ended or not any(sign.startswith(ahead) for sign in self._stops):
                     return False
             yield
 
     def _is_cut_off(self, mark: str) -> bool:
-        """Whether all that has arrived is the beginning of this mark."""
+        """Return whether all that has arrived is the beginning of this mark."""
         return self._left < len(mark) and mark.startswith(self._text[self._at :])
 
     def _may_grow(self, at: int, marks: Sequence[str], longest: int) -> bool:
-        """Whether the text may end with the beginning of a longer mark that starts at `at` or before."""
+        """Return whether the text may end with the beginning of a longer mark that starts at `at` or before."""
         begins = range(max(self._at, len(self._text) - longest), at + 1)
         tails = (self._text[begin:] for begin in begins)
         return any(len(mark) > len(tail) and mark.startswith(tail) for tail in tails for mark in marks)
@@ -239,23 +239,23 @@ class Scanner:
 
 @lru_cache(maxsize=256)
 def _first_of(marks: tuple[str, ...]) -> re.Pattern[str]:
-    """Matches any of the marks; the longest where several match."""
+    """A pattern of any of the marks; the longest where several match."""
     return re.compile("|".join(map(re.escape, sorted(marks, key=len, reverse=True))))
 
 
 @lru_cache(maxsize=256)
 def _run_without(characters: str) -> re.Pattern[str]:
-    """Matches a run of other characters."""
+    """A pattern of a run of other characters."""
     return re.compile(f"[^{re.escape(characters)}]*")
 
 
 @lru_cache(maxsize=256)
 def _any_of(characters: str) -> re.Pattern[str]:
-    """Matches any of the characters."""
+    """A pattern of any of the characters."""
     return re.compile(f"[{re.escape(characters)}]")
 
 
 @lru_cache(maxsize=256)
 def _in_string(ends: str) -> re.Pattern[str]:
-    """Matches the rest of a string, up to one of the characters or to an escape that is cut off."""
+    """A pattern of the rest of a string, up to one of the characters or to an escape that is cut off."""
     return re.compile(rf"(?:[^{re.escape(ends)}\\]++|\\.)*+", re.DOTALL)

@@ -85,8 +85,8 @@ class TaggedSyntax:
         else:
             pieces.append((yield from scan.read_word("\n<")))
         name = "".join(pieces).strip().removeprefix('"').partition('"')[0]
-        found = mark == self.function[1] and (bool(mark) or bool(scan.next_character))
-        if not name or (not found and (mark is None or not out.knows(name))):  # a tag that is not closed is no call
+        complete = mark == self.function[1] and (bool(mark) or bool(scan.next_character))
+        if not name or (not complete and (mark is None or not out.knows(name))):  # a tag that is not closed is no call
             read = scan.since_mark
             out.add_text(self.function[0] + (read.removesuffix(mark) if mark == self.function[0] else read))
             return mark if mark == self.function[0] else ""
@@ -127,10 +127,13 @@ class TaggedSyntax:
 
     def _argument(self, writer: GrammarWriter, key: str, alone: Any, part: Any, schema: Mapping[str, Any]) -> str:
         """An expression for an argument. `alone`: its schema as a separate schema; `part`: as a part of the tool's."""
-        line, is_text = "\n" if self.padded else "", types_of(part, schema) == _TEXT
+        line = "\n" if self.padded else ""
+        is_text = types_of(part, schema) == _TEXT
         attribute = f'" string="{str(is_text).lower()}' if self.typed else ""
         value = f"\n{self.value}" if self.value else ""
-        before, after, close = self.parameter[0], attribute + self.parameter[1] + value + line, line + self.parameter[2]
+        before = self.parameter[0]
+        after = attribute + self.parameter[1] + value + line
+        close = line + self.parameter[2]
         if not is_text:
             value = f"{writer.json(alone, spaces=2)} {writer.text(close)}"
         elif (texts := texts_of(part, schema, key)) is not None:
@@ -145,7 +148,9 @@ class TaggedSyntax:
         self, out: ToolParser, schema: Mapping[str, Any], mark: str | None
     ) -> Generator[None, None, str | None]:
         """Parse the arguments to the end of the call; returns the mark that ended it. `mark`: already read."""
-        scan, properties, count = out.scanner, properties_of(schema), 0
+        scan = out.scanner
+        properties = properties_of(schema)
+        count = 0
         before, after, _ = self.parameter
         marks = self._breaks
         if not mark:
@@ -227,21 +232,21 @@ class _StringWriter:
 
 def _whole_pattern(schema: Mapping[str, Any]) -> str | None:
     """The pattern of a schema without its anchors, if it is anchored at both ends."""
-    found = re.fullmatch(r"\^((?:[^\\]|\\.)*)\$", str(schema.get("pattern", "")), re.DOTALL)
-    if found is None or _has_alternatives(found[1]):  # the anchors belong to one of them each
+    match = re.fullmatch(r"\^((?:[^\\]|\\.)*)\$", str(schema.get("pattern", "")), re.DOTALL)
+    if match is None or _has_alternatives(match[1]):  # the anchors belong to one of them each
         return None
     try:
-        re.compile(found[1])
+        re.compile(match[1])
     except re.error:
         return None
-    return found[1]
+    return match[1]
 
 
 def _has_alternatives(pattern: str) -> bool:
-    """Whether a regular expression has `|` outside of groups."""
+    """Return whether a regular expression has `|` outside of groups."""
     depth = 0
-    for found in _PATTERN_PART.finditer(pattern):
-        depth += {"(": 1, ")": -1}.get(found[0], 0)
-        if found[0] == "|" and depth == 0:
+    for match in _PATTERN_PART.finditer(pattern):
+        depth += {"(": 1, ")": -1}.get(match[0], 0)
+        if match[0] == "|" and depth == 0:
             return True
     return False

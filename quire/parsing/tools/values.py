@@ -31,17 +31,21 @@ def types_of(part: Any, schema: Mapping[str, Any], depth: int = 0) -> Types:
         return None
     kind = part.get("type")
     if isinstance(kind, str | list):
-        return frozenset(one for one in ([kind] if isinstance(kind, str) else kind) if isinstance(one, str))
+        return frozenset(option for option in ([kind] if isinstance(kind, str) else kind) if isinstance(option, str))
     values = part.get("enum", [part["const"]] if "const" in part else None)
     if isinstance(values, list):
         return frozenset(_type_of(value) for value in values)
     for keyword in ("anyOf", "oneOf"):
         if isinstance(part.get(keyword), list):
-            known = [types_of(one, schema, depth + 1) for one in part[keyword]]
-            return frozenset[str]().union(*(one for one in known if one is not None)) if None not in known else None
-    every = part.get("allOf")
-    every = [types_of(one, schema, depth + 1) for one in every] if isinstance(every, list) else []
-    return next((one for one in every if one is not None), None)
+            known = [types_of(option, schema, depth + 1) for option in part[keyword]]
+            return (
+                frozenset[str]().union(*(option for option in known if option is not None))
+                if None not in known
+                else None
+            )
+    combined = part.get("allOf")
+    combined = [types_of(option, schema, depth + 1) for option in combined] if isinstance(combined, list) else []
+    return next((option for option in combined if option is not None), None)
 
 
 def texts_of(part: Any, schema: Mapping[str, Any], key: str, depth: int = 0) -> list[str] | None:
@@ -61,10 +65,10 @@ def texts_of(part: Any, schema: Mapping[str, Any], key: str, depth: int = 0) -> 
         return texts
     for keyword in ("anyOf", "oneOf", "allOf"):
         if isinstance(part.get(keyword), list):
-            known = [texts_of(one, schema, key, depth + 1) for one in part[keyword]]
+            known = [texts_of(option, schema, key, depth + 1) for option in part[keyword]]
             if keyword == "allOf":
-                return next((one for one in known if one is not None), None)
-            return [text for one in known for text in one or ()] if None not in known else None
+                return next((option for option in known if option is not None), None)
+            return [text for option in known for text in option or ()] if None not in known else None
     return None
 
 
@@ -79,7 +83,7 @@ def shapes_of(schema: Mapping[str, Any]) -> list[Any]:
     shape = resolve_reference(schema, schema)
     for keyword in ("anyOf", "oneOf"):
         if isinstance(shape, Mapping) and "properties" not in shape and isinstance(shape.get(keyword), list):
-            return [resolve_reference(one, schema) for one in shape[keyword]]
+            return [resolve_reference(option, schema) for option in shape[keyword]]
     return [shape]
 
 
@@ -121,7 +125,7 @@ def python_value(node: ast.expr) -> Any:
 
 
 def _read(text: str, types: Types) -> tuple[bool, Any]:
-    """Whether a text is a value, and that value."""
+    """Return whether a text is a value, and that value."""
     if text in _PYTHON_CONSTANTS:
         return True, _PYTHON_CONSTANTS[text]
     if types is not None and "boolean" in types and text.lower() in ("true", "false"):

@@ -65,7 +65,7 @@ class _Shape(msgspec.Struct):
 
 
 def _is_flat(session: msgspec.Raw) -> bool:
-    """Whether a session has the form of the beta. False for anything but an object."""
+    """Return whether a session has the form of the beta. False for anything but an object."""
     try:
         shape = msgspec.json.decode(session, type=_Shape)
     except (msgspec.MsgspecError, RecursionError):

@@ -67,7 +67,7 @@ class Dialect(Protocol):
     def cleared(self) -> list[Body]: ...
 
     def delta(self, item: str, text: str, logprobs: Sequence[TokenLogprob] | None) -> list[Body]:
-        """More text; `logprobs` of its tokens, or None if they were not requested."""
+        """Events for more text; `logprobs` of its tokens, or None if they were not requested."""
 
     def completed(self, item: str, transcript: Transcript) -> list[Body]: ...
 

@@ -78,11 +78,11 @@ class OpenAI:
         return [self._event("error", error={**_error(kind, code, message), "event_id": None})]
 
     def speech_started(self, item: str, milliseconds: int) -> list[Body]:
-        """Speech was noticed, which has begun at this time."""
+        """Event for speech that was noticed, and has begun at this time."""
         return [self._event("input_audio_buffer.speech_started", audio_start_ms=milliseconds, item_id=item)]
 
     def speech_stopped(self, item: str, milliseconds: int) -> list[Body]:
-        """Speech has ended at this time."""
+        """Event for speech that has ended at this time."""
         return [self._event("input_audio_buffer.speech_stopped", audio_end_ms=milliseconds, item_id=item)]
 
     def committed(self, item: str, previous: str | None) -> list[Body]:
@@ -95,17 +95,18 @@ class OpenAI:
         ]
 
     def cleared(self) -> list[Body]:
-        """The audio was discarded."""
+        """Event for audio that was discarded."""
         return [self._event("input_audio_buffer.cleared")]
 
     def delta(self, item: str, text: str, logprobs: Sequence[TokenLogprob] | None) -> list[Body]:
-        """More text of an item."""
+        """Event for more text of an item."""
         body = self._event(f"{_TRANSCRIPTION}.delta", item_id=item, content_index=0, delta=text)
         return [body | _logprobs(logprobs)]
 
     def completed(self, item: str, transcript: Transcript) -> list[Body]:
-        """All text of an item."""
-        text, usage = transcript.text, _usage(transcript.usage)
+        """Event for all text of an item."""
+        text = transcript.text
+        usage = _usage(transcript.usage)
         body = self._event(f"{_TRANSCRIPTION}.completed", item_id=item, content_index=0, transcript=text, usage=usage)
         if transcript.language is not None:
             body["languages"] = [{"code": transcript.language}]
@@ -195,17 +196,19 @@ def _item(item: str, status: str, transcript: str | None) -> Body:
 def _logprobs(entries: Sequence[TokenLogprob] | None) -> Body:
     if entries is None:
         return {}
-    return {"logprobs": [{"token": one.token, "logprob": one.logprob, "bytes": list(one.bytes)} for one in entries]}
+    return {
+        "logprobs": [{"token": token.token, "logprob": token.logprob, "bytes": list(token.bytes)} for token in entries]
+    }
 
 
 def _usage(usage: Usage) -> Body:
     if not usage.output_tokens:
         return {"type": "duration", "seconds": usage.seconds}
-    given = usage.audio_tokens + usage.text_tokens
+    input_tokens = usage.audio_tokens + usage.text_tokens
     return {
         "type": "tokens",
-        "input_tokens": given,
+        "input_tokens": input_tokens,
         "output_tokens": usage.output_tokens,
-        "total_tokens": given + usage.output_tokens,
+        "total_tokens": input_tokens + usage.output_tokens,
         "input_token_details": {"audio_tokens": usage.audio_tokens, "text_tokens": usage.text_tokens},
     }

@@ -144,14 +144,15 @@ def apply(session: Session, settings: SessionSettings) -> SessionSettings:
     Raises:
         EventError: a setting is not supported.
     """
-    given, path = session.audio.input, "session.audio.input"
+    audio_input = session.audio.input
+    path = "session.audio.input"
     if session.model is not None:
         settings = replace(settings, model=session.model)
-    if given.format is not UNSET:
-        settings = replace(settings, audio_format=_format(given.format))
-    settings = _with_transcription(given.transcription, settings, f"{path}.transcription")
-    settings = _with_noise(given.noise_reduction, settings, f"{path}.noise_reduction")
-    settings = _with_detection(given.turn_detection, settings, f"{path}.turn_detection")
+    if audio_input.format is not UNSET:
+        settings = replace(settings, audio_format=_format(audio_input.format))
+    settings = _with_transcription(audio_input.transcription, settings, f"{path}.transcription")
+    settings = _with_noise(audio_input.noise_reduction, settings, f"{path}.noise_reduction")
+    settings = _with_detection(audio_input.turn_detection, settings, f"{path}.turn_detection")
     return _with_include(session.include, settings)
 
 
@@ -163,11 +164,11 @@ def apply_beta(session: BetaSession, settings: SessionSettings) -> SessionSettin
     """
     if session.input_audio_format is not UNSET:
         settings = replace(settings, audio_format=_BETA_FORMATS[session.input_audio_format])
-    given = session.input_audio_transcription
-    settings = _with_transcription(given, settings, "session.input_audio_transcription")
+    transcription = session.input_audio_transcription
+    settings = _with_transcription(transcription, settings, "session.input_audio_transcription")
     settings = _with_noise(session.input_audio_noise_reduction, settings, "session.input_audio_noise_reduction")
     settings = _with_detection(session.turn_detection, settings, "session.turn_detection")
-    if session.model is not None and (given is UNSET or given is None or given.model is None):
+    if session.model is not None and (transcription is UNSET or transcription is None or transcription.model is None):
         settings = replace(settings, model=session.model)
     return _with_include(session.include, settings)
 
@@ -212,8 +213,8 @@ def beta_session_body(session: SessionInfo, *, of_transcription: bool) -> Body:
     }
 
 
-def _format(given: Pcm | MuLaw | ALaw) -> AudioFormat:
-    match given:
+def _format(audio_format: Pcm | MuLaw | ALaw) -> AudioFormat:
+    match audio_format:
         case Pcm(rate=rate):
             return AudioFormat("pcm", rate)
         case MuLaw():
@@ -223,35 +224,35 @@ def _format(given: Pcm | MuLaw | ALaw) -> AudioFormat:
 
 
 def _with_transcription(
-    given: Transcription | UnsetType | None, settings: SessionSettings, path: str
+    transcription: Transcription | UnsetType | None, settings: SessionSettings, path: str
 ) -> SessionSettings:
-    if given is UNSET:
+    if transcription is UNSET:
         return settings
-    if given is None:
+    if transcription is None:
         raise EventError(f"{path}: null is not supported, sessions always transcribe.", "unsupported_value", path)
-    languages = {name for name in (given.language, *(given.languages or ())) if name}
+    languages = {name for name in (transcription.language, *(transcription.languages or ())) if name}
     if len(languages) > 1:
         raise EventError(f"{path}.languages: only one language is supported.", "unsupported_value", f"{path}.languages")
-    hints = [given.prompt or "", ", ".join(given.keywords or ())]
+    hints = [transcription.prompt or "", ", ".join(transcription.keywords or ())]
     return replace(
         settings,
-        model=given.model or settings.model,
+        model=transcription.model or settings.model,
         language=next(iter(languages), None),
         prompt="\n".join(hint for hint in hints if hint),
-        delay=given.delay,
+        delay=transcription.delay,
     )
 
 
-def _with_noise(given: Noise | UnsetType | None, settings: SessionSettings, path: str) -> SessionSettings:
-    if given is UNSET:
+def _with_noise(noise: Noise | UnsetType | None, settings: SessionSettings, path: str) -> SessionSettings:
+    if noise is UNSET:
         return settings
-    if given is not None and given.strength is not None:
+    if noise is not None and noise.strength is not None:
         raise EventError(f"{path}.strength is not supported; leave it out.", "unsupported_value", f"{path}.strength")
-    return replace(settings, noise_reduction=None if given is None else given.type)
+    return replace(settings, noise_reduction=None if noise is None else noise.type)
 
 
-def _with_detection(given: Detection, settings: SessionSettings, path: str) -> SessionSettings:
-    match given:
+def _with_detection(detection: Detection, settings: SessionSettings, path: str) -> SessionSettings:
+    match detection:
         case msgspec.UnsetType():
             return settings
         case None:
@@ -263,7 +264,7 @@ def _with_detection(given: Detection, settings: SessionSettings, path: str) -> S
                 f"{path}.type",
             )
         case ServerVad():
-            if given.idle_timeout_ms is not None:
+            if detection.idle_timeout_ms is not None:
                 raise EventError(
                     f"{path}.idle_timeout_ms is not supported: sessions of this server transcribe only.",
                     "unsupported_value",
@@ -273,10 +274,12 @@ def _with_detection(given: Detection, settings: SessionSettings, path: str) -> S
             return replace(
                 settings,
                 turn_detection=TurnDetection(
-                    default.threshold if given.threshold is None else given.threshold,
-                    default.prefix_padding_ms if given.prefix_padding_ms is None else given.prefix_padding_ms,
-                    default.silence_duration_ms if given.silence_duration_ms is None else given.silence_duration_ms,
-                    given.noise_floor,
+                    default.threshold if detection.threshold is None else detection.threshold,
+                    default.prefix_padding_ms if detection.prefix_padding_ms is None else detection.prefix_padding_ms,
+                    default.silence_duration_ms
+                    if detection.silence_duration_ms is None
+                    else detection.silence_duration_ms,
+                    detection.noise_floor,
                 ),
             )
 

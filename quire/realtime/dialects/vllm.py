@@ -94,12 +94,13 @@ class Vllm:
     def generated(self) -> list[Body]:
         """transcription.done, with the text of the whole generation."""
         text, usage = self._text, self._usage
-        self._text, self._usage = "", Usage(0.0)
-        given = usage.audio_tokens + usage.text_tokens
+        self._text = ""
+        self._usage = Usage(0.0)
+        prompt_tokens = usage.audio_tokens + usage.text_tokens
         counts = {
-            "prompt_tokens": given,
+            "prompt_tokens": prompt_tokens,
             "completion_tokens": usage.output_tokens,
-            "total_tokens": given + usage.output_tokens,
+            "total_tokens": prompt_tokens + usage.output_tokens,
         }
         return [{"type": "transcription.done", "text": text, "usage": counts}]
 

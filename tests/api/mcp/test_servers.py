@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from tests.api.responses.test_mcp_tools import OWN, WEATHER, serving
 from tests.support.mcp_server import mcp_server
 from tests.support.responses import PATH, ask, output_text
 from tests.support.server import running_server, until
+from tests.support.tool_server import OWN, WEATHER, serving
 
 
 @pytest.mark.parametrize("stream", [False, True])

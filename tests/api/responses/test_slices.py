@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from quire.api.responses.slices import map_in_slices
+from quire.api.responses.service import map_in_slices
 
 
 async def test_others_run_between_the_slices() -> None:

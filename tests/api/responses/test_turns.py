@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.api.responses.test_mcp_tools import OWN, ROME, WEATHER, call, kinds, serving
 from tests.support.responses import PATH, ask, prompts
 from tests.support.server import until
+from tests.support.tool_server import OWN, ROME, WEATHER, call, kinds, serving
 
 OWN_ALONE = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "own"}]}
 RAIN_ALONE = {

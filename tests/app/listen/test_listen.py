@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from quire.app.listen.screen import Screen
+from quire.app.listen.command import Screen
 from quire.app.listen.sources import from_microphone
 from quire.app.openai_client import ServerError
 from tests.support.audio import wav

@@ -11,7 +11,7 @@ import pytest
 from quire.config.options import EngineOptions, ModelOptions
 from quire.engine.build.attention_checks import with_attention_backend
 from quire.engine.build.core_config import CoreConfig
-from quire.engine.models.config.model_config import read_model_config
+from quire.engine.models.model_config import read_model_config
 from tests.support.ctc import make_ctc, save_ctc
 from tests.support.encoders import tiny_embedder
 from tests.support.streaming_models import make_streaming_model, save_streaming_model

@@ -14,8 +14,8 @@ from quire.engine.client.protocol import Shutdown
 from quire.engine.execution.devices.reference import ReferenceDevice
 from quire.engine.execution.executor import BackgroundExecutor, Executor, ParallelExecutor
 from quire.engine.execution.sampling.compiler import GrammarCompiler
-from quire.engine.models.config.model_config import read_model_config
 from quire.engine.models.errors import UnsupportedModel
+from quire.engine.models.model_config import read_model_config
 from tests.support.encoders import tiny_embedder
 from tests.support.engine import Channel, Engine, greedy, random_prompt
 from tests.support.models import make_model, save_model

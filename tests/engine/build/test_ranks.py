@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from quire.config.options import EngineOptions, ModelOptions, ParallelOptions
+from quire.engine.build.cache import cache_memory
 from quire.engine.build.core_config import CoreConfig
-from quire.engine.build.ranks import cache_memory
 from quire.engine.models.distributed.group import RankGroups
 from quire.engine.models.distributed.placement import Placement
-from quire.engine.models.families import spec_of
+from quire.engine.models.registry import spec_of
 from quire.engine.models.sharding.decoder import ShardedDecoder
 from quire.engine.models.specs.decoder import DecoderSpec
 from tests.support.models import make_model

@@ -11,24 +11,24 @@ import pytest
 import torch
 
 from quire.config.options import EngineOptions
-from quire.engine.execution.cache import (
-    DeviceKVCache,
-    HostKVCache,
-    OutOfCacheMemory,
-    block_bytes,
-    count_blocks,
-    scale_bytes,
-)
+from quire.engine.execution.cache import DeviceKVCache, HostKVCache, KVCache, OutOfCacheMemory, count_blocks
+from quire.engine.execution.cache_layout import CacheLayout, aligned_state, scale_bytes
 from quire.engine.execution.devices.reference import ReferenceDevice
 from quire.engine.execution.memory import MemoryShare, free_memory
 from quire.engine.models.networks.decoder import CacheShape
+from quire.engine.models.specs.cache import CacheGroup, FullCache, StateArray, StateCache, WindowCache
 from quire.kernels.int8_pages import SCALE
 
 SHAPES = [CacheShape(2, 8, 8), CacheShape(1, 12, 8, values_in_keys=True)]
 
 
+def layout(*shapes: CacheShape) -> CacheLayout:
+    """Layers that have one block table."""
+    return CacheLayout.of_one_group(shapes, CacheGroup(FullCache(), tuple(range(len(shapes)))))
+
+
 def test_block_bytes() -> None:
-    assert block_bytes(SHAPES, 16, torch.bfloat16) == (2 * (8 + 8) + 12) * 16 * 2
+    assert layout(*SHAPES).block_bytes(16, torch.bfloat16) == (2 * (8 + 8) + 12) * 16 * 2
 
 
 def never() -> NoReturn:
@@ -47,7 +47,7 @@ def test_memory_fraction_is_limited_to_what_max_num_seqs_needs(setting: str) -> 
 
     def count(per_block: int, context_len: int, share: int, reserved: int = 0) -> int:
         available = ReferenceDevice().cache_memory(options, MemoryShare(share), reserved, never)
-        return count_blocks(options, per_block, context_len, available)
+        return count_blocks(options, per_block, -(-context_len // options.block_size), available)
 
     assert count(1000, 100_000, 1_000_000) == 500
     assert count(1000, 100_000, 1_000_000, 200_000) == 400
@@ -58,15 +58,15 @@ def test_memory_fraction_is_limited_to_what_max_num_seqs_needs(setting: str) -> 
 
 
 def test_pages_of_a_device_are_one_allocation() -> None:
-    layers = DeviceKVCache(SHAPES, 4, 16, torch.float32, torch.device("cpu")).layers
-    assert [tuple(layer.keys.shape) for layer in layers] == [(2, 4, 16, 8), (1, 4, 16, 12)]
-    assert len({layer.keys.untyped_storage().data_ptr() for layer in layers}) == 1
+    layers = DeviceKVCache(layout(*SHAPES), 4, 16, torch.float32, torch.device("cpu")).layers
+    assert [tuple(layer.keys.shape) for layer in layers.values()] == [(2, 4, 16, 8), (1, 4, 16, 12)]
+    assert len({layer.keys.untyped_storage().data_ptr() for layer in layers.values()}) == 1
     assert layers[1].values.data_ptr() == layers[1].keys.data_ptr()
     for number, pages in enumerate((layers[0].keys, layers[0].values, layers[1].keys)):
         assert not pages.any()
         pages.fill_(number + 1)
     assert [pages.unique().tolist() for pages in (layers[0].keys, layers[0].values)] == [[1.0], [2.0]]
-    int8 = DeviceKVCache(SHAPES[:1], 4, 16, torch.int8, torch.device("cpu")).layers[0]
+    int8 = DeviceKVCache(layout(SHAPES[0]), 4, 16, torch.int8, torch.device("cpu")).layers[0]
     assert int8.keys.shape[-1] == 8 + SCALE
 
 
@@ -75,8 +75,8 @@ def test_pages_of_a_device_are_one_allocation() -> None:
 @pytest.mark.parametrize("dim", [48, 20])
 def test_rows_are_aligned_on_gpus(dtype: torch.dtype, latent: bool, dim: int) -> None:
     shape, extra = CacheShape(2, dim, 13, values_in_keys=latent, row_alignment=16), scale_bytes(dtype)
-    (layer,) = DeviceKVCache([shape], 4, 3, dtype, torch.device("cpu")).layers
-    assert layer.keys.untyped_storage().nbytes() == 4 * block_bytes([shape], 3, dtype)
+    (layer,) = DeviceKVCache(layout(shape), 4, 3, dtype, torch.device("cpu")).layers.values()
+    assert layer.keys.untyped_storage().nbytes() == 4 * layout(shape).block_bytes(3, dtype)
     for pages, elements in ((layer.keys, dim), (layer.values, 13)):
         assert pages.shape == (2, 4, 3, extra + elements)
         assert pages[..., extra:].data_ptr() % 16 == 0
@@ -84,6 +84,58 @@ def test_rows_are_aligned_on_gpus(dtype: torch.dtype, latent: bool, dim: int) ->
         pages.fill_(elements)
     assert layer.values.float().unique().tolist() == [13]
     assert layer.keys.float().unique().tolist() == ([13, dim] if latent else [dim])
+
+
+STATE = StateCache((StateArray((2, 3), "float32"), StateArray((50,), "bfloat16")))
+GROUPS = (
+    CacheGroup(FullCache(), (1, 4)),
+    CacheGroup(WindowCache(8), (0, 5)),
+    CacheGroup(WindowCache(8), (6,)),
+    CacheGroup(STATE, (2, 3, 7)),
+)
+
+
+def caches(layout: CacheLayout, blocks: int) -> list[KVCache]:
+    return [
+        HostKVCache(layout, blocks, 4, torch.float32),
+        DeviceKVCache(layout, blocks, 4, torch.float32, torch.device("cpu")),
+    ]
+
+
+@pytest.mark.parametrize("device", [0, 1])
+def test_groups_share_blocks_and_never_overlap_where_these_differ(device: int) -> None:
+    """Each block belongs to one group: what a layer of another group writes to another block changes nothing."""
+    shapes = dict.fromkeys((0, 1, 4, 5, 6), CacheShape(2, 8, 8))
+    grouped = CacheLayout(shapes, GROUPS)
+    cache = caches(grouped, 16)[device]
+    assert grouped.block_bytes(4, torch.float32) == 2 * 2 * 4 * 2 * 8 * 4  # of two layers
+    assert [cache.layers[layer].group for layer in (1, 4, 0, 5, 6)] == [0, 0, 1, 1, 2]
+    assert (grouped.windows, grouped.state_blocks(4, torch.float32)) == ((None, 8, 8), 2)
+    block = {0: 3, 1: 4, 2: 5}
+    for layer, pages in cache.layers.items():
+        pages.keys[:, block[pages.group]] = layer + 1
+        pages.values[:, block[pages.group]] = -layer - 1
+    for layer, states in cache.states.items():
+        states.places[[[9, 10][index] for index in range(2)[states.blocks]]] = layer + 100
+    for layer, pages in cache.layers.items():
+        assert (pages.keys[:, block[pages.group]] == layer + 1).all()
+        assert (pages.values[:, block[pages.group]] == -layer - 1).all()
+        assert not pages.keys[:, 11:].any()
+    for layer, states in cache.states.items():
+        assert (states.places[[[9, 10][index] for index in range(2)[states.blocks]]] == layer + 100).all()
+
+
+def test_a_state_takes_as_many_blocks_as_it_needs() -> None:
+    nbytes = aligned_state(24) + aligned_state(100)
+    shape = CacheShape(1, 4, 4)  # 4 tokens: 128 bytes
+    assert nbytes == 144
+    grouped = CacheLayout({0: shape}, (CacheGroup(FullCache(), (0,)), CacheGroup(STATE, (1, 2))))
+    assert grouped.state_blocks(4, torch.float32) == 4  # 2 for each, in the same place
+    assert grouped.state_blocks(16, torch.float32) == 2
+    alone = CacheLayout({}, (CacheGroup(STATE, (0, 1)),))
+    assert (alone.block_bytes(4, torch.float32), alone.state_blocks(4, torch.float32)) == (2 * nbytes, 1)
+    for cache in caches(alone, 3):
+        assert [states.places.shape for states in cache.states.values()] == [(3, nbytes)] * 2
 
 
 def test_free_memory_respects_a_containers_limit(tmp_path: Path) -> None:
@@ -114,15 +166,15 @@ def test_the_page_cache_of_a_container_counts_as_free(tmp_path: Path) -> None:
 def test_pages_are_not_resident_until_they_are_written() -> None:
     process = psutil.Process()
     before = process.memory_info().rss
-    caches = HostKVCache([CacheShape(8, 64, 64)] * 4, 4096, 16, torch.bfloat16).layers
-    size = sum(one.keys.nbytes + one.values.nbytes for one in caches)
+    caches = HostKVCache(layout(*[CacheShape(8, 64, 64)] * 4), 4096, 16, torch.bfloat16).layers
+    size = sum(one.keys.nbytes + one.values.nbytes for one in caches.values())
     assert size == 512 << 20
     assert process.memory_info().rss - before < size / 10
     assert not caches[0].keys[3, 77].any()
 
 
 def test_latent_values_are_a_view_of_the_keys() -> None:
-    (latent,) = HostKVCache([SHAPES[1]], 4, 16, torch.float32).layers
+    (latent,) = HostKVCache(layout(SHAPES[1]), 4, 16, torch.float32).layers.values()
     assert latent.values.shape == (1, 4, 16, 8)
     latent.keys[0, 1, 2] = 5
     assert latent.values[0, 1, 2].tolist() == [5] * 8
@@ -143,7 +195,9 @@ def resident(cache: HostKVCache) -> int:
 
 @pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="needs Linux")
 def test_ensure_mapped_and_prefault_map_pages_ahead() -> None:
-    cache = HostKVCache([CacheShape(8, 64, 64)] * 4, 16384, 16, torch.bfloat16, 1 << 30)  # 2 GiB, 128 KiB a block
+    cache = HostKVCache(
+        layout(*[CacheShape(8, 64, 64)] * 4), 16384, 16, torch.bfloat16, 1 << 30
+    )  # 2 GiB, 128 KiB a block
     cache.ensure_mapped(1023)
     assert 128 << 20 <= resident(cache) < 160 << 20
     cache.layers[3].values[:, 1023] = 7

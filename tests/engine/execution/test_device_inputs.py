@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -14,18 +15,27 @@ from quire.engine.execution.device_inputs import DeviceInputBuilder
 from quire.engine.execution.inputs import DeviceMetadata, NumpyInputBuilder, StepInputs
 from quire.engine.execution.pinned import PinnedBuffers
 from quire.engine.execution.request_table import RequestTable
-from quire.engine.models.layers.inputs import AdapterOfRow
 from quire.engine.scheduling.plan import NewSequence, ScheduledSequence, StepPlan
 
 CPU = torch.device("cpu")
 BLOCK = 4
 
 
+@pytest.fixture(params=[(None,), (None, 5, 6)], ids=str, autouse=True)
+def windows(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Let all tests run with one group of layers, and with several."""
+    Batch.windows = request.param
+    yield
+    Batch.windows = (None,)
+
+
 class Batch:
     """A request table with sequences whose blocks are numbered as they come."""
 
+    windows: tuple[int | None, ...] = (None,)
+
     def __init__(self, *sizes: int, rows: int = 6, rope_switch: int | None = None) -> None:
-        self.table = RequestTable(rows, 64, BLOCK, rope_switch)
+        self.table = RequestTable(rows, 64, BLOCK, rope_switch, windows=self.windows)
         self.builder = DeviceInputBuilder(self.table, CPU, sizes)
         self.reference = NumpyInputBuilder(self.table)
         self._next_block = 1
@@ -36,54 +46,60 @@ class Batch:
 
     def item(self, name: str, start: int, count: int, held: int, *, samples: bool = True) -> ScheduledSequence:
         """Tokens of a sequence that holds blocks for `held` tokens."""
-        needed = -(-(start + count) // BLOCK) - -(-held // BLOCK)
+        needed = (-(-(start + count) // BLOCK) - -(-held // BLOCK)) * len(self.windows)
         blocks = tuple(range(self._next_block, self._next_block + needed))
         self._next_block += needed
         return ScheduledSequence(name, start, count, blocks, samples)
 
     def enter(self, name: str, prompt: int, output: int = 0, *, long_rope: bool = False) -> NewSequence:
-        tokens = tuple(range(10, 10 + prompt + output))
+        tokens = np.arange(10, 10 + prompt + output, dtype=np.int32)
         return NewSequence(name, tokens, prompt, SamplingParams(max_tokens=9), None, uses_long_rope=long_rope)
 
     def check(self, scheduled: list[ScheduledSequence]) -> tuple[StepInputs, DeviceMetadata]:
         """Build a step twice, and compare all that both builders make."""
         found, expected = self.builder.build(scheduled), self.reference.build(scheduled)
-        count, metadata = expected.num_tokens, found.attention
-        assert isinstance(metadata, DeviceMetadata)
+        count = expected.num_tokens
         assert found.spans == expected.spans
         for name in ("token_ids", "positions"):
             torch.testing.assert_close(getattr(found.model, name)[:count], getattr(expected.model, name))
-        torch.testing.assert_close(found.slots[:count], expected.slots)
         assert found.last_block == expected.last_block
         assert found.num_logits == expected.num_logits
         if found.model.logits_indices is not None and expected.model.logits_indices is not None:
             torch.testing.assert_close(found.model.logits_indices, expected.model.logits_indices)
-        self._check_tables(found, metadata)
+        assert len(found.groups) == len(expected.groups) == len(self.windows)
+        for group, (inputs, of_group) in enumerate(zip(found.groups, expected.groups, strict=True)):
+            torch.testing.assert_close(inputs.slots[:count], of_group.slots)
+            assert inputs.slots.data_ptr() % 16 == 0
+            assert isinstance(inputs.attention, DeviceMetadata)
+            self._check_tables(found, group, inputs.attention)
+        metadata = found.groups[0].attention
+        assert isinstance(metadata, DeviceMetadata)
         return found, metadata
 
-    def _check_tables(self, found: StepInputs, metadata: DeviceMetadata) -> None:
+    def _check_tables(self, found: StepInputs, group: int, metadata: DeviceMetadata) -> None:
         """Each query's block table is that of its row, and its length that of its last position."""
         queries = [
-            (span.row, length)
+            (span.row, length - 1, length)
             for span in found.spans
             if span.generated
             for length in range(span.start + 1, span.length + 1)
         ]
-        queries += [(0, 0)] * (len(metadata.singles.seq_lens) - len(queries))
-        prompts = [(span.row, span.length) for span in found.spans if not span.generated]
+        queries += [(0, 0, 0)] * (len(metadata.singles.seq_lens) - len(queries))
+        prompts = [(span.row, span.start, span.length) for span in found.spans if not span.generated]
         sampling = [span for span in found.spans if span.samples] if found.model.logits_indices is not None else []
         pairs = []
         for expected, part in (
             (queries, metadata.singles),
             (prompts, metadata.spans),
-            ([(span.row, span.length) for span in sampling], metadata.logits),
+            ([(span.row, span.length - 1, span.length) for span in sampling], metadata.logits),
         ):
-            assert part.seq_lens.tolist() == [length for _, length in expected]
+            assert part.seq_lens.tolist() == [length for *_, length in expected]
             assert part.seq_lens.data_ptr() % 16 == part.block_tables.data_ptr() % 16 == 0
             pairs += [*zip(expected, part.block_tables, strict=True)]
-        for (row, length), table in pairs:
-            used = -(-length // BLOCK)
-            np.testing.assert_array_equal(table[:used].numpy(), self.table.blocks[row, :used])
+        window = self.windows[group]
+        for (row, start, length), table in pairs:
+            seen = slice(0 if window is None else max(0, start - window + 1) // BLOCK, -(-length // BLOCK))
+            np.testing.assert_array_equal(table[seen].numpy(), self.table.blocks[group, row, seen])
 
 
 def test_prompts_and_generated_tokens() -> None:
@@ -115,20 +131,22 @@ def test_decode_steps_are_padded_and_stay_where_they_are() -> None:
         found, metadata = batch.check(batch.apply(*(batch.item(name, position, 1, position) for name in names)))
         assert found.static
         assert found.num_tokens == len(metadata.singles.seq_lens) == 4
-        assert found.slots[3:].tolist() == [-1]
+        assert found.groups[-1].slots[3:].tolist() == [-1]
         assert metadata.singles.seq_lens.tolist() == [position + 1] * 3 + [0]
         tensors = (
             found.model.token_ids,
             found.model.positions,
-            found.slots,
+            found.groups[-1].slots,
             metadata.singles.seq_lens,
             metadata.singles.block_tables,
         )
         addresses.add(tuple(tensor.data_ptr() for tensor in tensors))
     blank = batch.builder.blank(4)
     assert (blank.num_tokens, blank.num_logits) == (4, 0)
-    assert blank.slots.tolist() == [-1] * 4
-    addresses.add((blank.model.token_ids.data_ptr(), blank.model.positions.data_ptr(), blank.slots.data_ptr()))
+    assert blank.groups[-1].slots.tolist() == [-1] * 4
+    addresses.add(
+        (blank.model.token_ids.data_ptr(), blank.model.positions.data_ptr(), blank.groups[-1].slots.data_ptr())
+    )
     assert (
         len({tensors[:3] for tensors in addresses}) == len({tensors for tensors in addresses if len(tensors) > 3}) == 1
     )
@@ -144,7 +162,7 @@ def test_adapters_are_sent_only_in_steps_that_use_one(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(PinnedBuffers, "next", recording)
     batch = Batch(2)
-    entering = [replace(batch.enter("a", 5), uses_lora=True), batch.enter("b", 5)]
+    entering = [replace(batch.enter("a", 5), lora_id=0), batch.enter("b", 5)]
     batch.builder.build(batch.apply(*(batch.item(name, 0, 5, 0) for name in "ab"), new=entering))
 
     def decode(names: str, position: int) -> StepInputs:
@@ -153,13 +171,12 @@ def test_adapters_are_sent_only_in_steps_that_use_one(monkeypatch: pytest.Monkey
         return batch.builder.build(batch.apply(*(batch.item(name, position, 1, position) for name in names)))
 
     both, one = decode("ab", 5), decode("b", 6)
-    assert both.model.lora is not None
-    assert isinstance(both.model.lora.tokens, AdapterOfRow)
+    assert both.model.lora_ids is not None
     adapted = batch.table.row_of("a")
-    assert both.model.lora.tokens.adapters.tolist() == [0 if span.row == adapted else -1 for span in both.spans]
-    assert one.model.lora is None
+    assert both.model.lora_ids.tokens.tolist() == [0 if span.row == adapted else -1 for span in both.spans]
+    assert one.model.lora_ids is None
     assert one.static
-    for tensors in ([step.model.token_ids for step in (both, one)], [step.slots for step in (both, one)]):
+    for tensors in ([step.model.token_ids for step in (both, one)], [step.groups[-1].slots for step in (both, one)]):
         assert tensors[0].data_ptr() == tensors[1].data_ptr()
     assert sent[1] - sent[2] == 16  # two indices of 4 bytes, and padding
 
@@ -192,6 +209,20 @@ def test_tokens_that_only_the_device_knows() -> None:
     assert by_row == {a: 70, b: 71}
     batch.table.set_token(b, position, 71)
     assert batch.table.known_tokens(b).tolist()[-1] == 71
+
+
+def test_blocks_out_of_sight_are_forgotten_before_another_sequence_has_them() -> None:
+    """Kernels that gather whole sequences would multiply what it writes there by 0, and NaN stays NaN."""
+    batch = Batch()
+    batch.check(batch.apply(batch.item("a", 0, 16, 0), new=[batch.enter("a", 40)]))
+    row = batch.table.row_of("a")
+    batch.check(batch.apply(batch.item("a", 16, 9, 16)))
+    for group, window in enumerate(batch.windows):
+        first = 0 if window is None else (16 - window + 1) // BLOCK
+        table = batch.table.blocks[group, row, :7].tolist()
+        assert table[:first] == [table[first]] * first
+        assert len({*table[first:]}) == 7 - first
+        assert {*table[first:]} <= {*batch.table.blocks_of(row)}
 
 
 def test_a_row_that_is_filled_again_has_the_blocks_of_its_new_sequence() -> None:

@@ -99,9 +99,8 @@ def test_tokens_do_not_depend_on_the_schedule(folder: Path, kind: str, schedule:
 def test_tokens_do_not_depend_on_preemption(folder: Path, head_dim: int, kind: str) -> None:
     """The cache has so few blocks that sequences preempt each other repeatedly, beside one that has enough."""
     roomy = engine_for(folder, kind)
-    per_block = roomy.info.cache_bytes // roomy.info.num_blocks
     number = 200 if head_dim == HEAD_DIMS[0] else 40
-    engine = engine_for(folder, kind, kv_cache_memory_bytes=60 * per_block, max_num_batched_tokens=48)
+    engine = engine_for(folder, kind, kv_cache_memory_bytes=60 * roomy.block_bytes, max_num_batched_tokens=48)
     assert together(engine, number) == together(roomy, number)
     assert engine.preemptions > number // 10
     assert roomy.preemptions == 0
@@ -145,8 +144,7 @@ def test_the_blocks_of_an_answer_with_other_kinds_of_attention(other: Path, kind
 @pytest.mark.parametrize("kind", ["bfloat16", "int8 pages"])
 def test_other_kinds_of_attention_do_not_depend_on_preemption(other: Path, kind: str) -> None:
     roomy = engine_for(other, kind)
-    per_block = roomy.info.cache_bytes // roomy.info.num_blocks
-    engine = engine_for(other, kind, kv_cache_memory_bytes=60 * per_block, max_num_batched_tokens=48)
+    engine = engine_for(other, kind, kv_cache_memory_bytes=60 * roomy.block_bytes, max_num_batched_tokens=48)
     assert together(engine, 30) == together(roomy, 30)
     assert engine.preemptions > 0
 

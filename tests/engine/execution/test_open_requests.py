@@ -67,7 +67,7 @@ def test_pieces_give_the_tokens_of_the_whole(folder: Path, options: dict[str, An
     options = dict(options)
     if (blocks := options.pop("blocks", None)) is not None:
         roomy = Engine(folder, block_size=4)
-        options["kv_cache_memory_bytes"] = blocks * (roomy.info.cache_bytes // roomy.info.num_blocks)
+        options["kv_cache_memory_bytes"] = blocks * roomy.block_bytes
     prompts = {str(index): random_prompt(index % 4, 3 + 5 * index) for index in range(7)}
     whole = Engine(folder, enable_prefix_caching=False)
     expected = {name: whole.generate(prompt, task(len(prompt))).tokens for name, prompt in prompts.items()}

@@ -141,7 +141,6 @@ def test_documents_of_a_rerank_share_the_blocks_of_their_query(tmp_path: Path, i
 def test_pooled_arrays_do_not_depend_on_preemption(llama: Path, in_flight: int) -> None:
     """Chunked prompts are preempted halfway by earlier requests that need more blocks."""
     roomy = Engine(llama, block_size=4)
-    per_block = roomy.info.cache_bytes // roomy.info.num_blocks
     prompt = random_prompt(5, 60)
     arrays = {kind: pool(roomy, prompt, kind) for kind in KINDS}
     engine = Engine(
@@ -149,7 +148,7 @@ def test_pooled_arrays_do_not_depend_on_preemption(llama: Path, in_flight: int) 
         model=ModelOptions(max_model_len=100),
         in_flight=in_flight,
         block_size=4,
-        kv_cache_memory_bytes=25 * per_block,
+        kv_cache_memory_bytes=25 * roomy.block_bytes,
         max_num_batched_tokens=8,
         max_num_seqs=3,
     )

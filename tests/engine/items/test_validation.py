@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from quire.engine.client.protocol import MediaItem
-from quire.engine.models.config.model_config import read_model_config
 from quire.engine.models.errors import ModelError
+from quire.engine.models.model_config import read_model_config
 from tests.support.audio_models import PLACEHOLDER, make_audio_model, noise, prompt_with, save_audio_model
 from tests.support.engine import Engine, greedy
 
@@ -24,8 +24,7 @@ def engine(audio_folders: dict[str, Path]) -> Engine:
 
 
 def valid(engine: Engine) -> tuple[list[int], tuple[MediaItem, ...]]:
-    assert engine.info.audio is not None
-    return prompt_with(engine.info.audio, [1, 2], noise(0, 0.5), [3], noise(1, 0.5), [4])
+    return prompt_with(engine.audio, [1, 2], noise(0, 0.5), [3], noise(1, 0.5), [4])
 
 
 def first(**fields: Any) -> Callable[[tuple[MediaItem, ...]], tuple[MediaItem, ...]]:
@@ -190,7 +189,7 @@ def test_other_spectrograms_are_refused(tmp_path: Path, kind: str, name: str, va
     folder = save_audio_model(make_audio_model(kind), tmp_path)
     written(folder, "preprocessor_config.json", **{name: value})
     if value is None:
-        assert read_model_config(folder).audio is not None
+        assert read_model_config(folder).facts.audio is not None
         return
     with pytest.raises(ModelError, match=rf"{name} is {value}|makes {value} rows"):
         read_model_config(folder)
@@ -200,7 +199,7 @@ def test_the_text_of_the_placeholder_is_that_of_the_tokenizer(tmp_path: Path) ->
     folder = save_audio_model(make_audio_model("phi4_multimodal"), tmp_path)
     for added, text in (([{"id": PLACEHOLDER, "content": "<|endoftext11|>"}], "<|endoftext11|>"), ("x", "<|audio|>")):
         (folder / "tokenizer.json").write_text(json.dumps({"added_tokens": added}))
-        audio = read_model_config(folder).audio
+        audio = read_model_config(folder).facts.audio
         assert audio is not None
         assert audio.placeholder_text == text
 
@@ -208,7 +207,7 @@ def test_the_text_of_the_placeholder_is_that_of_the_tokenizer(tmp_path: Path) ->
 def test_columns_before_an_item(tmp_path: Path) -> None:
     """As many as the convolutions look back, or none."""
     engine = Engine(save_audio_model(make_audio_model("phi4_multimodal"), tmp_path))
-    prompt, (item,) = prompt_with(engine.info.audio, [1], noise(0, 0.5))  # type: ignore[arg-type]
+    prompt, (item,) = prompt_with(engine.audio, [1], noise(0, 0.5))
     wrong = msgspec.structs.replace(item, columns_before=3, encoded_columns=item.columns - 3)
     assert "3 columns of features precede" in (engine.generate(prompt, greedy(1), items=(wrong,)).error or "")
 
@@ -218,10 +217,10 @@ def test_extractors_of_processors_are_read(tmp_path: Path, kind: str) -> None:
     """Recent versions of transformers write one file; without any, whisper's features are assumed."""
     folder = save_audio_model(make_audio_model(kind), tmp_path)
     own = folder / "preprocessor_config.json"
-    expected = read_model_config(folder).audio
+    expected = read_model_config(folder).facts.audio
     extractor = json.loads(own.read_text())
     own.unlink()
-    assert read_model_config(folder).audio == expected
+    assert read_model_config(folder).facts.audio == expected
     (folder / "processor_config.json").write_text(json.dumps({"feature_extractor": {**extractor, "hop_length": 5}}))
     with pytest.raises(ModelError, match="hop_length is 5"):
         read_model_config(folder)

@@ -19,7 +19,7 @@ from quire.engine.models.checkpoint.weights import WeightFiller, check_finite
 from quire.engine.models.errors import BrokenFolder, ModelError, UnknownArchitecture, UnsupportedModel, WeightMismatch
 from quire.engine.models.layers import linear as linear_module
 from quire.engine.models.layers.moe import Expert
-from quire.engine.models.tensor_names.rules import WeightTarget
+from quire.engine.models.specs.tensor_names import WeightTarget
 from quire.kernels import native
 from quire.kernels.linear import pack_weight
 from tests.support.engine import load

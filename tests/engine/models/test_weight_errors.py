@@ -10,13 +10,13 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification
 
-from quire.engine.models.config.model_config import read_model_config
 from quire.engine.models.errors import WeightMismatch
 from quire.engine.models.layers.heads import PoolerHeads
 from quire.engine.models.loader import _empty_model
+from quire.engine.models.model_config import read_model_config
+from quire.engine.models.registry import weight_names
 from quire.engine.models.specs.decoder import DecoderSpec, EncoderSpec
 from quire.engine.models.specs.pooler import PoolerSpec
-from quire.engine.models.tensor_names import weight_names_of
 from tests.support.engine import load
 from tests.support.hf_encoders import ENCODERS, make_encoder
 from tests.support.models import DECODERS, make_model
@@ -30,8 +30,8 @@ def assert_named(folder: Path) -> None:
     assert isinstance(spec, DecoderSpec | EncoderSpec)
     with torch.device("meta"):
         model = _empty_model(spec, None, torch.float32)
-        model.heads = PoolerHeads(config.pooler or PoolerSpec(tasks=()), spec.hidden, spec.vocab)
-    names = weight_names_of(config.model_type, spec, config.pooler)
+        model.heads = PoolerHeads(config.facts.pooler or PoolerSpec(tasks=()), spec.hidden, spec.vocab)
+    names = weight_names(spec, config.facts)
     parameters = dict(model.named_parameters())
     tensors = list(load_file(folder / "model.safetensors"))
     for name in tensors:

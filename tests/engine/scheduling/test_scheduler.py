@@ -2,147 +2,14 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable
-
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.engine.client.protocol import AddRequest, TokensOutput
-from quire.engine.client.sampling_params import SamplingParams
 from quire.engine.scheduling import pipeline
-from quire.engine.scheduling.blocks import BlockPool, hasher_named
+from quire.engine.scheduling.block_tables import BlockGroups
 from quire.engine.scheduling.limits import SchedulerLimits
-from quire.engine.scheduling.plan import SampledTokens, ScheduledSequence, StepPlan, StepResult
-from quire.engine.scheduling.scheduler import Scheduler
-
-BLOCK = 4
-
-
-def make(
-    blocks: int = 64,
-    *,
-    seqs: int = 8,
-    tokens: int = 64,
-    length: int = 64,
-    caching: bool = True,
-    by_priority: bool = False,
-    draft: int = 0,
-    rope_switch: int | None = None,
-    stages: int = 1,
-) -> Scheduler:
-    limits = SchedulerLimits(
-        max_num_seqs=seqs,
-        max_num_batched_tokens=tokens,
-        max_model_len=min(length, blocks * BLOCK),
-        max_draft=draft,
-        rope_switch=rope_switch,
-        stages=stages,
-    )
-    hasher = hasher_named("sha256") if caching else None
-    return Scheduler(limits, BlockPool(blocks, BLOCK), hasher=hasher, by_priority=by_priority)
-
-
-def request(name: str, prompt: Iterable[int], max_tokens: int = 4, **fields: object) -> AddRequest:
-    params = SamplingParams(max_tokens=max_tokens)
-    return AddRequest(name, np.array(list(prompt), np.int32), params, **fields)  # type: ignore[arg-type]
-
-
-class FakeRunner:
-    """Stands in for the model runner: applies all plans and asserts that they are valid.
-
-    With several stages the result of a step is known when as many steps are in flight, or no other can be planned.
-    """
-
-    def __init__(self, scheduler: Scheduler, *, varied: bool = True) -> None:
-        """`varied`: the model's tokens are hard to predict for a drafter."""
-        self.scheduler = scheduler
-        self.varied = varied
-        self.tables: dict[str, list[int]] = {}
-        self.tokens: dict[str, list[int]] = {}
-        self.ended: dict[str, str] = {}
-        # Block -> whether its keys are those of a long sequence, and all tokens up to its end when it was written.
-        self.written: dict[int, tuple[bool, tuple[int, ...]]] = {}
-        self.extended: dict[str, bool] = {}
-        self.in_flight: deque[tuple[StepPlan, StepResult]] = deque()
-
-    def step(self) -> StepPlan:
-        plan = self.scheduler.schedule()
-        for name in plan.removed:
-            del self.tables[name]
-        for new in plan.new:
-            assert new.request_id not in self.tables
-            self.tables[new.request_id] = []
-            self.tokens[new.request_id] = list(new.tokens)
-            self.extended[new.request_id] = new.uses_long_rope
-        limits = self.scheduler.limits
-        assert plan.num_tokens <= limits.max_num_batched_tokens
-        assert len(plan.scheduled) <= limits.max_num_seqs
-        assert len({item.request_id for item in plan.scheduled}) == len(plan.scheduled)
-        for item in plan.scheduled:
-            self._apply(item)
-        sampled = [SampledTokens(item.request_id, self._sample(item)) for item in plan.scheduled if item.samples]
-        awaited = {item.request_id for before, _ in self.in_flight for item in before.scheduled if item.samples}
-        assert awaited.isdisjoint(item.request_id for item in plan.scheduled)
-        if not plan.is_empty or not self.in_flight:
-            self.in_flight.append((plan, StepResult(sampled)))
-        if len(self.in_flight) == limits.stages or plan.is_empty:
-            self.finish()
-        self.scheduler.check()
-        return plan
-
-    def finish(self) -> None:
-        """Give the scheduler the result of the oldest step."""
-        for output in self.scheduler.update(*self.in_flight.popleft()):
-            assert isinstance(output, TokensOutput)
-            self.tokens[output.request_id] += output.token_ids
-            if output.finish_reason is not None:
-                self.ended[output.request_id] = output.finish_reason
-
-    def run(self, max_steps: int = 2000) -> None:
-        for _ in range(max_steps):
-            if not self.scheduler.has_work and not self.in_flight:
-                return
-            self.step()
-        pytest.fail("requests do not finish")
-
-    def next_of(self, tokens: list[int]) -> int:
-        """The model's next token."""
-        return sum(tokens) % 7 if self.varied else tokens[-1] % 2
-
-    def _sample(self, item: ScheduledSequence) -> list[int]:
-        """The model's tokens, up to the first that differs from the draft."""
-        tokens = list(self.tokens[item.request_id])
-        out = []
-        for drafted in (*item.draft, None):
-            out.append(self.next_of(tokens))
-            tokens.append(out[-1])
-            if out[-1] != drafted:
-                break
-        return out
-
-    def _apply(self, item: ScheduledSequence) -> None:
-        tokens, table = self.tokens[item.request_id], self.tables[item.request_id]
-        table += item.new_blocks
-        end = item.start + item.count - len(item.draft)
-        assert end > item.start
-        assert end <= len(tokens)
-        assert item.samples == (end == len(tokens))
-        assert item.samples or not item.draft
-        assert len(table) * BLOCK >= end + len(item.draft)
-        assert len(table) <= -(-end // BLOCK) + self.scheduler.limits.max_draft
-        extended, switch = self.extended[item.request_id], self.scheduler.limits.rope_switch
-        assert extended == (switch is not None and len(tokens) > switch)
-        assert extended or switch is None or item.start + item.count <= switch
-        for position in range(item.start):  # computed positions were written with the same tokens and the same rope
-            found_extended, found = self.written[table[position // BLOCK]]
-            assert (found_extended, found[: position + 1]) == (extended, tuple(tokens[: position + 1]))
-        written = [*tokens, *item.draft]
-        for position in range(item.start, item.start + item.count):
-            self.written[table[position // BLOCK]] = extended, tuple(written[: position + 1])
-
+from tests.support.scheduling import FakeRunner, make, request
 
 PROMPTS = st.lists(st.integers(0, 2), min_size=1, max_size=40)
 ARRIVALS = st.lists(
@@ -152,9 +19,19 @@ ARRIVALS = st.lists(
 )
 
 
+GROUPS = [
+    BlockGroups(),
+    BlockGroups((None, 5, 5)),
+    BlockGroups((9,)),
+    BlockGroups((4, None, 1)),
+    BlockGroups((None,), 2),
+    BlockGroups((), 3),
+]
+
+
 @given(
     arrivals=ARRIVALS,
-    blocks=st.integers(16, 40),
+    blocks=st.integers(64, 100),
     seqs=st.integers(1, 6),
     tokens=st.integers(6, 50),
     caching=st.booleans(),
@@ -164,6 +41,7 @@ ARRIVALS = st.lists(
     stages=st.sampled_from([1, 1, 2, 3]),
     least=st.sampled_from([1, 2, 8]),
     varied=st.booleans(),
+    groups=st.sampled_from(GROUPS),
     aborts=st.lists(st.tuples(st.integers(0, 11), st.integers(0, 30)), max_size=4),
 )
 @settings(max_examples=200, deadline=None)
@@ -179,11 +57,14 @@ def test_all_requests_finish_and_state_is_consistent(
     stages: int,
     least: int,
     varied: bool,
+    groups: BlockGroups,
     aborts: list[tuple[int, int]],
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pipeline, "_LEAST", least)
-        run_arrivals(arrivals, blocks, seqs, tokens, caching, by_priority, draft, rope_switch, stages, varied, aborts)
+        run_arrivals(
+            arrivals, blocks, seqs, tokens, caching, by_priority, draft, rope_switch, stages, varied, groups, aborts
+        )
 
 
 def run_arrivals(
@@ -197,8 +78,13 @@ def run_arrivals(
     rope_switch: int | None,
     stages: int,
     varied: bool,
+    groups: BlockGroups,
     aborts: list[tuple[int, int]],
 ) -> None:
+    if groups.state_blocks:
+        draft = 0  # a rejected draft would have changed the states
+    if len(groups.windows) == 1:
+        blocks = blocks - 48 + groups.state_blocks
     scheduler = make(
         blocks,
         seqs=seqs,
@@ -209,6 +95,7 @@ def run_arrivals(
         draft=draft,
         rope_switch=rope_switch,
         stages=stages,
+        groups=groups,
     )
     runner = FakeRunner(scheduler, varied=varied)
     aborted = set()

@@ -105,11 +105,10 @@ def test_tokens_do_not_depend_on_preemption(
 ) -> None:
     """The cache holds two and a half requests, so that they preempt each other, and evict each other's items."""
     roomy = Engine(whisper_folder, block_size=4)
-    per_block = roomy.info.cache_bytes // roomy.info.num_blocks
     blocks = 2 * (POSITIONS + 16) // 4 + 8
     preemptions = 0
     for seed in (1, 2):
-        engine = Engine(whisper_folder, block_size=4, kv_cache_memory_bytes=blocks * per_block, **options)
+        engine = Engine(whisper_folder, block_size=4, kv_cache_memory_bytes=blocks * roomy.block_bytes, **options)
         assert together(engine, seed) == alone[seed]
         preemptions += engine.preemptions
     assert preemptions > 0
@@ -140,8 +139,7 @@ def test_a_prefix_is_shared_on_equal_items_only(whisper_folder: Path) -> None:
 
 def test_an_item_that_was_evicted_in_part_is_encoded_again(whisper_folder: Path) -> None:
     roomy = Engine(whisper_folder, block_size=4)
-    per_block = roomy.info.cache_bytes // roomy.info.num_blocks
-    engine = Engine(whisper_folder, block_size=4, kv_cache_memory_bytes=(POSITIONS // 4 + 6) * per_block)
+    engine = Engine(whisper_folder, block_size=4, kv_cache_memory_bytes=(POSITIONS // 4 + 6) * roomy.block_bytes)
     first = engine.generate([START], greedy(10), items=(item(0),)).tokens
     engine.generate([START], greedy(10), items=(item(1),))  # takes some of the first one's blocks
     assert engine.generate([START], greedy(10), items=(item(0),)).tokens == first

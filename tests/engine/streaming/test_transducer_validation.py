@@ -16,9 +16,9 @@ from quire.config.options import ModelOptions
 from quire.engine.client.pooling_params import PoolingParams
 from quire.engine.client.protocol import MediaItem
 from quire.engine.client.sampling_params import SamplingParams
-from quire.engine.models.config.model_config import read_model_config
 from quire.engine.models.config.pooling import PoolingOptions
 from quire.engine.models.errors import ModelError
+from quire.engine.models.model_config import read_model_config
 from tests.support.engine import Engine, greedy
 from tests.support.transducer_models import MELS, audio_of, features, transducer_info
 

@@ -14,8 +14,8 @@ import pytest
 from quire.engine.client.pooling_params import PoolingParams
 from quire.engine.client.protocol import MediaItem
 from quire.engine.client.sampling_params import SamplingParams, TokenProbs
-from quire.engine.models.config.model_config import read_model_config
 from quire.engine.models.errors import ModelError
+from quire.engine.models.model_config import read_model_config
 from tests.support.engine import Engine, greedy
 from tests.support.streaming_models import (
     MELS,

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 import numpy as np
 import pytest
 
-from quire.config.media_options import AudioOptions
+from quire.config.options import AudioOptions
 from quire.multimodal.audio.decode import AudioError, DecodedAudio
 from quire.multimodal.audio.features import log_mel
 from quire.multimodal.audio.memory import Reservation
@@ -19,7 +19,7 @@ from quire.multimodal.audio.reader import AudioFile, AudioReader, AudioUse
 from tests.support.audio import encode, tone, wav
 from tests.support.server import until
 
-USE = AudioUse(while_made=lambda _: 0, kept=lambda count: 4 * count)
+USE = AudioUse(while_made=lambda _: 0, result=lambda count: 4 * count)
 HOUR = encode(np.zeros((3600 * 1000, 1), np.float32), "flac", rate=1000)  # 11 kB
 HOUR_BYTES = 4 * 3600 * 16_000
 

@@ -18,8 +18,10 @@ PATTERNS = (
     "CHANGELOG.md",
     "docs/*.md",
     "docs/api/*.md",
+    "docs/architecture/*.md",
     "docs/decisions/*.md",
     "benchmarks/README.md",
+    "benchmarks/measured/*.md",
     "training/README.md",
 )
 HELDOUT_EVERY = 6

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from quire.engine.execution.attention.paged import DecodeTokens, QueryAttention, SequentialRanges
-from quire.engine.execution.cache import LayerCache
+from quire.engine.execution.cache_layout import LayerCache
 from quire.engine.execution.inputs import CrossAttentionInputs, Span
 from quire.engine.execution.request_table import RequestTable
 from quire.engine.models.layers.inputs import StepCrossAttention
@@ -29,7 +29,7 @@ class PagedCrossAttention(StepCrossAttention):
         logits_rows: attention of the rows `logits_indices`.
     """
 
-    layers: Sequence[LayerCache]
+    layers: Mapping[int, LayerCache]
     all_rows: QueryAttention
     logits_rows: QueryAttention
 
@@ -54,7 +54,7 @@ class _WholeSequence(QueryAttention):
         return out[0].transpose(0, 1)
 
 
-def native_cross_attention(layers: Sequence[LayerCache], inputs: CrossAttentionInputs) -> PagedCrossAttention:
+def native_cross_attention(layers: Mapping[int, LayerCache], inputs: CrossAttentionInputs) -> PagedCrossAttention:
     """Cross-attention by the compiled decode kernel.
 
     It shares each load of a sequence's keys among all queries that begin with the same blocks, so the tokens of a
@@ -66,7 +66,7 @@ def native_cross_attention(layers: Sequence[LayerCache], inputs: CrossAttentionI
 
 
 def reference_cross_attention(
-    layers: Sequence[LayerCache], spans: Sequence[Span], table: RequestTable
+    layers: Mapping[int, LayerCache], spans: Sequence[Span], table: RequestTable
 ) -> PagedCrossAttention:
     """Cross-attention by torch: generated tokens together, the tokens of each prompt by themselves."""
 

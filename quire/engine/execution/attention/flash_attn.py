@@ -17,8 +17,9 @@ from typing_extensions import override
 
 from quire.engine.execution.attention.backend import AttentionBackend, PreparedAttention
 from quire.engine.execution.attention.libraries import load_library
-from quire.engine.execution.attention.paged import PagedAttention, QueryAttention
-from quire.engine.execution.cache import KVCache, LayerCache
+from quire.engine.execution.attention.paged import GroupAttention, PagedAttention, QueryAttention
+from quire.engine.execution.cache import KVCache
+from quire.engine.execution.cache_layout import LayerCache
 from quire.engine.execution.inputs import DeviceMetadata, StepInputs
 from quire.kernels.paged_attention import AttentionParams
 from quire.kernels.write_pages import with_dense_rows
@@ -99,12 +100,13 @@ class FlashAttention(AttentionBackend):
 
     @override
     def prepare(self, inputs: StepInputs) -> PreparedAttention:
-        metadata = inputs.attention
-        assert isinstance(metadata, DeviceMetadata), "the inputs were built for another backend"
-        lengths, key_starts = metadata.spans.seq_lens, None
-        if len(lengths):
-            key_starts = F.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
         longest = max((span.count for span in inputs.spans if not span.generated), default=0)
-        queries = _StepQueries(self._library, metadata, key_starts, longest)
-        attend = PagedAttention(self._layers, inputs.slots, queries, inputs.model.logits_indices)
-        return PreparedAttention(attend, inputs.static)
+        key_starts, groups = None, list[GroupAttention]()
+        for group in inputs.groups:
+            metadata = group.attention
+            assert isinstance(metadata, DeviceMetadata), "the inputs were built for another backend"
+            lengths = metadata.spans.seq_lens  # the same in all groups
+            if len(lengths) and key_starts is None:
+                key_starts = F.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
+            groups.append(GroupAttention(group.slots, _StepQueries(self._library, metadata, key_starts, longest)))
+        return PreparedAttention(PagedAttention(self._layers, groups, inputs.model.logits_indices), inputs.static)

@@ -19,8 +19,9 @@ from typing_extensions import override
 
 from quire.engine.execution.attention.backend import AttentionBackend, PreparedAttention
 from quire.engine.execution.attention.libraries import LIBRARIES, load_library
-from quire.engine.execution.attention.paged import PagedAttention, QueryAttention
-from quire.engine.execution.cache import KVCache, LayerCache
+from quire.engine.execution.attention.paged import GroupAttention, PagedAttention, QueryAttention
+from quire.engine.execution.cache import KVCache
+from quire.engine.execution.cache_layout import LayerCache
 from quire.engine.execution.inputs import DeviceMetadata, StepInputs, queries_of
 from quire.engine.execution.pinned import PinnedBuffers, new_event
 from quire.engine.execution.request_table import RequestTable
@@ -154,7 +155,7 @@ class FlashInferAttention(AttentionBackend):
             UnavailableLibrary: the library cannot be imported, or cannot compile its kernels.
             UnsupportedModel: it does not compute with `dtype`.
         """
-        rows, blocks = table.blocks.shape
+        _, rows, blocks = table.blocks.shape
         self._library = load_library("flashinfer", dtype)
         self._layers = cache.layers
         self._table = table
@@ -187,7 +188,8 @@ class FlashInferAttention(AttentionBackend):
 
     @override
     def prepare(self, inputs: StepInputs) -> PreparedAttention:
-        metadata = inputs.attention
+        (group,) = inputs.groups  # a plan has one block table for all layers, see `plan_cache`
+        metadata = group.attention
         assert isinstance(metadata, DeviceMetadata), "the inputs were built for another backend"
         queries, count = queries_of(inputs.spans), len(metadata.singles.seq_lens)
         row, start, tokens = (np.array(part, np.int64) for part in (queries.rows, queries.starts, queries.counts))
@@ -201,9 +203,8 @@ class FlashInferAttention(AttentionBackend):
         if len(row) > queries.singles:
             lists = self._page_lists(row[queries.singles :], length[queries.singles :])
             spans = self._plan_spans(lists, queries.counts[queries.singles :])
-        attend = PagedAttention(
-            self._layers, inputs.slots, _StepQueries(count, singles, spans), inputs.model.logits_indices
-        )
+        attention = GroupAttention(group.slots, _StepQueries(count, singles, spans))
+        attend = PagedAttention(self._layers, [attention], inputs.model.logits_indices)
         return PreparedAttention(attend, inputs.static)
 
     def _page_lists(self, rows: NDArray[np.int64], lengths: NDArray[np.int64]) -> _PageLists:
@@ -213,7 +214,7 @@ class FlashInferAttention(AttentionBackend):
         ends = np.cumsum(counts)
         starts = np.concatenate(([0], ends))
         columns = np.arange(starts[-1]) - np.repeat(starts[:-1], counts)
-        blocks = self._table.blocks[np.repeat(rows, counts), columns]
+        blocks = self._table.blocks[0, np.repeat(rows, counts), columns]
         with self._buffers.next(blocks.nbytes) as (memory, copy):
             memory.view(np.int32)[:] = blocks
             sent = copy(None).view(torch.int32)

@@ -7,7 +7,13 @@ from typing_extensions import override
 
 from quire.engine.execution.attention.backend import AttentionBackend, PreparedAttention
 from quire.engine.execution.attention.cross_attention import native_cross_attention
-from quire.engine.execution.attention.paged import DecodeTokens, PagedAttention, QueryAttention, VarlenSpans
+from quire.engine.execution.attention.paged import (
+    DecodeTokens,
+    GroupAttention,
+    PagedAttention,
+    QueryAttention,
+    VarlenSpans,
+)
 from quire.engine.execution.attention.reference import sequential_ranges
 from quire.engine.execution.cache import KVCache
 from quire.engine.execution.inputs import NativeMetadata, StepInputs
@@ -23,26 +29,32 @@ class NativeAttention(AttentionBackend):
         """`dtype`: dtype of queries, keys and values."""
         self._cache = cache
         self._table = table
-        self._varlen = all(supports_varlen(layer.keys, layer.values, dtype) for layer in cache.layers)
+        self._varlen = all(supports_varlen(layer.keys, layer.values, dtype) for layer in cache.layers.values())
 
     @override
     def prepare(self, inputs: StepInputs) -> PreparedAttention:
         self._cache.ensure_mapped(inputs.last_block)
-        metadata, indices = inputs.attention, inputs.model.logits_indices
+        indices = inputs.model.logits_indices
+        groups = [self._group(inputs, index) for index in range(len(inputs.groups))]
+        attend = PagedAttention(self._cache.layers, groups, indices)
+        cross = None if inputs.cross is None else native_cross_attention(self._cache.layers, inputs.cross)
+        return PreparedAttention(attend, inputs.static and (indices is None or self._varlen), cross)
+
+    def _group(self, inputs: StepInputs, index: int) -> GroupAttention:
+        """Return the attention of a group of layers."""
+        metadata = inputs.groups[index].attention
         assert isinstance(metadata, NativeMetadata), "the inputs were built for another backend"
         all_rows: QueryAttention
-        if indices is None:
-            all_rows, static = DecodeTokens(metadata.spans.block_tables, metadata.spans.seq_lens), inputs.static
+        if inputs.model.logits_indices is None:
+            all_rows = DecodeTokens(metadata.spans.block_tables, metadata.spans.seq_lens)
         elif self._varlen:
-            all_rows, static = VarlenSpans(metadata.spans), inputs.static
+            all_rows = VarlenSpans(metadata.spans)
         else:
-            all_rows, static = sequential_ranges(inputs.spans, self._table, group_lengths=False), False
+            all_rows = sequential_ranges(inputs.spans, self._table, index, group_lengths=False)
         logits_rows = DecodeTokens(metadata.logits.block_tables, metadata.logits.seq_lens)
-        attend = PagedAttention(self._cache.layers, inputs.slots, all_rows, indices, logits_rows)
-        cross = None if inputs.cross is None else native_cross_attention(self._cache.layers, inputs.cross)
-        return PreparedAttention(attend, static, cross)
+        return GroupAttention(inputs.groups[index].slots, all_rows, logits_rows)
 
 
 def supports_cache(cache: KVCache, dtype: torch.dtype) -> bool:
     """Whether the kernels read the pages of `cache` with queries of a dtype."""
-    return dtype in native.DTYPES and all(supports_pages(layer.keys, layer.values) for layer in cache.layers)
+    return dtype in native.DTYPES and all(supports_pages(layer.keys, layer.values) for layer in cache.layers.values())

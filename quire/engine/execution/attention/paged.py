@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from typing_extensions import override
 
-from quire.engine.execution.cache import LayerCache
+from quire.engine.execution.cache_layout import LayerCache
 from quire.engine.models.layers.inputs import StepAttention
 from quire.kernels.capture import RowKind, set_row_kind
 from quire.kernels.paged_attention import (
@@ -83,22 +83,33 @@ class SequentialRanges(QueryAttention):
 
 
 @dataclass(frozen=True, slots=True)
+class GroupAttention:
+    """The attention of a group of layers in a step.
+
+    Attributes:
+        slots: (tokens,) int64 slot mapping.
+        all_rows: attention of all queries of the step.
+        logits_rows: attention of the rows `logits_indices` in the last layer; None to attend with `all_rows`.
+    """
+
+    slots: Tensor
+    all_rows: QueryAttention
+    logits_rows: QueryAttention | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class PagedAttention(StepAttention):
     """Attention of a decoder's step over the paged KV cache.
 
     Attributes:
         layers: the pages of each layer.
-        slots: (tokens,) int64 slot mapping.
-        all_rows: attention of all queries of the step.
+        groups: the attention of each group of layers.
         logits_indices: see `ModelInputs`.
-        logits_rows: attention of the rows `logits_indices` in the last layer; None to attend with `all_rows`.
     """
 
-    layers: Sequence[LayerCache]
-    slots: Tensor
-    all_rows: QueryAttention
+    layers: Mapping[int, LayerCache]
+    groups: Sequence[GroupAttention]
     logits_indices: Tensor | None = None
-    logits_rows: QueryAttention | None = None
 
     @override
     def __call__(
@@ -119,7 +130,8 @@ class PagedAttention(StepAttention):
             key_dim = cache.shape.key_elements
             q, k = (F.pad(rows, (0, key_dim - rows.shape[2])) for rows in (q, k))
             v = None if v is None else F.pad(v, (0, cache.shape.value_elements - v.shape[2]))
-        write_pages(cache.keys, cache.values, self.slots, k, v, params.key_scale, params.value_scale)
+        slots = self.groups[cache.group].slots
+        write_pages(cache.keys, cache.values, slots, k, v, params.key_scale, params.value_scale)
         out = self._attend(cache, q, params, last_layer, last_token_only)
         return out[..., : cache.shape.value_dim] if padded else out
 
@@ -137,23 +149,24 @@ class PagedAttention(StepAttention):
         if cache.shape.is_padded:
             q, k, v = qk_norm_rope(heads)
             return self(layer, q, k, v, params, last_layer=last_layer, last_token_only=last_token_only)
-        q = qk_norm_rope_write(heads, cache.keys, cache.values, self.slots, params.key_scale, params.value_scale)
+        slots = self.groups[cache.group].slots
+        q = qk_norm_rope_write(heads, cache.keys, cache.values, slots, params.key_scale, params.value_scale)
         return self._attend(cache, q, params, last_layer, last_token_only)
 
     def _attend(
         self, cache: LayerCache, q: Tensor, params: AttentionParams, last_layer: bool, last_token_only: bool
     ) -> Tensor:
-        indices = self.logits_indices
+        group, indices = self.groups[cache.group], self.logits_indices
         if not last_layer or indices is None:
-            return self.all_rows(q, cache, params)
-        if self.logits_rows is None:
-            out = self.all_rows(q, cache, params)
+            return group.all_rows(q, cache, params)
+        if group.logits_rows is None:
+            out = group.all_rows(q, cache, params)
             return out[indices] if last_token_only else out
         if last_token_only:
             set_row_kind(RowKind.LOGITS)  # of this call and all later calls of the step
-            return self.logits_rows(_select(q, indices), cache, params)
-        out = self.all_rows(q, cache, params)
-        out[indices] = self.logits_rows(_select(q, indices), cache, params)
+            return group.logits_rows(_select(q, indices), cache, params)
+        out = group.all_rows(q, cache, params)
+        out[indices] = group.logits_rows(_select(q, indices), cache, params)
         return out
 
 

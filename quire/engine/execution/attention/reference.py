@@ -12,6 +12,7 @@ from quire.engine.execution.attention.backend import AttentionBackend, PreparedA
 from quire.engine.execution.attention.cross_attention import reference_cross_attention
 from quire.engine.execution.attention.paged import (
     DecodeTokens,
+    GroupAttention,
     PagedAttention,
     PrefillSpan,
     QueryAttention,
@@ -32,18 +33,27 @@ class ReferenceAttention(AttentionBackend):
     @override
     def prepare(self, inputs: StepInputs) -> PreparedAttention:
         self._cache.ensure_mapped(inputs.last_block)
-        all_rows = sequential_ranges(inputs.spans, self._table, group_lengths=True)
-        attend = PagedAttention(self._cache.layers, inputs.slots, all_rows, inputs.model.logits_indices)
+        groups = [
+            GroupAttention(group.slots, sequential_ranges(inputs.spans, self._table, index, group_lengths=True))
+            for index, group in enumerate(inputs.groups)
+        ]
+        attend = PagedAttention(self._cache.layers, groups, inputs.model.logits_indices)
         spans, table = inputs.spans, self._table
         cross = reference_cross_attention(self._cache.layers, spans, table) if table.cross_blocks.size else None
         return PreparedAttention(attend, static=False, cross=cross)
 
 
-def sequential_ranges(spans: Sequence[Span], table: RequestTable, *, group_lengths: bool) -> SequentialRanges:
-    """Generated tokens in groups, spans of prompts one by one; see `Span.generated`.
+def sequential_ranges(
+    spans: Sequence[Span], table: RequestTable, group: int, *, group_lengths: bool
+) -> SequentialRanges:
+    """Return the attention of a step: generated tokens together, spans of prompts one by one; see `Span.generated`.
 
-    `group_lengths`: generated tokens attend together only with others of similar length. All of a group pay for its
-    longest sequence where pages are gathered, and so at most twice their own length.
+    Args:
+        spans: those of the step.
+        table: the sequences in the batch.
+        group: index of the group of layers, whose block tables are read.
+        group_lengths: generated tokens attend together only with others of similar length. All of these pay for the
+            longest sequence where pages are gathered, and so at most twice their own length.
     """
 
     def blocks(length: int) -> int:
@@ -52,13 +62,13 @@ def sequential_ranges(spans: Sequence[Span], table: RequestTable, *, group_lengt
     queries = [(span.row, length) for span in spans if span.generated for length in _lengths(span)]
     ranges: list[tuple[int, int, QueryAttention]] = []
     offset = 0
-    for _, group in itertools.groupby(queries, lambda query: blocks(query[1]).bit_length() if group_lengths else 0):
-        rows, lengths = zip(*group, strict=True)
-        tables = torch.from_numpy(table.blocks[list(rows), : blocks(max(lengths))])
+    for _, together in itertools.groupby(queries, lambda query: blocks(query[1]).bit_length() if group_lengths else 0):
+        rows, lengths = zip(*together, strict=True)
+        tables = torch.from_numpy(table.blocks[group][list(rows), : blocks(max(lengths))])
         ranges.append((offset, offset + len(rows), DecodeTokens(tables, torch.tensor(lengths))))
         offset += len(rows)
     for span in itertools.dropwhile(lambda span: span.generated, spans):
-        block_table = torch.from_numpy(table.blocks[span.row, : blocks(span.length)])
+        block_table = torch.from_numpy(table.blocks[group, span.row, : blocks(span.length)])
         ranges.append((span.offset, span.offset + span.count, PrefillSpan(block_table, span.length)))
     return SequentialRanges(ranges)
 

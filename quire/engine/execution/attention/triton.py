@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -11,8 +11,9 @@ from typing_extensions import override
 
 from quire.engine.execution.attention.backend import AttentionBackend, PreparedAttention
 from quire.engine.execution.attention.cross_attention import PagedCrossAttention
-from quire.engine.execution.attention.paged import PagedAttention, QueryAttention
-from quire.engine.execution.cache import KVCache, LayerCache
+from quire.engine.execution.attention.paged import GroupAttention, PagedAttention, QueryAttention
+from quire.engine.execution.cache import KVCache
+from quire.engine.execution.cache_layout import LayerCache
 from quire.engine.execution.inputs import CrossAttentionInputs, DeviceMetadata, StepInputs
 from quire.kernels.paged_attention import AttentionParams, attend_singles, attend_spans
 
@@ -59,17 +60,18 @@ class TritonAttention(AttentionBackend):
 
     @override
     def prepare(self, inputs: StepInputs) -> PreparedAttention:
-        metadata = inputs.attention
-        assert isinstance(metadata, DeviceMetadata), "the inputs were built for another backend"
-        logits_rows = SingleQueries(metadata.logits.block_tables, metadata.logits.seq_lens, metadata.max_seq_len)
-        attend = PagedAttention(
-            self._layers, inputs.slots, StepQueries(metadata), inputs.model.logits_indices, logits_rows
-        )
+        groups = list[GroupAttention]()
+        for group in inputs.groups:
+            metadata = group.attention
+            assert isinstance(metadata, DeviceMetadata), "the inputs were built for another backend"
+            logits_rows = SingleQueries(metadata.logits.block_tables, metadata.logits.seq_lens, metadata.max_seq_len)
+            groups.append(GroupAttention(group.slots, StepQueries(metadata), logits_rows))
+        attend = PagedAttention(self._layers, groups, inputs.model.logits_indices)
         cross = None if inputs.cross is None else _cross(self._layers, inputs.cross)
         return PreparedAttention(attend, inputs.static, cross)
 
 
-def _cross(layers: Sequence[LayerCache], inputs: CrossAttentionInputs) -> PagedCrossAttention:
+def _cross(layers: Mapping[int, LayerCache], inputs: CrossAttentionInputs) -> PagedCrossAttention:
     """Cross-attention, in which all tokens attend as single ones: the positions of an item have no order."""
     most = inputs.tables.shape[1] * layers[0].keys.shape[2]
     return PagedCrossAttention(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -13,11 +12,12 @@ from quire.engine.execution.attention.backend import AttentionBackend
 from quire.engine.execution.attention.native import NativeAttention, supports_cache
 from quire.engine.execution.attention.reference import ReferenceAttention
 from quire.engine.execution.cache import HostKVCache, KVCache
+from quire.engine.execution.cache_layout import CacheLayout
 from quire.engine.execution.devices.host import HostDevice
 from quire.engine.execution.inputs import InputBuilder, NativeInputBuilder
 from quire.engine.execution.request_table import RequestTable
 from quire.engine.execution.step_graphs import MAX_TOKENS, StepGraphs, StepRunner
-from quire.engine.models.networks.decoder import CacheShape, LanguageModel
+from quire.engine.models.networks.decoder import LanguageModel
 from quire.kernels import native
 
 
@@ -41,9 +41,9 @@ class CpuDevice(HostDevice):
 
     @override
     def allocate_cache(
-        self, shapes: Sequence[CacheShape], num_blocks: int, block_size: int, dtype: torch.dtype, prefault: int
+        self, layout: CacheLayout, num_blocks: int, block_size: int, dtype: torch.dtype, prefault: int
     ) -> KVCache:
-        return HostKVCache(shapes, num_blocks, block_size, dtype, prefault)
+        return HostKVCache(layout, num_blocks, block_size, dtype, prefault)
 
     @override
     def input_builder(self, table: RequestTable, options: EngineOptions) -> InputBuilder:

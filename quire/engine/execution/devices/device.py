@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Protocol
 
@@ -11,6 +11,7 @@ import torch
 from quire.config.options import EngineOptions
 from quire.engine.execution.attention.backend import AttentionBackend
 from quire.engine.execution.cache import CacheMemory, KVCache
+from quire.engine.execution.cache_layout import CacheLayout
 from quire.engine.execution.executor import BackgroundRunner, Executor, ParallelExecutor, Runner
 from quire.engine.execution.inputs import InputBuilder
 from quire.engine.execution.memory import MemoryShare
@@ -19,7 +20,7 @@ from quire.engine.execution.sampling.pending import TokenSampler
 from quire.engine.execution.sampling.sampler import GrammarStates
 from quire.engine.execution.step_graphs import StepRunner
 from quire.engine.models.loader import LoadTarget
-from quire.engine.models.networks.decoder import CacheShape, LanguageModel
+from quire.engine.models.networks.decoder import LanguageModel
 
 
 class Device(LoadTarget, Protocol):
@@ -57,7 +58,7 @@ class Device(LoadTarget, Protocol):
         """
 
     def allocate_cache(
-        self, shapes: Sequence[CacheShape], num_blocks: int, block_size: int, dtype: torch.dtype, prefault: int
+        self, layout: CacheLayout, num_blocks: int, block_size: int, dtype: torch.dtype, prefault: int
     ) -> KVCache:
         """Allocate the pages of all layers; `prefault`: bytes to map ahead of their use, where that applies."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import cast
 
@@ -22,6 +22,7 @@ from quire.engine.execution.attention.flashinfer import (
 from quire.engine.execution.attention.libraries import LIBRARIES
 from quire.engine.execution.attention.triton import TritonAttention
 from quire.engine.execution.cache import CacheMemory, DeviceKVCache, KVCache
+from quire.engine.execution.cache_layout import CacheLayout
 from quire.engine.execution.cuda_graphs import CudaGraph, Graph, GraphSteps, capture_sizes
 from quire.engine.execution.device_inputs import DeviceInputBuilder
 from quire.engine.execution.devices.device import Device
@@ -34,7 +35,7 @@ from quire.engine.execution.sampling.device_settings import settings_bytes
 from quire.engine.execution.sampling.pending import TokenSampler
 from quire.engine.execution.sampling.sampler import GrammarStates
 from quire.engine.execution.step_graphs import EagerSteps, StepRunner
-from quire.engine.models.networks.decoder import CacheShape, Decoder, LanguageModel
+from quire.engine.models.networks.decoder import Decoder, LanguageModel
 from quire.engine.models.specs.decoder import DecoderSpec
 
 _UTILIZATION = 0.9  # vLLM's default
@@ -78,9 +79,9 @@ class TritonDevice(Device):
 
     @override
     def allocate_cache(
-        self, shapes: Sequence[CacheShape], num_blocks: int, block_size: int, dtype: torch.dtype, prefault: int
+        self, layout: CacheLayout, num_blocks: int, block_size: int, dtype: torch.dtype, prefault: int
     ) -> KVCache:
-        return DeviceKVCache(shapes, num_blocks, block_size, dtype, self.torch_device)
+        return DeviceKVCache(layout, num_blocks, block_size, dtype, self.torch_device)
 
     @override
     def input_builder(self, table: RequestTable, options: EngineOptions) -> InputBuilder:

@@ -11,6 +11,7 @@ import math
 import mmap
 import struct
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -35,14 +36,19 @@ _DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
+PlainName = Callable[[str], str | None]
 _LFS_POINTER = b"version https://git-lfs"  # the start of the file that a clone without Git LFS has instead
 
 
 class SafetensorsFile:
     """One open file. The format: header length (8 bytes, little-endian), JSON header, data."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, plain_name: PlainName = str) -> None:
         """Open the file and read its header.
+
+        Args:
+            path: the file.
+            plain_name: gives the name under which a tensor is known; None: it is left out, as if it were not there.
 
         Raises:
             BrokenFolder: the file is not a complete safetensors file.
@@ -64,6 +70,7 @@ class SafetensorsFile:
         self._entries = header
         self._check_entries()
         self._check_size()
+        self._rename(plain_name)
 
     def __enter__(self) -> Self:
         return self
@@ -122,6 +129,15 @@ class SafetensorsFile:
                     f"{self.path.name}: tensor {name} of shape {shape} and dtype {dtype} "
                     f"cannot be at bytes {begin} to {end}"
                 )
+
+    def _rename(self, plain_name: PlainName) -> None:
+        stored, self._entries = self._entries, {}
+        for name, entry in stored.items():
+            if (plain := plain_name(name)) is None:
+                continue
+            if plain in self._entries:
+                raise BrokenFolder(f"{self.path.name}: {name} is there under another name, too")
+            self._entries[plain] = entry
 
     def _check_size(self) -> None:
         end = max((entry["data_offsets"][1] for entry in self._entries.values()), default=0)

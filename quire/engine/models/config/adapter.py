@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from quire.engine.models.config.sentence_transformers import read_json
+from quire.engine.models.config.json_file import read_json
 from quire.engine.models.errors import BrokenFolder, UnsupportedModel
 
 _CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"

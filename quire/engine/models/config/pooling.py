@@ -3,33 +3,29 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from quire.engine.client.pooling_params import PoolingType
+from quire.engine.client.pooling_params import PoolingTask, PoolingType
+from quire.engine.models.config.json_file import read_json
 from quire.engine.models.config.pooler_settings import PoolerSettings, read_pooler_settings
-from quire.engine.models.config.sentence_transformers import Modules, read_json, read_modules
+from quire.engine.models.config.sentence_transformers import Modules, read_modules
 from quire.engine.models.errors import UnknownArchitecture, UnsupportedModel
-from quire.engine.models.families.bert import bert_head, deberta_head, distilbert_head, electra_head
-from quire.engine.models.families.masked_lm import masked_lm_head
-from quire.engine.models.families.rope_encoders import eurobert_head, modernbert_head
 from quire.engine.models.specs.decoder import DecoderSpec, TransformerSpec
-from quire.engine.models.specs.pooler import Dense, HeadStep, LabelActivation, PoolerSpec, ScoreMethod, SparseHead
+from quire.engine.models.specs.pooler import (
+    Dense,
+    HeadReaders,
+    HeadStep,
+    LabelActivation,
+    PoolerSpec,
+    ScoreMethod,
+    SparseHead,
+)
 
 TaskOption = Literal["auto", "generate", "embed", "classify", "score", "token_embed", "token_classify"]
-_EMBED = ("embed", "token_embed")
-_HEADS: dict[str, Callable[[Any], tuple[HeadStep, ...]]] = {
-    **dict.fromkeys(("bert", "roberta", "xlm-roberta", "camembert", "mpnet", "ernie", "albert"), bert_head),
-    **dict.fromkeys(("data2vec-text", "xlm-roberta-xl", "jina_embeddings_v3"), bert_head),
-    "eurobert": eurobert_head,
-    "electra": electra_head,
-    "distilbert": distilbert_head,
-    "deberta-v2": deberta_head,
-    "modernbert": modernbert_head,
-    **dict.fromkeys(("nomic_bert", "gte"), bert_head),
-}
+_EMBED: tuple[PoolingTask, ...] = ("embed", "token_embed")
 # Where the config of a classifier says which hidden state it reads; "late": all, and it averages their logits.
 _CLASSIFIER_POOLING: dict[str, PoolingType] = {"cls": "cls", "bos": "cls", "mean": "mean", "late": "mean"}
 _REWARD = ("ForRewardModel", "ForProcessRewardModel")
@@ -52,7 +48,9 @@ class PoolingOptions:
     pooler: Mapping[str, Any] = field(default_factory=dict)
 
 
-def read_pooler(folder: Path, config: Any, spec: TransformerSpec | None, options: PoolingOptions) -> PoolerSpec | None:
+def read_pooler(
+    folder: Path, config: Any, spec: TransformerSpec | None, options: PoolingOptions, heads: HeadReaders
+) -> PoolerSpec | None:
     """How a model pools; None if it generates.
 
     Args:
@@ -60,6 +58,7 @@ def read_pooler(folder: Path, config: Any, spec: TransformerSpec | None, options
         config: the model's Hugging Face config.
         spec: the model's architecture; None: transformers runs it, with its head for labels or for masked tokens.
         options: the settings.
+        heads: how configs of the model's family describe heads.
 
     Raises:
         ModelError: the model does not support the settings, or a module is not supported.
@@ -75,7 +74,7 @@ def read_pooler(folder: Path, config: Any, spec: TransformerSpec | None, options
     if settings.returned_token_ids:
         pooler: PoolerSpec | None = _token_logits(spec, name, settings)
     else:
-        pooler = _of_files(folder, config, spec, modules, name, options)
+        pooler = _of_files(folder, config, spec, modules, name, options, heads)
     if pooler is None:
         return None
     pooler = _with_settings(pooler, settings, hidden, vocab)
@@ -113,6 +112,7 @@ def _of_files(
     modules: Modules | None,
     name: str,
     options: PoolingOptions,
+    heads: HeadReaders,
 ) -> PoolerSpec | None:
     wants_labels = options.convert == "classify" or options.task in ("classify", "score")
     # vLLM's users name the architecture of a classifier, too, if the labels are tokens of a language model.
@@ -120,14 +120,14 @@ def _of_files(
     if from_tokens and isinstance(spec, DecoderSpec):
         return _converted_classifier(folder, config)
     if any(kind in name for kind in ("ForSequenceClassification", "ForTokenClassification", *_REWARD)):
-        pooler = _classifier(config, name)
+        pooler = _classifier(config, name, heads)
         return pooler if spec is not None else _without_head(pooler, name)
     if wants_labels and isinstance(spec, DecoderSpec):
         return _converted_classifier(folder, config)
     if options.task == "generate":
         return None
     if (modules is not None and modules.splade) or "SpladeSparse" in name:
-        return _sparse(config, modules, has_head=spec is not None)
+        return _sparse(config, modules, None if spec is None else heads)
     if modules is not None:
         return _embedder(folder, config, modules)
     if name.startswith("ColModernBert") or "ColBERT" in name or getattr(config, "colbert_dim", None):
@@ -199,25 +199,31 @@ def _late_interaction(size: int, modules: Modules | None) -> PoolerSpec:
     )
 
 
-def _sparse(config: Any, modules: Modules | None, *, has_head: bool) -> PoolerSpec:
-    """`has_head`: the logits are computed by a head of the pooler, not by transformers."""
-    head = masked_lm_head(config) if has_head else SparseHead(dense=None, norm=None, bias=False)
+def _sparse(config: Any, modules: Modules | None, heads: HeadReaders | None) -> PoolerSpec:
+    """`heads`: those of the family; None: the logits are computed by transformers, not by a head of the pooler."""
+    head = SparseHead(dense=None, norm=None, bias=False) if heads is None else _masked_lm_head(config, heads)
     if modules is not None:
         head = replace(head, pooling=modules.sparse_pooling, log_twice=modules.log_twice)
     return PoolerSpec(tasks=("embed",), normalize=False, score_method="dot", sparse_head=head)
 
 
-def _classifier(config: Any, name: str) -> PoolerSpec:
+def _masked_lm_head(config: Any, heads: HeadReaders) -> SparseHead:
+    if heads.masked_lm is None:
+        raise UnsupportedModel(f"models of type {config.model_type} have no masked language model's head")
+    return replace(heads.masked_lm(config), tied=bool(getattr(config, "tie_word_embeddings", True)))
+
+
+def _classifier(config: Any, name: str, heads: HeadReaders) -> PoolerSpec:
     labels = _labels(config)
     if "ForTokenClassification" in name:
-        before = modernbert_head(config) if config.model_type == "modernbert" else ()
+        before = () if heads.token_labels is None else heads.token_labels(config)
         steps: tuple[HeadStep, ...] = (*before, _last(labels, config.hidden_size if before else 0))
         act = _label_act(config, labels)
         return PoolerSpec(tasks=("token_classify",), classify=steps, labels=labels, label_act=act)
     if any(kind in name for kind in _REWARD):
         steps = (Dense(size_in=0, size_out=config.hidden_size, act="relu"), _last(labels, config.hidden_size))
         return PoolerSpec(tasks=("token_classify",), classify=steps, labels=labels, label_act="none")
-    encoder_head = _HEADS.get(config.model_type)
+    encoder_head = heads.labels
     before = () if encoder_head is None else encoder_head(config)
     is_score = len(labels) == 1
     named = getattr(config, "classifier_pooling", None) or "cls"

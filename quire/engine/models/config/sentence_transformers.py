@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeGuard
 
 from quire.engine.client.pooling_params import PoolingType
+from quire.engine.models.config.json_file import read_json
 from quire.engine.models.errors import BrokenFolder, UnsupportedModel
 from quire.engine.models.specs.pooler import Dense, HeadStep
 
@@ -56,23 +57,6 @@ class Modules:
     splade: bool = False
     sparse_pooling: Literal["max", "sum"] = "max"
     log_twice: bool = False
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; an empty one if there is no such file.
-
-    Raises:
-        BrokenFolder: the file cannot be read.
-    """
-    try:
-        if not path.exists():
-            return {}
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise BrokenFolder(f"{path} cannot be read: {error}") from error
-    if not isinstance(content, dict):
-        raise BrokenFolder(f"{path} must contain a JSON object")
-    return content
 
 
 def read_modules(folder: Path) -> Modules | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from quire.engine.models.errors import ModelError, UnsupportedModel, WeightMisma
 from quire.engine.models.fallback.checks import DryRun, check_equal, dry_run_steps, dry_run_tokens, make_mask, window_of
 from quire.engine.models.layers.inputs import ModelInputs, StepAttention, StepCrossAttention
 from quire.engine.models.networks.decoder import CacheShape
+from quire.engine.models.specs.cache import CacheGroup, FullCache
 from quire.kernels.paged_attention import AttentionParams
 
 _NAME = "quire_paged"
@@ -138,7 +139,7 @@ class TransformersModel:
             if hasattr(part, "layer_idx"):
                 part.quire_binding = self._binding
         self.lm_head = TransformersHead(module)
-        self.caches: Sequence[CacheShape] = self._dry_run()
+        self.caches: Mapping[int, CacheShape] = dict(enumerate(self._dry_run()))
 
     def run(
         self,
@@ -220,6 +221,10 @@ class TransformersModel:
                 f"transformers itself cannot run it{hint}: {type(error).__name__}: {error}"
             ) from error
         return torch.cat(logits), cache
+
+    def cache_groups(self, context_len: int) -> tuple[CacheGroup, ...]:
+        """Return one group: all layers keep all tokens."""
+        return (CacheGroup(FullCache(), tuple(self.caches)),)
 
     def set_context(self, context_len: int) -> None:
         """Do nothing: the module computes its own position embeddings."""

@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from quire.engine.models.families.llama import biased_attention, check_layer_types, decoder, mlp
-from quire.engine.models.families.rope import rope_of
+from quire.engine.models.config.bidirectional import is_not_causal
+from quire.engine.models.config.rope import rope_of
+from quire.engine.models.errors import UnsupportedModel
+from quire.engine.models.families.llama import (
+    LLAMA_OUTPUT_NORMS,
+    biased_attention,
+    check_layer_types,
+    decoder,
+    mlp,
+)
+from quire.engine.models.family import Family
 from quire.engine.models.specs.decoder import DecoderSpec, Embeddings, Layer, QKNorm
 
 
@@ -40,3 +49,35 @@ def _gemma(config: Any, **overrides: Any) -> DecoderSpec:
         embeddings=Embeddings(scale=config.hidden_size**0.5),
         logit_softcap=config.final_logit_softcapping,
     )
+
+
+def _is_bidirectional(config: Any) -> bool:
+    return is_not_causal(config) or bool(getattr(config, "use_bidirectional_attention", False))
+
+
+def _gemma2_is_bidirectional(config: Any) -> bool:
+    """Raise UnsupportedModel for a flag with which transformers' masks stay causal."""
+    if getattr(config, "use_bidirectional_attention", False):
+        raise UnsupportedModel(
+            "use_bidirectional_attention is not supported in models of type 'gemma2', whose masks stay causal; "
+            "is_causal false makes attention bidirectional"
+        )
+    return is_not_causal(config)
+
+
+FAMILIES = (
+    Family(
+        name="gemma2",
+        config_types=("gemma2",),
+        spec=gemma2,
+        tensors=LLAMA_OUTPUT_NORMS,
+        is_bidirectional=_gemma2_is_bidirectional,
+    ),
+    Family(
+        name="gemma3_text",
+        config_types=("gemma3_text",),
+        spec=gemma3,
+        tensors=LLAMA_OUTPUT_NORMS,
+        is_bidirectional=_is_bidirectional,
+    ),
+)

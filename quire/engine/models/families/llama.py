@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from quire.engine.models.config.rope import max_positions, rope_of
 from quire.engine.models.errors import UnsupportedModel
-from quire.engine.models.families.rope import max_positions, rope_of
+from quire.engine.models.family import Family
 from quire.engine.models.specs.decoder import (
     DecoderSpec,
     Embeddings,
@@ -18,6 +19,68 @@ from quire.engine.models.specs.decoder import (
     QKNorm,
     RMSNormSpec,
 )
+from quire.engine.models.specs.tensor_names import KIND, LAYER, WeightNames
+
+_EXPERTS = LAYER + r"(?:mlp|block_sparse_moe)\.experts\."
+_RULES = (
+    (r"embed_tokens\.weight", "embed.weight"),
+    (r"lm_head\.weight", "head.weight"),
+    (r"norm\.weight", "norm.weight"),
+    (LAYER + r"self_attn\.(?P<part>q|k|v)_proj" + KIND, "attn.qkv.{kind}"),
+    (LAYER + r"self_attn\.qkv_proj" + KIND, "attn.qkv.{kind}"),
+    (LAYER + r"self_attn\.q_proj\.weight", "attn.q_b.weight"),  # latent attention without a query rank
+    (LAYER + r"self_attn\.o_proj" + KIND, "attn.out.{kind}"),
+    (LAYER + r"self_attn\.(?P<side>q|k)_norm\.weight", "attn.{side}_norm.weight"),
+    (LAYER + r"self_attn\.sinks", "attn.sinks"),
+    (LAYER + r"self_attn\.(?P<side>q|kv)_a_proj(?:_with_mqa)?" + KIND, "attn.{side}_a.{kind}"),
+    (LAYER + r"self_attn\.(?P<side>q|kv)_a_layernorm\.weight", "attn.{side}_a_norm.weight"),
+    (LAYER + r"self_attn\.(?P<side>q|kv)_b_proj\.weight", "attn.{side}_b.weight"),
+    (LAYER + r"mlp\.(?P<part>gate|up)_proj" + KIND, "ffn.gate_up.{kind}"),
+    (LAYER + r"mlp\.gate_up_proj" + KIND, "ffn.gate_up.{kind}"),
+    (LAYER + r"mlp\.down_proj" + KIND, "ffn.down.{kind}"),
+    (LAYER + r"mlp\.shared_experts\.(?P<part>gate|up)_proj\.weight", "ffn.shared.gate_up.weight"),
+    (LAYER + r"mlp\.shared_experts\.down_proj\.weight", "ffn.shared.down.weight"),
+    (LAYER + r"(?:mlp|block_sparse_moe)\.(?:gate|router)" + KIND, "ffn.router.{kind}"),
+    (LAYER + r"mlp\.gate\.e_score_correction_bias", "ffn.score_bias"),
+    (_EXPERTS + r"(?P<expert>\d+)\.(?P<part>gate|up)_proj\.weight", "ffn.experts.{expert}.gate_up.weight"),
+    (_EXPERTS + r"(?P<expert>\d+)\.down_proj\.weight", "ffn.experts.{expert}.down.weight"),
+    (_EXPERTS + r"(?P<expert>\d+)\.(?P<part>w1|w3)\.weight", "ffn.experts.{expert}.gate_up.weight"),
+    (_EXPERTS + r"(?P<expert>\d+)\.w2\.weight", "ffn.experts.{expert}.down.weight"),
+    (_EXPERTS + r"(?P<stacked>gate_up|down)_proj", "ffn.experts.{{expert}}.{stacked}.weight"),
+    (_EXPERTS + r"(?P<stacked>gate_up|down)_proj_bias", "ffn.experts.{{expert}}.{stacked}.bias"),
+)
+_IGNORED = r"(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq"
+# Llama's second norm precedes the feed-forward; in models with post-norms it follows the attention.
+_NORMS = (
+    (LAYER + r"input_layernorm\.weight", "attn_norm.weight"),
+    (LAYER + r"post_attention_layernorm\.weight", "ffn_norm.weight"),
+)
+_POST_NORMS = (
+    (LAYER + r"input_layernorm\.weight", "attn_norm.weight"),
+    (LAYER + r"post_attention_layernorm\.weight", "attn_output_norm.weight"),
+    (LAYER + r"pre_feedforward_layernorm\.weight", "ffn_norm.weight"),
+    (LAYER + r"post_feedforward_layernorm\.weight", "ffn_output_norm.weight"),
+)
+_HEADS = (
+    (r"score" + KIND, "heads.classify.0.{kind}"),
+    (r"score\.0" + KIND, "heads.classify.0.{kind}"),  # reward models
+    (r"score\.2" + KIND, "heads.classify.1.{kind}"),
+)
+
+LLAMA = WeightNames((*_RULES, *_NORMS, *_HEADS), ignored=_IGNORED)
+LLAMA_OUTPUT_NORMS = WeightNames((*_RULES, *_POST_NORMS, *_HEADS), ignored=_IGNORED)
+# With layer norms that have biases, and plain feed-forward layers.
+_LAYER_NORMS = (
+    *LLAMA.rules,
+    (LAYER + r"self_attn\.dense" + KIND, "attn.out.{kind}"),
+    (LAYER + r"mlp\.(?:fc1|c_fc)" + KIND, "ffn.up.{kind}"),
+    (LAYER + r"mlp\.(?:fc2|c_proj)" + KIND, "ffn.down.{kind}"),
+    (LAYER + r"input_layernorm\.bias", "attn_norm.bias"),
+    (LAYER + r"post_attention_layernorm\.bias", "ffn_norm.bias"),
+    (r"(?:norm|final_layernorm)" + KIND, "norm.{kind}"),
+    (r"lm_head\.bias", "head.bias"),
+)
+LLAMA_LAYER_NORMS = WeightNames(_LAYER_NORMS, ignored=rf"{_IGNORED}|lm_head\.weight")
 
 
 def head_dim(config: Any) -> int:
@@ -66,7 +129,7 @@ def decoder(config: Any, layers: Sequence[Layer], *, norm_offset: float = 0.0, *
         layers=tuple(layers),
         norm=RMSNormSpec(eps=config.rms_norm_eps, offset=norm_offset),
         max_positions=max_positions(config),
-        tied=bool(config.tie_word_embeddings),
+        tied=bool(getattr(config, "tie_word_embeddings", False)),  # parts of other models leave it out
         **overrides,
     )
 
@@ -123,7 +186,9 @@ def qwen2(config: Any) -> DecoderSpec:
 def qwen3(config: Any) -> DecoderSpec:
     """Qwen 3, dense."""
     attn = biased_attention(config, qk_norm=QKNorm.HEAD)
-    return decoder(config, [Layer(attn=one, ffn=mlp(config)) for one in windowed(config, attn)])
+    has_windows = getattr(config, "layer_types", None) is not None
+    attns = windowed(config, attn) if has_windows else [attn] * config.num_hidden_layers
+    return decoder(config, [Layer(attn=one, ffn=mlp(config)) for one in attns])
 
 
 def olmo2(config: Any) -> DecoderSpec:
@@ -151,3 +216,15 @@ def smollm3(config: Any) -> DecoderSpec:
         for attn, has_rope in zip(attns, config.no_rope_layers[: len(attns)], strict=True)
     ]
     return decoder(config, layers)
+
+
+FAMILIES = (
+    Family(name="granite", config_types=("granite",), spec=granite, tensors=LLAMA),
+    Family(name="llama", config_types=("llama",), spec=llama, tensors=LLAMA),
+    Family(name="mistral", config_types=("mistral",), spec=mistral, tensors=LLAMA),
+    Family(name="olmo2", config_types=("olmo2",), spec=olmo2, tensors=LLAMA_OUTPUT_NORMS),
+    Family(name="phi3", config_types=("phi3",), spec=phi3, tensors=LLAMA),
+    Family(name="qwen2", config_types=("qwen2", "qwen2_vl_text", "qwen2_5_vl_text"), spec=qwen2, tensors=LLAMA),
+    Family(name="qwen3", config_types=("qwen3", "qwen3_vl_text"), spec=qwen3, tensors=LLAMA),
+    Family(name="smollm3", config_types=("smollm3",), spec=smollm3, tensors=LLAMA),
+)

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from quire.engine.models.errors import UnsupportedModel
+from quire.engine.client.audio import AudioInfo, AudioLengths
+from quire.engine.models.config.adapter import AdapterConfig, read_adapter
+from quire.engine.models.config.audio_placeholder import check_placeholder, text_of
+from quire.engine.models.config.feature_extractor import LONG_FRAMES, SAMPLE_RATE, check_extractor, read_extractor
+from quire.engine.models.errors import BrokenFolder, UnsupportedModel, WeightMismatch
+from quire.engine.models.family import Composite, Facts, RawConfig
 from quire.engine.models.specs.audio import Conv2dStem, Projector, TimeConv
 from quire.engine.models.specs.decoder import (
     AudioEncoderSpec,
@@ -16,6 +24,10 @@ from quire.engine.models.specs.decoder import (
     GroupedQueryAttention,
     LayerNormSpec,
 )
+from quire.engine.models.specs.tensor_names import KIND, NamedTensors, WeightNames, linear_weight, swap_halves
+
+if TYPE_CHECKING:  # families are read without torch
+    from torch import Tensor
 
 _CHUNK = 500  # positions that attend to each other: longer audio is encoded in chunks
 # What other values would change is not implemented, in part because transformers' implementation fails with them.
@@ -26,6 +38,50 @@ _FIXED = {
     "downsample_rate": 1,
     "nemo_activation": "relu",
 }
+_LAYER = r"encoder\.encoders\.(?P<index>\d+)\."
+_TO = "encoder.layers.{index}."
+_RULES = (
+    (r"encoder\.encoder_embedding\.global_mean", "encoder.stem.standard.mean"),
+    (r"encoder\.encoder_embedding\.global_invstd", "encoder.stem.standard.factor"),
+    (r"encoder\.embed\.conv\.0" + KIND, "encoder.stem.first.{kind}"),
+    (r"encoder\.embed\.out" + KIND, "encoder.stem.linear.{kind}"),
+    (r"encoder\.relative_attention_bias_layer\.bias_values\.weight", "encoder.relative_bias.weight"),
+    (_LAYER + r"self_attn\.(?:linear_)?(?P<part>q|k|v)(?:_proj)?" + KIND, _TO + "attn.qkv.{kind}"),
+    (_LAYER + r"self_attn\.(?:o_proj|linear_out)" + KIND, _TO + "attn.out.{kind}"),
+    (_LAYER + r"layer_norm_att" + KIND, _TO + "attn_norm.{kind}"),
+    (_LAYER + r"layer_norm" + KIND, _TO + "out_norm.{kind}"),
+    (_LAYER + r"conv\.layer_norm" + KIND, _TO + "conv_norm.{kind}"),
+    (_LAYER + r"conv\.glu\.ext_pw_conv_1d" + KIND, _TO + "conv.up.{kind}"),
+    (_LAYER + r"conv\.dw_sep_conv_1d\.dw_conv" + KIND, _TO + "conv.over_time.{kind}"),
+    (_LAYER + r"conv\.dw_sep_conv_1d\.pw_conv" + KIND, _TO + "conv.mix.{kind}"),
+    (_LAYER + r"conv\.ext_pw_conv_1d" + KIND, _TO + "conv.down.{kind}"),
+    (r"(?:up_proj_for_speech|audio_projection\.speech\.0)" + KIND, "encoder.projector.linears.0.{kind}"),
+    (r"(?:down_proj_for_speech|audio_projection\.speech\.2)" + KIND, "encoder.projector.linears.1.{kind}"),
+)
+_IGNORED = (
+    r"lm_head\.weight|embed_tokens_extend\.image_embed\..*"
+    r"|(?:up|down)_proj_for_vision_speech\..*|audio_projection\.vision\..*"
+)
+_GLU = re.compile(r"(?P<glu>.*\.conv\.glu)\.(?P<kind>b1|b2|ext_pw_conv_1d\.bias)")
+# Of the encoder of audio in configs with code of their own: the name that transformers has, by the authors'.
+_PUBLISHED_AUDIO = {
+    "attention_dim": "hidden_size",
+    "attention_heads": "num_attention_heads",
+    "linear_units": "intermediate_size",
+    "depthwise_seperable_out_channel": "depthwise_separable_out_channel",
+}
+_PUBLISHED_SAME = (
+    *("num_blocks", "activation", "chunk_size", "left_chunk", "dropout_rate", "ext_pw_out_channel", "kernel_size"),
+    *("depthwise_multiplier", "conv_activation", "input_size", "conv_glu_type", "time_reduction"),
+)
+_PUBLISHED_DROPPED = (
+    "auto_map",
+    "audio_processor",
+    "embd_layer",
+    "img_processor",
+    "vision_lora",
+    "_attn_implementation",
+)
 
 
 def phi4_multimodal(config: Any, text: DecoderSpec) -> DecoderSpec:
@@ -85,3 +141,156 @@ def phi4_multimodal(config: Any, text: DecoderSpec) -> DecoderSpec:
         projector=Projector(sizes=(text.hidden, text.hidden), bias=True),
     )
     return replace(text, encoder=encoder)
+
+
+def _names(spec: DecoderSpec, text: WeightNames) -> WeightNames:
+    """How checkpoints name their tensors, as transformers and as the authors have written them."""
+    assert spec.encoder is not None
+    encoder = spec.encoder
+    convert: dict[str, Callable[[Tensor], Tensor]] = dict(text.convert)
+    for index, layer in enumerate(encoder.layers):
+        assert isinstance(layer, ConformerLayer)
+        to = f"encoder.layers.{index}."
+        gates_first = layer.conv.gate != "sigmoid"
+        convert |= {f"{to}ffn{ffn}.gate_up.{kind}": swap_halves for ffn in (1, 2) for kind in ("weight", "bias")}
+        convert |= {f"{to}conv.{name}.weight": linear_weight for name in ("mix", "down")}
+        convert[f"{to}conv.up.weight"] = _gates_first if gates_first else linear_weight
+        if gates_first:
+            convert[f"{to}conv.up.bias"] = swap_halves
+    return replace(
+        text,
+        rules=(*text.rules, *_RULES, *_feed_forwards(), *_subsampling(encoder)),
+        prefixes=r"(?:model\.)?embed_tokens_extend\.audio_embed\.|model\.",
+        ignored=rf"{text.ignored}|{_IGNORED}",
+        convert=convert,
+        prepare=_join_biases,
+    )
+
+
+def _feed_forwards() -> Iterator[tuple[str, str]]:
+    for number, side in ((1, "in"), (2, "out")):
+        ffn = _LAYER + rf"feed_forward_{side}\."
+        yield ffn + "layer_norm" + KIND, _TO + f"ffn{number}_norm." + "{kind}"
+        yield ffn + r"(?:gate_up_proj|net\.0\.linear)" + KIND, _TO + f"ffn{number}.gate_up." + "{kind}"
+        yield ffn + r"(?:down_proj|net\.2)" + KIND, _TO + f"ffn{number}.down." + "{kind}"
+
+
+def _subsampling(encoder: AudioEncoderSpec) -> Iterator[tuple[str, str]]:
+    """The names of a convolution, an activation, then two convolutions and an activation for each further layer."""
+    for index in range(len(encoder.stem.convolutions) - 1):
+        for name, place in (("channelwise", 2 + 3 * index), ("pointwise", 3 + 3 * index)):
+            yield rf"encoder\.embed\.conv\.{place}" + KIND, f"encoder.stem.{name}.{index}." + "{kind}"
+
+
+def _gates_first(weight: Tensor) -> Tensor:
+    return swap_halves(linear_weight(weight))
+
+
+def _join_biases(tensors: NamedTensors) -> Iterator[tuple[str, Tensor]]:
+    """The tensors, with the biases of a convolution, of its values and of its gates added up."""
+    held: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in tensors:
+        match = _GLU.fullmatch(name)
+        if match is None:
+            yield name, tensor
+            continue
+        parts = held.setdefault(match["glu"], {})
+        parts[match["kind"]] = tensor.clone()  # it is valid until the next one is read
+        if len(parts) == 3:
+            bias = parts.pop("ext_pw_conv_1d.bias")
+            values, gates = parts["b1"].flatten(), parts["b2"].flatten()
+            if bias.shape != (len(values) + len(gates),):
+                raise WeightMismatch(
+                    f"{match['glu']} has biases of {len(bias)} and of {len(values) + len(gates)} elements"
+                )
+            summed = bias.float()
+            summed[: len(values)] += values.float()
+            summed[len(values) :] += gates.float()
+            yield f"{match['glu']}.ext_pw_conv_1d.bias", summed
+            del held[match["glu"]]
+    for glu, parts in held.items():
+        raise WeightMismatch(f"{glu} has {', '.join(sorted(parts))} only, of b1, b2 and ext_pw_conv_1d.bias")
+
+
+def _facts(folder: Path, config: Any, spec: DecoderSpec) -> Facts:
+    """Read the audio's config. Audio longer than a chunk is several items; convolutions read across borders."""
+    encoder = spec.encoder
+    assert encoder is not None
+    stem = encoder.stem
+    assert isinstance(stem, Conv2dStem)
+    rate = 1 << stem.layers
+    fixed = {"preemphasis": 0.97, "audio_compression_rate": rate, "audio_downsample_rate": 1, "audio_feat_stride": 1}
+    bands = {"mel_min_frequency": 0, "mel_max_frequency": 7690, "feature_size": stem.bands}
+    check_extractor(read_extractor(folder), {**LONG_FRAMES, **fixed, **bands})
+    placeholder = check_placeholder(config.audio_config.audio_token_id, spec.vocab)
+    columns = encoder.chunk * rate
+    audio = AudioInfo(
+        kind="phi4_multimodal",
+        placeholder=placeholder,
+        placeholder_text=text_of(folder, placeholder),
+        sample_rate=SAMPLE_RATE,
+        features="kaldi_log_mel",
+        num_mel_bins=stem.bands,
+        item_columns=columns,
+        lengths=AudioLengths(columns, stem.layers, 1),
+        columns_before=rate,
+    )
+    return Facts(audio=audio, adapter=_adapter(folder, config))
+
+
+def _adapter(folder: Path, config: Any) -> AdapterConfig | None:
+    """Read the config of the adapter with which the model computes requests with audio; None if it has none.
+
+    Raises:
+        ModelError: see `read_adapter`.
+    """
+    inside = getattr(config, "speech_lora", None)  # as its authors have published it
+    if inside is None:
+        return read_adapter(folder, "speech-lora")
+    alpha = inside.get("lora_alpha") if isinstance(inside, dict) else None
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float):
+        raise BrokenFolder(f"config.json: speech_lora must be an object with a number lora_alpha, not {inside!r}")
+    return AdapterConfig(file=None, name="speech", alpha=float(alpha))
+
+
+def _language_model(config: Any) -> tuple[str, Any]:
+    """Phi-3, whose config is that of the whole model."""
+    return "phi3", config
+
+
+def _published(raw: RawConfig) -> RawConfig:
+    """The config of Phi-4 Multimodal as its authors have published it."""
+    known = {name: value for name, value in raw.items() if name not in _PUBLISHED_DROPPED}
+    own = _object(_object(raw, "audio_processor"), "config")
+    audio = {name: own[name] for name in _PUBLISHED_SAME if name in own}
+    audio |= {name: own[theirs] for theirs, name in _PUBLISHED_AUDIO.items() if theirs in own}
+    if (channels := _object(own, "nemo_conv_settings").get("conv_channels")) is not None:
+        audio["nemo_conv_channels"] = channels
+    if (distance := _object(own, "relative_attention_bias_args").get("t5_bias_max_distance")) is not None:
+        audio["bias_max_distance"] = distance
+    rate = _object(_object(raw, "embd_layer"), "audio_embd_layer").get("downsample_rate")
+    if rate is not None:
+        audio["downsample_rate"] = rate
+    names = ["Phi4MultimodalForCausalLM"]
+    return {**known, "model_type": "phi4_multimodal", "architectures": names, "audio_config": audio}
+
+
+def _object(section: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = section.get(name) or {}
+    if not isinstance(value, Mapping):
+        raise UnsupportedModel(f"{name} must be an object, not {value!r}")
+    return value
+
+
+FAMILIES = (
+    Composite(
+        name="phi4_multimodal",
+        config_types=("phi4_multimodal",),
+        language_model=_language_model,
+        spec=phi4_multimodal,
+        tensors=_names,
+        facts=_facts,
+        has_adapter=True,
+        published={"phi4mm": _published},
+    ),
+)

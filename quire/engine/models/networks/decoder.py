@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,7 +15,8 @@ from quire.engine.models.layers.linear import Linear
 from quire.engine.models.networks.audio_encoder import AudioEncoder
 from quire.engine.models.networks.stack import TransformerLayer
 from quire.engine.models.networks.transformer import Transformer
-from quire.engine.models.specs.decoder import Attention, DecoderSpec, GroupedQueryAttention, LatentAttention
+from quire.engine.models.specs.cache import CacheGroup
+from quire.engine.models.specs.decoder import Attention, DecoderSpec, GroupedQueryAttention, LatentAttention, Recurrence
 from quire.kernels.softcap import softcap
 
 
@@ -56,8 +57,11 @@ class LanguageModel(Protocol):
     """The interface of a model for the model runner."""
 
     @property
-    def caches(self) -> Sequence[CacheShape]:
-        """The elements that each layer's KV cache holds of a token."""
+    def caches(self) -> Mapping[int, CacheShape]:
+        """The elements that each layer's KV cache holds of a token, by the layer's index; not of those with states."""
+
+    def cache_groups(self, context_len: int) -> tuple[CacheGroup, ...]:
+        """Return the groups of the whole model's layers, with the indices of those that this rank has."""
 
     @property
     def rope_switch(self) -> int | None:
@@ -150,8 +154,16 @@ class Decoder(Transformer):
         super().__init__(spec, head if spec.tied else None, group)
         self.head = head
         self.lm_head = LMHead(spec, head)
-        self.caches: Sequence[CacheShape] = [cache_shape(layer.attn) for layer in spec.layers]
+        self.caches: Mapping[int, CacheShape] = {
+            index: cache_shape(layer.attn)
+            for index, layer in enumerate(spec.layers)
+            if not isinstance(layer.attn, Recurrence)
+        }
         self.encoder = None if spec.encoder is None else AudioEncoder(spec.encoder)
+
+    def cache_groups(self, context_len: int) -> tuple[CacheGroup, ...]:
+        assert isinstance(self.spec, DecoderSpec)
+        return self.spec.cache_groups(context_len)
 
     def cross_keys_and_values(self, encoded: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
         """Index, keys and values of each layer with cross-attention; see `CrossAttentionLayer.keys_and_values`."""

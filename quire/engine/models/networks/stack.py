@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -26,6 +28,7 @@ from quire.engine.models.specs.decoder import (
     Layer,
     ParallelResidual,
     PlainMLP,
+    Recurrence,
     StackSpec,
 )
 from quire.kernels.add_scaled import add_scaled
@@ -66,7 +69,7 @@ class TransformerLayer(nn.Module):
     def forward(self, x: Tensor, step: StepContext, *, last_layer: bool = False) -> Tensor:
         """(tokens, hidden) to (tokens, hidden), or to (len(logits_indices), hidden); see `StepAttention`."""
         rows = step.lora_rows(last_layer=last_layer)
-        ffn = self.ffn if rows is None else partial(self.ffn, adapted=rows)
+        ffn = self.ffn if rows is None else partial(self.ffn, lora=rows)
         normed = self.attn_norm(x)
         attended = self.attn_output_norm(self.attn(normed, step, last_layer=last_layer))
         logits_rows = last_layer and step.last_token_only and step.logits_indices is not None
@@ -122,11 +125,18 @@ class LayerStack(nn.Module):
         return hidden
 
 
+# By kind of a recurrence: the module of its layers, made like `LatentAttentionLayer`. Those of families outside of the
+# tree are added to it.
+RECURRENT_LAYERS: dict[type[Recurrence], Callable[[int, Any, StackSpec], nn.Module]] = {}
+
+
 def _attention(index: int, spec: Attention, model: StackSpec, group: RankGroup | None) -> nn.Module:
     if isinstance(spec, GroupedQueryAttention):
         return GroupedAttentionLayer(index, spec, model, group)
     if isinstance(spec, DisentangledAttention):
         return DisentangledAttentionLayer(spec, model)
+    if isinstance(spec, Recurrence):
+        return RECURRENT_LAYERS[type(spec)](index, spec, model)
     return LatentAttentionLayer(index, spec, model, group)
 
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from quire.engine.models.config.model_config import ModelConfig
 from quire.engine.models.distributed.group import RankGroups
 from quire.engine.models.errors import UnsupportedModel
 from quire.engine.models.layers.inputs import ModelInputs, StepAttention, StepCrossAttention
 from quire.engine.models.layers.linear import Linear
+from quire.engine.models.model_config import ModelConfig
 from quire.engine.models.networks.decoder import Decoder, LMHead
 from quire.engine.models.networks.transformer import ropes_of
 from quire.engine.models.sharding.shard import part_of, stage_layers
+from quire.engine.models.specs.cache import CacheGroup
 from quire.engine.models.specs.decoder import DecoderSpec, EncoderSpec
 from quire.engine.models.specs.rope import Rope
 
@@ -26,10 +29,12 @@ def check_parallel(config: ModelConfig) -> None:
     """
     if config.spec is None:
         what = f"what Quire's own decoder does not support, {config.unsupported}"
-    elif isinstance(config.spec, EncoderSpec) or config.pooler is not None:
+    elif isinstance(config.spec, EncoderSpec) or config.facts.pooler is not None:
         what = "models for embeddings, classification or scores"
     elif not isinstance(config.spec, DecoderSpec) or config.spec.encoder is not None:
         what = "models with audio"
+    elif config.spec.has_states:
+        what = "models with recurrent layers"
     else:
         return
     raise UnsupportedModel(
@@ -77,6 +82,14 @@ class ShardedDecoder(Decoder):
     def ropes(self) -> set[Rope]:
         """Those of all stages: a sequence takes other frequencies at the same length on every rank."""
         return ropes_of(self.whole)
+
+    @override
+    def cache_groups(self, context_len: int) -> tuple[CacheGroup, ...]:
+        first, stage = self.stage.start, self.stage
+        return tuple(
+            replace(group, layers=tuple(layer - first for layer in group.layers if layer in stage))
+            for group in self.whole.cache_groups(context_len)
+        )
 
     @override
     def run(

@@ -15,6 +15,7 @@ from quire.engine.models.specs.decoder import (
     Layer,
     MoE,
     QKNorm,
+    Recurrence,
 )
 
 
@@ -84,7 +85,7 @@ def padded_vocab(vocab: int, size: int) -> int:
 
 
 def _shard_attention(attn: Attention, rank: int, size: int) -> Attention:
-    assert not isinstance(attn, DisentangledAttention)
+    assert not isinstance(attn, DisentangledAttention | Recurrence)
     heads = attn.heads // size
     if not isinstance(attn, GroupedQueryAttention):
         return replace(attn, heads=heads)
@@ -117,7 +118,7 @@ def check_divisible(spec: DecoderSpec, placement: Placement) -> None:
         )
     problem = _problem(spec, placement.tensor_size, placement.expert_parallel)
     if problem is not None:
-        most = max(layer.attn.heads for layer in spec.layers)
+        most = max(1 if isinstance(layer.attn, Recurrence) else layer.attn.heads for layer in spec.layers)
         sizes = [n for n in range(1, most + 1) if _problem(spec, n, placement.expert_parallel) is None]
         accepted = f"must be {' or '.join(map(str, sizes))}" if len(sizes) < 3 else f"must be one of {_listed(sizes)}"
         raise UnsupportedModel(
@@ -144,6 +145,8 @@ def _attention_problem(layer: Layer, size: int) -> str | None:
     attn = layer.attn
     if isinstance(attn, DisentangledAttention):
         return "disentangled attention"
+    if isinstance(attn, Recurrence):
+        return "a recurrent layer"
     if layer.cross is not None:
         return "cross-attention"
     if attn.heads % size:

@@ -18,6 +18,7 @@ from quire.engine.models.specs.audio import (
     Stem,
     TimeConv,
 )
+from quire.engine.models.specs.cache import CacheGroup, FullCache, LatentCache, StateCache, WindowCache, group_layers
 from quire.engine.models.specs.rope import Rope
 
 
@@ -45,6 +46,11 @@ class GroupedQueryAttention:
     sinks: bool = False  # a learned logit per head is added to the softmax's denominator
     alibi: tuple[float, ...] | None = None  # slope of each head: its scores lose slope * distance (Press et al. 2021)
     relative_bias: RelativeBias | ClippedBias | None = None
+
+    @property
+    def cache(self) -> FullCache | WindowCache:
+        """What it keeps in a decoder."""
+        return FullCache() if self.window is None else WindowCache(self.window)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +103,23 @@ class LatentAttention:
     scale: float
     rope: Rope
     bias: bool = False
+
+    @property
+    def cache(self) -> LatentCache:
+        """What it keeps."""
+        return LatentCache()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recurrence:
+    """The base of layers in the place of attention that read earlier tokens from a state of a fixed size."""
+
+    rope: Rope | None = None  # always None
+
+    @property
+    def cache(self) -> StateCache:
+        """The state of a sequence."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,7 +214,7 @@ class CrossAttention:
     bias: bool = True
 
 
-Attention = GroupedQueryAttention | LatentAttention | DisentangledAttention
+Attention = GroupedQueryAttention | LatentAttention | DisentangledAttention | Recurrence
 FeedForward = GatedMLP | PlainMLP | MoE
 
 
@@ -309,11 +332,16 @@ class StackSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerSpec(StackSpec):
-    """Embeddings of tokens before the layers."""
+    """Embeddings of tokens before the layers.
+
+    Attributes:
+        family: name of the family whose checkpoints have the weights.
+    """
 
     layers: tuple[Layer, ...]
     vocab: int
     embeddings: Embeddings = Embeddings()
+    family: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -344,10 +372,15 @@ class AudioEncoderSpec(StackSpec):
 
 @dataclass(frozen=True, kw_only=True)
 class CTCSpec:
-    """An encoder and a projection to the logits of each position (Graves et al. 2006)."""
+    """An encoder and a projection to the logits of each position (Graves et al. 2006).
+
+    Attributes:
+        family: as of a `TransformerSpec`.
+    """
 
     encoder: AudioEncoderSpec
     vocab: int
+    family: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -363,6 +396,7 @@ class TransducerSpec:
         lstm_layers: number of layers of the LSTM.
         act: activation of the joint network.
         chunk: number of positions that are encoded together.
+        family: as of a `TransformerSpec`.
     """
 
     encoder: AudioEncoderSpec
@@ -371,6 +405,7 @@ class TransducerSpec:
     lstm_layers: int
     act: str
     chunk: int
+    family: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -384,6 +419,7 @@ class DecoderSpec(TransformerSpec):
         encoder: audio encoder: feeds cross-attention if layers have it, otherwise replaces embeddings of placeholder
             tokens. None if there is none.
         adds_encoder: its outputs are added to the embeddings of all tokens instead, one to each.
+        language_model: name of the language model's family, if the model is composed of parts.
     """
 
     tied: bool = False
@@ -392,11 +428,23 @@ class DecoderSpec(TransformerSpec):
     logit_softcap: float | None = None
     encoder: AudioEncoderSpec | None = None
     adds_encoder: bool = False
+    language_model: str = ""
 
     @property
     def has_cross_attention(self) -> bool:
         """Whether layers read the encoder's output."""
         return any(layer.cross is not None for layer in self.layers)
+
+    @property
+    def has_states(self) -> bool:
+        """Whether layers read earlier tokens from a state."""
+        return any(isinstance(layer.attn, Recurrence) for layer in self.layers)
+
+    def cache_groups(self, context_len: int) -> tuple[CacheGroup, ...]:
+        """Return the groups of its layers; see `group_layers`."""
+        kinds = [layer.attn.cache for layer in self.layers if not isinstance(layer.attn, DisentangledAttention)]
+        crossing = [index for index, layer in enumerate(self.layers) if layer.cross is not None]
+        return group_layers(kinds, context_len, crossing=crossing)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from quire.engine.client.pooling_params import PoolingType
+from quire.engine.client.pooling_params import PoolingTask, PoolingType
 from quire.engine.models.specs.decoder import LayerNormSpec
 
 ScoreMethod = Literal["cosine", "dot", "cross_encoder", "max_sim"]
@@ -72,7 +73,7 @@ class PoolerSpec:
         extra_weights: files in the model's folder with weights of the steps: (step, folder).
     """
 
-    tasks: tuple[str, ...]
+    tasks: tuple[PoolingTask, ...]
     pooling_type: PoolingType = "last"
     embed: tuple[HeadStep, ...] = ()
     normalize: bool = True
@@ -102,3 +103,21 @@ class PoolerSpec:
         if self.sparse_head is not None and self.sparse_head.dense is not None:
             steps.append(self.sparse_head.dense)
         return {step.act for step in steps if isinstance(step, Dense)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadReaders:
+    """How the configs of a family describe heads; None: models have no such head, or none but the last linear layer.
+
+    Attributes:
+        labels: the steps before the labels of a text; they read the state of the first token, or the mean.
+        token_labels: the steps before the labels of each token.
+        masked_lm: the head of a masked language model, from which sparse embeddings are made (SPLADE).
+    """
+
+    labels: Callable[[Any], tuple[HeadStep, ...]] | None = None
+    token_labels: Callable[[Any], tuple[HeadStep, ...]] | None = None
+    masked_lm: Callable[[Any], SparseHead] | None = None
+
+
+NO_HEADS = HeadReaders()

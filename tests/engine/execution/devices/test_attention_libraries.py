@@ -133,8 +133,7 @@ def test_tokens_do_not_depend_on_preemption(folders: Path, calls: Calls) -> None
     """Two sequences grow to seven blocks each, of which there are eight."""
     folder, model = save("llama", folders), ModelOptions(max_model_len=28)
     roomy = engine_of(folder, "flashinfer", model=model)
-    per_block = roomy.info.cache_bytes // roomy.info.num_blocks
-    engine = engine_of(folder, "flashinfer", model=model, kv_cache_memory_bytes=8 * per_block)
+    engine = engine_of(folder, "flashinfer", model=model, kv_cache_memory_bytes=8 * roomy.block_bytes)
     on_cpu = Engine(folder, model=ModelOptions(device="reference"), enable_prefix_caching=False)
     for index in range(2):
         engine.add(f"r{index}", random_prompt(index, 9), greedy(16))

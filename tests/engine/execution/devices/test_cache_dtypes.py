@@ -79,8 +79,7 @@ def test_tokens_do_not_depend_on_the_schedule(dtype: str, schedule: str, folders
     folder = save("llama", folders)
     options = {**SMALL, **SCHEDULES[schedule], "kv_cache_dtype": dtype}
     roomy = Engine(folder, model=MODEL, device=gpu_device(), **{**options, "enforce_eager": True})
-    per_block = roomy.info.cache_bytes // roomy.info.num_blocks
-    engine = Engine(folder, model=MODEL, device=gpu_device(), kv_cache_memory_bytes=8 * per_block, **options)
+    engine = Engine(folder, model=MODEL, device=gpu_device(), kv_cache_memory_bytes=8 * roomy.block_bytes, **options)
     for index, (prompt, params) in enumerate(zip(PROMPTS, PARAMS, strict=True)):
         engine.add(f"r{index}", prompt, params)
         engine.step()

@@ -12,7 +12,7 @@ from quire.engine.execution.attention import varlen
 from quire.engine.execution.attention.varlen import VarlenAttention
 from quire.engine.execution.profile import run_largest_step
 from quire.engine.models.checkpoint.weights import allocate
-from quire.engine.models.config.model_config import read_model_config
+from quire.engine.models.model_config import read_model_config
 from quire.engine.models.networks.decoder import Decoder
 from quire.engine.models.specs.decoder import DecoderSpec, MoE
 from quire.kernels import native

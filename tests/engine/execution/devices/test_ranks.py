@@ -17,9 +17,9 @@ from quire.engine.build import ranks as rank_build
 from quire.engine.client.sampling_params import SamplingParams
 from quire.engine.execution.cuda_graphs import GraphSteps
 from quire.engine.execution.ranks.workers import rank_process
-from tests.engine.execution.test_invariance import mask
 from tests.support import attention_libraries
 from tests.support.engine import Engine, greedy, random_prompt
+from tests.support.invariance import mask
 from tests.support.models import make_model, save_model
 from tests.support.ranks import ThreadRank
 from tests.support.triton_device import gpu_device

@@ -101,8 +101,7 @@ def test_tokens_do_not_depend_on_preemption(case: str, folders: Path) -> None:
     """Two sequences grow to seven blocks each, of which there are eight."""
     folder, model = save(case, folders), ModelOptions(max_model_len=28)
     roomy = Engine(folder, model=model, device=gpu_device(), **SMALL)
-    per_block = roomy.info.cache_bytes // roomy.info.num_blocks
-    engine = Engine(folder, model=model, device=gpu_device(), kv_cache_memory_bytes=8 * per_block, **SMALL)
+    engine = Engine(folder, model=model, device=gpu_device(), kv_cache_memory_bytes=8 * roomy.block_bytes, **SMALL)
     params = [greedy(16), SamplingParams(max_tokens=16, temperature=1.0, seed=5, presence_penalty=0.5)]
     on_cpu = Engine(folder, model=ModelOptions(device="reference"), enable_prefix_caching=False)
     for index, one in enumerate(params):

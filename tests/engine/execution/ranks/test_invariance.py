@@ -9,8 +9,8 @@ import pytest
 
 from quire.config.options import ModelOptions
 from tests.engine.execution.ranks.test_oracle import EP, PP, TP, running
-from tests.engine.execution.test_invariance import alone, mask, together, workload
 from tests.support.engine import Engine, greedy, random_prompt
+from tests.support.invariance import alone, mask, together, workload
 from tests.support.models import make_model, save_model
 
 RANKS = {"llama": TP, "gpt_oss": EP, "deepseek_v3": {**TP, **PP}, "gemma2": PP}
@@ -39,7 +39,7 @@ def test_tokens_do_not_depend_on_preemption(model: tuple[Path, dict[str, Any]]) 
     options = ModelOptions(max_model_len=104)
     with running(folder, parallel, model=options, block_size=4, kv_cache_memory_bytes=1 << 20) as engine:
         ranks = parallel.get("tensor_parallel_size", 1) * parallel.get("pipeline_parallel_size", 1)
-        per_block = engine.info.cache_bytes // engine.info.num_blocks // ranks
+        per_block = engine.block_bytes // ranks
     with running(folder, parallel, model=options, block_size=4, kv_cache_memory_bytes=26 * per_block) as engine:
         assert together(engine, workload(3), 3) == alone(folder, 3)
         assert engine.preemptions > 0

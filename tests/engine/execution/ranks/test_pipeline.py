@@ -13,9 +13,9 @@ from quire.engine.execution.ranks.runner import FollowingRunner
 from quire.engine.scheduling import pipeline
 from quire.engine.scheduling.plan import StepPlan, StepResult
 from tests.engine.execution.ranks.test_oracle import PP, TP, running
-from tests.engine.execution.test_invariance import alone, together, workload
 from tests.engine.execution.test_open_requests import run_in_pieces, task
 from tests.support.engine import Engine, greedy, random_prompt
+from tests.support.invariance import alone, together, workload
 from tests.support.models import make_model, save_model
 
 STAGES = {"two stages": PP, "four stages": {"pipeline_parallel_size": 4}, "two stages of two ranks": {**TP, **PP}}
@@ -102,7 +102,7 @@ def test_a_request_is_aborted_while_its_steps_are_in_flight(folder: Path) -> Non
 def test_a_preempted_sequence_gets_the_token_of_its_step_in_flight(folder: Path) -> None:
     model = ModelOptions(max_model_len=104)
     with running(folder, PP, model=model, block_size=4) as engine:
-        per_block = engine.info.cache_bytes // engine.info.num_blocks // 2
+        per_block = engine.block_bytes // 2
     with running(folder, PP, model=model, block_size=4, kv_cache_memory_bytes=26 * per_block) as engine:
         assert together(engine, workload(3), 3) == alone(folder, 3)
         assert engine.preemptions > 0

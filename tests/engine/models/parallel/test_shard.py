@@ -10,7 +10,7 @@ import pytest
 
 from quire.engine.models.distributed.placement import Placement
 from quire.engine.models.errors import UnsupportedModel
-from quire.engine.models.families import spec_of
+from quire.engine.models.registry import spec_of
 from quire.engine.models.sharding.shard import check_divisible, part_of, shard, stage, stage_layers
 from quire.engine.models.specs.decoder import DecoderSpec, GroupedQueryAttention, LatentAttention, MoE
 from tests.support.models import make_model

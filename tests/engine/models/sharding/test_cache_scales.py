@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from quire.config.options import ModelOptions
-from quire.engine.models.config.model_config import read_model_config
 from quire.engine.models.distributed.group import RankGroups
 from quire.engine.models.distributed.placement import Placement
 from quire.engine.models.errors import BrokenFolder, UnsupportedModel, WeightMismatch
+from quire.engine.models.model_config import read_model_config
 from quire.engine.models.sharding.cache_scales import CacheScales
 from quire.engine.models.sharding.decoder import ShardedDecoder
 from quire.engine.models.specs.decoder import DecoderSpec

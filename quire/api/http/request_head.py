@@ -1,0 +1,94 @@
+"""Facts of a request's head: its id and that of its answer, its path, and its key."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Iterable
+
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.types import Scope
+
+from quire import __version__
+from quire.engine.client.origin import Origin, set_current_origin
+
+REQUEST_ID = "x-request-id"
+ARRIVED = "arrived"  # key of a request's state: monotonic seconds when its head had been read
+_TRACE_PARENT = b"traceparent"
+_HEADER = REQUEST_ID.encode()
+_UNSAFE = re.compile(r"[^\w.:-]")
+_MAX_LENGTH = 128
+
+
+def new_request_id() -> str:
+    """32 hexadecimal digits."""
+    return uuid.uuid4().hex
+
+
+def request_id_of(headers: Iterable[tuple[bytes, bytes]]) -> str:
+    """The id of a request: from its header, or a new one."""
+    header = next((value for name, value in headers if name == _HEADER), b"")
+    return clean_request_id(header.decode("latin-1")) if header else new_request_id()
+
+
+def set_origin(scope: Scope) -> None:
+    """Set the origin of the current task's requests to the engine from the HTTP request or handshake."""
+    state = scope["state"]
+    parent = next((value for name, value in scope["headers"] if name == _TRACE_PARENT), None)
+    if parent is not None and len(parent) > _MAX_LENGTH:
+        parent = None
+    traceparent = None if parent is None else parent.decode("latin-1")
+    set_current_origin(Origin(state["request_id"], traceparent, state[ARRIVED]))
+
+
+def clean_request_id(request_id: str) -> str:
+    """A client's own request id, with characters that are unsafe in headers and logs replaced."""
+    return _UNSAFE.sub("_", request_id[:_MAX_LENGTH])
+
+
+def answer_id(kind: str, request: Request, requested: str | None) -> str:
+    """`kind-` and the id of the request: from its header, from its body, or generated."""
+    if request.headers.get(REQUEST_ID) is None and requested:
+        return f"{kind}-{clean_request_id(requested)}"
+    return f"{kind}-{request.scope['state']['request_id']}"
+
+
+def fingerprint() -> str:
+    """`system_fingerprint` of responses: identifies the version that generated them."""
+    return f"quire-{__version__}"
+
+
+def path_below(root: str, path: str) -> str:
+    """A path without a prefix, if it has it: with --root-path, a reverse proxy may or may not strip one."""
+    return path[len(root) :] if root and (path == root or path.startswith(f"{root}/")) else path
+
+
+def endpoint_path(scope: Scope) -> str:
+    """The path of a request as it is without --root-path."""
+    return path_below(scope.get("root_path", ""), scope["path"])
+
+
+def put_below(root: str, scope: Scope) -> None:
+    """Give a request its path with the prefix, as ASGI wants it, whether or not it was stripped."""
+    scope["root_path"] = root
+    scope["path"] = root + path_below(root, scope["path"])
+
+
+KEY_PROTOCOL = "openai-insecure-api-key."  # browsers can set no header of a WebSocket but its subprotocols
+
+
+def subprotocols(headers: Headers) -> list[str]:
+    """The subprotocols that a WebSocket client offers."""
+    return [name.strip() for value in headers.getlist("sec-websocket-protocol") for name in value.split(",")]
+
+
+def key_of(headers: Headers) -> bytes:
+    """The key from OpenAI's header, Anthropic's or a subprotocol, as the client has encoded it; empty without one."""
+    scheme, _, token = headers.get("authorization", "").encode("latin-1").partition(b" ")
+    if scheme.lower() == b"bearer":
+        return token.strip()
+    if key := headers.get("x-api-key", ""):
+        return key.encode("latin-1")
+    offered = (name for name in subprotocols(headers) if name.startswith(KEY_PROTOCOL))
+    return next(offered, "").removeprefix(KEY_PROTOCOL).encode("latin-1")

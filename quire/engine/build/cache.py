@@ -1,0 +1,140 @@
+"""CachePlan: layout and data type of a rank's KV cache; the memory that it may take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import cast
+
+import torch
+
+from quire.engine.build.core_config import CoreConfig
+from quire.engine.execution.cache import CacheMemory, KVCache
+from quire.engine.execution.cache_layout import CacheLayout
+from quire.engine.execution.devices.device import Device
+from quire.engine.execution.memory import MemoryShare, free_memory
+from quire.engine.execution.profile import run_largest_step
+from quire.engine.execution.runner import LOGITS_CHUNK
+from quire.engine.models.distributed.placement import Placement
+from quire.engine.models.errors import UnsupportedModel
+from quire.engine.models.loader import LoadedModel
+from quire.engine.models.networks.decoder import LanguageModel
+from quire.engine.models.networks.transformer import Transformer
+from quire.engine.models.sharding.cache_scales import check_scales
+from quire.engine.models.sharding.decoder import ShardedDecoder
+from quire.engine.scheduling.block_tables import BlockGroups
+from quire.kernels import gpu
+
+
+@dataclass(frozen=True, slots=True)
+class CachePlan:
+    """How a rank keeps keys, values and states.
+
+    Attributes:
+        groups: what the scheduler knows of the layout.
+    """
+
+    layout: CacheLayout
+    dtype: torch.dtype
+    block_size: int
+    groups: BlockGroups
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block."""
+        return self.layout.block_bytes(self.block_size, self.dtype)
+
+    def most_blocks(self, length: int, step: int) -> int:
+        """Return the most blocks of a sequence; see `BlockGroups.most_blocks`."""
+        return self.groups.most_blocks(length, step, self.block_size)
+
+    def allocator(self, device: Device, blocks: int, weight_bytes: int) -> Callable[[], KVCache]:
+        """Return a function that allocates the KV cache, and does not hold the model."""
+        prefault = min(4 * weight_bytes, blocks * self.block_bytes // 4)
+        return partial(device.allocate_cache, self.layout, blocks, self.block_size, self.dtype, prefault)
+
+
+def plan_cache(loaded: LoadedModel, config: CoreConfig, device: Device) -> CachePlan:
+    """Return the plan of this rank.
+
+    Raises:
+        UnsupportedModel: see `_cache_dtype`.
+    """
+    model, size = cast("LanguageModel", loaded.model), config.engine.block_size
+    # A plan of FlashInfer has one block table for all layers; without a context no window is shorter.
+    context_len = 0 if config.engine.attention_backend == "flashinfer" else loaded.context_len
+    shapes = {
+        layer: replace(shape, alignment=device.cache_alignment, row_alignment=device.row_alignment)
+        for layer, shape in model.caches.items()
+    }
+    layout, dtype = CacheLayout(shapes, model.cache_groups(context_len)), _cache_dtype(loaded, config)
+    return CachePlan(layout, dtype, size, BlockGroups(layout.windows, layout.state_blocks(size, dtype)))
+
+
+def check_cache_dtype(config: CoreConfig, device: Device) -> None:
+    """Check that the device has kernels for KV caches of the configured data type; the device is active.
+
+    Raises:
+        UnsupportedModel: it has none.
+    """
+    if config.engine.kv_cache_dtype == "fp8" and not gpu.computes_float8(device.torch_device):
+        raise UnsupportedModel(
+            "--kv-cache-dtype fp8 needs a GPU of compute capability 8.9 or more; auto and int8 are accepted here"
+        )
+
+
+def _cache_dtype(loaded: LoadedModel, config: CoreConfig) -> torch.dtype:
+    """Data type of the KV cache.
+
+    Raises:
+        UnsupportedModel: it cannot represent the checkpoint's scales, or the model runs in another type.
+    """
+    kv_cache_dtype = config.engine.kv_cache_dtype
+    if kv_cache_dtype in ("bfloat16", "float16") and loaded.dtype != getattr(torch, kv_cache_dtype):
+        raise UnsupportedModel(
+            f"--kv-cache-dtype {kv_cache_dtype} needs a model that runs in {kv_cache_dtype} (--dtype), this one runs "
+            f"in {str(loaded.dtype).removeprefix('torch.')}; auto and int8 are accepted here"
+        )
+    if kv_cache_dtype == "fp8" and isinstance(loaded.model, Transformer):
+        check_scales(loaded.model)
+    return {"int8": torch.int8, "fp8": torch.float8_e4m3fn}.get(kv_cache_dtype, loaded.dtype)
+
+
+def cache_memory(loaded: LoadedModel, config: CoreConfig, device: Device, reserved: int) -> CacheMemory | None:
+    """The memory that this rank's KV cache may take; None where its size is configured.
+
+    `reserved`: bytes that the engine needs for other state.
+    """
+    options, model = config.engine, cast("LanguageModel", loaded.model)
+    if options.kv_cache_memory_bytes is not None:
+        return None
+    placement, share = Placement.of(config.parallel), config.memory_share
+    if placement.ranks > 1 and device.torch_device.type == "cpu":
+        share = MemoryShare((free_memory() if share is None else share.host_bytes) // placement.ranks)
+    elif share is not None:
+        share = replace(share, weights=share.weights // placement.ranks)
+    if isinstance(model, ShardedDecoder) and placement.stages > 1:
+        reserved += _bytes_in_flight(model, config, loaded.dtype)
+    reserved += device.attention_bytes(model, options, loaded.context_len)
+
+    def largest_step() -> None:
+        model.set_context(loaded.context_len)
+        run_largest_step(
+            model, options.max_num_batched_tokens, options.max_num_seqs, loaded.context_len, device.torch_device
+        )
+
+    return device.cache_memory(options, share, reserved, largest_step)
+
+
+def _bytes_in_flight(model: ShardedDecoder, config: CoreConfig, dtype: torch.dtype) -> int:
+    """Bytes that a rank of a pipeline holds while steps are in flight, beside those of its largest step.
+
+    As many steps as there are stages are in flight. Links keep what they send until it has arrived.
+    """
+    options, placement = config.engine, model.placement
+    nbytes = (placement.stages - 1) * options.max_num_batched_tokens * model.spec.hidden * dtype.itemsize
+    if placement.rank == placement.logits_rank:
+        rows = max(options.max_num_seqs, LOGITS_CHUNK)
+        nbytes += placement.stages * rows * model.whole.vocab * torch.float32.itemsize
+    return nbytes

@@ -1,0 +1,221 @@
+"""CacheLayout: how the layers of a model share the blocks of a KV cache."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from quire.engine.models.networks.decoder import CacheShape
+from quire.engine.models.specs.cache import CacheGroup, CrossCache, StateCache
+from quire.kernels.int8_pages import SCALE
+
+_STATE_ALIGNMENT = 16  # bytes
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCache:
+    """Pages of one layer, each (heads, blocks, block_size, dim), not contiguous. `values` may be a view of `keys`.
+
+    In int8 pages a scale precedes each row of elements. Between rows there may be unused bytes, which align them.
+
+    Attributes:
+        shape: elements that the layer caches of a token.
+        group: index of its group among those that grow.
+    """
+
+    keys: Tensor
+    values: Tensor
+    shape: CacheShape
+    group: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LayerStates:
+    """Where the states of one layer are.
+
+    Attributes:
+        places: (blocks, bytes) uint8, the layer's place in each block.
+        blocks: the part of a sequence's state blocks whose places hold the state, one behind the other.
+    """
+
+    kind: StateCache
+    places: Tensor
+    blocks: slice
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a state."""
+        return _state_bytes(self.kind)
+
+
+@dataclass(frozen=True, slots=True)
+class CacheLayout:
+    """How layers share blocks: a block has a place for each layer of a group, and belongs to one group at a time.
+
+    Attributes:
+        shapes: what each layer caches of a token, by its index; without the layers that have states.
+        groups: the groups of a model's layers, of which a rank may have a part.
+    """
+
+    shapes: Mapping[int, CacheShape]
+    groups: tuple[CacheGroup, ...]
+
+    @classmethod
+    def of_one_group(cls, shapes: Sequence[CacheShape], group: CacheGroup) -> CacheLayout:
+        """Return the layout of layers that have one block table."""
+        return cls(dict(enumerate(shapes)), (group,))
+
+    @property
+    def growing(self) -> list[CacheGroup]:
+        """The groups that take more blocks as a sequence grows."""
+        return [group for group in self.groups if not isinstance(group.kind, StateCache | CrossCache)]
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """The window of each group that grows."""
+        return tuple(group.window for group in self.growing)
+
+    @property
+    def _states(self) -> dict[int, StateCache]:
+        return {
+            layer: group.kind for group in self.groups if isinstance(group.kind, StateCache) for layer in group.layers
+        }
+
+    def place_bytes(self, block_size: int, dtype: torch.dtype) -> list[int]:
+        """Return the bytes of each place in a block."""
+        rows = [[self._layer_bytes(layer, block_size, dtype) for layer in group.layers] for group in self.growing]
+        places = [max(column) for column in itertools.zip_longest(*rows, fillvalue=0)]
+        return places or [_state_bytes(kind) for kind in self._states.values()]
+
+    def block_bytes(self, block_size: int, dtype: torch.dtype) -> int:
+        """Return the bytes of one block."""
+        return sum(self.place_bytes(block_size, dtype))
+
+    def state_blocks(self, block_size: int, dtype: torch.dtype) -> int:
+        """Return the number of blocks that the states of a sequence take."""
+        return max((blocks.stop for blocks in self._blocks_of_states(block_size, dtype)), default=0)
+
+    def _blocks_of_states(self, block_size: int, dtype: torch.dtype) -> list[slice]:
+        """Return which of a sequence's state blocks have each layer's state, in the layer's place."""
+        places = self.place_bytes(block_size, dtype)
+        taken, ranges = [0] * len(places), list[slice]()
+        for index, kind in enumerate(self._states.values()):
+            place = index % len(places)
+            begin = taken[place]
+            taken[place] += -(-_state_bytes(kind) // places[place])
+            ranges.append(slice(begin, taken[place]))
+        return ranges
+
+    def _layer_bytes(self, layer: int, block_size: int, dtype: torch.dtype) -> int:
+        return _elements_per_token(self.shapes[layer], dtype) * block_size * dtype.itemsize
+
+    def divide(
+        self, memory: Tensor, num_blocks: int, block_size: int, dtype: torch.dtype, *, by_place: bool
+    ) -> tuple[dict[int, LayerCache], dict[int, LayerStates]]:
+        """Divide memory into the pages and the states of layers.
+
+        Args:
+            memory: (num_blocks * block_bytes,) uint8.
+            num_blocks: blocks.
+            block_size: tokens of a block.
+            dtype: of the elements of pages.
+            by_place: the same places of all blocks are adjacent, else all places of the same block.
+        """
+        places, begin = list[_Place](), 0
+        sizes = self.place_bytes(block_size, dtype)
+        for nbytes in sizes:
+            places.append(_Place(begin, nbytes if by_place else sum(sizes), nbytes))
+            begin += nbytes * (num_blocks if by_place else 1)
+        elements, layers, states = memory.view(dtype), dict[int, LayerCache](), dict[int, LayerStates]()
+        for number, group in enumerate(self.growing):
+            for layer, place in zip(group.layers, places, strict=False):
+                pages = _Pages(elements, place.begin, place.stride, num_blocks, block_size)
+                layers[layer] = pages.layer(self.shapes[layer], number)
+        ranges = self._blocks_of_states(block_size, dtype)
+        for index, (layer, kind) in enumerate(self._states.items()):
+            place = places[index % len(places)]
+            of_layer = memory.as_strided((num_blocks, place.nbytes), (place.stride, 1), place.begin)
+            states[layer] = LayerStates(kind, of_layer, ranges[index])
+        return dict(sorted(layers.items())), states
+
+
+class _Place(NamedTuple):
+    """A place in blocks: the byte where it begins in the first one, those from a block to the next, and its size."""
+
+    begin: int
+    stride: int
+    nbytes: int
+
+
+@dataclass(slots=True)
+class _Pages:
+    """Allocates the pages of one layer, one part behind the other in its place of a block.
+
+    Attributes:
+        memory: elements of all blocks.
+        begin: byte where the next part begins in the first block.
+        stride: bytes from a block to the next.
+    """
+
+    memory: Tensor
+    begin: int
+    stride: int
+    num_blocks: int
+    block_size: int
+
+    def layer(self, shape: CacheShape, group: int) -> LayerCache:
+        """Return the pages of a layer."""
+        extra = scale_bytes(self.memory.dtype)
+        keys = self._rows(shape, shape.key_elements)
+        values = (
+            keys[..., : extra + shape.value_elements]
+            if shape.values_in_keys
+            else self._rows(shape, shape.value_elements)
+        )
+        return LayerCache(keys, values, shape, group)
+
+    def _rows(self, shape: CacheShape, dim: int) -> Tensor:
+        """Return rows of `dim` elements with their scales: (heads, blocks, block_size, elements)."""
+        dtype = self.memory.dtype
+        taken, unused = _row(shape, dim, dtype)
+        size = (shape.heads, self.num_blocks, self.block_size, taken)
+        strides = (self.block_size * taken, self.stride // dtype.itemsize, taken, 1)
+        pages = self.memory.as_strided(size, strides, self.begin // dtype.itemsize)
+        self.begin += shape.heads * self.block_size * taken * dtype.itemsize
+        return pages[..., unused : unused + scale_bytes(dtype) + dim]
+
+
+def _state_bytes(kind: StateCache) -> int:
+    return sum(aligned_state(array.nbytes) for array in kind.arrays)
+
+
+def aligned_state(nbytes: int) -> int:
+    """Return the bytes that an array of a state takes."""
+    return -(-nbytes // _STATE_ALIGNMENT) * _STATE_ALIGNMENT
+
+
+def _elements_per_token(shape: CacheShape, dtype: torch.dtype) -> int:
+    """Elements of a token in one layer, including the bytes of int8 scales and those that align rows."""
+    return sum(_row(shape, dim, dtype)[0] for dim in _dims(shape)) * shape.heads
+
+
+def _dims(shape: CacheShape) -> tuple[int, ...]:
+    """Elements of each of a head's rows."""
+    return (shape.key_elements,) if shape.values_in_keys else (shape.key_elements, shape.value_elements)
+
+
+def _row(shape: CacheShape, dim: int, dtype: torch.dtype) -> tuple[int, int]:
+    """Elements that a row of `dim` elements takes in pages, and how many of them are unused in front of it."""
+    alignment, scale = shape.row_alignment, scale_bytes(dtype)
+    header, elements = (-(-nbytes // alignment) * alignment for nbytes in (scale, dim * dtype.itemsize))
+    return (header + elements) // dtype.itemsize, header - scale
+
+
+def scale_bytes(dtype: torch.dtype) -> int:
+    """Bytes of the scale that precedes each row of a page."""
+    return SCALE if dtype is torch.int8 else 0

@@ -1,0 +1,55 @@
+"""DeepSeek V3 and R1."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quire.engine.models.config.rope import rope_of, yarn_scale
+from quire.engine.models.families.llama import LLAMA, decoder, mlp
+from quire.engine.models.family import Family
+from quire.engine.models.specs.decoder import (
+    DecoderSpec,
+    GatedExperts,
+    GroupedSigmoidRouter,
+    LatentAttention,
+    Layer,
+    MoE,
+)
+
+
+def deepseek_v3(config: Any) -> DecoderSpec:
+    """DeepSeek V3 and R1: latent attention, grouped sigmoid routing, dense first layers."""
+    params = config.rope_parameters
+    scale = (config.qk_nope_head_dim + config.qk_rope_head_dim) ** -0.5
+    if params["rope_type"] != "default" and params.get("mscale_all_dim"):
+        scale *= yarn_scale(params["factor"], params["mscale_all_dim"]) ** 2
+    attn = LatentAttention(
+        heads=config.num_attention_heads,
+        q_rank=config.q_lora_rank,
+        kv_rank=config.kv_lora_rank,
+        nope_dim=config.qk_nope_head_dim,
+        value_dim=config.v_head_dim,
+        scale=scale,
+        rope=rope_of(config, config.qk_rope_head_dim, interleaved=bool(config.rope_interleave)),
+        bias=bool(config.attention_bias),
+    )
+    experts = MoE(
+        size=config.moe_intermediate_size,
+        experts=config.n_routed_experts,
+        top_k=config.num_experts_per_tok,
+        router=GroupedSigmoidRouter(
+            groups=config.n_group,
+            top_groups=config.topk_group,
+            renormalize=config.norm_topk_prob,
+            scale=config.routed_scaling_factor,
+        ),
+        expert=GatedExperts(act=config.hidden_act),
+        shared=config.moe_intermediate_size * config.n_shared_experts,
+    )
+    ffns = [
+        mlp(config) if index < config.first_k_dense_replace else experts for index in range(config.num_hidden_layers)
+    ]
+    return decoder(config, [Layer(attn=attn, ffn=ffn) for ffn in ffns])
+
+
+FAMILIES = (Family(name="deepseek_v3", config_types=("deepseek_v3",), spec=deepseek_v3, tensors=LLAMA),)

@@ -1,0 +1,56 @@
+"""Language models that read pictures, of which the language model alone is loaded: they answer text.
+
+With text alone their rotary positions of time, height and width (M-RoPE) are equal, which is an ordinary rope.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+from quire.engine.models.family import Composite, text_config
+from quire.engine.models.specs.decoder import DecoderSpec
+from quire.engine.models.specs.tensor_names import WeightNames
+
+_CONFIG_TYPES = (
+    *("gemma3", "idefics2", "idefics3", "internvl", "llava", "llava_next", "llava_onevision", "mistral3", "ovis2"),
+    *("qwen2_5_vl", "qwen2_vl", "qwen3_vl", "smolvlm", "vipllava"),
+)
+_NOT_LOADED = re.compile(
+    r"(?:model\.)?(?:vision_tower|vision_model|visual|multi_modal_projector|connector|image_newline"
+    r"|visual_embeddings_table)(?:\..*)?"
+)
+_HEAD = re.compile(r"(?:model\.)?language_model\.(?P<name>(?:lm_head|score)\..*)")
+_LANGUAGE_MODEL = re.compile(r"(?:model\.)?(?:language_model|text_model)\.(?:model\.)?(?P<name>.*)")
+
+
+def language_model(config: Any, text: DecoderSpec) -> DecoderSpec:
+    """The language model alone. Whether its embeddings are tied is said by the config around it."""
+    return replace(text, tied=bool(config.tie_word_embeddings))
+
+
+def _plain_name(name: str) -> str | None:
+    if _NOT_LOADED.fullmatch(name):
+        return None
+    if head := _HEAD.fullmatch(name):
+        return head["name"]
+    inner = _LANGUAGE_MODEL.fullmatch(name)
+    return name if inner is None else f"model.{inner['name']}"
+
+
+def _names(_spec: DecoderSpec, text: WeightNames) -> WeightNames:
+    return text
+
+
+FAMILIES = tuple(
+    Composite(
+        name=kind,
+        config_types=(kind,),
+        language_model=text_config,
+        spec=language_model,
+        tensors=_names,
+        plain_name=_plain_name,
+    )
+    for kind in _CONFIG_TYPES
+)

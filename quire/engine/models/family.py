@@ -1,0 +1,114 @@
+"""Family: everything that Quire knows about one architecture, apart from the layers it is built of.
+
+A module in `families/` lists its records in `FAMILIES`; a package outside the tree offers its own as entry points.
+Read without torch, as configs are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Generic, Literal, TypeVar
+
+from quire.engine.client.audio import AudioInfo
+from quire.engine.client.streaming import Streams
+from quire.engine.models.config.adapter import AdapterConfig
+from quire.engine.models.config.bidirectional import is_not_causal
+from quire.engine.models.specs.decoder import CTCSpec, DecoderSpec, EncoderSpec, TransducerSpec
+from quire.engine.models.specs.pooler import NO_HEADS, HeadReaders, PoolerSpec
+from quire.engine.models.specs.speech_to_text import SpeechToTextSpec
+from quire.engine.models.specs.tensor_names import WeightNames
+
+Spec = DecoderSpec | EncoderSpec | CTCSpec | TransducerSpec
+S = TypeVar("S", DecoderSpec, EncoderSpec, CTCSpec, TransducerSpec)
+RawConfig = dict[str, Any]  # the parsed config.json
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What a model does, beside its architecture; read from the files of its folder.
+
+    Attributes:
+        pooler: its pooling; None if it generates.
+        speech: facts about a model that only transcribes; None for others.
+        audio: facts about a language model that reads audio; None for others.
+        streaming: facts about a model that transcribes audio while it arrives; None for others.
+        adapter: adapter that requests with audio are computed with; None: there is none.
+    """
+
+    pooler: PoolerSpec | None = None
+    speech: SpeechToTextSpec | None = None
+    audio: AudioInfo | None = None
+    streaming: Streams | None = None
+    adapter: AdapterConfig | None = None
+
+
+NO_FACTS = Facts()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family(Generic[S]):
+    """The models of one architecture.
+
+    Attributes:
+        name: the name, which a spec carries in its field `family`.
+        config_types: values of `model_type` in config.json.
+        kind: what its models are. An encoder of text has no language model's head.
+        spec: makes the spec of a Hugging Face config.
+        tensors: how its checkpoints name their tensors, or a function that says so for a spec and its facts.
+        facts: reads what a model's folder says beside the config. None: only how the model pools, if it does.
+        head: "CTC", for example, if models transcribe only with a head of that name.
+        heads: how configs describe heads for labels and for masked tokens.
+        is_bidirectional: whether the config of a decoder sets attention in both directions.
+        published: by a `model_type` under which models were published with code of their own, the function that makes
+            a config.json under a type that transformers has. It returns its argument if that is another model.
+        config: makes a config of a config.json whose type transformers does not know; None: transformers does.
+    """
+
+    name: str
+    config_types: tuple[str, ...]
+    spec: Callable[[Any], S]
+    tensors: WeightNames | Callable[[S, Facts], WeightNames]
+    kind: Literal["decoder", "encoder", "ctc", "transducer"] = "decoder"
+    facts: Callable[[Path, Any, S], Facts] | None = None
+    head: str = ""
+    heads: HeadReaders = NO_HEADS
+    is_bidirectional: Callable[[Any], bool] = is_not_causal
+    published: Mapping[str, Callable[[RawConfig], RawConfig]] = field(default_factory=dict)
+    config: Callable[[RawConfig], Any] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Composite:
+    """Models of several parts, of which one is a language model of another family.
+
+    Attributes:
+        name, config_types, published, config: as of a `Family`.
+        language_model: the type of the language model's config, and that config.
+        spec: makes the spec of the whole model; given the config, and the spec of the language model.
+        tensors: how its checkpoints name their tensors; given the spec, and the names of the language model's family.
+        facts: as of a `Family`. None: it generates text, and how it pools is read as for its language model.
+        has_adapter: its models are trained with an adapter for requests with audio.
+        plain_name: the name that a tensor has in checkpoints of the language model alone; None: it belongs to a part
+            that is not loaded. Of models whose other parts are loaded, it returns its argument.
+    """
+
+    name: str
+    config_types: tuple[str, ...]
+    language_model: Callable[[Any], tuple[str, Any]]
+    spec: Callable[[Any, DecoderSpec], DecoderSpec]
+    tensors: Callable[[DecoderSpec, WeightNames], WeightNames]
+    facts: Callable[[Path, Any, DecoderSpec], Facts] | None = None
+    has_adapter: bool = False
+    plain_name: Callable[[str], str | None] = str
+    published: Mapping[str, Callable[[RawConfig], RawConfig]] = field(default_factory=dict)
+    config: Callable[[RawConfig], Any] | None = None
+
+
+AnyFamily = Family[Any] | Composite
+
+
+def text_config(config: Any) -> tuple[str, Any]:
+    """The language model of a composite config that has it under the usual name."""
+    return config.text_config.model_type, config.text_config

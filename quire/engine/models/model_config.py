@@ -1,0 +1,374 @@
+"""ModelConfig: the architecture of a model, read from its folder's config.json.
+
+Read without torch: where torch is installed, transformers' config classes import much of it, which takes two seconds.
+A server reads configs in a child process while it imports torch itself.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import multiprocessing
+import os
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import MappingProxyType, SimpleNamespace
+from typing import Any, Literal
+
+from quire.engine.client.launch import end_with_parent
+from quire.engine.models.config.activation_checks import check_acts
+from quire.engine.models.config.checks import check_raw, check_spec
+from quire.engine.models.config.pooling import PoolingOptions, read_pooler
+from quire.engine.models.config.quantization import quantization_section
+from quire.engine.models.config.sentence_transformers import read_modules
+from quire.engine.models.config.task_adapter import TaskAdapter, read_task_adapter
+from quire.engine.models.errors import (
+    BrokenFolder,
+    ModelError,
+    UnknownArchitecture,
+    UnsupportedModel,
+    UnsupportedOption,
+)
+from quire.engine.models.families.static import STATIC, static_spec
+from quire.engine.models.family import NO_FACTS, AnyFamily, Composite, Facts, Family, Spec
+from quire.engine.models.registry import broken_families, family_of, spec_of, text_config_of, with_known_type
+from quire.engine.models.specs.decoder import DecoderSpec, EncoderSpec
+from quire.engine.models.specs.pooler import NO_HEADS, HeadReaders, PoolerSpec
+
+logger = logging.getLogger(__name__)
+ModelImplementation = Literal["auto", "quire", "transformers"]
+# Ends of the names of architectures that transformers may run as encoders of text.
+_POOLING_NAMES = (
+    *("Model", "ForMaskedLM", "ForPreTraining", "SpladeSparseEmbeddingModel"),
+    *("ForSequenceClassification", "ForTokenClassification"),
+)
+_NO_OVERRIDES: Mapping[str, Any] = MappingProxyType({})
+_NO_POOLING = PoolingOptions()
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Architecture of a model.
+
+    Attributes:
+        spec: the architecture; None if transformers' own implementation runs the model.
+        facts: what the model does.
+        static: folder of a table of embeddings, relative to the model's, that is all of it.
+        extra_layers: layers in the checkpoint after the decoder's (multi-token prediction); they are not loaded.
+        quantization: how the checkpoint says that its weights are quantized; None: it does not.
+        refusal: why Quire's implementation of this architecture does not run the model, so that transformers' is
+            tried; None if there is no such reason.
+        task_adapter: adapter that is merged into the weights; None: there is none.
+    """
+
+    model_type: str
+    spec: Spec | None
+    extra_layers: int
+    quantization: Mapping[str, Any] | None = None
+    facts: Facts = NO_FACTS
+    static: str | None = None
+    refusal: str | None = None
+    task_adapter: TaskAdapter | None = None
+
+    @property
+    def unsupported(self) -> str:
+        """What Quire's implementation does not support, for errors, where transformers' own runs the model."""
+        return self.model_type if self.refusal is None else f"this {self.model_type} ({self.refusal})"
+
+
+def read_model_config(
+    folder: Path,
+    implementation: ModelImplementation = "auto",
+    overrides: Mapping[str, Any] = _NO_OVERRIDES,
+    pooling: PoolingOptions = _NO_POOLING,
+) -> ModelConfig:
+    """Read the config of a model folder.
+
+    Args:
+        folder: the model's directory.
+        implementation: value of --model-impl.
+        overrides: values that replace those of config.json.
+        pooling: settings of a task other than generation.
+
+    Raises:
+        BrokenFolder: there is no readable config.
+        UnknownArchitecture: transformers does not know the model type, it is neither a causal language model nor one
+            that pools, or `implementation` does not support it.
+        UnsupportedModel: the checkpoint's quantization or an option of its architecture is not supported, or the model
+            cannot do the task.
+    """
+    modules = read_modules(folder)
+    if modules is not None and modules.static is not None:
+        return _static_config(folder, modules.static, overrides, pooling)
+    config = read_config(folder, overrides)
+    family = family_of(config.model_type)
+    if isinstance(family, Family) and family.head:
+        return _speech_config(folder, config, family, implementation, pooling)
+    names = getattr(config, "architectures", None) or []
+    if isinstance(family, Family) and family.kind == "encoder" and any(_is_generator(name) for name in names):
+        family = None
+    if implementation == "quire" and family is None:
+        kind = config.model_type
+        raise UnknownArchitecture(f"Quire's decoder does not know model type {kind!r}{broken_families()}")
+    spec, refusal = None, None
+    if family is not None and implementation != "transformers":
+        try:
+            spec = _spec(config, family, implementation)
+        except UnsupportedModel as error:
+            if implementation != "auto" or not _may_run_in_transformers(config, family, pooling):
+                raise
+            refusal = str(error)
+    if spec is not None and family is not None:
+        return _known_config(folder, config, family, spec, pooling)
+    quantization, extra = quantization_section(config), _extra_layers(config)
+    if refusal is None and (pooler := _pooler_of_transformers(folder, config, pooling)) is not None:
+        return ModelConfig(config.model_type, None, extra, quantization, Facts(pooler=pooler))
+    if getattr(config, "is_encoder_decoder", False):
+        raise UnknownArchitecture(f"{config.model_type} has an encoder, which only Quire's own implementation can run")
+    _check_generates(config, pooling)
+    return ModelConfig(config.model_type, None, extra, quantization, refusal=refusal)
+
+
+def _known_config(
+    folder: Path, config: Any, family: AnyFamily, spec: DecoderSpec | EncoderSpec, pooling: PoolingOptions
+) -> ModelConfig:
+    """The config of a language model or an encoder of text that Quire runs."""
+    kind, quantization, extra = config.model_type, quantization_section(config), _extra_layers(text_config_of(config))
+    pooler = read_pooler(folder, config, spec, pooling, _heads(config))
+    if pooler is None and isinstance(spec, EncoderSpec):
+        raise UnsupportedModel(f"{kind} is an encoder, which cannot generate")
+    if pooler is None:
+        _check_generates(config, pooling)
+    if family.facts is None:
+        return ModelConfig(
+            kind, spec, extra, quantization, Facts(pooler=pooler), task_adapter=read_task_adapter(config)
+        )
+    if pooler is not None:
+        raise UnsupportedModel(f"{kind} is supported for transcription only, not for embeddings or classification")
+    assert isinstance(spec, DecoderSpec)
+    return ModelConfig(kind, spec, extra, quantization, family.facts(folder, config, spec))
+
+
+def _spec(config: Any, family: AnyFamily, implementation: ModelImplementation) -> DecoderSpec | EncoderSpec | None:
+    """The spec of a config; None for an encoder with an option that only transformers supports."""
+    try:
+        spec = _built(config)
+    except UnsupportedOption as error:
+        if implementation == "quire" or not (isinstance(family, Family) and family.kind == "encoder"):
+            raise
+        logger.info("transformers runs this %s, as Quire does not: %s", config.model_type, error)
+        return None
+    assert isinstance(spec, DecoderSpec | EncoderSpec)
+    return spec
+
+
+def _heads(config: Any) -> HeadReaders:
+    family = family_of(config.model_type)
+    return family.heads if isinstance(family, Family) else NO_HEADS
+
+
+def _pooler_of_transformers(folder: Path, config: Any, pooling: PoolingOptions) -> PoolerSpec | None:
+    """How a model pools that transformers runs; None if it generates, or is no encoder of text."""
+    names = getattr(config, "architectures", None) or [""]
+    asked = pooling.convert != "none" or pooling.task not in ("auto", "generate") or read_modules(folder) is not None
+    if any(_is_generator(name) for name in names) and not asked:
+        return None
+    if not asked and not any(name.endswith(_POOLING_NAMES) for name in names):
+        return None
+    if getattr(config, "is_encoder_decoder", False) and not any(name.endswith("EncoderModel") for name in names):
+        return None
+    return read_pooler(folder, config, None, pooling, _heads(config))
+
+
+def _extra_layers(config: Any) -> int:
+    return getattr(config, "num_nextn_predict_layers", 0) or getattr(config, "num_mtp_layers", 0) or 0
+
+
+def _speech_config(
+    folder: Path, config: Any, family: Family[Any], implementation: ModelImplementation, pooling: PoolingOptions
+) -> ModelConfig:
+    """The config of a model that transcribes with a head of its own."""
+    _check_transcribes(config, family.head, implementation, pooling)
+    spec = _built(config)
+    assert family.facts is not None
+    return ModelConfig(config.model_type, spec, 0, quantization_section(config), family.facts(folder, config, spec))
+
+
+def _check_transcribes(config: Any, head: str, implementation: ModelImplementation, pooling: PoolingOptions) -> None:
+    """Check that an encoder of audio has the head with which it transcribes, and is not asked for anything else."""
+    names = getattr(config, "architectures", None) or []
+    if not any(f"For{head}" in name for name in names):
+        found = f"the architecture is {', '.join(names)}" if names else "config.json has no `architectures`"
+        raise UnknownArchitecture(f"models of type {config.model_type!r} need a head for {head}; {found}")
+    if implementation == "transformers":
+        raise UnknownArchitecture(f"only Quire's own implementation can run {config.model_type}")
+    if pooling.task != "auto" or pooling.convert != "none":
+        raise UnsupportedModel(
+            f"{config.model_type} is supported for transcription only, not for generation or pooling"
+        )
+
+
+def _static_config(folder: Path, inner: str, overrides: Mapping[str, Any], pooling: PoolingOptions) -> ModelConfig:
+    """The config of a table of embeddings, which has no config.json that says anything about it."""
+    spec = static_spec(folder / inner)
+    config = SimpleNamespace(**{"architectures": [], **overrides, "model_type": STATIC})
+    pooler = read_pooler(folder, config, spec, pooling, NO_HEADS)
+    if pooler is None:
+        raise UnsupportedModel("static embeddings cannot generate")
+    return ModelConfig(STATIC, spec, 0, None, Facts(pooler=pooler), static=inner)
+
+
+def _check_generates(config: Any, pooling: PoolingOptions) -> None:
+    """Check that a model that transformers runs is a causal language model, which is not asked to pool."""
+    names = getattr(config, "architectures", None) or []
+    if names and not any(_is_generator(name) for name in names):
+        raise UnknownArchitecture(
+            f"{', '.join(names)} of model type {config.model_type!r} is not supported: "
+            "it is not a causal language model"
+        )
+    if pooling.task not in ("auto", "generate") or pooling.convert != "none":
+        raise UnsupportedModel(
+            f"models of type {config.model_type!r} are supported for generation only, not for embeddings"
+        )
+    if pooling.pooler:
+        raise UnsupportedModel("--pooler-config: the model generates; --convert embed makes it pool")
+
+
+def _may_run_in_transformers(config: Any, family: AnyFamily, pooling: PoolingOptions) -> bool:
+    """Whether transformers' implementation may run a model whose config Quire's refuses: a causal language model."""
+    reads_audio = isinstance(family, Composite) and family.facts is not None
+    is_decoder = isinstance(family, Composite) or family.kind == "decoder"
+    if reads_audio or not is_decoder or getattr(config, "is_encoder_decoder", False):
+        return False
+    try:
+        _check_generates(config, pooling)
+    except ModelError:
+        return False
+    return True
+
+
+def _is_generator(name: str) -> bool:
+    return any(kind in name for kind in ("CausalLM", "LMHead", "ConditionalGeneration"))
+
+
+def _built(config: Any) -> Spec:
+    """The spec of a model that Quire knows.
+
+    Raises:
+        UnsupportedModel: an option or a number of the config is not supported.
+    """
+    try:
+        spec = spec_of(config)
+        check_spec(spec)
+        check_acts(spec)
+    except ModelError:
+        raise
+    except Exception as error:  # wrong numbers and values of a wrong type raise many kinds of exceptions
+        raise UnsupportedModel(f"the model's config.json cannot be used: {type(error).__name__}: {error}") from error
+    return spec
+
+
+def read_config(folder: Path, overrides: Mapping[str, Any] = _NO_OVERRIDES) -> Any:
+    """Read the Hugging Face config of a model folder. `overrides`: values that replace those of config.json.
+
+    Raises:
+        BrokenFolder: there is no readable config.
+        UnknownArchitecture: transformers does not know the model type.
+    """
+    path = folder / "config.json"
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise BrokenFolder(f"{path} cannot be read: {error}") from error
+    if overrides and isinstance(raw, dict):
+        raw = _merged(raw, overrides)
+    check_raw(raw, str(path))
+    known = with_known_type(raw)
+    family = family_of(str(known.get("model_type")))
+    is_changed = bool(overrides) or known is not raw
+    from transformers import AutoConfig  # noqa: PLC0415 takes most of a second
+
+    try:
+        if family is not None and family.config is not None:
+            config = family.config(known)
+        elif is_changed:
+            with tempfile.TemporaryDirectory() as merged:  # reads a folder as it would read the model's
+                (Path(merged) / "config.json").write_text(json.dumps(known), encoding="utf-8")
+                config = AutoConfig.from_pretrained(merged, local_files_only=True)
+        else:
+            config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # transformers has its own kinds of errors for values of a wrong type
+        raise UnknownArchitecture(f"transformers cannot read {path}: {error}{broken_families()}") from error
+    return config
+
+
+def _merged(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """The values with overrides. Of an object in both, only the keys that are overridden change."""
+    merged = {**values, **overrides}
+    for name, value in overrides.items():
+        before = values.get(name)
+        if isinstance(value, dict) and isinstance(before, dict):
+            merged[name] = _merged(before, value)
+    return merged
+
+
+def start_reading_configs(
+    folders: Sequence[Path],
+    implementation: ModelImplementation,
+    overrides: Mapping[str, Any] = _NO_OVERRIDES,
+    pooling: PoolingOptions = _NO_POOLING,
+) -> list[Connection]:
+    """Read the configs of folders in a child process; `model_config_of` waits for each of them."""
+    context = multiprocessing.get_context("spawn")
+    pipes = [context.Pipe(duplex=False) for _ in folders]
+    senders = [sender for _, sender in pipes]
+    context.Process(
+        target=_read_all,
+        args=(folders, senders, implementation, dict(overrides), pooling),
+        name="quire-configs",
+        daemon=True,
+    ).start()
+    for sender in senders:  # so that the end of the process ends the pipes
+        sender.close()
+    return [receiver for receiver, _ in pipes]
+
+
+def model_config_of(reading: Connection) -> ModelConfig:
+    """Wait for a config from `start_reading_configs`.
+
+    Raises:
+        ModelError: as `read_model_config` does.
+    """
+    try:
+        with reading:
+            result: ModelConfig | ModelError = reading.recv()
+    except EOFError as error:
+        raise BrokenFolder("the process that reads model configs ended unexpectedly") from error
+    if isinstance(result, ModelError):
+        raise result
+    return result
+
+
+def _read_all(
+    folders: Sequence[Path],
+    senders: Sequence[Connection],
+    implementation: ModelImplementation,
+    overrides: Mapping[str, Any],
+    pooling: PoolingOptions,
+) -> None:
+    """Body of the child process."""
+    end_with_parent()
+    sys.modules["torch"] = None  # type: ignore[assignment]  # makes `import torch` fail
+    os.environ["TRANSFORMERS_VERBOSITY"] = "error"  # hides the warning that torch is missing
+    for folder, sender in zip(folders, senders, strict=True):
+        result: ModelConfig | ModelError
+        try:
+            result = read_model_config(folder, implementation, overrides, pooling)
+        except ModelError as error:
+            result = error
+        with sender:
+            sender.send(result)

@@ -1,0 +1,116 @@
+"""What a layer keeps of a sequence between steps, and which layers share block tables (cache groups)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Literal
+
+_MOST_GROUPS = 8  # that grow: each costs some microseconds of every step
+
+
+@dataclass(frozen=True)
+class FullCache:
+    """Keys and values of all tokens."""
+
+
+@dataclass(frozen=True)
+class LatentCache:
+    """One latent vector of each token."""
+
+
+@dataclass(frozen=True)
+class WindowCache:
+    """Keys and values of the last tokens. `window`: positions that a token attends to, its own included."""
+
+    window: int
+
+
+@dataclass(frozen=True)
+class CrossCache:
+    """Keys and values of the positions of an encoder, filled once."""
+
+
+@dataclass(frozen=True)
+class StateArray:
+    """An array of a state, zero before the first token. `dtype`: its name in torch; configs are read without that."""
+
+    shape: tuple[int, ...]
+    dtype: Literal["float32", "bfloat16"]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the elements."""
+        return prod(self.shape) * (4 if self.dtype == "float32" else 2)
+
+
+@dataclass(frozen=True)
+class StateCache:
+    """A state whose size does not depend on the number of tokens."""
+
+    arrays: tuple[StateArray, ...]
+
+
+TokenCache = FullCache | LatentCache | WindowCache
+CacheKind = TokenCache | CrossCache | StateCache
+
+
+@dataclass(frozen=True)
+class CacheGroup:
+    """Layers whose caches have a block table in common.
+
+    Attributes:
+        layers: their indices.
+    """
+
+    kind: CacheKind
+    layers: tuple[int, ...]
+
+    @property
+    def window(self) -> int | None:
+        """Positions that a token attends to; None: all."""
+        return self.kind.window if isinstance(self.kind, WindowCache) else None
+
+
+def group_layers(
+    kinds: Sequence[TokenCache | StateCache], context_len: int, *, crossing: Sequence[int] = ()
+) -> tuple[CacheGroup, ...]:
+    """Return the groups of a decoder: those that grow with a sequence, that of cross-attention, those of states.
+
+    All groups take equal blocks from one pool, with room for as many layers as the smallest kind has: the layers that
+    keep all tokens are usually the fewest, and a place that they leave empty costs most. A kind with more layers makes
+    several groups, whose layers alternate, so that each pipeline stage has layers of all groups.
+
+    Args:
+        kinds: what each layer keeps.
+        context_len: tokens of the longest sequence. A window that is not shorter keeps all tokens.
+        crossing: indices of the layers with cross-attention. It reads the pages of a layer at other blocks, so no
+            other layer may have the same place in a block: the layers that grow are one group then.
+    """
+    growing: dict[TokenCache, list[int]] = {}
+    states: dict[StateCache, list[int]] = {}
+    for layer, kind in enumerate(kinds):
+        if isinstance(kind, StateCache):
+            states.setdefault(kind, []).append(layer)
+        elif crossing or (isinstance(kind, WindowCache) and kind.window >= context_len):
+            growing.setdefault(FullCache(), []).append(layer)
+        else:
+            growing.setdefault(kind, []).append(layer)
+    size = _block_layers([len(layers) for layers in growing.values()])
+    groups = [
+        CacheGroup(kind, tuple(layers[part :: -(-len(layers) // size)]))
+        for kind, layers in growing.items()
+        for part in range(-(-len(layers) // size))
+    ]
+    if crossing:
+        groups.append(CacheGroup(CrossCache(), tuple(crossing)))
+    return (*groups, *(CacheGroup(kind, tuple(layers)) for kind, layers in states.items()))
+
+
+def _block_layers(counts: Sequence[int]) -> int:
+    """Return the number of layers in a block, from those of each kind."""
+    size = min(counts, default=1)
+    while sum(-(-count // size) for count in counts) > max(_MOST_GROUPS, len(counts)):
+        size += 1
+    return size

@@ -1,0 +1,245 @@
+"""BlockTables: the blocks of each sequence, by group of layers, and the prefixes that are found by their tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+
+from quire.engine.client.protocol import StepStats
+from quire.engine.scheduling.blocks import BlockPool
+from quire.engine.scheduling.request import BlockHash, Hasher, Request
+
+
+@dataclass(frozen=True, slots=True)
+class BlockGroups:
+    """The groups of layers that take blocks from one pool.
+
+    Attributes:
+        windows: of each group whose blocks grow with a sequence, the number of positions that a token attends to, its
+            own included; None: all.
+        state_blocks: blocks of the states of a sequence, whatever its length.
+    """
+
+    windows: tuple[int | None, ...] = (None,)
+    state_blocks: int = 0
+
+    def most_blocks(self, length: int, step: int, block_size: int) -> int:
+        """Return the most blocks that a sequence holds.
+
+        Args:
+            length: its tokens.
+            step: the most of them that one step computes, drafts included.
+            block_size: tokens of a block.
+        """
+        whole = -(-length // block_size)
+        in_sight = (whole if window is None else -(-(window - 1 + step) // block_size) + 1 for window in self.windows)
+        return self.state_blocks + sum(min(whole, count) for count in in_sight)
+
+    def longest(self, blocks: int, longest: int, step: int, block_size: int) -> int:
+        """Return the length of the longest sequence of up to `longest` tokens that `blocks` blocks hold; 0: none."""
+        if self.most_blocks(longest, step, block_size) <= blocks:
+            return longest
+        low, high = 0, longest  # `low` fits, `high` does not
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self.most_blocks(middle, step, block_size) <= blocks:
+                low = middle
+            else:
+                high = middle
+        return low
+
+
+ONE_GROUP = BlockGroups()
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """The cached beginning of a request.
+
+    Attributes:
+        count: its length in blocks.
+        tables: of each group, a table of that length.
+        unseen: of each group, how many of its first blocks are out of sight. They are not held, and may be any number.
+    """
+
+    count: int = 0
+    tables: list[list[int]] = field(default_factory=list)
+    unseen: list[int] = field(default_factory=list)
+
+    @property
+    def held(self) -> list[int]:
+        """The blocks in sight."""
+        return [block for table, unseen in zip(self.tables, self.unseen, strict=True) for block in table[unseen:]]
+
+
+class BlockTables:
+    """Takes the blocks of requests from the pool, and gives them back.
+
+    All groups have as many blocks, of which those that no further token attends to are given back early.
+    """
+
+    def __init__(self, pool: BlockPool, groups: BlockGroups, hasher: Hasher | None) -> None:
+        """`hasher`: hash function of the prefix cache; None: there is none."""
+        self._pool = pool
+        self._groups = groups
+        self._count = len(groups.windows)
+        self._windows = [(index, window) for index, window in enumerate(groups.windows) if window is not None]
+        self._full = [index for index, window in enumerate(groups.windows) if window is None]
+        # A sequence that begins behind a prefix has no states there.
+        self._hasher = None if groups.state_blocks else hasher
+
+    def match(self, request: Request) -> Prefix:
+        """Return the longest cached prefix; at least one token is left to compute.
+
+        It is as long as all blocks of the groups without windows are cached, and of the others those that the next
+        token attends to.
+        """
+        longest = request.max_cached_tokens
+        if self._hasher is None or longest <= 0:
+            return self._prefix(0, [])
+        size = self._pool.block_size
+        hashes = request.block_hashes(size, self._hasher)[: longest // size]
+        found = {group: self._pool.match(_keys(hashes, group)) for group in self._full}
+        count = min(map(len, found.values()), default=len(hashes))
+        while count and (missing := self._missing(hashes, count)) is not None:
+            count = missing
+        tables = [found[group][:count] if group in found else [0] * count for group in range(self._count)]
+        for group, window in self._windows:
+            first = self._first_seen(count * size, window)
+            tables[group][first:] = self._pool.match(_keys(hashes[first:count], group))
+        return self._prefix(count, tables)
+
+    def _prefix(self, count: int, tables: list[list[int]]) -> Prefix:
+        unseen = [0] * self._count
+        for group, window in self._windows:
+            unseen[group] = self._first_seen(count * self._pool.block_size, window)
+        return Prefix(count, tables or [[] for _ in unseen], unseen)
+
+    def _missing(self, hashes: list[BlockHash], count: int) -> int | None:
+        """Return the last block that groups with windows lack to begin behind `count` blocks; None if they have all."""
+        for group, window in self._windows:
+            first = self._first_seen(count * self._pool.block_size, window)
+            for index in reversed(range(first, count)):
+                if not self._pool.has(_key(hashes[index], group)):
+                    return index
+        return None
+
+    def _first_seen(self, start: int, window: int) -> int:
+        """Return the index of the first block that tokens from position `start` on attend to."""
+        return max(0, start - window + 1) // self._pool.block_size
+
+    def missing(self, request: Request, end: int) -> int:
+        """Return the number of blocks that a request in the batch lacks for its tokens up to `end`."""
+        return (self._pool.blocks_for(end) - request.num_blocks) * self._count
+
+    def missing_on_entry(self, prefix: Prefix, end: int) -> int:
+        """Return the number of blocks that a request lacks to enter the batch and compute its tokens up to `end`."""
+        return (self._pool.blocks_for(end) - prefix.count) * self._count + self._groups.state_blocks
+
+    def room(self, request: Request) -> int:
+        """Return the most tokens that a request can have without preemption."""
+        blocks = request.num_blocks + self._pool.num_free // self._count if self._count else self._pool.num_blocks
+        return blocks * self._pool.block_size
+
+    def enter(self, request: Request, prefix: Prefix | None = None) -> None:
+        """Let a request that enters the batch hold its cached prefix, if there is one, and its states."""
+        prefix = prefix or self._prefix(0, [])
+        self._pool.acquire(prefix.held)
+        request.tables, request.unseen = prefix.tables, prefix.unseen
+        request.num_blocks = request.num_cached_blocks = prefix.count
+        request.num_computed_tokens = prefix.count * self._pool.block_size
+        request.state_blocks = self._pool.allocate(self._groups.state_blocks)
+
+    def grow(self, request: Request, end: int) -> tuple[int, ...]:
+        """Allocate blocks for the tokens of a request up to `end`.
+
+        Returns:
+            The new blocks, those of the first group first, as many of each.
+        """
+        count = self._pool.blocks_for(end) - request.num_blocks
+        if count <= 0:  # blocks may be left over from a rejected draft
+            return ()
+        fresh = self._pool.allocate(count * self._count)
+        for group, table in enumerate(request.tables):
+            table += fresh[group * count : (group + 1) * count]
+        request.num_blocks += count
+        return tuple(fresh)
+
+    def drop_unseen(self, request: Request) -> None:
+        """Give back the blocks that no further token of a request attends to."""
+        for group, window in self._windows:
+            first, unseen = self._first_seen(request.num_computed_tokens, window), request.unseen[group]
+            if first > unseen:
+                self._pool.release(request.tables[group][unseen:first])
+                request.unseen[group] = first
+
+    def leave(self, request: Request) -> None:
+        """Give back all blocks of a request."""
+        for table, unseen in zip(request.tables, request.unseen, strict=True):
+            self._pool.release(table[unseen:])
+        self._pool.release(request.state_blocks)
+        request.tables, request.unseen, request.state_blocks = [], [], []
+        request.num_blocks = 0
+
+    def cache_full_blocks(self, request: Request, end: int) -> None:
+        """Register the blocks that a step fills, which computes a request's tokens up to `end`.
+
+        Already now, before the step runs: it writes the keys and values of all its tokens before any of its queries
+        reads them, so a sequence that enters in the same step may share the blocks.
+        """
+        full = end // self._pool.block_size
+        if self._hasher is None or full <= request.num_cached_blocks:
+            return
+        hashes = request.block_hashes(self._pool.block_size, self._hasher)
+        for index in range(request.num_cached_blocks, full):
+            for group, table in enumerate(request.tables):
+                self._pool.cache_block(table[index], _key(hashes[index], group))
+        request.num_cached_blocks = full
+
+    def evict(self, request: Request, start: int) -> None:
+        """Let other requests not find the blocks of a request from position `start` on, also those given back."""
+        first = start // self._pool.block_size
+        for group, (table, unseen) in enumerate(zip(request.tables, request.unseen, strict=True)):
+            self._pool.evict_blocks(table[max(first, unseen) :])
+            for key in _keys(request.hashes[first:unseen], group):
+                self._pool.evict_blocks(self._pool.match([key]))
+
+    def record(self, request: Request, hit: int, stats: StepStats) -> None:
+        """Count the tokens that a request has found, when it enters the batch for the first time."""
+        if request.cached_tokens is None:
+            request.cached_tokens = hit
+            if self._hasher is not None:
+                stats.prefix_queries += len(request.tokens)
+                stats.prefix_hits += hit
+
+    def check(self, requests: Iterable[Request], running: Collection[str], others: Iterable[list[int]] = ()) -> None:
+        """Assert that requests hold the blocks that they need, and those in the pool.
+
+        Args:
+            requests: all that have not finished.
+            running: ids of those in the batch.
+            others: blocks that are held beside those of block tables.
+        """
+        holders, size = list(others), self._pool.block_size
+        for request in requests:
+            assert request.in_batch == (request.id in running), "only requests in the batch hold blocks"
+            assert request.num_computed_tokens <= request.num_blocks * size, "computed tokens without a block"
+            if not request.in_batch:
+                continue
+            assert len(request.state_blocks) == self._groups.state_blocks, "a request without states"
+            assert all(len(table) == request.num_blocks for table in request.tables), "block tables differ in length"
+            for group, window in self._windows:
+                first = self._first_seen(request.num_computed_tokens, window)
+                assert request.unseen[group] <= first, "a block in sight was given back"
+            holders += [table[unseen:] for table, unseen in zip(request.tables, request.unseen, strict=True)]
+            holders.append(request.state_blocks)
+        self._pool.check(holders)
+
+
+def _key(key: BlockHash, group: int) -> BlockHash:
+    """Return the key of a group's block with the same tokens."""
+    return key + bytes((group,)) if group else key
+
+
+def _keys(hashes: list[BlockHash], group: int) -> Iterable[BlockHash]:
+    return (_key(key, group) for key in hashes) if group else hashes

@@ -1,0 +1,133 @@
+"""A recurrent layer for tests: a causal convolution and a gated sum of outer products, and models that have it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor, nn
+
+from quire.engine.build import engine as build_engine
+from quire.engine.models.layers.linear import Linear, Packable
+from quire.engine.models.layers.step import StepContext
+from quire.engine.models.loader import LoadedModel, load_model
+from quire.engine.models.networks import stack
+from quire.engine.models.networks.decoder import Decoder
+from quire.engine.models.specs.cache import StateArray, StateCache
+from quire.engine.models.specs.decoder import DecoderSpec, GroupedQueryAttention, Recurrence, StackSpec
+from tests.support.engine import Engine
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatedSum(Recurrence):
+    """S = gate * S + k v^T after a causal convolution of v; the result is q S."""
+
+    heads: int
+    dim: int
+    width: int
+
+    @property
+    def cache(self) -> StateCache:
+        """The last inputs of the convolution, and S."""
+        size = self.heads * self.dim
+        return StateCache(
+            (
+                StateArray((self.width - 1, size), "bfloat16"),
+                StateArray((self.heads, self.dim, self.dim), "float32"),
+            )
+        )
+
+
+class GatedSumLayer(nn.Module):
+    """Computes token by token, so that no result depends on how the tokens are divided among steps."""
+
+    def __init__(self, index: int, spec: GatedSum, model: StackSpec) -> None:
+        super().__init__()
+        self.index, self.spec = index, spec
+        size = spec.heads * spec.dim
+        self.qkv = Linear(model.hidden, size, size, size)
+        self.gate = Linear(model.hidden, spec.heads)
+        self.kernel = nn.Parameter(torch.empty(spec.width, size), requires_grad=False)
+        self.out = Linear(size, model.hidden)
+
+    def forward(self, x: Tensor, step: StepContext, *, last_layer: bool = False) -> Tensor:
+        """(tokens, hidden) to (tokens, hidden), or to (len(logits_indices), hidden); see `StepAttention`."""
+        assert step.states is not None
+        qkv, gates = self.qkv(x), self.gate(x)
+        inputs, sums = step.states.read(self.index)
+        results = torch.empty(len(x), self.spec.heads * self.spec.dim, dtype=x.dtype)
+        for sequence, (begin, end) in enumerate(step.states.ranges):
+            for token in range(begin, end):
+                results[token] = self._token(qkv[token], gates[token], inputs[sequence], sums[sequence])
+        step.states.write(self.index, [inputs, sums])
+        if last_layer and step.last_token_only and step.logits_indices is not None:
+            results = results[step.logits_indices]
+        out: Tensor = self.out(results)
+        return out
+
+    def _token(self, qkv: Tensor, gate: Tensor, inputs: Tensor, total: Tensor) -> Tensor:
+        """The result of a token; `inputs` and `total` are the state, and change."""
+        q, k, v = qkv.chunk(3)
+        window = torch.cat((inputs, v[None].to(inputs.dtype)))
+        inputs.copy_(window[1:])
+        convolved = (window.to(v.dtype) * self.kernel).sum(0)
+        heads = [part.view(self.spec.heads, self.spec.dim).float() for part in (q, k, convolved)]
+        total.mul_(gate.float().sigmoid()[:, None, None]).add_(heads[1][:, :, None] * heads[2][:, None])
+        return (heads[0][:, :, None] * total).sum(1).flatten().to(q.dtype)
+
+
+KINDS = ("states and attention", "states and windows", "states only", "large states")
+
+
+def with_states(spec: DecoderSpec, kind: str) -> DecoderSpec:
+    """Replace some attention of a decoder, or all of it."""
+    recurrence = GatedSum(heads=2, dim=32 if kind == "large states" else 8, width=4)
+    layers = list(spec.layers)
+    for index, layer in enumerate(layers):
+        if kind == "states only" or index % 2 == 0:
+            layers[index] = replace(layer, attn=recurrence)
+        elif kind == "states and windows" and index == 1:
+            assert isinstance(layer.attn, GroupedQueryAttention)
+            layers[index] = replace(layer, attn=replace(layer.attn, window=9))
+    return replace(spec, layers=tuple(layers))
+
+
+@contextmanager
+def recurrent_models(kind: str) -> Any:
+    """Let engines that are built within have a decoder with states in place of the model of their folder."""
+
+    def load(*arguments: Any) -> LoadedModel:
+        loaded = load_model(*arguments)
+        assert isinstance(loaded.model, Decoder)
+        assert isinstance(loaded.model.spec, DecoderSpec)
+        model = Decoder(with_states(loaded.model.spec, kind)).to(loaded.dtype)
+        generator = torch.Generator().manual_seed(7)
+        for name, parameter in model.named_parameters():
+            if "norm" in name:
+                parameter.data.fill_(1.0)
+            else:
+                parameter.data.normal_(0, 0.25, generator=generator)
+        for module in model.modules():
+            if isinstance(module, Packable):
+                module.pack_weights("none")
+        return replace(loaded, model=model)
+
+    layers: dict[type[Recurrence], Any] = {GatedSum: GatedSumLayer}
+    with mock.patch.dict(stack.RECURRENT_LAYERS, layers), mock.patch.object(build_engine, "load_model", load):
+        yield
+
+
+def recurrent_engine(folder: Path, kind: str, **options: Any) -> Engine:
+    """An engine with a model that has states; `folder` is that of a model with attention."""
+    with recurrent_models(kind):
+        return Engine(folder, **options)
+
+
+def tokens_of(engine: Engine, prompt: Sequence[int], params: Any) -> list[int]:
+    """The tokens of one request."""
+    return engine.generate(prompt, params).tokens

@@ -1,0 +1,163 @@
+"""A scheduler without a model: requests, and a runner that applies and checks all plans."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+import numpy as np
+import pytest
+
+from quire.engine.client.protocol import AddRequest, TokensOutput
+from quire.engine.client.sampling_params import SamplingParams
+from quire.engine.scheduling.block_tables import ONE_GROUP, BlockGroups
+from quire.engine.scheduling.blocks import BlockPool, hasher_named
+from quire.engine.scheduling.limits import SchedulerLimits
+from quire.engine.scheduling.plan import SampledTokens, ScheduledSequence, StepPlan, StepResult
+from quire.engine.scheduling.scheduler import Scheduler
+
+BLOCK = 4
+
+
+def make(
+    blocks: int = 64,
+    *,
+    seqs: int = 8,
+    tokens: int = 64,
+    length: int = 64,
+    caching: bool = True,
+    by_priority: bool = False,
+    draft: int = 0,
+    rope_switch: int | None = None,
+    stages: int = 1,
+    groups: BlockGroups = ONE_GROUP,
+) -> Scheduler:
+    limits = SchedulerLimits(
+        max_num_seqs=seqs,
+        max_num_batched_tokens=tokens,
+        max_model_len=groups.longest(blocks, length, tokens, BLOCK),
+        max_draft=draft,
+        rope_switch=rope_switch,
+        stages=stages,
+    )
+    hasher = hasher_named("sha256") if caching else None
+    return Scheduler(limits, BlockPool(blocks, BLOCK), groups, hasher=hasher, by_priority=by_priority)
+
+
+def request(name: str, prompt: Iterable[int], max_tokens: int = 4, **fields: object) -> AddRequest:
+    params = SamplingParams(max_tokens=max_tokens)
+    return AddRequest(name, np.array(list(prompt), np.int32), params, **fields)  # type: ignore[arg-type]
+
+
+class FakeRunner:
+    """Stands in for the model runner: applies all plans and asserts that they are valid.
+
+    With several stages the result of a step is known when as many steps are in flight, or no other can be planned.
+    """
+
+    def __init__(self, scheduler: Scheduler, *, varied: bool = True) -> None:
+        """`varied`: the model's tokens are hard to predict for a drafter."""
+        self.scheduler = scheduler
+        self.varied = varied
+        self.windows = scheduler._tables._groups.windows
+        self.tables: dict[str, list[list[int]]] = {}  # of each group
+        self.states: dict[str, tuple[int, ...]] = {}
+        self.tokens: dict[str, list[int]] = {}
+        self.ended: dict[str, str] = {}
+        # Block -> whether its keys are those of a long sequence, and all tokens up to its end when it was written.
+        self.written: dict[int, tuple[bool, tuple[int, ...]]] = {}
+        self.extended: dict[str, bool] = {}
+        self.in_flight: deque[tuple[StepPlan, StepResult]] = deque()
+
+    def step(self) -> StepPlan:
+        plan = self.scheduler.schedule()
+        for name in plan.removed:
+            del self.tables[name]
+            del self.states[name]
+        for new in plan.new:
+            assert new.request_id not in self.tables
+            self.tables[new.request_id] = [[] for _ in self.windows]
+            self.states[new.request_id] = new.state_blocks
+            self.tokens[new.request_id] = list(new.tokens)
+            self.extended[new.request_id] = new.uses_long_rope
+        limits = self.scheduler.limits
+        assert plan.num_tokens <= limits.max_num_batched_tokens
+        assert len(plan.scheduled) <= limits.max_num_seqs
+        assert len({item.request_id for item in plan.scheduled}) == len(plan.scheduled)
+        for item in plan.scheduled:
+            self._apply(item)
+        for item in plan.scheduled:
+            self._check_states(item)
+        sampled = [SampledTokens(item.request_id, self._sample(item)) for item in plan.scheduled if item.samples]
+        awaited = {item.request_id for before, _ in self.in_flight for item in before.scheduled if item.samples}
+        assert awaited.isdisjoint(item.request_id for item in plan.scheduled)
+        if not plan.is_empty or not self.in_flight:
+            self.in_flight.append((plan, StepResult(sampled)))
+        if len(self.in_flight) == limits.stages or plan.is_empty:
+            self.finish()
+        self.scheduler.check()
+        return plan
+
+    def finish(self) -> None:
+        """Give the scheduler the result of the oldest step."""
+        for output in self.scheduler.update(*self.in_flight.popleft()):
+            assert isinstance(output, TokensOutput)
+            self.tokens[output.request_id] += output.token_ids
+            if output.finish_reason is not None:
+                self.ended[output.request_id] = output.finish_reason
+
+    def run(self, max_steps: int = 2000) -> None:
+        for _ in range(max_steps):
+            if not self.scheduler.has_work and not self.in_flight:
+                return
+            self.step()
+        pytest.fail("requests do not finish")
+
+    def next_of(self, tokens: list[int]) -> int:
+        """The model's next token."""
+        return sum(tokens) % 7 if self.varied else tokens[-1] % 2
+
+    def _sample(self, item: ScheduledSequence) -> list[int]:
+        """The model's tokens, up to the first that differs from the draft."""
+        tokens = list(self.tokens[item.request_id])
+        out = []
+        for drafted in (*item.draft, None):
+            out.append(self.next_of(tokens))
+            tokens.append(out[-1])
+            if out[-1] != drafted:
+                break
+        return out
+
+    def _apply(self, item: ScheduledSequence) -> None:
+        tokens, tables = self.tokens[item.request_id], self.tables[item.request_id]
+        new = len(item.new_blocks) // max(1, len(tables))
+        for index, table in enumerate(tables):
+            table += item.new_blocks[index * new : (index + 1) * new]
+        end = item.start + item.count - len(item.draft)
+        assert end > item.start
+        assert end <= len(tokens)
+        assert item.samples == (end == len(tokens))
+        assert item.samples or not item.draft
+        extended, switch = self.extended[item.request_id], self.scheduler.limits.rope_switch
+        assert extended == (switch is not None and len(tokens) > switch)
+        assert extended or switch is None or item.start + item.count <= switch
+        written = [*tokens, *item.draft]
+        for table, window in zip(tables, self.windows, strict=True):
+            assert len(table) * BLOCK >= end + len(item.draft)
+            assert len(table) <= -(-end // BLOCK) + self.scheduler.limits.max_draft
+            first = 0 if window is None else max(0, item.start - window + 1)
+            for position in range(first, item.start):  # written with the same tokens and the same rope
+                found_extended, found = self.written[table[position // BLOCK]]
+                assert (found_extended, found[: position + 1]) == (extended, tuple(tokens[: position + 1]))
+            for position in range(item.start, item.start + item.count):
+                self.written[table[position // BLOCK]] = extended, tuple(written[: position + 1])
+
+    def _check_states(self, item: ScheduledSequence) -> None:
+        """A sequence has states of its own, which hold the tokens before those of the step, or none."""
+        groups, tokens = self.scheduler._tables._groups, self.tokens[item.request_id]
+        blocks = self.states[item.request_id]
+        assert len(blocks) == groups.state_blocks
+        for block in blocks:
+            if item.start:
+                assert self.written[block][1] == tuple(tokens[: item.start])
+            self.written[block] = False, tuple(tokens[: item.start + item.count])
