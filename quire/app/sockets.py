@@ -54,7 +54,8 @@ class Listener:
 
     The event loop's own servers accept one. A probe that connects after thousands of clients would wait for as many
     iterations, in each of which one of their requests begins. Here it is soon accepted, as that takes a tenth of the
-    time of opening a connection, and its turn is next: connections that have sent a probe and all others take turns.
+    time of opening a connection, and opened before clients that have sent something else: three probes, then one of
+    these. TLS hides what a client sends, so there a probe does not overtake.
 
     Attributes:
         sockets: those that listen.

@@ -26,4 +26,4 @@ def _go_on(begun: Coroutine[Any, Any, Any], awaited: Any) -> Generator[Any, Any,
     """What is left of a coroutine, which waits for something."""
     with closing(begun):  # if the task is cancelled
         yield awaited
-        yield from begun  # type: ignore[misc]  # a coroutine, from which a decorated generator may yield
+        yield from begun
