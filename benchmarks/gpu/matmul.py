@@ -23,8 +23,8 @@ from benchmarks.gpu.limits import require_gpu, seconds
 from benchmarks.gpu.report import Report
 from quire.kernels.activation import act_and_mul
 from quire.kernels.experts import run_experts
-from quire.kernels.gpu_weights import GpuWeight, StackedWeights
-from quire.kernels.low_rank import SortedRows, add_low_rank, sort_rows
+from quire.kernels.gpu_weights import GpuWeight, StackedWeights, format_weight
+from quire.kernels.lora import SortedRows, add_lora, sort_rows
 from quire.kernels.routing import softmax_top_k
 
 ROWS = (1, 16, 64, 512, 4096)
@@ -116,7 +116,7 @@ def linear(report: Report, shape: Shape, rows: int, rates: Rates) -> None:
         return _timed(calls, operations, nbytes + moved, limit)
 
     def quantized(quantization: str) -> dict[str, Any]:
-        packed = [GpuWeight(weight, quantization) for weight in weights]
+        packed = [GpuWeight(format_weight(weight, quantization)) for weight in weights]
         return result([partial(one, x, None) for one in packed], packed[0].nbytes, getattr(rates, quantization))
 
     case = {**shape._asdict(), "rows": rows}
@@ -167,7 +167,8 @@ def experts(report: Report, shape: MoEShape, rows: int, rates: Rates) -> None:
 def _stack(shape: MoEShape, size_out: int, size_in: int, quantization: str) -> StackedWeights:
     stack = StackedWeights(shape.experts)
     for expert in range(shape.experts):
-        stack.put(expert, torch.randn(size_out, size_in, device="cuda").bfloat16(), quantization)
+        weight = torch.randn(size_out, size_in, device="cuda").bfloat16()
+        stack.put(expert, format_weight(weight, quantization))
     return stack
 
 
@@ -181,7 +182,7 @@ def adapter(shape: Shape, rows: int) -> dict[str, Any]:
 
 
 def _add(y: Tensor, x: Tensor, down: Tensor, up: Tensor, order: SortedRows) -> None:
-    add_low_rank(y, x, down, up, order)
+    add_lora(y, x, down, up, order)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Mapping, Set
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from quire.engine.models import loader
-from quire.engine.models.checkpoint.checkpoint import Progress, WindowOf
-from quire.engine.models.config.fp8 import Fp8Scales
+from quire.engine.models.checkpoint.checkpoint import Progress, WeightTaker
+from quire.engine.models.checkpoint.safetensors import PlainName
+from quire.kernels.linear import Quantization
 
 _STD = 0.02
 DEVICE = "cuda"
@@ -85,7 +86,9 @@ def _layer(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
 class RandomCheckpoint:
     """Stands in for `Checkpoint`: random tensors that the GPU makes."""
 
-    def __init__(self, folder: Path, fp8: Fp8Scales | None = None) -> None:
+    def __init__(
+        self, folder: Path, quantization: Mapping[str, Any] | None = None, plain_name: PlainName = str
+    ) -> None:
         self._shapes = tensor_shapes(json.loads((folder / "config.json").read_text()))
         self._generator = torch.Generator(DEVICE).manual_seed(0)
 
@@ -123,8 +126,12 @@ class RandomCheckpoint:
         """Whether two tensors have the same values."""
         return False
 
+    def requantized(self, quantization: Quantization) -> Quantization:
+        """The quantization of the tensors: the one asked for."""
+        return quantization
+
     def tensors(
-        self, dtype: torch.dtype, progress: Progress, window_of: WindowOf | None = None
+        self, dtype: torch.dtype, progress: Progress, taker: WeightTaker | None = None
     ) -> Iterator[tuple[str, Tensor]]:
         """Yield names and tensors; norms are 1."""
         for name, shape in self._shapes.items():

@@ -12,7 +12,6 @@ from starlette.responses import Response
 from quire.api.chat.conversation import conversation_of, unused_template_fields
 from quire.api.http.routing import CheckedRoute
 from quire.api.http.sse import unless_disconnected
-from quire.engine.client.model_info import ModelInfo
 from quire.protocol import fields
 from quire.protocol.common import ERRORS
 from quire.protocol.errors import InvalidRequest, NotFound
@@ -26,7 +25,7 @@ from quire.protocol.models import (
 )
 from quire.rendering.prompts import Prompt
 from quire.rendering.renderer import Renderer
-from quire.serving.models import ServedModel, ServerState
+from quire.serving.models import AudioInput, GeneratingModel, ServedModel, ServerState, SpeechModel
 from quire.workers.tenant import current_tenant
 
 
@@ -120,12 +119,16 @@ def _card(model: ServedModel, name: str) -> ModelCard:
         root=model.root,
         max_model_len=info.max_model_len,
         tasks=list(model.tasks),
-        input_modalities=_modalities(info),
+        input_modalities=_modalities(model),
     )
 
 
-def _modalities(info: ModelInfo) -> list[str]:
-    """Return what the model reads."""
-    if info.speech is not None or info.streaming is not None:
-        return ["audio"]
-    return ["text"] if info.audio is None else ["text", "audio"]
+def _modalities(model: ServedModel) -> list[str]:
+    """What the model reads."""
+    match model:
+        case SpeechModel():
+            return ["audio"]
+        case GeneratingModel(audio=AudioInput()):
+            return ["text", "audio"]
+        case _:
+            return ["text"]

@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection
 from quire.app.logs import flush_logs, start_logging
 from quire.app.models import ModelSource
 from quire.config.commands import Serve
-from quire.config.options import AudioOptions, ChatOptions, EngineOptions, ModelOptions, ParallelOptions
+from quire.config.options import ChatOptions, EngineOptions, ModelOptions, ParallelOptions
 from quire.engine.build.core_config import CoreConfig
 from quire.engine.build.engine import serve_core
 from quire.engine.client.engine_client import EngineClient
@@ -24,13 +24,10 @@ from quire.engine.execution.memory import MemoryShare, free_memory
 from quire.engine.models.model_config import ModelConfig, model_config_of
 from quire.engine.models.specs.decoder import CTCSpec, EncoderSpec, TransducerSpec
 from quire.multimodal.audio.memory import AudioMemory
-from quire.multimodal.audio.reader import AudioReader
-from quire.parsing.parsers import parser_tokens, reasoning_tags, tool_format
-from quire.parsing.structured.checker import GrammarChecker
 from quire.rendering.renderer import Renderer
 from quire.rendering.tokenizer import Tokenizer
 from quire.serving.defaults import read_defaults
-from quire.serving.models import ServedModel
+from quire.serving.models import GeneratingModel, ModelParts, ServedModel, served_model
 
 logger = logging.getLogger(__name__)
 _STOP_TIMEOUT = 2.0  # seconds; part of the time that a shutdown may take after the drain
@@ -155,30 +152,18 @@ class RunningEngine:
             settings.override_generation_config,
             settings.hf_overrides,
         )
-        reasoning = reasoning_tags(settings.reasoning_parser, renderer.template)
-        tools = tool_format(settings.tool_call_parser, renderer.template)
-        model = ServedModel(
+        parts = ModelParts(
             names=self._source.names,
             root=self._source.root,
             client=self.client,
             renderer=renderer,
             info=info,
             defaults=defaults,
-            reasoning=reasoning,
-            tools=tools,
-            parser_tokens=parser_tokens(reasoning, tools, self._tokenizer.special_tokens),
             priority_scheduling=settings.scheduling_policy == "priority",
         )
-        if "transcribe" in info.tasks:
-            queued = settings.max_num_seqs + settings.max_num_queued_seqs
-            audio = AudioReader(
-                AudioOptions.of(settings), audio_memory, max_queued=queued, share=settings.max_client_share
-            )
-            model = replace(model, audio=audio)
-        if "generate" in info.tasks:
-            grammars = GrammarChecker(folder, info.vocab_size, model.eos_token_ids, settings.max_client_share)
-            grammars.start()
-            model = replace(model, grammars=grammars)
+        model = served_model(parts, folder, settings, audio_memory)
+        if isinstance(model, GeneratingModel):
+            model.grammars.start()
         self._model = model
         return model
 

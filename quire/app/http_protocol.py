@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import socket
+import time
 from typing import Any
 from urllib.parse import unquote
 
@@ -14,7 +15,15 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from quire.api.http.body import RELEASE_BODY
-from quire.api.http.request_head import REQUEST_ID, endpoint_path, new_request_id, path_below, put_below, request_id_of
+from quire.api.http.request_head import (
+    ARRIVED,
+    REQUEST_ID,
+    endpoint_path,
+    new_request_id,
+    path_below,
+    put_below,
+    request_id_of,
+)
 from quire.api.http.tenant import tenant_of
 from quire.app.arriving_bodies import ArrivingBody
 from quire.app.connections import Connections, UnreadResponse, reset
@@ -233,6 +242,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """Complete what uvicorn has made of a request: its path, and its id, which all responses get."""
         scope: Scope = cycle.scope  # type: ignore[assignment]
         put_below(self._root, scope)
+        scope["state"][ARRIVED] = time.monotonic()
         scope["state"]["request_id"] = request_id = request_id_of(scope["headers"])
         cycle.default_headers = [*cycle.default_headers, (REQUEST_ID.encode(), request_id.encode())]
 

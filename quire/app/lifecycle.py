@@ -96,14 +96,14 @@ async def _serve_models(
 ) -> int:
     audio_memory = AudioMemory(int(settings.max_audio_memory), settings.max_client_share)
     models = await asyncio.gather(*(engine.loaded(audio_memory) for engine in engines))
-    state = _state(settings, models)
+    state = _state(settings, models, audio_memory)
     metrics = Metrics(
         max_model_len=max(model.info.max_model_len for model in models), vllm_names=settings.vllm_metric_names
     )
     for index, model in enumerate(models):
-        observer = ModelMetrics(metrics, model.names[0], index)
-        model.client.observer = observer
-        observer.describe_cache(model.info, EngineOptions.of(settings))
+        model_metrics = ModelMetrics(metrics, model.names[0], index)
+        model_metrics.describe_cache(model.info, EngineOptions.of(settings))
+        model.client.observers.add(model_metrics)
     options = ServerOptions.of(settings)
     tool_servers = ToolServers(
         urls_by_label(settings.tool_server),
@@ -146,10 +146,11 @@ async def _serve_models(
     return 1 if server.failed or not server.started else 0
 
 
-def _state(settings: Serve, models: Sequence[ServedModel]) -> ServerState:
+def _state(settings: Serve, models: Sequence[ServedModel], audio_memory: AudioMemory) -> ServerState:
     return ServerState(
         models=models,
         limits=LimitOptions.of(settings),
+        audio_memory=audio_memory,
         strict_fields=settings.strict_fields,
         trust_request_chat_template=settings.trust_request_chat_template,
         tokenizer_info=settings.enable_tokenizer_info_endpoint,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Any
@@ -15,7 +16,7 @@ from websockets.frames import CloseCode, Frame
 from websockets.http11 import Request
 from websockets.server import ServerProtocol
 
-from quire.api.http.request_head import REQUEST_ID, endpoint_path, put_below
+from quire.api.http.request_head import ARRIVED, REQUEST_ID, endpoint_path, put_below
 from quire.app.connections import Connections, UnreadResponse, reset
 from quire.protocol.errors import ApiError, Internal, InvalidRequest, TimedOut
 from quire.workers.turns import turns
@@ -86,6 +87,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
             self._table.mark_busy(self)
         self.handle_connect(handshake)
         put_below(root_path, self.scope)  # type: ignore[arg-type]  # uvicorn's type of a scope
+        self.scope["state"][ARRIVED] = time.monotonic()
         self.scope["state"]["request_id"] = request_id
 
     def on_task_complete(self, task: asyncio.Task[None]) -> None:

@@ -128,11 +128,11 @@ def prepare_rows(x: Tensor, weight: WeightData) -> Rows:
 class GpuWeight:
     """The weight of a linear layer; see `PackedWeight`."""
 
-    def __init__(self, weight: Tensor, quantization: str) -> None:
-        """weight: (size_out, size_in)."""
-        self.size_out = len(weight)
-        self.data = format_weight(weight, quantization)
-        self.nbytes = self.data.nbytes
+    def __init__(self, data: WeightData) -> None:
+        """data: (size_out, size_in)."""
+        self.size_out = len(data.values)
+        self.data = data
+        self.nbytes = data.nbytes
 
     def __call__(
         self,
@@ -168,7 +168,7 @@ class PlainGpuWeight(GpuWeight):
 
     def __init__(self, weight: Tensor) -> None:
         """weight: (size_out, size_in); it is not copied."""
-        super().__init__(weight, "none")
+        super().__init__(WeightData("plain", weight, None))
 
     def rows(self, indices: Tensor) -> Tensor:
         """Rows of the weight by their indices: (n, size_in)."""
@@ -193,16 +193,14 @@ class StackedWeights:
         assert self._data is not None
         return self._data
 
-    def put(self, expert: int, weight: Tensor, quantization: str) -> int:
-        """Copy an expert's weight (size_out, size_in) to its place; returns the bytes that it takes there."""
-        data = format_weight(weight, quantization)
+    def put(self, expert: int, data: WeightData) -> None:
+        """Copy an expert's weight (size_out, size_in) to its place. All experts have the same format."""
         if self._data is None:
             scales = None if data.scales is None else _stacked(data.scales, self.experts)
             self._data = WeightData(data.kind, _stacked(data.values, self.experts), scales)
         self._data.values[expert] = data.values
         if self._data.scales is not None and data.scales is not None:
             self._data.scales[expert] = data.scales
-        return data.nbytes
 
 
 def _stacked(one: Tensor, experts: int) -> Tensor:

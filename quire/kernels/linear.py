@@ -9,7 +9,7 @@ from torch import Tensor
 
 from quire.kernels import gpu, native
 from quire.kernels.capture import empty
-from quire.kernels.gpu_weights import GpuWeight, PlainGpuWeight
+from quire.kernels.gpu_weights import GpuWeight, PlainGpuWeight, format_weight
 from quire.kernels.panels import pack_panels, take_panel_rows
 from quire.kernels.quantized import PackedInteger, bits_for
 
@@ -88,7 +88,7 @@ def pack_weight(weight: Tensor, quantization: Quantization) -> PackedWeight | No
         return _packed_for_cpu(weight, quantization)
     if not gpu.supports(weight) or (quantization == "none" and weight.dtype == torch.float32):
         return None  # torch multiplies float32, whose exact products have no tensor cores; its last bits may differ
-    return PlainGpuWeight(weight) if quantization == "none" else GpuWeight(weight, quantization)
+    return PlainGpuWeight(weight) if quantization == "none" else GpuWeight(format_weight(weight, quantization))
 
 
 def pack_exact_weight(weight: Tensor) -> PackedWeight | None:

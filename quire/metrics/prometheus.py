@@ -9,11 +9,12 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
+from typing_extensions import override
 
 from quire.config.options import EngineOptions
 from quire.engine.client.model_info import ModelInfo
 from quire.engine.client.protocol import MemoryTag, SleepLevel, StepStats
-from quire.engine.client.records import RequestRecord, RequestTimes
+from quire.engine.client.records import Observer, RequestRecord, RequestTimes
 from quire.metrics import buckets
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4  # version 1.0.0 requires quoted names
@@ -243,8 +244,8 @@ class Metrics:
         )
 
 
-class ModelMetrics:
-    """Records the metrics of one model; an `Observer` of its engine."""
+class ModelMetrics(Observer):
+    """Records the metrics of one model."""
 
     def __init__(self, metrics: Metrics, model_name: str, engine: int) -> None:
         self._metrics = metrics
@@ -284,8 +285,8 @@ class ModelMetrics:
             *self._labels, *map(str, values), str(options.enable_prefix_caching), options.prefix_caching_hash_algo
         ).set(1)
 
+    @override
     def on_step(self, stats: StepStats) -> None:
-        """Record the state after a step."""
         gauges, counters = self._gauges, self._counters
         gauges["running"].set(stats.running)
         gauges["waiting"].set(stats.waiting)
@@ -300,16 +301,16 @@ class ModelMetrics:
             self._histograms["step_tokens"].observe(stats.step_tokens)
             self._histograms["step_seconds"].observe(stats.step_seconds)
 
+    @override
     def on_tokens(self, times: RequestTimes, now: float, count: int) -> None:
-        """Record new tokens of a sequence."""
         self._generated.inc(count)
         if times.first_token:
             self._itl.observe(now - times.last_token)
         else:
-            self._histograms["ttft"].observe(now - times.arrived)
+            self._histograms["ttft"].observe(now - times.queued)
 
+    @override
     def on_finish(self, record: RequestRecord) -> None:
-        """Record the end of a sequence."""
         self._ends[record.finish_reason].inc()
         if record.kind == "pool":
             self._observe_pooled(record)
@@ -319,22 +320,22 @@ class ModelMetrics:
             self._histograms["request_n"].observe(record.answers)
             self._histograms["request_longest"].observe(record.longest_answer)
 
+    @override
     def on_audio(self, seconds: float) -> None:
-        """Record audio that was transcribed."""
         self._counters["audio_seconds"].inc(seconds)
 
+    @override
     def on_overload(self) -> None:
-        """Record that a request was refused."""
         self._refusals.inc()
 
+    @override
     def on_sleep(self, asleep: frozenset[MemoryTag], level: SleepLevel) -> None:
-        """Record which memory of the engine is freed."""
         self._sleep["awake"].set(not asleep)
         self._sleep["weights_offloaded"].set("weights" in asleep and level == 1)
         self._sleep["discard_all"].set("weights" in asleep and level == 2)
 
+    @override
     def on_restart(self) -> None:
-        """Record that the engine was started again; nothing runs in it."""
         self._counters["restarts"].inc()
         self.on_step(StepStats())
 
@@ -346,9 +347,9 @@ class ModelMetrics:
         self._counters["prompt_cached"].inc(record.cached_tokens)
         histograms["request_prompt"].observe(record.prompt_tokens)
         histograms["request_preemptions"].observe(record.preemptions)
-        histograms["e2e"].observe(record.finished - times.arrived)
-        histograms["queue"].observe(max(0.0, times.scheduled - times.arrived))
-        histograms["inference"].observe(record.finished - times.scheduled)
+        histograms["e2e"].observe(times.sent - times.queued)
+        histograms["queue"].observe(max(0.0, times.scheduled - times.queued))
+        histograms["inference"].observe(times.sent - times.scheduled)
 
     def _observe_generated(self, record: RequestRecord) -> None:
         times, histograms = record.times, self._histograms
@@ -361,8 +362,8 @@ class ModelMetrics:
             ("request_output", record.output_tokens),
             ("request_max", record.max_tokens),
             ("request_preemptions", record.preemptions),
-            ("e2e", record.finished - times.arrived),
-            ("queue", max(0.0, times.scheduled - times.arrived)),
+            ("e2e", times.sent - times.queued),
+            ("queue", max(0.0, times.scheduled - times.queued)),
             ("inference", times.last_token - times.scheduled),
             ("prefill", times.first_token - times.scheduled),
             ("decode", decode),

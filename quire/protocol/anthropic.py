@@ -6,17 +6,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, Field, model_validator
 
-from quire.protocol.common import (
-    ListOf,
-    MessagesOf,
-    RequestBody,
-    RequestPart,
-    StopString,
-    TemplateVariables,
-    TopP,
-    field_error,
-)
+from quire.protocol.common import ListOf, MessagesOf, RequestBody, RequestPart, TemplateVariables, field_error
 from quire.protocol.custom import MAX_TOOLS
+from quire.protocol.sampling import StopString, TopP
 from quire.protocol.structured import JsonSchemaFormat
 
 Probability = Annotated[float, Field(ge=0, le=1)]

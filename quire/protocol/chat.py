@@ -15,10 +15,9 @@ from pydantic import (
     model_serializer,
     model_validator,
 )
+from typing_extensions import override
 
-from quire.protocol.beams import BeamFields
 from quire.protocol.common import (
-    Alternatives,
     FinishReason,
     ListOf,
     MessagesOf,
@@ -31,6 +30,7 @@ from quire.protocol.common import (
     preencoded,
 )
 from quire.protocol.custom import BY_KIND, MAX_TOOLS, CustomTool, CustomToolCall, NamedCustomTool
+from quire.protocol.sampling import Alternatives, GenerationRequest
 from quire.protocol.structured import StructuredFields, check_parameters
 
 # Fields of content parts and of tool calls; those of objects in them as a mapping.
@@ -165,7 +165,7 @@ class AllowedTools(RequestPart):
 ToolChoice = Literal["none", "auto", "required"] | NamedTool | NamedCustomTool | AllowedTools
 
 
-class ChatRequest(BeamFields, StructuredFields):
+class ChatRequest(GenerationRequest, StructuredFields):
     """Answer a conversation."""
 
     constraints = "`response_format` or `structured_outputs`"
@@ -198,6 +198,16 @@ class ChatRequest(BeamFields, StructuredFields):
         if self.top_logprobs and not self.logprobs:
             raise field_error("top_logprobs", "when using `top_logprobs`, `logprobs` must be set to true.")
         return self
+
+    @property
+    @override
+    def most_tokens(self) -> int | None:
+        return self.max_completion_tokens or self.max_tokens
+
+    @property
+    @override
+    def alternatives(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
 
 
 def resolve_generation_prompt(*, requested: bool, explicit: bool, continues: bool) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from types import UnionType
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import orjson
 from pydantic import (
@@ -20,20 +20,10 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-from quire.protocol.token_ids import TokenIds
-
 Item = TypeVar("Item")
 # Validation stops at the first invalid item: errors for a million items would block the event loop for half a minute.
 ListOf = Annotated[list[Item], Field(fail_fast=True)]
 Int64 = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]
-Penalty = Annotated[float, Field(ge=-2, le=2)]
-# Bounds that no use needs to exceed, and at which float32 logits cannot overflow.
-Temperature = Annotated[float, Field(ge=0, le=1000)]
-RepetitionPenalty = Annotated[float, Field(ge=0.001, le=1000)]
-TopP = Annotated[float, Field(gt=0, le=1)]
-TopK = Annotated[int, Field(ge=-1, lt=1 << 31)]
-Alternatives = Annotated[int, Field(ge=-1, description="-1: the whole vocabulary")]
-MinP = Annotated[float, Field(ge=0, le=1)]
 FinishReason = Literal["stop", "length", "abort", "error", "tool_calls"]
 
 
@@ -60,13 +50,7 @@ def max_keys(maximum: int) -> BeforeValidator:
 # Bounds that keep validation on the event loop short, and that no client needs to exceed.
 _MAX_MESSAGES = 4096
 _MAX_PARTS = 1 << 14
-StopString = Annotated[str, Field(max_length=1024)]
-StopTokenIds = Annotated[TokenIds, Field(max_length=1024)]
-LogitBias = Annotated[dict[str, float], Field(max_length=1024), max_keys(1024)]
 TemplateVariables = Annotated[dict[str, Any], Field(max_length=256), max_keys(256)]
-ExtensionArguments = Annotated[
-    dict[str, str | int | float | ListOf[str | int | float]], Field(max_length=256), max_keys(256)
-]
 
 
 def _check_conversation(messages: Any) -> Any:
@@ -157,83 +141,6 @@ class RequestBody(_BoundedModel):
     model: str | None = Field(
         None, description="name of a served model; default: the first one that has the endpoint's task"
     )
-
-
-class StreamOptions(RequestPart):
-    """What a stream contains besides its text."""
-
-    include_usage: bool = Field(False, description="end with a chunk that has the token counts")
-    continuous_usage_stats: bool = Field(False, description="have the token counts in every chunk; with include_usage")
-
-
-class CommonSamplingFields(RequestBody):
-    """Sampling fields that have the same meaning at every endpoint that generates."""
-
-    stream: bool | None = Field(False, description="answer with server-sent events")
-    seed: Int64 | None = Field(None, description="requests with the same seed get the same answer")
-    stop: StopString | ListOf[StopString] | None = Field(None, description="strings that end the answer")
-    temperature: Temperature | None = None
-    top_p: TopP | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    logit_bias: LogitBias | None = None
-    top_k: TopK | None = None
-    min_p: MinP | None = None
-    repetition_penalty: RepetitionPenalty | None = None
-    stop_token_ids: StopTokenIds | None = None
-    include_stop_str_in_output: bool = False
-    ignore_eos: bool = False
-    min_tokens: Annotated[int, Field(ge=0)] = 0
-    skip_special_tokens: bool = True
-    allowed_token_ids: TokenIds | None = None
-    bad_words: ListOf[Annotated[str, Field(max_length=256)]] | None = None
-    priority: Int64 = 0
-    cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
-    vllm_xargs: ExtensionArguments | None = Field(
-        None, description="arguments of custom extensions of vLLM; this server has no extensions, so none has an effect"
-    )
-    timeout: Annotated[float, Field(ge=0.001, le=1e7)] | None = Field(
-        None,
-        description="seconds after which generation is aborted with status 408; the server may have a shorter limit",
-    )
-
-
-class ChatAndCompletionFields(CommonSamplingFields):
-    """Fields that have the same meaning in completions and chat."""
-
-    n: Annotated[int, Field(ge=1)] | None = Field(1, description="answers for each prompt")
-    stream_options: StreamOptions | None = None
-    truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
-    truncation_side: Literal["left", "right"] | None = Field(
-        None, description="the side of the prompt that truncate_prompt_tokens cuts; default: left"
-    )
-    prompt_logprobs: Alternatives | None = None
-    logprob_token_ids: TokenIds | None = Field(
-        None, description="tokens whose log-probabilities are returned in place of the top tokens; needs `logprobs`"
-    )
-    request_id: str | None = None
-    return_tokens_as_token_ids: bool | None = None
-    return_token_ids: bool | None = None
-    return_metrics: bool | None = Field(None, description="return timings of the request in `metrics`")
-
-    @property
-    def streams_usage(self) -> bool:
-        """Whether the last chunk of the stream has token counts."""
-        return self.stream_options is not None and self.stream_options.include_usage
-
-    @property
-    def streams_usage_continuously(self) -> bool:
-        """Whether all chunks of the stream have token counts."""
-        options = self.stream_options
-        return options is not None and options.include_usage and options.continuous_usage_stats
-
-    @model_validator(mode="after")
-    def _streaming(self) -> Self:
-        if self.stream_options is not None and not self.stream:
-            raise field_error("stream_options", "Stream options can only be defined when `stream=True`.")
-        if self.prompt_logprobs is not None and self.stream:
-            raise field_error("prompt_logprobs", "`prompt_logprobs` are not available when `stream=True`.")
-        return self
 
 
 class PromptTokensDetails(BaseModel):

@@ -6,25 +6,17 @@ from typing import Annotated, Any, Literal, Self
 
 import orjson
 from pydantic import BaseModel, Field, model_validator
+from typing_extensions import override
 
-from quire.protocol.beams import BeamFields
-from quire.protocol.common import (
-    Alternatives,
-    FinishReason,
-    Item,
-    PromptLogprobs,
-    RequestMetrics,
-    Usage,
-    field_error,
-    preencoded,
-)
+from quire.protocol.common import FinishReason, Item, PromptLogprobs, RequestMetrics, Usage, field_error, preencoded
+from quire.protocol.sampling import Alternatives, GenerationRequest
 from quire.protocol.structured import StructuredFields
 from quire.protocol.token_ids import TokenIds
 
 _Prompts = Annotated[list[Item], Field(fail_fast=True, max_length=1 << 14)]  # --max-prompts is usually less
 
 
-class CompletionRequest(BeamFields, StructuredFields):
+class CompletionRequest(GenerationRequest, StructuredFields):
     """Continue one or more prompts, given as text or token ids."""
 
     constraints = "`response_format` or `structured_outputs`"
@@ -46,6 +38,23 @@ class CompletionRequest(BeamFields, StructuredFields):
         if self.max_tokens == 0 and self.logprob_token_ids is not None:
             raise field_error("logprob_token_ids", "`logprob_token_ids` needs `max_tokens` of at least 1.")
         return self
+
+    @property
+    @override
+    def most_tokens(self) -> int | None:
+        return 1 if self.max_tokens == 0 else self.max_tokens
+
+    @property
+    @override
+    def alternatives(self) -> int | None:
+        return self.logprobs
+
+    @property
+    @override
+    def prompt_alternatives(self) -> int | None:
+        if not self.echo or self.logprobs is None:
+            return self.prompt_logprobs
+        return max(self.logprobs, self.prompt_logprobs or 0)
 
 
 class CompletionLogprobs(BaseModel):

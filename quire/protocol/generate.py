@@ -8,22 +8,16 @@ import orjson
 from pydantic import BaseModel, Field, model_validator
 
 from quire.protocol.chat import ChatLogprobs
-from quire.protocol.common import (
+from quire.protocol.common import FinishReason, Int64, PromptLogprobs, RequestBody, Usage, field_error, preencoded
+from quire.protocol.sampling import (
     Alternatives,
     ChatAndCompletionFields,
-    FinishReason,
-    Int64,
     MinP,
-    PromptLogprobs,
     RepetitionPenalty,
-    RequestBody,
     StreamOptions,
     Temperature,
     TopK,
     TopP,
-    Usage,
-    field_error,
-    preencoded,
 )
 from quire.protocol.structured import StructuredOutputs
 from quire.protocol.token_ids import TokenIds

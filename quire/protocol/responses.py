@@ -14,9 +14,10 @@ from pydantic import (
     model_validator,
 )
 
-from quire.protocol.common import CommonSamplingFields, ListOf, RequestPart, TemplateVariables, max_keys
+from quire.protocol.common import ListOf, RequestPart, TemplateVariables, max_keys
 from quire.protocol.custom import MAX_TOOLS, ResponseCustomTool
 from quire.protocol.mcp import ChosenMcpTool, McpCall, McpListTools, McpTool
+from quire.protocol.sampling import CommonSamplingFields
 from quire.protocol.structured import StructuredOutputs, TextOrJsonFormat, check_parameters
 
 Metadata = Annotated[

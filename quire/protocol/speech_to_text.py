@@ -6,26 +6,12 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, Field, model_validator
 
-from quire.protocol.common import (
-    Int64,
-    ListOf,
-    MinP,
-    Penalty,
-    RepetitionPenalty,
-    RequestBody,
-    StrictModel,
-    TopK,
-    TopP,
-    field_error,
-)
+from quire.engine.client.sampling_params import NUMBERS
+from quire.protocol.common import Int64, ListOf, RequestBody, StrictModel, field_error
+from quire.protocol.sampling import NumberFields, Penalty, differs_from_greedy
 
 Milliseconds = Annotated[int, Field(ge=0, le=60_000)]
 Format = Literal["json", "text", "srt", "vtt", "verbose_json", "diarized_json"]
-_NEUTRAL = {"top_p": 1, "repetition_penalty": 1}
-_NOT_WITH_BEAMS = (
-    *("temperature", "top_p", "top_k", "min_p"),
-    *("presence_penalty", "frequency_penalty", "repetition_penalty"),
-)
 _MAX_LISTED = 128
 _LANGUAGE = Annotated[str, Field(max_length=16)]
 Languages = Annotated[ListOf[_LANGUAGE], Field(max_length=_MAX_LISTED)]
@@ -41,7 +27,7 @@ class VoiceDetection(StrictModel):
     silence_duration_ms: Milliseconds = Field(500, description="silence that ends speech; OpenAI: 200")
 
 
-class SpeechToTextRequest(RequestBody):
+class SpeechToTextRequest(NumberFields, RequestBody):
     """Fields that both endpoints have, beside `file`. Those at the end are accepted with their defaults only."""
 
     prompt: str = Field("", description="earlier text, as context for vocabulary and style")
@@ -61,13 +47,9 @@ class SpeechToTextRequest(RequestBody):
     temperature: Annotated[float, Field(ge=0, le=2)] = Field(
         0.0, description="0: greedy, with higher temperatures as fallback where the text repeats itself or is unlikely"
     )
-    top_p: TopP | None = None
-    top_k: TopK | None = None
-    min_p: MinP | None = None
     seed: Int64 | None = None
     frequency_penalty: Penalty | None = 0.0
     presence_penalty: Penalty | None = 0.0
-    repetition_penalty: RepetitionPenalty | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = Field(
         None, description="maximum number of tokens for each window of audio"
     )
@@ -109,8 +91,8 @@ class SpeechToTextRequest(RequestBody):
                 f"The format {self.response_format} cannot be combined with `use_beam_search`, whose beams have no "
                 "timestamps. Formats with beam search: json, text.",
             )
-        for name in _NOT_WITH_BEAMS:
-            if getattr(self, name) not in (None, _NEUTRAL.get(name, 0)):
+        for name in NUMBERS:
+            if differs_from_greedy(self, name):
                 raise field_error(name, f"`{name}` cannot be combined with `use_beam_search`.")
         return self
 

@@ -271,9 +271,7 @@ class Session:
         size = int(seconds * RATE) * _BYTES_PER_SAMPLE
         try:
             if self._held is None:
-                model = self._shared.state.model_for(self._facts.settings.model, "transcribe")
-                assert model.audio is not None
-                self._held = model.audio.memory.take(size, current_tenant())
+                self._held = self._shared.state.audio_memory.take(size, current_tenant())
             else:
                 self._held.grow(size)
         except QueueFull as error:
@@ -346,7 +344,7 @@ def transcriber_of(shared: SharedContext, dialect: Dialect, settings: SessionSet
     if settings.model is None and not dialect.commits_end_utterances:
         raise EventError("Send session.update with a `model` first.", "model_not_validated")
     try:
-        return shared.transcriber_of(shared.state.model_for(settings.model, "transcribe"))
+        return shared.transcriber_of(shared.state.transcribing_model(settings.model))
     except ApiError as error:
         raise EventError(error.message, "model_not_found", "model") from error
 

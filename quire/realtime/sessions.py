@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import msgspec
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from quire.api.http.request_head import KEY_PROTOCOL, endpoint_path, key_of, subprotocols
+from quire.api.http.request_head import KEY_PROTOCOL, endpoint_path, key_of, set_origin, subprotocols
 from quire.api.http.tenant import API_KEY, api_keys, set_tenant
 from quire.config.options import RealtimeOptions, ServerOptions
 from quire.metrics.prometheus import Metrics
@@ -114,6 +114,7 @@ class Sessions:
         """
         secret = self._secret(websocket)
         set_tenant(websocket.scope)
+        set_origin(websocket.scope)
         self._check_places(current_tenant())
         if secret is None:
             self._check_origin(websocket)

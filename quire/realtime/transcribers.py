@@ -9,12 +9,14 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from quire.engine.client.model_info import Transcribes
+from quire.engine.client.streaming import Streams
 from quire.multimodal.audio.memory import Reservation
 from quire.realtime.audio import RATE
 from quire.realtime.settings import SessionSettings
 from quire.realtime.transcript import Transcript, Usage
 from quire.realtime.utterance_transcriber import StreamingTranscriber, TranscriberOf, UtteranceTranscriber
-from quire.serving.models import ServedModel
+from quire.serving.models import ServedModel, SpeechModel
 from quire.speech.memory import feature_bytes
 from quire.speech.streaming import LiveTranscription
 from quire.speech.transcriber import Transcriber
@@ -31,8 +33,8 @@ class WholeUtteranceTranscriber:
         self._model = model
         self._transcriber = Transcriber(model)
         self.streaming: StreamingTranscriber | None = None
-        if model.info.streaming is not None:
-            self.streaming = OpenRequestTranscriber(model, self._transcriber.window_seconds)
+        if isinstance(model, SpeechModel) and not isinstance(model.speech, Transcribes):
+            self.streaming = OpenRequestTranscriber(model, model.speech, self._transcriber.window_seconds)
 
     def check(self, settings: SessionSettings) -> None:
         """Refuse settings that the model does not support; see `UtteranceTranscriber.check`."""
@@ -59,8 +61,7 @@ class WholeUtteranceTranscriber:
 
     async def _reserved(self, samples: int, draft: bool) -> Reservation:
         """Memory for the features; that for the audio is the session's. A draft does not wait for it."""
-        assert self._model.audio is not None
-        memory = self._model.audio.memory
+        memory = self._transcriber.reader.memory
         tenant = current_tenant()
         size = feature_bytes(samples, self._transcriber.window_seconds, rehears=not draft)
         return memory.take(size, tenant) if draft else await memory.reserve(size, tenant)
@@ -69,8 +70,9 @@ class WholeUtteranceTranscriber:
 class OpenRequestTranscriber:
     """A `StreamingTranscriber` for models that read audio while they generate: an open request for each utterance."""
 
-    def __init__(self, model: ServedModel, max_seconds: float) -> None:
-        """`max_seconds`: see `StreamingTranscriber`."""
+    def __init__(self, model: ServedModel, streams: Streams, max_seconds: float) -> None:
+        """`streams`: facts about the model; `max_seconds`: see `StreamingTranscriber`."""
+        self._streams = streams
         self.max_seconds = max_seconds
         self._model = model
 
@@ -81,7 +83,7 @@ class OpenRequestTranscriber:
         send_text: Callable[[TranscriptDelta], Awaitable[None]],
     ) -> Transcript:
         """Transcribe an utterance while it is spoken; see `StreamingTranscriber.transcribe`."""
-        live = LiveTranscription(self._model, _options(settings, draft=False))
+        live = LiveTranscription(self._model, self._streams, _options(settings, draft=False))
         logprobs = list[TokenLogprob]()
 
         async def send(piece: TranscriptDelta) -> None:

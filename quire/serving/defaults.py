@@ -9,25 +9,21 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field, ValidationError
 
-from quire.protocol.common import MinP, RepetitionPenalty, Temperature, TopK, TopP
+from quire.engine.client.sampling_params import SamplingNumbers
+from quire.protocol.sampling import ModelDefaultFields
 from quire.rendering.json_file import read_json
 from quire.rendering.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
 
-class _GenerationConfig(BaseModel):
+class _GenerationConfig(ModelDefaultFields):
     """The fields of generation_config.json that are used, with the same bounds as in requests."""
 
     model_config = ConfigDict(allow_inf_nan=False)
 
-    temperature: Temperature | None = None
-    top_p: TopP | None = None
-    top_k: TopK | None = None
-    min_p: MinP | None = None
-    repetition_penalty: RepetitionPenalty | None = None
     max_new_tokens: Annotated[int, Field(ge=1)] | None = None
 
 
@@ -36,12 +32,12 @@ class GenerationDefaults:
     """Values of fields that a request leaves out."""
 
     eos_token_ids: tuple[int, ...]
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
+    numbers: SamplingNumbers
     max_tokens: int | None = None
+
+    def known_eos_token_ids(self, vocab_size: int) -> tuple[int, ...]:
+        """Return the end-of-sequence tokens that are in the vocabulary."""
+        return tuple(token for token in self.eos_token_ids if token < vocab_size)
 
 
 def check_overrides(given: dict[str, Any]) -> str | None:
@@ -89,7 +85,8 @@ def read_defaults(
     if mode == "auto" and generation.get("do_sample") is False:  # explicitly
         values["temperature"] = 0.0
     values |= {name: value for name, value in overrides.items() if value is not None}
-    return GenerationDefaults(eos_token_ids=eos, max_tokens=values.pop("max_new_tokens", None), **values)
+    max_tokens = values.pop("max_new_tokens", None)
+    return GenerationDefaults(eos_token_ids=eos, numbers=SamplingNumbers(**values), max_tokens=max_tokens)
 
 
 def _within_bounds(given: dict[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
-from quire.engine.client.engine_client import EngineClient
+from quire.engine.client.engine import Engine
 from quire.engine.client.records import RequestTimes
 from quire.engine.client.stream import Delta, GenerateRequest
 from quire.protocol.common import CompletionTokensDetails, PromptTokensDetails, RequestMetrics, Usage
@@ -19,7 +19,7 @@ _STARTED_AT_ONCE = 32  # sequences
 
 
 async def generate_all(
-    client: EngineClient, requests: Sequence[GenerateRequest], ended: Callable[[], None] | None = None
+    client: Engine, requests: Sequence[GenerateRequest], ended: Callable[[], None] | None = None
 ) -> AsyncGenerator[IndexedDelta, None]:
     """Deltas of all sequences as they arrive, each with its index. Closing the generator early aborts all sequences.
 
@@ -40,7 +40,7 @@ async def generate_all(
 
 
 async def _merged(
-    client: EngineClient, requests: Sequence[GenerateRequest], ended: Callable[[], None] | None
+    client: Engine, requests: Sequence[GenerateRequest], ended: Callable[[], None] | None
 ) -> AsyncGenerator[IndexedDelta, None]:
     arrived: asyncio.Queue[IndexedDelta | BaseException | None] = asyncio.Queue(len(requests))
     unfinished = len(requests)
@@ -116,7 +116,7 @@ class SequenceResult:
 
 
 async def collect(
-    client: EngineClient,
+    client: Engine,
     requests: Sequence[GenerateRequest],
     observe: Callable[[int, Delta], None] = lambda index, delta: None,
 ) -> list[SequenceResult]:

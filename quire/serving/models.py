@@ -5,13 +5,23 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from functools import partial
+from pathlib import Path
+from typing import Literal, TypedDict, TypeVar
 
-from quire.config.options import LimitOptions
-from quire.engine.client.engine_client import EngineClient
-from quire.engine.client.model_info import ModelInfo
+from typing_extensions import override
+
+from quire.config.commands import Serve
+from quire.config.options import AudioOptions, LimitOptions
+from quire.engine.client.audio import AudioInfo
+from quire.engine.client.engine import Engine
+from quire.engine.client.model_info import Generates, ModelInfo, Pools, Transcribes
+from quire.engine.client.pooling_params import PoolingTask
+from quire.engine.client.streaming import Streams
+from quire.multimodal.audio.memory import AudioMemory
 from quire.multimodal.audio.reader import AudioReader
 from quire.multimodal.sources import MediaPolicy
+from quire.parsing.parsers import parser_tokens, reasoning_tags, tool_format
 from quire.parsing.reasoning import ReasoningTags
 from quire.parsing.structured.checker import GrammarChecker
 from quire.parsing.tools.registry import ToolFormat
@@ -23,58 +33,165 @@ from quire.serving.result_memory import ResultMemory
 from quire.workers.threads import FairThreads
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ServedModel:
-    """A model, its engine and its names.
+    """A model, its engine and its names. Its class says what it does.
 
     Attributes:
         names: the first one is in responses.
         root: the model as it was given on the command line.
-        reasoning: the tags around its reasoning; None if it does not reason.
-        tools: the format of its tool calls; None if it is not known.
-        parser_tokens: special tokens that are kept in the text of answers because parsers look for them.
-        audio: decodes the audio of its requests; None if it takes none.
-        grammars: None if the model cannot be constrained by grammars.
         priority_scheduling: the engine runs with the priority policy.
-        scorer: compares embeddings of many tokens, and averages those of chunks, in threads, off the event loop. A
-            request that waits for it holds a slot of the engine.
     """
 
     names: tuple[str, ...]
     root: str
-    client: EngineClient
+    client: Engine
     renderer: Renderer
     info: ModelInfo
     defaults: GenerationDefaults
-    reasoning: ReasoningTags | None = None
-    tools: ToolFormat | None = None
-    parser_tokens: tuple[int, ...] = ()
-    audio: AudioReader | None = None
-    grammars: GrammarChecker | None = None
     priority_scheduling: bool = False
-    scorer: FairThreads = field(default_factory=lambda: FairThreads("score", size=1, max_queued=1 << 20))
     created: int = field(default_factory=lambda: int(time.time()))
 
     async def close(self) -> None:
         """Close the threads and worker processes that prepare requests. `RunningEngine` closes the engine."""
-        self.scorer.close()
         await self.renderer.close()
-        if self.audio is not None:
-            await self.audio.close()
-        if self.grammars is not None:
-            await self.grammars.close()
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        """Tasks of the model: "generate", "transcribe" or pooling tasks; "score" also if it compares embeddings."""
-        tasks, pooling = self.info.tasks, self.info.pooling
-        scores = pooling is not None and pooling.score_method is not None
-        return (*tasks, "score") if scores and "score" not in tasks else tasks
+        """Tasks of the model; see `ModelInfo.tasks`."""
+        return self.info.tasks
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
         """End-of-sequence tokens of the model's files that are in its vocabulary."""
-        return tuple(token for token in self.defaults.eos_token_ids if token < self.info.vocab_size)
+        return self.defaults.known_eos_token_ids(self.info.vocab_size)
+
+
+@dataclass(frozen=True, slots=True)
+class AudioInput:
+    """How a model that generates reads audio: its items, and what decodes the files."""
+
+    info: AudioInfo
+    reader: AudioReader
+
+
+@dataclass(frozen=True, kw_only=True)
+class GeneratingModel(ServedModel):
+    """A model that generates text.
+
+    Attributes:
+        grammars: checks the grammars of its requests.
+        reasoning: the tags around its reasoning; None if it does not reason.
+        tools: the format of its tool calls; None if it is not known.
+        parser_tokens: special tokens that are kept in the text of answers because parsers look for them.
+        audio: None if it reads text only.
+    """
+
+    grammars: GrammarChecker
+    reasoning: ReasoningTags | None = None
+    tools: ToolFormat | None = None
+    parser_tokens: tuple[int, ...] = ()
+    audio: AudioInput | None = None
+
+    @override
+    async def close(self) -> None:
+        await super().close()
+        await self.grammars.close()
+        if self.audio is not None:
+            await self.audio.reader.close()
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolingModel(ServedModel):
+    """A model that pools.
+
+    Attributes:
+        pools: facts about it.
+        scorer: compares embeddings of many tokens, and averages those of chunks, in threads, off the event loop. A
+            request that waits for it holds a slot of the engine.
+    """
+
+    pools: Pools
+    scorer: FairThreads = field(default_factory=lambda: FairThreads("score", size=1, max_queued=1 << 20))
+
+    @override
+    async def close(self) -> None:
+        self.scorer.close()
+        await super().close()
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeechModel(ServedModel):
+    """A model that only transcribes.
+
+    Attributes:
+        speech: facts about it.
+        reader: decodes the audio of its requests.
+    """
+
+    speech: Transcribes | Streams
+    reader: AudioReader
+
+    @override
+    async def close(self) -> None:
+        await super().close()
+        await self.reader.close()
+
+
+class ModelParts(TypedDict):
+    """What models of all kinds have; see `ServedModel`."""
+
+    names: tuple[str, ...]
+    root: str
+    client: Engine
+    renderer: Renderer
+    info: ModelInfo
+    defaults: GenerationDefaults
+    priority_scheduling: bool
+
+
+def served_model(
+    parts: ModelParts, folder: Path, settings: Serve, audio_memory: AudioMemory | None = None
+) -> ServedModel:
+    """Return a model with what its kind needs to prepare requests; nothing of that is started.
+
+    Args:
+        parts: what models of all kinds have.
+        folder: the model's directory.
+        settings: settings of the server.
+        audio_memory: the memory for audio, which all models of a server share; None: the model has its own.
+    """
+    queued = settings.max_num_seqs + settings.max_num_queued_seqs
+    new_reader = partial(
+        AudioReader, AudioOptions.of(settings), audio_memory, max_queued=queued, share=settings.max_client_share
+    )
+    match parts["info"].kind:
+        case Pools() as pools:
+            return PoolingModel(**parts, pools=pools)
+        case Generates(audio=AudioInfo() as audio):
+            return _generating_model(parts, folder, settings, AudioInput(audio, new_reader()))
+        case Generates():
+            return _generating_model(parts, folder, settings, None)
+        case speech:
+            return SpeechModel(**parts, speech=speech, reader=new_reader())
+
+
+def _generating_model(parts: ModelParts, folder: Path, settings: Serve, audio: AudioInput | None) -> GeneratingModel:
+    renderer, vocab_size = parts["renderer"], parts["info"].vocab_size
+    reasoning = reasoning_tags(settings.reasoning_parser, renderer.template)
+    tools = tool_format(settings.tool_call_parser, renderer.template)
+    eos_token_ids = parts["defaults"].known_eos_token_ids(vocab_size)
+    return GeneratingModel(
+        **parts,
+        grammars=GrammarChecker(folder, vocab_size, eos_token_ids, settings.max_client_share),
+        reasoning=reasoning,
+        tools=tools,
+        parser_tokens=parser_tokens(reasoning, tools, renderer.tokenizer.special_tokens),
+        audio=audio,
+    )
+
+
+Model = TypeVar("Model", bound=ServedModel)
 
 
 @dataclass(slots=True)
@@ -82,6 +199,7 @@ class ServerState:
     """State that all endpoints share.
 
     Attributes:
+        audio_memory: memory for the audio of all requests and sessions.
         stall_timeout: seconds without progress of an engine after which the server is unhealthy.
         tokenizer_info: /tokenizer_info is served.
         include_usage: streams of completions and chats always end with their token counts.
@@ -99,6 +217,7 @@ class ServerState:
 
     models: Sequence[ServedModel]
     limits: LimitOptions
+    audio_memory: AudioMemory
     strict_fields: bool = False
     trust_request_chat_template: bool = False
     tokenizer_info: bool = False
@@ -129,34 +248,54 @@ class ServerState:
                 return model
         raise NotFound(f"The model `{shorten(name)}` does not exist.", "model")
 
-    def generating_model(self, name: str | None) -> ServedModel:
-        """The model of this name, which generates text; the first one that does if the name is None or empty.
+    def generating_model(self, name: str | None) -> GeneratingModel:
+        """Return the model of this name, which generates text; see `_model_for`."""
+        return self._model_for(name, "generate", GeneratingModel)
+
+    def pooling_model(self, name: str | None, task: PoolingTask) -> PoolingModel:
+        """Return the model of this name, which has a pooling task; see `_model_for`."""
+        return self._model_for(name, task, PoolingModel)
+
+    def pooling_models(self, name: str | None) -> list[PoolingModel]:
+        """Return the model of this name, which pools, or all that pool if the name is None or empty.
 
         Raises:
-            InvalidRequest: it does not generate.
+            InvalidRequest: it does not pool, or none does.
             NotFound: no model has this name.
         """
-        return self.model_for(name, "generate")
+        models = [self.model(name)] if name else self.models
+        pooling = [model for model in models if isinstance(model, PoolingModel)]
+        if not pooling:
+            raise InvalidRequest(
+                f"The model `{models[0].names[0]}` does not support embeddings or classification; "
+                f"it supports: {', '.join(models[0].tasks)}.",
+                "model",
+            )
+        return pooling
 
-    def model_for(self, name: str | None, task: str) -> ServedModel:
-        """The model of this name, which has this task; the first one that has it if the name is None or empty.
+    def transcribing_model(self, name: str | None) -> ServedModel:
+        """Return the model of this name, which transcribes; see `_model_for`."""
+        return self._model_for(name, "transcribe", ServedModel)
+
+    def _model_for(self, name: str | None, task: str, kind: type[Model]) -> Model:
+        """Return the model of this name, which has this task; the first that has it if the name is None or empty.
 
         Raises:
             InvalidRequest: it does not have this task.
             NotFound: no model has this name.
         """
-        if not name:
-            found = next((model for model in self.models if task in model.tasks), None)
-            if found is not None:
-                return found
-        model = self.model(name)
-        if task not in model.tasks:
-            raise InvalidRequest(
-                f"Unsupported task: {shorten(task)!r}. The model `{shorten(name or model.names[0])}` supports: "
-                f"{', '.join(model.tasks)}.",
-                "model",
-            )
-        return model
+        able = [model for model in self.models if isinstance(model, kind) and task in model.tasks]
+        if not name and able:
+            return able[0]
+        named = self.model(name)
+        for model in able:
+            if model is named:
+                return model
+        raise InvalidRequest(
+            f"Unsupported task: {shorten(task)!r}. The model `{shorten(name or named.names[0])}` supports: "
+            f"{', '.join(named.tasks)}.",
+            "model",
+        )
 
     @property
     def is_sleeping(self) -> bool:

@@ -1,24 +1,33 @@
-"""SamplingParams from a request. Only here are limits checked and defaults filled in."""
+"""From the fields of a request to its sequences. Only here are limits checked and defaults filled in."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from quire.config.options import LimitOptions
+from quire.engine.client.deadline import Deadline
 from quire.engine.client.detokenizer import TextParams
 from quire.engine.client.protocol import MediaItem
 from quire.engine.client.records import SequenceGroup
-from quire.engine.client.sampling_params import MAX_LOGPROB_TOKEN_IDS, SamplingParams
+from quire.engine.client.sampling_params import (
+    MAX_LOGPROB_TOKEN_IDS,
+    NUMBERS,
+    PromptTokenIds,
+    SamplingNumbers,
+    SamplingParams,
+)
 from quire.engine.client.stream import GenerateRequest
 from quire.engine.client.token_mask import TokenMask, token_mask
 from quire.parsing.structured.checker import CheckedGrammar
-from quire.protocol.common import ChatAndCompletionFields, StreamOptions
 from quire.protocol.errors import InvalidRequest, shorten
+from quire.protocol.sampling import GenerationRequest, NumberFields, StreamOptions
 from quire.rendering.prompts import Prompt
+from quire.serving.beams.options import BeamOptions, beam_options
 from quire.serving.models import ServedModel, ServerState
 
 _GREEDY_THRESHOLD = 1e-5  # lower temperatures mean greedy sampling
@@ -28,57 +37,191 @@ _SEEDS = 1 << 64
 _MAX_BAD_WORD_TOKENS = 4096  # each sequence is sent with all of them
 
 
-def sampling_params(
-    body: ChatAndCompletionFields,
+@dataclass(frozen=True, slots=True)
+class SequencePlan:
+    """What the sequences of a request have in common. All of its fields have been checked.
+
+    Attributes:
+        n: answers to each prompt.
+        params: of a sequence with the shortest possible `max_tokens`, without a grammar.
+        beams: the beam search; None: answers are sampled.
+    """
+
+    body: GenerationRequest
+    model: ServedModel
+    limits: LimitOptions
+    n: int
+    params: SamplingParams
+    text: TextParams
+    beams: BeamOptions | None
+
+    def fit(self, prompt: Prompt) -> Prompt:
+        """Return the prompt, cut to `truncate_prompt_tokens`.
+
+        Raises:
+            InvalidRequest: it is empty, has tokens outside of the vocabulary, or leaves too little room for the answer.
+        """
+        prompt = self._truncated(prompt)
+        length, limit, most = len(prompt.token_ids), self.model.info.max_model_len, self.body.most_tokens
+        if not length:
+            raise InvalidRequest("The prompt is empty; it needs at least one token.", "prompt")
+        if int(prompt.token_ids.max()) >= self.model.info.vocab_size or int(prompt.token_ids.min()) < 0:
+            raise InvalidRequest(
+                f"The prompt contains a token id outside of the vocabulary of {self.model.info.vocab_size} tokens.",
+                "prompt",
+            )
+        if length + (most or 1) > limit:
+            raise InvalidRequest(
+                f"This model's maximum context length is {limit} tokens. However, your request has {length} input "
+                + (
+                    f"tokens and asks for {most} output tokens"
+                    if most
+                    else "tokens, and one output token must fit as well"
+                )
+                + ". Please reduce the length of the input.",
+                "input_tokens" if length >= limit or not most else "max_tokens",
+            )
+        if self.params.min_tokens > (max_tokens := self._max_tokens(length)):
+            raise InvalidRequest(
+                f"`min_tokens` must be at most max_tokens={max_tokens}, not {self.params.min_tokens}.", "min_tokens"
+            )
+        return prompt
+
+    def requests(
+        self, prompt: Prompt, grammar: CheckedGrammar | None = None, items: tuple[MediaItem, ...] = ()
+    ) -> list[GenerateRequest]:
+        """Return the `n` sequences that continue a prompt; their seeds differ.
+
+        Args:
+            prompt: a prompt that fits.
+            grammar: constrains the answers.
+            items: multimodal items of the prompt.
+
+        Raises:
+            InvalidRequest: a field cannot be combined with a grammar.
+        """
+        params = self._params(len(prompt.token_ids), grammar)
+        # The prompt is the same for all. In a stream each sequence needs its log-probabilities at its start.
+        others = (
+            params if self.body.stream else msgspec.structs.replace(params, prompt_logprobs=None, prompt_token_ids=None)
+        )
+        deadline = Deadline(self.body.timeout, self.limits.request_timeout)
+        group = SequenceGroup(self.n, self.n)
+        return [
+            GenerateRequest(
+                prompt=prompt.token_ids,
+                params=msgspec.structs.replace(others if index else params, seed=_seed(params.seed, index)),
+                text=self.text,
+                priority=self.body.priority,
+                cache_salt=self.body.cache_salt,
+                deadline=deadline,
+                items=items,
+                group=group,
+            )
+            for index in range(self.n)
+        ]
+
+    def _truncated(self, prompt: Prompt) -> Prompt:
+        keep, limit, ids = self.body.truncate_prompt_tokens, self.model.info.max_model_len, prompt.token_ids
+        if keep is None:
+            return prompt
+        keep = limit - 1 if keep == -1 else keep
+        if keep >= len(ids):
+            return Prompt(ids)
+        return Prompt(ids[:keep] if self.body.truncation_side == "right" else ids[len(ids) - keep :])
+
+    def _max_tokens(self, prompt_len: int) -> int:
+        limit = self.model.info.max_model_len
+        return self.body.most_tokens or min(limit - prompt_len, self.model.defaults.max_tokens or limit)
+
+    def _params(self, prompt_len: int, grammar: CheckedGrammar | None) -> SamplingParams:
+        """Add what depends on the prompt to the sampling parameters."""
+        max_tokens = self._max_tokens(prompt_len)
+        if grammar is None:
+            return msgspec.structs.replace(self.params, max_tokens=max_tokens)
+        if self.body.ignore_eos:
+            raise InvalidRequest(
+                "`ignore_eos` cannot be combined with structured outputs, which end with an end-of-sequence token.",
+                "ignore_eos",
+            )
+        if self.beams is not None:
+            raise InvalidRequest(
+                "`use_beam_search` cannot be combined with structured outputs or required tool calls.",
+                "use_beam_search",
+            )
+        return msgspec.structs.replace(
+            self.params, max_tokens=max_tokens, grammar=grammar.text, grammar_size=grammar.size
+        )
+
+
+def plan_sequences(
+    body: GenerationRequest,
     model: ServedModel,
-    limits: LimitOptions,
+    state: ServerState,
     *,
-    max_tokens: int,
-    logprobs: int | None,
-    grammar: CheckedGrammar | None = None,
-) -> SamplingParams:
-    """Sampling parameters of one sequence of a request.
+    visible_tokens: tuple[int, ...] = (),
+    prompt_token_ids: PromptTokenIds | None = None,
+) -> SequencePlan:
+    """Check the fields of a request, and fill in the defaults of the model and the server, also in `body`.
+
+    Args:
+        body: the request.
+        model: the model that answers it.
+        state: the server.
+        visible_tokens: special tokens that are kept in the text.
+        prompt_token_ids: tokens to score in the prompt.
 
     Raises:
         InvalidRequest: a field is out of bounds.
     """
-    defaults = model.defaults
-    _check_min_tokens(body.min_tokens, max_tokens)
-    _check_limits(body, limits, logprobs)
-    if body.priority and not model.priority_scheduling:
-        raise InvalidRequest("`priority` requires a server with --scheduling-policy priority.", "priority")
-    if grammar and body.ignore_eos:
-        raise InvalidRequest(
-            "`ignore_eos` cannot be combined with structured outputs, which end with an end-of-sequence token.",
-            "ignore_eos",
-        )
+    _fill_in(body, model, state)
+    limits, n = state.limits, sequences_per_prompt(body, state.limits)
+    _check_limits(body, model, limits)
     params = SamplingParams(
-        max_tokens=max_tokens,
+        **msgspec.structs.asdict(numbers_of(body, model.defaults.numbers)),
+        max_tokens=1,
         min_tokens=body.min_tokens,
-        temperature=_temperature(defaults.temperature if body.temperature is None else body.temperature),
-        top_p=max(_MIN_TOP_P, defaults.top_p if body.top_p is None else body.top_p),
-        top_k=max(0, defaults.top_k if body.top_k is None else body.top_k),
-        min_p=defaults.min_p if body.min_p is None else body.min_p,
-        presence_penalty=body.presence_penalty or 0.0,
-        frequency_penalty=body.frequency_penalty or 0.0,
-        repetition_penalty=body.repetition_penalty or defaults.repetition_penalty,
         seed=body.seed,
         eos_token_ids=() if body.ignore_eos else model.eos_token_ids,
         stop_token_ids=_stop_token_ids(body.stop_token_ids, model),
         logit_bias=_logit_bias(body.logit_bias or {}, model),
         allowed_tokens=_allowed_tokens(body.allowed_token_ids, model),
         bad_words=_bad_words(body.bad_words or (), model),
-        logprobs=logprobs,
-        logprob_token_ids=_logprob_token_ids(body.logprob_token_ids, logprobs, model),
-        prompt_logprobs=body.prompt_logprobs,
-        grammar="" if grammar is None else grammar.text,
-        grammar_size=0 if grammar is None else grammar.size,
+        logprobs=body.alternatives,
+        logprob_token_ids=_logprob_token_ids(body.logprob_token_ids, body.alternatives, model),
+        prompt_logprobs=body.prompt_alternatives if prompt_token_ids is None else 0,
+        prompt_token_ids=prompt_token_ids,
     )
     _check_choice(params, model.info.vocab_size)
-    return params
+    text = _text_params(body, limits, visible_tokens)
+    return SequencePlan(body, model, limits, n, params, text, beam_options(body, params, model, n))
 
 
-def apply_server_defaults(body: ChatAndCompletionFields, model: ServedModel, state: ServerState) -> None:
+def numbers_of(body: NumberFields, defaults: SamplingNumbers) -> SamplingNumbers:
+    """Return the numbers of a request, with defaults in place of those that it leaves out."""
+    requested = {name: value for name in NUMBERS if (value := getattr(body, name)) is not None}
+    numbers = msgspec.structs.replace(defaults, **requested)
+    return msgspec.structs.replace(
+        numbers,
+        temperature=0.0 if numbers.temperature < _GREEDY_THRESHOLD else max(_MIN_TEMPERATURE, numbers.temperature),
+        top_p=max(_MIN_TOP_P, numbers.top_p),
+        top_k=max(0, numbers.top_k),
+    )
+
+
+def sequences_per_prompt(body: GenerationRequest, limits: LimitOptions) -> int:
+    """Return the number of answers to each prompt.
+
+    Raises:
+        InvalidRequest: there are too many.
+    """
+    n = body.n or 1
+    if n > limits.max_n:
+        raise InvalidRequest(f"`n` may be at most {limits.max_n}, not {n}.", "n")
+    return n
+
+
+def _fill_in(body: GenerationRequest, model: ServedModel, state: ServerState) -> None:
     """Fill in fields whose values depend on the server or the model."""
     whole = model.info.vocab_size
     for name in ("logprobs", "top_logprobs", "prompt_logprobs"):
@@ -91,125 +234,9 @@ def apply_server_defaults(body: ChatAndCompletionFields, model: ServedModel, sta
         body.stream_options = (body.stream_options or StreamOptions()).model_copy(update={"include_usage": True})
 
 
-def with_max_tokens(params: SamplingParams, max_tokens: int) -> SamplingParams:
-    """The sampling parameters of another prompt of the same request.
-
-    Raises:
-        InvalidRequest: `min_tokens` is more.
-    """
-    _check_min_tokens(params.min_tokens, max_tokens)
-    return msgspec.structs.replace(params, max_tokens=max_tokens)
-
-
-def sequences_per_prompt(body: ChatAndCompletionFields, limits: LimitOptions) -> int:
-    """The number of answers to each prompt.
-
-    Raises:
-        InvalidRequest: there are too many.
-    """
-    n = body.n or 1
-    if n > limits.max_n:
-        raise InvalidRequest(f"`n` may be at most {limits.max_n}, not {n}.", "n")
-    return n
-
-
-def generate_requests(
-    body: ChatAndCompletionFields,
-    prompt: Prompt,
-    params: SamplingParams,
-    limits: LimitOptions,
-    visible_tokens: tuple[int, ...] = (),
-    items: tuple[MediaItem, ...] = (),
-) -> list[GenerateRequest]:
-    """The `n` sequences of a request with one prompt; their seeds differ.
-
-    Args:
-        body: the request.
-        prompt: the prompt that all of them continue.
-        params: the first one's parameters.
-        limits: limits of this server.
-        visible_tokens: special tokens that are kept in the text.
-        items: multimodal items of the prompt.
-
-    Raises:
-        InvalidRequest: there are too many stop strings, or an empty one.
-    """
-    text = _text_params(body, limits, visible_tokens)
-    # The prompt is the same for all of them. In a stream each sequence needs its log-probabilities at its start.
-    others = params if body.stream else msgspec.structs.replace(params, prompt_logprobs=None, prompt_token_ids=None)
-    count = sequences_per_prompt(body, limits)
-    timeouts = [seconds for seconds in (body.timeout, limits.request_timeout) if seconds]
-    group = SequenceGroup(count, count)
-    return [
-        GenerateRequest(
-            prompt=prompt.token_ids,
-            params=msgspec.structs.replace(others if index else params, seed=_seed(params.seed, index)),
-            text=text,
-            priority=body.priority,
-            cache_salt=body.cache_salt,
-            timeout=min(timeouts, default=None),
-            items=items,
-            group=group,
-        )
-        for index in range(count)
-    ]
-
-
-def truncate_prompt(prompt: Prompt, body: ChatAndCompletionFields, model: ServedModel) -> Prompt:
-    """The last `truncate_prompt_tokens` tokens of the prompt, or the first ones; all if the field is not set.
-
-    Raises:
-        InvalidRequest: the field exceeds the context length.
-    """
-    keep = body.truncate_prompt_tokens
-    if keep is None:
-        return prompt
-    limit = model.info.max_model_len
-    if keep > limit:
-        raise InvalidRequest(
-            f"`truncate_prompt_tokens` must be at most the context length of {limit} tokens, not {keep}. "
-            "Please request a smaller truncation size.",
-            "truncate_prompt_tokens",
-        )
-    keep = limit - 1 if keep == -1 else keep
-    ids = prompt.token_ids
-    if keep >= len(ids):
-        return Prompt(ids)
-    return Prompt(ids[:keep] if body.truncation_side == "right" else ids[len(ids) - keep :])
-
-
-def output_token_limit(prompt: Prompt, model: ServedModel, max_tokens: int | None) -> int:
-    """The number of tokens that may be generated: `max_tokens`, or all that fit into the context if it is None.
-
-    Raises:
-        InvalidRequest: the prompt is empty, has tokens outside of the vocabulary, or is too long.
-    """
-    length, limit = len(prompt.token_ids), model.info.max_model_len
-    if not length:
-        raise InvalidRequest("The prompt is empty; it needs at least one token.", "prompt")
-    if int(prompt.token_ids.max()) >= model.info.vocab_size or int(prompt.token_ids.min()) < 0:
-        raise InvalidRequest(
-            f"The prompt contains a token id outside of the vocabulary of {model.info.vocab_size} tokens.", "prompt"
-        )
-    if length + (max_tokens or 1) > limit:
-        raise InvalidRequest(
-            f"This model's maximum context length is {limit} tokens. However, your request has {length} input tokens"
-            + (f" and asks for {max_tokens} output tokens" if max_tokens else ", and one output token must fit as well")
-            + ". Please reduce the length of the input.",
-            "input_tokens" if length >= limit or not max_tokens else "max_tokens",
-        )
-    if max_tokens is not None:
-        return max_tokens
-    return min(limit - length, model.defaults.max_tokens or limit)
-
-
-def _check_min_tokens(min_tokens: int, max_tokens: int) -> None:
-    if min_tokens > max_tokens:
-        raise InvalidRequest(f"`min_tokens` must be at most max_tokens={max_tokens}, not {min_tokens}.", "min_tokens")
-
-
-def _check_limits(body: ChatAndCompletionFields, limits: LimitOptions, logprobs: int | None) -> None:
-    for name, kind, value in (("logprobs", "sample", logprobs), ("prompt_logprobs", "prompt", body.prompt_logprobs)):
+def _check_limits(body: GenerationRequest, model: ServedModel, limits: LimitOptions) -> None:
+    reported = ("logprobs", "sample", body.alternatives), ("prompt_logprobs", "prompt", body.prompt_alternatives)
+    for name, kind, value in reported:
         if value is not None and 0 <= limits.max_logprobs < value:
             raise InvalidRequest(
                 f"Requested {kind} logprobs of {value}, which is greater than max allowed: {limits.max_logprobs} "
@@ -220,9 +247,18 @@ def _check_limits(body: ChatAndCompletionFields, limits: LimitOptions, logprobs:
         raise InvalidRequest(
             f"`bad_words` may have at most {limits.max_bad_words} words, not {len(body.bad_words or ())}.", "bad_words"
         )
+    if body.priority and not model.priority_scheduling:
+        raise InvalidRequest("`priority` requires a server with --scheduling-policy priority.", "priority")
+    keep, limit = body.truncate_prompt_tokens, model.info.max_model_len
+    if keep is not None and keep > limit:
+        raise InvalidRequest(
+            f"`truncate_prompt_tokens` must be at most the context length of {limit} tokens, not {keep}. "
+            "Please request a smaller truncation size.",
+            "truncate_prompt_tokens",
+        )
 
 
-def _text_params(body: ChatAndCompletionFields, limits: LimitOptions, visible_tokens: tuple[int, ...]) -> TextParams:
+def _text_params(body: GenerationRequest, limits: LimitOptions, visible_tokens: tuple[int, ...]) -> TextParams:
     stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
     if len(stop) > limits.max_stop:
         raise InvalidRequest(f"`stop` may have at most {limits.max_stop} strings, not {len(stop)}.", "stop")
@@ -240,10 +276,6 @@ def _text_params(body: ChatAndCompletionFields, limits: LimitOptions, visible_to
 def _seed(seed: int | None, index: int) -> int | None:
     """The seed of the answer with this index. It wraps around at 64 bits."""
     return None if seed is None else (seed + index + _SEEDS // 2) % _SEEDS - _SEEDS // 2
-
-
-def _temperature(value: float) -> float:
-    return 0.0 if value < _GREEDY_THRESHOLD else max(value, _MIN_TEMPERATURE)
 
 
 def _check_vocabulary(largest: int, model: ServedModel, field: str) -> None:
@@ -300,7 +332,7 @@ def _bad_words(words: Sequence[str], model: ServedModel) -> tuple[tuple[int, ...
     if any(not word.strip() for word in words):
         raise InvalidRequest("`bad_words` cannot contain an empty word.", "bad_words")
     tokenizer, size = model.renderer.tokenizer, model.info.vocab_size
-    found: dict[tuple[int, ...], None] = {}
+    spellings: dict[tuple[int, ...], None] = {}
     for word in words:
         for text in (word.lstrip(), f" {word.lstrip()}"):
             tokens = tuple(tokenizer.encode(text, add_special_tokens=False))
@@ -308,15 +340,15 @@ def _bad_words(words: Sequence[str], model: ServedModel) -> tuple[tuple[int, ...
                 raise InvalidRequest(
                     f"`bad_words`: {word!r} cannot be tokenized with this model's vocabulary.", "bad_words"
                 )
-            found[tokens] = None
-    total = sum(map(len, found))
+            spellings[tokens] = None
+    total = sum(map(len, spellings))
     if total > _MAX_BAD_WORD_TOKENS:
         raise InvalidRequest(
             f"`bad_words` may have at most {_MAX_BAD_WORD_TOKENS} tokens in total, where each word counts twice, "
             f"without and with a space in front of it; these have {total}.",
             "bad_words",
         )
-    return tuple(found)
+    return tuple(spellings)
 
 
 def _check_choice(params: SamplingParams, vocab_size: int) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from quire.engine.client.model_info import SpeechToTextInfo
-from quire.engine.client.streaming import StreamingInfo, TransducerInfo
+from quire.engine.client.model_info import Transcribes
+from quire.engine.client.sampling_params import GREEDY, NUMBERS
+from quire.engine.client.streaming import Streams, TransducerInfo
 from quire.multimodal.audio.frames import frame_samples
 from quire.protocol.errors import InvalidRequest, shorten
 from quire.speech.types import TranscriptionOptions
@@ -17,11 +18,6 @@ _NO_CHOICE = "it always returns the most likely text, without sampling"
 _READS_ONCE = "it reads audio while it generates, and only once"
 _STREAMING_SECONDS = 600.0  # longest window of a model that reads audio while it arrives: 30 MB of features
 _ONLY_LANGUAGE = "en"  # of whispers that have no tokens for languages
-_SAMPLING = (
-    *("temperature", "top_p", "top_k", "min_p", "repetition_penalty"),
-    *("presence_penalty", "frequency_penalty"),
-)
-_LIKELIEST = TranscriptionOptions()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +45,7 @@ class Capabilities:
     searches_beams: bool = True
 
 
-def speech_to_text_capabilities(info: SpeechToTextInfo) -> Capabilities:
+def speech_to_text_capabilities(info: Transcribes) -> Capabilities:
     """Capabilities of a model that only transcribes."""
     only = only_language(info)
     return Capabilities(
@@ -64,7 +60,7 @@ def speech_to_text_capabilities(info: SpeechToTextInfo) -> Capabilities:
     )
 
 
-def streaming_capabilities(info: StreamingInfo, max_model_len: int) -> Capabilities:
+def streaming_capabilities(info: Streams, max_model_len: int) -> Capabilities:
     """Capabilities of a model that transcribes audio while it arrives."""
     is_transducer = isinstance(info, TransducerInfo)
     frames = max_model_len if isinstance(info, TransducerInfo) else max_model_len - info.silent_frames - 1
@@ -78,7 +74,7 @@ def streaming_capabilities(info: StreamingInfo, max_model_len: int) -> Capabilit
     )
 
 
-def only_language(info: SpeechToTextInfo) -> str | None:
+def only_language(info: Transcribes) -> str | None:
     """The language of a monolingual model; None if it has several languages, or its language is not known."""
     return _ONLY_LANGUAGE if info.kind == "whisper" and not info.languages else None
 
@@ -123,12 +119,6 @@ def _unsupported_fields(capabilities: Capabilities, options: TranscriptionOption
     if options.beams and not capabilities.searches_beams:
         yield "use_beam_search", _NO_CHOICE if not capabilities.generates else _READS_ONCE
     if not capabilities.generates:
-        for name in _sampling_options(options):
-            yield name, _NO_CHOICE
-
-
-def _sampling_options(options: TranscriptionOptions) -> Iterator[str]:
-    """Sampling options that differ from greedy decoding."""
-    for name in _SAMPLING:
-        if getattr(options, name) != getattr(_LIKELIEST, name):
-            yield name
+        for name in NUMBERS:
+            if getattr(options.numbers, name) != getattr(GREEDY, name):
+                yield name, _NO_CHOICE

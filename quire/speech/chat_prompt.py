@@ -97,7 +97,9 @@ def capabilities_of(info: AudioInfo, max_model_len: int) -> Capabilities:
     )
 
 
-async def transcription_prompt(served: ServedModel, options: TranscriptionOptions, tenant: str) -> Prompt:
+async def transcription_prompt(
+    served: ServedModel, info: AudioInfo, options: TranscriptionOptions, tenant: str
+) -> Prompt:
     """The prompt of every window, with one placeholder for its audio.
 
     Raises:
@@ -105,8 +107,7 @@ async def transcription_prompt(served: ServedModel, options: TranscriptionOption
         PromptError: the chat template refuses it, or it is too long.
         QueueFull: too many jobs wait.
     """
-    info, renderer = served.info.audio, served.renderer
-    assert info is not None
+    renderer = served.renderer
     if info.kind == "voxtral":
         special = renderer.tokenizer.special
         told = f"lang:{options.language}" if options.language else ""
@@ -202,8 +203,6 @@ class AnswerReader:
         self.language = codes.get(name.lower())
 
 
-def reader_of(served: ServedModel, options: TranscriptionOptions) -> AnswerReader:
+def reader_of(served: ServedModel, info: AudioInfo, options: TranscriptionOptions) -> AnswerReader:
     """The parser of answers to `transcription_prompt`."""
-    info = served.info.audio
-    assert info is not None
     return AnswerReader(served, has_header=info.kind == "qwen3_asr" and options.language is None)

@@ -9,18 +9,15 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.engine.client.audio import AudioInfo
 from quire.engine.client.detokenizer import Detokenizer, TextParams
 from quire.engine.client.protocol import MediaItem, TokenArray
 from quire.engine.client.sampling_params import SamplingParams
 from quire.engine.client.stream import GenerateRequest
 from quire.multimodal.audio.cuts import Window
 from quire.multimodal.audio.items import audio_items, place_audio, token_count
-from quire.multimodal.audio.reader import AudioReader
 from quire.rendering.prompts import Prompt
-from quire.serving.models import ServedModel
+from quire.serving.models import AudioInput, GeneratingModel
 from quire.speech.chat_prompt import AnswerReader, reader_of, transcription_prompt
-from quire.speech.deadline import Deadline
 from quire.speech.decoding_attempt import DecodingAttempt, WindowResult, deltas_of, sampling_params, token_logprobs
 from quire.speech.quality import TEMPERATURES
 from quire.speech.segments import SegmentSpan
@@ -35,22 +32,19 @@ _TOKENS_PER_SECOND, _MORE_TOKENS = 25, 64
 class ChatWindowTranscriber:
     """Transcribes windows with a language model that reads audio; implements `WindowTranscriber`."""
 
-    def __init__(
-        self, served: ServedModel, info: AudioInfo, reader: AudioReader, options: TranscriptionOptions, tenant: str
-    ) -> None:
+    def __init__(self, served: GeneratingModel, audio: AudioInput, options: TranscriptionOptions, tenant: str) -> None:
         self._served = served
-        self._info = info
-        self._reader = reader
+        self._info = audio.info
+        self._reader = audio.reader
         self._options = options
         self._tenant = tenant
-        self._deadline = Deadline(options.timeout)
         self._prompt: Prompt | None = None
         self.language = options.language
 
     async def prepare(self, audio: Samples, windows: Sequence[Window]) -> None:
         """Render the prompt, which all windows share."""
         if windows:
-            self._prompt = await transcription_prompt(self._served, self._options, self._tenant)
+            self._prompt = await transcription_prompt(self._served, self._info, self._options, self._tenant)
 
     async def transcribe(self, audio: Samples, window: Window, text_stream: TextStream) -> None:
         """Transcribe a window by one request, repeated at higher temperatures where the text is poor."""
@@ -77,10 +71,10 @@ class ChatWindowTranscriber:
         self, prompt: TokenArray, items: tuple[MediaItem, ...], seconds: float, text_stream: TextStream
     ) -> tuple[DecodingAttempt, list[int]]:
         """The first attempt that can be trusted, or the last one. Text that was sent is not replaced."""
-        given = self._options.temperature
+        given = self._options.numbers.temperature
         for temperature in (given,) if given or self._options.beams else TEMPERATURES:
             params = self._params(len(prompt), seconds, temperature)
-            request = GenerateRequest(prompt=prompt, params=params, items=items, timeout=self._deadline.seconds_left())
+            request = GenerateRequest(prompt=prompt, params=params, items=items, deadline=self._options.deadline)
             attempt, text, answer = await self._attempt(request, text_stream)
             if text_stream.sent or not (attempt.limited or attempt.quality.failed):
                 break
@@ -93,7 +87,7 @@ class ChatWindowTranscriber:
         """The output of a request, and those of its tokens that are text."""
         audio_tokens, text = sum(item.length for item in request.items), list[int]()
         attempt = DecodingAttempt(request.params.temperature, len(request.prompt) - audio_tokens, audio_tokens)
-        answer = reader_of(self._served, self._options)
+        answer = reader_of(self._served, self._info, self._options)
         tokenizer = self._served.renderer.tokenizer
         detokenizer = Detokenizer(tokenizer.backend, (), TextParams())
         held_tokens, held_logprobs = list[int](), list[float]()

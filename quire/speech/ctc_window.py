@@ -9,8 +9,8 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.engine.client.engine_client import EngineClient
-from quire.engine.client.model_info import SpeechToTextInfo
+from quire.engine.client.engine import Engine
+from quire.engine.client.model_info import Transcribes
 from quire.engine.client.pooling_params import PoolingParams
 from quire.engine.client.stream import PoolRequest
 from quire.multimodal.audio.cuts import Window
@@ -19,7 +19,6 @@ from quire.multimodal.audio.reader import AudioReader
 from quire.rendering.tokenizer import Tokenizer
 from quire.speech.aligned_words import align_words, segment_words, timed_words
 from quire.speech.ctc import collapse
-from quire.speech.deadline import Deadline
 from quire.speech.decoding_attempt import DecodingAttempt, WindowResult, token_logprobs
 from quire.speech.text_stream import TextStream
 from quire.speech.types import TranscriptionOptions
@@ -32,10 +31,10 @@ class CTCWindowTranscriber:
 
     def __init__(
         self,
-        client: EngineClient,
+        client: Engine,
         reader: AudioReader,
         tokenizer: Tokenizer,
-        info: SpeechToTextInfo,
+        info: Transcribes,
         options: TranscriptionOptions,
         tenant: str,
     ) -> None:
@@ -46,7 +45,6 @@ class CTCWindowTranscriber:
         self._info = info
         self._options = options
         self._tenant = tenant
-        self._deadline = Deadline(options.timeout)
         self._flow = uuid.uuid4().hex  # of all windows, so that a long file does not hold up a short one
         self.language: str | None = None
 
@@ -61,7 +59,7 @@ class CTCWindowTranscriber:
             prompt=_NO_TOKENS,
             params=PoolingParams(task="ctc"),
             items=(item,),
-            timeout=self._deadline.seconds_left(),
+            deadline=self._options.deadline,
             flow=self._flow,
         )
         positions = (await self._client.pool(request)).data

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 
-from quire.engine.client.engine_client import EngineClient
+import msgspec
+
+from quire.engine.client.engine import Engine
 from quire.engine.client.protocol import FinishReason
 from quire.engine.client.sampling_params import SamplingParams
 from quire.engine.client.stream import Delta, GenerateRequest
@@ -23,14 +25,8 @@ def sampling_params(
 ) -> SamplingParams:
     """How the text of a window is sampled; the log-probability of each token is reported."""
     return SamplingParams(
+        **{**msgspec.structs.asdict(options.numbers), "temperature": temperature},
         max_tokens=max_tokens,
-        temperature=temperature,
-        top_p=options.top_p,
-        top_k=options.top_k,
-        min_p=options.min_p,
-        presence_penalty=options.presence_penalty,
-        frequency_penalty=options.frequency_penalty,
-        repetition_penalty=options.repetition_penalty,
         seed=options.seed,
         eos_token_ids=eos_token_ids,
         logprobs=0,
@@ -38,7 +34,7 @@ def sampling_params(
 
 
 def deltas_of(
-    client: EngineClient,
+    client: Engine,
     request: GenerateRequest,
     options: TranscriptionOptions,
     tokenizer: Tokenizer,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.engine.client.engine_client import EngineClient
+from quire.engine.client.engine import Engine
 from quire.multimodal.audio.cuts import Window
 from quire.speech.text_stream import TextStream
 from quire.speech.window_transcriber import WindowTranscriber
@@ -21,7 +21,7 @@ class RunningWindows:
 
     def __init__(
         self,
-        client: EngineClient,
+        client: Engine,
         transcriber: WindowTranscriber,
         audio: NDArray[np.float32],
         windows: Sequence[Window],

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.engine.client.detokenizer import Detokenizer, TextParams
-from quire.engine.client.engine_client import EngineClient
+from quire.engine.client.engine import Engine
 from quire.engine.client.pooling_params import PoolingParams
 from quire.engine.client.protocol import MediaItem
 from quire.engine.client.sampling_params import SamplingParams, TokenProbs
@@ -28,7 +28,6 @@ from quire.multimodal.audio.items import make_item
 from quire.multimodal.audio.reader import AudioReader
 from quire.rendering.tokenizer import Tokenizer
 from quire.speech.capabilities import only_language
-from quire.speech.deadline import Deadline
 from quire.speech.decoding_attempt import DecodingAttempt, WindowResult, deltas_of, sampling_params, token_logprobs
 from quire.speech.quality import DOUBTFUL, TEMPERATURES, probably_silent
 from quire.speech.seek import LEAD, LEAST_ADVANCE, next_start
@@ -49,7 +48,7 @@ class Seq2SeqWindowTranscriber:
 
     def __init__(
         self,
-        client: EngineClient,
+        client: Engine,
         reader: AudioReader,
         tokenizer: Tokenizer,
         tokens: TranscriptionTokens,
@@ -62,7 +61,6 @@ class Seq2SeqWindowTranscriber:
         self._tokens = tokens
         self._options = options
         self._tenant = tenant
-        self._deadline = Deadline(options.timeout)
         self._kept: tuple[Window, MediaItem] | None = None
         self._earlier: Sequence[int] = ()
         self._writes_timestamps = options.timestamps and tokens.rule is not None
@@ -99,7 +97,7 @@ class Seq2SeqWindowTranscriber:
             prompt=np.array([self._tokens.start], np.int32),
             params=params,
             items=(item,),
-            timeout=self._deadline.seconds_left(),
+            deadline=self._options.deadline,
         )
         probabilities: list[float] = []
         async with aclosing(self._client.generate(request)) as deltas:
@@ -213,7 +211,7 @@ class Seq2SeqWindowTranscriber:
     async def _best_attempt(self, item: MediaItem, audio_tokens: int, text_stream: TextStream) -> DecodingAttempt:
         """The first attempt that can be trusted, or the last one. Text that was sent is not replaced."""
         prompt = self._tokens.prompt(self._options, self.language, self._earlier)
-        given = self._options.temperature
+        given = self._options.numbers.temperature
         for temperature in (given,) if given or self._options.beams else TEMPERATURES:
             attempt = DecodingAttempt(temperature, len(prompt.tokens), audio_tokens)
             await self._run(attempt, item, prompt, text_stream)
@@ -278,7 +276,7 @@ class Seq2SeqWindowTranscriber:
                 prompt=np.concatenate([prompt.tokens, np.array(output, np.int32)]),
                 params=SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0),
                 items=(item,),
-                timeout=self._deadline.seconds_left(),
+                deadline=self._options.deadline,
             )
             async with aclosing(self._client.generate(request)) as deltas:
                 async for delta in deltas:
@@ -294,7 +292,7 @@ class Seq2SeqWindowTranscriber:
             prompt=prompt.tokens,
             params=self._params(prompt, attempt.temperature),
             items=(item,),
-            timeout=self._deadline.seconds_left(),
+            deadline=self._options.deadline,
         )
         generating = deltas_of(self._client, request, self._options, self._tokenizer, self._tokens.forbids)
         async with aclosing(generating) as deltas:
@@ -361,7 +359,7 @@ class Seq2SeqWindowTranscriber:
             task="align", skip_tokens=len(control) - 1, num_positions=self._positions(part.end - part.start)
         )
         prompt = np.array([*control, *known, self._tokens.end], np.int32)
-        request = PoolRequest(prompt=prompt, params=params, items=(item,), timeout=self._deadline.seconds_left())
+        request = PoolRequest(prompt=prompt, params=params, items=(item,), deadline=self._options.deadline)
         alignment = (await self._client.pool(request)).data[:-1]  # a row gives the time of the token that follows
         bounds = [span.first for span in spans]
         align = partial(timed_words, alignment, known, self._tokens, self.language, speech, bounds)

@@ -11,17 +11,17 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from quire.engine.client.deadline import Deadline
 from quire.engine.client.detokenizer import Detokenizer, TextParams
 from quire.engine.client.protocol import FeatureArray, MediaItem
 from quire.engine.client.stream import Delta, GenerateRequest
-from quire.engine.client.streaming import DelayedStreamsInfo, StreamingInfo, TransducerInfo
+from quire.engine.client.streaming import DelayedStreamsInfo, Streams, TransducerInfo
 from quire.multimodal.audio.cuts import Window
 from quire.multimodal.audio.features import SAMPLE_RATE
 from quire.multimodal.audio.frames import feature_maker, frame_samples, frames_of
 from quire.multimodal.audio.reader import AudioReader
 from quire.serving.models import ServedModel
 from quire.speech.aligned_words import AlignedToken, AlignedWord, align_words, segment_words, timed_words
-from quire.speech.deadline import Deadline
 from quire.speech.decoding_attempt import DecodingAttempt, WindowResult, sampling_params, token_logprobs
 from quire.speech.joining import Joiner
 from quire.speech.text_stream import TextStream
@@ -36,7 +36,7 @@ _NO_TOKENS = np.empty(0, np.int32)
 class _FrameClock:
     """Tells to which frame of the audio each generated token belongs."""
 
-    def __init__(self, info: StreamingInfo) -> None:
+    def __init__(self, info: Streams) -> None:
         self._info = info if isinstance(info, TransducerInfo) else None
         self._frame = 0
         self._symbols = 0  # tokens of the frame so far
@@ -54,18 +54,21 @@ class StreamedText:
     """The text of a request: of its tokens without those that stand for no text."""
 
     def __init__(
-        self, served: ServedModel, options: TranscriptionOptions, prompt_tokens: int, audio_tokens: int = 0
+        self,
+        served: ServedModel,
+        info: Streams,
+        options: TranscriptionOptions,
+        prompt_tokens: int,
+        audio_tokens: int = 0,
     ) -> None:
         """Start without generated tokens. For the numbers see `DecodingAttempt`."""
-        info = served.info.streaming
-        assert info is not None
         self._tokenizer = served.renderer.tokenizer
         self._special = frozenset(self._tokenizer.special_tokens.values()) | set(served.eos_token_ids)
         self._blank = info.blank_token if isinstance(info, TransducerInfo) else None
         self._clock = _FrameClock(info)
         self._detokenizer = Detokenizer(self._tokenizer.backend, (), TextParams())
         self._options = options
-        self.attempt = DecodingAttempt(options.temperature, prompt_tokens, audio_tokens)
+        self.attempt = DecodingAttempt(options.numbers.temperature, prompt_tokens, audio_tokens)
         self.tokens: list[AlignedToken] = []  # tokens of the text, with their frames
 
     def push(self, delta: Delta) -> None:
@@ -99,14 +102,13 @@ class StreamingWindowTranscriber:
     language: str | None = None
 
     def __init__(
-        self, served: ServedModel, info: StreamingInfo, reader: AudioReader, options: TranscriptionOptions, tenant: str
+        self, served: ServedModel, info: Streams, reader: AudioReader, options: TranscriptionOptions, tenant: str
     ) -> None:
         self._served = served
         self._info = info
         self._reader = reader
         self._options = options
         self._tenant = tenant
-        self._deadline = Deadline(options.timeout)
 
     async def prepare(self, audio: Samples, windows: Sequence[Window]) -> None:
         """Do nothing: all windows have the same prompt."""
@@ -115,9 +117,9 @@ class StreamingWindowTranscriber:
         """Transcribe a window by one request with all of its audio."""
         samples = audio[window.start : window.end]
         features = await self._reader.run(partial(frames_of, samples, self._info), tenant=self._tenant)
-        request = _request(self._served, self._info, self._options, (_item(features),), self._deadline.seconds_left())
+        request = _request(self._served, self._info, self._options, (_item(features),), self._options.deadline)
         frame = frame_samples(self._info)
-        text = StreamedText(self._served, self._options, len(request.prompt), -(-len(samples) // frame))
+        text = StreamedText(self._served, self._info, self._options, len(request.prompt), -(-len(samples) // frame))
         async with aclosing(self._served.client.generate(request)) as deltas:
             async for delta in deltas:
                 text.push(delta)
@@ -140,16 +142,15 @@ class StreamingWindowTranscriber:
 class LiveTranscription:
     """Transcribes audio while it arrives, by one open request."""
 
-    def __init__(self, served: ServedModel, options: TranscriptionOptions) -> None:
-        assert served.info.streaming is not None
+    def __init__(self, served: ServedModel, info: Streams, options: TranscriptionOptions) -> None:
         self._served = served
-        self._info = served.info.streaming
+        self._info = info
         self._options = options
         self._maker = feature_maker(self._info)
         self._samples = 0
 
     async def run(self, audio: AsyncGenerator[Samples, None], send_text: SendText) -> TranscriptionDone:
-        """Transcribe. The caller has reserved a slot with `EngineClient.slots`; cancelling aborts the request.
+        """Transcribe. The caller has reserved a slot with `Engine.slots`; cancelling aborts the request.
 
         Args:
             audio: pieces at 16 kHz, 1-D float32 in [-1, 1], of any length; reading stops once the model has
@@ -168,9 +169,9 @@ class LiveTranscription:
     async def _run(
         self, group: asyncio.TaskGroup, audio: AsyncGenerator[Samples, None], send_text: SendText
     ) -> TranscriptionDone:
-        request = _request(self._served, self._info, self._options, (), self._options.timeout, is_open=True)
+        request = _request(self._served, self._info, self._options, (), self._options.deadline, is_open=True)
         assert request.request_id is not None
-        text, joiner = StreamedText(self._served, self._options, len(request.prompt)), Joiner(None)
+        text, joiner = StreamedText(self._served, self._info, self._options, len(request.prompt)), Joiner(None)
         async with aclosing(self._served.client.generate(request)) as deltas:
             # It begins once this task waits: then the request has been sent.
             feeding = group.create_task(self._feed(request.request_id, audio))
@@ -182,7 +183,7 @@ class LiveTranscription:
                         await send_text(joined)
             feeding.cancel()
         seconds = self._samples / SAMPLE_RATE
-        self._served.client.observer.on_audio(seconds)
+        self._served.client.observers.on_audio(seconds)
         usage = TranscriptionUsage(
             seconds=seconds,
             audio_tokens=self._maker.frames,
@@ -209,10 +210,10 @@ class LiveTranscription:
 
 def _request(
     served: ServedModel,
-    info: StreamingInfo,
+    info: Streams,
     options: TranscriptionOptions,
     items: tuple[MediaItem, ...],
-    timeout: float | None,
+    deadline: Deadline,
     *,
     is_open: bool = False,
 ) -> GenerateRequest:
@@ -224,9 +225,9 @@ def _request(
     most = most if options.max_tokens is None else options.max_tokens
     return GenerateRequest(
         prompt=np.array(prompt, np.int32),
-        params=sampling_params(options, options.temperature, max_tokens=most, eos_token_ids=eos),
+        params=sampling_params(options, options.numbers.temperature, max_tokens=most, eos_token_ids=eos),
         items=items,
-        timeout=timeout,
+        deadline=deadline,
         open=is_open,
         request_id=uuid.uuid4().hex if is_open else None,
     )

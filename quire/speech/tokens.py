@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from quire.engine.client.model_info import SpeechToTextInfo
+from quire.engine.client.model_info import Transcribes
 from quire.engine.client.protocol import TokenArray
 from quire.engine.client.sampling_params import TimestampRule
 from quire.engine.client.token_mask import TokenMask, token_mask
@@ -40,7 +40,7 @@ class TranscriptionTokens:
         rule: the rule for timestamps; None if the model writes none.
     """
 
-    def __init__(self, info: SpeechToTextInfo, tokenizer: Tokenizer, vocab_size: int) -> None:
+    def __init__(self, info: Transcribes, tokenizer: Tokenizer, vocab_size: int) -> None:
         assert info.start_token is not None
         assert info.end_token is not None
         self.info = info

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
+from quire.engine.client.model_info import Transcribes
+from quire.engine.client.streaming import DelayedStreamsInfo, TransducerInfo
 from quire.multimodal.audio.cuts import Window, cut, cut_between
 from quire.multimodal.audio.features import SAMPLE_RATE
+from quire.multimodal.audio.reader import AudioReader
 from quire.multimodal.audio.voice_activity import find_speech
 from quire.protocol.errors import InvalidRequest
-from quire.serving.models import ServedModel
-from quire.speech.capabilities import check_options, speech_to_text_capabilities, streaming_capabilities
+from quire.serving.models import AudioInput, GeneratingModel, ServedModel, SpeechModel
+from quire.speech.capabilities import Capabilities, check_options, speech_to_text_capabilities, streaming_capabilities
 from quire.speech.chat_prompt import capabilities_of
 from quire.speech.chat_window import ChatWindowTranscriber
 from quire.speech.ctc_window import CTCWindowTranscriber
@@ -40,10 +44,48 @@ from quire.workers.tenant import current_tenant
 Samples = NDArray[np.float32]
 
 
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """How a model transcribes.
+
+    Attributes:
+        reader: decodes its audio.
+        transcriber: makes the transcriber of the windows of a request, of its options and its tenant.
+        detector: does so for a model that gives probabilities of languages; None for others.
+    """
+
+    reader: AudioReader
+    capabilities: Capabilities
+    transcriber: Callable[[TranscriptionOptions, str], WindowTranscriber]
+    detector: Callable[[TranscriptionOptions, str], Seq2SeqWindowTranscriber] | None = None
+
+
+def _way_of(served: ServedModel) -> _Way:
+    """Return how a model transcribes; an error if it does not."""
+    tokenizer, max_len = served.renderer.tokenizer, served.info.max_model_len
+    match served:
+        case SpeechModel(speech=Transcribes(kind="ctc") as speech, reader=reader):
+            new = partial(CTCWindowTranscriber, served.client, reader, tokenizer, speech)
+            return _Way(reader, speech_to_text_capabilities(speech), new)
+        case SpeechModel(speech=Transcribes() as speech, reader=reader):
+            tokens = TranscriptionTokens(speech, tokenizer, served.info.vocab_size)
+            seq2seq = partial(Seq2SeqWindowTranscriber, served.client, reader, tokenizer, tokens)
+            return _Way(reader, speech_to_text_capabilities(speech), seq2seq, seq2seq if speech.languages else None)
+        case SpeechModel(speech=DelayedStreamsInfo() | TransducerInfo() as streams, reader=reader):
+            streamed = partial(StreamingWindowTranscriber, served, streams, reader)
+            return _Way(reader, streaming_capabilities(streams, max_len), streamed)
+        case GeneratingModel(audio=AudioInput() as audio):
+            chat = partial(ChatWindowTranscriber, served, audio)
+            return _Way(audio.reader, capabilities_of(audio.info, max_len), chat)
+    raise InvalidRequest(
+        f"The model `{served.names[0]}` does not transcribe; it supports: {', '.join(served.tasks)}.", "model"
+    )
+
+
 class Transcriber:
     """Transcribes with one model.
 
-    The caller of `transcribe` has reserved one slot, or one for each beam, with `EngineClient.slots`. Without beam
+    The caller of `transcribe` has reserved one slot, or one for each beam, with `Engine.slots`. Without beam
     search further windows run concurrently while half of all slots are free.
     """
 
@@ -53,32 +95,23 @@ class Transcriber:
         Raises:
             InvalidRequest: it does not transcribe.
         """
-        if "transcribe" not in served.tasks or served.audio is None:
-            raise InvalidRequest(
-                f"The model `{served.names[0]}` does not transcribe; it supports: {', '.join(served.tasks)}.", "model"
-            )
         self._served = served
-        self._audio = served.audio
-        self._tokens: TranscriptionTokens | None = None  # of models that only transcribe, and generate
-        if (speech := served.info.speech) is not None:
-            self._capabilities = speech_to_text_capabilities(speech)
-            if self._capabilities.generates:
-                self._tokens = TranscriptionTokens(speech, served.renderer.tokenizer, served.info.vocab_size)
-        elif (streaming := served.info.streaming) is not None:
-            self._capabilities = streaming_capabilities(streaming, served.info.max_model_len)
-        else:
-            assert served.info.audio is not None
-            self._capabilities = capabilities_of(served.info.audio, served.info.max_model_len)
+        self._way = _way_of(served)
+
+    @property
+    def reader(self) -> AudioReader:
+        """Decodes the audio of the model's requests."""
+        return self._way.reader
 
     @property
     def generates(self) -> bool:
         """Whether tokens are generated, one after the other, so that their number matters."""
-        return self._capabilities.generates
+        return self._way.capabilities.generates
 
     @property
     def window_seconds(self) -> float:
         """Longest audio of one request to the engine."""
-        return self._capabilities.window_seconds
+        return self._way.capabilities.window_seconds
 
     def check(self, options: TranscriptionOptions) -> None:
         """Refuse options that the model does not support.
@@ -86,7 +119,7 @@ class Transcriber:
         Raises:
             InvalidRequest: see `check_options`.
         """
-        check_options(self._served.names[0], self._capabilities, options)
+        check_options(self._served.names[0], self._way.capabilities, options)
 
     async def transcribe(
         self, audio: Samples, options: TranscriptionOptions, *, draft: bool = False
@@ -109,9 +142,9 @@ class Transcriber:
         self.check(options)
         tenant = current_tenant()
         served = self._served
-        transcriber = self._window_transcriber(options)
-        seconds = self._capabilities.window_seconds
-        windows = await self._audio.run(partial(_windows, audio, seconds, options.voice), tenant=tenant)
+        transcriber = self._way.transcriber(options, tenant)
+        seconds = self._way.capabilities.window_seconds
+        windows = await self.reader.run(partial(_windows, audio, seconds, options.voice), tenant=tenant)
         await transcriber.prepare(audio, windows)
         most = 1 if options.beams else MOST  # the caller's slots are for the beams of one window
         joiner, collected = Joiner(transcriber.language), _Collected()
@@ -129,7 +162,7 @@ class Transcriber:
                 await running.finished(number)
         seconds = len(audio) / SAMPLE_RATE
         if not draft:
-            served.client.observer.on_audio(seconds)
+            served.client.observers.on_audio(seconds)
         yield collected.finished(joiner.text, transcriber.language, seconds)
 
     def check_detection(self, options: TranscriptionOptions) -> None:
@@ -138,52 +171,38 @@ class Transcriber:
         Raises:
             InvalidRequest: it does not, or it does not know one of `options.languages`.
         """
-        if self._tokens is None or not self._tokens.info.languages:
+        self._detector()
+        self.check(options)
+
+    def _detector(self) -> Callable[[TranscriptionOptions, str], Seq2SeqWindowTranscriber]:
+        if self._way.detector is None:
             raise InvalidRequest(
                 f"The model `{self._served.names[0]}` does not detect languages: only multilingual Whisper models do.",
                 "model",
             )
-        self.check(options)
+        return self._way.detector
 
     async def detect_language(self, audio: Samples, options: TranscriptionOptions) -> dict[str, float]:
         """The probability of each language in the first window of audio, by ISO code.
 
-        The caller has reserved a slot with `EngineClient.slots`.
+        The caller has reserved a slot with `Engine.slots`.
 
         Args:
             audio: 1-D float32 at 16 kHz, in [-1, 1]; at least one sample.
-            options: `languages` are those to which the detection is restricted; `timeout`.
+            options: `languages` are those to which the detection is restricted; `deadline`.
 
         Raises:
             InvalidRequest: see `check_detection`.
             EngineError: the engine failed.
             QueueFull: too many jobs wait.
         """
-        self.check_detection(options)
-        assert self._tokens is not None
-        window = Window(0, min(len(audio), round(self._capabilities.window_seconds * SAMPLE_RATE)))
-        found = await self._seq2seq(self._tokens, options).detect(audio, window)
+        detector = self._detector()(options, current_tenant())
+        self.check(options)
+        window = Window(0, min(len(audio), round(self._way.capabilities.window_seconds * SAMPLE_RATE)))
+        found = await detector.detect(audio, window)
         chosen = {code: found[code] for code in options.languages or found}
         total = sum(chosen.values())
         return {code: value / total if total else 1 / len(chosen) for code, value in chosen.items()}
-
-    def _window_transcriber(self, options: TranscriptionOptions) -> WindowTranscriber:
-        if self._tokens is not None:
-            return self._seq2seq(self._tokens, options)
-        served, tenant = self._served, current_tenant()
-        speech, audio = served.info.speech, served.info.audio
-        if speech is not None:
-            return CTCWindowTranscriber(served.client, self._audio, served.renderer.tokenizer, speech, options, tenant)
-        if served.info.streaming is not None:
-            return StreamingWindowTranscriber(served, served.info.streaming, self._audio, options, tenant)
-        assert audio is not None
-        return ChatWindowTranscriber(served, audio, self._audio, options, tenant)
-
-    def _seq2seq(self, tokens: TranscriptionTokens, options: TranscriptionOptions) -> Seq2SeqWindowTranscriber:
-        served = self._served
-        return Seq2SeqWindowTranscriber(
-            served.client, self._audio, served.renderer.tokenizer, tokens, options, current_tenant()
-        )
 
 
 class _Collected:

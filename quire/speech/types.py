@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from quire.engine.client.deadline import Deadline
+from quire.engine.client.sampling_params import GREEDY, SamplingNumbers
+
 SpeechTask = Literal["transcribe", "translate"]
 
 
@@ -26,7 +29,7 @@ class TranscriptionOptions:
         languages: ISO codes of those that are considered then; empty: all of them.
         prompt: earlier text, as context for style and vocabulary. Its last tokens are used.
         hotwords: words that are likely to occur; put before the prompt.
-        temperature: 0: greedy, with higher temperatures as fallback.
+        numbers: how tokens are chosen. At a temperature of 0, higher temperatures are the fallback.
         timestamps: segments with times, as the model writes them; otherwise a window is one segment.
         words: times of words.
         logprobs: log-probabilities of tokens.
@@ -37,7 +40,7 @@ class TranscriptionOptions:
         max_tokens: greatest number of tokens generated for a window; None: what the model can.
         beams: number of beams of a beam search, without temperature fallback; 0: no beam search.
         length_penalty: see `BeamOptions`.
-        timeout, seed, top_p, top_k, min_p, presence_penalty, frequency_penalty, repetition_penalty: as for completions.
+        deadline, seed: as for completions.
     """
 
     task: SpeechTask = "transcribe"
@@ -45,7 +48,7 @@ class TranscriptionOptions:
     languages: tuple[str, ...] = ()
     prompt: str = ""
     hotwords: str = ""
-    temperature: float = 0.0
+    numbers: SamplingNumbers = GREEDY
     timestamps: bool = False
     words: bool = False
     logprobs: bool = False
@@ -54,13 +57,7 @@ class TranscriptionOptions:
     voice: VoiceOptions | None = None
     max_tokens: int | None = None
     seed: int | None = None
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    timeout: float | None = None
+    deadline: Deadline = field(default_factory=Deadline)
     beams: int = 0
     length_penalty: float = 1.0
 

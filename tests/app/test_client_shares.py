@@ -196,8 +196,7 @@ async def test_one_client_does_not_take_the_memory_of_audio(tmp_path: Path) -> N
     core.hold.set()
     settings: Any = {"api_key": KEYS, "max_client_share": SHARE, "max_audio_memory": "200MiB"}
     async with speech.speech_server(tmp_path, core, **settings) as server:
-        audio = server.state.models[0].audio
-        assert audio is not None
+        memory = server.state.audio_memory
 
         def send(key: str, content: bytes) -> asyncio.Task[Any]:
             upload, headers = {"file": ("a", content)}, {"authorization": f"Bearer {key}"}
@@ -206,14 +205,14 @@ async def test_one_client_does_not_take_the_memory_of_audio(tmp_path: Path) -> N
         first = send("a", minutes)
         await until(lambda: len(core.active) == 1)
         second = send("a", minutes)
-        await until(lambda: audio.memory.waiting == 1)
+        await until(lambda: memory.waiting == 1)
         other = send("b", wav(tone(1.0)))
         await until(lambda: len(core.active) == 2)
-        audio.memory._patience = 0.3
+        memory._patience = 0.3
         refused = await send("a", minutes)
         assert (refused.status_code, refused.headers["retry-after"]) == (429, "10")
         assert "--max-client-share" in refused.json()["error"]["message"]
-        assert audio.memory.waiting == 1
+        assert memory.waiting == 1
         core.hold.clear()
         assert [(await task).status_code for task in (first, second, other)] == [200] * 3
         invalid = await send("a", encode(np.zeros((1800 * 1000, 1), np.float32), "flac", rate=1000))

@@ -27,6 +27,7 @@ from tests.support.process import serving
 from tests.support.realtime import FakeSpeech
 from tests.support.responses import REASONING_AND_CALL, answers_with, reasoning_server
 from tests.support.server import Server, until
+from tests.support.speech import SPEECH
 
 JSON = {"content-type": "application/json"}
 MAX_ERROR = 8192  # characters: an error does not quote much of the body
@@ -48,21 +49,22 @@ class Fake:
 
 @pytest.fixture(scope="module")
 def fake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fake]:
-    core = answers_with(REASONING_AND_CALL)
-    pooling = pooling_info(INFO, generates=True, sparse=True)
-    core.info = msgspec.structs.replace(pooling, tasks=(*pooling.tasks, "transcribe"))
+    cores = (  # a request that names no model finds one for its task
+        answers_with(REASONING_AND_CALL),
+        FakeCore(info=pooling_info(INFO, sparse=True)),
+        FakeCore(info=msgspec.structs.replace(INFO, kind=SPEECH)),
+    )
     folder = tmp_path_factory.mktemp("fuzz")
     prompts = {"prompts": {"query": "Instruct: find\nQuery: "}}
     (folder / "config_sentence_transformers.json").write_text(json.dumps(prompts))
     with asyncio.Runner() as runner:
-        running = reasoning_server(folder, core, speech=FakeSpeech())
+        running = reasoning_server(folder, *cores, speech=FakeSpeech())
         server = runner.run(running.__aenter__())
         try:
             yield Fake(runner, server)
-            assert isinstance(core, FakeCore)
             runner.run(until(lambda: not server.state.in_flight))
-            runner.run(until(lambda: not server.state.models[0].client.slots_in_use))
-            runner.run(until(lambda: not core.active))
+            runner.run(until(lambda: not any(model.client.slots_in_use for model in server.state.models)))
+            runner.run(until(lambda: not any(core.active for core in cores)))
             assert runner.run(server.http.get("/health")).status_code == 200
         finally:
             runner.run(running.__aexit__(None, None, None))
@@ -160,7 +162,9 @@ def test_random_bodies_against_the_bundled_model(tmp_path_factory: pytest.TempPa
     """For FUZZ_SECONDS seconds; a failure prints the smallest body that was found."""
     end = time.monotonic() + float(os.environ.get("FUZZ_SECONDS", "60"))
     store = f"sqlite:///{tmp_path_factory.mktemp('store')}/responses.db"
-    with serving("--response-store", store, "--served-model-name", "fake", "--no-access-log") as server:
+    with serving(
+        "--response-store", store, "--served-model-name", "fake", "fake-1", "fake-2", "--no-access-log"
+    ) as server:
         with server.http as http:
 
             def post(path: str, content: bytes) -> httpx.Response:

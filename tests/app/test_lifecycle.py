@@ -97,6 +97,7 @@ async def test_a_stopped_engine_leaves_no_thread(tmp_path: Path, monkeypatch: py
     from quire.engine.client.sampling_params import SamplingParams
     from quire.engine.client.stream import GenerateRequest
     from quire.engine.models.model_config import read_model_config
+    from quire.serving.models import GeneratingModel
     from tests.support.fake_core import prompt_of
 
     before = threading.enumerate()
@@ -105,7 +106,7 @@ async def test_a_stopped_engine_leaves_no_thread(tmp_path: Path, monkeypatch: py
     source = ModelSource(folder, str(folder), ("model",))
     engine = RunningEngine(source, read_model_config(folder), settings, None)
     model = await engine.loaded()
-    assert model.grammars is not None
+    assert isinstance(model, GeneratingModel)
     grammar = await model.grammars.check(lambda _: '{"grammars": [{"json_schema": {"type": "boolean"}}]}', "x")
     params = SamplingParams(max_tokens=3, grammar=grammar.text, eos_token_ids=model.eos_token_ids)
     request: Any = GenerateRequest(prompt=prompt_of("yes or no?"), params=params)

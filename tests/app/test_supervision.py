@@ -58,7 +58,9 @@ async def supervised(
 ) -> AsyncIterator[tuple[Server, Engine, list[str]]]:
     """A server whose engine dies, and what was given as the reason to give up."""
     async with running_server(folder, first) as server:
-        engine, given_up = Engine(server.state.models[0].client, list(later)), list[str]()
+        client = server.state.models[0].client
+        assert isinstance(client, EngineClient)
+        engine, given_up = Engine(client, list(later)), list[str]()
         task = asyncio.create_task(supervise(engine, policy, server.state, given_up.append))
         try:
             yield server, engine, given_up

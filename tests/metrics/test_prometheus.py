@@ -132,7 +132,7 @@ async def test_pooled_requests_are_counted_without_token_times(tmp_path: Path) -
 
 async def test_waiting_sequences_are_counted_by_reason(tmp_path: Path) -> None:
     async with running_server(tmp_path) as server:
-        server.state.models[0].client.observer.on_step(StepStats(running=1, waiting=5, deferred=2))
+        server.state.models[0].client.observers.on_step(StepStats(running=1, waiting=5, deferred=2))
         found = await metrics_of(server)
     by_reason = 'vllm:num_requests_waiting_by_reason{{engine="0",model_name="fake",reason="{}"}}'
     assert [found[by_reason.format(reason)] for reason in ("capacity", "deferred")] == [3, 2]
@@ -164,7 +164,7 @@ async def test_sleep_is_a_state(tmp_path: Path) -> None:
         assert await states() == [0, 0, 1]
         await server.post("/sleep?level=1")  # of two levels, the deeper one counts
         assert await states() == [0, 0, 1]
-        server.state.models[0].client.observer.on_sleep(frozenset({"kv_cache"}), 2)  # the weights are awake
+        server.state.models[0].client.observers.on_sleep(frozenset({"kv_cache"}), 2)  # the weights are awake
         assert await states() == [0, 0, 0]
         await server.post("/wake_up")
         assert await states() == [1, 0, 0]

@@ -22,8 +22,8 @@ def test_defaults_beyond_the_bounds_of_requests_are_left_out(tmp_path: Path) -> 
     given |= {"eos_token_id": [1, -1, "x", None]}
     (tmp_path / "generation_config.json").write_text(json.dumps(given))
     defaults = read_defaults(tmp_path, tokenizer, "auto")
-    assert (defaults.temperature, defaults.top_p, defaults.top_k) == (1.0, 0.9, 0)
-    assert (defaults.repetition_penalty, defaults.max_tokens) == (1.0, None)
+    assert (defaults.numbers.temperature, defaults.numbers.top_p, defaults.numbers.top_k) == (1.0, 0.9, 0)
+    assert (defaults.numbers.repetition_penalty, defaults.max_tokens) == (1.0, None)
     assert defaults.eos_token_ids == (1, EOS)
 
 
@@ -32,9 +32,9 @@ def test_the_operator_may_replace_the_defaults(tmp_path: Path) -> None:
     tokenizer = Tokenizer.load(tmp_path)
     (tmp_path / "generation_config.json").write_text(json.dumps({"temperature": 0.2, "top_p": 0.9}))
     defaults = read_defaults(tmp_path, tokenizer, "auto", {"temperature": 0.7, "max_new_tokens": 9})
-    assert (defaults.temperature, defaults.top_p, defaults.max_tokens) == (0.7, 0.9, 9)
+    assert (defaults.numbers.temperature, defaults.numbers.top_p, defaults.max_tokens) == (0.7, 0.9, 9)
     defaults = read_defaults(tmp_path, tokenizer, "none", {"temperature": 0.7})
-    assert (defaults.temperature, defaults.top_p) == (0.7, 1.0)
+    assert (defaults.numbers.temperature, defaults.numbers.top_p) == (0.7, 1.0)
     (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": 5}))
     assert 5 in read_defaults(tmp_path, tokenizer, "none").eos_token_ids
     replaced = read_defaults(tmp_path, tokenizer, "none", {}, {"eos_token_id": [6, 7]}).eos_token_ids

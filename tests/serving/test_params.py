@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from quire.engine.client.protocol import AddRequest
+from quire.rendering.renderer import Renderer
 from quire.rendering.tokenizer import Tokenizer
 from tests.support.fake_core import FakeCore, prompt_of, says
 from tests.support.server import chunks_of, running_server
@@ -51,6 +52,23 @@ async def test_a_choice_that_is_left_is_enough(tmp_path: Path) -> None:
             {"temperature": 1000, "repetition_penalty": 1000},
         ):
             assert (await server.post(PATH, {"prompt": "hi", **fields})).status_code == 200
+
+
+async def test_sampling_fields_are_checked_before_anything_is_rendered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running_server(tmp_path) as server:
+        monkeypatch.setattr(Renderer, "chat", None)
+        monkeypatch.setattr(Renderer, "text", None)
+        for fields, param in (
+            ({"logit_bias": {str(VOCAB_SIZE): 1}}, "logit_bias"),
+            ({"allowed_token_ids": []}, "allowed_token_ids"),
+            ({"stop": [""]}, "stop"),
+            ({"use_beam_search": True, "min_tokens": 1}, "min_tokens"),
+        ):
+            for path, body in ((PATH, {"prompt": "hi"}), (CHATS, {"messages": [{"role": "user", "content": "hi"}]})):
+                answer = await server.post(path, {**body, **fields})
+                assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text
 
 
 async def test_bad_words_that_the_model_cannot_write_are_refused(

@@ -12,9 +12,11 @@ import msgspec
 import numpy as np
 import pytest
 
+from quire.engine.client.deadline import Deadline
 from quire.engine.client.errors import DeadlineExceeded
 from quire.engine.client.pooling_params import PoolingParams
 from quire.engine.client.protocol import AddRequest
+from quire.engine.client.sampling_params import SamplingNumbers
 from quire.protocol.errors import InvalidRequest
 from quire.speech.transcriber import Transcriber
 from quire.speech.types import (
@@ -238,7 +240,7 @@ async def test_an_unlikely_text_is_decoded_again_up_to_the_last_temperature(tmp_
 async def test_a_given_temperature_is_the_only_one(tmp_path: Path) -> None:
     temperatures, answer = at_temperature(" again and" * 30)
     async with speech_server(tmp_path, SpeechCore(answer=answer)) as server:
-        await transcribe(server, spoken((A, 1.0)), live=False, temperature=0.7)
+        await transcribe(server, spoken((A, 1.0)), live=False, numbers=SamplingNumbers(temperature=0.7))
         assert temperatures == [0.7]
 
 
@@ -326,7 +328,7 @@ async def test_a_text_that_repeats_itself_is_not_chosen_however_likely_it_is(tmp
     ("doubts", "options"),
     [
         ({}, {}),
-        ({WRONG: -0.9}, {"temperature": 0.3}),
+        ({WRONG: -0.9}, {"numbers": SamplingNumbers(temperature=0.3)}),
         ({WRONG: -0.9}, {"max_tokens": 4}),
     ],
 )
@@ -437,7 +439,7 @@ async def test_a_timeout_holds_for_all_windows_together(tmp_path: Path) -> None:
     core.hold.set()
     async with speech_server(tmp_path, core) as server:
         with pytest.raises(DeadlineExceeded):
-            await transcribe(server, spoken((A, 1.0)), language="en", timeout=0.3)
+            await transcribe(server, spoken((A, 1.0)), language="en", deadline=Deadline(0.3))
 
 
 async def test_no_audio_is_no_text(tmp_path: Path) -> None:
@@ -481,7 +483,7 @@ async def test_what_a_model_must_not_sample_is_masked(tmp_path: Path) -> None:
 
 async def test_an_engine_without_a_model_for_words_says_so(tmp_path: Path) -> None:
     core = SpeechCore()
-    core.info = msgspec.structs.replace(core.info, speech=msgspec.structs.replace(SPEECH, aligns_words=False))
+    core.info = msgspec.structs.replace(core.info, kind=msgspec.structs.replace(SPEECH, aligns_words=False))
     async with speech_server(tmp_path, core) as server:
         with pytest.raises(InvalidRequest, match="word timestamps"):
             await transcribe(server, spoken((A, 1.0)), words=True)

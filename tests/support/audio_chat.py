@@ -16,6 +16,7 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from quire.engine.client.audio import AudioInfo, AudioLengths, WindowLengths
+from quire.engine.client.model_info import Generates
 from quire.engine.client.protocol import AddRequest
 from tests.support.audio import Samples, wav
 from tests.support.fake_core import INFO, FakeCore
@@ -144,8 +145,7 @@ class AudioCore(FakeCore):
             INFO,
             vocab_size=VOCAB,
             max_model_len=self.context,
-            tasks=("generate", "transcribe"),
-            audio=audio_info(self.kind),
+            kind=Generates(audio=audio_info(self.kind)),
         )
 
 

@@ -159,7 +159,7 @@ _CHATS: list[Body] = [
 ]  # fmt: skip
 
 _POOLED: Body = {
-    "model": "fake", "truncate_prompt_tokens": 20, "truncation_side": "left", "padding": "do_not_pad", "priority": 0,
+    "model": "fake-1", "truncate_prompt_tokens": 20, "truncation_side": "left", "padding": "do_not_pad", "priority": 0,
     "cache_salt": "salt", "request_id": "request", "timeout": 30.0,
 }  # fmt: skip
 _ENCODED: Body = {"encoding_format": "base64", "embed_dtype": "float16", "endianness": "big"}
@@ -195,7 +195,7 @@ _SCORES: list[Body] = [
     {"data_1": "Once", "data_2": "Twice"},
     {"text_1": "Once", "text_2": ["Once", "Twice"]},
 ]
-_TEI: Body = {"model": "fake", "truncate": True, "truncation_direction": "Left"}
+_TEI: Body = {"model": "fake-1", "truncate": True, "truncation_direction": "Left"}
 _TEI_TEXTS: list[Body] = [
     {**_TEI, "inputs": ["Once", "Twice"], "prompt_name": "query"},
     *({"inputs": given} for given in _INPUTS),
@@ -222,7 +222,7 @@ _INVOCATIONS: list[Body] = [
     *(_POOLINGS + _SCORES + _RERANKED + _TEI_EMBEDDED),
 ]
 _BETA_SESSION: dict[str, Any] = {
-    "client_secret": {"expires_after": {"anchor": "created_at", "seconds": 60}}, "model": "fake",
+    "client_secret": {"expires_after": {"anchor": "created_at", "seconds": 60}}, "model": "fake-2",
     "input_audio_format": "pcm16", "input_audio_transcription": {"language": "en", "prompt": "Hi"},
     "input_audio_noise_reduction": None, "turn_detection": {"type": "server_vad", "threshold": 0.5},
     "include": [], "modalities": ["text"], "instructions": "Be kind.", "max_response_output_tokens": "inf",
@@ -249,7 +249,7 @@ BODIES: dict[str, list[Body]] = {
     "/v2/rerank": _RERANKED,
     "/v2/embed": [
         {
-            "model": "fake", "texts": ["Once", "Twice"], "inputs": None, "input_type": "search_query",
+            "model": "fake-1", "texts": ["Once", "Twice"], "inputs": None, "input_type": "search_query",
             "embedding_types": ["float", "int8", "uint8", "binary", "ubinary", "base64"], "output_dimension": 8,
             "truncate": "START", "max_tokens": 5, "priority": 0,
         },

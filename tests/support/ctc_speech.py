@@ -10,14 +10,14 @@ import msgspec
 import numpy as np
 
 from quire.engine.client.convolutions import Convolution
-from quire.engine.client.model_info import SpeechToTextInfo
+from quire.engine.client.model_info import Transcribes
 from quire.engine.client.protocol import AddRequest
 from tests.support.ctc import CHARACTERS
 from tests.support.fake_core import INFO, FakeCore
 from tests.support.speech import HEARD
 
 POSITION = 320  # samples
-SPEECH = SpeechToTextInfo(
+SPEECH = Transcribes(
     kind="ctc",
     features="samples",
     sample_rate=16_000,
@@ -61,6 +61,4 @@ class CTCCore(FakeCore):
 
     def __post_init__(self) -> None:
         self.alignment = spells
-        self.info = msgspec.structs.replace(
-            INFO, vocab_size=len(CHARACTERS), max_model_len=1500, tasks=("transcribe",), speech=SPEECH
-        )
+        self.info = msgspec.structs.replace(INFO, vocab_size=len(CHARACTERS), max_model_len=1500, kind=SPEECH)

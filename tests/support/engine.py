@@ -15,7 +15,8 @@ import torch
 from quire.config.options import EngineOptions, ModelOptions, ParallelOptions
 from quire.engine.build.core_config import CoreConfig
 from quire.engine.build.engine import build_core
-from quire.engine.client.model_info import ModelInfo
+from quire.engine.client.audio import AudioInfo
+from quire.engine.client.model_info import Generates, ModelInfo, Pools, Transcribes
 from quire.engine.client.pooling_params import PoolingParams
 from quire.engine.client.protocol import (
     Abort,
@@ -157,6 +158,23 @@ class Engine:
     def abort(self, request_id: str) -> None:
         self.core._handle(Abort([request_id]))
         self._collect()
+
+    @property
+    def audio(self) -> AudioInfo:
+        """How the model reads audio among its tokens."""
+        assert isinstance(self.info.kind, Generates)
+        assert self.info.kind.audio is not None
+        return self.info.kind.audio
+
+    @property
+    def speech(self) -> Transcribes:
+        assert isinstance(self.info.kind, Transcribes)
+        return self.info.kind
+
+    @property
+    def pools(self) -> Pools:
+        assert isinstance(self.info.kind, Pools)
+        return self.info.kind
 
     @property
     def model(self) -> Any:

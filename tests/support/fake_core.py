@@ -13,7 +13,7 @@ import numpy as np
 from quire.engine.client.engine_client import EngineClient
 from quire.engine.client.errors import FrontEndClosed
 from quire.engine.client.launch import CoreEntry, CoreHandle, ThreadCore
-from quire.engine.client.model_info import ModelInfo
+from quire.engine.client.model_info import ModelInfo, Pools
 from quire.engine.client.pooling_params import PoolingParams
 from quire.engine.client.protocol import (
     Abort,
@@ -111,6 +111,11 @@ class FakeCore:
     steps: int = 0
     _allowed: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
 
+    @property
+    def pools(self) -> Pools:
+        assert isinstance(self.info.kind, Pools)
+        return self.info.kind
+
     def allow(self, steps: int) -> None:
         """Let so many steps be made while the core is on hold."""
         self._allowed.release(steps)
@@ -161,7 +166,11 @@ class FakeCore:
         if self.alignment is not None:
             return PooledOutput(message.request_id, self.alignment(message), 0, time.monotonic())
         # Without facts about pooling: the prompt itself, by which tests of the client know their requests.
-        data = message.prompt.astype(np.float32) if self.info.pooling is None else pooled(self.info, message)
+        data = (
+            message.prompt.astype(np.float32)
+            if not isinstance(self.info.kind, Pools)
+            else pooled(self.info.kind, message)
+        )
         return PooledOutput(message.request_id, data, cached, time.monotonic())
 
     def _step(self) -> StepOutput:

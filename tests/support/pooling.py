@@ -5,34 +5,30 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from quire.engine.client.model_info import ModelInfo, PoolingInfo
+from quire.engine.client.model_info import ModelInfo, Pools
 from quire.engine.client.pooling_params import PoolingParams
 from quire.engine.client.protocol import AddRequest, PooledArray
 
 SIZE, TOKEN_SIZE = 32, 16
 LABELS = ("calm", "glad", "sad")
-POOLING = PoolingInfo(
+POOLING = Pools(
+    tasks=("embed", "classify", "score", "token_embed", "token_classify"),
     embedding_size=SIZE,
     token_embedding_size=TOKEN_SIZE,
     matryoshka=True,
     labels=LABELS,
     score_method="cross_encoder",
 )
-TASKS = ("embed", "classify", "score", "token_embed", "token_classify")
 
 
-def pooling_info(info: ModelInfo, *tasks: str, generates: bool = False, **changes: object) -> ModelInfo:
+def pooling_info(info: ModelInfo, *tasks: str, **changes: object) -> ModelInfo:
     """The facts about a model that has these pooling tasks; default: all."""
-    pooling = msgspec.structs.replace(POOLING, **changes)
-    return msgspec.structs.replace(
-        info, tasks=(*(["generate"] if generates else []), *(tasks or TASKS)), pooling=pooling
-    )
+    return msgspec.structs.replace(info, kind=msgspec.structs.replace(POOLING, tasks=tasks or POOLING.tasks, **changes))
 
 
-def pooled(info: ModelInfo, message: AddRequest) -> PooledArray:
+def pooled(facts: Pools, message: AddRequest) -> PooledArray:
     """The answer to a pooling request."""
-    facts, params, tokens = info.pooling, message.params, message.prompt.astype(np.int64)
-    assert facts is not None
+    params, tokens = message.params, message.prompt.astype(np.int64)
     assert isinstance(params, PoolingParams)
     match params.task:
         case "embed":
@@ -63,7 +59,7 @@ def _score(tokens: np.ndarray, start: int | None, params: PoolingParams) -> Pool
     return np.array([value], np.float32)
 
 
-def _logits(tokens: np.ndarray, facts: PoolingInfo) -> PooledArray:
+def _logits(tokens: np.ndarray, facts: Pools) -> PooledArray:
     return (tokens[:, None] * np.arange(1, len(facts.labels) + 1) % 7).astype(np.float32)
 
 

@@ -24,7 +24,6 @@ async def pooling_server(
     folder: Path,
     *tasks: str,
     core: FakeCore | None = None,
-    generates: bool = False,
     files: dict[str, Any] | None = None,
     facts: dict[str, Any] | None = None,
     max_model_len: int = 512,
@@ -36,14 +35,13 @@ async def pooling_server(
         folder: of the model.
         tasks: of the model.
         core: that answers.
-        generates: it generates text as well.
         files: JSON files of the model.
-        facts: fields of its `PoolingInfo`.
+        facts: fields of its `Pools`.
         max_model_len: context length in tokens.
         options: of `running_server`.
     """
     core = core or FakeCore()
-    info = pooling_info(INFO, *tasks, generates=generates, **(facts or {}))
+    info = pooling_info(INFO, *tasks, **(facts or {}))
     core.info = msgspec.structs.replace(info, max_model_len=max_model_len)
     write_files(folder, files or {})
     async with running_server(folder, core, **options) as server:

@@ -26,6 +26,7 @@ from tests.support.audio import voice
 from tests.support.fake_core import INFO, FakeCore
 from tests.support.patience import PATIENCE
 from tests.support.server import Server, running_server
+from tests.support.speech import SPEECH
 
 RATE = 16000
 _WORD = RATE // 2  # samples
@@ -85,7 +86,7 @@ class FakeSpeech:
 @asynccontextmanager
 async def speech_server(folder: Path, speech: FakeSpeech | None = None, **settings: Any) -> AsyncIterator[Server]:
     """A server of one model that transcribes, `fake`."""
-    core = FakeCore(info=msgspec.structs.replace(INFO, tasks=("transcribe",)))
+    core = FakeCore(info=msgspec.structs.replace(INFO, kind=SPEECH))
     async with running_server(folder, core, speech=speech or FakeSpeech(), **settings) as server:
         yield server
 

@@ -60,5 +60,5 @@ def answers_with(text: str = REASONING_AND_CALL) -> FakeCore:
     return FakeCore(answer=says(text))
 
 
-def reasoning_server(folder: Path, core: FakeCore, **settings: Any) -> Any:
-    return running_server(folder, core, tool_call_parser="hermes", reasoning_parser="qwen3", **settings)
+def reasoning_server(folder: Path, *cores: FakeCore, **settings: Any) -> Any:
+    return running_server(folder, *cores, tool_call_parser="hermes", reasoning_parser="qwen3", **settings)

@@ -7,7 +7,7 @@ import json
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,21 +30,19 @@ from quire.config.types import urls_by_label
 from quire.engine.client.launch import CoreEntry, CoreHandle
 from quire.metrics.prometheus import Metrics, ModelMetrics
 from quire.multimodal.audio.memory import AudioMemory
-from quire.multimodal.audio.reader import AudioReader
 from quire.multimodal.sources import media_policy
 from quire.parsing.parsers import reasoning_tags, tool_format
-from quire.parsing.structured.checker import GrammarChecker
 from quire.realtime.sessions import Sessions
 from quire.realtime.transcribers import transcriber_factory
 from quire.realtime.utterance_transcriber import UtteranceTranscriber
 from quire.rendering.renderer import Renderer
 from quire.rendering.tokenizer import Tokenizer
 from quire.serving.defaults import read_defaults
-from quire.serving.models import ServedModel, ServerState
+from quire.serving.models import GeneratingModel, ModelParts, ServerState, served_model
 from quire.serving.result_memory import ResultMemory
 from tests.support.fake_core import CONTEXT, FakeCore, running_client
 from tests.support.patience import PATIENCE
-from tests.support.tokenizer import EOS, write_tokenizer
+from tests.support.tokenizer import write_tokenizer
 
 
 @dataclass
@@ -96,7 +94,7 @@ async def running_server(
             )
             info = await client.ready()
             tokenizer = Tokenizer.load(folder)
-            model = ServedModel(
+            parts = ModelParts(
                 names=tuple(names) if index == 0 else (f"fake-{index}",),
                 root=f"root-{index}",
                 client=client,
@@ -105,21 +103,25 @@ async def running_server(
                 defaults=read_defaults(
                     folder, tokenizer, options.generation_config, options.override_generation_config
                 ),
-                reasoning=reasoning_tags(options.reasoning_parser, "</think>"),
-                tools=tool_format(options.tool_call_parser, ""),
-                audio=AudioReader(options, audio_memory, share=options.max_client_share)
-                if "transcribe" in info.tasks
-                else None,
-                grammars=GrammarChecker(folder, info.vocab_size, (EOS,)) if "generate" in info.tasks else None,
                 priority_scheduling=options.scheduling_policy == "priority",
             )
-            client.observer = observer = ModelMetrics(metrics, model.names[0], index)
-            observer.describe_cache(info, options)
+            model = served_model(parts, folder, options, audio_memory)
+            if isinstance(model, GeneratingModel):  # whatever the template
+                model = replace(
+                    model,
+                    reasoning=reasoning_tags(options.reasoning_parser, "</think>"),
+                    tools=tool_format(options.tool_call_parser, ""),
+                    parser_tokens=(),
+                )
+            model_metrics = ModelMetrics(metrics, model.names[0], index)
+            model_metrics.describe_cache(info, options)
+            client.observers.add(model_metrics)
             stack.push_async_callback(model.close)
             models.append(model)
         state = ServerState(
             models=models,
             limits=options,
+            audio_memory=audio_memory,
             strict_fields=options.strict_fields,
             trust_request_chat_template=options.trust_request_chat_template,
             tokenizer_info=options.enable_tokenizer_info_endpoint,

@@ -15,7 +15,7 @@ import numpy as np
 import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
-from quire.engine.client.model_info import SpeechToTextInfo
+from quire.engine.client.model_info import Transcribes
 from quire.engine.client.pooling_params import PoolingParams
 from quire.engine.client.protocol import AddRequest
 from tests.support.audio import Samples, tone
@@ -31,7 +31,7 @@ TOKEN = {text: 256 + index for index, text in enumerate(_CONTROL)}
 END = TOKEN["<|endoftext|>"]
 TIMES = 256 + len(_CONTROL)  # the token of 0.00
 VOCAB = TIMES + 1501
-SPEECH = SpeechToTextInfo(
+SPEECH = Transcribes(
     kind="whisper",
     sample_rate=16_000,
     num_mel_bins=80,
@@ -162,15 +162,13 @@ class SpeechCore(FakeCore):
     alignment: Callable[[AddRequest], np.ndarray] | None = aligned
 
     def __post_init__(self) -> None:
-        self.info = msgspec.structs.replace(
-            INFO, vocab_size=VOCAB, max_model_len=448, tasks=("transcribe",), speech=SPEECH
-        )
+        self.info = msgspec.structs.replace(INFO, vocab_size=VOCAB, max_model_len=448, kind=SPEECH)
 
 
 def english_only(core: SpeechCore) -> SpeechCore:
     """The core of a model without languages."""
     speech = msgspec.structs.replace(SPEECH, languages={}, transcribe_token=None, translate_token=None)
-    core.info = msgspec.structs.replace(core.info, speech=speech)
+    core.info = msgspec.structs.replace(core.info, kind=speech)
     return core
 
 

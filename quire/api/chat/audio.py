@@ -22,13 +22,21 @@ from quire.multimodal.sources import MediaPolicy, MediaSource, base64_source, ch
 from quire.protocol.chat import Message
 from quire.protocol.errors import InvalidRequest, shorten
 from quire.rendering.messages import AUDIO_PART
-from quire.serving.models import ServedModel
+from quire.serving.models import AudioInput, GeneratingModel
 from quire.workers.tenant import current_tenant
 
 _KINDS = ("input_audio", "audio_url")
 _PICTURES = ("image_url", "input_image", "image", "image_pil", "image_embeds", "video_url", "video", "input_video")
 _IN_MEMORY = 1 << 20  # bytes of a file; larger ones are on disk until they are decoded
 Pieces = list[list[MediaItem]]  # the items of each piece of audio
+
+
+@dataclass(frozen=True, slots=True)
+class ChatAudio:
+    """The audio of a chat: the items of each of its parts, and how the model reads them."""
+
+    info: AudioInfo
+    pieces: Pieces
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +49,8 @@ class _Part:
 
 
 async def take_audio(
-    messages: Sequence[Message], model: ServedModel, policy: MediaPolicy, max_parts: int, sequences: int
-) -> Pieces | None:
+    messages: Sequence[Message], model: GeneratingModel, policy: MediaPolicy, max_parts: int, sequences: int
+) -> ChatAudio | None:
     """Replace the audio in messages by `AUDIO_PART`, and make items of it.
 
     Everything that costs little is checked first, for all parts. Then the files are read, one after the other; large
@@ -57,21 +65,19 @@ async def take_audio(
         sequences: requests to the engine that will have the items.
 
     Returns:
-        The items of each part in order; None if there are none.
+        The audio; None if there is none.
 
     Raises:
         InvalidRequest: the model takes no audio, or there are too many parts.
         PromptError: a part is not valid, not allowed, broken, or too long.
         QueueFull: too many files wait to be decoded.
     """
-    if model.info.audio is not None:
+    if model.audio is not None:
         _refuse_pictures(messages, model)
     audio = audio_parts(messages)
     if not audio:
         return None
-    info = model.info.audio
-    reader = model.audio
-    if info is None or reader is None:
+    if model.audio is None:
         kind = audio[0][0][audio[0][1]]["type"]
         raise InvalidRequest(
             f"Content parts of type {kind!r} are not supported: the model `{model.names[0]}` accepts text only.",
@@ -81,12 +87,13 @@ async def take_audio(
         raise InvalidRequest(
             f"A chat may have at most {max_parts} audio parts (--max-audio-parts), not {len(audio)}.", "messages"
         )
-    parts = [_checked(content[index], where, policy, reader.limits.size) for content, index, where in audio]
+    parts = [_checked(content[index], where, policy, model.audio.reader.limits.size) for content, index, where in audio]
     for content, index, _ in audio:
         content[index] = dict(AUDIO_PART)
     with ExitStack() as stack:
-        files = [await _file(part, reader, stack) for part in parts]
-        return await _pieces(parts, files, model, info, reader, sequences)
+        files = [await _file(part, model.audio.reader, stack) for part in parts]
+        pieces = await _pieces(parts, files, model.audio, model.info.max_model_len, sequences)
+    return ChatAudio(model.audio.info, pieces)
 
 
 def audio_parts(messages: Sequence[Message]) -> list[tuple[list[Any], int, str]]:
@@ -104,7 +111,7 @@ def _parts(messages: Sequence[Message], kinds: Sequence[str]) -> list[tuple[list
     ]
 
 
-def _refuse_pictures(messages: Sequence[Message], model: ServedModel) -> None:
+def _refuse_pictures(messages: Sequence[Message], model: GeneratingModel) -> None:
     for content, index, where in _parts(messages, _PICTURES):
         raise InvalidRequest(
             f"Content parts of type {content[index]['type']!r} are not supported: the model `{model.names[0]}` is "
@@ -155,17 +162,17 @@ async def _file(part: _Part, reader: AudioReader, stack: ExitStack) -> AudioFile
 async def _pieces(
     parts: Sequence[_Part],
     files: Sequence[AudioFile],
-    model: ServedModel,
-    info: AudioInfo,
-    reader: AudioReader,
+    audio_input: AudioInput,
+    limit: int,
     sequences: int,
 ) -> Pieces:
-    tenant = current_tenant()
+    """The items of each part. `limit`: tokens of the context."""
+    tenant, info, reader = current_tenant(), audio_input.info, audio_input.reader
     copies = 1 + sequences  # of features: here, and one for each request to the engine
     tokens = [0] * len(parts)
 
     async def make(index: int, audio: DecodedAudio, reservation: Reservation) -> list[MediaItem]:
-        _check_length(audio, parts[index], model, info, sum(tokens[:index]))
+        _check_length(audio, parts[index], limit, info, sum(tokens[:index]))
         items = await reader.run(partial(audio_items, audio.samples, info), tenant=tenant)
         for item in items:
             reservation.pass_on(item.features, copies * item.features.nbytes)
@@ -179,7 +186,7 @@ async def _pieces(
     return await reader.decode(files, use, make, tenant=tenant)
 
 
-def _check_length(audio: DecodedAudio, part: _Part, model: ServedModel, info: AudioInfo, before: int) -> None:
+def _check_length(audio: DecodedAudio, part: _Part, limit: int, info: AudioInfo, before: int) -> None:
     if part.format is not None and audio.format != part.format:
         raise AudioError(f"The audio is {audio.format}, but its `format` is {part.format}.", part.where)
     samples = len(audio.samples)
@@ -191,7 +198,6 @@ def _check_length(audio: DecodedAudio, part: _Part, model: ServedModel, info: Au
             part.where,
         )
     tokens = token_count(samples, info)
-    limit = model.info.max_model_len
     if not tokens:
         raise AudioError(
             f"The audio is too short: its {audio.seconds:.3f} s give no audio token of this model.", part.where

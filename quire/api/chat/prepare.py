@@ -19,17 +19,10 @@ from quire.parsing.tools.choice import tool_plan
 from quire.protocol.chat import ChatRequest, Message
 from quire.protocol.errors import InvalidRequest
 from quire.rendering.prompts import EFFORT, NO_EFFORT, THINKING_SWITCHES, Prompt, RenderedChat
-from quire.serving.beams.options import BeamOptions, beam_options, unused_with_beams
+from quire.serving.beams.options import BeamOptions, unused_with_beams
 from quire.serving.generation import UsageCounter
-from quire.serving.models import ServedModel, ServerState
-from quire.serving.params import (
-    apply_server_defaults,
-    generate_requests,
-    output_token_limit,
-    sampling_params,
-    sequences_per_prompt,
-    truncate_prompt,
-)
+from quire.serving.models import GeneratingModel, ServerState
+from quire.serving.params import plan_sequences
 from quire.workers.tenant import current_tenant
 
 
@@ -46,7 +39,7 @@ class PreparedChat:
 
     head: ChatChunkFields
     body: ChatRequest
-    model: ServedModel
+    model: GeneratingModel
     prompt: Prompt
     answer_format: AnswerFormat
     final_text: str
@@ -80,7 +73,7 @@ class PreparedChat:
         return UsageCounter([len(self.prompt.token_ids)], len(self.requests), audio_tokens)
 
 
-async def prepare_chat(body: ChatRequest, model: ServedModel, state: ServerState, response_id: str) -> PreparedChat:
+async def prepare_chat(body: ChatRequest, model: GeneratingModel, state: ServerState, response_id: str) -> PreparedChat:
     """Render the conversation and check everything that can be checked before the request runs.
 
     The messages and tools are then removed from `body`.
@@ -89,40 +82,33 @@ async def prepare_chat(body: ChatRequest, model: ServedModel, state: ServerState
         InvalidRequest: a field is not valid.
         PromptError: the conversation cannot be rendered.
     """
-    apply_server_defaults(body, model, state)
+    sequences = plan_sequences(body, model, state, visible_tokens=model.parser_tokens)
     plan = tool_plan(body, model.tools)
-    if body.truncate_prompt_tokens is not None and model.info.audio is not None and audio_parts(body.messages):
+    if body.truncate_prompt_tokens is not None and model.audio is not None and audio_parts(body.messages):
         raise InvalidRequest(
             "`truncate_prompt_tokens` is not supported for chats with audio.", "truncate_prompt_tokens"
         )
-    sequences = sequences_per_prompt(body, state.limits)
-    audio = await take_audio(body.messages, model, state.media, state.max_audio_parts, sequences)
+    audio = await take_audio(body.messages, model, state.media, state.max_audio_parts, sequences.n)
     conversation = conversation_of(
-        body, trusted=state.trust_request_chat_template, audio=None if audio is None else model.info.audio
+        body,
+        trusted=state.trust_request_chat_template,
+        audio=None if audio is None else audio.info,
     )
     max_tokens = None if body.truncate_prompt_tokens is not None else model.info.max_model_len
     rendered = await model.renderer.chat(conversation, max_tokens=max_tokens, tenant=current_tenant())
     _check_effort(body, rendered, model)
     items: tuple[MediaItem, ...] = ()
-    if audio is None or model.info.audio is None:
-        prompt = truncate_prompt(rendered.prompt, body, model)
+    if audio is None:
+        prompt = sequences.fit(rendered.prompt)
     else:
-        tokens, items = place_audio(rendered.prompt.token_ids, model.info.audio, audio)
-        prompt = Prompt(tokens, rendered.prompt.text)
-    max_tokens = output_token_limit(prompt, model, body.max_completion_tokens or body.max_tokens)
+        tokens, items = place_audio(rendered.prompt.token_ids, audio.info, audio.pieces)
+        prompt = sequences.fit(Prompt(tokens, rendered.prompt.text))
     continued = rendered.final_text if body.continue_final_message else ""
     tags = None if model.reasoning is None else model.reasoning.switched(rendered.thinking, rendered.prompt.text)
     answer_format = AnswerFormat(
         tags=tags, prompt=rendered.prompt.text, continued=continued, plan=plan, tools=model.tools
     )
-    params = sampling_params(
-        body,
-        model,
-        state.limits,
-        max_tokens=max_tokens,
-        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-        grammar=await checked_grammar(body, model.grammars, tags, model.tools, answer_format.reasoning_prefix, plan),
-    )
+    grammar = await checked_grammar(body, model.grammars, tags, model.tools, answer_format.reasoning_prefix, plan)
     unused_fields = unused_template_fields(body, rendered, switched=_is_switchable(model))
     # The conversation is not needed any more, and may be large. Of its messages only the last one's role is.
     body.messages = [Message(role=body.messages[-1].role)]
@@ -135,17 +121,17 @@ async def prepare_chat(body: ChatRequest, model: ServedModel, state: ServerState
         prompt=prompt,
         answer_format=answer_format,
         final_text=rendered.final_text,
-        requests=generate_requests(body, prompt, params, state.limits, model.parser_tokens, items),
+        requests=sequences.requests(prompt, grammar, items),
         unused_fields=[*unused_fields, *unused_with_beams(body)],
-        beams=beam_options(body, params, model, sequences),
+        beams=sequences.beams,
     )
 
 
-def _is_switchable(model: ServedModel) -> bool:
+def _is_switchable(model: GeneratingModel) -> bool:
     return model.reasoning is not None and model.reasoning.switchable
 
 
-def _check_effort(body: ChatRequest, rendered: RenderedChat, model: ServedModel) -> None:
+def _check_effort(body: ChatRequest, rendered: RenderedChat, model: GeneratingModel) -> None:
     """Check that `reasoning_effort` has an effect.
 
     Raises:

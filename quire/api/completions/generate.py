@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import Any
 
+import msgspec
 import numpy as np
 from fastapi import APIRouter, Request
 from starlette.responses import Response
@@ -23,21 +24,22 @@ from quire.api.http.routing import CheckedRoute, releaser
 from quire.api.http.sse import EventStream, event, respond_unless_disconnected, unless_disconnected
 from quire.config.options import LimitOptions
 from quire.engine.client.protocol import TokenLogprobs
-from quire.engine.client.sampling_params import PromptTokenIds
+from quire.engine.client.sampling_params import NUMBERS, PromptTokenIds, SamplingNumbers
 from quire.engine.client.stream import Delta, GenerateRequest
 from quire.engine.client.token_mask import token_ids
 from quire.parsing.grammar_writer import as_lark
 from quire.parsing.logprobs import encode_entries
 from quire.protocol import fields
 from quire.protocol.chat import ChatLogprobs, ChatRequest
-from quire.protocol.common import ERRORS, StreamOptions, openapi_stream
+from quire.protocol.common import ERRORS, openapi_stream
 from quire.protocol.completions import CompletionRequest
 from quire.protocol.errors import InvalidRequest
 from quire.protocol.generate import RenderedPrompt, TokenLogprobsList, TokensChoice, TokensRequest, TokensResponse
+from quire.protocol.sampling import StreamOptions
 from quire.protocol.structured import MAX_GRAMMAR_LENGTH
 from quire.rendering.prompts import Prompt
 from quire.serving.generation import collect, generate_all
-from quire.serving.models import ServedModel, ServerState
+from quire.serving.models import GeneratingModel, ServerState
 
 _OUTER_FIELDS = (
     "model", "stream", "stream_options", "cache_salt", "priority", "request_id", "return_token_ids", "return_metrics",
@@ -69,7 +71,7 @@ def router(state: ServerState) -> APIRouter:
     async def render_chat(body: ChatRequest, request: Request) -> RenderedPrompt:
         """Render and tokenize a conversation without generating anything."""
         model = state.generating_model(body.model)
-        if model.info.audio is not None and (parts := audio_parts(body.messages)):
+        if model.audio is not None and (parts := audio_parts(body.messages)):
             raise InvalidRequest(
                 "Chats with audio cannot be rendered: token ids do not contain the audio.", parts[0][2]
             )
@@ -101,7 +103,8 @@ def _misplaced_fields(body: TokensRequest) -> list[str]:
 def _as_completion(body: TokensRequest) -> CompletionRequest:
     parameters = body.sampling_params
     names = type(parameters).model_fields.keys() - {"detokenize", *_PROMPT_FIELDS, *_OUTER_FIELDS}
-    parameter_fields = {name: value for name in names if (value := getattr(parameters, name)) is not None}
+    parameter_fields = msgspec.structs.asdict(SamplingNumbers())  # in place of the model's defaults
+    parameter_fields |= {name: value for name in names if (value := getattr(parameters, name)) is not None}
     if parameters.logprob_token_ids is not None:
         parameter_fields.setdefault("logprobs", 0)
     if not parameters.detokenize and parameters.stop:
@@ -113,7 +116,7 @@ def _as_completion(body: TokensRequest) -> CompletionRequest:
     return request_of(CompletionRequest, parameter_fields | body_fields)
 
 
-def _prompt_token_ids(body: TokensRequest, model: ServedModel, limits: LimitOptions) -> PromptTokenIds | None:
+def _prompt_token_ids(body: TokensRequest, model: GeneratingModel, limits: LimitOptions) -> PromptTokenIds | None:
     """The tokens to score at positions of the prompt.
 
     Raises:
@@ -245,10 +248,9 @@ def _rendered(
         raise InvalidRequest("/inference/v1/generate has no beam search.", "use_beam_search")
     allowed = None if params.allowed_tokens is None else token_ids(params.allowed_tokens)
     sampling: dict[str, Any] = {
-        "max_tokens": params.max_tokens, "min_tokens": params.min_tokens, "temperature": params.temperature,
-        "top_p": params.top_p, "top_k": params.top_k, "min_p": params.min_p, "seed": params.seed,
-        "presence_penalty": params.presence_penalty, "frequency_penalty": params.frequency_penalty,
-        "repetition_penalty": params.repetition_penalty, "stop": list(request.text.stop),
+        **{name: getattr(params, name) for name in NUMBERS},
+        "max_tokens": params.max_tokens, "min_tokens": params.min_tokens, "seed": params.seed,
+        "stop": list(request.text.stop),
         "stop_token_ids": sorted(params.stop_token_ids), "logprobs": params.logprobs,
         "logprob_token_ids": list(params.logprob_token_ids) or None,
         "prompt_logprobs": params.prompt_logprobs, "skip_special_tokens": request.text.skip_special_tokens,

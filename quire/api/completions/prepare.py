@@ -6,31 +6,21 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from quire.config.options import LimitOptions
-from quire.engine.client.sampling_params import PromptTokenIds, SamplingParams
+from quire.engine.client.sampling_params import PromptTokenIds
 from quire.engine.client.stream import GenerateRequest
 from quire.parsing.logprobs import LogprobFormatter
-from quire.parsing.structured.checker import CheckedGrammar
 from quire.parsing.structured.constraint import checked_grammar
 from quire.protocol.completions import CompletionRequest
 from quire.protocol.errors import InvalidRequest
 from quire.rendering.prompts import Prompt
-from quire.serving.beams.options import BeamOptions, beam_options
+from quire.serving.beams.options import BeamOptions
 from quire.serving.generation import UsageCounter
-from quire.serving.models import ServedModel, ServerState
-from quire.serving.params import (
-    apply_server_defaults,
-    generate_requests,
-    output_token_limit,
-    sampling_params,
-    sequences_per_prompt,
-    truncate_prompt,
-    with_max_tokens,
-)
+from quire.serving.models import GeneratingModel, ServerState
+from quire.serving.params import plan_sequences, sequences_per_prompt
 from quire.workers.tenant import current_tenant
 
 MAX_PROMPT_LOGPROBS = 1 << 22  # entries, of about 70 bytes each
@@ -48,7 +38,7 @@ class PreparedCompletion:
     id: str
     created: int
     body: CompletionRequest
-    model: ServedModel
+    model: GeneratingModel
     prompts: Sequence[Prompt]
     echoes: Sequence[str]
     requests: Sequence[GenerateRequest]
@@ -93,7 +83,7 @@ def count_sequences(body: CompletionRequest, limits: LimitOptions) -> int:
 
 async def prepare_completion(
     body: CompletionRequest,
-    model: ServedModel,
+    model: GeneratingModel,
     state: ServerState,
     response_id: str,
     prompt_token_ids: PromptTokenIds | None = None,
@@ -106,38 +96,20 @@ async def prepare_completion(
         InvalidRequest: a field is not valid.
         PromptError: a prompt cannot be tokenized.
     """
-    apply_server_defaults(body, model, state)
     if body.suffix:
         raise InvalidRequest("`suffix`: fill-in-the-middle is not supported.", "suffix")
-    prompts = [truncate_prompt(prompt, body, model) for prompt in await _prompts(body, model, state.limits)]
-    requests: list[GenerateRequest] = []
+    sequences = plan_sequences(body, model, state, prompt_token_ids=prompt_token_ids)
+    prompts = [sequences.fit(prompt) for prompt in await _prompts(body, model, state.limits)]
+    _check_prompt_logprobs(prompts, sequences.params.prompt_logprobs, sequences.n if body.stream else 1)
     grammar = await checked_grammar(body, model.grammars, model.reasoning, model.tools)
-    max_tokens = [
-        output_token_limit(prompt, model, 1 if body.max_tokens == 0 else body.max_tokens) for prompt in prompts
-    ]
-    params = _params(body, model, state, max_tokens[0], grammar)
-    if prompt_token_ids is not None:
-        params = msgspec.structs.replace(params, prompt_logprobs=0, prompt_token_ids=prompt_token_ids)
-    _check_prompt_logprobs(prompts, params.prompt_logprobs, (body.n or 1) if body.stream else 1)
-    for prompt, limit in zip(prompts, max_tokens, strict=True):
-        requests += generate_requests(body, prompt, with_max_tokens(params, limit), state.limits)
+    requests = [request for prompt in prompts for request in sequences.requests(prompt, grammar)]
     echoes = [
         prompt.text
         if prompt.text is not None
         else await model.renderer.decode(prompt.token_ids, tenant=current_tenant())
         for prompt in (prompts if body.echo else ())
     ]
-    beams = beam_options(body, params, model, sequences_per_prompt(body, state.limits))
-    return PreparedCompletion(response_id, int(time.time()), body, model, prompts, echoes, requests, beams)
-
-
-def _params(
-    body: CompletionRequest, model: ServedModel, state: ServerState, max_tokens: int, grammar: CheckedGrammar | None
-) -> SamplingParams:
-    if body.echo and body.logprobs is not None:
-        count = body.logprobs if body.prompt_logprobs is None else max(body.logprobs, body.prompt_logprobs)
-        body = body.model_copy(update={"prompt_logprobs": count})
-    return sampling_params(body, model, state.limits, max_tokens=max_tokens, logprobs=body.logprobs, grammar=grammar)
+    return PreparedCompletion(response_id, int(time.time()), body, model, prompts, echoes, requests, sequences.beams)
 
 
 def _check_prompt_logprobs(prompts: Sequence[Prompt], count: int | None, copies: int) -> None:
@@ -162,7 +134,7 @@ def _inputs(body: CompletionRequest, limits: LimitOptions) -> Sequence[PromptInp
     return inputs
 
 
-async def _prompts(body: CompletionRequest, model: ServedModel, limits: LimitOptions) -> list[Prompt]:
+async def _prompts(body: CompletionRequest, model: GeneratingModel, limits: LimitOptions) -> list[Prompt]:
     max_tokens = None if body.truncate_prompt_tokens is not None else model.info.max_model_len
     return [
         await model.renderer.text(

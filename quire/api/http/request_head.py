@@ -11,8 +11,11 @@ from starlette.requests import Request
 from starlette.types import Scope
 
 from quire import __version__
+from quire.engine.client.origin import Origin, set_current_origin
 
 REQUEST_ID = "x-request-id"
+ARRIVED = "arrived"  # key of a request's state: monotonic seconds when its head had been read
+_TRACE_PARENT = b"traceparent"
 _HEADER = REQUEST_ID.encode()
 _UNSAFE = re.compile(r"[^\w.:-]")
 _MAX_LENGTH = 128
@@ -27,6 +30,16 @@ def request_id_of(headers: Iterable[tuple[bytes, bytes]]) -> str:
     """The id of a request: from its header, or a new one."""
     header = next((value for name, value in headers if name == _HEADER), b"")
     return clean_request_id(header.decode("latin-1")) if header else new_request_id()
+
+
+def set_origin(scope: Scope) -> None:
+    """Set the origin of the current task's requests to the engine from the HTTP request or handshake."""
+    state = scope["state"]
+    parent = next((value for name, value in scope["headers"] if name == _TRACE_PARENT), None)
+    if parent is not None and len(parent) > _MAX_LENGTH:
+        parent = None
+    traceparent = None if parent is None else parent.decode("latin-1")
+    set_current_origin(Origin(state["request_id"], traceparent, state[ARRIVED]))
 
 
 def clean_request_id(request_id: str) -> str:

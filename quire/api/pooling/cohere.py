@@ -19,7 +19,7 @@ from quire.protocol.errors import InvalidRequest
 from quire.protocol.pooling.cohere import CohereEmbedRequest, CohereEmbedResponse, EmbeddingType
 from quire.protocol.pooling.responses import openapi_arrays
 from quire.rendering.pooling_prompts import Truncation
-from quire.serving.models import ServedModel, ServerState
+from quire.serving.models import PoolingModel, ServerState
 
 
 def router(state: ServerState) -> APIRouter:
@@ -35,7 +35,7 @@ def router(state: ServerState) -> APIRouter:
 
 
 async def _answer(body: CohereEmbedRequest, request: Request, state: ServerState) -> Response:
-    model = state.model_for(body.model, "embed")
+    model = state.pooling_model(body.model, "embed")
     field, texts = ("inputs", body.inputs) if body.texts is None else ("texts", body.texts)
     assert texts is not None
     check_count(len(texts), state, field)
@@ -50,7 +50,7 @@ async def _answer(body: CohereEmbedRequest, request: Request, state: ServerState
     return await respond(request, context, work())
 
 
-def _truncation(model: ServedModel, body: CohereEmbedRequest) -> Truncation:
+def _truncation(model: PoolingModel, body: CohereEmbedRequest) -> Truncation:
     longest = longest_input(model, embeds=True)
     if body.max_tokens is not None and body.max_tokens > longest:
         raise InvalidRequest(

@@ -36,15 +36,8 @@ from quire.protocol.pooling.requests import (
     TextInput,
 )
 from quire.protocol.pooling.responses import ClassificationResponse, EmbeddingResponse, PoolingResponse, openapi_arrays
-from quire.serving.models import ServedModel, ServerState
+from quire.serving.models import PoolingModel, ServerState
 
-_TASKS: dict[str, PoolingTask] = {
-    "embed": "embed",
-    "token_embed": "token_embed",
-    "classify": "classify",
-    "token_classify": "token_classify",
-    "score": "score",
-}
 _EMBEDS = ("embed", "token_embed")
 
 
@@ -80,7 +73,7 @@ async def answer_embeddings(
         PromptError: an input cannot be tokenized.
         EngineError: it cannot be answered.
     """
-    model = state.model_for(body.model, "embed")
+    model = state.pooling_model(body.model, "embed")
     params = embed_params(model, "embed", body.dimensions, body.use_activation)
     return await _answer_arrays(body, request, state, model, params, kind="embedding", key="embedding")
 
@@ -102,7 +95,7 @@ async def answer_classify(
     body: ClassifyTextRequest | ClassifyChatRequest, request: Request, state: ServerState
 ) -> Response:
     """The class probabilities of the inputs; see `answer_embeddings`."""
-    model = state.model_for(body.model, "classify")
+    model = state.pooling_model(body.model, "classify")
     check_inputs(body, state)
     context = admit_pooling(request, state, model, "classify", body)
     params = PoolingParams(task="classify", use_activation=body.use_activation)
@@ -115,9 +108,9 @@ async def answer_classify(
     return await respond(request, context, work())
 
 
-def label_of(model: ServedModel, index: int) -> str | None:
+def label_of(model: PoolingModel, index: int) -> str | None:
     """The name of a class; None if the model has none for it."""
-    labels = model.info.pooling.labels if model.info.pooling is not None else ()
+    labels = model.pools.labels
     return labels[index] if index < len(labels) else None
 
 
@@ -125,7 +118,7 @@ async def _answer_arrays(
     body: EmbeddingTextRequest | EmbeddingChatRequest | PoolingTextRequest | PoolingChatRequest,
     request: Request,
     state: ServerState,
-    model: ServedModel,
+    model: PoolingModel,
     params: PoolingParams,
     *,
     kind: str,
@@ -142,22 +135,16 @@ async def _answer_arrays(
     return await respond(request, context, work())
 
 
-def _pooling_task(body: PoolingTextRequest | PoolingChatRequest, state: ServerState) -> tuple[ServedModel, PoolingTask]:
-    candidates = [state.model(body.model)] if body.model else list(state.models)
-    for model in candidates:
-        for task in model.info.tasks:
-            if task in _TASKS and body.task in (None, task):
-                return model, _TASKS[task]
-    listed = ", ".join(task for model in candidates for task in model.info.tasks if task in _TASKS)
-    if body.task is not None:
-        message = f"Unsupported task: {shorten(body.task)!r}. Supported tasks: {listed or 'none'}."
-        raise InvalidRequest(message, "task")
-    model = candidates[0]
-    raise InvalidRequest(
-        f"The model `{model.names[0]}` does not support embeddings or classification; "
-        f"it supports: {', '.join(model.tasks)}.",
-        "model",
-    )
+def _pooling_task(
+    body: PoolingTextRequest | PoolingChatRequest, state: ServerState
+) -> tuple[PoolingModel, PoolingTask]:
+    models = state.pooling_models(body.model)
+    for model in models:
+        for task in model.pools.tasks:
+            if body.task in (None, task):
+                return model, task
+    listed = ", ".join(task for model in models for task in model.pools.tasks)
+    raise InvalidRequest(f"Unsupported task: {shorten(str(body.task))!r}. Supported tasks: {listed}.", "task")
 
 
 def _classified(context: PoolingContext, index: int, scores: PooledArray) -> dict[str, Any]:

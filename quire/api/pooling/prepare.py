@@ -29,7 +29,7 @@ from quire.protocol.pooling.requests import (
     TextInput,
 )
 from quire.rendering.pooling_prompts import InputNames, PoolingPrompt, TextsJob, Truncation, check_length
-from quire.serving.models import ServedModel, ServerState
+from quire.serving.models import PoolingModel, ServerState
 from quire.workers.tenant import current_tenant
 
 Ids = NDArray[np.int32]
@@ -47,17 +47,17 @@ _MAX_PADDED = 1 << 22  # tokens of a request, 16 MiB
 _UNLIMITED = (1 << 31) - 1  # the size of the body and of the results are limits
 
 
-def longest_input(model: ServedModel, *, embeds: bool = False) -> int:
+def longest_input(model: PoolingModel, *, embeds: bool = False) -> int:
     """Tokens of the longest input; `embeds`: for embeddings of texts, which may be made of chunks."""
-    limit, facts = model.info.max_model_len, model.info.pooling
-    if not embeds or facts is None:
+    limit, facts = model.info.max_model_len, model.pools
+    if not embeds:
         return limit
     if facts.chunked:
         return facts.max_embed_len or _UNLIMITED
     return min(limit, facts.max_embed_len or limit)
 
 
-def truncation_of(model: ServedModel, keep: int | None, side: Side | None, *, embeds: bool = False) -> Truncation:
+def truncation_of(model: PoolingModel, keep: int | None, side: Side | None, *, embeds: bool = False) -> Truncation:
     """The maximum length of prompts.
 
     Args:
@@ -81,7 +81,7 @@ def truncation_of(model: ServedModel, keep: int | None, side: Side | None, *, em
 
 
 def with_padding(
-    model: ServedModel, truncation: Truncation, padding: Literal["max_length", "do_not_pad"] | None, count: int
+    model: PoolingModel, truncation: Truncation, padding: Literal["max_length", "do_not_pad"] | None, count: int
 ) -> Truncation:
     """The truncation, and padding of shorter prompts to the maximum length if it is asked for.
 
@@ -106,7 +106,7 @@ def with_padding(
 
 
 def embed_params(
-    model: ServedModel,
+    model: PoolingModel,
     task: PoolingTask,
     dimensions: int | None,
     activation: bool | None,
@@ -122,7 +122,7 @@ def embed_params(
     return PoolingParams(task=task, dimensions=dimensions, use_activation=activation)
 
 
-def prefix_of(model: ServedModel, prompt_name: str | None, input_type: str | None, instruction: str | None) -> str:
+def prefix_of(model: PoolingModel, prompt_name: str | None, input_type: str | None, instruction: str | None) -> str:
     """The prompt of the model that is put before each text.
 
     Raises:
@@ -136,7 +136,7 @@ def prefix_of(model: ServedModel, prompt_name: str | None, input_type: str | Non
 
 
 def text_group(
-    model: ServedModel,
+    model: PoolingModel,
     inputs: PromptInput | Sequence[str] | Sequence[Ids],
     params: PoolingParams,
     truncation: Truncation,
@@ -177,7 +177,7 @@ def count_inputs(inputs: PromptInput | Sequence[str] | Sequence[Ids]) -> int:
 
 
 async def input_group(
-    body: InputRequest, request: Request, state: ServerState, model: ServedModel, params: PoolingParams
+    body: InputRequest, request: Request, state: ServerState, model: PoolingModel, params: PoolingParams
 ) -> InputGroup:
     """The inputs of a request with `input` or `messages`.
 
@@ -231,7 +231,7 @@ def _refuse_prompts(body: EmbedFields) -> None:
             raise InvalidRequest(f"`{name}` applies to texts only, not to token ids or conversations.", name)
 
 
-def _token_prompt(model: ServedModel, ids: Ids, truncation: Truncation, name: str) -> PoolingPrompt:
+def _token_prompt(model: PoolingModel, ids: Ids, truncation: Truncation, name: str) -> PoolingPrompt:
     if not len(ids):
         raise InvalidRequest("The input is empty: it has no tokens.", name)
     if int(ids.max()) >= model.info.vocab_size:
@@ -245,15 +245,14 @@ def _token_prompt(model: ServedModel, ids: Ids, truncation: Truncation, name: st
     return truncation.padded(PoolingPrompt(ids))
 
 
-def _check_dimensions(model: ServedModel, dimensions: int, field: str) -> None:
-    pooling = model.info.pooling
-    if pooling is not None and dimensions == pooling.embedding_size:
+def _check_dimensions(model: PoolingModel, dimensions: int, field: str) -> None:
+    pooling = model.pools
+    if dimensions == pooling.embedding_size:
         return
-    if pooling is None or not pooling.matryoshka:
-        size = "" if pooling is None else f" from {pooling.embedding_size} values"
+    if not pooling.matryoshka:
         raise InvalidRequest(
             f"`{field}` is not supported by this model: its embeddings are not Matryoshka embeddings, so they cannot "
-            f"be shortened{size}.",
+            f"be shortened from {pooling.embedding_size} values.",
             field,
         )
     if pooling.dimensions and dimensions not in pooling.dimensions:

@@ -53,7 +53,7 @@ async def answer_score(body: ScoreRequest, request: Request, state: ServerState)
         PromptError: an input cannot be tokenized.
         EngineError: it cannot be answered.
     """
-    model = state.model_for(body.model, "score")
+    model = state.pooling_model(body.model, "score")
     first, second = _pair_of(body)
     sides = (getattr(body, first), getattr(body, second))
     queries, documents = ([texts] if isinstance(texts, str) else texts for texts in sides)
@@ -85,7 +85,7 @@ async def answer_score(body: ScoreRequest, request: Request, state: ServerState)
 
 async def answer_rerank(body: RerankRequest, request: Request, state: ServerState) -> Response:
     """The documents in descending order of their scores; see `answer_score`."""
-    model = state.model_for(body.model, "score")
+    model = state.pooling_model(body.model, "score")
     check_count(len(body.documents), state, "documents")
     context = admit_pooling(request, state, model, "rerank", body)
     options = _options(body, request, context, len(body.documents))

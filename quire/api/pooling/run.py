@@ -21,6 +21,7 @@ from starlette.requests import Request
 from quire.api.http.admission import admit
 from quire.api.http.request_head import answer_id
 from quire.engine.client.batch import OnResult
+from quire.engine.client.deadline import Deadline
 from quire.engine.client.errors import RequestRefused
 from quire.engine.client.pooling_params import PoolingParams
 from quire.engine.client.protocol import PooledArray, TokenArray
@@ -28,7 +29,7 @@ from quire.engine.client.stream import PoolRequest
 from quire.protocol.common import CompletionTokensDetails, PromptTokensDetails, Usage
 from quire.protocol.errors import InvalidRequest
 from quire.rendering.pooling_prompts import InputNames, PairsJob, PoolingPrompt, TextsJob
-from quire.serving.models import ServedModel, ServerState
+from quire.serving.models import PoolingModel, ServerState
 from quire.serving.result_memory import Reservation
 from quire.workers.tenant import current_tenant, take_turn
 
@@ -105,11 +106,11 @@ class PoolingContext:
     """Values common to all inputs of a pooling request. `results`: memory held until the client has read them."""
 
     id: str
-    model: ServedModel
+    model: PoolingModel
     results: Reservation
     priority: int = 0
     cache_salt: str | None = None
-    timeout: float | None = None
+    deadline: Deadline = field(default_factory=Deadline)
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property
@@ -146,7 +147,7 @@ class PoolingResults:
         )
 
 
-def admit_pooling(request: Request, state: ServerState, model: ServedModel, kind: str, body: Any) -> PoolingContext:
+def admit_pooling(request: Request, state: ServerState, model: PoolingModel, kind: str, body: Any) -> PoolingContext:
     """Admit a request. The fields of `body` that it may lack have their defaults.
 
     Raises:
@@ -158,14 +159,13 @@ def admit_pooling(request: Request, state: ServerState, model: ServedModel, kind
     if priority and not model.priority_scheduling:
         raise InvalidRequest("`priority` requires a server with --scheduling-policy priority.", "priority")
     admit(request, model, 1, "input")
-    timeouts = [seconds for seconds in (getattr(body, "timeout", None), state.limits.request_timeout) if seconds]
     return PoolingContext(
         id=answer_id(kind, request, getattr(body, "request_id", None)),
         model=model,
         results=state.results.reservation(current_tenant()),
         priority=priority,
         cache_salt=getattr(body, "cache_salt", None),
-        timeout=min(timeouts, default=None),
+        deadline=Deadline(getattr(body, "timeout", None), state.limits.request_timeout),
     )
 
 
@@ -200,7 +200,7 @@ async def run_pooling(
     owners = []
     chunks = ChunkedInputs(context.model.info.max_model_len)
     with context.model.client.pool_batch(
-        timeout=context.timeout, on_result=on_result, tenant=current_tenant()
+        deadline=context.deadline, on_result=on_result, tenant=current_tenant()
     ) as batch:
         try:
             for group in groups:
@@ -225,11 +225,9 @@ async def run_pooling(
         return PoolingResults(arrays, tokens, batch.cached_tokens)
 
 
-def _size(model: ServedModel, params: PoolingParams, requests: Sequence[PoolRequest]) -> int:
+def _size(model: PoolingModel, params: PoolingParams, requests: Sequence[PoolRequest]) -> int:
     """Numbers in the results of some requests."""
-    facts = model.info.pooling
-    if facts is None:
-        return 0
+    facts = model.pools
     match params.task:
         case "embed":
             return len(requests) * (params.dimensions or facts.embedding_size)
@@ -252,7 +250,7 @@ def _check_size(values: int, names: InputNames) -> None:
         )
 
 
-async def _prompts(model: ServedModel, group: InputGroup) -> AsyncGenerator[Sequence[PoolingPrompt], None]:
+async def _prompts(model: PoolingModel, group: InputGroup) -> AsyncGenerator[Sequence[PoolingPrompt], None]:
     if isinstance(group.source, TextsJob | PairsJob):
         async with aclosing(model.renderer.batch(group.source, tenant=current_tenant())) as slices:
             async for prompts in slices:

@@ -61,8 +61,7 @@ class Scoring:
 
 def by_embeddings(context: PoolingContext) -> bool:
     """Return whether the model compares embeddings, to which activation and variables do not apply."""
-    pooling = context.model.info.pooling
-    return pooling is not None and pooling.score_method in ("cosine", "dot", "max_sim")
+    return context.model.pools.score_method in ("cosine", "dot", "max_sim")
 
 
 async def scores(context: PoolingContext, scoring: Scoring) -> PoolingResults:
@@ -73,8 +72,7 @@ async def scores(context: PoolingContext, scoring: Scoring) -> PoolingResults:
         PromptError: an input cannot be tokenized, or the model's prompt takes no instruction.
         EngineError: the engine failed.
     """
-    pooling = context.model.info.pooling
-    match None if pooling is None else pooling.score_method:
+    match context.model.pools.score_method:
         case "cosine":
             return await _by_vectors(context, scoring, _cosine)
         case "dot":
@@ -117,8 +115,7 @@ async def _by_vectors(
     context: PoolingContext, scoring: Scoring, compare: Callable[[PooledArray, PooledArray], float]
 ) -> PoolingResults:
     params = PoolingParams(task="embed")
-    pooling = context.model.info.pooling
-    if pooling is not None and pooling.sparse:
+    if context.model.pools.sparse:
         return await _in_two_steps(context, scoring, params, lambda query, document: _scalar(compare(query, document)))
     vectors = await run_pooling(
         context, _query_group(context, scoring, params), _document_group(context, scoring, params)

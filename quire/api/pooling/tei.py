@@ -44,7 +44,7 @@ from quire.protocol.pooling.tei import (
     TeiVectors,
 )
 from quire.rendering.pooling_prompts import InputNames, PairsJob, Truncation
-from quire.serving.models import ServedModel, ServerState
+from quire.serving.models import PoolingModel, ServerState
 
 _THREADS = 2  # of the renderer
 
@@ -61,14 +61,14 @@ def router(state: ServerState) -> APIRouter:
     @routes.post("/embed_all", responses=openapi_arrays(TeiTokenVectors), response_model=None)
     async def embed_all(body: TeiEmbedAllRequest, request: Request) -> Response:
         """Embed each token of texts."""
-        model = state.model_for(body.model, "token_embed")
+        model = state.pooling_model(body.model, "token_embed")
         return await _answer_vectors(body, request, state, model, PoolingParams(task="token_embed"))
 
     @routes.post("/embed_sparse", responses=openapi_arrays(TeiSparseVectors), response_model=None)
     async def embed_sparse(body: TeiEmbedSparseRequest, request: Request) -> Response:
         """Embed texts sparsely: by the values that are not 0."""
-        model = state.model_for(body.model, "embed")
-        if model.info.pooling is None or not model.info.pooling.sparse:
+        model = state.pooling_model(body.model, "embed")
+        if not model.pools.sparse:
             raise InvalidRequest(f"The embeddings of the model `{model.names[0]}` are not sparse; use /embed.", "model")
         return await _answer_vectors(body, request, state, model, PoolingParams(task="embed"), sparse=True)
 
@@ -93,14 +93,14 @@ async def answer_tei_embed(body: TeiEmbedRequest, request: Request, state: Serve
         PromptError: an input cannot be tokenized.
         EngineError: it cannot be answered.
     """
-    model = state.model_for(body.model, "embed")
+    model = state.pooling_model(body.model, "embed")
     params = embed_params(model, "embed", body.dimensions, body.normalize is not False)
     return await _answer_vectors(body, request, state, model, params)
 
 
 async def answer_tei_rerank(body: TeiRerankRequest, request: Request, state: ServerState) -> Response:
     """The texts in descending order of their scores; see `answer_tei_embed`."""
-    model = state.model_for(body.model, "score")
+    model = state.pooling_model(body.model, "score")
     check_count(len(body.texts), state, "texts")
     context = admit_pooling(request, state, model, "rerank", body)
     scoring = Scoring(
@@ -124,7 +124,7 @@ async def answer_tei_rerank(body: TeiRerankRequest, request: Request, state: Ser
 
 async def answer_tei_predict(body: TeiPredictRequest, request: Request, state: ServerState) -> Response:
     """The labels of each input; see `answer_tei_embed`."""
-    model = state.model_for(body.model, "classify")
+    model = state.pooling_model(body.model, "classify")
     several = isinstance(body.inputs, list)
     sequences: Sequence[tuple[str, ...]] = body.inputs if isinstance(body.inputs, list) else [body.inputs]
     check_count(len(sequences), state, "inputs")
@@ -142,7 +142,7 @@ async def answer_tei_predict(body: TeiPredictRequest, request: Request, state: S
 
 
 def _sequence_groups(
-    model: ServedModel,
+    model: PoolingModel,
     sequences: Sequence[tuple[str, ...]],
     params: PoolingParams,
     truncation: Truncation,
@@ -161,7 +161,7 @@ async def _answer_vectors(
     body: TeiTextFields,
     request: Request,
     state: ServerState,
-    model: ServedModel,
+    model: PoolingModel,
     params: PoolingParams,
     *,
     sparse: bool = False,
@@ -194,20 +194,13 @@ def _labels(context: PoolingContext, values: PooledArray) -> list[dict[str, Any]
     ]
 
 
-def _truncation(model: ServedModel, body: TeiFields, *, embeds: bool = False) -> Truncation:
+def _truncation(model: PoolingModel, body: TeiFields, *, embeds: bool = False) -> Truncation:
     return truncation_of(model, -1 if body.truncate else None, body.truncation_direction, embeds=embeds)
 
 
 def _info(name: str | None, state: ServerState) -> TeiInfo:
-    pools = (model for model in state.models if model.info.pooling is not None)
-    model = state.model(name) if name else next(pools, state.models[0])
-    facts = model.info.pooling
-    if facts is None:
-        raise InvalidRequest(
-            f"The model `{model.names[0]}` does not support embeddings or classification; "
-            f"it supports: {', '.join(model.tasks)}.",
-            "model",
-        )
+    model = state.pooling_models(name)[0]
+    facts = model.pools
     labels = {str(index): label for index, label in enumerate(facts.labels)}
     classes = {"id2label": labels, "label2id": {label: int(index) for index, label in labels.items()}}
     if "embed" in model.tasks or "token_embed" in model.tasks:

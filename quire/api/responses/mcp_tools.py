@@ -10,7 +10,7 @@ from typing import Any
 from quire.api.mcp.servers import OfferedTools
 from quire.api.mcp.types import CallOutcome, arguments_of, protocol_error, result_text
 from quire.api.responses.limits import ResponseLimits
-from quire.engine.client.engine_client import EngineClient
+from quire.engine.client.engine import Engine
 from quire.protocol.errors import InvalidRequest
 from quire.protocol.mcp import ChosenMcpTool, McpCall, McpListTools, McpTool
 from quire.protocol.responses import (
@@ -124,7 +124,7 @@ class McpToolset:
             yield ChosenTool(type="function", name=name)
 
     async def run_calls(
-        self, calls: Sequence[dict[str, Any]], limits: ResponseLimits, engine: EngineClient
+        self, calls: Sequence[dict[str, Any]], limits: ResponseLimits, engine: Engine
     ) -> AsyncGenerator[tuple[dict[str, Any], CallOutcome], None]:
         """Make calls concurrently and give each with its outcome, in order. Closing the generator early cancels them.
 
@@ -136,7 +136,7 @@ class McpToolset:
         engine_dead = asyncio.create_task(engine.wait_until_dead())
         try:
             for call, task in zip(calls, tasks, strict=True):
-                async with limits.deadline():
+                async with limits.deadline.enforced():
                     await asyncio.wait((task, engine_dead), return_when=asyncio.FIRST_COMPLETED)
                 if not task.done():
                     await engine_dead

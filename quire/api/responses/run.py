@@ -13,7 +13,7 @@ from quire.api.chat.prepare import PreparedChat
 from quire.api.responses.limits import ResponseLimits
 from quire.api.responses.mcp_tools import McpToolset
 from quire.api.responses.writer import Event, ItemWriter
-from quire.engine.client.errors import DeadlineExceeded, EngineError
+from quire.engine.client.errors import EngineError
 from quire.engine.client.protocol import TokenLogprobs
 from quire.engine.client.stream import Delta
 from quire.protocol.mcp import McpTool
@@ -132,16 +132,13 @@ class ResponseRun:
         for label, tools in self.new_lists:
             for event in self._writer.tools_listed(label, tools):
                 yield self._event(event)
-        limits = ResponseLimits(self.prepared.requests[0].timeout, self.body.max_output_tokens)
+        limits = ResponseLimits(self.prepared.requests[0].deadline, self.body.max_output_tokens)
         turn: PreparedChat | None = self.prepared
         while turn is not None:
             turn_start = len(self._writer.items)
-            try:
-                async with aclosing(self._run_turn(turn)) as events:
-                    async for event in events:
-                        yield event
-            except DeadlineExceeded as error:  # its message has the seconds that were left for this turn
-                raise limits.timeout_error() from error
+            async with aclosing(self._run_turn(turn)) as events:
+                async for event in events:
+                    yield event
             limit_reached = self.tools.limit_reached
             calls = self._writer.pending_calls()
             async with aclosing(self._run_calls(calls, limits)) as events:

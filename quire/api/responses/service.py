@@ -26,7 +26,7 @@ from quire.engine.client.errors import EngineError
 from quire.multimodal.errors import PromptError
 from quire.protocol.errors import InvalidRequest
 from quire.protocol.responses import ResponseObject, ResponsesRequest
-from quire.serving.models import ServedModel, ServerState
+from quire.serving.models import GeneratingModel, ServerState
 from quire.workers.tenant import take_turn
 
 T = TypeVar("T")
@@ -67,7 +67,7 @@ class ResponseService:
         self._jobs: dict[str, _Job] = {}
         state.degraded.append(store.problem)
 
-    async def prepare(self, body: ResponsesRequest, model: ServedModel, owner: str) -> ResponseRun:
+    async def prepare(self, body: ResponsesRequest, model: GeneratingModel, owner: str) -> ResponseRun:
         """Check a request and render its first turn. Its slot has been reserved. `owner`: see `owner_of`.
 
         Raises:

@@ -15,7 +15,6 @@ from quire.api.chat.source_fields import SourcedMessage, SourceFields
 from quire.api.http.body import request_of
 from quire.api.responses.mcp_tools import as_function_calls
 from quire.protocol.chat import ChatRequest
-from quire.protocol.common import CommonSamplingFields
 from quire.protocol.custom import FlatGrammarFormat, ResponseCustomTool
 from quire.protocol.errors import InvalidRequest
 from quire.protocol.responses import (
@@ -34,6 +33,7 @@ from quire.protocol.responses import (
     ResponsesRequest,
     ResponseTool,
 )
+from quire.protocol.sampling import CommonSamplingFields
 
 _ITEMS: TypeAdapter[list[Any]] = TypeAdapter(list[InputItem])
 _SAME_FIELDS = (*CommonSamplingFields.model_fields, "structured_outputs", "parallel_tool_calls", "chat_template_kwargs")

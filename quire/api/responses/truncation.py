@@ -11,7 +11,7 @@ from quire.api.responses.translation import to_chat_request
 from quire.multimodal.errors import PromptError
 from quire.protocol.errors import InvalidRequest
 from quire.protocol.responses import MAX_ITEMS, InputMessage, ResponsesRequest
-from quire.serving.models import ServedModel, ServerState
+from quire.serving.models import GeneratingModel, ServerState
 
 _OUTPUTS = ("function_call_output", "custom_tool_call_output")
 # `param` of errors about prompts that do not fit into the context.
@@ -19,7 +19,7 @@ TOO_LONG = ("input_tokens", "input_text", "max_output_tokens")
 
 
 async def prepare_turn(
-    body: ResponsesRequest, items: Sequence[Any], model: ServedModel, state: ServerState, response_id: str
+    body: ResponsesRequest, items: Sequence[Any], model: GeneratingModel, state: ServerState, response_id: str
 ) -> PreparedChat:
     """Render a turn. With `truncation: auto`, as few of the oldest items as necessary are dropped."""
 

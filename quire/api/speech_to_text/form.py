@@ -24,6 +24,7 @@ from quire.multimodal.audio.reader import AudioFile, AudioUse
 from quire.protocol.errors import ClientDisconnected, InvalidRequest, shorten
 from quire.serving.models import ServedModel
 from quire.speech.memory import kept_bytes
+from quire.speech.transcriber import Transcriber
 from quire.workers.tenant import current_tenant
 
 Body = TypeVar("Body", bound=BaseModel)
@@ -99,15 +100,15 @@ def _fields(form: FormData) -> dict[str, Any]:
 
 
 async def admitted_audio(
-    request: Request, model: ServedModel, file: UploadFile, window_seconds: float, sequences: int = 1
+    request: Request, model: ServedModel, transcriber: Transcriber, file: UploadFile, sequences: int = 1
 ) -> NDArray[np.float32]:
     """Admit a request to a model that transcribes, and decode its file.
 
     Args:
         request: the HTTP request.
         model: the model.
+        transcriber: transcribes with it.
         file: the audio.
-        window_seconds: longest audio of one request to the engine.
         sequences: number of slots.
 
     Returns:
@@ -118,8 +119,8 @@ async def admitted_audio(
         PromptError: the file is too large or not audio.
         QueueFull: it has waited too long for memory.
     """
-    assert model.audio is not None
-    check_size(file.size or 0, model.audio.limits)
+    reader, window_seconds = transcriber.reader, transcriber.window_seconds
+    check_size(file.size or 0, reader.limits)
     admit(request, model, sequences, "file" if sequences == 1 else "n")
 
     async def keep(_: int, audio: DecodedAudio, reservation: Reservation) -> NDArray[np.float32]:
@@ -127,7 +128,7 @@ async def admitted_audio(
         return audio.samples
 
     use = AudioUse(while_made=lambda _: 0, result=lambda count: kept_bytes(count, window_seconds))
-    decoding = model.audio.decode([AudioFile(file.file)], use, keep, tenant=current_tenant())
+    decoding = reader.decode([AudioFile(file.file)], use, keep, tenant=current_tenant())
     (samples,) = await unless_disconnected(request, decoding)
     file.file.close()  # it may take space on disk
     return samples

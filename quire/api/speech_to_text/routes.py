@@ -21,6 +21,8 @@ from quire.api.speech_to_text.answers import (
     vllm_chunks,
 )
 from quire.api.speech_to_text.form import admitted_audio, read_form
+from quire.engine.client.deadline import Deadline
+from quire.engine.client.sampling_params import GREEDY
 from quire.protocol import fields
 from quire.protocol.common import ERRORS, openapi_stream
 from quire.protocol.errors import InvalidRequest
@@ -36,6 +38,7 @@ from quire.protocol.speech_to_text import (
     form_schema,
 )
 from quire.serving.models import ServedModel, ServerState
+from quire.serving.params import numbers_of
 from quire.speech.transcriber import Transcriber
 from quire.speech.types import (
     SpeechTask,
@@ -55,7 +58,6 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "vllm_xargs": (None, "{}"),
     "watermarking": (False, None),
 }
-_MIN_TEMPERATURE = 1e-3  # lower ones overflow the logits
 _WITH_TIMES = ("srt", "vtt", "verbose_json")
 _PLAIN = {"text/plain": {"schema": {"type": "string"}}}
 
@@ -99,11 +101,13 @@ def router(state: ServerState) -> APIRouter:
 
 async def _detect(request: Request, state: ServerState, file: UploadFile, body: LanguageRequest) -> DetectedLanguage:
     fields.ignore(request, fields.take_unknown_fields(body))
-    model = state.model_for(body.model, "transcribe")
+    model = state.transcribing_model(body.model)
     transcriber = Transcriber(model)
-    options = TranscriptionOptions(languages=tuple(body.languages), timeout=_timeout(body, state))
+    options = TranscriptionOptions(
+        languages=tuple(body.languages), deadline=Deadline(body.timeout, state.limits.request_timeout)
+    )
     transcriber.check_detection(options)
-    samples = await admitted_audio(request, model, file, transcriber.window_seconds)
+    samples = await admitted_audio(request, model, transcriber, file)
     probabilities = await unless_disconnected(request, transcriber.detect_language(samples, options))
     languages = [
         LanguageProbability(code=code, probability=probability)
@@ -118,13 +122,13 @@ async def _answer(
     """Check, admit, decode, transcribe: what costs least comes first."""
     fields.ignore(request, fields.take_unknown_fields(body))
     _check_supported(body)
-    model = state.model_for(body.model, "transcribe")
+    model = state.transcribing_model(body.model)
     transcriber = Transcriber(model)
     options = _options(body, state, task)
     _check_target(body, options)
     transcriber.check(options)
     sequences = max(1, options.beams)
-    samples = await admitted_audio(request, model, file, transcriber.window_seconds, sequences)
+    samples = await admitted_audio(request, model, transcriber, file, sequences)
     events = transcriber.transcribe(samples, options)
     del samples
     if body.stream:
@@ -173,7 +177,7 @@ def _options(body: SpeechToTextRequestBody, state: ServerState, task: SpeechTask
         languages=tuple(transcription.languages),
         prompt=body.prompt,
         hotwords=" ".join(text for text in (body.hotwords or "", *transcription.keywords) if text),
-        temperature=max(body.temperature, _MIN_TEMPERATURE) if body.temperature else 0.0,
+        numbers=numbers_of(body, GREEDY),
         timestamps=body.response_format in _WITH_TIMES,
         words="word" in transcription.timestamp_granularities,
         logprobs=bool(transcription.include),
@@ -181,13 +185,7 @@ def _options(body: SpeechToTextRequestBody, state: ServerState, task: SpeechTask
         voice=_voice(voice),
         max_tokens=body.max_completion_tokens,
         seed=body.seed,
-        top_p=1.0 if body.top_p is None else body.top_p,
-        top_k=max(0, body.top_k or 0),
-        min_p=body.min_p or 0.0,
-        presence_penalty=body.presence_penalty or 0.0,
-        frequency_penalty=body.frequency_penalty or 0.0,
-        repetition_penalty=body.repetition_penalty or 1.0,
-        timeout=_timeout(body, state),
+        deadline=Deadline(body.timeout, state.limits.request_timeout),
         beams=_beams(body, state),
         length_penalty=body.length_penalty,
     )
@@ -197,10 +195,6 @@ def _beams(body: SpeechToTextRequest, state: ServerState) -> int:
     if body.n > state.limits.max_n:
         raise InvalidRequest(f"`n` may be at most {state.limits.max_n}, not {body.n}.", "n")
     return body.n if body.use_beam_search else 0
-
-
-def _timeout(body: SpeechToTextRequest | LanguageRequest, state: ServerState) -> float | None:
-    return min((seconds for seconds in (body.timeout, state.limits.request_timeout) if seconds), default=None)
 
 
 def _voice(voice: Any) -> VoiceOptions | None:

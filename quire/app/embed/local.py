@@ -23,7 +23,7 @@ from quire.engine.models.errors import ModelError
 from quire.engine.models.model_config import read_model_config
 from quire.multimodal.errors import ModelFileError, PromptError
 from quire.protocol.errors import ApiError, as_api_error
-from quire.serving.models import ServedModel
+from quire.serving.models import PoolingModel
 from quire.serving.result_memory import ResultMemory
 from quire.workers.errors import WorkerError
 
@@ -34,7 +34,7 @@ _CLIENT_ERROR = 400
 class LocalEmbedder:
     """Sends batches to the engine of a model."""
 
-    def __init__(self, model: ServedModel, settings: Embed) -> None:
+    def __init__(self, model: PoolingModel, settings: Embed) -> None:
         self._model = model
         self._truncation = truncation_of(model, -1 if settings.truncate else None, None, embeds=True)
         self._params = embed_params(model, "embed", settings.dimensions, None)
@@ -77,7 +77,7 @@ async def local_embedder(settings: Embed) -> AsyncIterator[Embedder]:
         raise ServerError(str(error)) from error
     try:
         model = await engine.loaded()
-        if "embed" not in model.tasks:
+        if not isinstance(model, PoolingModel) or "embed" not in model.tasks:
             raise ServerError(f"{source.argument} does not embed; its tasks are {', '.join(model.tasks)}")
         yield LocalEmbedder(model, settings)
     except (ApiError, EngineDead, ModelFileError, PromptError) as error:

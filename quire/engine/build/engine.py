@@ -33,7 +33,7 @@ from quire.engine.build.ranks import (
 from quire.engine.build.transducer import build_transducer
 from quire.engine.build.warm_up import decoder_limits, decoder_plans, warm_up, warm_up_encoder
 from quire.engine.client.errors import FrontEndClosed
-from quire.engine.client.model_info import ModelInfo, PoolingInfo, SpeechToTextInfo
+from quire.engine.client.model_info import Generates, ModelInfo, ModelKind, Transcribes
 from quire.engine.client.protocol import CoreDied, Ping, Pong, Ready, Shutdown
 from quire.engine.client.transport import CoreChannel
 from quire.engine.core.loop import EngineCore
@@ -42,7 +42,7 @@ from quire.engine.execution.cache import OutOfCacheMemory, block_bytes, count_bl
 from quire.engine.execution.devices.device import Device
 from quire.engine.execution.devices.select import find_device
 from quire.engine.execution.executor import Executor
-from quire.engine.execution.pooling import pooling_info
+from quire.engine.execution.pooling import pooling_facts
 from quire.engine.execution.ranks.errors import RankDied
 from quire.engine.execution.ranks.workers import Launcher, rank_process
 from quire.engine.execution.sampling.compiler import GrammarCompiler
@@ -166,7 +166,8 @@ def _build_core(
         elif isinstance(loaded.model, TransducerModel):
             scheduler, executor, cache_bytes = build_transducer(loaded, loaded.model, options, device)
             vocab = loaded.vocab_size
-            core = EngineCore(scheduler, executor, channel, vocab_size=vocab, streaming=loaded.streaming)
+            kind = _kind_of(loaded, loaded.context_len)
+            core = EngineCore(scheduler, executor, channel, vocab_size=vocab, kind=kind)
             built = _Built(core, cache_bytes=cache_bytes)
         else:
             built = _build_decoder(loaded, loaded.model, config, device, channel, ranks)
@@ -183,45 +184,31 @@ def _build_core(
         weight_bytes=loaded.weight_bytes + (0 if ranks is None else ranks.weight_bytes),
         cache_bytes=built.cache_bytes,
         step_bytes=built.step_bytes,
-        tasks=_tasks(loaded),
-        pooling=_pooling_info(loaded),
-        speech=_speech_info(loaded, built.core.scheduler.limits.max_model_len),
-        audio=loaded.audio,
-        streaming=loaded.streaming,
+        kind=built.core.kind,
     )
     return built.core, info
 
 
-def _speech_info(loaded: LoadedModel, context_len: int) -> SpeechToTextInfo | None:
-    return None if loaded.speech is None else structs.replace(loaded.speech.info, max_output_tokens=context_len)
-
-
-def _pooling_info(loaded: LoadedModel) -> PoolingInfo | None:
-    if loaded.pooler is None:
-        return None
-    assert isinstance(loaded.model, Transformer | TextEncoder)
-    return pooling_info(loaded.pooler, loaded.model.hidden_size, loaded.vocab_size)
-
-
-def _tasks(loaded: LoadedModel) -> tuple[str, ...]:
-    if loaded.speech is not None or loaded.streaming is not None:
-        return ("transcribe",)
-    if loaded.audio is not None:
-        return ("generate", "transcribe")
-    return ("generate",) if loaded.pooler is None else loaded.pooler.tasks
+def _kind_of(loaded: LoadedModel, context_len: int) -> ModelKind:
+    """What the model does. `context_len`: tokens of the longest sequence."""
+    if loaded.speech is not None:
+        return structs.replace(loaded.speech.info, max_output_tokens=context_len)
+    if loaded.pooler is not None:
+        assert isinstance(loaded.model, Transformer | TextEncoder)
+        return pooling_facts(loaded.pooler, loaded.model.hidden_size, loaded.vocab_size)
+    return loaded.streaming or Generates(audio=loaded.audio)
 
 
 def _build_encoder(
     loaded: LoadedModel, model: TextEncoder | CTCModel, config: CoreConfig, device: Device, channel: CoreChannel
 ) -> EngineCore:
     """The core around an encoder, of text or audio."""
-    options = config.engine
-    speech = None if loaded.speech is None else loaded.speech.info
+    options, kind = config.engine, _kind_of(loaded, loaded.context_len)
     limits = SchedulerLimits(
         max_num_seqs=options.max_num_seqs,
         max_num_batched_tokens=options.max_num_batched_tokens,
         max_model_len=loaded.context_len,
-        convolutions=() if speech is None else speech.convolutions,
+        convolutions=kind.convolutions if isinstance(kind, Transcribes) else (),
     )
     build = partial(encoder_executor, device)
 
@@ -231,14 +218,13 @@ def _build_encoder(
     executor = build(loaded, None)
     if device.compiles_kernels:
         with closing_after_errors(executor):
-            warm_up_encoder(executor, loaded, options, partial(_stop_if_asked, channel))
+            warm_up_encoder(executor, kind, options, loaded.context_len, partial(_stop_if_asked, channel))
     return EngineCore(
         schedule(loaded),
         executor,
         channel,
         vocab_size=loaded.vocab_size,
-        pooler=loaded.pooler,
-        speech=speech,
+        kind=kind,
         sleeper=_sleeper(config, loaded, device, channel, _no_cache, schedule, build),
     )
 
@@ -295,6 +281,7 @@ def _build_decoder(
     context_len = _fitting_context(loaded, config, num_blocks - cross_blocks, needed)
     if streaming is not None:
         streaming.check_context(context_len)
+    kind = _kind_of(loaded, context_len)
     if ranks is not None:
         ranks.allocate(num_blocks, context_len)
     allocate = cache_allocator(loaded, model, config, device, num_blocks)
@@ -306,7 +293,7 @@ def _build_decoder(
             ranks.wait_until_ready(poll)
             executor = ranks.executor(executor)
         if device.compiles_kernels and streaming is None:
-            plans = decoder_plans(decoder_limits(loaded, options, context_len, num_blocks))
+            plans = decoder_plans(decoder_limits(loaded, kind, options, context_len, num_blocks))
             warm_up(executor, plans, poll, executor.max_steps_in_flight if ranks is None else 1)
     schedule = partial(_scheduler, options, context_len, num_blocks, config.parallel.pipeline_parallel_size)
     core = EngineCore(
@@ -316,10 +303,7 @@ def _build_decoder(
         vocab_size=loaded.vocab_size,
         seed=options.seed,
         grammars=grammars,
-        pooler=loaded.pooler,
-        speech=None if loaded.speech is None else loaded.speech.info,
-        audio=loaded.audio,
-        streaming=loaded.streaming,
+        kind=kind,
         sleeper=_sleeper(config, loaded, device, channel, allocate, schedule, build.executor),
     )
     cache_bytes = num_blocks * per_block + (0 if ranks is None else ranks.cache_bytes)
@@ -353,7 +337,8 @@ def _scheduler(
         convolutions=() if speech is None else speech.convolutions,
         encoder_compute_budget=options.max_num_batched_tokens,
         encoder_cache_size=_cached_embeddings(loaded, options),
-        lora_for_items=loaded.is_adapted,
+        lora_digests={lora_id: adapter.digest for lora_id, adapter in loaded.adapters.items()},
+        item_lora_id=loaded.item_lora_id,
         stages=stages,
     )
     return Scheduler(

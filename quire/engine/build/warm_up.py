@@ -13,7 +13,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import cast
 
 import numpy as np
 from tqdm import tqdm
@@ -21,15 +20,14 @@ from tqdm import tqdm
 from quire.config.options import EngineOptions
 from quire.engine.client.audio import AudioInfo
 from quire.engine.client.convolutions import count_columns
-from quire.engine.client.model_info import SpeechToTextInfo
-from quire.engine.client.pooling_params import PoolingParams, PoolingTask
+from quire.engine.client.model_info import Generates, ModelKind, Pools, Transcribes
+from quire.engine.client.pooling_params import PoolingParams
 from quire.engine.client.protocol import AddRequest, MediaItem
 from quire.engine.client.sampling_params import SamplingParams
 from quire.engine.client.token_mask import token_mask
 from quire.engine.execution.executor import Executor, PendingStep
 from quire.engine.execution.runner import LOGITS_CHUNK
 from quire.engine.models.loader import LoadedModel
-from quire.engine.models.specs.pooler import PoolerSpec
 from quire.engine.scheduling.plan import (
     CrossAttentionItem,
     EncodedItem,
@@ -52,10 +50,8 @@ class WarmUpLimits:
         context_len: most tokens of a sequence.
         num_blocks, block_size: of the KV cache.
         draft: most draft tokens of a sequence; 0: there are no drafts.
-        adapted: the model has an adapter.
-        pooling: parameters of a request, if the model pools.
-        speech: facts about a model with cross-attention to audio.
-        audio: facts about a model that reads audio among its tokens.
+        lora_id: an adapter of the model; None: it has none.
+        kind: what the model does.
     """
 
     tokens: int
@@ -64,16 +60,24 @@ class WarmUpLimits:
     num_blocks: int
     block_size: int
     vocab_size: int
+    kind: ModelKind
     draft: int = 0
-    adapted: bool = False
-    pooling: PoolingParams | None = None
-    speech: SpeechToTextInfo | None = None
-    audio: AudioInfo | None = None
+    lora_id: int | None = None
 
     @property
     def cross_blocks(self) -> int:
         """Blocks of the encoded positions that a sequence attends to."""
-        return 0 if self.speech is None else -(-self.speech.num_positions // self.block_size)
+        return -(-self.kind.num_positions // self.block_size) if isinstance(self.kind, Transcribes) else 0
+
+    @property
+    def pooling(self) -> PoolingParams | None:
+        """Parameters of a request, if the model pools."""
+        return _pooling_params(self.kind) if isinstance(self.kind, Pools) else None
+
+    @property
+    def audio(self) -> AudioInfo | None:
+        """How the model reads audio among its tokens, if it does."""
+        return self.kind.audio if isinstance(self.kind, Generates) else None
 
     @property
     def length(self) -> int:
@@ -98,7 +102,7 @@ class _Sequence:
     draft: int = 0
     params: SamplingParams | PoolingParams = _GREEDY
     prompt_logprobs: int | None = None
-    adapted: bool = False
+    lora_id: int | None = None
     columns: int = 0
 
     @property
@@ -107,9 +111,10 @@ class _Sequence:
         return self.length - self.start + self.draft
 
 
-def decoder_limits(loaded: LoadedModel, options: EngineOptions, context_len: int, num_blocks: int) -> WarmUpLimits:
+def decoder_limits(
+    loaded: LoadedModel, kind: ModelKind, options: EngineOptions, context_len: int, num_blocks: int
+) -> WarmUpLimits:
     """The limits of an engine around a decoder. `context_len`: tokens of the longest sequence."""
-    pooler = loaded.pooler
     return WarmUpLimits(
         tokens=options.max_num_batched_tokens,
         sequences=options.max_num_seqs,
@@ -118,24 +123,25 @@ def decoder_limits(loaded: LoadedModel, options: EngineOptions, context_len: int
         block_size=options.block_size,
         vocab_size=loaded.vocab_size,
         draft=options.num_speculative_tokens if options.speculative_method == "ngram" else 0,
-        adapted=loaded.is_adapted,
-        pooling=None if pooler is None else _pooling_params(pooler),
-        speech=None if loaded.speech is None else loaded.speech.info,
-        audio=loaded.audio,
+        lora_id=next(iter(loaded.adapters), None),
+        kind=kind,
     )
 
 
-def _pooling_params(pooler: PoolerSpec) -> PoolingParams:
-    return PoolingParams(task=cast("PoolingTask", pooler.tasks[0]), pooling_type=pooler.pooling_type)
+def _pooling_params(kind: Pools) -> PoolingParams:
+    return PoolingParams(task=kind.tasks[0], pooling_type=kind.pooling_type)
 
 
-def warm_up_encoder(executor: Executor, loaded: LoadedModel, options: EngineOptions, poll: Callable[[], None]) -> None:
+def warm_up_encoder(
+    executor: Executor, kind: ModelKind, options: EngineOptions, context_len: int, poll: Callable[[], None]
+) -> None:
     """Warm up an engine around an encoder, of text or audio; see `warm_up`."""
     tokens = options.max_num_batched_tokens
-    if loaded.speech is not None:
-        warm_up(executor, audio_encoder_plans(tokens, loaded.speech.info), poll)
-    elif loaded.pooler is not None:
-        warm_up(executor, encoder_plans(tokens, loaded.context_len, _pooling_params(loaded.pooler)), poll)
+    match kind:
+        case Transcribes():
+            warm_up(executor, audio_encoder_plans(tokens, kind), poll)
+        case Pools():
+            warm_up(executor, encoder_plans(tokens, context_len, _pooling_params(kind)), poll)
 
 
 def warm_up(executor: Executor, plans: list[StepPlan], poll: Callable[[], None], in_flight: int = 1) -> None:
@@ -206,14 +212,14 @@ def encoder_plans(tokens: int, context_len: int, params: PoolingParams) -> list[
     return plans
 
 
-def audio_encoder_plans(tokens: int, speech: SpeechToTextInfo) -> list[StepPlan]:
+def audio_encoder_plans(tokens: int, speech: Transcribes) -> list[StepPlan]:
     """The steps of an encoder of audio with one item, up to the longest. `tokens`: most positions of a step."""
     params, prompt = PoolingParams(task="ctc"), np.zeros(0, np.int32)
     items = [_item(speech, positions) for positions in _powers(min(tokens, speech.num_positions))]
     return [StepPlan(encoder_requests=[AddRequest("warm-up", prompt, params, items=(item,))]) for item in items]
 
 
-def _item(speech: SpeechToTextInfo, positions: int) -> MediaItem:
+def _item(speech: Transcribes, positions: int) -> MediaItem:
     """Silence with so many positions after the encoder."""
     columns = min(count_columns(speech.convolutions, positions), speech.num_columns)
     return MediaItem(hash=b"", features=np.zeros((speech.num_mel_bins, columns), np.float32))
@@ -233,8 +239,8 @@ def _key(columns: int) -> bytes:
 def _steps(limits: WarmUpLimits) -> Iterator[list[_Sequence]]:
     longest, pooling = limits.length, limits.pooling
     base = _Sequence(1) if pooling is None else _Sequence(1, params=pooling)
-    for adapted in (False, True) if limits.adapted else (False,):
-        one = replace(base, adapted=adapted)
+    for lora_id in (None,) if limits.lora_id is None else (None, limits.lora_id):
+        one = replace(base, lora_id=lora_id)
         for tokens in _powers(limits.tokens):
             yield [replace(one, length=length) for length in _divided(tokens, longest)]
         for rows in _powers(limits.sequences):
@@ -255,7 +261,7 @@ def _audio_steps(limits: WarmUpLimits, audio: AudioInfo) -> Iterator[list[_Seque
     for columns in [audio.item_columns] if audio.encodes_padding else _powers(audio.item_columns):
         length = min(audio.lengths.tokens(columns), limits.tokens, limits.length)
         if length > 0:
-            yield [_Sequence(length, columns=columns, adapted=limits.adapted)]
+            yield [_Sequence(length, columns=columns, lora_id=limits.lora_id)]
 
 
 def _sampling_steps(limits: WarmUpLimits) -> Iterator[list[_Sequence]]:
@@ -310,19 +316,19 @@ def _fitting(step: list[_Sequence], limits: WarmUpLimits) -> list[_Sequence]:
 
 def _new(name: str, one: _Sequence, limits: WarmUpLimits, *, encodes: bool) -> NewSequence:
     """The sequence as it enters the batch. `encodes`: it encodes the item that it attends to, if there is one."""
-    cross, speech = None, limits.speech
-    if speech is not None:
+    cross, speech = None, limits.kind
+    if isinstance(speech, Transcribes):
         blocks = tuple(range(limits.num_blocks - limits.cross_blocks, limits.num_blocks))
         item = _item(speech, speech.num_positions) if encodes else None
         cross = CrossAttentionItem(blocks, speech.num_positions, item)
     return NewSequence(
         request_id=name,
-        tokens=(0,) * one.length,
+        tokens=np.zeros(one.length, np.int32),
         prompt_len=one.start if one.generated else one.length,
         params=one.params,
         prompt_logprobs=one.prompt_logprobs,
         cross_attention=cross,
-        uses_lora=one.adapted,
+        lora_id=one.lora_id,
     )
 
 

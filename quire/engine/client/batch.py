@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 import uuid
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
@@ -15,7 +14,7 @@ from typing_extensions import override
 
 from quire.engine.client.errors import EngineError
 from quire.engine.client.protocol import FinishReason, PooledArray, PooledOutput, RequestOutput
-from quire.engine.client.records import RequestRecord, RequestTimes
+from quire.engine.client.records import RequestRecord
 from quire.engine.client.stream import OutputStream, PoolRequest, error_of
 
 # Enough for several steps of short texts. Each takes a slot of the engine: a larger window would leave others less.
@@ -51,7 +50,7 @@ class BatchItem(OutputStream):
     def __init__(self, batch: PooledBatch, index: int, request: PoolRequest) -> None:
         self.request = request
         self.index = index
-        self.times = RequestTimes(arrived=time.monotonic())
+        self.times = request.new_times()
         self.finish_reason: FinishReason | None = None
         self.finished_by_core = False
         self.cached_tokens = 0
@@ -80,11 +79,12 @@ class BatchItem(OutputStream):
         self._batch.fail(error, self.index)
 
     @override
-    def record(self) -> RequestRecord:
+    def record(self, request_id: str) -> RequestRecord:
         return RequestRecord(
             kind="pool",
+            request_id=request_id,
+            origin=self.request.origin,
             times=self.times,
-            finished=time.monotonic(),
             finish_reason=self.finish_reason or "abort",
             prompt_tokens=len(self.request.prompt),
             cached_tokens=self.cached_tokens,

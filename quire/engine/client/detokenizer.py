@@ -7,6 +7,8 @@ from functools import lru_cache
 from itertools import takewhile
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from quire.engine.client.stop_strings import StopStrings
@@ -83,7 +85,7 @@ def _special_ids(tokenizer: Tokenizer) -> frozenset[int]:
 class Detokenizer:
     """Detokenizes one sequence. Text that may be the start of a stop string is held until that is decided."""
 
-    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], params: TextParams) -> None:
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] | NDArray[np.int32], params: TextParams) -> None:
         self._params = params
         context = [int(token) for token in prompt[-_CONTEXT_TOKENS:]]
         self._decoder = _IncrementalDecoder(tokenizer, context, params)

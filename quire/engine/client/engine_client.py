@@ -15,8 +15,10 @@ from tokenizers import Tokenizer
 from typing_extensions import override
 
 from quire.engine.client.batch import BatchItem, OnResult, PooledBatch
+from quire.engine.client.deadline import Deadline
 from quire.engine.client.detokenizer import Detokenizer
-from quire.engine.client.errors import DeadlineExceeded, EngineDead, EngineError, RequestFailed
+from quire.engine.client.engine import NO_DEADLINE, Engine
+from quire.engine.client.errors import EngineDead, EngineError, EngineOverloaded, RequestFailed, TenantOverloaded
 from quire.engine.client.heartbeat import Heartbeat
 from quire.engine.client.model_info import ModelInfo
 from quire.engine.client.protocol import (
@@ -41,8 +43,9 @@ from quire.engine.client.protocol import (
     TokensOutput,
     Wake,
 )
-from quire.engine.client.sleep import SleepControl, SleepingClient
-from quire.engine.client.slots import SlotClient
+from quire.engine.client.records import Observers
+from quire.engine.client.sleep import SleepControl, Sleeping
+from quire.engine.client.slots import Slots
 from quire.engine.client.stream import (
     Delta,
     GenerateRequest,
@@ -60,16 +63,13 @@ logger = logging.getLogger(__name__)
 _PING_EVERY = 1.0  # seconds
 
 
-class EngineClient(SlotClient, SleepingClient):
-    """Sends requests to a core and passes its outputs to their streams. Belongs to one event loop.
-
-    Attributes:
-        sleeping: puts the engine to sleep and wakes it.
-    """
+class EngineClient(Engine):
+    """The client of one core: sends it requests and passes its outputs to their streams. Belongs to one event loop."""
 
     def __init__(self, channel: ClientChannel, tokenizer: Tokenizer, *, capacity: int, share: float = 1.0) -> None:
-        """`capacity`, `share`: see `SlotClient`."""
-        super().__init__(capacity, share)
+        """`capacity`, `share`: see `Slots`."""
+        self.observers = Observers()
+        self._slots = Slots(capacity, share)
         self._channel = channel
         self._tokenizer = tokenizer
         self._streams: dict[str, OutputStream] = {}
@@ -80,7 +80,8 @@ class EngineClient(SlotClient, SleepingClient):
         self._heartbeat = Heartbeat()
         self._pinging = asyncio.create_task(self._ping())
         self._closed = False
-        self.sleeping = SleepControl(self)
+        self._sleep_control = SleepControl(self)
+        self.sleeping: Sleeping = self._sleep_control
         channel.listen(self._receive)
 
     async def ready(self) -> ModelInfo:
@@ -93,17 +94,32 @@ class EngineClient(SlotClient, SleepingClient):
 
     @property
     @override
+    def capacity(self) -> int:
+        return self._slots.capacity
+
+    @property
+    @override
+    def largest_request(self) -> int:
+        return self._slots.largest_request
+
+    @property
+    @override
+    def slots_in_use(self) -> int:
+        return self._slots.in_use
+
+    @property
+    @override
     def stats(self) -> StepStats:
         return self._stats
 
     @property
+    @override
     def open_streams(self) -> int:
-        """Sequences whose output is being read."""
         return len(self._streams)
 
     @property
-    @override
     def is_idle(self) -> bool:
+        """Whether no sequence runs, waits or is being prepared."""
         return not self.slots_in_use and not self._streams
 
     @property
@@ -111,12 +127,8 @@ class EngineClient(SlotClient, SleepingClient):
     def dead(self) -> EngineDead | None:
         return self._dead
 
+    @override
     async def wait_until_dead(self) -> NoReturn:
-        """Wait until the engine has stopped.
-
-        Raises:
-            EngineDead: it has.
-        """
         await self._ended.wait()
         assert self._dead is not None
         raise self._dead
@@ -136,28 +148,38 @@ class EngineClient(SlotClient, SleepingClient):
         if not self._closed:
             self._dead = EngineDead(text)
 
+    @override
     def unresponsive_seconds(self) -> float:
-        """Seconds since the last message of a core that has not answered a ping; 0 if no ping is unanswered."""
         return self._heartbeat.unresponsive_seconds()
 
     @override
-    def check_new(self) -> None:
-        self._check(self.sleeping.refusal_of_new)
+    @contextmanager
+    def slots(self, count: int, tenant: str = "") -> Iterator[None]:
+        self._check(self._sleep_control.refusal_of_new)
+        try:
+            self._slots.take(count, tenant, 1 + self._stats.waiting // max(1, self._stats.running))
+        except EngineOverloaded as error:
+            if not isinstance(error, TenantOverloaded):
+                self.observers.on_overload()
+            raise
+        try:
+            yield
+        finally:
+            self._slots.give_back(count, tenant)
 
+    @override
+    def take_slot(self, tenant: str) -> bool:
+        return self._slots.take_spare(tenant)
+
+    @override
+    def release_slots(self, count: int, tenant: str) -> None:
+        self._slots.give_back(count, tenant)
+
+    @override
     async def generate(
         self, request: GenerateRequest, ended: Callable[[], None] | None = None
     ) -> AsyncGenerator[Delta, None]:
-        """Generate one sequence; closing the generator early frees the request within an engine step.
-
-        The caller has reserved a slot with `slots`: a stream that has begun must not fail because the queue is full.
-        `ended` is called when the engine has freed the sequence; its last delta may not have been read yet.
-
-        Raises:
-            RequestFailed: the engine failed the request.
-            EngineDead: the engine has stopped.
-            DeadlineExceeded: the request's timeout has passed.
-        """
-        detokenizer = Detokenizer(self._tokenizer, request.prompt[-8:].tolist(), request.text)
+        detokenizer = Detokenizer(self._tokenizer, request.prompt, request.text)
         stream = SequenceStream(request, detokenizer, ended)
         with self._open(stream, request):
             while True:
@@ -166,81 +188,51 @@ class EngineClient(SlotClient, SleepingClient):
                 if delta.finish_reason is not None:
                     return
 
+    @override
     def extend(
         self, request_id: str, tokens: TokenArray, *, last: bool = False, items: tuple[MediaItem, ...] = ()
     ) -> None:
-        """Append tokens to the prompt of an open request, which has begun.
-
-        Args:
-            request_id: id of its `GenerateRequest`.
-            tokens: 1-D int32 token ids; may be empty.
-            last: the prompt is complete.
-            items: see `ExtendRequest`.
-
-        Raises:
-            EngineDead: the engine has stopped.
-        """
         if self._dead is not None:
             raise self._dead
         self._channel.send(ExtendRequest(request_id, tokens, last, items))
 
+    @override
     async def pool(self, request: PoolRequest) -> Pooled:
-        """Pool the hidden states of one prompt; cancelling frees the request within an engine step.
-
-        Raises:
-            RequestFailed: the engine failed the request.
-            EngineDead: the engine has stopped.
-            DeadlineExceeded: the request's timeout has passed.
-        """
         stream = PooledStream(request)
         with self._open(stream, request):
             return await stream.result()
 
+    @override
     @contextmanager
     def pool_batch(
-        self, *, timeout: float | None = None, on_result: OnResult | None = None, tenant: str = ""
+        self, *, deadline: Deadline = NO_DEADLINE, on_result: OnResult | None = None, tenant: str = ""
     ) -> Iterator[PooledBatch]:
-        """A batch of pooling requests, which are aborted at the end if they still run.
-
-        The caller has reserved one slot with `slots`. The batch takes further slots while half of all are free.
-
-        Args:
-            timeout: seconds after which the batch fails with `DeadlineExceeded`.
-            on_result: from the index and array of a result to the array to keep; None: keep it as it is.
-            tenant: holds the further slots.
-
-        Raises:
-            EngineDead: the engine has stopped.
-        """
-        self._check(self.sleeping.refusal)
+        self._check(self._sleep_control.refusal)
+        deadline.check()
         batch = PooledBatch(self, on_result, tenant)
-        alarm = None
-        if timeout is not None:
-            late = DeadlineExceeded(f"The request timed out after {timeout:g} seconds.")
-            alarm = asyncio.get_running_loop().call_later(timeout, turns().run, ENDINGS, partial(batch.fail, late))
+        stop_alarm = deadline.call(lambda error: turns().run(ENDINGS, partial(batch.fail, error)))
         try:
             yield batch
         finally:
-            if alarm is not None:
-                alarm.cancel()
+            stop_alarm()
             batch.close()
 
-    @override
     def start(self, items: Sequence[BatchItem]) -> None:
-        self._check(self.sleeping.refusal)
+        """Send the requests of a batch; see `BatchClient`."""
+        self._check(self._sleep_control.refusal)
         self._streams.update((item.request_id, item) for item in items)
         self._channel.send(AddRequests([core_request(item.request_id, item.request) for item in items]))
 
-    @override
     def finish(self, item: BatchItem) -> None:
+        """Forget a request of a batch; see `BatchClient`."""
         del self._streams[item.request_id]
-        self.observer.on_finish(item.record())
+        self._record(item.request_id, item)
 
-    @override
     def abort(self, items: Sequence[BatchItem]) -> None:
+        """Abort requests of a batch; see `BatchClient`."""
         for item in items:
             self._streams.pop(item.request_id, None)
-            self.observer.on_finish(item.record())
+            self._record(item.request_id, item)
         left = [item.request_id for item in items if not item.finished_by_core]
         if left and self._dead is None:
             with suppress(EngineDead):
@@ -249,36 +241,41 @@ class EngineClient(SlotClient, SleepingClient):
     @contextmanager
     def _open(self, stream: OutputStream, request: GenerateRequest | PoolRequest) -> Iterator[None]:
         """Send a request to the core and register its stream; on exit, abort it if the core has not finished it."""
-        self._check(self.sleeping.refusal)
+        self._check(self._sleep_control.refusal)
+        request.deadline.check()
         request_id = (request.request_id if isinstance(request, GenerateRequest) else None) or uuid.uuid4().hex
         self._streams[request_id] = stream
-        alarm = self._alarm(request_id, stream, request.timeout)
+        stop_alarm = request.deadline.call(partial(self._fail_in_turn, {request_id: stream}))
         try:
             self._channel.send(core_request(request_id, request))
             yield
         finally:
-            if alarm is not None:
-                alarm.cancel()
+            stop_alarm()
             del self._streams[request_id]
-            self.observer.on_finish(stream.record())
+            self._record(request_id, stream)
             self._end_in_core({request_id: stream})
+
+    def _record(self, request_id: str, stream: OutputStream) -> None:
+        if self.observers.want_records:
+            stream.times.sent = time.monotonic()
+            self.observers.on_finish(stream.record(request_id))
 
     def _check(self, asleep: EngineError | None) -> None:
         if (error := self._dead or asleep) is not None:
             raise error
 
-    @override
     def end_all(self, error: EngineError) -> None:
+        """Abort all requests with an error."""
         streams = dict(self._streams)
         self._end_in_core(streams)
         self._fail_in_turn(streams, error)
 
-    @override
     def on_sleep(self, asleep: frozenset[MemoryTag], level: SleepLevel) -> None:
-        self.observer.on_sleep(asleep, level)
+        """Take note of what has no memory now; `level`: of the last sleep."""
+        self.observers.on_sleep(asleep, level)
 
-    @override
     def send_control(self, message: Sleep | Wake) -> None:
+        """Send a message; raises EngineDead if the engine has stopped."""
         self._check(None)
         self._channel.send(message)
 
@@ -297,13 +294,6 @@ class EngineClient(SlotClient, SleepingClient):
             if (ended := stream.ended) is not None:
                 stream.ended = None
                 ended()
-
-    def _alarm(self, request_id: str, stream: OutputStream, timeout: float | None) -> asyncio.TimerHandle | None:
-        if timeout is None:
-            return None
-
-        error = DeadlineExceeded(f"The request timed out after {timeout:g} seconds.")
-        return asyncio.get_running_loop().call_later(timeout, self._fail_in_turn, {request_id: stream}, error)
 
     def _fail_in_turn(self, streams: Mapping[str, OutputStream], error: EngineError) -> None:
         """Fail requests and make the core forget them, one after the other: there may be thousands at a time."""
@@ -339,8 +329,8 @@ class EngineClient(SlotClient, SleepingClient):
         with suppress(asyncio.CancelledError):
             await self._pinging
 
+    @override
     def fail(self, reason: str) -> None:
-        """Mark the engine as dead and fail every open stream."""
         if self._dead is None and self._ready.done():
             logger.error("the engine has stopped: %s", reason)
         if self._dead is None or not self._ready.done():
@@ -353,7 +343,7 @@ class EngineClient(SlotClient, SleepingClient):
         if not self._ready.done():
             self._ready.set_exception(error)
             self._ready.exception()  # marks it as retrieved; awaiting `ready` still raises it
-        self.sleeping.ended(self._dead)
+        self._sleep_control.ended(self._dead)
         self._fail_in_turn(dict(self._streams), self._dead)
 
     def _receive(self, message: CoreMessage) -> None:
@@ -369,16 +359,16 @@ class EngineClient(SlotClient, SleepingClient):
                 self._stats = stats
                 for output in outputs:
                     self._deliver(output)
-                self.observer.on_step(stats)
+                self.observers.on_step(stats)
             case Pong():
                 self._heartbeat.answered()
             case SleepState():
-                self.sleeping.received(message)
+                self._sleep_control.received(message)
             case Ready(info=info) if not self._ready.done():
                 if self._dead is not None:
                     self._dead = None
                     self._ended.clear()
-                    self.observer.on_restart()
+                    self.observers.on_restart()
                 self._ready.set_result(info)
             case CoreDied(error=error):
                 self.fail(error)
@@ -399,7 +389,7 @@ class EngineClient(SlotClient, SleepingClient):
         if not isinstance(output, ErrorOutput):
             times.scheduled = times.scheduled or output.scheduled_at
         if isinstance(output, TokensOutput) and output.token_ids:
-            self.observer.on_tokens(times, now, len(output.token_ids))
+            self.observers.on_tokens(times, now, len(output.token_ids))
             times.first_token = times.first_token or now
             times.last_token = now
         stream.put(output)

@@ -1,4 +1,4 @@
-"""ModelInfo: facts about a loaded model that the front end needs."""
+"""ModelInfo: facts about a loaded model. Its `kind` says what the model does, with the facts of such models."""
 
 from __future__ import annotations
 
@@ -8,13 +8,26 @@ import msgspec
 
 from quire.engine.client.audio import AudioInfo
 from quire.engine.client.convolutions import Convolution, count_columns, count_positions
-from quire.engine.client.streaming import StreamingInfo
+from quire.engine.client.pooling_params import PoolingTask, PoolingType
+from quire.engine.client.streaming import Streams
 
 
-class PoolingInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts about a model that pools.
+class Generates(msgspec.Struct, frozen=True, kw_only=True, tag="generates"):
+    """A model that generates text.
 
     Attributes:
+        audio: how audio becomes part of its prompts; it then transcribes as well. None: it reads text only.
+    """
+
+    audio: AudioInfo | None = None
+
+
+class Pools(msgspec.Struct, frozen=True, kw_only=True, tag="pools"):
+    """A model that pools its hidden states.
+
+    Attributes:
+        tasks: its pooling tasks.
+        pooling_type: how token hidden states are pooled, where a request does not say so.
         embedding_size: number of values of an "embed" result.
         token_embedding_size: number of values of each token's "token_embed" result.
         matryoshka: embeddings may be cut to fewer dimensions.
@@ -27,6 +40,8 @@ class PoolingInfo(msgspec.Struct, frozen=True, kw_only=True):
         max_embed_len: tokens of the longest text to embed; None: the context length, or no limit with `chunked`.
     """
 
+    tasks: tuple[PoolingTask, ...]
+    pooling_type: PoolingType = "last"
     embedding_size: int
     token_embedding_size: int
     matryoshka: bool = False
@@ -38,8 +53,8 @@ class PoolingInfo(msgspec.Struct, frozen=True, kw_only=True):
     max_embed_len: int | None = None
 
 
-class SpeechToTextInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts about a model that only transcribes, for the front end. A request has one item.
+class Transcribes(msgspec.Struct, frozen=True, kw_only=True, tag="transcribes"):
+    """A model that only transcribes, each window of audio as a whole. A request has one item.
 
     Attributes:
         kind: how text is made: "whisper" has prompts of special tokens, "moonshine" begins with the start token alone,
@@ -102,17 +117,16 @@ class SpeechToTextInfo(msgspec.Struct, frozen=True, kw_only=True):
         return count_columns(self.convolutions, 1)
 
 
+ModelKind = Generates | Pools | Transcribes | Streams
+
+
 class ModelInfo(msgspec.Struct, frozen=True):
-    """Facts about a loaded model, for the front end.
+    """Facts about a loaded model.
 
     Attributes:
         step_bytes: memory of a GPU for intermediate results of the largest step, which is not held between steps; 0
             where it was not measured.
-        tasks: "generate", "transcribe", or the pooling tasks that the model can do.
-        pooling: None if it has no pooling tasks.
-        speech: facts about a model that only transcribes; None for others.
-        audio: None if its prompts cannot have audio among their tokens.
-        streaming: facts about a model that transcribes audio while it arrives; None for others.
+        kind: what the model does.
     """
 
     architecture: str
@@ -126,8 +140,17 @@ class ModelInfo(msgspec.Struct, frozen=True):
     weight_bytes: int
     cache_bytes: int
     step_bytes: int = 0
-    tasks: tuple[str, ...] = ("generate",)
-    pooling: PoolingInfo | None = None
-    speech: SpeechToTextInfo | None = None
-    audio: AudioInfo | None = None
-    streaming: StreamingInfo | None = None
+    kind: ModelKind = Generates()
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """Tasks of the model: "generate", "transcribe" or pooling tasks; "score" also if it compares embeddings."""
+        match self.kind:
+            case Generates(audio=None):
+                return ("generate",)
+            case Generates():
+                return ("generate", "transcribe")
+            case Pools(tasks=tasks, score_method=method):
+                return (*tasks, "score") if method is not None and "score" not in tasks else tasks
+            case _:
+                return ("transcribe",)

@@ -29,10 +29,10 @@ class MediaItem(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         hash: hash of everything that its encoding depends on; equal hashes mean equal items. Empty if the model reads
-            audio while it generates (see `StreamingInfo`): such audio is never shared.
+            audio while it generates (see `Streams`): such audio is never shared.
         start, length: its placeholder tokens in the prompt, whose embeddings the item's encoding replaces. Both are 0
-            where the model only transcribes (see `SpeechToTextInfo`, `StreamingInfo`): the item then has no tokens.
-        features: (rows, columns) float32: a spectrogram, or samples in one row; see `SpeechToTextInfo.features`.
+            where the model only transcribes (see `Transcribes`, `Streams`): the item then has no tokens.
+        features: (rows, columns) float32: a spectrogram, or samples in one row; see `Transcribes.features`.
         encoded_columns: number of columns to encode; only convolutions read later ones. None: all.
         columns_before: number of columns before them, of the audio that the item continues; only convolutions read
             them.
@@ -59,7 +59,7 @@ class AddRequest(msgspec.Struct, frozen=True, tag="add"):
     Attributes:
         items: inputs beside the tokens, in the order of their spans, which do not overlap.
         open: more follows in `ExtendRequest` messages: of the prompt, and nothing is generated before its end; or of
-            the audio, if the model reads it while it generates (see `StreamingInfo`).
+            the audio, if the model reads it while it generates (see `Streams`).
     """
 
     request_id: str
@@ -206,6 +206,8 @@ class StepStats(msgspec.Struct, array_like=True):
     item_hits: int = 0  # items found in the encoder cache
     deferred: int = 0  # part of `waiting`: those that wait for more input
     corrupted: int = 0  # sequences that ended because the model computed NaN for them
+    step: int = 0  # its number, from 1; 0: these are not the statistics of a step
+    ended_at: float = 0.0  # monotonic seconds; it began `step_seconds` before
 
 
 class StepOutput(msgspec.Struct, tag="step"):

@@ -1,21 +1,40 @@
-"""Records of engine events, for metrics and logs."""
+"""Records of engine events, and the observers that get them: metrics, and whatever else is to watch an engine."""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
+from typing_extensions import override
+
+from quire.engine.client.origin import Origin
 from quire.engine.client.protocol import FinishReason, MemoryTag, SleepLevel, StepStats
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class RequestTimes:
-    """Monotonic seconds of a request's events; 0 for an event that did not happen."""
+    """Monotonic seconds at which a request has passed a border; 0 for one that it has not reached.
 
-    arrived: float
+    Attributes:
+        arrived: the head of the HTTP request was read; see `Origin`.
+        rendered: its prompt was complete.
+        queued: it was sent to the engine.
+        scheduled: it was in a step for the first time.
+        first_token, last_token: a step has brought tokens.
+        sent: its reader has taken all output, and a stream has sent it; or the request was given up.
+    """
+
+    arrived: float = 0.0
+    rendered: float = 0.0
+    queued: float = 0.0
     scheduled: float = 0.0
     first_token: float = 0.0
     last_token: float = 0.0
+    sent: float = 0.0
 
 
 @dataclass(slots=True)
@@ -44,13 +63,16 @@ class RequestRecord:
     """One finished sequence. The last five attributes are 0 for pooling.
 
     Attributes:
+        request_id: its id in the engine.
+        origin: the HTTP request that it is part of.
         answers: sequences of the request with this prompt, in the last of them to end; 0 in the others.
         longest_answer: tokens of the longest of them; 0 where `answers` is.
     """
 
+    request_id: str
+    origin: Origin
     kind: Literal["generate", "pool"]
     times: RequestTimes
-    finished: float
     finish_reason: FinishReason
     prompt_tokens: int
     cached_tokens: int
@@ -61,8 +83,8 @@ class RequestRecord:
     preemptions: int = 0
 
 
-class Observer(Protocol):
-    """Receives the events of one engine, on the event loop; must not block."""
+class Observer:
+    """Receives the events of one engine, on the event loop; must not block. A class has the methods that it needs."""
 
     def on_step(self, stats: StepStats) -> None:
         """The engine finished a step."""
@@ -86,26 +108,61 @@ class Observer(Protocol):
         """The engine has fallen asleep or woken up; `asleep`: what has no memory; `level`: of the last sleep."""
 
 
-class NullObserver:
-    """Ignores all events."""
+class Observers(Observer):
+    """All observers of an engine. One that fails neither keeps events from the others nor fails requests."""
 
+    def __init__(self) -> None:
+        self._listeners: dict[str, list[Callable[..., None]]] = {
+            name: [] for name in vars(Observer) if name.startswith("on_")
+        }
+        self._on_tokens = self._listeners["on_tokens"]
+
+    def add(self, observer: Observer) -> None:
+        """Tell an observer all events from now on for which its class has a method."""
+        for name, listeners in self._listeners.items():
+            if getattr(type(observer), name) is not getattr(Observer, name):
+                listeners.append(getattr(observer, name))
+
+    @property
+    def want_records(self) -> bool:
+        """Whether an observer reads the records of finished requests."""
+        return bool(self._listeners["on_finish"])
+
+    @override
     def on_step(self, stats: StepStats) -> None:
-        """Ignore the event."""
+        self._tell("on_step", stats)
 
+    @override
     def on_tokens(self, times: RequestTimes, now: float, count: int) -> None:
-        """Ignore the event."""
+        for listener in self._on_tokens:  # as `_tell`, for each sequence in each step
+            try:
+                listener(times, now, count)
+            except Exception:
+                logger.exception("an observer of the engine failed")
 
+    @override
     def on_finish(self, record: RequestRecord) -> None:
-        """Ignore the event."""
+        self._tell("on_finish", record)
 
+    @override
     def on_audio(self, seconds: float) -> None:
-        """Ignore the event."""
+        self._tell("on_audio", seconds)
 
+    @override
     def on_restart(self) -> None:
-        """Ignore the event."""
+        self._tell("on_restart")
 
+    @override
     def on_overload(self) -> None:
-        """Ignore the event."""
+        self._tell("on_overload")
 
+    @override
     def on_sleep(self, asleep: frozenset[MemoryTag], level: SleepLevel) -> None:
-        """Ignore the event."""
+        self._tell("on_sleep", asleep, level)
+
+    def _tell(self, event: str, *arguments: object) -> None:
+        for listener in self._listeners[event]:
+            try:
+                listener(*arguments)
+            except Exception:  # of code that only watches: requests go on
+                logger.exception("an observer of the engine failed")

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, get_type_hints
+
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
@@ -61,7 +65,45 @@ class PromptTokenIds(msgspec.Struct, frozen=True):
         )
 
 
-class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="generate"):
+@dataclass(frozen=True, slots=True)
+class Number:
+    """Declares a number of `SamplingNumbers`.
+
+    Attributes:
+        low, high: bounds that the core checks. They are wider than those of any API; values within them do not overflow
+            float32.
+        keeps_ranking: the most likely token stays the most likely, so that greedy decoding and beam search, which draw
+            nothing, do not depend on it.
+    """
+
+    low: float
+    high: float
+    keeps_ranking: bool = False
+
+
+class SamplingNumbers(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The numbers among the sampling parameters. A number has no effect at its default.
+
+    A new one is declared here and, with the bounds of requests, in `quire.protocol.sampling`. Code that passes numbers
+    on reads these two declarations and names none of them.
+    """
+
+    temperature: Annotated[float, Number(0.0, 1e6, keeps_ranking=True)] = 1.0  # 0: greedy
+    top_p: Annotated[float, Number(0.0, 1.0, keeps_ranking=True)] = 1.0
+    top_k: Annotated[int, Number(0, (1 << 31) - 1, keeps_ranking=True)] = 0  # 0: off
+    min_p: Annotated[float, Number(0.0, 1.0, keeps_ranking=True)] = 0.0
+    presence_penalty: Annotated[float, Number(-1e4, 1e4)] = 0.0
+    frequency_penalty: Annotated[float, Number(-1e4, 1e4)] = 0.0
+    repetition_penalty: Annotated[float, Number(1e-3, 1e3)] = 1.0
+
+
+NUMBERS: Mapping[str, Number] = {
+    name: hint.__metadata__[0] for name, hint in get_type_hints(SamplingNumbers, include_extras=True).items()
+}
+GREEDY = SamplingNumbers(temperature=0.0)  # always the most likely token
+
+
+class SamplingParams(SamplingNumbers, frozen=True, kw_only=True, omit_defaults=True, tag="generate"):
     """Parameters of a request that generates tokens. The API and `quire.engine.core.validation` check the values.
 
     Its size is bounded for any request: each of the sequences of a request is sent with a copy.
@@ -69,13 +111,6 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     max_tokens: int
     min_tokens: int = 0
-    temperature: float = 1.0  # 0: greedy
-    top_p: float = 1.0
-    top_k: int = 0  # 0: off
-    min_p: float = 0.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
     seed: int | None = None
     eos_token_ids: tuple[int, ...] = ()  # finish the sequence without a stop_reason
     stop_token_ids: frozenset[int] = frozenset()  # finish the sequence; the token is its stop_reason

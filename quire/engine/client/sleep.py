@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Iterable
-from typing import Any
+from typing import Any, Protocol
+
+from typing_extensions import override
 
 from quire.engine.client.errors import EngineAsleep, EngineDead, EngineError, SleepFailed
 from quire.engine.client.protocol import MemoryTag, Sleep, SleepLevel, SleepState, Wake
@@ -15,34 +16,29 @@ _ABORTED = "The request was aborted: POST /sleep has put the model to sleep; POS
 _ASLEEP = "The model is asleep; POST /wake_up wakes it."
 
 
-class SleepingClient(ABC):
+class SleepingClient(Protocol):
     """What `SleepControl` needs of the client of an engine."""
 
     @property
-    @abstractmethod
     def is_idle(self) -> bool:
         """Whether no sequence runs, waits or is being prepared."""
 
     @property
-    @abstractmethod
     def dead(self) -> EngineDead | None:
         """The error that ended the engine; None while it runs."""
 
-    @abstractmethod
     def end_all(self, error: EngineError) -> None:
         """Abort all requests with an error."""
 
-    @abstractmethod
     def on_sleep(self, asleep: frozenset[MemoryTag], level: SleepLevel) -> None:
         """Take note of what has no memory now; `level`: of the last sleep."""
 
-    @abstractmethod
     def send_control(self, message: Sleep | Wake) -> None:
         """Send a message; raises EngineDead if the engine has stopped."""
 
 
-class SleepControl:
-    """Puts an engine to sleep and wakes it, one after the other, and says whether requests may run.
+class Sleeping(Protocol):
+    """Puts an engine to sleep and wakes it.
 
     Attributes:
         asleep: what has no memory.
@@ -50,15 +46,9 @@ class SleepControl:
         refusal_of_new: the error of requests that begin now; those that have begun may still end.
     """
 
-    def __init__(self, client: SleepingClient) -> None:
-        self._client = client
-        self._lock = asyncio.Lock()
-        self._change: asyncio.Future[None] | None = None  # the loop alone would not keep it alive
-        self._reply: asyncio.Future[SleepState] | None = None
-        self._level: SleepLevel = 1  # of the last sleep
-        self.asleep: frozenset[MemoryTag] = frozenset()
-        self.refusal: EngineAsleep | None = None
-        self.refusal_of_new: EngineAsleep | None = None
+    asleep: frozenset[MemoryTag]
+    refusal: EngineAsleep | None
+    refusal_of_new: EngineAsleep | None
 
     async def sleep(self, level: SleepLevel, *, wait: bool = False) -> None:
         """Free the memory of the engine. See `Sleep` for the levels; of two, the deeper one counts.
@@ -72,6 +62,31 @@ class SleepControl:
             SleepFailed: the engine cannot sleep.
             EngineDead: the engine has stopped.
         """
+
+    async def wake_up(self, tags: Iterable[MemoryTag]) -> None:
+        """Restore what sleeps of these tags; nothing happens if none of them does.
+
+        Raises:
+            SleepFailed: there is not enough memory, or the checkpoint cannot be read; the engine still sleeps.
+            EngineDead: the engine has stopped.
+        """
+
+
+class SleepControl(Sleeping):
+    """Puts the core of a client to sleep and wakes it, one after the other."""
+
+    def __init__(self, client: SleepingClient) -> None:
+        self._client = client
+        self._lock = asyncio.Lock()
+        self._change: asyncio.Future[None] | None = None  # the loop alone would not keep it alive
+        self._reply: asyncio.Future[SleepState] | None = None
+        self._level: SleepLevel = 1  # of the last sleep
+        self.asleep: frozenset[MemoryTag] = frozenset()
+        self.refusal: EngineAsleep | None = None
+        self.refusal_of_new: EngineAsleep | None = None
+
+    @override
+    async def sleep(self, level: SleepLevel, *, wait: bool = False) -> None:
         await self._lock.acquire()
         try:
             self.refusal_of_new = EngineAsleep(_ASLEEP)
@@ -85,13 +100,8 @@ class SleepControl:
             raise
         await self._complete(self._fall_asleep(level))
 
+    @override
     async def wake_up(self, tags: Iterable[MemoryTag]) -> None:
-        """Restore what sleeps of these tags; nothing happens if none of them does.
-
-        Raises:
-            SleepFailed: there is not enough memory, or the checkpoint cannot be read; the engine still sleeps.
-            EngineDead: the engine has stopped.
-        """
         await self._lock.acquire()
         await self._complete(self._wake(tags))
 

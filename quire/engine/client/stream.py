@@ -10,8 +10,10 @@ from typing import Protocol
 
 from typing_extensions import override
 
+from quire.engine.client.deadline import Deadline
 from quire.engine.client.detokenizer import Detokenizer, TextParams
 from quire.engine.client.errors import EngineError, RequestFailed, RequestRefused
+from quire.engine.client.origin import Origin, current_origin
 from quire.engine.client.pooling_params import PoolingParams
 from quire.engine.client.protocol import (
     AddRequest,
@@ -30,45 +32,57 @@ from quire.engine.client.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GenerateRequest:
-    """One sequence to generate.
+class EngineRequest:
+    """What requests of both kinds have.
 
     Attributes:
         prompt: token ids, 1-D int32.
         priority: lower runs first, under the priority policy.
         cache_salt: only requests with equal salts share prefix blocks.
-        timeout: seconds after which the request fails with `DeadlineExceeded`.
+        deadline: when the request fails with `DeadlineExceeded`.
         items: see `AddRequest`.
-        open: see `AddRequest`; the rest is sent with `EngineClient.extend`.
+        origin: the HTTP request that it is part of.
+        rendered: see `RequestTimes`.
+    """
+
+    prompt: TokenArray
+    priority: int = 0
+    cache_salt: str | None = None
+    deadline: Deadline = field(default_factory=Deadline)
+    items: tuple[MediaItem, ...] = ()
+    origin: Origin = field(default_factory=current_origin)
+    rendered: float = field(default_factory=time.monotonic)
+
+    def new_times(self) -> RequestTimes:
+        """Return the times of the request, which is sent to the engine now."""
+        return RequestTimes(self.origin.arrived, self.rendered, time.monotonic())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateRequest(EngineRequest):
+    """One sequence to generate.
+
+    Attributes:
+        open: see `AddRequest`; the rest is sent with `Engine.extend`.
         request_id: id of this request in the engine; None for a new one. Required if it is open.
         group: the sequences of the request with this prompt, for metrics; shared by them.
     """
 
-    prompt: TokenArray
     params: SamplingParams
     text: TextParams = field(default_factory=TextParams)
-    priority: int = 0
-    cache_salt: str | None = None
-    timeout: float | None = None
-    items: tuple[MediaItem, ...] = ()
     open: bool = False
     request_id: str | None = None
     group: SequenceGroup = field(default_factory=SequenceGroup)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PoolRequest:
-    """One prompt whose hidden states are pooled; see `GenerateRequest` and `AddRequest` for the other attributes."""
+class PoolRequest(EngineRequest):
+    """One prompt whose hidden states are pooled; see `AddRequest` for the attributes."""
 
-    prompt: TokenArray
     params: PoolingParams
-    priority: int = 0
-    cache_salt: str | None = None
-    timeout: float | None = None
     flow: str = ""
     second_text_start: int | None = None
     second_text_end: int | None = None
-    items: tuple[MediaItem, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +133,8 @@ class OutputStream(Protocol):
     def fail(self, error: EngineError) -> None:
         """Raise `error` in the reader, after it has read the pending deltas."""
 
-    def record(self) -> RequestRecord:
-        """The finished request, for metrics; without a finish reason it was aborted."""
+    def record(self, request_id: str) -> RequestRecord:
+        """The finished request, for observers; without a finish reason it was aborted. `request_id`: in the engine."""
 
 
 class SequenceStream(OutputStream):
@@ -131,7 +145,7 @@ class SequenceStream(OutputStream):
     ) -> None:
         self.request = request
         self.ended = ended
-        self.times = RequestTimes(arrived=time.monotonic())
+        self.times = request.new_times()
         self.output_tokens = 0
         self.cached_tokens = 0
         self.preemptions = 0
@@ -200,13 +214,14 @@ class SequenceStream(OutputStream):
         self._wake()
 
     @override
-    def record(self) -> RequestRecord:
+    def record(self, request_id: str) -> RequestRecord:
         group = self.request.group
         last = group.end(self.output_tokens)
         return RequestRecord(
             kind="generate",
+            request_id=request_id,
+            origin=self.request.origin,
             times=self.times,
-            finished=time.monotonic(),
             finish_reason=self.finish_reason or "abort",
             prompt_tokens=len(self.request.prompt),
             cached_tokens=self.cached_tokens,
@@ -228,7 +243,7 @@ class PooledStream(OutputStream):
     def __init__(self, request: PoolRequest) -> None:
         self.request = request
         self.ended: Callable[[], None] | None = None
-        self.times = RequestTimes(arrived=time.monotonic())
+        self.times = request.new_times()
         self.finish_reason: FinishReason | None = None
         self.finished_by_core = False
         self._cached_tokens = 0
@@ -263,11 +278,12 @@ class PooledStream(OutputStream):
             self._result.exception()  # marks it as retrieved; the reader may be gone
 
     @override
-    def record(self) -> RequestRecord:
+    def record(self, request_id: str) -> RequestRecord:
         return RequestRecord(
             kind="pool",
+            request_id=request_id,
+            origin=self.request.origin,
             times=self.times,
-            finished=time.monotonic(),
             finish_reason=self.finish_reason or "abort",
             prompt_tokens=len(self.request.prompt),
             cached_tokens=self._cached_tokens,

@@ -71,4 +71,4 @@ class TransducerInfo(msgspec.Struct, frozen=True, kw_only=True, tag="transducer"
     bfloat16_filters: bool = False
 
 
-StreamingInfo = DelayedStreamsInfo | TransducerInfo
+Streams = DelayedStreamsInfo | TransducerInfo

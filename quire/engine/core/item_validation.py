@@ -2,42 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from quire.engine.client.audio import AudioInfo
-from quire.engine.client.model_info import SpeechToTextInfo
+from quire.engine.client.model_info import Generates, ModelKind, Transcribes
 from quire.engine.client.protocol import MediaItem
-from quire.engine.client.streaming import DelayedStreamsInfo, StreamingInfo
+from quire.engine.client.streaming import DelayedStreamsInfo, Streams, TransducerInfo
 
 
-def invalid_items(
-    items: Sequence[MediaItem],
-    tokens: int,
-    speech: SpeechToTextInfo | None,
-    audio: AudioInfo | None,
-    streaming: StreamingInfo | None = None,
-) -> str | None:
-    """What is wrong with the items of a prompt, or of a piece of one; None if they are valid.
+def invalid_items(items: Sequence[MediaItem], tokens: int, kind: ModelKind) -> str | None:
+    """Say what is wrong with the items of a prompt, or of a piece of one, for a model; None if they are valid.
 
-    Args:
-        items: items of the request.
-        tokens: number of tokens of the prompt or piece.
-        speech: facts about a model that only transcribes.
-        audio: facts about a model that reads audio among its tokens.
-        streaming: facts about a model that transcribes audio while it arrives.
+    `tokens`: number of tokens of the prompt or piece.
     """
-    if speech is not None:
-        return _invalid_whole(items, speech)
-    if audio is not None:
-        return _invalid_spans(items, tokens) or next(filter(None, (_invalid_span(one, audio) for one in items)), None)
-    if streaming is not None:
-        return next(filter(None, (_invalid_frames(item, streaming) for item in items)), None)
-    return "the model does not accept audio, only text" if items else None
+    match kind:
+        case Transcribes():
+            return _invalid_whole(items, kind)
+        case Generates(audio=AudioInfo() as audio):
+            return _invalid_spans(items, tokens) or _first(_invalid_span(item, audio) for item in items)
+        case DelayedStreamsInfo() | TransducerInfo():
+            return _first(_invalid_frames(item, kind) for item in items)
+        case _:
+            return "the model does not accept audio, only text" if items else None
 
 
-def _invalid_whole(items: Sequence[MediaItem], speech: SpeechToTextInfo) -> str | None:
+def _first(reasons: Iterable[str | None]) -> str | None:
+    return next(filter(None, reasons), None)
+
+
+def _invalid_whole(items: Sequence[MediaItem], speech: Transcribes) -> str | None:
     if len(items) != 1:
         return f"the model needs exactly one audio item, not {len(items)}"
     item, rows, most = items[0], speech.num_mel_bins, speech.num_columns
@@ -84,7 +79,7 @@ def _invalid_span(item: MediaItem, audio: AudioInfo) -> str | None:
     return _invalid_content(item)
 
 
-def _invalid_frames(item: MediaItem, streaming: StreamingInfo) -> str | None:
+def _invalid_frames(item: MediaItem, streaming: Streams) -> str | None:
     if (item.start, item.length, item.columns_before) != (0, 0, 0) or item.encoded_columns is not None:
         return (
             "the model reads audio while it generates: an item must have start, length and columns_before 0, and no "

@@ -15,9 +15,8 @@ from typing import Any
 import msgspec
 import torch
 
-from quire.engine.client.audio import AudioInfo
 from quire.engine.client.errors import MalformedMessage
-from quire.engine.client.model_info import SpeechToTextInfo
+from quire.engine.client.model_info import Generates, ModelKind, Pools, Transcribes
 from quire.engine.client.protocol import (
     Abort,
     AddRequest,
@@ -35,7 +34,6 @@ from quire.engine.client.protocol import (
     Wake,
 )
 from quire.engine.client.sampling_params import SamplingParams
-from quire.engine.client.streaming import StreamingInfo
 from quire.engine.client.transport import CoreChannel
 from quire.engine.core.item_validation import invalid_items
 from quire.engine.core.sleep import AsleepExecutor, Sleeper
@@ -44,7 +42,6 @@ from quire.engine.execution.cache import OutOfCacheMemory
 from quire.engine.execution.executor import Executor, ParallelExecutor, PendingStep
 from quire.engine.execution.sampling.compiler import GrammarCompiler
 from quire.engine.models.errors import ModelError
-from quire.engine.models.specs.pooler import PoolerSpec
 from quire.engine.scheduling.encoder_scheduler import EncoderScheduler
 from quire.engine.scheduling.plan import StepPlan
 from quire.engine.scheduling.scheduler import Scheduler
@@ -55,6 +52,7 @@ _PREPARING_WAIT = 0.001  # seconds between looks at whether a request is ready
 _LOOK_AFTER = 0.002  # seconds between two checks for new messages while the steps of an encoder run
 _PREFAULT_AFTER = 0.05  # seconds of idleness; a client that sends its next request at once must not wait for it
 _ASLEEP = "the model is asleep; POST /wake_up wakes it"
+_TEXT = Generates()
 _CHECK_AFTER = 3.0  # seconds of idleness; checking a large pool holds the GIL for long
 
 
@@ -77,10 +75,7 @@ class EngineCore:
         vocab_size: int,
         seed: int = 0,
         grammars: GrammarCompiler | None = None,
-        pooler: PoolerSpec | None = None,
-        speech: SpeechToTextInfo | None = None,
-        audio: AudioInfo | None = None,
-        streaming: StreamingInfo | None = None,
+        kind: ModelKind = _TEXT,
         sleeper: Sleeper[Any] | None = None,
     ) -> None:
         """Assemble a core.
@@ -92,24 +87,19 @@ class EngineCore:
             vocab_size: number of columns of the model's logits.
             seed: base seed for requests without one.
             grammars: compiles the grammars of requests before they run; None if no request has a grammar.
-            pooler: how the model pools hidden states; None if it generates.
-            speech: facts about a model that only transcribes; None for others.
-            audio: facts about an audio language model; None for others.
-            streaming: facts about a model that transcribes audio while it arrives; None for others.
+            kind: what the model does.
             sleeper: frees and restores the memory of the model; None if the engine cannot sleep.
         """
         self.scheduler = scheduler
         self.executor = executor
+        self.kind = kind
         self._channel = channel
         self._vocab_size = vocab_size
         # Hashed, so that the seeds of servers with neighbouring seeds do not overlap.
         self._seeds = itertools.count(int.from_bytes(hashlib.blake2b(b"%d" % seed, digest_size=7).digest()))
         self._grammars = grammars
-        self._pooler = pooler
-        self._speech = speech
-        self._audio = audio
-        self._streaming = streaming
         self._sleeper = sleeper
+        self._steps = itertools.count(1)
         self._preparing: list[tuple[AddRequest, Future[Any]]] = []
         self._in_flight: deque[_SubmittedStep] = deque()
         self._can_prefault = True
@@ -177,7 +167,8 @@ class EngineCore:
         outputs = self.scheduler.update(step.plan, step.pending.result())
         self._release(output.request_id for output in outputs)
         stats = self.scheduler.stats(step.plan)
-        stats.step_seconds = time.monotonic() - step.started
+        stats.step, stats.ended_at = next(self._steps), time.monotonic()
+        stats.step_seconds = stats.ended_at - step.started
         self._channel.send(StepOutput(outputs, stats))
         self._can_prefault = True
         self._restart_idle_timers()
@@ -285,7 +276,7 @@ class EngineCore:
                 params = msgspec.structs.replace(params, seed=next(self._seeds))
             message = msgspec.structs.replace(message, params=params)
         elif params.pooling_type is None:
-            pooling_type = "last" if self._pooler is None else self._pooler.pooling_type
+            pooling_type = self.kind.pooling_type if isinstance(self.kind, Pools) else "last"
             params = msgspec.structs.replace(params, pooling_type=pooling_type)
             message = msgspec.structs.replace(message, params=params)
         error = _ASLEEP if isinstance(self.executor, AsleepExecutor) else self._invalid_reason(message)
@@ -302,10 +293,10 @@ class EngineCore:
         request_id, error = message.request_id, invalid_tokens(message.tokens, self._vocab_size)
         if request_id not in self.scheduler:
             return
-        if error is None and message.items and self._speech is not None:
+        if error is None and message.items and isinstance(self.kind, Transcribes):
             error = "the model accepts one audio item per request; further pieces of the prompt cannot have items"
         elif error is None and message.items:
-            error = invalid_items(message.items, len(message.tokens), self._speech, self._audio, self._streaming)
+            error = invalid_items(message.items, len(message.tokens), self.kind)
         if error is not None:
             self.scheduler.abort(request_id)
         else:
@@ -345,12 +336,4 @@ class EngineCore:
         if preparing or message.request_id in self.scheduler:
             return f"request id {message.request_id} is in use"
         limit = self.scheduler.limits.max_model_len
-        return invalid_reason(
-            message,
-            vocab_size=self._vocab_size,
-            max_model_len=limit,
-            pooler=self._pooler,
-            speech=self._speech,
-            audio=self._audio,
-            streaming=self._streaming,
-        )
+        return invalid_reason(message, self.kind, vocab_size=self._vocab_size, max_model_len=limit)

@@ -6,25 +6,14 @@ from collections.abc import Iterator
 
 import msgspec
 
-from quire.engine.client.audio import AudioInfo
-from quire.engine.client.model_info import SpeechToTextInfo
-from quire.engine.client.pooling_params import PoolingParams
+from quire.engine.client.model_info import ModelKind, Pools, Transcribes
+from quire.engine.client.pooling_params import PoolingParams, PoolingTask
 from quire.engine.client.protocol import AddRequest, TokenArray
-from quire.engine.client.sampling_params import MAX_LOGPROB_TOKEN_IDS, SamplingParams
-from quire.engine.client.streaming import DelayedStreamsInfo, StreamingInfo, TransducerInfo
+from quire.engine.client.sampling_params import MAX_LOGPROB_TOKEN_IDS, NUMBERS, SamplingParams
+from quire.engine.client.streaming import DelayedStreamsInfo, TransducerInfo
 from quire.engine.client.token_mask import is_token_mask
 from quire.engine.core.item_validation import invalid_items
-from quire.engine.models.specs.pooler import PoolerSpec
 
-# Wider than the limits of any API; values within them do not overflow float32.
-_RANGES = {
-    "temperature": (0.0, 1e6),
-    "top_p": (0.0, 1.0),
-    "min_p": (0.0, 1.0),
-    "presence_penalty": (-1e4, 1e4),
-    "frequency_penalty": (-1e4, 1e4),
-    "repetition_penalty": (1e-3, 1e3),
-}
 _MIN_TEMPERATURE = 1e-3  # lower temperatures above 0 overflow the logits
 _MAX_BIAS = 1e6
 
@@ -35,36 +24,28 @@ def drop_unknown_end_tokens(params: SamplingParams, vocab_size: int) -> Sampling
     return params if len(known) == len(params.eos_token_ids) else msgspec.structs.replace(params, eos_token_ids=known)
 
 
-def invalid_reason(
-    message: AddRequest,
-    *,
-    vocab_size: int,
-    max_model_len: int,
-    pooler: PoolerSpec | None = None,
-    speech: SpeechToTextInfo | None = None,
-    audio: AudioInfo | None = None,
-    streaming: StreamingInfo | None = None,
-) -> str | None:
-    """Why the request cannot be run; None if it can."""
+def invalid_reason(message: AddRequest, kind: ModelKind, *, vocab_size: int, max_model_len: int) -> str | None:
+    """Why a model cannot run the request; None if it can."""
+    match kind:
+        case Transcribes(kind="ctc"):
+            return _invalid_ctc(message, kind)
+        case TransducerInfo():
+            return _invalid_transducer(message, kind, max_model_len)
     params = message.params
-    if speech is not None and speech.kind == "ctc":
-        return _invalid_ctc(message, speech)
-    if isinstance(streaming, TransducerInfo):
-        return _invalid_transducer(message, streaming, max_model_len)
     generates = isinstance(params, SamplingParams)
     reason = invalid_tokens(message.prompt, vocab_size) or _invalid_length(
         len(message.prompt), max_model_len - 1 if generates else max_model_len
     )
-    reason = reason or invalid_items(message.items, len(message.prompt), speech, audio, streaming)
+    reason = reason or invalid_items(message.items, len(message.prompt), kind)
     reason = reason or _invalid_open(message)
-    if streaming is not None:
-        reason = reason or _invalid_streaming(message, streaming, max_model_len)
+    if isinstance(kind, DelayedStreamsInfo):
+        reason = reason or _invalid_streaming(message, kind, max_model_len)
     if reason is not None:
         return reason
     if isinstance(params, PoolingParams):
-        return _invalid_pooling(params, message, pooler, speech)
-    if pooler is not None:
-        return f"the model does not generate; its tasks are {', '.join(pooler.tasks)}"
+        return _invalid_pooling(params, message, kind)
+    if isinstance(kind, Pools):
+        return f"the model does not generate; its tasks are {', '.join(kind.tasks)}"
     return (
         _invalid_numbers(params)
         or _invalid_ids(params, vocab_size)
@@ -88,13 +69,13 @@ def _invalid_length(tokens: int, max_len: int) -> str | None:
     return None if tokens <= max_len else f"the prompt has {tokens} tokens, but the context allows at most {max_len}"
 
 
-def _invalid_ctc(message: AddRequest, speech: SpeechToTextInfo) -> str | None:
+def _invalid_ctc(message: AddRequest, speech: Transcribes) -> str | None:
     params = message.params
     if not isinstance(params, PoolingParams) or params.task != "ctc":
         return "the model supports only the pooling task 'ctc'"
     if len(message.prompt):
         return "the model reads audio; the prompt must be empty"
-    return invalid_items(message.items, 0, speech, None)
+    return invalid_items(message.items, 0, speech)
 
 
 def _invalid_transducer(message: AddRequest, info: TransducerInfo, max_model_len: int) -> str | None:
@@ -115,7 +96,7 @@ def _invalid_transducer(message: AddRequest, info: TransducerInfo, max_model_len
             "the model always gives the most likely tokens: temperature must be 0, max_tokens at least 1, logprobs "
             "None or 0, and other sampling parameters have no other values than their defaults"
         )
-    if (reason := invalid_items(message.items, 0, None, None, info)) is not None:
+    if (reason := invalid_items(message.items, 0, info)) is not None:
         return reason
     columns, most = sum(item.features.shape[1] for item in message.items), max_model_len * info.columns_per_frame
     if columns > most:
@@ -148,13 +129,13 @@ def _invalid_streaming(message: AddRequest, info: DelayedStreamsInfo, max_model_
     return None
 
 
-def _invalid_pooling(
-    params: PoolingParams, message: AddRequest, pooler: PoolerSpec | None, speech: SpeechToTextInfo | None
-) -> str | None:
-    tasks: tuple[str, ...] = ("embed", "token_embed") if pooler is None else pooler.tasks
-    if speech is not None:
-        tasks = ("align",) if speech.aligns_words else ()
-        longest = speech.positions(message.items[0].features.shape[1])
+def _invalid_pooling(params: PoolingParams, message: AddRequest, kind: ModelKind) -> str | None:
+    tasks: tuple[PoolingTask, ...] = ("embed", "token_embed")  # hidden states, which each model has
+    if isinstance(kind, Pools):
+        tasks = kind.tasks
+    elif isinstance(kind, Transcribes):
+        tasks = ("align",) if kind.aligns_words else ()
+        longest = kind.positions(message.items[0].features.shape[1])
         if params.num_positions is not None and not 1 <= params.num_positions <= longest:
             return f"num_positions must be from 1 to {longest}, not {params.num_positions}"
     if params.task not in tasks:
@@ -171,9 +152,9 @@ def _invalid_pooling(
 
 
 def _invalid_numbers(params: SamplingParams) -> str | None:
-    for name, (low, high) in _RANGES.items():
-        if not low <= getattr(params, name) <= high:  # NaN too
-            return f"{name} must be between {low:g} and {high:g}, not {getattr(params, name)}"
+    for name, number in NUMBERS.items():
+        if not number.low <= getattr(params, name) <= number.high:  # NaN too
+            return f"{name} must be between {number.low:g} and {number.high:g}, not {getattr(params, name)}"
     if 0 < params.temperature < _MIN_TEMPERATURE:
         return f"temperature must be 0 or at least {_MIN_TEMPERATURE:g}, not {params.temperature}"
     for token, bias in params.logit_bias.items():

@@ -20,7 +20,7 @@ from quire.engine.execution.device_inputs import DeviceInputBuilder
 from quire.engine.execution.inputs import StepInputs
 from quire.engine.execution.step_graphs import EagerSteps, StepRunner
 from quire.engine.execution.waiting import RefuseWaiting
-from quire.engine.models.layers.linear import LowRank
+from quire.engine.models.layers.linear import LoRA
 from quire.engine.models.networks.decoder import LanguageModel
 
 logger = logging.getLogger(__name__)
@@ -86,11 +86,11 @@ class CudaGraph(Graph):
 class GraphSteps(StepRunner):
     """Replays the graph of each padded step; others run layer by layer.
 
-    Where the model has an adapter, each size has two graphs: with the adapter's products and without them, as most
-    steps have no row that needs them. Which rows do, the former read from the step's inputs.
+    Where the model has adapters, each size has two graphs: with the adapters' products and without them, as most steps
+    have no row that needs them. Which rows do, the former read from the step's inputs.
 
     Attributes:
-        graphs: the graphs by number of rows; adapted: those with the model's adapter.
+        graphs: the graphs by number of rows; lora_graphs: those with adapters.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class GraphSteps(StepRunner):
         self._eager = EagerSteps(model)
         self._logits: Tensor | None = None  # of the largest graph
         self.graphs: dict[int, Graph] = {}
-        self.adapted: dict[int, Graph] = {}
+        self.lora_graphs: dict[int, Graph] = {}
 
     @torch.inference_mode()
     def capture(self) -> None:
@@ -117,10 +117,10 @@ class GraphSteps(StepRunner):
             OutOfCacheMemory: the KV cache leaves too little memory for a step.
         """
         sizes = sorted(self._inputs.padded_sizes, reverse=True)
-        kinds = (False, True) if _is_adapted(self._model) else (False,)
-        steps = [(size, adapted) for size in sizes for adapted in kinds]
-        for size, adapted in tqdm(steps, desc="capturing CUDA graphs", unit="graph", leave=False, disable=None):
-            inputs = self._inputs.blank(size, adapted=adapted)
+        kinds = (False, True) if _has_lora(self._model) else (False,)
+        steps = [(size, has_lora) for size in sizes for has_lora in kinds]
+        for size, has_lora in tqdm(steps, desc="capturing CUDA graphs", unit="graph", leave=False, disable=None):
+            inputs = self._inputs.blank(size, has_lora=has_lora)
             prepared = self._attention.prepare(inputs)
             if self._logits is None:
                 shape = (sizes[0], self._model.lm_head.vocab_size)
@@ -136,13 +136,13 @@ class GraphSteps(StepRunner):
             except RuntimeError as error:
                 logger.warning("the model runs without CUDA graphs: its steps cannot be captured (%s)", error)
                 self.graphs.clear()
-                self.adapted.clear()
+                self.lora_graphs.clear()
                 return
-            (self.adapted if adapted else self.graphs)[size] = graph
+            (self.lora_graphs if has_lora else self.graphs)[size] = graph
 
     @override
     def logits(self, inputs: StepInputs, attention: PreparedAttention) -> Tensor:
-        graphs = self.graphs if inputs.model.lora is None else self.adapted
+        graphs = self.graphs if inputs.model.lora_ids is None else self.lora_graphs
         graph = graphs.get(inputs.num_tokens) if inputs.static and attention.static else None
         if graph is None or self._logits is None or inputs.model.items is not None:
             return self._eager.logits(inputs, attention)
@@ -154,5 +154,5 @@ class GraphSteps(StepRunner):
         self._model.lm_head.project(hidden, out=out)
 
 
-def _is_adapted(model: LanguageModel) -> bool:
-    return isinstance(model, nn.Module) and any(isinstance(module, LowRank) for module in model.modules())
+def _has_lora(model: LanguageModel) -> bool:
+    return isinstance(model, nn.Module) and any(isinstance(module, LoRA) for module in model.modules())

@@ -24,12 +24,11 @@ from quire.engine.execution.inputs import (
 )
 from quire.engine.execution.pinned import PinnedBuffers, to_device
 from quire.engine.execution.request_table import RequestTable
-from quire.engine.models.layers.inputs import AdapterOfRow, LoRARows, ModelInputs
+from quire.engine.models.layers.inputs import NO_LORA, LoRAIds, ModelInputs
 from quire.engine.scheduling.plan import ScheduledSequence
 from quire.kernels.last_tokens import fill_last_tokens
 
 _NO_SLOT = -1  # of padding: its keys and values are not stored
-_NO_ADAPTER = -1
 _INT64, _INT32 = 8, 4  # bytes
 _ALIGNMENT = 16  # bytes; Triton compiles a kernel once more for pointers that are not aligned to them
 
@@ -42,14 +41,14 @@ class Sizes(NamedTuple):
         singles: queries of one token.
         spans: spans of prompts.
         logits: rows `logits_indices`; 0 if these are all rows.
-        adapted: a sequence uses the model's adapter, so that there are arrays of adapters.
+        has_lora: a sequence may have an adapter, so that there are arrays of their ids.
     """
 
     tokens: int
     singles: int
     spans: int
     logits: int
-    adapted: bool
+    has_lora: bool
 
     @property
     def queries(self) -> int:
@@ -69,8 +68,8 @@ class _Offsets(NamedTuple):
     span_lens: int
     logits_lens: int
     query_starts: int
-    adapters: int
-    logits_adapters: int
+    lora_ids: int
+    logits_lora_ids: int
     changes: int
 
 
@@ -84,8 +83,8 @@ def _counts(sizes: Sizes) -> tuple[tuple[int, int], ...]:
         (sizes.spans, _INT32),
         (sizes.logits, _INT32),
         (sizes.spans + 1, _INT32),
-        (sizes.tokens if sizes.adapted else 0, _INT32),
-        (sizes.logits if sizes.adapted else 0, _INT32),
+        (sizes.tokens if sizes.has_lora else 0, _INT32),
+        (sizes.logits if sizes.has_lora else 0, _INT32),
     )
 
 
@@ -133,22 +132,22 @@ class DeviceInputBuilder(InputBuilder):
         every = len(queries.sampling) == tokens == queries.singles
         padded = self._padded_size(tokens) if every else None
         spans_of_prompts = len(queries.rows) - queries.singles
-        using = self._table.lora_rows
+        lora_ids = self._table.lora_ids
         sizes = Sizes(
             tokens if padded is None else padded,
             queries.singles if padded is None else padded,
             spans_of_prompts,
             0 if every else len(queries.sampling),
-            bool(using) and not using.isdisjoint(queries.rows),
+            bool(lora_ids) and not lora_ids.keys().isdisjoint(queries.rows),
         )
         return self._send(spans, queries, tokens, sizes, scheduled, every=every, static=padded is not None)
 
-    def blank(self, size: int, *, adapted: bool = False) -> StepInputs:
+    def blank(self, size: int, *, has_lora: bool = False) -> StepInputs:
         """The inputs of a step of one of the padded sizes that consists of padding, with which steps are captured.
 
-        `adapted`: of a step in which a sequence may use the model's adapter.
+        `has_lora`: of a step in which a sequence may have an adapter.
         """
-        sizes = Sizes(size, size, 0, 0, adapted)
+        sizes = Sizes(size, size, 0, 0, has_lora)
         return self._send([], queries_of([]), 0, sizes, (), every=True, static=True)
 
     def _padded_size(self, tokens: int) -> int | None:
@@ -184,11 +183,8 @@ class DeviceInputBuilder(InputBuilder):
         if unknown:
             fill_last_tokens(views.token_ids, self.last_tokens)
         indices = None if every else views.logits_indices
-        lora = None
-        if sizes.adapted:
-            tokens_of, logits_of = (AdapterOfRow(part) for part in (views.adapters, views.logits_adapters))
-            lora = LoRARows(tokens_of, None if every else logits_of)
-        model = ModelInputs(views.token_ids, views.positions, indices, lora=lora)
+        lora_ids = LoRAIds(views.lora_ids, None if every else views.logits_lora_ids) if sizes.has_lora else None
+        model = ModelInputs(views.token_ids, views.positions, indices, lora_ids=lora_ids)
         metadata = self._metadata(spans, sizes, views, static=static)
         cross = self._cross(spans)
         return StepInputs(spans, model, views.slots, last_block, static, metadata, cross)
@@ -239,11 +235,11 @@ class DeviceInputBuilder(InputBuilder):
         arrays.logits_lens[:] = lengths[sampling]
         arrays.query_starts[0] = 0
         arrays.query_starts[1:] = np.cumsum(count[queries.singles :])
-        if len(arrays.adapters):
-            adapters = np.full(len(table.lengths), _NO_ADAPTER, np.int32)
-            adapters[[*table.lora_rows]] = 0
-            _put(arrays.adapters, adapters[rows], _NO_ADAPTER)
-            arrays.logits_adapters[:] = adapters[row[sampling]]
+        if len(arrays.lora_ids):
+            lora_ids = np.full(len(table.lengths), NO_LORA, np.int32)
+            lora_ids[[*table.lora_ids]] = [*table.lora_ids.values()]
+            _put(arrays.lora_ids, lora_ids[rows], NO_LORA)
+            arrays.logits_lora_ids[:] = lora_ids[row[sampling]]
         return int(blocks.max(initial=0)), bool((known < 0).any())
 
     def _metadata(self, spans: Sequence[Span], sizes: Sizes, views: _Views, *, static: bool) -> DeviceMetadata:
@@ -287,8 +283,8 @@ class _Arrays:
         self.span_lens = array(offsets.span_lens, sizes.spans, np.int32)
         self.logits_lens = array(offsets.logits_lens, sizes.logits, np.int32)
         self.query_starts = array(offsets.query_starts, sizes.spans + 1, np.int32)
-        self.adapters = array(offsets.adapters, sizes.tokens if sizes.adapted else 0, np.int32)
-        self.logits_adapters = array(offsets.logits_adapters, sizes.logits if sizes.adapted else 0, np.int32)
+        self.lora_ids = array(offsets.lora_ids, sizes.tokens if sizes.has_lora else 0, np.int32)
+        self.logits_lora_ids = array(offsets.logits_lora_ids, sizes.logits if sizes.has_lora else 0, np.int32)
 
 
 class _Views(NamedTuple):
@@ -303,8 +299,8 @@ class _Views(NamedTuple):
     span_lens: Tensor
     logits_lens: Tensor
     query_starts: Tensor
-    adapters: Tensor
-    logits_adapters: Tensor
+    lora_ids: Tensor
+    logits_lora_ids: Tensor
 
 
 def _views(sent: Tensor, sizes: Sizes, offsets: _Offsets) -> _Views:
@@ -323,4 +319,4 @@ def _put(array: NDArray[np.int64 | np.int32], values: NDArray[np.int64 | np.int3
 
 def _static_bytes(size: int, rows: int, blocks: int) -> int:
     """Bytes of the inputs of the largest padded step, in which every sequence may have new blocks."""
-    return _offsets(Sizes(size, size, 0, 0, adapted=True)).changes + (_INT64 + _INT32) * rows * blocks if size else 0
+    return _offsets(Sizes(size, size, 0, 0, has_lora=True)).changes + (_INT64 + _INT32) * rows * blocks if size else 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import NamedTuple, Protocol
@@ -15,7 +15,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from quire.engine.execution.request_table import RequestTable
-from quire.engine.models.layers.inputs import LoRARows, ModelInputs, RowSet
+from quire.engine.models.layers.inputs import NO_LORA, LoRAIds, ModelInputs
 from quire.engine.scheduling.plan import ScheduledSequence
 from quire.kernels import native
 from quire.kernels.paged_attention import AttentionMetadata
@@ -165,7 +165,7 @@ class NumpyInputBuilder(InputBuilder):
                 torch.from_numpy(table.tokens[rows, positions].astype(np.int64)),
                 torch.from_numpy(positions + table.rope_offsets[rows]),
                 None if len(indices) == len(positions) else torch.tensor(indices, dtype=torch.int64),
-                lora=_lora_rows(spans, table.lora_rows) if table.lora_rows else None,
+                lora_ids=_lora_ids(spans, table.lora_ids) if table.lora_ids else None,
             ),
             torch.from_numpy(blocks * table.block_size + offset),
             int(blocks.max()),
@@ -205,8 +205,8 @@ class NativeInputBuilder(InputBuilder):
         inputs, slots, metadata = arrays.views(tokens, len(queries.rows), None if every else len(queries.sampling))
         if self._table.long_rope_rows:
             inputs.positions.add_(_rope_offsets(spans, self._table))
-        if self._table.lora_rows:
-            inputs = replace(inputs, lora=_lora_rows(spans, self._table.lora_rows))
+        if self._table.lora_ids:
+            inputs = replace(inputs, lora_ids=_lora_ids(spans, self._table.lora_ids))
         cross = None if self._cross is None else self._cross.build(spans, static=static)
         return StepInputs(spans, inputs, slots, last_block, static, metadata, cross)
 
@@ -322,21 +322,18 @@ class _CrossAttentionRows:
         return tables[:count], lengths[:count]
 
 
-def _lora_rows(spans: Sequence[Span], using_lora: Set[int]) -> LoRARows | None:
-    """The rows of a step whose sequences use LoRA, on the host; None if there are none.
+def _lora_ids(spans: Sequence[Span], lora_ids: Mapping[int, int]) -> LoRAIds | None:
+    """The adapters of the rows of a step, on the host; None if no row has one.
 
-    `using_lora`: the rows of these sequences in the request table.
+    `lora_ids`: those of rows of the request table.
     """
-    flags = [span.row in using_lora for span in spans]
-    if not any(flags):
+    ids = [lora_ids.get(span.row, NO_LORA) for span in spans]
+    distinct = set(ids)
+    if distinct == {NO_LORA}:
         return None
-    if all(flags):
-        return LoRARows(RowSet(), RowSet())
-    counts = torch.tensor([span.count for span in spans])
-    tokens = torch.tensor(flags).repeat_interleave(counts)
-    sampling = [flag for span, flag in zip(spans, flags, strict=True) if span.samples and not span.draft]
-    logits = torch.tensor(sampling, dtype=torch.bool).nonzero().flatten() if any(sampling) else None
-    return LoRARows(RowSet(tokens.nonzero().flatten()), None if logits is None else RowSet(logits))
+    tokens = torch.tensor(ids, dtype=torch.int32).repeat_interleave(torch.tensor([span.count for span in spans]))
+    logits = [lora_id for span, lora_id in zip(spans, ids, strict=True) if span.samples and not span.draft]
+    return LoRAIds(tokens, torch.tensor(logits, dtype=torch.int32), ids[0] if len(distinct) == 1 else None)
 
 
 def make_spans(scheduled: Sequence[ScheduledSequence], table: RequestTable) -> list[Span]:

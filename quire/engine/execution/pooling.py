@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.engine.client.model_info import PoolingInfo
+from quire.engine.client.model_info import Pools
 from quire.engine.client.pooling_params import PoolingParams, PoolingType
 from quire.engine.client.protocol import PooledArray, TokenArray
 from quire.engine.execution.inputs import Span
@@ -279,13 +279,15 @@ def hidden_states() -> Pooler:
     return Pooler(PoolerHeads(PoolerSpec(tasks=("embed", "token_embed"), normalize=False), 0, 0))
 
 
-def pooling_info(spec: PoolerSpec, hidden: int, vocab: int) -> PoolingInfo:
-    """Facts about a model that pools, for the front end. `hidden`: elements of its hidden states."""
+def pooling_facts(spec: PoolerSpec, hidden: int, vocab: int) -> Pools:
+    """Facts about a model that pools. `hidden`: elements of its hidden states."""
 
     def size(steps: Sequence[HeadStep]) -> int:
         return next((step.size_out for step in reversed(steps) if isinstance(step, Dense)), hidden)
 
-    return PoolingInfo(
+    return Pools(
+        tasks=spec.tasks,
+        pooling_type=spec.pooling_type,
         embedding_size=size(spec.embed) if spec.sparse_head is None else vocab,
         token_embedding_size=size(spec.token_embed),
         matryoshka=spec.matryoshka,

@@ -42,7 +42,7 @@ class RequestTable:
         long_rope_rows: rows where it is not 0.
         blocks: (rows, blocks of a context) int32 block tables; num_blocks: (rows,) blocks of each row.
         cross_blocks: (rows, blocks of an item) int32 block tables of encoded positions; cross_lengths: (rows,) int64.
-        lora_rows: rows that are computed with the model's LoRA adapter.
+        lora_ids: adapters of the rows that are computed with one, by row.
         rows_with_prompt_logprobs: rows whose prompt log-probabilities are wanted.
         rows_with_token_probs: rows that ask for probabilities after a position of their prompt.
     """
@@ -61,7 +61,7 @@ class RequestTable:
         self.num_blocks = np.zeros(rows, np.int32)
         self.cross_blocks = np.zeros((rows, -(-cross_len // block_size)), np.int32)
         self.cross_lengths = np.zeros(rows, np.int64)
-        self.lora_rows: set[int] = set()
+        self.lora_ids: dict[int, int] = {}
         self.rows_with_prompt_logprobs: set[int] = set()
         self.rows_with_token_probs: set[int] = set()
         self._rows: dict[int, Row] = {}
@@ -140,8 +140,8 @@ class RequestTable:
         self.rope_offsets[row] = self._rope_switch if new.uses_long_rope else 0
         if new.uses_long_rope:
             self.long_rope_rows.add(row)
-        if new.uses_lora:
-            self.lora_rows.add(row)
+        if new.lora_id is not None:
+            self.lora_ids[row] = new.lora_id
         self.num_blocks[row] = 0
         if new.cross_attention is not None:
             self.cross_blocks[row, : len(new.cross_attention.blocks)] = new.cross_attention.blocks
@@ -163,6 +163,6 @@ class RequestTable:
         self.rows_with_prompt_logprobs.discard(row)
         self.rows_with_token_probs.discard(row)
         self.long_rope_rows.discard(row)
-        self.lora_rows.discard(row)
+        self.lora_ids.pop(row, None)
         self._free.append(row)
         return row

@@ -18,7 +18,7 @@ MAX_TOKENS = 1024  # of a captured step; larger ones take so long that Python be
 _MAX_LOGITS_ROWS = 128  # sequences whose logits fit into the output buffer
 _WARM_UP = 3  # eager steps of each kind before the next one is captured
 
-_Kind = tuple[bool, bool]  # of a graph: logits are computed for every token; the model's LoRA adapter applies
+_Kind = tuple[bool, int | None]  # of a graph: logits are computed for every token; the adapter of all rows
 
 
 class StepRunner(Protocol):
@@ -44,8 +44,8 @@ class StepGraphs(StepRunner):
     """Captures steps with static inputs and replays them.
 
     There are two graphs: one for steps in which logits are computed for every token, one for the others; and as many
-    for steps that are computed with the model's LoRA adapter. A step of which only some rows use it runs eagerly; so
-    does one whose model also computes with torch, as in a mixture of experts, which cannot be captured.
+    for steps whose rows all have the same adapter. A step of which only some rows have it runs eagerly; so does one
+    whose model also computes with torch, as in a mixture of experts, which cannot be captured.
     """
 
     def __init__(self, model: LanguageModel) -> None:
@@ -60,15 +60,15 @@ class StepGraphs(StepRunner):
     @override
     def logits(self, inputs: StepInputs, attention: PreparedAttention) -> Tensor:
         rows = inputs.num_logits
-        lora = inputs.model.lora
-        is_partial = lora is not None and not lora.is_all
-        if not attention.static or rows > _MAX_LOGITS_ROWS or inputs.model.items is not None or is_partial:
+        lora_ids = inputs.model.lora_ids
+        is_mixed = lora_ids is not None and lora_ids.only is None
+        if not attention.static or rows > _MAX_LOGITS_ROWS or inputs.model.items is not None or is_mixed:
             return self._eager.logits(inputs, attention)
         if self._logits is None:
             self._logits = torch.empty(_MAX_LOGITS_ROWS, self._model.lm_head.vocab_size)
         out = self._logits[:rows]
         counts = (inputs.num_tokens, rows)  # by RowKind
-        kind = (inputs.model.logits_indices is None, lora is not None)
+        kind = (inputs.model.logits_indices is None, None if lora_ids is None else lora_ids.only)
         graph = self.graphs.get(kind)
         if graph is not None:
             graph.replay(counts)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
 from quire.engine.client.audio import AudioInfo
-from quire.engine.client.streaming import StreamingInfo
+from quire.engine.client.streaming import Streams
 from quire.engine.models.config.adapter import AdapterConfig
 from quire.engine.models.config.bidirectional import is_not_causal
 from quire.engine.models.specs.decoder import CTCSpec, DecoderSpec, EncoderSpec, TransducerSpec
@@ -40,7 +40,7 @@ class Facts:
     pooler: PoolerSpec | None = None
     speech: SpeechToTextSpec | None = None
     audio: AudioInfo | None = None
-    streaming: StreamingInfo | None = None
+    streaming: Streams | None = None
     adapter: AdapterConfig | None = None
 
 

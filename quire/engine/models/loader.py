@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from quire.config.options import ModelOptions
 from quire.engine.client.audio import AudioInfo
-from quire.engine.client.streaming import StreamingInfo
-from quire.engine.models.checkpoint.adapter import AdapterLoader
-from quire.engine.models.checkpoint.checkpoint import Checkpoint, Progress, WindowOf
+from quire.engine.client.streaming import Streams
+from quire.engine.models.checkpoint.adapter import Adapter, AdapterLoader
+from quire.engine.models.checkpoint.checkpoint import Checkpoint, Progress
 from quire.engine.models.checkpoint.safetensors import SafetensorsFile
 from quire.engine.models.checkpoint.weights import EMBEDDING, HEAD, WeightFiller, allocate, check_unpacked
 from quire.engine.models.config.activation_checks import check_acts
@@ -44,12 +44,11 @@ from quire.engine.models.specs.pooler import PoolerSpec
 from quire.engine.models.specs.speech_to_text import SpeechToTextSpec
 from quire.engine.models.specs.tensor_names import WeightNames
 from quire.kernels import gpu
-from quire.kernels.gpu_weights import BLOCK
-from quire.kernels.linear import Quantization
 
 logger = logging.getLogger(__name__)
 ProgressBar = Callable[[int], AbstractContextManager[Progress]]  # given the bytes to come
 _EMBEDDINGS = {EMBEDDING, EMBEDDING.removeprefix("model.")}
+_ITEM_LORA_ID = 0  # of the adapter for requests with audio
 _MAX_EXPANSION = 16  # of weights when they are unpacked: from four bits with scales to float32 it is 8
 
 
@@ -78,7 +77,8 @@ class LoadedModel:
         speech: facts about a model that only transcribes; None for others.
         audio: facts about a language model that reads audio; None for others.
         streaming: facts about a model that transcribes audio while it arrives; None for others.
-        is_adapted: requests with audio are computed with an adapter.
+        adapters: its adapters (LoRA), by id.
+        item_lora_id: adapter that requests with audio are computed with; None: there is none.
     """
 
     model: LanguageModel | TextEncoder | CTCModel | TransducerModel
@@ -91,8 +91,9 @@ class LoadedModel:
     pooler: PoolerSpec | None = None
     speech: SpeechToTextSpec | None = None
     audio: AudioInfo | None = None
-    streaming: StreamingInfo | None = None
-    is_adapted: bool = False
+    streaming: Streams | None = None
+    adapters: Mapping[int, Adapter] = field(default_factory=dict)
+    item_lora_id: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +126,6 @@ class _Load:
         model: Decoder | Encoder | CTCModel | TransducerModel,
         vocab: int,
         context_len: int,
-        *,
-        is_adapted: bool = False,
     ) -> LoadedModel:
         """The model, whose weights are filled, with its facts."""
         facts = self.config.facts
@@ -142,7 +141,6 @@ class _Load:
             facts.speech,
             facts.audio,
             facts.streaming,
-            is_adapted,
         )
 
 
@@ -188,7 +186,7 @@ def _load_model(
             "reinstall Quire with a C++ compiler)"
         )
     plain = str if config.spec is None else partial(plain_name, config.spec)
-    with Checkpoint(folder / (config.static or ""), config.fp8, plain) as checkpoint:
+    with Checkpoint(folder / (config.static or ""), config.quantization, plain) as checkpoint:
         dtype = _dtype(options, checkpoint, target, exact=config.static is not None)
         if quantize and dtype not in target.quantizable_dtypes:
             names = sorted(str(one).removeprefix("torch.") for one in target.quantizable_dtypes)
@@ -275,22 +273,21 @@ def _load_transformer(load: _Load, spec: DecoderSpec | EncoderSpec, groups: Rank
         model.heads = PoolerHeads(pooler, spec.hidden, spec.vocab)
     load.allocate(model)
     filler_options: dict[str, Any] = {
-        "quantization": _quantization(load.options, config),
+        "quantization": checkpoint.requantized(load.options.quantization),
         "tied": isinstance(spec, DecoderSpec) and spec.tied,
         "extra_layers": config.extra_layers,
+        "read_elsewhere": {HEAD, *_EMBEDDINGS} if pooler.label_tokens else (),
         "embeds_with_head": all(names.target(name, {"embed.weight"}) is None for name in checkpoint.names()),
     }
-    filler: WeightFiller
-    window: WindowOf | None = None
-    if isinstance(model, ShardedDecoder):
-        sharded = ShardedWeightFiller(model, names, WeightShards(model), **filler_options)
-        filler, window = sharded, sharded.window
-    else:
-        filler = WeightFiller(model, names, **filler_options)
+    filler = (
+        ShardedWeightFiller(model, names, WeightShards(model), **filler_options)
+        if isinstance(model, ShardedDecoder)
+        else WeightFiller(model, names, **filler_options)
+    )
     adapter = _adapter(config, names, folder)
     scales = CacheScales(spec) if isinstance(spec, DecoderSpec) else None
     with load.bar(checkpoint.total_bytes) as progress:
-        tensors = _tensors(config, names, checkpoint.tensors(dtype, progress, window), adapter)
+        tensors = _tensors(config, names, checkpoint.tensors(dtype, progress, filler), adapter)
         if scales is not None:
             tensors = scales.without_scales(tensors)
         if pooler.sparse_head is not None:
@@ -299,9 +296,12 @@ def _load_transformer(load: _Load, spec: DecoderSpec | EncoderSpec, groups: Rank
         filler.fill(itertools.chain(_with_label_rows(tensors, pooler), _extra_weights(folder, pooler)))
     if scales is not None:
         scales.apply(model)
-    if adapter is not None:
-        adapter.apply(model, dtype, load.target.torch_device)
-    return load.loaded(model, spec.vocab, context_len, is_adapted=adapter is not None)
+    loaded = load.loaded(model, spec.vocab, context_len)
+    if adapter is None:
+        return loaded
+    model.num_adapters = 1
+    adapters = {_ITEM_LORA_ID: adapter.apply(_ITEM_LORA_ID, model, dtype, load.target.torch_device)}
+    return replace(loaded, weight_bytes=_bytes(model), adapters=adapters, item_lora_id=_ITEM_LORA_ID)
 
 
 def _transformer_context_len(load: _Load, spec: DecoderSpec | EncoderSpec) -> int:
@@ -446,12 +446,6 @@ def _dtype(options: ModelOptions, checkpoint: Checkpoint, target: LoadTarget, *,
     if widened:
         logger.warning("--dtype float16 is slow on CPUs: %s is used instead", str(fast).removeprefix("torch."))
     return fast
-
-
-def _quantization(options: ModelOptions, config: ModelConfig) -> Quantization:
-    """Float8 weights of a checkpoint keep their blocks if they are quantized again."""
-    blocks = config.fp8 is not None and config.fp8.block == (BLOCK, BLOCK)
-    return "fp8_blocks" if blocks and options.quantization == "fp8" else options.quantization
 
 
 def _context_len(options: ModelOptions, trained: int) -> int:

@@ -22,8 +22,8 @@ from typing import Any, Literal
 from quire.engine.client.launch import end_with_parent
 from quire.engine.models.config.activation_checks import check_acts
 from quire.engine.models.config.checks import check_raw, check_spec
-from quire.engine.models.config.fp8 import Fp8Scales
 from quire.engine.models.config.pooling import PoolingOptions, read_pooler
+from quire.engine.models.config.quantization import quantization_section
 from quire.engine.models.config.sentence_transformers import read_modules
 from quire.engine.models.config.task_adapter import TaskAdapter, read_task_adapter
 from quire.engine.models.errors import (
@@ -59,7 +59,7 @@ class ModelConfig:
         facts: what the model does.
         static: folder of a table of embeddings, relative to the model's, that is all of it.
         extra_layers: layers in the checkpoint after the decoder's (multi-token prediction); they are not loaded.
-        fp8: scales of the checkpoint's FP8 weights, if it has any.
+        quantization: how the checkpoint says that its weights are quantized; None: it does not.
         refusal: why Quire's implementation of this architecture does not run the model, so that transformers' is
             tried; None if there is no such reason.
         task_adapter: adapter that is merged into the weights; None: there is none.
@@ -68,7 +68,7 @@ class ModelConfig:
     model_type: str
     spec: Spec | None
     extra_layers: int
-    fp8: Fp8Scales | None = None
+    quantization: Mapping[str, Any] | None = None
     facts: Facts = NO_FACTS
     static: str | None = None
     refusal: str | None = None
@@ -124,31 +124,33 @@ def read_model_config(
             refusal = str(error)
     if spec is not None and family is not None:
         return _known_config(folder, config, family, spec, pooling)
-    scales, extra = _fp8_scales(config), _extra_layers(config)
+    quantization, extra = quantization_section(config), _extra_layers(config)
     if refusal is None and (pooler := _pooler_of_transformers(folder, config, pooling)) is not None:
-        return ModelConfig(config.model_type, None, extra, scales, Facts(pooler=pooler))
+        return ModelConfig(config.model_type, None, extra, quantization, Facts(pooler=pooler))
     if getattr(config, "is_encoder_decoder", False):
         raise UnknownArchitecture(f"{config.model_type} has an encoder, which only Quire's own implementation can run")
     _check_generates(config, pooling)
-    return ModelConfig(config.model_type, None, extra, scales, refusal=refusal)
+    return ModelConfig(config.model_type, None, extra, quantization, refusal=refusal)
 
 
 def _known_config(
     folder: Path, config: Any, family: AnyFamily, spec: DecoderSpec | EncoderSpec, pooling: PoolingOptions
 ) -> ModelConfig:
     """The config of a language model or an encoder of text that Quire runs."""
-    kind, scales, extra = config.model_type, _fp8_scales(config), _extra_layers(text_config_of(config))
+    kind, quantization, extra = config.model_type, quantization_section(config), _extra_layers(text_config_of(config))
     pooler = read_pooler(folder, config, spec, pooling, _heads(config))
     if pooler is None and isinstance(spec, EncoderSpec):
         raise UnsupportedModel(f"{kind} is an encoder, which cannot generate")
     if pooler is None:
         _check_generates(config, pooling)
     if family.facts is None:
-        return ModelConfig(kind, spec, extra, scales, Facts(pooler=pooler), task_adapter=read_task_adapter(config))
+        return ModelConfig(
+            kind, spec, extra, quantization, Facts(pooler=pooler), task_adapter=read_task_adapter(config)
+        )
     if pooler is not None:
         raise UnsupportedModel(f"{kind} is supported for transcription only, not for embeddings or classification")
     assert isinstance(spec, DecoderSpec)
-    return ModelConfig(kind, spec, extra, scales, family.facts(folder, config, spec))
+    return ModelConfig(kind, spec, extra, quantization, family.facts(folder, config, spec))
 
 
 def _spec(config: Any, family: AnyFamily, implementation: ModelImplementation) -> DecoderSpec | EncoderSpec | None:
@@ -193,7 +195,7 @@ def _speech_config(
     _check_transcribes(config, family.head, implementation, pooling)
     spec = _built(config)
     assert family.facts is not None
-    return ModelConfig(config.model_type, spec, 0, _fp8_scales(config), family.facts(folder, config, spec))
+    return ModelConfig(config.model_type, spec, 0, quantization_section(config), family.facts(folder, config, spec))
 
 
 def _check_transcribes(config: Any, head: str, implementation: ModelImplementation, pooling: PoolingOptions) -> None:
@@ -312,31 +314,6 @@ def _merged(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str
         if isinstance(value, dict) and isinstance(before, dict):
             merged[name] = _merged(before, value)
     return merged
-
-
-def _fp8_scales(config: Any) -> Fp8Scales | None:
-    """How the FP8 weights of a checkpoint are scaled; None if it is not one.
-
-    Raises:
-        UnsupportedModel: the checkpoint's quantization is not supported.
-    """
-    section = getattr(config, "quantization_config", None)
-    if section is None:
-        return None
-    if not isinstance(section, Mapping):
-        section = vars(section) if hasattr(section, "__dict__") else {}
-    method = section.get("quant_method")
-    name = str(getattr(method, "value", method))
-    if name not in ("mxfp4", "fp8"):
-        raise UnsupportedModel(f"quantization method {name!r} is not supported; supported are mxfp4 and fp8")
-    if name == "mxfp4":
-        return None
-    block = section.get("weight_block_size", Fp8Scales().block)
-    if block is None:
-        return Fp8Scales(None)
-    if not isinstance(block, Sequence) or len(block) != 2 or not all(type(size) is int and size > 0 for size in block):
-        raise UnsupportedModel(f"quantization_config: weight_block_size must be two positive integers, not {block!r}")
-    return Fp8Scales((block[0], block[1]))
 
 
 def start_reading_configs(

@@ -8,6 +8,7 @@ from quire.engine.client.protocol import AddRequest, StepStats, TokensOutput
 from quire.engine.scheduling.blocks import BlockPool
 from quire.engine.scheduling.limits import SchedulerLimits
 from quire.engine.scheduling.plan import EncodedAudio, SampledTokens, ScheduledSequence, StepPlan
+from quire.engine.scheduling.request import token_array
 from quire.engine.scheduling.streaming_request import StreamingRequest
 from quire.engine.scheduling.streaming_scheduler import MAX_PIECE, StepBudget, StreamingScheduler
 
@@ -63,7 +64,7 @@ class DelayedStreamsScheduler(StreamingScheduler[StreamingRequest]):
     def _make(self, message: AddRequest, sort_key: tuple[int, ...], start: int) -> StreamingRequest:
         return StreamingRequest(
             id=message.request_id,
-            tokens=message.prompt.tolist(),
+            tokens=token_array(message.prompt),
             params=message.params,
             sort_key=sort_key,
             start=start,

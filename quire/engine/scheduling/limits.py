@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from quire.engine.client.convolutions import Convolution
 
@@ -19,7 +20,8 @@ class SchedulerLimits:
         encoder_compute_budget: encoded positions of a step, if they are of more than one item.
         encoder_cache_size: embeddings of items with placeholder tokens that are kept; 0 if the model reads no such
             items.
-        lora_for_items: requests with such items are computed with the model's LoRA adapter.
+        lora_digests: digests of the content of the model's adapters (LoRA), by their ids.
+        item_lora_id: adapter that requests with such items are computed with; None: with the model's weights alone.
         stages: pipeline stages, each of which computes another step at the same time.
     """
 
@@ -31,7 +33,8 @@ class SchedulerLimits:
     convolutions: tuple[Convolution, ...] = ()
     encoder_compute_budget: int = 0
     encoder_cache_size: int = 0
-    lora_for_items: bool = False
+    lora_digests: Mapping[int, bytes] = field(default_factory=dict)
+    item_lora_id: int | None = None
     stages: int = 1
 
     def __post_init__(self) -> None:

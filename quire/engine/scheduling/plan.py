@@ -7,7 +7,15 @@ from dataclasses import dataclass, field
 import msgspec
 
 from quire.engine.client.pooling_params import PoolingParams
-from quire.engine.client.protocol import AddRequest, FeatureArray, MediaItem, PooledArray, StepStats, TokenLogprobs
+from quire.engine.client.protocol import (
+    AddRequest,
+    FeatureArray,
+    MediaItem,
+    PooledArray,
+    StepStats,
+    TokenArray,
+    TokenLogprobs,
+)
 from quire.engine.client.sampling_params import SamplingParams
 
 
@@ -75,17 +83,17 @@ class NewSequence:
         tokens: prompt and, after preemption, the output so far.
         prompt_logprobs: number of top tokens to report at the positions of the prompt; None to report nothing.
         uses_long_rope: compute it with a long rope's frequencies for sequences beyond the trained length.
-        uses_lora: compute it with the model's LoRA adapter.
+        lora_id: adapter that it is computed with; None: none.
     """
 
     request_id: str
-    tokens: tuple[int, ...]
+    tokens: TokenArray
     prompt_len: int
     params: SamplingParams | PoolingParams
     prompt_logprobs: int | None
     uses_long_rope: bool = False
     cross_attention: CrossAttentionItem | None = None
-    uses_lora: bool = False
+    lora_id: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,10 @@ from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from quire.engine.client.pooling_params import PoolingParams
-from quire.engine.client.protocol import FinishReason, MediaItem, TokenLogprobs, TokensOutput
+from quire.engine.client.protocol import FinishReason, MediaItem, TokenArray, TokenLogprobs, TokensOutput
 from quire.engine.client.sampling_params import SamplingParams
 from quire.engine.scheduling.drafter import Drafter
 from quire.engine.scheduling.items import PlaceholderRanges
@@ -16,6 +18,11 @@ from quire.engine.scheduling.plan import CrossAttentionItem, NewSequence, Sample
 
 BlockHash = bytes
 Hasher = Callable[[bytes], BlockHash]
+
+
+def token_array(tokens: TokenArray) -> array[int]:
+    """Return token ids as int32 that others can be appended to. It is copied from and to NumPy without making ints."""
+    return array("i", tokens.astype(np.int32, copy=False).tobytes())
 
 
 @dataclass(slots=True, eq=False)
@@ -42,7 +49,7 @@ class Request:
     flight, a sequence is scheduled on before its sampled tokens are known: `num_output_placeholders` counts them.
 
     Attributes:
-        tokens: prompt and output so far.
+        tokens: prompt and output so far; see `token_array`.
         sort_key: (priority, virtual finish time, arrival number), fixed at arrival. It orders the waiting queue and the
             batch; the largest is preempted first.
         start: virtual time at which the request starts under fair queueing, see `FairClock`.
@@ -55,7 +62,7 @@ class Request:
         root_hash: seed of the block hashes, from what vLLM calls extra keys (cache salt, LoRA, an item for
             cross-attention) and from the RoPE variant; only sequences with equal ones share blocks.
         uses_long_rope: computed with the frequencies of a long rope for sequences beyond the trained length.
-        uses_lora: computed with the model's LoRA adapter.
+        lora_id: adapter that it is computed with; None: none.
         hashes: content hashes of the full blocks of `tokens`, as far as they were computed.
         num_cached_blocks: number of its blocks that are registered in the prefix cache (vLLM: num_cached_block).
         drafter: proposes speculative tokens; None without speculation.
@@ -73,12 +80,12 @@ class Request:
     """
 
     id: str
-    tokens: list[int]
+    tokens: array[int]
     params: SamplingParams | PoolingParams
     sort_key: tuple[int, ...]
     root_hash: BlockHash = b""
     uses_long_rope: bool = False
-    uses_lora: bool = False
+    lora_id: int | None = None
     prompt_len: int = 0
     num_computed_tokens: int = 0
     num_output_placeholders: int = 0
@@ -146,10 +153,13 @@ class Request:
             self.root_hash = hasher(self.root_hash + b"extended") if hasher else b""
             self.hashes = []
 
-    def use_lora(self, hasher: Hasher | None) -> None:
-        """Compute all tokens with the model's LoRA adapter. Keys and values are others then, as with another rope."""
-        self.uses_lora = True
-        self.root_hash = hasher(self.root_hash + b"lora") if hasher else b""
+    def use_lora(self, lora_id: int, digest: bytes, hasher: Hasher | None) -> None:
+        """Compute all tokens with an adapter. Keys and values are others then, as with another rope.
+
+        `digest`: of the adapter's content, as its id may be that of another adapter in another process.
+        """
+        self.lora_id = lora_id
+        self.root_hash = hasher(self.root_hash + b"lora" + digest) if hasher else b""
         self.hashes = []
 
     def extend(self, tokens: list[int], *, last: bool, items: tuple[MediaItem, ...] = ()) -> None:
@@ -157,7 +167,7 @@ class Request:
         if items:
             assert self.placeholders is not None
             self.placeholders.extend(items, len(self.tokens))
-        self.tokens += tokens
+        self.tokens.extend(tokens)
         self.prompt_len = len(self.tokens)
         self.held_back = 0 if last else 1
 
@@ -193,7 +203,7 @@ class Request:
         for index in range(len(self.hashes), len(self.tokens) // block_size):
             parent = self.hashes[-1] if self.hashes else self.root_hash
             start, end = index * block_size, (index + 1) * block_size
-            content = array("i", self.tokens[start:end]).tobytes()
+            content = self.tokens[start:end].tobytes()
             if self.placeholders is not None:
                 content += self.placeholders.content(start, end)
             self.hashes.append(hasher(parent + content))
@@ -204,13 +214,13 @@ class Request:
         wanted = self.sampling_params.prompt_logprobs if self.wants_prompt_logprobs else None
         return NewSequence(
             self.id,
-            tuple(self.tokens),
+            np.array(self.tokens),
             self.prompt_len,
             self.params,
             wanted,
             self.uses_long_rope,
             cross,
-            self.uses_lora,
+            self.lora_id,
         )
 
     def restart(self) -> None:

@@ -29,7 +29,7 @@ from quire.engine.scheduling.open_requests import OpenRequests
 from quire.engine.scheduling.pipeline import StepShares
 from quire.engine.scheduling.plan import ScheduledSequence, StepPlan, StepResult
 from quire.engine.scheduling.prefix_cache import PrefixCache
-from quire.engine.scheduling.request import Hasher, Request
+from quire.engine.scheduling.request import Hasher, Request, token_array
 from quire.engine.scheduling.speculation import Speculation
 from quire.engine.scheduling.waiting import WaitingQueue
 
@@ -89,7 +89,7 @@ class Scheduler:
         sort_key, start = self._waiting.assign_sort_key(message)
         request = Request(
             id=message.request_id,
-            tokens=message.prompt.tolist(),
+            tokens=token_array(message.prompt),
             params=message.params,
             sort_key=sort_key,
             start=start,
@@ -132,14 +132,15 @@ class Scheduler:
         return error
 
     def _use_lora(self, request: Request) -> None:
-        """Compute a request that has items with the model's LoRA adapter, if it has one for them.
+        """Compute a request that has items with the model's adapter for them, if it has one.
 
         What was computed without it is computed again.
         """
-        if self.limits.lora_for_items and not request.uses_lora:
+        lora_id = self.limits.item_lora_id
+        if lora_id is not None and request.lora_id is None:
             if request.blocks:
                 self._preempt(request)
-            request.use_lora(self._hasher)
+            request.use_lora(lora_id, self.limits.lora_digests[lora_id], self._hasher)
 
     def abort(self, request_id: str) -> None:
         """Drop a request in any state; unknown ids are ignored."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass
 
 from typing_extensions import override
@@ -65,7 +66,7 @@ class TransducerScheduler(StreamingScheduler[TransducerRequest]):
         info = self._info
         return TransducerRequest(
             id=message.request_id,
-            tokens=[],
+            tokens=array("i"),
             params=message.params,
             sort_key=sort_key,
             start=start,

@@ -9,13 +9,13 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from quire.engine.client.protocol import FeatureArray
-from quire.engine.client.streaming import DelayedStreamsInfo, StreamingInfo, TransducerInfo
+from quire.engine.client.streaming import DelayedStreamsInfo, Streams, TransducerInfo
 from quire.multimodal.audio.features import HOP, REACH, log_mel_columns, nemo_log_mel_columns, preemphasized
 
 Samples = NDArray[np.float32]
 
 
-def frame_samples(info: StreamingInfo) -> int:
+def frame_samples(info: Streams) -> int:
     """Number of samples of a frame."""
     return info.columns_per_frame * HOP
 
@@ -115,12 +115,12 @@ class ColumnMaker(FeatureMaker):
         return logs.astype(np.float32)
 
 
-def feature_maker(info: StreamingInfo) -> FeatureMaker:
+def feature_maker(info: Streams) -> FeatureMaker:
     """The maker of a model's features, for one piece of audio."""
     return FrameMaker(info) if isinstance(info, DelayedStreamsInfo) else ColumnMaker(info)
 
 
-def frames_of(samples: Samples, info: StreamingInfo) -> FeatureArray:
+def frames_of(samples: Samples, info: Streams) -> FeatureArray:
     """The features of audio (1-D at 16 kHz). Takes milliseconds per second of audio."""
     maker = feature_maker(info)
     return np.concatenate((maker.push(samples), maker.finish()), 1)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.engine.client.audio import AudioInfo
-from quire.engine.client.model_info import SpeechToTextInfo
+from quire.engine.client.model_info import Transcribes
 from quire.engine.client.protocol import FeatureArray, MediaItem, TokenArray
 from quire.multimodal.audio.features import (
     HOP,
@@ -133,7 +133,7 @@ def _whole(count: int, size: int) -> int:
     return -(-count // size) * size
 
 
-def make_item(samples: NDArray[np.float32], info: SpeechToTextInfo) -> MediaItem:
+def make_item(samples: NDArray[np.float32], info: Transcribes) -> MediaItem:
     """The item of audio. Takes up to some tens of milliseconds.
 
     Args:
@@ -144,7 +144,7 @@ def make_item(samples: NDArray[np.float32], info: SpeechToTextInfo) -> MediaItem
     return MediaItem(hash=hashlib.sha256(features.data).digest(), kind="audio", features=features)
 
 
-def _speech_features(samples: NDArray[np.float32], info: SpeechToTextInfo) -> FeatureArray:
+def _speech_features(samples: NDArray[np.float32], info: Transcribes) -> FeatureArray:
     match info.features:
         case "log_mel":
             return log_mel(samples, info.num_mel_bins, info.window_seconds)

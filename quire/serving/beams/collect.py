@@ -5,15 +5,14 @@ What beams share is in the prefix cache, up to the last whole block.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from quire.engine.client.detokenizer import Detokenizer
-from quire.engine.client.engine_client import EngineClient
-from quire.engine.client.errors import DeadlineExceeded, RequestFailed
+from quire.engine.client.engine import Engine
+from quire.engine.client.errors import RequestFailed
 from quire.engine.client.records import RequestTimes, SequenceGroup
 from quire.engine.client.sampling_params import SamplingParams
 from quire.engine.client.stream import Delta, GenerateRequest
@@ -24,7 +23,7 @@ from quire.serving.generation import SequenceResult, collect
 
 
 async def collect_answers(
-    client: EngineClient,
+    client: Engine,
     requests: Sequence[GenerateRequest],
     beams: BeamOptions | None,
     tokenizer: Tokenizer,
@@ -38,13 +37,9 @@ async def collect_answers(
     if beams is None:
         return await collect(client, requests, observe)
     searches = [_PromptSearch(request, beams) for request in requests[:: beams.width]]
-    deadline = _Deadline(requests[0].timeout)
     while waiting := [search for search in searches if search.unfinished]:
-        steps = [list(search.next_requests(deadline.seconds_left())) for search in waiting]
-        try:
-            results = await collect(client, [one for step in steps for one in step])
-        except DeadlineExceeded as error:  # its message has the seconds that were left for this step
-            raise deadline.error() from error
+        steps = [list(search.next_requests()) for search in waiting]
+        results = await collect(client, [request for step in steps for request in step])
         for search, step in zip(waiting, steps, strict=True):
             search.advance(results[: len(step)])
             results = results[len(step) :]
@@ -55,7 +50,7 @@ async def collect_answers(
 
 
 async def best_answer(
-    client: EngineClient, request: GenerateRequest, beams: BeamOptions, tokenizer: Tokenizer
+    client: Engine, request: GenerateRequest, beams: BeamOptions, tokenizer: Tokenizer
 ) -> AsyncGenerator[Delta, None]:
     """The best answer to a prompt, as the only delta.
 
@@ -64,26 +59,6 @@ async def best_answer(
     """
     best, *_ = await collect_answers(client, [request], beams, tokenizer)
     yield best.total
-
-
-class _Deadline:
-    """The end of a request's timeout."""
-
-    def __init__(self, timeout: float | None) -> None:
-        self._timeout = timeout
-        self._end = None if timeout is None else asyncio.get_running_loop().time() + timeout
-
-    def seconds_left(self) -> float | None:
-        """Raises DeadlineExceeded if there are none."""
-        if self._end is None:
-            return None
-        if (left := self._end - asyncio.get_running_loop().time()) <= 0:
-            raise self.error()
-        return left
-
-    def error(self) -> DeadlineExceeded:
-        """The error of a request whose timeout has passed."""
-        return DeadlineExceeded(f"The request timed out after {self._timeout:g} seconds.")
 
 
 class _PromptSearch:
@@ -103,7 +78,7 @@ class _PromptSearch:
         """Whether there are beams to extend."""
         return bool(self._search.running)
 
-    def next_requests(self, timeout: float | None) -> Iterator[GenerateRequest]:
+    def next_requests(self) -> Iterator[GenerateRequest]:
         """A request for the next token of each beam."""
         first = self._times is None
         params = SamplingParams(
@@ -115,7 +90,7 @@ class _PromptSearch:
         for index, beam in enumerate(self._search.running):
             prompt = np.append(self._request.prompt, np.array(beam.tokens, np.int32)).astype(np.int32)
             group = SequenceGroup(self._options.width if first and not index else 0)
-            yield replace(self._request, prompt=prompt, params=params, timeout=timeout, group=group)
+            yield replace(self._request, prompt=prompt, params=params, group=group)
 
     def advance(self, results: Sequence[SequenceResult]) -> None:
         """Take the results of the requests.
@@ -143,7 +118,7 @@ class _PromptSearch:
             yield self._answer(beam, tokenizer)
 
     def _answer(self, beam: Beam, tokenizer: Tokenizer) -> SequenceResult:
-        detokenizer = Detokenizer(tokenizer.backend, self._request.prompt.tolist(), self._request.text)
+        detokenizer = Detokenizer(tokenizer.backend, self._request.prompt, self._request.text)
         stopped = beam.finished == "stop"
         last = beam.tokens[-1]
         result = SequenceResult()

@@ -2,27 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
-from quire.engine.client.sampling_params import SamplingParams
-from quire.protocol.beams import BeamFields
+from quire.engine.client.sampling_params import NUMBERS, SamplingParams
 from quire.protocol.errors import InvalidRequest
+from quire.protocol.sampling import ConstraintFields, GenerationRequest, differs_from_greedy, is_empty
 from quire.serving.models import ServedModel
-
-# Of a request, with the values that leave the model's own probabilities, by which beams are ranked, as they are.
-_REFUSED: Mapping[str, tuple[Any, ...]] = {
-    "stop": ([], ""),
-    "min_tokens": (0,),
-    "logit_bias": ({},),
-    "bad_words": ([],),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
-    "prompt_logprobs": (),
-}
-_WITHOUT_EFFECT = {"temperature": 0, "top_p": 1, "top_k": 0, "min_p": 0, "seed": None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +32,7 @@ class BeamOptions:
     forbids: Callable[[int, int], bool] | None = None
 
 
-def beam_options(body: BeamFields, params: SamplingParams, model: ServedModel, width: int) -> BeamOptions | None:
+def beam_options(body: GenerationRequest, params: SamplingParams, model: ServedModel, width: int) -> BeamOptions | None:
     """The beam search options of a request; None without beam search.
 
     Args:
@@ -60,17 +46,13 @@ def beam_options(body: BeamFields, params: SamplingParams, model: ServedModel, w
     """
     if not body.use_beam_search:
         return None
-    for name, neutral in _REFUSED.items():
-        value = getattr(body, name)
-        if value is not None and value not in neutral:
-            raise InvalidRequest(f"`{name}` cannot be combined with `use_beam_search`.", name)
-    for name in ("allowed_token_ids", "logprob_token_ids"):
-        if getattr(body, name) is not None:
-            raise InvalidRequest(f"`{name}` cannot be combined with `use_beam_search`.", name)
-    if params.grammar:
-        raise InvalidRequest(
-            "`use_beam_search` cannot be combined with structured outputs or required tool calls.", "use_beam_search"
-        )
+    refused = [name for name in ConstraintFields.model_fields if not is_empty(getattr(body, name))]
+    refused += [
+        name for name, number in NUMBERS.items() if not number.keeps_ranking and differs_from_greedy(body, name)
+    ]
+    refused += [name for name in ("prompt_logprobs", "logprob_token_ids") if getattr(body, name) is not None]
+    for name in refused:
+        raise InvalidRequest(f"`{name}` cannot be combined with `use_beam_search`.", name)
     if params.prompt_logprobs is not None:
         raise InvalidRequest("`echo` with `logprobs` cannot be combined with `use_beam_search`.", "echo")
     if width > model.info.vocab_size:
@@ -80,8 +62,9 @@ def beam_options(body: BeamFields, params: SamplingParams, model: ServedModel, w
     )
 
 
-def unused_with_beams(body: BeamFields) -> list[str]:
+def unused_with_beams(body: GenerationRequest) -> list[str]:
     """Names of fields that beam search, which draws nothing, does not use."""
     if not body.use_beam_search:
         return []
-    return [name for name, neutral in _WITHOUT_EFFECT.items() if getattr(body, name) not in (None, neutral)]
+    numbers = [name for name, number in NUMBERS.items() if number.keeps_ranking and differs_from_greedy(body, name)]
+    return numbers if body.seed is None else [*numbers, "seed"]

@@ -286,9 +286,7 @@ async def test_the_memory_of_a_chat_is_held_until_it_is_answered(tmp_path: Path)
 
 
 def memory_of(server: Server) -> AudioMemory:
-    audio = server.state.models[0].audio
-    assert audio is not None
-    return audio.memory
+    return server.state.audio_memory
 
 
 @pytest.mark.parametrize("way", ["input_audio", "data url", "address", "file", "responses"])

@@ -62,8 +62,10 @@ async def test_sampling_is_what_is_said_and_nothing_else(tmp_path: Path) -> None
     async with running_server(tmp_path, core) as server:
         await server.post(PATH, request())
         await server.post(PATH, request(max_tokens=400, ignore_eos=True, stop_token_ids=[5]))
-    first, second = [message.sampling_params for message in core.received if isinstance(message, AddRequest)]
+        await server.post(PATH, request(temperature=None, top_k=None))
+    first, second, third = [message.sampling_params for message in core.received if isinstance(message, AddRequest)]
     assert (first.max_tokens, first.temperature, first.top_k) == (30, 1.0, 0)
+    assert (third.temperature, third.top_k) == (1.0, 0)
     assert first.eos_token_ids == (EOS,)
     assert second.max_tokens == 400
     assert (second.eos_token_ids, second.stop_token_ids) == ((), frozenset({5}))

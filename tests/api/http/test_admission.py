@@ -14,7 +14,7 @@ import pytest
 
 from quire.api.responses.errors import StoreFailed
 from quire.api.responses.store import ResponseStore
-from quire.engine.client.engine_client import EngineClient
+from quire.engine.client.engine import Engine
 from quire.parsing.structured.checker import GrammarChecker
 from quire.rendering.renderer import Renderer
 from tests.support.fake_core import FakeCore
@@ -85,7 +85,7 @@ STRUCTURED: dict[str, dict[str, Any]] = {
 }
 
 
-def client_of(server: Server) -> EngineClient:
+def client_of(server: Server) -> Engine:
     return server.state.models[0].client
 
 

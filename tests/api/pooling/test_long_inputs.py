@@ -21,7 +21,7 @@ IDS = [7 + i % 40 for i in range(150)]  # chunks of 64, 64 and 22 tokens
 
 def embedding(core: FakeCore, ids: list[int], message: AddRequest) -> Any:
     """What the fake core answers for a prompt of its own."""
-    return pooled(core.info, AddRequest("x", np.array(ids, np.int32), message.params))
+    return pooled(core.pools, AddRequest("x", np.array(ids, np.int32), message.params))
 
 
 @pytest.mark.parametrize("path", [PATH, "/pooling", "/embed", "/v2/embed"])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -175,6 +177,26 @@ async def test_many_tokens_are_compared_beside_the_event_loop(tmp_path: Path, mo
             assert len(added(core)) < 100  # those that wait hold their slots
         await until(lambda: client.slots_in_use == client.open_streams == server.state.in_flight == 0)
         hold.set()
+
+
+async def test_query_and_documents_share_the_timeout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The documents are computed after the query, and have the time that it has left."""
+    loop, time_of, core = asyncio.get_running_loop(), time.monotonic, FakeCore()
+    core.hold.set()
+    async with pooling_server(tmp_path, "token_embed", core=core, facts={"score_method": "max_sim"}) as server:
+        body = {"text_1": "cat", "text_2": ["act", "dog"], "timeout": 50}
+        asked = asyncio.create_task(server.post("/score", body))
+        await until(lambda: len(added(core)) == 1)
+        monkeypatch.setattr(loop, "time", lambda: time_of() + 30)
+        core.allow(1)
+        await until(lambda: len(added(core)) == 3)
+        monkeypatch.setattr(loop, "time", lambda: time_of() + 60)
+        for _ in range(100):
+            await asyncio.sleep(0)
+        core.hold.clear()  # if there was still time, all would be answered
+        answer = await asked
+        assert answer.status_code == 408
+        assert "timed out after 50 seconds" in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v2/rerank"])

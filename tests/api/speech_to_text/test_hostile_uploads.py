@@ -160,21 +160,20 @@ HOUR = encode(np.zeros((3600 * 1000, 1), np.float32), "flac", rate=1000)  # 11 k
 
 async def test_what_needs_more_memory_than_there_is_waits_and_is_told_when_to_come_back(tmp_path: Path) -> None:
     async with speech_server(tmp_path, max_audio_memory="600MiB") as server:
-        audio = server.state.models[0].audio
-        assert audio is not None
-        audio.memory._patience = 0.3
-        with await audio.memory.reserve(600 << 20, "somebody else"):
+        memory = server.state.audio_memory
+        memory._patience = 0.3
+        with await memory.reserve(600 << 20, "somebody else"):
             response = await post(server.http, HOUR)
             assert response.status_code == 503
             assert response.headers["retry-after"] == "10"
             assert "--max-audio-memory" in response.json()["error"]["message"]
             task = asyncio.create_task(post(server.http, GOOD))
-            await until(lambda: audio.memory.waiting == 1)
+            await until(lambda: memory.waiting == 1)
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-            await until(lambda: audio.memory.waiting == 0)
+            await until(lambda: memory.waiting == 0)
         assert (await post(server.http, GOOD)).json()["text"] == "alpha"
-        await until(lambda: gc.collect() >= 0 and audio.memory.held == 0)
+        await until(lambda: gc.collect() >= 0 and memory.held == 0)
 
 
 async def test_what_can_never_fit_into_memory_is_refused(tmp_path: Path) -> None:
@@ -189,19 +188,18 @@ async def test_what_can_never_fit_into_memory_is_refused(tmp_path: Path) -> None
 async def test_memory_is_held_while_a_file_is_transcribed(tmp_path: Path) -> None:
     core = SpeechCore()
     async with speech_server(tmp_path, core) as server:
-        audio = server.state.models[0].audio
-        assert audio is not None
+        memory = server.state.audio_memory
         sizes: list[int] = []
         heard = core.answer
 
         def answer(message: Any) -> Any:
-            sizes.append(audio.memory.held)
+            sizes.append(memory.held)
             return heard(message)
 
         core.answer = answer
         for stream in ("false", "true"):
             assert (await post(server.http, GOOD, stream=stream)).status_code == 200
-            await until(lambda: gc.collect() >= 0 and audio.memory.held == 0)
+            await until(lambda: gc.collect() >= 0 and memory.held == 0)
         window = 4 * 30 * 16_000
         assert min(sizes) >= window
         assert max(sizes) < 3 * window

@@ -135,7 +135,7 @@ def test_an_encoder_of_audio(tmp_path: Path) -> None:
 
     def run(engine: Engine) -> None:
         for length in (1600, 5003):
-            item = make_item(noise(0, length / 16_000), engine.info.speech)  # type: ignore[arg-type]
+            item = make_item(noise(0, length / 16_000), engine.speech)
             engine.add(str(length), [], PoolingParams(task="ctc"), items=(item,))
             engine.run()
         assert all(result.pooled is not None for result in engine.results.values())
@@ -170,7 +170,7 @@ def test_audio_among_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
     def run(engine: Engine) -> None:
         for index, parts in enumerate(([[5, 9, 7]], [[3], noise(0, 0.3), [4]], [[8, 1], noise(1, 0.2)])):
-            prompt, items = prompt_with(engine.info.audio, *parts)  # type: ignore[arg-type, misc]
+            prompt, items = prompt_with(engine.audio, *parts)  # type: ignore[misc]
             engine.add(str(index), prompt, greedy(3 + index), items=items)
         engine.run()
         assert {result.error for result in engine.results.values()} == {None}

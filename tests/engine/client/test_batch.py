@@ -7,11 +7,12 @@ import asyncio
 import numpy as np
 import pytest
 
+from quire.engine.client.deadline import Deadline
 from quire.engine.client.engine_client import EngineClient
 from quire.engine.client.errors import DeadlineExceeded, EngineDead, RequestRefused
 from quire.engine.client.pooling_params import PoolingParams
 from quire.engine.client.protocol import Abort, AddRequest, PooledArray
-from quire.engine.client.records import NullObserver, RequestRecord
+from quire.engine.client.records import Observer, RequestRecord
 from quire.engine.client.stream import PoolRequest
 from tests.support.fake_core import INFO, FakeCore, prompt_of, running_client
 from tests.support.pooling import pooling_info
@@ -31,7 +32,7 @@ def nothing_is_held(client: EngineClient) -> bool:
     return client.slots_in_use == 0 and client.open_streams == 0
 
 
-class Records(NullObserver):
+class Records(Observer):
     def __init__(self) -> None:
         self.reasons: list[str] = []
 
@@ -42,7 +43,7 @@ class Records(NullObserver):
 async def test_results_have_the_order_of_the_requests() -> None:
     core = FakeCore()
     async with running_client(core, capacity=8) as client:
-        client.observer = records = Records()
+        client.observers.add(records := Records())
         wanted = requests(500)
         with client.slots(1), client.pool_batch() as batch:
             batch.add(wanted[:300])
@@ -93,7 +94,7 @@ async def test_what_is_kept_may_take_time_and_holds_its_slot() -> None:
         return np.array([index], np.float32)
 
     async with running_client(FakeCore(), capacity=8) as client:
-        client.observer = records = Records()
+        client.observers.add(records := Records())
         with client.slots(1), client.pool_batch(on_result=later) as batch:
             batch.add(requests(20))
             results = asyncio.ensure_future(batch.results())
@@ -150,7 +151,7 @@ async def test_a_batch_that_is_left_is_aborted_at_once() -> None:
     core = FakeCore()
     core.hold.set()
     async with running_client(core) as client:
-        client.observer = records = Records()
+        client.observers.add(records := Records())
 
         async def wait() -> None:
             with client.slots(1), client.pool_batch() as batch:
@@ -173,7 +174,7 @@ async def test_a_batch_has_a_time_limit() -> None:
     core = FakeCore()
     core.hold.set()
     async with running_client(core) as client:
-        with client.slots(1), client.pool_batch(timeout=0.02) as batch:
+        with client.slots(1), client.pool_batch(deadline=Deadline(0.02)) as batch:
             batch.add(requests(3))
             with pytest.raises(DeadlineExceeded):
                 await batch.results()

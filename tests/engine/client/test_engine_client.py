@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from quire.engine.client import engine_client as client_module
+from quire.engine.client.deadline import Deadline
 from quire.engine.client.detokenizer import Detokenizer, TextParams
 from quire.engine.client.engine_client import EngineClient
 from quire.engine.client.errors import (
@@ -25,12 +26,14 @@ from quire.engine.client.errors import (
 from quire.engine.client.launch import ThreadCore
 from quire.engine.client.pooling_params import PoolingParams
 from quire.engine.client.protocol import Abort, AddRequest, ErrorOutput, StepStats, TokenLogprobs, TokensOutput
-from quire.engine.client.records import NullObserver, RequestRecord
+from quire.engine.client.records import Observer, RequestRecord
 from quire.engine.client.sampling_params import SamplingParams
 from quire.engine.client.stream import Delta, GenerateRequest, PooledStream, PoolRequest, SequenceStream
 from tests.support.fake_core import FakeCore, prompt_of, running_client, says
 from tests.support.iterations import Iterations
 from tests.support.tokenizer import EOS, byte_tokenizer
+
+_LONG = 3600.0  # seconds, longer than any test
 
 
 def request(text: str = "hello", *, max_tokens: int = 100, **text_params: object) -> GenerateRequest:
@@ -125,12 +128,12 @@ async def test_an_output_that_cannot_be_handled_fails_only_its_stream(monkeypatc
 
 
 async def test_an_observer_that_fails_does_not_stop_the_streams() -> None:
-    class FailingObserver(NullObserver):
+    class FailingObserver(Observer):
         def on_step(self, stats: StepStats) -> None:
             raise ZeroDivisionError
 
     async with running_client(FakeCore()) as client:
-        client.observer = FailingObserver()
+        client.observers.add(FailingObserver())
         assert (await collect(client, request()))[0] == "HELLO"
 
 
@@ -242,7 +245,7 @@ async def test_a_core_that_does_not_answer_pings_is_detected(monkeypatch: pytest
 
 
 async def test_the_observer_sees_every_finished_request() -> None:
-    class RecordingObserver(NullObserver):
+    class RecordingObserver(Observer):
         def __init__(self) -> None:
             self.records: list[RequestRecord] = []
 
@@ -251,7 +254,7 @@ async def test_the_observer_sees_every_finished_request() -> None:
 
     core = FakeCore()
     async with running_client(core) as client:
-        observer = client.observer = RecordingObserver()
+        client.observers.add(observer := RecordingObserver())
         await collect(client, request("hello"))
         await collect(client, request("hello", max_tokens=2))
         core.hold.set()
@@ -264,7 +267,8 @@ async def test_the_observer_sees_every_finished_request() -> None:
         first = observer.records[0]
         assert (first.prompt_tokens, first.output_tokens, first.max_tokens) == (5, 6, 100)
         times = first.times
-        assert times.arrived <= times.scheduled <= times.first_token <= times.last_token <= first.finished
+        assert 0.0 < times.rendered <= times.queued <= times.scheduled
+        assert times.scheduled <= times.first_token <= times.last_token <= times.sent
 
 
 async def test_request_ids_are_unique() -> None:
@@ -282,12 +286,12 @@ def pooling(text: str = "hello", **fields: Any) -> PoolRequest:
 async def test_pooled_arrays_arrive_beside_generated_text() -> None:
     finished: list[RequestRecord] = []
 
-    class Records(NullObserver):
+    class Records(Observer):
         def on_finish(self, record: RequestRecord) -> None:
             finished.append(record)
 
     async with running_client(FakeCore()) as client:
-        client.observer = Records()
+        client.observers.add(Records())
         pooled, (text, _) = await asyncio.gather(client.pool(pooling("abc")), collect(client, request()))
         assert pooled.data.dtype == np.float32
         assert pooled.data.tolist() == prompt_of("abc").tolist()
@@ -321,7 +325,7 @@ async def test_pooling_fails_with_its_engine_and_after_its_timeout() -> None:
     slow.hold.set()
     async with running_client(slow) as client:
         with pytest.raises(DeadlineExceeded):
-            await client.pool(pooling(timeout=0.01))
+            await client.pool(pooling(deadline=Deadline(0.01)))
 
 
 async def test_an_output_of_another_task_fails_the_request() -> None:
@@ -349,7 +353,9 @@ async def test_refusals_and_failures_are_different_errors() -> None:
 
 
 @pytest.mark.parametrize("cause", ["deadline", "death", "sleep"])
-async def test_requests_that_end_together_do_not_hold_up_the_event_loop(cause: str) -> None:
+async def test_requests_that_end_together_do_not_hold_up_the_event_loop(
+    cause: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     core = FakeCore()
     core.hold.set()
     count = 200
@@ -358,15 +364,15 @@ async def test_requests_that_end_together_do_not_hold_up_the_event_loop(cause: s
 
             async def run() -> None:
                 with pytest.raises((DeadlineExceeded, EngineDead, EngineAsleep)):
-                    await collect(client, replace(request(), timeout=deadline - loop.time() if late else None))
+                    await collect(client, replace(request(), deadline=deadline))
                 iterations.note()
 
-            loop, late = asyncio.get_running_loop(), cause == "deadline"
-            deadline = loop.time() + 0.2
+            deadline = Deadline(_LONG if cause == "deadline" else None)
             tasks = [asyncio.create_task(run()) for _ in range(count)]
             await until(lambda: client.open_streams == count)
-            if late:
-                time.sleep(max(0.0, deadline + 0.1 - loop.time()))  # noqa: ASYNC251 all deadlines pass in one iteration
+            if cause == "deadline":
+                loop, time_of = asyncio.get_running_loop(), time.monotonic
+                monkeypatch.setattr(loop, "time", lambda: time_of() + _LONG)  # all deadlines pass in one iteration
             elif cause == "death":
                 client.fail("it was killed")
             else:

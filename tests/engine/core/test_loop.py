@@ -63,6 +63,8 @@ def test_an_invalid_prompt_fails_only_its_request(folder: Path, prompt: Any, mes
         ({"temperature": math.inf}, "temperature"),
         ({"temperature": 1e-40}, "temperature"),
         ({"top_p": -0.1}, "top_p"),
+        ({"top_k": -1}, "top_k"),
+        ({"top_k": 1 << 31}, "top_k"),
         ({"presence_penalty": -math.inf}, "presence_penalty"),
         ({"logprobs": -1}, "logprobs"),
         ({"bad_words": ((),)}, "empty word"),
@@ -267,3 +269,21 @@ def test_prompt_logprobs_do_not_read_the_prefix_cache(folder: Path) -> None:
     assert result.outputs[0].cached_tokens == 0
     assert len(result.outputs[0].prompt_logprobs or ()) == 30
     assert all(output.prompt_logprobs is None for output in result.outputs[1:])
+
+
+def test_steps_have_numbers_and_times(folder: Path) -> None:
+    engine = Engine(folder)
+    add = AddRequest("r", np.array([1, 2], np.int32), greedy(3))
+    script = ScriptedChannel(add, None, None, None, None, Shutdown())
+    core = EngineCore(
+        engine.core.scheduler,
+        engine.core.executor,
+        script,  # type: ignore[arg-type]
+        vocab_size=VOCAB_SIZE,
+    )
+    core.run()
+    steps = [message.stats for message in script.sent if isinstance(message, StepOutput)]
+    assert [stats.step for stats in steps] == [1, 2, 3]
+    ends = [stats.ended_at for stats in steps]
+    begins = [stats.ended_at - stats.step_seconds for stats in steps]
+    assert sorted([*begins, *ends]) == [time for pair in zip(begins, ends, strict=True) for time in pair]

@@ -105,8 +105,7 @@ def test_transcriptions_are_the_same_afterwards(tmp_path: Path, level: SleepLeve
 @pytest.mark.parametrize("level", [1, 2])
 def test_the_encoder_cache_is_emptied(tmp_path: Path, level: SleepLevel) -> None:
     engine = Engine(save_audio_model(make_audio_model("voxtral"), tmp_path), enable_sleep_mode=True)
-    assert engine.info.audio is not None
-    prompt, items = prompt_with(engine.info.audio, [5], noise(1, 0.4), [9])
+    prompt, items = prompt_with(engine.audio, [5], noise(1, 0.4), [9])
     before = engine.generate(prompt, greedy(8), items=items).tokens
     sleep(engine, level)
     assert answer(engine, Wake(ALL)) == AWAKE

@@ -17,7 +17,7 @@ from quire.engine.execution.pooling import ChunkPooler
 from quire.engine.execution.sampling import sampler as sampler_module
 from quire.engine.execution.sampling.grammar import GrammarState, GrammarUsage
 from quire.engine.execution.sampling.logprobs import top_logprobs
-from quire.engine.execution.sampling.masks import LogitBias
+from quire.engine.execution.sampling.masks import Biases
 from quire.engine.execution.sampling.penalties import Penalties
 from quire.engine.execution.sampling.token_sampling import sample_tokens
 from quire.engine.models.networks.decoder import Decoder
@@ -146,7 +146,7 @@ def test_sequences_of_one_grammar_share_the_time_of_their_masks(monkeypatch: pyt
 def test_the_row_of_a_failed_sequence_is_reused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine(folder, max_num_seqs=1)
     with monkeypatch.context() as patch:
-        patch.setattr(LogitBias, "apply", lambda *_: 1 / 0)
+        patch.setattr(Biases, "apply", lambda *_: 1 / 0)
         engine.add("bad", random_prompt(1, 5), greedy(3, logit_bias={1: 2.0}))
         engine.run()
         assert "ZeroDivisionError" in (engine.results["bad"].error or "")

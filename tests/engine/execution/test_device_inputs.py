@@ -14,7 +14,6 @@ from quire.engine.execution.device_inputs import DeviceInputBuilder
 from quire.engine.execution.inputs import DeviceMetadata, NumpyInputBuilder, StepInputs
 from quire.engine.execution.pinned import PinnedBuffers
 from quire.engine.execution.request_table import RequestTable
-from quire.engine.models.layers.inputs import AdapterOfRow
 from quire.engine.scheduling.plan import NewSequence, ScheduledSequence, StepPlan
 
 CPU = torch.device("cpu")
@@ -42,7 +41,7 @@ class Batch:
         return ScheduledSequence(name, start, count, blocks, samples)
 
     def enter(self, name: str, prompt: int, output: int = 0, *, long_rope: bool = False) -> NewSequence:
-        tokens = tuple(range(10, 10 + prompt + output))
+        tokens = np.arange(10, 10 + prompt + output, dtype=np.int32)
         return NewSequence(name, tokens, prompt, SamplingParams(max_tokens=9), None, uses_long_rope=long_rope)
 
     def check(self, scheduled: list[ScheduledSequence]) -> tuple[StepInputs, DeviceMetadata]:
@@ -144,7 +143,7 @@ def test_adapters_are_sent_only_in_steps_that_use_one(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(PinnedBuffers, "next", recording)
     batch = Batch(2)
-    entering = [replace(batch.enter("a", 5), uses_lora=True), batch.enter("b", 5)]
+    entering = [replace(batch.enter("a", 5), lora_id=0), batch.enter("b", 5)]
     batch.builder.build(batch.apply(*(batch.item(name, 0, 5, 0) for name in "ab"), new=entering))
 
     def decode(names: str, position: int) -> StepInputs:
@@ -153,11 +152,10 @@ def test_adapters_are_sent_only_in_steps_that_use_one(monkeypatch: pytest.Monkey
         return batch.builder.build(batch.apply(*(batch.item(name, position, 1, position) for name in names)))
 
     both, one = decode("ab", 5), decode("b", 6)
-    assert both.model.lora is not None
-    assert isinstance(both.model.lora.tokens, AdapterOfRow)
+    assert both.model.lora_ids is not None
     adapted = batch.table.row_of("a")
-    assert both.model.lora.tokens.adapters.tolist() == [0 if span.row == adapted else -1 for span in both.spans]
-    assert one.model.lora is None
+    assert both.model.lora_ids.tokens.tolist() == [0 if span.row == adapted else -1 for span in both.spans]
+    assert one.model.lora_ids is None
     assert one.static
     for tensors in ([step.model.token_ids for step in (both, one)], [step.slots for step in (both, one)]):
         assert tensors[0].data_ptr() == tensors[1].data_ptr()

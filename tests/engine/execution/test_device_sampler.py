@@ -19,9 +19,9 @@ from quire.engine.client.sampling_params import SamplingParams, TimestampRule
 from quire.engine.client.token_mask import token_mask
 from quire.engine.execution.request_table import RequestTable
 from quire.engine.execution.sampling.device_sampler import DeviceSampler
-from quire.engine.execution.sampling.device_settings import MAX_BIASES, has_settings
 from quire.engine.execution.sampling.grammar import GrammarState
 from quire.engine.execution.sampling.pending import SampledToken
+from quire.engine.execution.sampling.row_settings import MAX_BIASES, fits_device
 from quire.engine.execution.sampling.sampler import Sampler
 from quire.engine.scheduling.plan import NewSequence, SequenceError, StepPlan
 from quire.kernels import gpu
@@ -100,7 +100,7 @@ class Harness:
 
 
 def new(request_id: str, one: SamplingParams, output: tuple[int, ...] = ()) -> NewSequence:
-    return NewSequence(request_id, (1, 2, 3, 2, *output), 4, one, None)
+    return NewSequence(request_id, np.array([1, 2, 3, 2, *output], np.int32), 4, one, None)
 
 
 def logits_of(rows: int, seed: int, vocab: int = VOCAB) -> torch.Tensor:
@@ -315,4 +315,4 @@ def test_last_tokens_stay_on_the_device(triton: bool) -> None:
     ],
 )
 def test_which_requests_are_sampled_on_the_device(fields: dict[str, Any], expected: bool) -> None:
-    assert has_settings(params(**fields)) is expected
+    assert fits_device(params(**fields)) is expected

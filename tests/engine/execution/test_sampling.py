@@ -30,7 +30,10 @@ class SamplerHarness:
         self.table = RequestTable(8, 64, 4)
         self.sampler = Sampler(self.table, vocab)
         plan = StepPlan(
-            new=[NewSequence(f"r{i}", prompt, len(prompt), params, None) for i, params in enumerate(requests)]
+            new=[
+                NewSequence(f"r{i}", np.array(prompt, np.int32), len(prompt), params, None)
+                for i, params in enumerate(requests)
+            ]
         )
         self.sampler.update(*self.table.apply(plan)[:2])
         self.rows = [self.table.row_of(f"r{i}") for i in range(len(requests))]
@@ -193,6 +196,14 @@ def test_min_tokens_masks_stop_tokens() -> None:
     assert [harness.sample(row)[0] for _ in range(3)] == [6, 6, 4]
 
 
+def test_no_bias_makes_an_end_possible_before_min_tokens() -> None:
+    biases = {4: 100.0, 5: 90.0, 6: 80.0}
+    harness = SamplerHarness(
+        params(min_tokens=2, eos_token_ids=(4,), begin_suppress_tokens=(5,), logit_bias=biases, frequency_penalty=1.0)
+    )
+    assert [harness.sample(torch.zeros(VOCAB))[0] for _ in range(3)] == [6, 5, 4]
+
+
 def test_penalties_count_prompt_and_output_tokens() -> None:
     flat = torch.full((VOCAB,), -1.0)
     flat[[10, 11, 1]] = torch.tensor([2.0, 1.9, 1.95])
@@ -216,7 +227,7 @@ def test_penalties_are_rebuilt_after_preemption() -> None:
     """A resumed sequence enters the table with its output tokens."""
     table = RequestTable(2, 64, 4)
     sampler = Sampler(table, VOCAB)
-    resumed = NewSequence("r", (1, 2, 3, 10, 10), 3, params(frequency_penalty=1.0), None)
+    resumed = NewSequence("r", np.array([1, 2, 3, 10, 10], np.int32), 3, params(frequency_penalty=1.0), None)
     sampler.update(*table.apply(StepPlan(new=[resumed]))[:2])
     target = torch.zeros(1, VOCAB)
     target[0, 10], target[0, 11] = 3.0, 1.5

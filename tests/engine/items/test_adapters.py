@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+from array import array
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ import pytest
 from quire.config.options import ModelOptions
 from quire.engine.execution.step_graphs import StepGraphs
 from quire.engine.models.errors import ModelError
+from quire.engine.scheduling.blocks import hasher_named
+from quire.engine.scheduling.request import Request
 from quire.kernels import native
 from tests.support.audio_models import (
     LoRA,
@@ -34,8 +37,7 @@ compiled = pytest.mark.skipif(native.instructions() is None, reason="only compil
 
 
 def ask(engine: Engine, *parts: Any, tokens: int = 4, **fields: Any) -> Result:
-    assert engine.info.audio is not None
-    prompt, items = prompt_with(engine.info.audio, *parts)
+    prompt, items = prompt_with(engine.audio, *parts)
     return engine.generate(prompt, greedy(tokens), items=items, **fields)
 
 
@@ -55,6 +57,35 @@ def test_prefixes_are_not_shared_with_requests_without_audio(audio_folders: dict
     assert len(texts) == len(sounds) == 1
 
 
+def test_blocks_belong_to_the_content_of_an_adapter() -> None:
+    """Ids differ between processes; the same tokens have the same hashes there if the adapters are the same."""
+    hasher = hasher_named("sha256")
+
+    def hashes(lora_id: int | None, digest: bytes = b"") -> list[bytes]:
+        request = Request("a", array("i", range(8)), greedy(1), (0,))
+        if lora_id is not None:
+            request.use_lora(lora_id, digest, hasher)
+        return request.block_hashes(4, hasher)
+
+    assert hashes(0, b"one") == hashes(3, b"one")
+    assert len({tuple(found) for found in (hashes(None), hashes(0, b"one"), hashes(0, b"other"))}) == 3
+
+
+def test_digests_of_adapters(tmp_path: Path) -> None:
+    """Of their weights and scales, whatever else is in their files."""
+
+    def digest(name: str, change: Callable[[LoRA], object]) -> bytes:
+        model = make_audio_model("granite_speech")
+        change(model.lora)
+        limits = Engine(save_audio_model(model, tmp_path / name)).core.scheduler.limits
+        assert limits.item_lora_id is not None
+        return limits.lora_digests[limits.item_lora_id]
+
+    plain = digest("plain", lambda _: None)
+    assert digest("again", configured(inference_mode=True)) == plain
+    assert len({plain, digest("scale", configured(lora_alpha=7.0)), digest("weight", scaled("q_proj.lora_B"))}) == 3
+
+
 @pytest.mark.parametrize("in_flight", [1, 2])
 @pytest.mark.parametrize("last", [True, False])
 @pytest.mark.parametrize("kind", ADAPTED)
@@ -63,8 +94,7 @@ def test_audio_that_comes_in_a_later_piece(
 ) -> None:
     """What was computed before it is computed again, and nothing of it is found as a prefix."""
     engine = Engine(audio_folders[kind], block_size=4, in_flight=in_flight)
-    info = engine.info.audio
-    assert info is not None
+    info = engine.audio
     prompt, items = prompt_with(info, HEAD, noise(0, 0.4))
     expected = ask(Engine(audio_folders[kind]), HEAD, noise(0, 0.4)).tokens
     for wait in (0, 1, 9):
@@ -99,7 +129,7 @@ def test_the_same_bits_alone_and_beside_others(tmp_path: Path, quantization: Any
     alone = Engine(folder, model=options, block_size=8)
     found = []
     for index, one in enumerate(parts):
-        prompt, items = prompt_with(engine.info.audio, *one)  # type: ignore[arg-type]
+        prompt, items = prompt_with(engine.audio, *one)
         engine.add(str(index), prompt, greedy(9, logprobs=1), items=items)
         result = alone.generate(prompt, greedy(9, logprobs=1), items=items)
         found.append([entry.logprobs for output in result.outputs for entry in output.logprobs or ()])
@@ -117,14 +147,14 @@ def test_replayed_steps_are_adapted(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     def tokens() -> tuple[list[list[int]], StepGraphs]:
         engine = Engine(folder, model=ModelOptions(dtype="bfloat16"), block_size=8)
         for index in range(9):
-            prompt, items = prompt_with(engine.info.audio, HEAD, *([noise(index, 0.3)] if index % 3 else []))  # type: ignore[arg-type]
+            prompt, items = prompt_with(engine.audio, HEAD, *([noise(index, 0.3)] if index % 3 else []))
             engine.add(str(index), prompt, greedy(8 + index), items=items)
             if index % 3 != 1:  # else the next one runs beside it
                 engine.run()
         return [engine.results[str(index)].tokens for index in range(9)], engine.runner.steps
 
     replayed, graphs = tokens()
-    assert {adapted for _, adapted in graphs.graphs} == {True, False}
+    assert {lora_id for _, lora_id in graphs.graphs} == {0, None}
     monkeypatch.setattr(StepGraphs, "logits", lambda self, *args: self._eager.logits(*args))
     assert tokens()[0] == replayed
 
@@ -144,7 +174,7 @@ def test_a_model_without_its_adapter(tmp_path: Path, kind: str, caplog: pytest.L
     with caplog.at_level(logging.WARNING):
         engine = Engine(folder)
     assert "has no adapter for audio" in caplog.text
-    prompt, items = prompt_with(engine.info.audio, HEAD, noise(0, 0.4))  # type: ignore[arg-type]
+    prompt, items = prompt_with(engine.audio, HEAD, noise(0, 0.4))
     model.adapted = (model,)
     assert engine.generate(prompt, greedy(9), items=items).tokens == expected_tokens(model, prompt, [noise(0, 0.4)], 9)
 
@@ -167,7 +197,7 @@ def test_patterns_and_scales(tmp_path: Path) -> None:
     }
     assert 6.0 / math.sqrt(4) == 3.0
     engine = Engine(save_audio_model(model, tmp_path))
-    prompt, items = prompt_with(engine.info.audio, HEAD, noise(0, 0.4))  # type: ignore[arg-type]
+    prompt, items = prompt_with(engine.audio, HEAD, noise(0, 0.4))
     assert engine.generate(prompt, greedy(9), items=items).tokens == expected_tokens(model, prompt, [noise(0, 0.4)], 9)
 
 
@@ -188,6 +218,10 @@ def narrowed(key: str, dimension: int) -> Callable[[LoRA], object]:
         lora.tensors[name] = lora.tensors[name].narrow(dimension, 0, 3).contiguous()
 
     return change
+
+
+def scaled(key: str) -> Callable[[LoRA], object]:
+    return lambda lora: next(tensor for name, tensor in lora.tensors.items() if name.endswith(key)).mul_(1.5)
 
 
 def configured(**fields: Any) -> Callable[[LoRA], object]:

@@ -14,6 +14,7 @@ from quire.config.options import EngineOptions, ModelOptions
 from quire.engine.build.core_config import CoreConfig
 from quire.engine.build.engine import serve_core
 from quire.engine.client.engine_client import EngineClient
+from quire.engine.client.model_info import Generates
 from quire.engine.client.stream import GenerateRequest
 from quire.engine.models.model_config import read_model_config
 from tests.support.audio_models import noise, prompt_with
@@ -36,9 +37,10 @@ async def test_items_through_the_client(audio_folders: dict[str, Path]) -> None:
     )
     async with running_client(partial(serve_core, config)) as client:
         info = await client.ready()
-        assert info.audio is not None
         assert info.tasks == ("generate", "transcribe")
-        prompt, items = prompt_with(info.audio, [1, 2], noise(0, 1.4), [3])
+        assert isinstance(info.kind, Generates)
+        assert info.kind.audio is not None
+        prompt, items = prompt_with(info.kind.audio, [1, 2], noise(0, 1.4), [3])
         tokens = np.array(prompt, np.int32)
         whole = await read(client, GenerateRequest(prompt=tokens, params=greedy(8), items=items))
         request = GenerateRequest(prompt=tokens[:2], params=greedy(8), open=True, request_id="mine")

@@ -57,9 +57,8 @@ def workload(seed: int, info: AudioInfo) -> list[Case]:
 
 def together(engine: Engine, seed: int) -> list[list[int]]:
     """Run a workload, whose requests arrive at random steps among others that are aborted."""
-    assert engine.info.audio is not None
     rng = random.Random(seed)
-    requests = workload(seed, engine.info.audio)
+    requests = workload(seed, engine.audio)
     pending = [(rng.randint(0, 8), index) for index in range(len(requests))]
     step = 0
     while pending or engine.busy:
@@ -68,7 +67,7 @@ def together(engine: Engine, seed: int) -> list[list[int]]:
             prompt, items, params = requests[entry[1]]
             engine.add(f"r{entry[1]}", prompt, params, items=items)
         if step % 4 == 1:
-            prompt, items = prompt_with(engine.info.audio, [5], noise(rng.randint(0, 9), 0.5), [6])
+            prompt, items = prompt_with(engine.audio, [5], noise(rng.randint(0, 9), 0.5), [6])
             engine.add(f"aborted-{step}", prompt, greedy(30), items=items)
         if step % 4 == 3:
             engine.abort(f"aborted-{step - 2}")
@@ -86,10 +85,8 @@ def alone(audio_folders: dict[str, Path]) -> dict[str, list[list[int]]]:
     found = {}
     for kind in KINDS:
         engine = Engine(audio_folders[kind], enable_prefix_caching=False)
-        assert engine.info.audio is not None
         found[kind] = [
-            engine.generate(prompt, params, items=items).tokens
-            for prompt, items, params in workload(1, engine.info.audio)
+            engine.generate(prompt, params, items=items).tokens for prompt, items, params in workload(1, engine.audio)
         ]
         assert len({tuple(tokens) for tokens in found[kind]}) > 6
     return found
@@ -110,8 +107,7 @@ def test_tokens_do_not_depend_on_preemption(
 ) -> None:
     """The cache holds little more than the longest request, so that they preempt each other."""
     roomy = Engine(audio_folders[kind], block_size=4)
-    assert roomy.info.audio is not None
-    longest = max(len(prompt) + params.max_tokens for prompt, _, params in workload(1, roomy.info.audio))
+    longest = max(len(prompt) + params.max_tokens for prompt, _, params in workload(1, roomy.audio))
     size = (longest // 4 + 1) * roomy.info.cache_bytes // roomy.info.num_blocks
     model = ModelOptions(max_model_len=longest)
     engine = Engine(audio_folders[kind], model=model, block_size=4, kv_cache_memory_bytes=size, **options)
@@ -123,8 +119,7 @@ def test_tokens_do_not_depend_on_preemption(
 def test_prompts_in_pieces(audio_folders: dict[str, Path], alone: dict[str, list[list[int]]], kind: str) -> None:
     """Each piece of audio, and each text, comes by itself; the engine computes between."""
     engine = Engine(audio_folders[kind], max_num_batched_tokens=7, max_num_seqs=4, block_size=4)
-    assert engine.info.audio is not None
-    for index, (prompt, items, params) in enumerate(workload(1, engine.info.audio)):
+    for index, (prompt, items, params) in enumerate(workload(1, engine.audio)):
         name = f"r{index}"
         engine.add(name, prompt[:2], params, open=True)
         begin = 2
@@ -144,8 +139,7 @@ def test_prompts_in_pieces(audio_folders: dict[str, Path], alone: dict[str, list
 
 def sequence(engine: Engine, *parts: Any, **fields: Any) -> Any:
     """The result of a request for two tokens."""
-    assert engine.info.audio is not None
-    prompt, items = prompt_with(engine.info.audio, *parts)
+    prompt, items = prompt_with(engine.audio, *parts)
     return engine.generate(prompt, greedy(2), items=items, **fields)
 
 
@@ -153,7 +147,7 @@ def sequence(engine: Engine, *parts: Any, **fields: Any) -> Any:
 def test_prefixes_are_shared_on_equal_items_only(audio_folders: dict[str, Path], kind: str) -> None:
     """The tokens are the same in all of these prompts."""
     engine = Engine(audio_folders[kind], block_size=4)
-    length = len(prompt_with(engine.info.audio, noise(0, 1.0))[0])  # type: ignore[arg-type]
+    length = len(prompt_with(engine.audio, noise(0, 1.0))[0])
     whole = (8 + length) // 4 * 4
     for sound, cached in ((0, 0), (0, whole), (1, 4), (1, whole), (0, whole)):
         result = sequence(engine, [5, 9, 7, 8, 3], noise(sound, 1.0), [1, 2, 3, 4])
@@ -191,7 +185,7 @@ def test_a_hit_that_ends_within_an_item(audio_folders: dict[str, Path], kind: st
         for tail in ([40, 41], [50, 51]):
             result = sequence(engine, head, noise(0, 0.8), tail)
             assert result.tokens == sequence(fresh, head, noise(0, 0.8), tail).tokens
-        length = len(prompt_with(engine.info.audio, head, noise(0, 0.8))[0])  # type: ignore[arg-type]
+        length = len(prompt_with(engine.audio, head, noise(0, 0.8))[0])
         assert length % 4, "the hit is to end within the item"
         assert engine.items_encoded - before == (0 if kept else 1)
 
@@ -208,8 +202,7 @@ def test_an_item_of_several_chunks_is_encoded_once(audio_folders: dict[str, Path
         encode(entries)
 
     engine.runner.items.encode = counting
-    assert engine.info.audio is not None
-    prompt, items = prompt_with(engine.info.audio, noise(0, 1.0), [3], noise(1, 1.0), [4], noise(0, 1.0), [5])
+    prompt, items = prompt_with(engine.audio, noise(0, 1.0), [3], noise(1, 1.0), [4], noise(0, 1.0), [5])
     for index in range(3):
         engine.add(str(index), [index, *prompt[1:]], greedy(3), items=items[1:])
     engine.run()
@@ -227,8 +220,7 @@ def test_a_step_encodes_within_its_budget(audio_folders: dict[str, Path]) -> Non
 
     engine.runner.items.encode = counting
     for index in range(6):
-        assert engine.info.audio is not None
-        prompt, items = prompt_with(engine.info.audio, [index], noise(index, 0.5), [7])
+        prompt, items = prompt_with(engine.audio, [index], noise(index, 0.5), [7])
         engine.add(str(index), prompt, greedy(2), items=items)
     engine.run()
     assert max(counts) <= 30
@@ -242,8 +234,7 @@ def test_an_item_that_cannot_be_encoded_fails_alone(
 ) -> None:
     """Requests with it fail, others and later ones do not, and nothing of it is found again."""
     engine = Engine(audio_folders["qwen2_audio"], block_size=4)
-    info = engine.info.audio
-    assert info is not None
+    info = engine.audio
     (bad,) = prompt_with(info, noise(7, 0.5))[1]
     encode, broken = engine.runner.items.encode, True
 
@@ -269,8 +260,7 @@ def test_log_probabilities_of_prompts_with_items(audio_folders: dict[str, Path])
     found = []
     for tokens in (512, 5):
         engine = Engine(audio_folders["voxtral"], max_num_batched_tokens=tokens, max_num_seqs=4)
-        assert engine.info.audio is not None
-        prompt, items = prompt_with(engine.info.audio, [1, 2], noise(0, 1.0), [3, 4])
+        prompt, items = prompt_with(engine.audio, [1, 2], noise(0, 1.0), [3, 4])
         for _ in range(2):
             result = engine.generate(prompt, greedy(1, prompt_logprobs=1), items=items)
             reported = result.outputs[0].prompt_logprobs

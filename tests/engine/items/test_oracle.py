@@ -52,8 +52,7 @@ def test_greedy_tokens_equal_transformers(
     """All together in small chunks, then each alone."""
     options = ModelOptions(device=device)
     engine = Engine(audio_folders[kind], model=options, block_size=8, max_num_batched_tokens=11, max_num_seqs=5)
-    info = engine.info.audio
-    assert info is not None
+    info = engine.audio
     expected = []
     for index, seconds in enumerate(AUDIO[kind]):
         parts = pieces(seconds)
@@ -74,18 +73,16 @@ def test_greedy_tokens_equal_transformers(
 def test_the_audio_is_heard(audio_folders: dict[str, Path], kind: str) -> None:
     """Other audio under the same tokens gives another text."""
     engine = Engine(audio_folders[kind])
-    assert engine.info.audio is not None
     texts = set()
     for seed in range(4):
-        prompt, items = prompt_with(engine.info.audio, [5, 9], noise(seed, 0.8), [7])
+        prompt, items = prompt_with(engine.audio, [5, 9], noise(seed, 0.8), [7])
         texts.add(tuple(engine.generate(prompt, greedy(12), items=items).tokens))
     assert len(texts) == 4
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_features_and_lengths_equal_those_of_the_processors(audio_folders: dict[str, Path], kind: str) -> None:
-    info = Engine(audio_folders[kind]).info.audio
-    assert info is not None
+    info = Engine(audio_folders[kind]).audio
     for seconds in (0.0613, 0.3, 0.5, 0.99, 1.0, 1.7, 3.21):
         if info.max_items is not None and seconds > 1:
             continue
@@ -126,8 +123,7 @@ def test_old_names_of_weights(tmp_path: Path, kind: str) -> None:
 def test_low_precision_stays_close(audio_folders: dict[str, Path], kind: str, quantization: str) -> None:
     """Log-probabilities in bfloat16 and int8 are near those in float32."""
     exact = Engine(audio_folders[kind])
-    assert exact.info.audio is not None
-    prompt, items = prompt_with(exact.info.audio, [5, 9], noise(1, 0.8), [7])
+    prompt, items = prompt_with(exact.audio, [5, 9], noise(1, 0.8), [7])
     rough = Engine(audio_folders[kind], model=ModelOptions(dtype="bfloat16", quantization=quantization))
     probs = []
     for engine in (exact, rough):

@@ -35,7 +35,7 @@ def test_audio_of_several_chunks(tmp_path: Path) -> None:
     engine = Engine(save_audio_model(model, tmp_path), max_num_batched_tokens=300)
     for seconds, count in ((40.0, 1), (43.0, 2), (81.31, 3)):
         sound = noise(1, seconds)
-        prompt, items = prompt_with(engine.info.audio, [4, 7], sound, [9])  # type: ignore[arg-type]
+        prompt, items = prompt_with(engine.audio, [4, 7], sound, [9])
         assert len(items) == count
         assert [item.columns_before for item in items] == [0, *[8] * (count - 1)]
         assert engine.generate(prompt, greedy(8), items=items).tokens == expected_tokens(model, prompt, [sound], 8)
@@ -96,7 +96,7 @@ def test_checkpoints_of_its_authors(tmp_path: Path) -> None:
     assert engine.info.architecture == "phi4_multimodal"
     sound = noise(0, 0.7)
     for parts in (([3, 1, 4], sound, [5]), ([3, 1, 4, 5],)):
-        prompt, items = prompt_with(engine.info.audio, *parts)  # type: ignore[arg-type]
+        prompt, items = prompt_with(engine.audio, *parts)
         expected = expected_tokens(model, prompt, [sound] if items else [], 6)
         assert engine.generate(prompt, greedy(6), items=items).tokens == expected
 

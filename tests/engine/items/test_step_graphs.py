@@ -20,10 +20,9 @@ pytestmark = pytest.mark.skipif(
 def tokens(folder: Path) -> tuple[list[list[int]], StepGraphs]:
     """Tokens of requests that start at different steps; each second one has audio."""
     engine = Engine(folder, model=ModelOptions(dtype="bfloat16"), block_size=8)
-    assert engine.info.audio is not None
     for index in range(8):
         audio = [noise(index, 0.4)] if index % 2 else []
-        prompt, items = prompt_with(engine.info.audio, [5, index], *audio, [9])
+        prompt, items = prompt_with(engine.audio, [5, index], *audio, [9])
         engine.add(str(index), prompt, greedy(10 + index % 3), items=items)
         engine.step()
     engine.run()

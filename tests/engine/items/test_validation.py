@@ -24,8 +24,7 @@ def engine(audio_folders: dict[str, Path]) -> Engine:
 
 
 def valid(engine: Engine) -> tuple[list[int], tuple[MediaItem, ...]]:
-    assert engine.info.audio is not None
-    return prompt_with(engine.info.audio, [1, 2], noise(0, 0.5), [3], noise(1, 0.5), [4])
+    return prompt_with(engine.audio, [1, 2], noise(0, 0.5), [3], noise(1, 0.5), [4])
 
 
 def first(**fields: Any) -> Callable[[tuple[MediaItem, ...]], tuple[MediaItem, ...]]:
@@ -208,7 +207,7 @@ def test_the_text_of_the_placeholder_is_that_of_the_tokenizer(tmp_path: Path) ->
 def test_columns_before_an_item(tmp_path: Path) -> None:
     """As many as the convolutions look back, or none."""
     engine = Engine(save_audio_model(make_audio_model("phi4_multimodal"), tmp_path))
-    prompt, (item,) = prompt_with(engine.info.audio, [1], noise(0, 0.5))  # type: ignore[arg-type]
+    prompt, (item,) = prompt_with(engine.audio, [1], noise(0, 0.5))
     wrong = msgspec.structs.replace(item, columns_before=3, encoded_columns=item.columns - 3)
     assert "3 columns of features precede" in (engine.generate(prompt, greedy(1), items=(wrong,)).error or "")
 

@@ -25,7 +25,7 @@ def test_jinas_embedders(qk_norm: bool, device: Any, tmp_path: Path) -> None:
     """With ALiBi; the second variant normalizes queries and keys."""
     model = JinaBert(qk_norm=qk_norm)
     engine = Engine(model.save(tmp_path), model=ModelOptions(device=device))
-    assert engine.info.tasks == ("embed", "token_embed")
+    assert engine.pools.tasks == ("embed", "token_embed")
     for got, text in zip(hidden_states(engine, TEXTS), TEXTS, strict=True):
         assert_close(got, model.hidden_states(text))
 

@@ -33,7 +33,7 @@ def test_hidden_states_equal_transformers(case: str, device: Any, tmp_path: Path
     """Of texts from one token to the whole context, together and alone."""
     model = make_encoder(case)
     engine = engine_of(model, tmp_path, model=ModelOptions(device=device))
-    assert engine.info.tasks == ("embed", "token_embed")
+    assert engine.pools.tasks == ("embed", "token_embed")
     texts = [random_text(i, length) for i, length in enumerate((1, 2, 17, engine.info.max_model_len, 40))]
     expected = [output(model, text).last_hidden_state[0] for text in texts]
     for got, hidden in zip(hidden_states(engine, texts), expected, strict=True):

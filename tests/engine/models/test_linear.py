@@ -5,10 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
-from quire.engine.models.layers.inputs import RowSet
-from quire.engine.models.layers.linear import Linear
+from quire.engine.models.errors import UnsupportedModel
+from quire.engine.models.layers.inputs import LoRAIds
+from quire.engine.models.layers.linear import Linear, LoRARows
+from quire.engine.models.layers.moe import ExpertLinear
+from quire.engine.models.layers.step import StepLoRA
 from quire.kernels.activation import ACTIVATIONS
+from quire.kernels.gpu_weights import GpuWeight, StackedWeights, format_weight
 
 ACTS = sorted(ACTIVATIONS)
 
@@ -52,15 +57,49 @@ def test_an_activation_of_quantized_weights(act: str, size_out: int, quantizatio
     torch.testing.assert_close(linear(x, act=act), expected, atol=2e-3, rtol=0.02)
 
 
-@pytest.mark.parametrize("indices", [None, [0, 3, 4]])
-def test_an_activation_comes_after_the_adapter(indices: list[int] | None) -> None:
+def weights_of(rank: int) -> tuple[Tensor, Tensor]:
+    """Of an adapter of 64 inputs and 48 outputs."""
+    return torch.randn(rank, 64).bfloat16() * 0.1, torch.randn(48, rank).bfloat16()
+
+
+@pytest.mark.parametrize("rows", [{0: None}, {0: torch.tensor([0, 3, 4])}, {}])
+def test_an_activation_comes_after_the_adapter(rows: LoRARows) -> None:
     linear = make(64, 48, torch.bfloat16)
-    linear.adapt(torch.randn(16, 64).bfloat16() * 0.1, torch.randn(48, 16).bfloat16())
+    linear.put_lora(0, *weights_of(16), num_adapters=1)
     linear.pack_weights("none")
     x = torch.randn(6, 64).bfloat16()
-    rows = RowSet(None if indices is None else torch.tensor(indices))
-    expected = ACTIVATIONS["gelu"](linear(x, adapted=rows).float()).bfloat16()
-    out = linear(x, act="gelu", adapted=rows)
+    expected = ACTIVATIONS["gelu"](linear(x, lora=rows).float()).bfloat16()
+    out = linear(x, act="gelu", lora=rows)
     torch.testing.assert_close(out, expected)
-    others = [row for row in range(6) if indices is not None and row not in indices]
+    others = [row for row in range(6) if rows == {} or (isinstance(rows[0], Tensor) and row not in rows[0])]
     assert torch.equal(out[others], linear(x, act="gelu")[others])
+
+
+@pytest.mark.parametrize("lora_ids", [[0] * 6, [1, 0, -1, 0, 1, 2], [-1, 2, -1, -1, -1, -1]])
+def test_each_row_has_the_product_of_its_adapter(lora_ids: list[int]) -> None:
+    """As if the step had the rows of that adapter alone. Adapter 2 has no weights for this layer."""
+    linear, x = make(64, 48, torch.bfloat16), torch.randn(6, 64).bfloat16()
+    linear.pack_weights("none")
+    linear.put_lora(0, *weights_of(16), num_adapters=3)
+    linear.put_lora(1, *weights_of(4), num_adapters=3)
+    step = StepLoRA.of(LoRAIds(torch.tensor(lora_ids, dtype=torch.int32), None), 3)
+    assert step is not None
+    out = linear(x, lora=step.tokens)
+    for row, lora_id in enumerate(lora_ids):
+        alone = x[row : row + 1]
+        assert torch.equal(out[row], linear(alone, lora={lora_id: None})[0])
+        assert (lora_id in (0, 1)) != torch.equal(out[row], linear(alone)[0])
+
+
+def test_experts_of_different_formats_are_refused() -> None:
+    """A format may leave some weights plain; a stack has one format."""
+    stack = StackedWeights(3)
+    experts = [ExpertLinear(64, 48, bias=False, stack=stack, index=index) for index in range(3)]
+    for expert, quantization in zip(experts, ("int8", "int8", "none"), strict=True):
+        packed = GpuWeight(format_weight(torch.randn(48, 64), quantization))
+        if quantization == "none":
+            with pytest.raises(UnsupportedModel, match="experts are scaled and plain"):
+                expert.use(packed)
+        else:
+            expert.use(packed)
+            assert expert.packed_bytes == 48 * (64 + 4)

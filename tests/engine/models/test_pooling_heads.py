@@ -29,9 +29,8 @@ def test_sequence_classifiers(case: str, tmp_path: Path) -> None:
     """Logits and probabilities of three labels."""
     model = make_encoder(case, AutoModelForSequenceClassification, id2label={0: "no", 1: "maybe", 2: "yes"})
     engine = engine_of(model, tmp_path)
-    assert engine.info.tasks == ("classify",)
-    assert engine.info.pooling is not None
-    assert engine.info.pooling.labels == ("no", "maybe", "yes")
+    assert engine.pools.tasks == ("classify",)
+    assert engine.pools.labels == ("no", "maybe", "yes")
     expected = [output(model, text).logits[0] for text in TEXTS]
     for got, logits in zip(pool(engine, TEXTS, LOGITS), expected, strict=True):
         assert_close(got, logits)
@@ -47,7 +46,7 @@ def test_cross_encoders(case: str, tmp_path: Path) -> None:
     """One label: a score of pairs, whose second text has a token type of its own where the model has two."""
     model = make_encoder(case, AutoModelForSequenceClassification, num_labels=1)
     engine = engine_of(model, tmp_path)
-    assert engine.info.tasks == ("score", "classify")
+    assert engine.pools.tasks == ("score", "classify")
     types = case in ("albert", "bert", "ernie-tasks")
     for text in TEXTS:
         start = len(text) // 2
@@ -102,7 +101,7 @@ def test_other_activations_of_cross_encoders_are_named(tmp_path: Path) -> None:
 def test_token_classifiers(case: str, tmp_path: Path) -> None:
     model = make_encoder(case, AutoModelForTokenClassification, num_labels=5)
     engine = engine_of(model, tmp_path)
-    assert engine.info.tasks == ("token_classify",)
+    assert engine.pools.tasks == ("token_classify",)
     arrays = pool(engine, TEXTS, PoolingParams(task="token_classify"))
     for got, text in zip(arrays, TEXTS, strict=True):
         assert_close(got, output(model, text).logits[0].softmax(-1))

@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from quire.engine.models.checkpoint.quantized import unpack_fp8, unpack_mxfp4
-from quire.engine.models.config.fp8 import Fp8Scales
+from quire.engine.models.checkpoint.formats.fp8 import Fp8Weight
+from quire.engine.models.checkpoint.formats.mxfp4 import Mxfp4Weight
 from quire.engine.models.errors import BrokenFolder, ModelError
 from tests.support.engine import Engine, greedy, load, random_prompt
 from tests.support.models import make_model, save_model
@@ -24,7 +24,7 @@ def test_mxfp4_equals_transformers() -> None:
     blocks = torch.randint(0, 256, (3, 10, 4, 16), generator=generator).to(torch.uint8)
     scales = torch.randint(118, 132, (3, 10, 4), generator=generator).to(torch.uint8)
     expected = convert_moe_packed_tensors(blocks.clone(), scales.clone(), dtype=torch.float32)
-    assert torch.equal(unpack_mxfp4(blocks, scales, torch.float32), expected)
+    assert torch.equal(Mxfp4Weight(blocks, scales).dequantize(torch.float32), expected)
 
 
 @pytest.mark.parametrize("block", [(128, 128), (96, 64), (1, 300), (50, 7)])
@@ -32,25 +32,25 @@ def test_fp8_weights_are_scaled_per_block(block: tuple[int, int]) -> None:
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(200, 300, generator=generator).to(torch.float8_e4m3fn)
     scales = torch.rand(-(-200 // block[0]), -(-300 // block[1]), generator=generator) + 0.5
-    out = unpack_fp8(weight, scales, torch.float32, Fp8Scales(block))
+    out = Fp8Weight(weight, scales, block).dequantize(torch.float32)
     for row, column in ((0, 0), (127, 127), (128, 128), (199, 299), (5, 256), (95, 64), (96, 63)):
         assert out[row, column] == weight[row, column].float() * scales[row // block[0], column // block[1]]
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (1, 1), (200,), (200, 1)])
-@pytest.mark.parametrize("scaling", [Fp8Scales(), Fp8Scales(None)])
-def test_fp8_weights_with_one_scale_or_one_for_each_row(shape: tuple[int, ...], scaling: Fp8Scales) -> None:
+@pytest.mark.parametrize("block", [(128, 128), None])
+def test_fp8_weights_with_one_scale_or_one_for_each_row(shape: tuple[int, ...], block: tuple[int, int] | None) -> None:
     weight = torch.randn(200, 300).to(torch.float8_e4m3fn)
     scales = torch.rand(shape) + 0.5
     expected = weight.float() * (scales.view(-1, 1) if scales.numel() > 1 else scales.item())
-    assert torch.equal(unpack_fp8(weight, scales, torch.float32, scaling), expected)
+    assert torch.equal(Fp8Weight(weight, scales, block).dequantize(torch.float32), expected)
 
 
 @pytest.mark.parametrize("shape", [(2, 2), (4, 3), (2, 3, 1), (3,), (0,)])
 def test_fp8_scales_that_do_not_match_are_refused(shape: tuple[int, ...]) -> None:
     weight = torch.randn(200, 300).to(torch.float8_e4m3fn)
     with pytest.raises(ValueError, match="scales have shape"):
-        unpack_fp8(weight, torch.ones(shape), torch.float32, Fp8Scales())
+        Fp8Weight(weight, torch.ones(shape)).dequantize(torch.float32)
 
 
 def save_gpt_oss(tmp_path: Path, size: int = 64) -> tuple[Path, Path]:
@@ -118,8 +118,8 @@ def pack_fp8(folder: Path, scaled: Scaled) -> dict[str, torch.Tensor]:
             f"{module}.{scaled.suffix}": scales,
             f"{module}.activation_scale": torch.tensor(7.0),
         }
-        scaling = Fp8Scales(scaled.section.get("weight_block_size", (128, 128)))
-        plain[name] = unpack_fp8(weight, scales, torch.float32, scaling)
+        block = scaled.section.get("weight_block_size", (128, 128))
+        plain[name] = Fp8Weight(weight, scales, block).dequantize(torch.float32)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     config = json.loads((folder / "config.json").read_text())
     section = {"quant_method": "fp8", **scaled.section}

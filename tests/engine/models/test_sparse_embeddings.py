@@ -39,8 +39,7 @@ def expected(model: Any, text: list[int]) -> Tensor:
 
 
 def assert_sparse(engine: Engine, model: Any) -> None:
-    assert engine.info.pooling is not None
-    assert engine.info.pooling.sparse
+    assert engine.pools.sparse
     for got, text in zip(pool(engine, TEXTS, EMBED), TEXTS, strict=True):
         assert_close(got, expected(model, text))
 

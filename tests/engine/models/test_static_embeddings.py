@@ -40,7 +40,7 @@ def write(folder: Path, inner: str, tensors: dict[str, Tensor], *, normalize: bo
 def test_a_text_is_the_mean_of_its_rows(inner: str, tmp_path: Path) -> None:
     table = torch.randn(VOCAB_SIZE, 24)
     engine = Engine(write(tmp_path, inner, {"embedding.weight": table}), model=ModelOptions(dtype="auto"))
-    assert engine.info.tasks == ("embed", "token_embed")
+    assert engine.pools.tasks == ("embed", "token_embed")
     assert engine.info.dtype == "float32"
     for got, text in zip(pool(engine, TEXTS, PoolingParams(task="embed")), TEXTS, strict=True):
         assert_close(got, F.normalize(table[text].mean(0), dim=0), 1e-6)
@@ -66,8 +66,7 @@ def test_a_table_may_be_cut_if_the_settings_say_so(tmp_path: Path) -> None:
     table = torch.randn(VOCAB_SIZE, 24)
     options = ModelOptions(hf_overrides={"matryoshka_dimensions": [8, 24]})
     engine = Engine(write(tmp_path, "", {"embedding.weight": table}), model=options)
-    assert engine.info.pooling is not None
-    assert engine.info.pooling.dimensions == (8, 24)
+    assert engine.pools.dimensions == (8, 24)
     (cut,) = pool(engine, TEXTS[1:2], PoolingParams(task="embed", dimensions=8))
     assert_close(cut, F.normalize(table[TEXTS[1]].mean(0)[:8], dim=0), 1e-6)
 

@@ -51,10 +51,9 @@ def test_late_interaction_without_modules(case: str, prefix: str, architecture: 
     rewrite(tmp_path, prefix, {"linear.weight": weight}, architectures=[architecture])
     (tmp_path / "artifact.metadata").write_text(json.dumps({"dim": SIZE, "query_maxlen": 32}))
     engine = Engine(tmp_path)
-    assert engine.info.tasks == ("token_embed",)
-    assert engine.info.pooling is not None
-    assert engine.info.pooling.score_method == "max_sim"
-    assert engine.info.pooling.token_embedding_size == SIZE
+    assert engine.pools.tasks == ("token_embed",)
+    assert engine.pools.score_method == "max_sim"
+    assert engine.pools.token_embedding_size == SIZE
     for got, text in zip(pool(engine, TEXTS, PoolingParams(task="token_embed")), TEXTS, strict=True):
         assert_close(got, F.normalize(F.linear(output(model, text).last_hidden_state[0], weight), dim=-1))
 
@@ -75,7 +74,7 @@ def test_reward_models(architecture: str, labels: int, budget: int, tmp_path: Pa
     names = {index: f"LABEL_{index}" for index in range(labels)}
     rewrite(tmp_path, "model.", head, architectures=[architecture], id2label=names)
     engine = Engine(tmp_path, block_size=8, max_num_batched_tokens=budget)
-    assert engine.info.tasks == ("token_classify",)
+    assert engine.pools.tasks == ("token_classify",)
     for got, text in zip(pool(engine, TEXTS, PoolingParams(task="token_classify")), TEXTS, strict=True):
         hidden = F.relu(
             F.linear(output(model, text).last_hidden_state[0], head["score.0.weight"], head["score.0.bias"])

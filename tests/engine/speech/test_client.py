@@ -14,6 +14,7 @@ from quire.config.options import EngineOptions, ModelOptions
 from quire.engine.build.core_config import CoreConfig
 from quire.engine.build.engine import serve_core
 from quire.engine.client.engine_client import EngineClient
+from quire.engine.client.model_info import Transcribes
 from quire.engine.client.pooling_params import PoolingParams
 from quire.engine.client.protocol import TokenArray
 from quire.engine.client.sampling_params import TokenProbs
@@ -57,8 +58,8 @@ async def test_items_and_probabilities(whisper_folder: Path) -> None:
     params = greedy(5, token_probs=wanted)
     async with serving(whisper_folder) as client:
         info = await client.ready()
-        assert info.speech is not None
-        assert info.speech.start_token == START
+        assert isinstance(info.kind, Transcribes)
+        assert info.kind.start_token == START
         requests = [GenerateRequest(prompt=prompt, params=params, items=(item(seed),)) for seed in (1, 2, 1)]
         answers = await asyncio.gather(*(read(client, request) for request in requests))
         task = PoolingParams(task="align", skip_tokens=3, num_positions=20)

@@ -30,8 +30,7 @@ def audio(length: int) -> NDArray[np.float32]:
 
 
 def add(engine: Engine, length: int, name: str = "", flow: str = "") -> None:
-    assert engine.info.speech is not None
-    engine.add(name or str(length), [], TASK, items=(make_item(audio(length), engine.info.speech),), flow=flow)
+    engine.add(name or str(length), [], TASK, items=(make_item(audio(length), engine.speech),), flow=flow)
 
 
 def positions(engine: Engine, name: str) -> NDArray[np.float32]:
@@ -98,11 +97,11 @@ def test_low_precision_stays_close(folder: Path, quantization: str) -> None:
 
 
 def test_facts_for_the_front_end(folder: Path) -> None:
-    info = Engine(folder).info
+    engine = Engine(folder)
+    info = engine.info
     assert info.tasks == ("transcribe",)
     assert (info.num_blocks, info.cache_bytes) == (0, 0)
-    speech = info.speech
-    assert speech is not None
+    speech = engine.speech
     banded = speech.num_mel_bins > 1
     assert (speech.kind, speech.window_seconds, speech.languages) == ("ctc", 30.0, {})
     assert speech.time_precision == pytest.approx(0.08 if banded else 0.02)
@@ -112,8 +111,7 @@ def test_facts_for_the_front_end(folder: Path) -> None:
 
 def test_requests_that_cannot_be_run(folder: Path) -> None:
     engine = Engine(folder)
-    speech = engine.info.speech
-    assert speech is not None
+    speech = engine.speech
     good = make_item(audio(8000), speech)
     rows, columns = good.features.shape
 
@@ -244,8 +242,7 @@ def test_audio_for_which_the_model_computes_nan(folder: Path) -> None:
     engine, whole = Engine(folder), Engine(folder)
     add(whole, 1600)
     whole.run()
-    speech = engine.info.speech
-    assert speech is not None
+    speech = engine.speech
     loud = make_item(audio(1600), speech)
     loud = msgspec.structs.replace(loud, features=np.full_like(loud.features, 3e38))
     engine.add("bad", [], TASK, items=(loud,))

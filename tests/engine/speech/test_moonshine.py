@@ -34,8 +34,7 @@ def audio(length: int) -> NDArray[np.float32]:
 
 
 def item(engine: Engine, length: int) -> MediaItem:
-    assert engine.info.speech is not None
-    return make_item(audio(length), engine.info.speech)
+    return make_item(audio(length), engine.speech)
 
 
 def until_end(max_tokens: int) -> SamplingParams:
@@ -89,10 +88,10 @@ def test_an_item_is_encoded_once(folder: Path) -> None:
 
 
 def test_facts_for_the_front_end(folder: Path) -> None:
-    info = Engine(folder).info
+    engine = Engine(folder)
+    info = engine.info
     assert info.tasks == ("transcribe",)
-    speech = info.speech
-    assert speech is not None
+    speech = engine.speech
     assert (speech.kind, speech.features) == ("moonshine", "samples")
     assert (speech.start_token, speech.end_token, speech.timestamp_begin) == (START, END, None)
     assert (speech.languages, speech.aligns_words, speech.translate_token) == ({}, False, None)
@@ -104,7 +103,7 @@ def test_there_are_no_times_of_words(folder: Path) -> None:
     engine = Engine(folder)
     refused = engine.generate([START, 5], PoolingParams(task="align"), items=(item(engine, 3000),))
     assert "no task 'align'; its pooling tasks are none" in (refused.error or "")
-    short = engine.generate([START], until_end(2), items=(make_item(audio(100), engine.info.speech),))  # type: ignore[arg-type]
+    short = engine.generate([START], until_end(2), items=(make_item(audio(100), engine.speech),))
     assert len(short.tokens) > 0
 
 

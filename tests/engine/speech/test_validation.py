@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from quire.config.options import ModelOptions
+from quire.engine.client.model_info import Generates
 from quire.engine.client.pooling_params import PoolingParams
 from quire.engine.client.protocol import MediaItem
 from quire.engine.client.sampling_params import TimestampRule, TokenProbs
@@ -75,7 +76,7 @@ def test_tasks(engine: Engine, task: Any, text: str) -> None:
 
 def test_models_without_items(tmp_path: Path) -> None:
     engine = Engine(save_model(make_model("llama"), tmp_path))
-    assert engine.info.speech is None
+    assert engine.info.kind == Generates()
     assert "does not accept audio" in (engine.generate([1], greedy(2), items=(item(0),)).error or "")
     assert "no task 'align'" in (engine.generate([1], PoolingParams(task="align")).error or "")
 

@@ -192,10 +192,10 @@ def test_alignment_beside_a_sequence_that_has_reported_its_probabilities(whisper
 
 
 def test_facts_for_the_front_end(whisper: Any, whisper_folder: Path, tmp_path: Path) -> None:
-    info = Engine(whisper_folder).info
+    engine = Engine(whisper_folder)
+    info = engine.info
     assert info.tasks == ("transcribe",)
-    speech = info.speech
-    assert speech is not None
+    speech = engine.speech
     assert speech.languages == {"en": ENGLISH, "de": GERMAN}
     assert (speech.start_token, speech.transcribe_token, speech.translate_token) == (START, TRANSCRIBE, TRANSLATE)
     assert (speech.no_speech_token, speech.previous_token) == (NO_SPEECH, PREVIOUS)
@@ -203,8 +203,7 @@ def test_facts_for_the_front_end(whisper: Any, whisper_folder: Path, tmp_path: P
     assert (speech.num_columns, speech.num_positions, speech.window_seconds) == (80, 40, 0.8)
     assert speech.suppress_tokens == tuple(SUPPRESS)
     english = save_whisper(whisper, tmp_path, without=("lang_to_id", "task_to_id", "alignment_heads"))
-    other = Engine(english).info.speech
-    assert other is not None
+    other = Engine(english).speech
     assert (other.languages, other.transcribe_token) == ({}, None)
 
 

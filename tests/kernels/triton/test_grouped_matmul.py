@@ -14,8 +14,8 @@ from quire.engine.execution.cuda_graphs import CudaGraph
 from quire.kernels import gpu
 from quire.kernels.activation import reference as act_and_mul
 from quire.kernels.experts import run_experts
-from quire.kernels.gpu_weights import StackedWeights, WeightData, prepare_rows
-from quire.kernels.low_rank import add_low_rank, sort_rows
+from quire.kernels.gpu_weights import StackedWeights, WeightData, format_weight, prepare_rows
+from quire.kernels.lora import add_lora, sort_rows
 from quire.kernels.routing import softmax_top_k
 from tests.support.triton_device import FakeGraph
 from tests.support.weights import plain_rows, plain_weight
@@ -50,7 +50,7 @@ def test_any_pairs_are_sorted(choices: list[int]) -> None:
 def stacked(weights: Tensor, quantization: str) -> StackedWeights:
     stack = StackedWeights(len(weights))
     for expert in reversed(range(len(weights))):  # checkpoints may have them in any order
-        stack.put(expert, weights[expert], quantization)
+        stack.put(expert, format_weight(weights[expert], quantization))
     return stack
 
 
@@ -185,7 +185,7 @@ def test_adapters(device: torch.device, rank: int, rows: int, size_in: int, dtyp
             expected[row] = (y[row].double() + inner.double() @ up[adapter].double().T).to(dtype)
     memory = torch.full((rows, 92), torch.nan, device=device, dtype=dtype)
     memory[:, 1:-1] = y
-    out = add_low_rank(memory[:, 1:-1], x, down, up, sort_rows(adapters, 3))
+    out = add_lora(memory[:, 1:-1], x, down, up, sort_rows(adapters, 3))
     tolerance = 8e-2 if dtype == torch.bfloat16 else 1e-5
     torch.testing.assert_close(out, expected, rtol=tolerance, atol=tolerance)
     assert torch.equal(out[adapters < 0], y[adapters < 0])
@@ -200,7 +200,7 @@ def test_a_captured_product_serves_any_mix_of_adapters(device: torch.device) -> 
     adapters, out = torch.full((9,), -1, dtype=torch.int32, device=device), torch.empty_like(y)
 
     def compute() -> None:
-        add_low_rank(out.copy_(y), x, down, up, sort_rows(adapters, 3))
+        add_lora(out.copy_(y), x, down, up, sort_rows(adapters, 3))
 
     graph = FakeGraph([]) if gpu.is_interpreted() else CudaGraph.sharing_memory()()
     graph.capture(compute)

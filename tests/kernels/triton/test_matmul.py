@@ -45,7 +45,7 @@ def test_a_product(
     torch.manual_seed(0)
     x = torch.randn(rows, size_in, device=device).to(dtype)
     weight = (torch.randn(size_out, size_in, device=device) * size_in**-0.5).to(dtype)
-    packed = GpuWeight(weight, quantization)
+    packed = GpuWeight(format_weight(weight, quantization))
     expected = expected_product(x, packed)
     memory = torch.full((rows + 2, size_out + 2), POISON, device=device, dtype=dtype)
     out = packed(x, None, out=memory[1:-1, 1:-1])
@@ -64,7 +64,7 @@ def test_bias_and_activation(device: torch.device, act: str, size_in: int, quant
     torch.manual_seed(0)
     x, bias = torch.randn(3, size_in, device=device), torch.randn(48, device=device)
     bias[:3] = torch.tensor([200.0, -200.0, torch.nan])
-    packed = GpuWeight(torch.randn(48, size_in, device=device) * size_in**-0.5, quantization)
+    packed = GpuWeight(format_weight(torch.randn(48, size_in, device=device) * size_in**-0.5, quantization))
     name = kernel_activation(act, 48)
     assert name is not None
     out = packed(x, bias, act=name)
@@ -78,7 +78,7 @@ def test_bias_and_activation(device: torch.device, act: str, size_in: int, quant
 def test_a_row_does_not_depend_on_the_batch(device: torch.device, quantization: str, size_in: int) -> None:
     torch.manual_seed(0)
     x = torch.randn(16, size_in, device=device).bfloat16()
-    packed = GpuWeight(torch.randn(70, size_in, device=device).bfloat16(), quantization)
+    packed = GpuWeight(format_weight(torch.randn(70, size_in, device=device).bfloat16(), quantization))
     together = packed(x, None)
     for first, count in ((0, 1), (3, 2), (9, 7)):
         assert torch.equal(packed(x[first : first + count], None), together[first : first + count])
@@ -90,7 +90,7 @@ def test_a_row_does_not_depend_on_the_batch(device: torch.device, quantization: 
 def test_a_row_does_not_depend_on_the_tile(device: torch.device, quantization: str, size_in: int) -> None:
     torch.manual_seed(0)
     x = torch.randn(300, size_in, device=device).bfloat16()
-    packed = GpuWeight(torch.randn(700, size_in, device=device).bfloat16(), quantization)
+    packed = GpuWeight(format_weight(torch.randn(700, size_in, device=device).bfloat16(), quantization))
     together = packed(x, None)
     for count in (1, 16, 17, 64, 65, 200):
         assert torch.equal(packed(x[-count:], None), together[-count:])
@@ -99,13 +99,15 @@ def test_a_row_does_not_depend_on_the_tile(device: torch.device, quantization: s
 def test_segments_are_added_in_the_same_order(device: torch.device) -> None:
     """Integer sums are exact, so launches with and without parallel segments agree in the interpreter, too."""
     torch.manual_seed(0)
-    x, packed = torch.randn(80, 1024, device=device), GpuWeight(torch.randn(32, 1024, device=device), "int8")
+    x = torch.randn(80, 1024, device=device)
+    packed = GpuWeight(format_weight(torch.randn(32, 1024, device=device), "int8"))
     assert torch.equal(packed(x[:40], None), packed(x, None)[:40])
 
 
 @pytest.mark.parametrize("quantization", FORMATS)
 def test_rows_with_nan_or_inf_become_nan(device: torch.device, quantization: str) -> None:
-    x, packed = torch.randn(3, 128, device=device), GpuWeight(torch.randn(40, 128, device=device), quantization)
+    x = torch.randn(3, 128, device=device)
+    packed = GpuWeight(format_weight(torch.randn(40, 128, device=device), quantization))
     for odd in (torch.nan, torch.inf):
         x[1, 100] = odd
         out = packed(x, None)
@@ -115,7 +117,7 @@ def test_rows_with_nan_or_inf_become_nan(device: torch.device, quantization: str
 
 @pytest.mark.parametrize("quantization", FORMATS)
 def test_strides_and_empty_inputs(device: torch.device, quantization: str) -> None:
-    packed = GpuWeight(torch.randn(32, 64, device=device).bfloat16(), quantization)
+    packed = GpuWeight(format_weight(torch.randn(32, 64, device=device).bfloat16(), quantization))
     part = torch.randn(5, 192, device=device).bfloat16()[:, 64:128]
     assert torch.equal(packed(part, None), packed(part.contiguous(), None))
     assert torch.equal(packed(part.T.contiguous().T, None), packed(part, None))
@@ -136,11 +138,11 @@ def test_products_of_any_size(rows: int, pairs: int, size_out: int, seed: int, q
     )
     if on_gpu:
         x, weight = x.cuda(), weight.cuda()
-        packed = GpuWeight(weight, quantization)
+        packed = GpuWeight(format_weight(weight, quantization))
         assert_product(packed(x, None), expected_product(x, packed), torch.float32, quantization)
         return
     with gpu.interpreted():
-        packed = GpuWeight(weight, quantization)
+        packed = GpuWeight(format_weight(weight, quantization))
         assert_product(packed(x, None), expected_product(x, packed), torch.float32, quantization)
 
 
@@ -162,7 +164,7 @@ def test_quantized_values_are_those_of_cpus(device: torch.device) -> None:
 def test_quantized_products_are_close(device: torch.device, quantization: str, error: float) -> None:
     torch.manual_seed(0)
     x, weight = torch.randn(20, 512, device=device), torch.randn(96, 512, device=device)
-    out, expected = GpuWeight(weight, quantization)(x, None), x @ weight.T
+    out, expected = GpuWeight(format_weight(weight, quantization))(x, None), x @ weight.T
     assert (out - expected).norm() / expected.norm() < error
 
 

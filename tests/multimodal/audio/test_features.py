@@ -15,7 +15,7 @@ from transformers import (
 )
 
 from quire.engine.client.convolutions import Convolution, count_columns, count_positions
-from quire.engine.client.model_info import SpeechToTextInfo
+from quire.engine.client.model_info import Transcribes
 from quire.multimodal.audio.features import (
     SAMPLE_RATE,
     kaldi_columns,
@@ -109,7 +109,7 @@ def test_normalized_samples_equal_those_of_transformers(length: int) -> None:
 @pytest.mark.parametrize("length", [1, 399, 16_000])
 def test_items_of_any_length_are_finite_and_long_enough(kind: Any, length: int) -> None:
     """Silence, and audio that is shorter than what a position reads."""
-    info = SpeechToTextInfo(
+    info = Transcribes(
         kind="ctc",
         features=kind,
         sample_rate=SAMPLE_RATE,

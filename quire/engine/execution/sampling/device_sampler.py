@@ -1,6 +1,6 @@
 """A sampler whose tokens stay on the device until they are read, so that the next step need not wait for them.
 
-Each request is sampled in one place, whatever else is in the batch: on the device if `has_settings`, else on the host,
+Each request is sampled in one place, whatever else is in the batch: on the device if `fits_device`, else on the host,
 from a copy of its logits. A step with a request of the host waits for its logits. A step with a grammar waits for the
 tokens of the step before, from which the host computes masks. Other steps do not wait for the device.
 """
@@ -21,9 +21,10 @@ from quire.engine.client.protocol import TokenLogprobs
 from quire.engine.client.sampling_params import SamplingParams
 from quire.engine.execution.pinned import Event, new_event, pinned_empty, to_device
 from quire.engine.execution.request_table import RequestTable, Row
-from quire.engine.execution.sampling.device_settings import DeviceSettings, NewRow, RowUse, has_settings
+from quire.engine.execution.sampling.device_settings import DeviceSettings, NewRow
 from quire.engine.execution.sampling.grammar import GrammarProcessor
 from quire.engine.execution.sampling.pending import PendingTokens, SampledToken, TokenSampler
+from quire.engine.execution.sampling.row_settings import RowUse, fits_device
 from quire.engine.execution.sampling.sampler import GrammarStates, Sampler, verify_in_rounds
 from quire.engine.scheduling.plan import NOT_FINITE, SequenceError
 from quire.kernels.adjust_logits import add_biases, penalize
@@ -158,7 +159,7 @@ class DeviceSampler(TokenSampler):
             self._failed.pop(row, None)
         for row in filled:
             params = self._table[row].params
-            if isinstance(params, SamplingParams) and has_settings(params):
+            if isinstance(params, SamplingParams) and fits_device(params):
                 prompt, output = np.split(self._table.known_tokens(row), [self._table[row].prompt_len])
                 new.append(NewRow(row, params, prompt, output))
             else:

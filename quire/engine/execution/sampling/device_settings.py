@@ -13,45 +13,15 @@ from torch import Tensor
 
 from quire.engine.client.sampling_params import SamplingParams
 from quire.engine.execution.pinned import to_device
+from quire.engine.execution.sampling.row_settings import MAX_BIASES, RowUse, TokenBias, row_use, token_biases
 from quire.kernels.adjust_logits import IN_PROMPT, Biases, Penalties, TokenCounts
 from quire.kernels.choose_tokens import ChoiceSettings
 from quire.kernels.sampling import mask_words
 from quire.kernels.sampling_state import random_state, randoms_at
 
-MAX_BIASES = 1024  # of a row: biases, end tokens that min_tokens forbids, begin_suppress_tokens
-_ALWAYS = (1 << 31) - 1  # the limit of biases that do not end
 _TEMPERATURE, _LOG_MIN_P, _TOP_P, _REPETITION, _FREQUENCY, _PRESENCE = range(6)  # of `floats`
 _TOP_K, _BIASES, _COUNTS, _MASK = range(4)  # of `integers`
 _RANDOM_STATE, _POSITION = range(2)  # of `states`
-
-
-@dataclass(frozen=True, slots=True)
-class RowUse:
-    """What is needed to sample a token of a row."""
-
-    random: bool
-    ranked: bool
-    biased: bool
-    penalized: bool
-    masked: bool
-    grammar: bool
-    logprobs: int | None
-
-    @property
-    def adjusts(self) -> bool:
-        """Whether logits change before a token is chosen."""
-        return self.biased or self.penalized or self.masked or self.grammar
-
-
-def has_settings(params: SamplingParams) -> bool:
-    """Whether these tensors can hold all that the sampling of a request depends on.
-
-    Bad words and rules of timestamps depend on earlier tokens in ways that only the host follows. So do grammars, but
-    what they allow is a mask, which the host sends. Log-probabilities of listed tokens are computed by the host.
-    """
-    if params.bad_words or params.timestamp_rule is not None or params.logprob_token_ids:
-        return False
-    return len(_biases(params)) <= MAX_BIASES
 
 
 def settings_bytes(rows: int, vocab_size: int) -> int:
@@ -127,7 +97,7 @@ class DeviceSettings:
         self.uses.pop(row, None)
 
     def add(self, filled: Sequence[NewRow]) -> None:
-        """Rows were filled with sequences that `has_settings` accepts."""
+        """Rows were filled with sequences that fit the device."""
         if not filled:
             return
         integers = [self._add(one) for one in filled]
@@ -142,29 +112,17 @@ class DeviceSettings:
 
     def _add(self, new: NewRow) -> tuple[int, int, int, int]:
         """Write what a row has of its own; returns its integers."""
-        params, biases = new.params, _biases(new.params)
-        penalized = bool(params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1.0)
-        masked = params.allowed_tokens is not None
-        ranked = params.temperature > 0 and (params.top_k > 0 or params.top_p < 1)
-        self.uses[new.row] = RowUse(
-            random=params.temperature > 0 and not ranked,
-            ranked=ranked,
-            biased=bool(biases),
-            penalized=penalized,
-            masked=masked,
-            grammar=bool(params.grammar),
-            logprobs=params.logprobs,
-        )
+        params, biases = new.params, token_biases(new.params)
+        use = self.uses[new.row] = row_use(params)
         if biases:
             self._write_biases(new.row, biases)
-        if penalized:
+        if use.penalized:
             self._write_counts(new)
         if params.allowed_tokens is not None:
             self.masks[new.row].copy_(to_device(params.allowed_tokens.view(np.int32), self._device))
-        top_k = min(params.top_k, _ALWAYS)
-        return top_k, len(biases), new.row if penalized else -1, new.row if masked else -1
+        return params.top_k, len(biases), new.row if use.penalized else -1, new.row if use.masked else -1
 
-    def _write_biases(self, row: int, biases: Sequence[tuple[int, float, int]]) -> None:
+    def _write_biases(self, row: int, biases: Sequence[TokenBias]) -> None:
         tables = (self.biases.tokens, np.int32), (self.biases.values, np.float32), (self.biases.limits, np.int32)
         for (table, dtype), column in zip(tables, zip(*biases, strict=True), strict=True):
             table[row, : len(column)].copy_(to_device(np.array(column, dtype), self._device))
@@ -182,13 +140,3 @@ def _floats(params: SamplingParams) -> tuple[float, ...]:
     log_min_p = math.log(params.min_p) if params.min_p else -math.inf
     penalties = params.repetition_penalty, params.frequency_penalty, params.presence_penalty
     return (params.temperature, log_min_p, params.top_p, *penalties)
-
-
-def _biases(params: SamplingParams) -> list[tuple[int, float, int]]:
-    """Tokens with what is added to their logits, and the position from which on it is not."""
-    ends = {*params.eos_token_ids, *params.stop_token_ids} if params.min_tokens else set[int]()
-    return [
-        *((token, bias, _ALWAYS) for token, bias in params.logit_bias.items()),
-        *((token, -math.inf, min(params.min_tokens, _ALWAYS)) for token in ends),
-        *((token, -math.inf, 1) for token in {*params.begin_suppress_tokens}),
-    ]

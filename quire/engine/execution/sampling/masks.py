@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from bisect import bisect_left
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -16,6 +17,7 @@ from typing_extensions import override
 from quire.engine.client.sampling_params import SamplingParams, TimestampRule
 from quire.engine.execution.request_table import RequestTable
 from quire.engine.execution.sampling.logits_processor import LogitsProcessor
+from quire.engine.execution.sampling.row_settings import token_biases
 from quire.kernels.sampling import Masks, apply_token_bitmask
 
 State = TypeVar("State")
@@ -74,6 +76,20 @@ class _BadWords:
     longest: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Biases:
+    """The biases of one row, in descending order of their limits.
+
+    Attributes:
+        tokens: (biases,) int64; values: (biases,) float32.
+        ends: the negated limits.
+    """
+
+    tokens: Tensor
+    values: Tensor
+    ends: Sequence[int]
+
+
 class AllowedTokens(_ByRow[Masks]):
     """allowed_tokens: all other tokens get -inf. The state is their bitmask (1, words)."""
 
@@ -84,18 +100,24 @@ class AllowedTokens(_ByRow[Masks]):
         apply_token_bitmask(logits[None], state, [(0, 0)])
 
 
-class LogitBias(_ByRow[tuple[Tensor, Tensor]]):
-    """logit_bias: added to the logits of single tokens."""
+class Biases(_ByRow[_Biases]):
+    """Adds to the logits of single tokens, see `token_biases`."""
 
-    def _make(self, params: SamplingParams) -> tuple[Tensor, Tensor] | None:
-        if not params.logit_bias:
+    def _make(self, params: SamplingParams) -> _Biases | None:
+        biases = sorted(token_biases(params), key=lambda bias: -bias.limit)
+        if not biases:
             return None
-        ids, bias = list(params.logit_bias), list(params.logit_bias.values())
-        return torch.tensor(ids), torch.tensor(bias, dtype=torch.float32)
+        return _Biases(
+            torch.tensor([bias.token for bias in biases]),
+            torch.tensor([bias.value for bias in biases], dtype=torch.float32),
+            [-bias.limit for bias in biases],
+        )
 
-    def _change(self, logits: Tensor, state: tuple[Tensor, Tensor], row: int, table: RequestTable) -> None:
-        ids, bias = state
-        logits[ids] += bias
+    def _change(self, logits: Tensor, state: _Biases, row: int, table: RequestTable) -> None:
+        generated = int(table.lengths[row]) - table[row].prompt_len
+        count = bisect_left(state.ends, -generated)  # of those whose limit is greater
+        if count:
+            logits.index_add_(0, state.tokens[:count], state.values[:count])
 
 
 class BadWords(_ByRow[_BadWords]):
@@ -119,30 +141,6 @@ class BadWords(_ByRow[_BadWords]):
         for head, last in words:
             if tail[-len(head) :] == head:
                 logits[last] = -torch.inf
-
-
-class MinTokens(_ByRow[tuple[int, Tensor]]):
-    """min_tokens: end and stop tokens get -inf until `min_tokens` tokens were generated."""
-
-    def _make(self, params: SamplingParams) -> tuple[int, Tensor] | None:
-        ends = [*params.eos_token_ids, *params.stop_token_ids]
-        return (params.min_tokens, torch.tensor(ends)) if params.min_tokens and ends else None
-
-    def _change(self, logits: Tensor, state: tuple[int, Tensor], row: int, table: RequestTable) -> None:
-        min_tokens, ends = state
-        if int(table.lengths[row]) - table[row].prompt_len < min_tokens:
-            logits[ends] = -torch.inf
-
-
-class BeginSuppress(_ByRow[Tensor]):
-    """begin_suppress_tokens: -inf for the first token that is generated."""
-
-    def _make(self, params: SamplingParams) -> Tensor | None:
-        return torch.tensor(params.begin_suppress_tokens) if params.begin_suppress_tokens else None
-
-    def _change(self, logits: Tensor, state: Tensor, row: int, table: RequestTable) -> None:
-        if int(table.lengths[row]) == table[row].prompt_len:
-            logits[state] = -torch.inf
 
 
 class Timestamps(_ByRow[TimestampRule]):

@@ -13,6 +13,7 @@ from typing_extensions import override
 from quire.engine.client.sampling_params import SamplingParams
 from quire.engine.execution.request_table import RequestTable
 from quire.engine.execution.sampling.logits_processor import LogitsProcessor
+from quire.engine.execution.sampling.row_settings import is_penalized
 
 
 @dataclass(slots=True)
@@ -38,7 +39,7 @@ class Penalties(LogitsProcessor):
 
     @override
     def add(self, row: int, params: SamplingParams, table: RequestTable) -> None:
-        if not (params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1.0):
+        if not is_penalized(params):
             return
         prompt, output = np.split(table.known_tokens(row), [table[row].prompt_len])
         in_prompt = torch.from_numpy(np.bincount(prompt, minlength=self._vocab_size) > 0)

@@ -16,14 +16,7 @@ from quire.engine.execution.request_table import RequestTable
 from quire.engine.execution.sampling.grammar import GrammarProcessor, GrammarState
 from quire.engine.execution.sampling.logits_processor import LogitsProcessor, RowState
 from quire.engine.execution.sampling.logprobs import top_logprobs
-from quire.engine.execution.sampling.masks import (
-    AllowedTokens,
-    BadWords,
-    BeginSuppress,
-    LogitBias,
-    MinTokens,
-    Timestamps,
-)
+from quire.engine.execution.sampling.masks import AllowedTokens, BadWords, Biases, Timestamps
 from quire.engine.execution.sampling.penalties import Penalties
 from quire.engine.execution.sampling.pending import KnownTokens, PendingTokens, SampledToken, TokenSampler
 from quire.engine.execution.sampling.token_sampling import sample_tokens
@@ -54,9 +47,12 @@ class Sampler(TokenSampler):
         self._table = table
         self._grammars = GrammarProcessor(grammar_states, vocab_size)
         self._processors: list[LogitsProcessor] = [
-            AllowedTokens(), BadWords(), LogitBias(), MinTokens(), Penalties(vocab_size), BeginSuppress(),
+            AllowedTokens(),
+            BadWords(),
+            Biases(),
+            Penalties(vocab_size),
             Timestamps(),  # last: it compares the tokens that the others allow
-        ]  # fmt: skip
+        ]
         self._stateful: list[RowState] = [*self._processors, self._grammars]
         self._processors_in_use: list[LogitsProcessor] = []  # by the rows of the table
         self._states_in_use: list[RowState] = []

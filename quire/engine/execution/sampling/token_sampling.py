@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from quire.engine.client.sampling_params import SamplingParams
+from quire.engine.execution.sampling.row_settings import is_ranked
 from quire.kernels.sampling import argmax, has_token, sample, sample_by_inverse_cdf
 
 _SampleRows = Callable[[Tensor, Sequence[SamplingParams], Sequence[float]], list[int]]
@@ -33,7 +34,7 @@ def _sample_function(one: SamplingParams) -> _SampleRows:
     """The sampling function of a row. It depends only on the row's params, so other rows cannot change its rounding."""
     if one.temperature == 0:
         return _greedy
-    if one.top_k or one.top_p < 1:
+    if is_ranked(one):
         return _sample_top_k_top_p
     return _sample_min_p if one.min_p else _sample_all
 

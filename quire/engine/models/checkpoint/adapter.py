@@ -1,7 +1,8 @@
-"""Loads the adapter that a language model uses for requests with audio."""
+"""Loads an adapter (LoRA) of a language model."""
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -22,6 +23,18 @@ from quire.engine.models.specs.tensor_names import WeightNames
 
 _TENSOR = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<side>A|B)(?:\.(?P<name>[^.]+))?\.weight")
 _BASE = ".base_layer."  # in the names of weights that have adapters beside them in the same checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """An adapter of a loaded model.
+
+    Attributes:
+        digest: of its weights and their scales: adapters with equal ones compute the same keys and values.
+    """
+
+    name: str
+    digest: bytes
 
 
 class AdapterLoader:
@@ -59,8 +72,8 @@ class AdapterLoader:
                     )
                 self._keep(match, file.tensor(name))
 
-    def apply(self, model: Transformer, dtype: torch.dtype, device: torch.device) -> None:
-        """Add the adapter to a model whose weights are loaded.
+    def apply(self, lora_id: int, model: Transformer, dtype: torch.dtype, device: torch.device) -> Adapter:
+        """Add the adapter to a model whose weights are loaded, and whose number of adapters is known.
 
         Raises:
             UnsupportedModel: it adapts a module whose adapter is not supported.
@@ -69,8 +82,9 @@ class AdapterLoader:
         if not self._sides:
             raise WeightMismatch(f"there are no weights of the adapter {self._config.name!r} in the checkpoint")
         layers = _adaptable(model)
+        digest = hashlib.sha256()
         parts: dict[str, list[_Part]] = {}
-        for module, sides in self._sides.items():
+        for module, sides in sorted(self._sides.items()):
             if len(sides) < 2:
                 raise WeightMismatch(f"the adapter has only one of lora_A and lora_B for {module}")
             target = self._names.target(f"{module}.weight", layers)
@@ -79,19 +93,24 @@ class AdapterLoader:
                     f"the adapter changes {module}; supported are the projections of attention and feed-forward of the "
                     "language model's layers"
                 )
-            down, up = sides["A"], sides["B"]
+            lora_a, lora_b = sides["A"], sides["B"]
             linear = layers[target.parameter]
             outputs = sum(linear.parts) if target.part is None else linear.parts[target.part]
-            if down.dim() != 2 or down.shape[1] != linear.size_in or tuple(up.shape) != (outputs, len(down)):
+            if lora_a.dim() != 2 or lora_a.shape[1] != linear.size_in or tuple(lora_b.shape) != (outputs, len(lora_a)):
                 raise WeightMismatch(
-                    f"the adapter's weights for {module} have shapes {tuple(down.shape)} and {tuple(up.shape)}, "
+                    f"the adapter's weights for {module} have shapes {tuple(lora_a.shape)} and {tuple(lora_b.shape)}, "
                     f"which do not fit to {linear.size_in} inputs and {outputs} outputs"
                 )
-            part = _Part(target.part, down, up, self._config.scale(module, len(down)))
+            part = _Part(target.part, lora_a, lora_b, self._config.scale(module, len(lora_a)))
+            digest.update(f"{module} {part.scale} {lora_a.dtype} {lora_b.dtype} {tuple(lora_b.shape)}".encode())
+            for weight in (lora_a, lora_b):
+                digest.update(weight.view(torch.uint8).numpy().tobytes())
             parts.setdefault(target.parameter, []).append(part)
         self._sides.clear()
         for parameter in list(parts):
-            _adapt(layers[parameter], parts.pop(parameter), dtype, device)
+            weights = (weight.to(device, dtype) for weight in _joined(layers[parameter], parts.pop(parameter), dtype))
+            layers[parameter].put_lora(lora_id, *weights, num_adapters=model.num_adapters)
+        return Adapter(self._config.name, digest.digest())
 
     def _keep(self, match: re.Match[str], tensor: Tensor) -> None:
         sides = self._sides.setdefault(match["module"], {})
@@ -106,22 +125,22 @@ class _Part:
     """The adapter of a projection. `index`: of the projection in its linear layer; None: it is all of it."""
 
     index: int | None
-    down: Tensor
-    up: Tensor
+    lora_a: Tensor
+    lora_b: Tensor
     scale: float
 
 
-def _adapt(linear: Linear, parts: list[_Part], dtype: torch.dtype, device: torch.device) -> None:
-    """Add the adapters of the projections in a linear layer, one rank behind the other."""
-    down = torch.cat([part.down.to(dtype) for part in parts])
-    up = torch.zeros(sum(linear.parts), len(down))
+def _joined(linear: Linear, parts: list[_Part], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The weights of an adapter for all projections in a linear layer, one rank behind the other."""
+    lora_a = torch.cat([part.lora_a.to(dtype) for part in parts])
+    lora_b = torch.zeros(sum(linear.parts), len(lora_a))
     column = 0
     for part in parts:
         row = 0 if part.index is None else sum(linear.parts[: part.index])
-        outputs, rank = part.up.shape
-        up[row : row + outputs, column : column + rank] = part.up.float() * part.scale
+        outputs, rank = part.lora_b.shape
+        lora_b[row : row + outputs, column : column + rank] = part.lora_b.float() * part.scale
         column += rank
-    linear.adapt(down.to(device), up.to(device, dtype))
+    return lora_a, lora_b
 
 
 def _adaptable(model: Transformer) -> dict[str, Linear]:

@@ -3,32 +3,39 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence, Set
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from quire.engine.models.checkpoint.quantized import (
-    FP8_DTYPES,
+from quire.engine.models.checkpoint.formats import formats_of
+from quire.engine.models.checkpoint.formats.weight_format import (
+    NamedWeight,
+    PackableWeight,
+    StoredTensors,
     Window,
-    is_scale,
-    mxfp4_shape,
-    scales_of,
-    unpack_fp8,
-    unpack_mxfp4,
 )
 from quire.engine.models.checkpoint.safetensors import PlainName, SafetensorsFile
 from quire.engine.models.checkpoint.weight_files import complaint_about, readable_weights
-from quire.engine.models.config.fp8 import Fp8Scales
-from quire.engine.models.errors import BrokenFolder
+from quire.engine.models.errors import BrokenFolder, UnsupportedModel
+from quire.kernels.linear import Quantization
 
 _WHOLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 Progress = Callable[[int], None]  # called with the size in bytes of each tensor that was read
-# Given name and shape of a tensor: the part of it that is wanted; None: nothing of it.
-WindowOf = Callable[[str, Sequence[int]], Window | None]
+
+
+class WeightTaker(Protocol):
+    """Says what is wanted of weights that are stored as several tensors."""
+
+    def window(self, name: str, shape: Sequence[int]) -> Window | None:
+        """The part of a weight that is wanted; None: nothing of it."""
+
+    def take(self, name: str, weight: PackableWeight) -> bool:
+        """Take the wanted part of a weight as it is stored; False: it is wanted among the tensors, dequantized."""
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -64,18 +71,21 @@ def _files_without_index(folder: Path) -> list[Path]:
 class Checkpoint:
     """All tensors of a folder; a context manager. A tensor is valid until the next one is read."""
 
-    def __init__(self, folder: Path, fp8: Fp8Scales | None = None, plain_name: PlainName = str) -> None:
+    def __init__(
+        self, folder: Path, quantization: Mapping[str, Any] | None = None, plain_name: PlainName = str
+    ) -> None:
         """Open the files.
 
         Args:
             folder: the model's directory.
-            fp8: how FP8 weights are scaled, if the config says that they are.
+            quantization: section of the config, see `formats_of`.
             plain_name: see `SafetensorsFile`.
         """
-        self._fp8 = fp8
+        self._formats = formats_of(quantization)
         self._stack = ExitStack()
         self._files = [self._stack.enter_context(SafetensorsFile(path, plain_name)) for path in weight_files(folder)]
         self._file_of = {name: file for file in self._files for name in file.names()}
+        self._stored: StoredTensors = _StoredTensors(self._file_of)
 
     def __enter__(self) -> Checkpoint:
         return self
@@ -120,46 +130,79 @@ class Checkpoint:
             file.release(name)
         return same
 
-    def tensors(
-        self, dtype: torch.dtype, progress: Progress, window_of: WindowOf | None = None
-    ) -> Iterator[tuple[str, Tensor]]:
-        """Yield names and tensors in file order. Packed tensors are unpacked to `dtype`, others keep their dtype.
+    def requantized(self, quantization: Quantization) -> Quantization:
+        """The quantization of weights that loses least, if they are quantized as asked for; see `WeightFormat`."""
+        return self._formats[0].requantized(quantization)
 
-        Of a packed tensor only the part that `window_of` gives is unpacked. Others are views of the files, of which
-        nothing is read before it is used.
+    def tensors(
+        self, dtype: torch.dtype, progress: Progress, taker: WeightTaker | None = None
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Yield names and tensors in file order, as they are stored. Of weights in another format, `dtype` is yielded.
+
+        Plain tensors are views of the files, of which nothing is read before it is used. Of a weight in another format
+        only the part is dequantized that `taker` wants and does not take.
         """
         for file in self._files:
             for name in file.names():
-                if not is_scale(name):
-                    if (found := self._unpacked(file, name, dtype, window_of)) is not None:
-                        yield found
-                    file.release(name)
+                if not any(weight_format.is_part(name) for weight_format in self._formats):
+                    weight = self._read(file, name)
+                    if weight is None:
+                        yield name, file.tensor(name)
+                    elif (tensor := _dequantized(file, name, weight, dtype, taker)) is not None:
+                        yield weight.name, tensor
+                file.release(name)
                 progress(file.size(name))
 
-    def _unpacked(
-        self, file: SafetensorsFile, name: str, dtype: torch.dtype, window_of: WindowOf | None
-    ) -> tuple[str, Tensor] | None:
-        """Name and tensor; None if nothing of it is wanted."""
-        plain, candidates = scales_of(name)
-        scales = next((one for one in candidates if one in self._file_of), None)
-        tensor = file.tensor(name)
-        if scales is None:
-            if self._fp8 is not None and tensor.dtype in FP8_DTYPES:
-                raise BrokenFolder(f"{file.path.name}: {name} is {_name(tensor.dtype)}, but {candidates[0]} is missing")
-            return name, tensor
-        factors = self._file_of[scales].tensor(scales)
+    def _read(self, file: SafetensorsFile, name: str) -> NamedWeight | None:
+        """The weight whose first tensor this is; None if it is a plain tensor."""
         try:
-            window = None
-            if window_of is not None:
-                window = window_of(plain, tensor.shape if plain == name else mxfp4_shape(tensor))
-                if window is None:
-                    return None
-            if plain != name:
-                return plain, unpack_mxfp4(tensor, factors, dtype, window)
-            return name, unpack_fp8(tensor, factors, dtype, self._fp8 or Fp8Scales(), window)
-        except (RuntimeError, ValueError, IndexError, TypeError) as error:  # shapes or dtypes that do not match
-            raise BrokenFolder(f"{file.path.name}: {name} cannot be dequantized with {scales}: {error}") from error
+            return next(filter(None, (weight_format.read(name, self._stored) for weight_format in self._formats)), None)
+        except BrokenFolder as error:
+            raise BrokenFolder(f"{file.path.name}: {error}") from error
 
 
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+def _dequantized(
+    file: SafetensorsFile, first: str, named: NamedWeight, dtype: torch.dtype, taker: WeightTaker | None
+) -> Tensor | None:
+    """The wanted part of a weight; None if nothing of it is wanted, or if it was taken."""
+    name, weight, _ = named
+    with _named_errors(file, first, named):
+        window = () if taker is None else taker.window(name, weight.shape)
+        if window is None:
+            return None
+        weight = weight.part(window)
+    if taker is not None and isinstance(weight, PackableWeight) and taker.take(name, weight):
+        return None
+    with _named_errors(file, first, named):
+        return weight.dequantize(dtype)
+
+
+@contextmanager
+def _named_errors(file: SafetensorsFile, first: str, named: NamedWeight) -> Iterator[None]:
+    """Say in errors of a weight which tensors cannot be used."""
+    try:
+        yield
+    except UnsupportedModel as error:
+        raise UnsupportedModel(f"{file.path.name}: {named.name}: {error}") from error
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:  # shapes or dtypes that do not match
+        tensors = " and ".join(named.tensors)
+        raise BrokenFolder(f"{file.path.name}: {first} cannot be dequantized with {tensors}: {error}") from error
+
+
+class _StoredTensors(Mapping[str, Tensor]):
+    """Views of all tensors of some files."""
+
+    def __init__(self, files: Mapping[str, SafetensorsFile]) -> None:
+        self._files = files
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._files[name].tensor(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._files
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._files)
+
+    def __len__(self) -> int:
+        return len(self._files)

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
+from quire.engine.models.checkpoint.checkpoint import WeightTaker
+from quire.engine.models.checkpoint.formats.weight_format import PackableWeight, Window
 from quire.engine.models.checkpoint.norm_gains import NormGains, normed_linears
 from quire.engine.models.errors import BrokenFolder, UnsupportedModel, WeightMismatch
 from quire.engine.models.layers.linear import Linear, Packable
 from quire.engine.models.networks.transformer import Transformer
 from quire.engine.models.specs.tensor_names import WeightNames, WeightTarget, unstack_expert
-from quire.kernels.linear import Quantization
+from quire.kernels.linear import PackedWeight, Quantization
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"  # in checkpoints
 _KEEP_FLOAT32 = re.compile(r".*\.score_bias")
 _MAX_NAMES = 5  # in an error message
+_NOT_FINITE = "has NaN or infinite values: the checkpoint is damaged"
 
 
 def allocate(model: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
@@ -64,7 +68,7 @@ def check_finite(name: str, loaded: Tensor, stored: Tensor | None = None) -> Non
     if stored is not None and _is_finite(stored.float()):
         dtype = str(loaded.dtype).removeprefix("torch.")
         raise UnsupportedModel(f"{name} has values that {dtype} cannot represent; use --dtype bfloat16 or float32")
-    raise BrokenFolder(f"{name} has NaN or infinite values: the checkpoint is damaged")
+    raise BrokenFolder(f"{name} {_NOT_FINITE}")
 
 
 def _is_finite(tensor: Tensor) -> bool:
@@ -72,8 +76,10 @@ def _is_finite(tensor: Tensor) -> bool:
     return tensor.numel() == 0 or all(bool(extreme.isfinite()) for extreme in tensor.aminmax())
 
 
-class WeightFiller:
+class WeightFiller(WeightTaker):
     """Copies a checkpoint's tensors into a model's parameters and keeps track of missing ones.
+
+    A weight whose format a kernel reads is taken as it is stored, and packed when all parts of its parameter are there.
 
     Attributes:
         targets: names of the parameters that tensors may belong to.
@@ -89,6 +95,7 @@ class WeightFiller:
         tied: bool = False,
         extra_layers: int = 0,
         embeds_with_head: bool = False,
+        read_elsewhere: Container[str] = (),
     ) -> None:
         """Prepare to fill a model.
 
@@ -99,8 +106,10 @@ class WeightFiller:
             tied: the head shares the embedding's weight; tensors under the head's name are ignored.
             extra_layers: layers after the last that the checkpoint may hold; they are ignored.
             embeds_with_head: the checkpoint has a tied weight under the head's name only.
+            read_elsewhere: tensors that are read on their way from the checkpoint, so that they are always plain.
         """
         self._quantization = quantization
+        self._read_elsewhere = read_elsewhere
         self._embeds_with_head = embeds_with_head
         self._model = model
         self._names = names
@@ -108,6 +117,7 @@ class WeightFiller:
         self._extra_layers = extra_layers
         self._parameters = dict(model.named_parameters())  # those that are not complete yet
         self._packable = _packable(model)
+        self._taken: dict[str, dict[int | None, Sequence[PackableWeight]]] = {}  # parts of parameters, as stored
         self._gains = NormGains(model, normed_linears(model) if quantization == "int8" else ())
         self._missing = {name: set(range(len(self._parts(name)))) for name in self._parameters}
         self.targets: Container[str] = self._missing
@@ -115,6 +125,37 @@ class WeightFiller:
         self._zero_keys()
         self._extra: list[str] = []
         self._seen: list[str] = []  # names of all tensors, for errors
+
+    @override
+    def window(self, name: str, shape: Sequence[int]) -> Window | None:
+        return ()
+
+    @override
+    def take(self, name: str, weight: PackableWeight) -> bool:
+        target = None if name in self._read_elsewhere else self._names.target(name, self.targets)
+        if target is None or target.stacked or target.convert is not None or self._beyond(name):
+            return False
+        return self._take(name, target, [weight])
+
+    def _take(self, name: str, target: WeightTarget, parts: Sequence[PackableWeight]) -> bool:
+        """Take a weight whose rows are those of all `parts`, if all layers that have it can multiply with it."""
+        layers = self._packable.get(target.parameter, ())
+        takes = [isinstance(layer, Linear) and not layer.is_exact for layer in layers]
+        if self._quantization != "none" or not takes or not all(takes):
+            return False
+        parameter = self._parameters[target.parameter]
+        if not all(part.can_pack(parameter.dtype, parameter.device) for part in parts):
+            return False
+        self._seen.append(name)
+        self._mark_loaded(name, target)
+        shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
+        _check_shape(name, shape, (self._rows(target)[1], *parameter.shape[1:]))
+        if not all(part.is_finite() for part in parts):
+            raise BrokenFolder(f"{name} {_NOT_FINITE}")
+        self._taken.setdefault(target.parameter, {})[target.part] = [part.copied() for part in parts]
+        if not self._missing[target.parameter]:
+            self._complete(target.parameter)
+        return True
 
     def fill(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Copy all tensors to their parameters, and pack each layer's weights once they are complete.
@@ -182,19 +223,23 @@ class WeightFiller:
 
     def _copy(self, name: str, target: WeightTarget, tensor: Tensor) -> None:
         self._mark_loaded(name, target)
-        destination = _with_memory(self._parameters[target.parameter].data)
-        tensor = tensor if target.convert is None else target.convert(tensor)
-        if target.part is not None:
-            parts = self._parts(target.parameter)
-            destination = destination.narrow(0, sum(parts[: target.part]), parts[target.part])
-        if destination.shape != tensor.shape:
-            raise WeightMismatch(
-                f"{name} has shape {tuple(tensor.shape)}, but the model's is {tuple(destination.shape)}"
-            )
-        destination.copy_(tensor)
-        check_finite(name, destination, tensor)
+        self._write(name, target, tensor if target.convert is None else target.convert(tensor))
         if not self._missing[target.parameter]:
             self._complete(target.parameter)
+
+    def _write(self, name: str, target: WeightTarget, tensor: Tensor) -> None:
+        """Copy a tensor to its parameter, or to its part of it."""
+        destination = _with_memory(self._parameters[target.parameter].data)
+        if target.part is not None:
+            destination = destination.narrow(0, *self._rows(target))
+        _check_shape(name, tensor.shape, destination.shape)
+        destination.copy_(tensor)
+        check_finite(name, destination, tensor)
+
+    def _rows(self, target: WeightTarget) -> tuple[int, int]:
+        """The first row of a parameter that a tensor fills, and how many rows it fills."""
+        parts = self._parts(target.parameter)
+        return (0, sum(parts)) if target.part is None else (sum(parts[: target.part]), parts[target.part])
 
     def _parts(self, parameter: str) -> tuple[int, ...]:
         """Rows of the projections in a parameter."""
@@ -213,13 +258,40 @@ class WeightFiller:
 
         A layer does not wait for its bias: of all experts stacked in one tensor only one is not packed at a time.
         """
+        packed = self._packed(parameter)
         del self._parameters[parameter]
         for layer in self._gains.loaded(parameter, self._packable.get(parameter, ())):
-            layer.pack_weights(self._quantization)
+            if packed is None:
+                layer.pack_weights(self._quantization)
+            elif isinstance(layer, Linear):
+                layer.use(packed)
+
+    def _packed(self, parameter: str) -> PackedWeight | None:
+        """The weight of a complete parameter, packed as it is stored.
+
+        Returns:
+            None if that is not possible, as a part is plain or of another format; the parameter is filled then.
+        """
+        taken = self._taken.pop(parameter, {})
+        parts = [weight for index in sorted(taken, key=lambda index: index or 0) for weight in taken[index]]
+        shape, dtype, device = (getattr(self._parameters[parameter], name) for name in ("shape", "dtype", "device"))
+        if parts and sum(part.shape[0] for part in parts) == shape[0] and len({type(part) for part in parts}) == 1:
+            packed = parts[0].pack(parts, dtype, device)
+            if packed is not None:
+                return packed
+        for index, weights in taken.items():
+            tensor = torch.cat([weight.dequantize(dtype) for weight in weights])
+            self._write(parameter, WeightTarget(parameter, index), tensor)
+        return None
 
     def _beyond(self, name: str) -> bool:
         match = re.match(r"model\.layers\.(\d+)\.", name)
         return match is not None and 0 <= int(match[1]) - self.num_layers < self._extra_layers
+
+
+def _check_shape(name: str, shape: Sequence[int], expected: Sequence[int]) -> None:
+    if tuple(shape) != tuple(expected):
+        raise WeightMismatch(f"{name} has shape {tuple(shape)}, but the model's is {tuple(expected)}")
 
 
 def _with_memory(parameter: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from quire.engine.client.pooling_params import PoolingType
+from quire.engine.client.pooling_params import PoolingTask, PoolingType
 from quire.engine.models.config.json_file import read_json
 from quire.engine.models.config.pooler_settings import PoolerSettings, read_pooler_settings
 from quire.engine.models.config.sentence_transformers import Modules, read_modules
@@ -25,7 +25,7 @@ from quire.engine.models.specs.pooler import (
 )
 
 TaskOption = Literal["auto", "generate", "embed", "classify", "score", "token_embed", "token_classify"]
-_EMBED = ("embed", "token_embed")
+_EMBED: tuple[PoolingTask, ...] = ("embed", "token_embed")
 # Where the config of a classifier says which hidden state it reads; "late": all, and it averages their logits.
 _CLASSIFIER_POOLING: dict[str, PoolingType] = {"cls": "cls", "bos": "cls", "mean": "mean", "late": "mean"}
 _REWARD = ("ForRewardModel", "ForProcessRewardModel")

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.engine.client.convolutions import count_positions
-from quire.engine.client.model_info import SpeechToTextInfo
+from quire.engine.client.model_info import Transcribes
 from quire.engine.models.config.feature_extractor import SAMPLE_RATE, WINDOW_SECONDS, read_speech_extractor
 from quire.engine.models.config.json_file import read_json
 from quire.engine.models.config.rope import rope_of
@@ -124,7 +124,7 @@ def _facts(folder: Path, config: Any, spec: DecoderSpec) -> Facts:
         return found
 
     normalized = read_speech_extractor(folder).get("do_normalize", False) is True
-    info = SpeechToTextInfo(
+    info = Transcribes(
         kind="moonshine",
         features="normalized_samples" if normalized else "samples",
         sample_rate=SAMPLE_RATE,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from quire.engine.client.convolutions import count_positions
-from quire.engine.client.model_info import SpeechToTextInfo
+from quire.engine.client.model_info import Transcribes
 from quire.engine.models.config.feature_extractor import SAMPLE_RATE, WINDOW_SECONDS, read_speech_extractor
 from quire.engine.models.errors import UnsupportedModel, WeightMismatch
 from quire.engine.models.family import Facts, Family
@@ -208,7 +208,7 @@ def ctc_facts(
     blank = config.pad_token_id
     if type(blank) is not int or not 0 <= blank < spec.vocab:
         raise UnsupportedModel(f"pad_token_id, the blank of CTC, is {blank!r}, which is not a token of the vocabulary")
-    info = SpeechToTextInfo(
+    info = Transcribes(
         kind="ctc",
         features=features,
         sample_rate=SAMPLE_RATE,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from quire.engine.client.model_info import SpeechToTextInfo
+from quire.engine.client.model_info import Transcribes
 from quire.engine.models.config.json_file import read_json
 from quire.engine.models.errors import BrokenFolder, UnsupportedModel
 from quire.engine.models.family import Facts, Family
@@ -146,7 +146,7 @@ def read_speech(folder: Path, config: Any) -> SpeechToTextSpec:
     tasks |= {name: token for name, token in _ids(generation, "task_to_id", vocab).items() if name in tasks}
     languages = _languages(generation, tokens, vocab)
     columns = _STRIDE * config.max_source_positions
-    info = SpeechToTextInfo(
+    info = Transcribes(
         kind="whisper",
         sample_rate=_SAMPLE_RATE,
         num_mel_bins=config.num_mel_bins,

@@ -40,7 +40,7 @@ class GroupedAttentionLayer(nn.Module):
     def forward(self, x: Tensor, step: StepContext, *, last_layer: bool = False) -> Tensor:
         """(tokens, hidden) to (tokens, hidden), or to (len(logits_indices), hidden); see `StepAttention`."""
         spec = self.spec
-        qkv = self.qkv(x, adapted=step.lora_rows(last_layer=False))
+        qkv = self.qkv(x, lora=step.lora_rows(last_layer=False))
         norms = None
         if self.q_norm is not None and self.k_norm is not None:
             if spec.qk_norm is QKNorm.ALL:
@@ -68,7 +68,7 @@ class GroupedAttentionLayer(nn.Module):
         attended = step.attend.projected(
             self.index, heads, params, last_layer=last_layer, last_token_only=last_token_only
         )
-        out: Tensor = self.out(attended.flatten(1), adapted=step.lora_rows(last_layer=last_layer))
+        out: Tensor = self.out(attended.flatten(1), lora=step.lora_rows(last_layer=last_layer))
         return out
 
     def _norm_heads(self, qkv: Tensor) -> Tensor:

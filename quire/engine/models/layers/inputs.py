@@ -7,10 +7,11 @@ from typing import Protocol
 
 from torch import Tensor
 
-from quire.kernels.low_rank import SortedRows, sort_rows
 from quire.kernels.paged_attention import AttentionParams
 from quire.kernels.projected_heads import ProjectedHeads
 from quire.kernels.qk_norm_rope import qk_norm_rope
+
+NO_LORA = -1  # the id of no adapter
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,50 +34,18 @@ class ItemEmbeddings:
 
 
 @dataclass(frozen=True, slots=True)
-class RowSet:
-    """Some rows of a step.
+class LoRAIds:
+    """The adapter (LoRA) of each row of a step: its id, or `NO_LORA`.
 
     Attributes:
-        indices: (n,) int64; None: all rows.
+        tokens: (tokens,) int32 adapters of the tokens.
+        logits: the same of the rows `logits_indices`; None if these are all rows.
+        only: the adapter that all rows have; None if they have several, or if only the device knows which.
     """
 
-    indices: Tensor | None = None
-
-
-AdaptedRows = RowSet | SortedRows  # those of a linear layer's input that an adapter applies to
-
-
-@dataclass(frozen=True, slots=True)
-class AdapterOfRow:
-    """Which rows of a step the adapter applies to, on devices whose kernels choose the rows.
-
-    Attributes:
-        adapters: (rows,) int32: 0: the adapter; -1: none.
-    """
-
-    adapters: Tensor
-
-    def sorted(self) -> SortedRows:
-        """What kernels read, computed on the device."""
-        return sort_rows(self.adapters, 1)
-
-
-@dataclass(frozen=True, slots=True)
-class LoRARows:
-    """The rows of a step that the model's LoRA adapter applies to.
-
-    Attributes:
-        tokens: rows among those of all tokens.
-        logits: rows among `logits_indices`; None: none of them.
-    """
-
-    tokens: RowSet | AdapterOfRow
-    logits: RowSet | AdapterOfRow | None
-
-    @property
-    def is_all(self) -> bool:
-        """Whether the adapter is known to apply to the whole step."""
-        return isinstance(self.tokens, RowSet) and self.tokens.indices is None
+    tokens: Tensor
+    logits: Tensor | None
+    only: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +62,7 @@ class ModelInputs:
         cu_seqlens: (sequences + 1,) int64 on the host, for encoders: the first token of each sequence, and the number
             of tokens.
         items: embeddings of the tokens that stand for items, or that audio is added to; None if there are none.
-        lora: rows that the model's LoRA adapter applies to; None: none.
+        lora_ids: adapters of the tokens; None if no token has one.
     """
 
     token_ids: Tensor
@@ -102,7 +71,7 @@ class ModelInputs:
     type_ids: Tensor | None = None
     cu_seqlens: Tensor | None = None
     items: ItemEmbeddings | None = None
-    lora: LoRARows | None = None
+    lora_ids: LoRAIds | None = None
 
 
 class StepAttention(Protocol):

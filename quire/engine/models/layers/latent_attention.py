@@ -23,6 +23,8 @@ _EPS = 1e-6  # of the norms of the compressed vectors, independent of the decode
 class UpProjections(Linear):
     """Up-projections of keys and values from the latent space, for each head. They are never quantized."""
 
+    is_exact = True
+
     def __init__(self, spec: LatentAttention) -> None:
         super().__init__(spec.kv_rank, spec.heads * (spec.nope_dim + spec.value_dim))
         self._heads = spec.heads

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from quire.engine.models.layers.inputs import AdaptedRows
-from quire.kernels import gpu, native
+from quire.kernels import gpu
 from quire.kernels.activation import activation, kernel_activation
 from quire.kernels.add_scaled import add_scaled
 from quire.kernels.linear import PackedWeight, Quantization, pack_weight
-from quire.kernels.low_rank import SortedRows, add_low_rank
+from quire.kernels.lora import SortedRows, add_lora
 from quire.kernels.take_rows import take_rows
+
+# The rows of a linear layer's input that adapters apply to: indices by adapter (None: all rows), or, on GPUs, sorted.
+LoRARows = Mapping[int, Tensor | None] | SortedRows
 
 
 class Packable(nn.Module, ABC):
@@ -40,28 +43,29 @@ class Linear(Packable):
     """y = x W^T + b, where the rows of W are the outputs of one or more projections.
 
     Attributes:
+        is_exact: the weight is never quantized, also not as a checkpoint stores it.
         size_in: inputs.
         parts: rows of each projection, in order.
-        plain: other code reads `weight`, so it is never packed.
         packed: the packed weight; `weight` is then None.
-        adapter: adapter whose result is added for some rows; None for most layers.
+        lora: weights of adapters, whose products are added for some rows; None for most layers.
     """
+
+    is_exact = False
 
     def __init__(self, size_in: int, *parts: int, bias: bool = False) -> None:
         super().__init__()
         self.size_in = size_in
         self.parts = parts
-        self.plain = False
         self.weight = nn.Parameter(torch.empty(sum(parts), size_in), requires_grad=False)
         self.bias = nn.Parameter(torch.empty(sum(parts)), requires_grad=False) if bias else None
         self.packed: PackedWeight | None = None
-        self.adapter: LowRank | None = None
+        self.lora: LoRA | None = None
 
     def pack_weights(self, quantization: Quantization) -> None:
-        if not self.plain and self.weight is not None:
-            self._use(pack_weight(self.weight, quantization))
+        if self.weight is not None:
+            self.use(pack_weight(self.weight, quantization))
 
-    def _use(self, packed: PackedWeight | None) -> None:
+    def use(self, packed: PackedWeight | None) -> None:
         """Replace the weight by a packed one; None: keep it."""
         self.packed = packed
         if packed is not None:
@@ -73,16 +77,17 @@ class Linear(Packable):
     def packed_bytes(self) -> int:
         return 0 if self.packed is None else self.packed.nbytes
 
-    def adapt(self, down: Tensor, up: Tensor) -> None:
-        """Add a low-rank product for the rows that are adapted. down: (rank, size_in); up: (sum(parts), rank)."""
-        self.adapter = LowRank(down, up)
+    def put_lora(self, lora_id: int, lora_a: Tensor, lora_b: Tensor, *, num_adapters: int) -> None:
+        """Give an adapter its weights for this layer; see `LoRA`."""
+        self.lora = self.lora or LoRA(num_adapters)
+        self.lora.put(lora_id, lora_a, lora_b)
 
     def forward(
         self,
         x: Tensor,
         *,
         act: str | None = None,
-        adapted: AdaptedRows | None = None,
+        lora: LoRARows | None = None,
         out_dtype: torch.dtype | None = None,
         out: Tensor | None = None,
     ) -> Tensor:
@@ -91,12 +96,12 @@ class Linear(Packable):
         Args:
             x: the input.
             act: activation of the result; None: none. Not with `out`.
-            adapted: rows that the adapter applies to; None: none. Not with `out_dtype` and `out`.
+            lora: rows that adapters apply to; None: none. Not with `out_dtype` and `out`.
             out_dtype: see `PackedWeight`.
             out: see `PackedWeight`.
         """
-        if adapted is not None and self.adapter is not None:
-            return _activated(self.adapter.add(self(x), x, adapted), act)
+        if lora is not None and self.lora is not None:
+            return _activated(self.lora.add(self(x), x, lora), act)
         if self.packed is not None:
             name = None if act is None else kernel_activation(act, sum(self.parts))
             y = self.packed(x, self.bias, act=name, out_dtype=out_dtype, out=out)
@@ -112,25 +117,65 @@ def _activated(y: Tensor, act: str | None) -> Tensor:
     return y if act is None else activation(y, act, in_place=True)
 
 
-class LowRank(nn.Module):
-    """A product of two small weights that is added to the result of a linear layer (LoRA, Hu et al. 2021)."""
+class LoRA(nn.Module):
+    """Products of two small weights that are added to the result of a linear layer (Hu et al. 2021), by adapter.
 
-    def __init__(self, down: Tensor, up: Tensor) -> None:
-        """down: (rank, size_in); up: (size_out, rank), times the adapter's scale."""
+    On GPUs the weights of all adapters are stacked: ranks that an adapter does not have are zero.
+
+    Attributes:
+        lora_a: (adapters, rank, size_in) on GPUs; None elsewhere.
+        lora_b: (adapters, size_out, rank) on GPUs, times the scales of the adapters; None elsewhere.
+        products: both products of an adapter, by its id, elsewhere.
+    """
+
+    def __init__(self, num_adapters: int) -> None:
+        """`num_adapters`: those of the model; their ids are below it."""
         super().__init__()
-        self.down, self.up = (Linear(weight.shape[1], weight.shape[0]) for weight in (down, up))
-        for linear, weight in ((self.down, down), (self.up, up)):
-            linear.weight = nn.Parameter(weight, requires_grad=False)
-            linear.plain = not native.supports(weight) and gpu.supports(weight)  # `add_low_rank` reads it
-            linear.pack_weights("none")
+        self._num_adapters = num_adapters
+        self.lora_a: nn.Parameter | None = None
+        self.lora_b: nn.Parameter | None = None
+        self.products = nn.ModuleDict()
 
-    def add(self, y: Tensor, x: Tensor, rows: AdaptedRows) -> Tensor:
+    def put(self, lora_id: int, lora_a: Tensor, lora_b: Tensor) -> None:
+        """Give an adapter its weights. lora_a: (rank, size_in); lora_b: (size_out, rank), times the adapter's scale."""
+        if gpu.supports(lora_a):
+            self.lora_a = _stacked(self.lora_a, self._num_adapters, lora_id, lora_a)
+            self.lora_b = _stacked(self.lora_b, self._num_adapters, lora_id, lora_b)
+        else:
+            self.products[str(lora_id)] = nn.Sequential(*(_linear_of(weight) for weight in (lora_a, lora_b)))
+
+    def add(self, y: Tensor, x: Tensor, rows: LoRARows) -> Tensor:
         """y (tokens, size_out), of which some rows get x's product; it may be changed. x: (tokens, size_in)."""
         if isinstance(rows, SortedRows):
-            assert self.down.weight is not None
-            assert self.up.weight is not None
-            return add_low_rank(y, x, self.down.weight[None], self.up.weight[None], rows)
-        if rows.indices is None:
-            return add_scaled(y, self.up(self.down(x)))
-        own = add_scaled(take_rows(y, rows.indices), self.up(self.down(take_rows(x, rows.indices))))
-        return y.index_copy_(0, rows.indices, own)
+            assert self.lora_a is not None
+            assert self.lora_b is not None
+            return add_lora(y, x, self.lora_a, self.lora_b, rows)
+        for lora_id, indices in rows.items():
+            if (name := str(lora_id)) not in self.products:
+                continue
+            product = self.products[name]
+            if indices is None:
+                y = add_scaled(y, product(x))
+            else:
+                y = y.index_copy_(0, indices, add_scaled(take_rows(y, indices), product(take_rows(x, indices))))
+        return y
+
+
+def _stacked(stack: nn.Parameter | None, count: int, index: int, weight: Tensor) -> nn.Parameter:
+    """The weights of all adapters, with that of one of them, whose rank may be larger than those of others."""
+    if count == 1:
+        return nn.Parameter(weight[None], requires_grad=False)
+    before = weight.new_zeros(count, 0, 0) if stack is None else stack.data
+    shape = [max(sizes) for sizes in zip(before.shape[1:], weight.shape, strict=True)]
+    stacked = weight.new_zeros(count, *shape)
+    stacked[:, : before.shape[1], : before.shape[2]] = before
+    stacked[index] = 0
+    stacked[index, : weight.shape[0], : weight.shape[1]] = weight
+    return nn.Parameter(stacked, requires_grad=False)
+
+
+def _linear_of(weight: Tensor) -> Linear:
+    linear = Linear(weight.shape[1], weight.shape[0])
+    linear.weight = nn.Parameter(weight, requires_grad=False)
+    linear.pack_weights("none")
+    return linear

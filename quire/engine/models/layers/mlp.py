@@ -5,8 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from quire.engine.models.distributed.group import RankGroup
-from quire.engine.models.layers.inputs import AdaptedRows
-from quire.engine.models.layers.linear import Linear
+from quire.engine.models.layers.linear import Linear, LoRARows
 from quire.engine.models.layers.parallel import row_parallel
 from quire.kernels.activation import act_and_mul
 
@@ -39,9 +38,9 @@ class GatedMLPLayer(nn.Module):
         self.down = row_parallel(size, hidden, group, bias=bias if down_bias is None else down_bias)
         self.act = act
 
-    def forward(self, x: Tensor, adapted: AdaptedRows | None = None) -> Tensor:
-        """(tokens, hidden) to (tokens, hidden). `adapted`: see `Linear`."""
-        out: Tensor = self.down(act_and_mul(self.gate_up(x, adapted=adapted), self.act), adapted=adapted)
+    def forward(self, x: Tensor, lora: LoRARows | None = None) -> Tensor:
+        """(tokens, hidden) to (tokens, hidden). `lora`: see `Linear`."""
+        out: Tensor = self.down(act_and_mul(self.gate_up(x, lora=lora), self.act), lora=lora)
         return out
 
 
@@ -55,7 +54,7 @@ class PlainMLPLayer(nn.Module):
         self.down = row_parallel(size, hidden, group, bias=bias)
         self.act = act
 
-    def forward(self, x: Tensor, adapted: AdaptedRows | None = None) -> Tensor:
-        """(tokens, hidden) to (tokens, hidden). `adapted`: see `Linear`."""
-        out: Tensor = self.down(self.up(x, act=self.act, adapted=adapted), adapted=adapted)
+    def forward(self, x: Tensor, lora: LoRARows | None = None) -> Tensor:
+        """(tokens, hidden) to (tokens, hidden). `lora`: see `Linear`."""
+        out: Tensor = self.down(self.up(x, act=self.act, lora=lora), lora=lora)
         return out

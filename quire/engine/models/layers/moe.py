@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from quire.engine.models.distributed.group import RankGroup
+from quire.engine.models.errors import UnsupportedModel
 from quire.engine.models.layers.linear import Linear
 from quire.engine.models.layers.mlp import GatedMLPLayer
 from quire.engine.models.specs.decoder import (
@@ -21,8 +22,8 @@ from quire.engine.models.specs.decoder import (
 )
 from quire.kernels.activation import act_and_mul, clamped_swiglu
 from quire.kernels.experts import can_stack, run_experts
-from quire.kernels.gpu_weights import StackedWeights
-from quire.kernels.linear import Quantization, pack_exact_weight
+from quire.kernels.gpu_weights import GpuWeight, StackedWeights, format_weight
+from quire.kernels.linear import PackedWeight, Quantization, pack_exact_weight
 from quire.kernels.routing import grouped_sigmoid, softmax_top_k
 
 
@@ -40,8 +41,21 @@ class ExpertLinear(Linear):
     def pack_weights(self, quantization: Quantization) -> None:
         if self.weight is None or not can_stack(self.weight):
             super().pack_weights(quantization)
+        else:
+            self.use(GpuWeight(format_weight(self.weight, quantization)))
+
+    @override
+    def use(self, packed: PackedWeight | None) -> None:
+        if not isinstance(packed, GpuWeight):
+            super().use(packed)
             return
-        self._stacked_bytes = self._stack.put(self._index, self.weight, quantization)
+        if self._stack.is_used and self._stack.data.kind != packed.data.kind:
+            raise UnsupportedModel(
+                f"the weights of a layer's experts are {self._stack.data.kind} and {packed.data.kind}: on GPUs all "
+                "experts need the same format"
+            )
+        self._stack.put(self._index, packed.data)
+        self._stacked_bytes = packed.nbytes
         self.weight = None
 
     @property
@@ -81,10 +95,12 @@ class Router(Linear):
     Its kernels sum in the same order however many tokens a step has; torch's product in float32 does not.
     """
 
+    is_exact = True
+
     @override
     def pack_weights(self, quantization: Quantization) -> None:
         if self.weight is not None:
-            self._use(pack_exact_weight(self.weight))
+            self.use(pack_exact_weight(self.weight))
 
     def logits(self, x: Tensor) -> Tensor:
         """(tokens, hidden) to (tokens, experts)."""

@@ -6,34 +6,37 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from quire.engine.models.layers.inputs import (
-    AdaptedRows,
-    AdapterOfRow,
-    LoRARows,
-    RowSet,
-    StepAttention,
-    StepCrossAttention,
-)
+from quire.engine.models.layers.inputs import NO_LORA, LoRAIds, StepAttention, StepCrossAttention
+from quire.engine.models.layers.linear import LoRARows
 from quire.engine.models.layers.pieces import Pieces
 from quire.engine.models.specs.rope import Rope
+from quire.kernels import gpu
+from quire.kernels.lora import sort_rows
 from quire.kernels.projected_heads import CosSin
 
 
 @dataclass(frozen=True, slots=True)
 class StepLoRA:
-    """The rows that the adapter applies to, as layers read them; see `LoRARows`."""
+    """The rows of a step by adapter, as layers read them; see `LoRAIds`."""
 
-    tokens: AdaptedRows
-    logits: AdaptedRows | None
+    tokens: LoRARows
+    logits: LoRARows
 
     @classmethod
-    def of(cls, lora: LoRARows | None) -> StepLoRA | None:
-        """Those of a step. Where the device sorts rows it does so once, for all layers."""
-        return None if lora is None else cls(_rows(lora.tokens), None if lora.logits is None else _rows(lora.logits))
+    def of(cls, ids: LoRAIds | None, num_adapters: int) -> StepLoRA | None:
+        """Sort the rows of a step, once for all layers. `num_adapters`: those of the model."""
+        if ids is None:
+            return None
+        tokens = _rows(ids.tokens, ids.only, num_adapters)
+        return cls(tokens, tokens if ids.logits is None else _rows(ids.logits, ids.only, num_adapters))
 
 
-def _rows(rows: RowSet | AdapterOfRow) -> AdaptedRows:
-    return rows.sorted() if isinstance(rows, AdapterOfRow) else rows
+def _rows(ids: Tensor, only: int | None, num_adapters: int) -> LoRARows:
+    if only is not None:
+        return {only: None}
+    if gpu.supports(ids):
+        return sort_rows(ids, num_adapters)
+    return {lora_id: (ids == lora_id).nonzero().flatten() for lora_id in ids.unique().tolist() if lora_id != NO_LORA}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +50,7 @@ class StepContext:
         relative_bias: see `AttentionParams.bias`.
         relative_positions: (rows, hidden) the table that `DisentangledAttentionLayer` reads.
         cross: the step's cross-attention; None in models without it.
-        lora: rows that the model's LoRA adapter applies to; None: none.
+        lora: rows that adapters apply to; None: none.
         pieces: the pieces of audio of the step; None in models that encode audio whole.
     """
 
@@ -62,8 +65,8 @@ class StepContext:
     lora: StepLoRA | None = None
     pieces: Pieces | None = None
 
-    def lora_rows(self, *, last_layer: bool) -> AdaptedRows | None:
-        """Those of the tokens behind a layer's attention; None if the adapter applies to none of them."""
+    def lora_rows(self, *, last_layer: bool) -> LoRARows | None:
+        """The rows of the tokens behind a layer's attention that adapters apply to; None: none."""
         if self.lora is None:
             return None
         only_logits = last_layer and self.last_token_only and self.logits_indices is not None

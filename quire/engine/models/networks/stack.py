@@ -66,7 +66,7 @@ class TransformerLayer(nn.Module):
     def forward(self, x: Tensor, step: StepContext, *, last_layer: bool = False) -> Tensor:
         """(tokens, hidden) to (tokens, hidden), or to (len(logits_indices), hidden); see `StepAttention`."""
         rows = step.lora_rows(last_layer=last_layer)
-        ffn = self.ffn if rows is None else partial(self.ffn, adapted=rows)
+        ffn = self.ffn if rows is None else partial(self.ffn, lora=rows)
         normed = self.attn_norm(x)
         attended = self.attn_output_norm(self.attn(normed, step, last_layer=last_layer))
         logits_rows = last_layer and step.last_token_only and step.logits_indices is not None

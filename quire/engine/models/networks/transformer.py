@@ -20,7 +20,11 @@ from quire.engine.models.specs.rope import Rope
 
 
 class Transformer(LayerStack):
-    """Runs a `TransformerSpec`. Call `set_context` before the first `run`."""
+    """Runs a `TransformerSpec`. Call `set_context` before the first `run`.
+
+    Attributes:
+        num_adapters: number of its adapters (LoRA), whose ids are below it.
+    """
 
     def __init__(self, spec: TransformerSpec, tied: Linear | None = None, group: RankGroup | None = None) -> None:
         """Make the model.
@@ -44,6 +48,7 @@ class Transformer(LayerStack):
         tables = [layer.attn for layer in spec.layers if isinstance(layer.attn, DisentangledAttention)]
         self.relative_positions = RelativePositions(tables[0], spec) if tables else None
         self.heads: PoolerHeads | None = None
+        self.num_adapters = 0
         self.spec = spec
 
     def run(
@@ -79,7 +84,7 @@ class Transformer(LayerStack):
             None if self.relative_bias is None else self.relative_bias(),
             None if self.relative_positions is None else self.relative_positions(),
             cross,
-            StepLoRA.of(inputs.lora),
+            StepLoRA.of(inputs.lora_ids, self.num_adapters),
         )
 
     @property

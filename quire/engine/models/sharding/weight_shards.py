@@ -115,17 +115,19 @@ class WeightShards:
         Raises:
             WeightMismatch: the tensor does not have the shape of the parameter.
         """
-        shape = self._shape(name, part)
+        self.check_shape(name, part, tensor.shape, source)
         rows, columns = self.slices(name, part)
-        if tuple(tensor.shape) != shape:
-            raise WeightMismatch(f"{source} has shape {tuple(tensor.shape)}, but the model's is {shape}")
-        if len(shape) > 1:
+        if tensor.dim() > 1:
             tensor = tensor[:, columns]
         return tensor[rows[0]] if len(rows) == 1 else torch.cat([tensor[one] for one in rows])
 
-    def _shape(self, name: str, part: int | None) -> tuple[int, ...]:
-        shape = tuple(self.parameters[name])
-        return shape if part is None else (self._linears[name.rpartition(".")[0]].parts[part], *shape[1:])
+    def check_shape(self, name: str, part: int | None, shape: Sequence[int], source: str) -> None:
+        """Check that a tensor has the shape of a parameter, or of one projection in it; see `cut`."""
+        expected = tuple(self.parameters[name])
+        if part is not None:
+            expected = (self._linears[name.rpartition(".")[0]].parts[part], *expected[1:])
+        if tuple(shape) != expected:
+            raise WeightMismatch(f"{source} has shape {tuple(shape)}, but the model's is {expected}")
 
     def is_on_another_rank(self, name: str) -> bool:
         """Whether a parameter is 0 here, so that it is added once: a bias of results that are summed over the ranks."""

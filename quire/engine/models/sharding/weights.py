@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from typing_extensions import override
 
-from quire.engine.models.checkpoint.quantized import Window
+from quire.engine.models.checkpoint.formats.weight_format import PackableWeight, Window
 from quire.engine.models.checkpoint.weights import WeightFiller
 from quire.engine.models.sharding.decoder import ShardedDecoder
 from quire.engine.models.sharding.weight_shards import WeightShards
@@ -39,19 +39,17 @@ class ShardedWeightFiller(WeightFiller):
         self._shards = shards
         self._cut: set[str] = set()  # tensors that were cut when they were read
 
+    @override
     def window(self, name: str, shape: Sequence[int]) -> Window | None:
-        """The part of a tensor that has to be read; None if another rank has all of it.
-
-        It is the rank's part, or the whole tensor, of which the part is taken later.
-        """
+        """The rank's part, or the whole weight, of which a part is taken later; None if another rank has all of it."""
         whole = tuple(slice(0, size) for size in shape)
         target = self._names.target(name, self.targets)
-        window = whole if target is None else self._window(target, whole)
+        window = whole if target is None else self._window(name, target, whole)
         if window is not None and window is not whole:
             self._cut.add(name)
         return window
 
-    def _window(self, target: WeightTarget, whole: Window) -> Window | None:
+    def _window(self, name: str, target: WeightTarget, whole: Sequence[slice]) -> Window | None:
         experts = self._local_experts(target) if target.stacked else range(1)
         parameter = target.parameter.format(expert=experts.start)
         if not experts or self._shards.local(parameter) is None:
@@ -60,10 +58,25 @@ class ShardedWeightFiller(WeightFiller):
         if target.convert is not None or len(whole) != 2 + target.stacked:
             return whole
         if not target.stacked:
+            self._shards.check_shape(parameter, target.part, [size.stop for size in whole], name)
             return (rows[0], columns) if len(rows) == 1 else whole
         # Inputs before outputs; those of gate and up alternate.
         outputs = rows[0] if len(rows) == 1 else slice(2 * rows[0].start, 2 * rows[0].stop)
         return slice(experts.start, experts.stop), columns, outputs
+
+    @override
+    def _take(self, name: str, target: WeightTarget, parts: Sequence[PackableWeight]) -> bool:
+        local = self._shards.local(target.parameter)
+        if local is None or self._shards.padding(target.parameter):
+            return False
+        if name not in self._cut:
+            (whole,) = parts
+            rows, columns = self._shards.slices(target.parameter, target.part)
+            parts = [whole.part((some, columns)) for some in rows]
+        taken = super()._take(name, replace(target, parameter=local), parts)
+        if taken:
+            self.bytes_read += sum(part.nbytes for part in parts)
+        return taken
 
     @override
     def stacked_experts(self, name: str, target: WeightTarget) -> range:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from quire.engine.client.pooling_params import PoolingType
+from quire.engine.client.pooling_params import PoolingTask, PoolingType
 from quire.engine.models.specs.decoder import LayerNormSpec
 
 ScoreMethod = Literal["cosine", "dot", "cross_encoder", "max_sim"]
@@ -73,7 +73,7 @@ class PoolerSpec:
         extra_weights: files in the model's folder with weights of the steps: (step, folder).
     """
 
-    tasks: tuple[str, ...]
+    tasks: tuple[PoolingTask, ...]
     pooling_type: PoolingType = "last"
     embed: tuple[HeadStep, ...] = ()
     normalize: bool = True

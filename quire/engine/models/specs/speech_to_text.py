@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from quire.engine.client.model_info import SpeechToTextInfo
+from quire.engine.client.model_info import Transcribes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,6 +17,6 @@ class SpeechToTextSpec:
         median_width: positions of the median filter over these heads' weights.
     """
 
-    info: SpeechToTextInfo
+    info: Transcribes
     alignment_heads: tuple[tuple[int, int], ...] = ()
     median_width: int = 1

@@ -13,8 +13,8 @@ from quire.config.options import ModelOptions
 from quire.engine.client.protocol import MemoryTag, SleepLevel, Wake
 from quire.engine.execution.cuda_graphs import GraphSteps
 from quire.engine.models.layers import linear
-from quire.engine.models.layers.linear import LowRank
-from quire.kernels.low_rank import SortedRows, add_low_rank
+from quire.engine.models.layers.linear import LoRA
+from quire.kernels.lora import SortedRows, add_lora
 from tests.support.audio_models import make_audio_model, noise, prompt_with, save_audio_model
 from tests.support.engine import Engine, greedy
 from tests.support.sleep import ALL, AWAKE, answer, sleep
@@ -48,7 +48,7 @@ def together(engine: Engine, indices: list[int]) -> list[list[int]]:
     names = {index: f"{len(engine.results)}-{index}" for index in indices}
     for index, name in names.items():
         parts, tokens = REQUESTS[index]
-        prompt, items = prompt_with(engine.info.audio, *parts)  # type: ignore[arg-type]
+        prompt, items = prompt_with(engine.audio, *parts)
         engine.add(name, prompt, greedy(tokens), items=items)
     engine.run()
     return [engine.results[name].tokens for name in names.values()]
@@ -63,11 +63,11 @@ class Watched:
 
         def logits(steps: Any, inputs: Any, attention: Any) -> Tensor:
             if inputs.static:
-                graphs = steps.graphs if inputs.model.lora is None else steps.adapted
+                graphs = steps.graphs if inputs.model.lora_ids is None else steps.lora_graphs
                 self.eager += inputs.num_tokens not in graphs
-                lora = inputs.model.lora
-                (self.plain if lora is None else self.adapted).add(
-                    0 if lora is None else int((lora.tokens.adapters >= 0).sum())
+                lora_ids = inputs.model.lora_ids
+                (self.plain if lora_ids is None else self.adapted).add(
+                    0 if lora_ids is None else int((lora_ids.tokens >= 0).sum())
                 )
             return inner(steps, inputs, attention)
 
@@ -78,7 +78,7 @@ def test_one_graph_serves_any_mix(folder: Path, expected: list[list[int]], monke
     watched = Watched(monkeypatch)
     engine = Engine(folder, device=gpu_device(), **SMALL)
     steps = engine.runner.steps
-    assert sorted(steps.graphs) == sorted(steps.adapted) == [1, 2, 4]
+    assert sorted(steps.graphs) == sorted(steps.lora_graphs) == [1, 2, 4]
     for mix in ([0, 1, 2, 3], [1, 3], [0, 2], [1]):
         assert together(engine, mix) == [expected[index] for index in mix]
     assert watched.eager == 0
@@ -97,7 +97,7 @@ def test_a_model_without_an_adapter_has_half_as_many_graphs(folder: Path, tmp_pa
     (own / "adapter_config.json").unlink()
     steps = Engine(own, device=gpu_device(), **SMALL).runner.steps
     assert sorted(steps.graphs) == [1, 2, 4]
-    assert steps.adapted == {}
+    assert steps.lora_graphs == {}
 
 
 WAKE_UPS: dict[str, list[frozenset[MemoryTag]]] = {
@@ -118,16 +118,16 @@ def test_graphs_read_the_adapter_that_was_loaded_last(
     """Level 2 frees the adapter and loads it again, so its weights are elsewhere then."""
     read: set[int] = set()
 
-    def spy(y: Tensor, x: Tensor, down: Tensor, up: Tensor, rows: SortedRows) -> Tensor:
-        read.update((down.data_ptr(), up.data_ptr()))
-        return add_low_rank(y, x, down, up, rows)
+    def spy(y: Tensor, x: Tensor, lora_a: Tensor, lora_b: Tensor, rows: SortedRows) -> Tensor:
+        read.update((lora_a.data_ptr(), lora_b.data_ptr()))
+        return add_lora(y, x, lora_a, lora_b, rows)
 
-    monkeypatch.setattr(linear, "add_low_rank", spy)
+    monkeypatch.setattr(linear, "add_lora", spy)
     options = {**SMALL, "cudagraph_capture_sizes": (2,), "max_num_seqs": 2}
     engine = Engine(folder, device=gpu_device(), enable_sleep_mode=True, **options)
     assert together(engine, [0, 1]) == expected[:2]
-    old = [weakref.ref(graph) for graph in (engine.runner.steps.graphs[2], engine.runner.steps.adapted[2])]
-    adapter = weakref.ref(next(module for module in engine.model.modules() if isinstance(module, LowRank)))
+    old = [weakref.ref(graph) for graph in (engine.runner.steps.graphs[2], engine.runner.steps.lora_graphs[2])]
+    adapter = weakref.ref(next(module for module in engine.model.modules() if isinstance(module, LoRA)))
     del engine.runner
     sleep(engine, level)
     assert [graph() for graph in old] == [None, None]
@@ -138,8 +138,8 @@ def test_graphs_read_the_adapter_that_was_loaded_last(
     assert state == AWAKE
     executor: Any = engine.core.executor
     steps, model = executor._runner.steps, executor._runner.model
-    adapters = [module for module in model.modules() if isinstance(module, LowRank)]
-    weights = [side.weight for module in adapters for side in (module.down, module.up)]
+    adapters = [module for module in model.modules() if isinstance(module, LoRA)]
+    weights = [weight for module in adapters for weight in (module.lora_a, module.lora_b)]
     assert read == {weight.data_ptr() for weight in weights if weight is not None}  # while graphs were captured
-    assert list(steps.adapted) == [2]
+    assert list(steps.lora_graphs) == [2]
     assert together(engine, [0, 1]) == expected[:2]

@@ -7,6 +7,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from quire.engine.client.errors import MalformedMessage
@@ -184,13 +185,13 @@ def test_the_core_does_not_wait_for_a_worker_to_read_a_plan() -> None:
     workers, (rank,) = make_workers()
     steps = ReceivedSteps(RankChannel(rank.connection, ToWorker))
     assert steps.next(0.0) is None
-    long = NewSequence("a", tuple(range(1_000_000)), 1_000_000, greedy(1), None)
+    long = NewSequence("a", np.arange(1_000_000, dtype=np.int32), 1_000_000, greedy(1), None)
     for _ in range(2):
         workers.send(RunStep(StepPlan(new=[long]), []))
     for _ in range(2):
         message = steps.next(None)
         assert message is not None
-        assert message.plan.new == [long]
+        np.testing.assert_array_equal(message.plan.new[0].tokens, long.tokens)
     workers.close()
     with pytest.raises((EOFError, OSError)):
         steps.next(None)

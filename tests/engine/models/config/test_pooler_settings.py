@@ -47,7 +47,7 @@ def test_the_pooling_of_texts(name: str, kind: str, row: int, tmp_path: Path) ->
 
 def test_a_task(tmp_path: Path) -> None:
     embedder(tmp_path)
-    assert engine(tmp_path, task="embed").info.tasks == ("embed", "token_embed")
+    assert engine(tmp_path, task="embed").pools.tasks == ("embed", "token_embed")
     with pytest.raises(UnsupportedModel, match="classify"):
         engine(tmp_path, task="classify")
     with pytest.raises(UnsupportedModel, match="task embed differs from --task token_embed"):
@@ -75,9 +75,9 @@ def test_calibrated_logits(auto: Any, tmp_path: Path) -> None:
     model = make_encoder("bert", auto, num_labels=3)
     model.save_pretrained(tmp_path)
     calibrated = engine(tmp_path, logit_mean=0.5, logit_sigma=4)
-    task = calibrated.info.tasks[0]
+    task = calibrated.pools.tasks[0]
     for activates in (None, False):
-        params = PoolingParams(task=task, use_activation=activates)  # type: ignore[arg-type]
+        params = PoolingParams(task=task, use_activation=activates)
         logits = (output(model, TEXTS[1]).logits[0] - 0.5) / 4
         (got,) = pool(calibrated, TEXTS[1:], params)
         assert_close(got, logits if activates is False else logits.softmax(-1))
@@ -92,7 +92,7 @@ def test_steps_of_a_reward_model(max_num_batched_tokens: int, tmp_path: Path) ->
     settings = {"tok_pooling_type": "STEP", "step_tag_id": 250, "returned_token_ids": [11, 12]}
     options: dict[str, Any] = {"block_size": 8, "max_num_seqs": 4, "max_num_batched_tokens": max_num_batched_tokens}
     steps = Engine(tmp_path, model=ModelOptions(pooler_config=settings), **options)
-    assert steps.info.tasks == ("token_classify",)
+    assert steps.pools.tasks == ("token_classify",)
     (got,) = pool(steps, [text], PoolingParams(task="token_classify"))
     rows = torch.tensor([i for i, token in enumerate(text) if token == 250])
     assert_close(got, output(model, text).logits[0][rows][:, [11, 12]].softmax(-1))
@@ -114,11 +114,10 @@ def test_steps_of_an_encoder(tmp_path: Path) -> None:
 
 def test_chunks_are_for_the_front_end(tmp_path: Path) -> None:
     embedder(tmp_path)
-    info = engine(tmp_path, enable_chunked_processing=True, max_embed_len=3072000).info
-    assert info.pooling is not None
-    assert info.pooling.chunked
-    assert info.pooling.max_embed_len == 3072000
-    assert info.max_model_len == 256
+    chunking = engine(tmp_path, enable_chunked_processing=True, max_embed_len=3072000)
+    assert chunking.pools.chunked
+    assert chunking.pools.max_embed_len == 3072000
+    assert chunking.info.max_model_len == 256
 
 
 @pytest.mark.parametrize(

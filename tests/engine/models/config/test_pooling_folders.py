@@ -82,8 +82,7 @@ def test_dense_layers_and_normalization(tmp_path: Path) -> None:
     weight, bias = torch.randn(24, 64), torch.randn(24)
     save_file({"linear.weight": weight, "linear.bias": bias}, tmp_path / "2_Dense" / "model.safetensors")
     engine, text = Engine(tmp_path), random_text(1, 20)
-    assert engine.info.pooling is not None
-    assert engine.info.pooling.embedding_size == 24
+    assert engine.pools.embedding_size == 24
     hidden = torch.tanh(F.linear(output(model, text).last_hidden_state[0].mean(0), weight, bias))
     assert_close(pool(engine, [text], EMBED)[0], F.normalize(hidden, dim=0))
     cut = pool(engine, [text], PoolingParams(task="embed", dimensions=8))[0]
@@ -118,7 +117,7 @@ def test_decoders_embed_by_their_last_token(model_type: str, tmp_path: Path) -> 
     last = output(model, text).last_hidden_state[0, -1]
     for budget in (512, 16):
         engine = Engine(tmp_path, block_size=8, max_num_batched_tokens=budget)
-        assert engine.info.tasks == ("embed", "token_embed")
+        assert engine.pools.tasks == ("embed", "token_embed")
         for _ in range(2):
             assert_close(pool(engine, [text], EMBED)[0], last / last.norm())
 
@@ -226,7 +225,7 @@ def test_a_decoder_that_attends_in_both_directions_needs_no_head(tmp_path: Path)
     model = decoder("qwen2", AutoModelForCausalLM, is_causal=False, tie_word_embeddings=False)
     model.save_pretrained(tmp_path)
     engine, text = Engine(tmp_path), random_text(1, 30)
-    assert engine.info.tasks == ("embed", "token_embed")
+    assert engine.pools.tasks == ("embed", "token_embed")
     assert_close(hidden_states(engine, [text])[0], output(model.model, text).last_hidden_state[0])
     with pytest.raises(UnsupportedModel, match="cannot generate"):
         Engine(tmp_path, model=ModelOptions(task="generate"))
@@ -238,7 +237,7 @@ def test_decoders_with_a_score_head(model_type: str, tmp_path: Path) -> None:
     model = decoder(model_type, AutoModelForSequenceClassification, num_labels=3, pad_token_id=0, **changes)
     model.save_pretrained(tmp_path)
     engine, text = Engine(tmp_path), random_text(2, 25)
-    assert engine.info.tasks == ("classify",)
+    assert engine.pools.tasks == ("classify",)
     logits = output(model, text).logits[0]
     assert_close(pool(engine, [text], PoolingParams(task="classify"))[0], logits.softmax(0))
 
@@ -256,8 +255,7 @@ def test_rerank_by_the_logits_of_two_tokens(of_vllm: bool, tmp_path: Path) -> No
         overrides |= {"architectures": ["Qwen3ForSequenceClassification"], "is_original_qwen3_reranker": True}
     options = ModelOptions(convert="none" if of_vllm else "classify", hf_overrides=overrides)
     engine, text = Engine(tmp_path, model=options), random_text(1, 20)
-    assert engine.info.pooling is not None
-    assert engine.info.pooling.score_method == "cross_encoder"
+    assert engine.pools.score_method == "cross_encoder"
     logits = output(model, text).logits[0, -1]
     assert_close(pool(engine, [text], PoolingParams(task="score"))[0], logits[[50, 60]].softmax(0)[1:])
     missing = ModelOptions(convert="classify", hf_overrides={"classifier_from_token": ["never", "heard"]})
@@ -274,9 +272,8 @@ def test_late_interaction(tmp_path: Path) -> None:
     weight = torch.randn(16, 64)
     save_file({"linear.weight": weight}, tmp_path / "1_Dense" / "model.safetensors")
     engine, text = Engine(tmp_path), random_text(1, 12)
-    assert engine.info.tasks == ("token_embed",)
-    assert engine.info.pooling is not None
-    assert engine.info.pooling.score_method == "max_sim"
+    assert engine.pools.tasks == ("token_embed",)
+    assert engine.pools.score_method == "max_sim"
     vectors = F.normalize(F.linear(output(model, text).last_hidden_state[0], weight), dim=-1)
     assert_close(pool(engine, [text], PoolingParams(task="token_embed"))[0], vectors)
 
@@ -285,8 +282,7 @@ def test_matryoshka_dimensions_of_the_config(tmp_path: Path) -> None:
     make_encoder("bert").save_pretrained(tmp_path)
     path = tmp_path / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "matryoshka_dimensions": [16, 64]}))
-    info = Engine(tmp_path).info.pooling
-    assert info is not None
+    info = Engine(tmp_path).pools
     assert info.matryoshka
     assert info.dimensions == (16, 64)
 

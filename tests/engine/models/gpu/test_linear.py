@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from quire.engine.models.layers.embedding import Embedding
-from quire.engine.models.layers.inputs import AdapterOfRow
+from quire.engine.models.layers.inputs import LoRAIds
 from quire.engine.models.layers.linear import Linear
+from quire.engine.models.layers.step import StepLoRA
 from quire.kernels import native
 
 
@@ -19,23 +20,27 @@ def make(device: torch.device, dtype: torch.dtype) -> Linear:
     return linear
 
 
-@pytest.mark.parametrize("indices", [None, [0, 3, 4], []])
+@pytest.mark.parametrize("lora_ids", [[0] * 6, [0, -1, -1, 0, 0, -1], [-1] * 6, [1, 0, -1, 0, 1, 2], [2] * 6])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_an_adapter_for_some_rows(device: torch.device, dtype: torch.dtype, indices: list[int] | None) -> None:
+def test_each_row_has_the_product_of_its_adapter(device: torch.device, dtype: torch.dtype, lora_ids: list[int]) -> None:
+    """Adapter 1 has a smaller rank; 2 has no weights for this layer."""
     with native.disabled():
         linear, x = make(device, dtype), torch.randn(6, 96, device=device).to(dtype)
         linear.pack_weights("none")
-        down = torch.randn(8, 96, device=device).to(dtype) * 0.1
-        up = torch.randn(48, 8, device=device).to(dtype)
-        linear.adapt(down, up)
         plain = linear(x)
-        chosen = list(range(6)) if indices is None else indices
-        adapters = torch.tensor([0 if row in chosen else -1 for row in range(6)], dtype=torch.int32, device=device)
-        out = linear(x, adapted=AdapterOfRow(adapters).sorted())
         expected = plain.clone()
-        expected[chosen] += ((x[chosen].float() @ down.float().T).to(dtype).float() @ up.float().T).to(dtype)
+        for lora_id, rank in ((0, 8), (1, 4)):
+            lora_a = torch.randn(rank, 96, device=device).to(dtype) * 0.1
+            lora_b = torch.randn(48, rank, device=device).to(dtype)
+            linear.put_lora(lora_id, lora_a, lora_b, num_adapters=3)
+            chosen = [row for row in range(6) if lora_ids[row] == lora_id]
+            inner = (x[chosen].float() @ lora_a.float().T).to(dtype)
+            expected[chosen] += (inner.float() @ lora_b.float().T).to(dtype)
+        step = StepLoRA.of(LoRAIds(torch.tensor(lora_ids, dtype=torch.int32, device=device), None), 3)
+        assert step is not None
+        out = linear(x, lora=step.tokens)
     torch.testing.assert_close(out, expected, rtol=2e-2, atol=4e-2 if dtype == torch.bfloat16 else 1e-5)
-    others = [row for row in range(6) if row not in chosen]
+    others = [row for row in range(6) if lora_ids[row] not in (0, 1)]
     assert torch.equal(out[others], plain[others])
 
 

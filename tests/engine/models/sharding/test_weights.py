@@ -11,9 +11,9 @@ from safetensors.torch import load_file, save_file
 from quire.config.options import ModelOptions
 from quire.engine.execution.devices.reference import ReferenceDevice
 from quire.engine.models.checkpoint.checkpoint import Checkpoint
-from quire.engine.models.checkpoint.quantized import unpack_fp8, unpack_mxfp4
+from quire.engine.models.checkpoint.formats.fp8 import Fp8Weight
+from quire.engine.models.checkpoint.formats.mxfp4 import Mxfp4Weight
 from quire.engine.models.checkpoint.weights import allocate
-from quire.engine.models.config.fp8 import Fp8Scales
 from quire.engine.models.distributed.group import RankGroups
 from quire.engine.models.distributed.placement import Placement
 from quire.engine.models.errors import UnsupportedModel, WeightMismatch
@@ -40,7 +40,7 @@ def fill(folder: Path, placement: Placement) -> tuple[ShardedDecoder, ShardedWei
     names = weight_names(config.spec, config.facts)
     filler = ShardedWeightFiller(model, names, WeightShards(model), tied=config.spec.tied)
     with ReferenceDevice().activate(), Checkpoint(folder) as checkpoint:
-        filler.fill(checkpoint.tensors(torch.float32, lambda _: None, filler.window))
+        filler.fill(checkpoint.tensors(torch.float32, lambda _: None, filler))
     return model, filler
 
 
@@ -127,11 +127,11 @@ def test_a_part_of_mxfp4_is_what_the_whole_has_there(columns: tuple[int, int]) -
     blocks = torch.randint(0, 256, (3, 10, 4, 16), generator=generator).to(torch.uint8)
     scales = torch.randint(118, 132, (3, 10, 4), generator=generator).to(torch.uint8)
     window = (slice(1, 3), slice(*columns), slice(2, 8))
-    part = unpack_mxfp4(blocks, scales, torch.float32, window)
-    assert torch.equal(part, unpack_mxfp4(blocks, scales, torch.float32)[window])
+    part = Mxfp4Weight(blocks, scales).part(window).dequantize(torch.float32)
+    assert torch.equal(part, Mxfp4Weight(blocks, scales).dequantize(torch.float32)[window])
     unused = blocks.clone()
     unused[0] = unused[:, :2] = unused[:, 8:] = 255
-    assert torch.equal(part, unpack_mxfp4(unused, scales, torch.float32, window))
+    assert torch.equal(part, Mxfp4Weight(unused, scales).part(window).dequantize(torch.float32))
 
 
 @pytest.mark.parametrize("window", [(slice(100, 200), slice(None)), (slice(None), slice(75, 150))])
@@ -140,8 +140,8 @@ def test_a_part_of_fp8_is_what_the_whole_has_there(window: tuple[slice, slice], 
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(200, 300, generator=generator).to(torch.float8_e4m3fn)
     factors = torch.rand(scales, generator=generator) + 0.5
-    part = unpack_fp8(weight, factors, torch.float32, Fp8Scales(), window)
-    assert torch.equal(part, unpack_fp8(weight, factors, torch.float32, Fp8Scales())[window])
+    part = Fp8Weight(weight, factors).part(window).dequantize(torch.float32)
+    assert torch.equal(part, Fp8Weight(weight, factors).dequantize(torch.float32)[window])
 
 
 @pytest.mark.parametrize("case", ["diffllama", "olmo2"])

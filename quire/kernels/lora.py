@@ -1,4 +1,4 @@
-"""Low-rank products that are added to the result of a linear layer (LoRA), on GPUs."""
+"""Products of adapters (LoRA) that are added to the results of linear layers, on GPUs."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ class SortedRows(NamedTuple):
     totals: Tensor
 
 
-def sort_rows(adapters: Tensor, count: int) -> SortedRows:
+def sort_rows(lora_ids: Tensor, count: int) -> SortedRows:
     """Sort rows by adapter, without waiting for the device.
 
     Args:
-        adapters: (rows,) integers: the adapter of each row; -1: none.
+        lora_ids: (rows,) integers: the adapter of each row; -1: none.
         count: number of adapters.
     """
     from quire.kernels.triton.lora import sort_rows as kernel
 
-    return SortedRows(*kernel(adapters, count))
+    return SortedRows(*kernel(lora_ids, count))
 
 
-def add_low_rank(y: Tensor, x: Tensor, down: Tensor, up: Tensor, rows: SortedRows) -> Tensor:
-    """y + up_a (down_a x) for rows with an adapter a; y is changed.
+def add_lora(y: Tensor, x: Tensor, lora_a: Tensor, lora_b: Tensor, rows: SortedRows) -> Tensor:
+    """y + B (A x) for rows with an adapter of weights A and B; y is changed.
 
     Which rows have which adapter is known to the device only, so a captured call can be replayed for any others.
 
     Args:
         y: (rows, size_out), last stride 1.
         x: (rows, size_in).
-        down: (adapters, rank, size_in).
-        up: (adapters, size_out, rank), times the adapters' scales. Ranks that an adapter does not have are zero.
+        lora_a: (adapters, rank, size_in).
+        lora_b: (adapters, size_out, rank), times the adapters' scales. Ranks that an adapter does not have are zero.
         rows: see `sort_rows`.
 
     Returns:
         y.
     """
-    from quire.kernels.triton.lora import add_low_rank as kernel
+    from quire.kernels.triton.lora import add_lora as kernel
 
-    return kernel(y, x if x.stride(1) == 1 else x.contiguous(), down, up, *rows)
+    return kernel(y, x if x.stride(1) == 1 else x.contiguous(), lora_a, lora_b, *rows)

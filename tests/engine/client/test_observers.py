@@ -1,0 +1,106 @@
+"""Observers: any number of them, each of which gets the events that its class has a method for."""
+
+from __future__ import annotations
+
+import pytest
+from typing_extensions import override
+
+from quire.engine.client import stream
+from quire.engine.client.origin import Origin
+from quire.engine.client.protocol import StepStats
+from quire.engine.client.records import Observer, RequestRecord, RequestTimes
+from quire.engine.client.sampling_params import SamplingParams
+from quire.engine.client.stream import Delta, GenerateRequest
+from tests.support.fake_core import FakeCore, prompt_of, running_client
+from tests.support.tokenizer import EOS
+
+PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+def request(text: str = "hi", origin: Origin | None = None) -> GenerateRequest:
+    params = SamplingParams(max_tokens=50, eos_token_ids=(EOS,))
+    return GenerateRequest(prompt=prompt_of(text), params=params, origin=origin or Origin())
+
+
+class Records(Observer):
+    """Keeps the records of finished requests, as traces would."""
+
+    def __init__(self) -> None:
+        self.records: list[RequestRecord] = []
+
+    @override
+    def on_finish(self, record: RequestRecord) -> None:
+        self.records.append(record)
+
+
+class Broken(Observer):
+    """Fails at everything that happens to a request."""
+
+    @override
+    def on_step(self, stats: StepStats) -> None:
+        raise ValueError("on_step")
+
+    @override
+    def on_tokens(self, times: RequestTimes, now: float, count: int) -> None:
+        raise ValueError("on_tokens")
+
+    @override
+    def on_finish(self, record: RequestRecord) -> None:
+        raise ValueError("on_finish")
+
+
+class Tokens(Observer):
+    """Counts tokens."""
+
+    count = 0
+
+    @override
+    def on_tokens(self, times: RequestTimes, now: float, count: int) -> None:
+        self.count += count
+
+
+async def test_an_observer_that_fails_takes_nothing_from_requests_and_other_observers(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with running_client(FakeCore()) as client:
+        tokens, records = Tokens(), Records()
+        for observer in (Broken(), tokens, records):
+            client.observers.add(observer)
+        deltas = [delta async for delta in client.generate(request("abc"))]
+        assert "".join(delta.text for delta in deltas) == "ABC"
+        assert tokens.count == 4
+        assert [record.output_tokens for record in records.records] == [4]
+    failures = {str(entry.exc_info[1]) for entry in caplog.records if entry.exc_info}
+    assert failures == {"on_step", "on_tokens", "on_finish"}
+
+
+async def test_a_record_has_its_ids_and_the_times_of_all_borders() -> None:
+    origin = Origin("request", PARENT, 1.0)
+    async with running_client(FakeCore()) as client:
+        client.observers.add(records := Records())
+        async for _ in client.generate(request(origin=origin)):
+            pass
+        async for _ in client.generate(request()):
+            pass
+    first, second = records.records
+    assert first.origin is origin
+    assert second.origin == Origin()
+    assert first.request_id != second.request_id
+    times = first.times
+    borders = [times.rendered, times.queued, times.scheduled, times.first_token, times.last_token, times.sent]
+    assert times.arrived == 1.0
+    assert borders == sorted(borders)
+    assert borders[0] > 0.0
+
+
+async def test_without_an_observer_of_records_none_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> RequestRecord:
+        raise AssertionError("a record was made")
+
+    monkeypatch.setattr(stream.SequenceStream, "record", fail)
+    async with running_client(FakeCore()) as client:
+        client.observers.add(tokens := Tokens())
+        last = Delta()
+        async for delta in client.generate(request("abc")):
+            last = delta
+        assert (last.finish_reason, tokens.count) == ("stop", 4)
