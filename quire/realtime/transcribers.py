@@ -17,10 +17,10 @@ from quire.realtime.settings import SessionSettings
 from quire.realtime.transcript import Transcript, Usage
 from quire.realtime.utterance_transcriber import StreamingTranscriber, TranscriberOf, UtteranceTranscriber
 from quire.serving.models import ServedModel, SpeechModel
-from quire.speech.memory import feature_bytes
 from quire.speech.streaming import LiveTranscription
 from quire.speech.transcriber import Transcriber
 from quire.speech.types import TokenLogprob, TranscriptDelta, TranscriptionDone, TranscriptionOptions
+from quire.speech.windows import feature_bytes
 from quire.workers.tenant import current_tenant
 
 _TOKENS_PER_SECOND, _MORE_TOKENS = 12, 16  # in a draft; fast speech has half as many

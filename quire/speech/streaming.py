@@ -22,10 +22,9 @@ from quire.multimodal.audio.frames import feature_maker, frame_samples, frames_o
 from quire.multimodal.audio.reader import AudioReader
 from quire.serving.models import ServedModel
 from quire.speech.aligned_words import AlignedToken, AlignedWord, align_words, segment_words, timed_words
-from quire.speech.decoding_attempt import DecodingAttempt, WindowResult, sampling_params, token_logprobs
-from quire.speech.joining import Joiner
-from quire.speech.text_stream import TextStream
+from quire.speech.attempt import DecodingAttempt, WindowResult, sampling_params, token_logprobs
 from quire.speech.types import TranscriptDelta, TranscriptionDone, TranscriptionOptions, TranscriptionUsage
+from quire.speech.windows import Joiner, TextStream
 from quire.workers.tenant import take_turn
 
 Samples = NDArray[np.float32]

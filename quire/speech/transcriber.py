@@ -18,14 +18,11 @@ from quire.multimodal.audio.reader import AudioReader
 from quire.multimodal.audio.voice_activity import find_speech
 from quire.protocol.errors import InvalidRequest
 from quire.serving.models import AudioInput, GeneratingModel, ServedModel, SpeechModel
+from quire.speech.attempt import WindowResult
 from quire.speech.capabilities import Capabilities, check_options, speech_to_text_capabilities, streaming_capabilities
-from quire.speech.chat_prompt import capabilities_of
-from quire.speech.chat_window import ChatWindowTranscriber
-from quire.speech.ctc_window import CTCWindowTranscriber
-from quire.speech.decoding_attempt import WindowResult
-from quire.speech.joining import Joiner
-from quire.speech.running import MOST, RunningWindows
-from quire.speech.seq2seq_window import Seq2SeqWindowTranscriber
+from quire.speech.chat import ChatWindowTranscriber, capabilities_of
+from quire.speech.ctc import CTCWindowTranscriber
+from quire.speech.seq2seq import Seq2SeqWindowTranscriber
 from quire.speech.streaming import StreamingWindowTranscriber
 from quire.speech.tokens import TranscriptionTokens
 from quire.speech.types import (
@@ -38,7 +35,7 @@ from quire.speech.types import (
     VoiceOptions,
     Word,
 )
-from quire.speech.window_transcriber import WindowTranscriber
+from quire.speech.windows import MOST, Joiner, RunningWindows, WindowTranscriber
 from quire.workers.tenant import current_tenant
 
 Samples = NDArray[np.float32]

@@ -13,8 +13,7 @@ import pytest
 
 from quire.engine.client.pooling_params import PoolingParams
 from quire.engine.client.protocol import AddRequest
-from quire.speech.seek import LEAST_ADVANCE, next_start
-from quire.speech.segments import SegmentSpan
+from quire.speech.segments import LEAST_ADVANCE, SegmentSpan, next_start
 from quire.speech.speech_stretches import SpeechStretches
 from quire.speech.transcriber import Transcriber
 from quire.speech.types import TranscriptDelta, TranscriptionDone, TranscriptionOptions

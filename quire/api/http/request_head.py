@@ -39,7 +39,7 @@ def set_origin(scope: Scope) -> None:
     if parent is not None and len(parent) > _MAX_LENGTH:
         parent = None
     traceparent = None if parent is None else parent.decode("latin-1")
-    set_current_origin(Origin(state["request_id"], traceparent, state[ARRIVED]))
+    set_current_origin(Origin(state["request_id"], traceparent, state.get(ARRIVED, 0.0)))
 
 
 def clean_request_id(request_id: str) -> str:

@@ -23,8 +23,8 @@ from quire.multimodal.audio.memory import Reservation
 from quire.multimodal.audio.reader import AudioFile, AudioUse
 from quire.protocol.errors import ClientDisconnected, InvalidRequest, shorten
 from quire.serving.models import ServedModel
-from quire.speech.memory import kept_bytes
 from quire.speech.transcriber import Transcriber
+from quire.speech.windows import kept_bytes
 from quire.workers.tenant import current_tenant
 
 Body = TypeVar("Body", bound=BaseModel)

@@ -27,15 +27,30 @@ from quire.multimodal.audio.features import HOP, SAMPLE_RATE
 from quire.multimodal.audio.items import make_item
 from quire.multimodal.audio.reader import AudioReader
 from quire.rendering.tokenizer import Tokenizer
+from quire.speech.attempt import (
+    DOUBTFUL,
+    TEMPERATURES,
+    DecodingAttempt,
+    WindowResult,
+    deltas_of,
+    probably_silent,
+    sampling_params,
+    token_logprobs,
+)
 from quire.speech.capabilities import only_language
-from quire.speech.decoding_attempt import DecodingAttempt, WindowResult, deltas_of, sampling_params, token_logprobs
-from quire.speech.quality import DOUBTFUL, TEMPERATURES, probably_silent
-from quire.speech.seek import LEAD, LEAST_ADVANCE, next_start
-from quire.speech.segments import SegmentSpan, spans_of, spans_of_words, within_segments
+from quire.speech.segments import (
+    LEAD,
+    LEAST_ADVANCE,
+    SegmentSpan,
+    next_start,
+    spans_of,
+    spans_of_words,
+    within_segments,
+)
 from quire.speech.speech_stretches import SpeechStretches, find_stretches
-from quire.speech.text_stream import TextStream
 from quire.speech.tokens import TranscriptionPrompt, TranscriptionTokens, spoken
 from quire.speech.types import TranscriptionOptions, Word
+from quire.speech.windows import TextStream
 from quire.speech.words import WordTokens, timed_words
 
 Samples = NDArray[np.float32]
