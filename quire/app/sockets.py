@@ -140,7 +140,12 @@ class Listener:
         self._opens = False
 
     def _open(self, connection: socket.socket) -> None:
-        opening = run_eagerly(self._loop.connect_accepted_socket(self._make_protocol, connection))
+        try:
+            opening = run_eagerly(self._loop.connect_accepted_socket(self._make_protocol, connection))
+        except OSError as error:  # it has failed meanwhile
+            logger.debug("a connection was not opened: %s", error)
+            connection.close()
+            return
         if opening is not None:
             self._tasks.add(opening)
             opening.add_done_callback(self._tasks.discard)

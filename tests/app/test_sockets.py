@@ -167,6 +167,23 @@ def received(client: socket.socket) -> bytes:
 
 
 @on_uvloop
+async def test_a_connection_that_cannot_be_opened_does_not_keep_the_next_waiting() -> None:
+    class Failing(Hello):
+        failures = 3
+
+        def __init__(self) -> None:
+            if Failing.failures:
+                Failing.failures -= 1
+                raise ConnectionResetError
+
+    made = listening(socket.socket())
+    listener = listener_of(made, Failing)
+    for expected in (b"", b"", b"", b"hello"):
+        assert await greeting(made.getsockname()) == expected
+    listener.close()
+
+
+@on_uvloop
 async def test_a_full_process_accepts_connections_later(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
