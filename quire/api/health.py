@@ -30,6 +30,21 @@ class Load(BaseModel):
     server_load: int
 
 
+def probe_response(state: ServerState, path: str) -> Response:
+    """The response to a probe: readiness at `/ready`, else whether all engines run and make progress."""
+    if path == "/ready" and state.draining:
+        reason: str | None = "The server is shutting down and finishes its running requests."
+    elif path == "/ready" and state.is_sleeping:
+        reason = "A model is asleep; POST /wake_up wakes it."
+    else:
+        reason = state.unhealthy_reason()
+    if reason is not None:
+        return Unavailable(reason).response(path)
+    if degraded := state.degraded_reasons():
+        return JSONResponse({"status": "degraded", "reasons": degraded})
+    return Response()
+
+
 def router(state: ServerState) -> APIRouter:
     """A router with the endpoints of health, readiness, load and metrics."""
     routes = APIRouter()
@@ -41,21 +56,13 @@ def router(state: ServerState) -> APIRouter:
     @routes.post("/ping", response_class=Response, responses=_UNHEALTHY)
     async def health() -> Response:
         """Whether all engines run and make progress. The body lists other parts that do not work."""
-        if (reason := state.unhealthy_reason()) is not None:
-            raise Unavailable(reason)
-        if degraded := state.degraded_reasons():
-            return JSONResponse({"status": "degraded", "reasons": degraded})
-        return Response()
+        return probe_response(state, "/health")
 
     @routes.head("/ready", include_in_schema=False)
     @routes.get("/ready", response_class=Response, responses=_UNHEALTHY)
     async def ready() -> Response:
         """Whether the server should get new requests."""
-        if state.draining:
-            raise Unavailable("The server is shutting down and finishes its running requests.")
-        if state.is_sleeping:
-            raise Unavailable("A model is asleep; POST /wake_up wakes it.")
-        return await health()
+        return probe_response(state, "/ready")
 
     @routes.get("/version")
     async def version() -> Version:

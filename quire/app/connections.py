@@ -95,6 +95,11 @@ class Connections:
     def __len__(self) -> int:
         return len(self._open)
 
+    @property
+    def room(self) -> int:
+        """How many connections may be added before others are closed for them."""
+        return self.limit + _RESERVE - len(self._open)
+
     def deadline(self, seconds: float) -> float:
         """The time on the clock in `seconds` from now."""
         return self.clock + seconds + self._interval

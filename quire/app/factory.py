@@ -31,6 +31,7 @@ from quire.app.middleware import (
     body_limit,
     host_check,
     orca_header,
+    probes,
     refusal_while_draining,
     request_tracking,
 )
@@ -54,7 +55,6 @@ def create_app(
     app.state.max_json_values = state.limits.max_json_values
     install_error_handlers(app)
     pooling = (embeddings, rerank, cohere, tei)
-    # Routes are searched in order: behind all others a probe took half as long again, and thousands may come at once.
     for module in (health, completions, chat, anthropic, generate, *pooling, speech, models, sleep, invocations):
         app.include_router(module.router(state))
     app.include_router(responses.router(state, service))
@@ -74,7 +74,7 @@ def create_app(
     layers += [orca_header(state), refusal_while_draining(state)]
     if server.api_key:
         layers.append(authentication(api_keys(server.api_key), sessions.secrets.is_valid))
-    layers.append(body_limit(int(state.limits.max_body_size)))
+    layers += [body_limit(int(state.limits.max_body_size)), probes(state)]
     return apply_middleware(app, layers)
 
 

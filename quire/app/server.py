@@ -52,7 +52,7 @@ class Server(uvicorn.Server):
         tls: Tls | None = None,
     ) -> None:
         """Make a server; on the event loop that serves."""
-        table = Connections(connections)
+        self._table = table = Connections(connections)
         self._state = state
         self._responses = responses
         self._sessions = sessions
@@ -92,7 +92,7 @@ class Server(uvicorn.Server):
             for listener in sockets or ():  # the event loop's own error would not name the address
                 listener.listen(self.config.backlog)
             await super().startup([])
-            accept_connections(self, sockets or ())
+            accept_connections(self, sockets or (), lambda: self._table.room)
         except OSError as error:
             raise listen_error(self._settings, error) from error
         address = self._address()

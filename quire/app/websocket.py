@@ -17,9 +17,10 @@ from websockets.http11 import Request
 from websockets.server import ServerProtocol
 
 from quire.api.http.request_head import ARRIVED, REQUEST_ID, endpoint_path, put_below
+from quire.api.http.tenant import tenant_of
 from quire.app.connections import Connections, UnreadResponse, reset
 from quire.protocol.errors import ApiError, Internal, InvalidRequest, TimedOut
-from quire.workers.turns import turns
+from quire.workers.turns import ARRIVALS, ENDINGS, turns
 
 _SLICE = 4 << 10  # bytes that are parsed before others have their turn: hundreds of the smallest frames
 _MAX_FRAGMENTS = 1 << 16  # of a message; they may be empty
@@ -90,6 +91,11 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         self.scope["state"][ARRIVED] = time.monotonic()
         self.scope["state"]["request_id"] = request_id
 
+    async def run_asgi(self) -> None:
+        """Answer the handshake and serve the session. Thousands may arrive together."""
+        await turns().take(ARRIVALS + tenant_of(self.scope))  # type: ignore[arg-type]  # uvicorn's type of a scope
+        await super().run_asgi()
+
     def on_task_complete(self, task: asyncio.Task[None]) -> None:
         super().on_task_complete(task)
         self._table.leave_place(self)
@@ -151,7 +157,9 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
     async def receive(self) -> Any:
         """The next message. Once it was the last one, more are parsed."""
         message = await self.queue.get()
-        if self.queue.empty():
+        if message["type"] == "websocket.disconnect":
+            await turns().take(ENDINGS)  # thousands of clients may leave together
+        elif self.queue.empty():
             self._go_on()
         return message
 

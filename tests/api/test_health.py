@@ -44,6 +44,54 @@ async def test_health_is_green_then_red_when_the_engine_dies(tmp_path: Path) -> 
         assert (await server.post(COMPLETIONS, LONG)).status_code == 503
 
 
+async def test_probes_have_the_headers_and_the_methods_of_other_endpoints(tmp_path: Path) -> None:
+    orca = {"endpoint-load-metrics-format": "TEXT"}
+    async with running_server(tmp_path, allowed_origins=("https://a.example",), max_body_size=1000) as server:
+        for path in ("/health", "/ping", "/ready"):
+            for method in ("GET", "HEAD", *["POST"] * (path == "/ping")):
+                headers = {"x-request-id": "mine", "origin": "https://a.example", **orca}
+                answer = await server.http.request(method, path, headers=headers, content=b"x" * 100)
+                assert (answer.status_code, answer.content) == (200, b""), (method, path)
+                assert answer.headers["x-request-id"] == "mine"
+                assert answer.headers["content-length"] == "0"
+                assert answer.headers["access-control-allow-origin"] == "https://a.example"
+                assert answer.headers["endpoint-load-metrics"].startswith("TEXT ")
+                assert len((await server.http.request(method, path)).headers["x-request-id"]) == 32
+                assert (await server.http.request(method, path, content=b"x" * 2000)).status_code == 413
+            for method in ("DELETE", "PUT", *["POST"] * (path != "/ping")):
+                answer = await server.http.request(method, path)
+                assert (answer.status_code, answer.json()["error"]["code"]) == (405, 405), (method, path)
+            preflight = {"origin": "https://a.example", "access-control-request-method": "GET"}
+            assert (await server.http.options(path, headers=preflight)).status_code == 200
+        schema = (await server.http.get("/openapi.json")).json()["paths"]
+        assert {path: set(schema[path]) for path in ("/health", "/ping", "/ready")} == {
+            "/health": {"get"},
+            "/ping": {"get", "post"},
+            "/ready": {"get"},
+        }
+        assert 'handler="/health"' not in (await server.http.get("/metrics")).text
+
+
+async def test_an_unhealthy_server_says_why_to_every_probe(tmp_path: Path) -> None:
+    async with running_server(tmp_path) as server:
+        server.state.degraded.append(lambda: "the store is broken")
+        for path in ("/health", "/ping", "/ready"):
+            answer = await server.http.get(path)
+            assert (answer.status_code, answer.json()) == (
+                200,
+                {"status": "degraded", "reasons": ["the store is broken"]},
+            )
+            assert (await server.http.head(path)).content == b""
+        server.state.models[0].client.fail("told to die")
+        for method, path in (("GET", "/health"), ("HEAD", "/health"), ("POST", "/ping"), ("GET", "/ready")):
+            answer = await server.http.request(method, path)
+            assert answer.status_code == 503
+            if method == "HEAD":
+                assert answer.content == b""
+            else:
+                assert "told to die" in answer.json()["error"]["message"]
+
+
 async def test_a_stuck_engine_is_unhealthy_until_it_moves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_module, "_PING_EVERY", 0.01)
     core = FakeCore()

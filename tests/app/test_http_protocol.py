@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from quire.app.http_protocol import probe_detector
 from tests.support.fake_core import FakeCore, says
 from tests.support.raw import Raw, body_of, connected, on_uvloop, post, silent
 from tests.support.server import Server, chunks_of, running_server, until
@@ -59,6 +60,28 @@ async def test_a_head_without_end_is_refused_while_it_arrives(tmp_path: Path) ->
                 assert (answer.status, answer.headers["connection"]) == (status, "close")
                 assert flag in answer.message
                 await client.rest()
+
+
+def test_probes_are_recognized_by_their_first_bytes() -> None:
+    for root in ("", "/api", "/a.b"):
+        begins_probe = probe_detector(root)
+        for prefix in {"", root}:
+            for line in (
+                "GET {}/health HTTP/1.1",
+                "HEAD {}/ready HTTP/1.0",
+                "POST {}/ping HTTP/1.1",
+                "GET {}/health?a HTTP",
+            ):
+                assert begins_probe(line.format(prefix).encode()), line
+        for line in (
+            "",
+            "GET /",
+            "GET /healthy HTTP/1.1",
+            "GET /v1/health HTTP/1.1",
+            "xGET /health HTTP/1.1",
+            "GET /axb/ping ",
+        ):
+            assert not begins_probe(line.encode()), line
 
 
 @on_uvloop

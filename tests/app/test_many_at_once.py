@@ -83,6 +83,32 @@ async def test_a_probe_is_answered_before_requests_of_clients_that_connected_ear
     assert int(answer.rpartition(b"\r\n\r\n")[2]) < COUNT // 4
 
 
+HANDSHAKE = (
+    b"GET /v1/realtime HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+)
+
+
+@on_uvloop
+async def test_websockets_that_arrive_or_leave_together_are_served_one_by_one() -> None:
+    with Iterations() as begun, Iterations() as ended, ExitStack() as stack:
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            begun.note()
+            assert (await receive())["type"] == "websocket.connect"
+            await send({"type": "websocket.accept"})
+            assert (await receive())["type"] == "websocket.disconnect"
+            ended.note()
+
+        table = Connections(ConnectionOptions())
+        async with listening(app, connections=table) as url:
+            await open_clients(stack, url, table, HANDSHAKE)
+            await until(lambda: begun.total == COUNT)
+            stack.close()
+            await until(lambda: ended.total == COUNT)
+    assert (begun.most, ended.most) == (1, 1)
+
+
 @on_uvloop
 async def test_clients_that_leave_together_are_noticed_one_by_one() -> None:
     with Iterations() as iterations, ExitStack() as stack:

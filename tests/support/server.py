@@ -184,7 +184,8 @@ async def listening(
     config.load()
     server.lifespan = config.lifespan_class(config)
     await server.startup([])
-    accept_connections(server, [socket.create_server(("127.0.0.1", port), backlog=config.backlog)])
+    sockets = [socket.create_server(("127.0.0.1", port), backlog=config.backlog)]
+    accept_connections(server, sockets, lambda: config.backlog if connections is None else connections.room)
     await server.on_tick(0)  # sets the headers of all answers
     port = server.servers[0].sockets[0].getsockname()[1]
     try:
