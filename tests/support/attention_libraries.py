@@ -402,7 +402,8 @@ class _Wrapper:
         for pages in paged_kv_cache:
             assert q.dtype == pages.dtype == self._dtype
             assert pages.shape[1:] == (kv_heads, page_size, dim)
-            assert pages.is_contiguous()
+            assert pages[0].is_contiguous()
+        assert paged_kv_cache[0].stride() == paged_kv_cache[1].stride(), "k/v strides must be identical"
         out = []
         for i, last in enumerate(last_lens):
             blocks = indices[starts[i] : starts[i + 1]]

@@ -34,12 +34,12 @@ def request_id_of(headers: Iterable[tuple[bytes, bytes]]) -> str:
 
 def set_origin(scope: Scope) -> None:
     """Set the origin of the current task's requests to the engine from the HTTP request or handshake."""
-    state = scope["state"]
+    state = scope.get("state", {})  # Quire's own server has put the id and the time into it
     parent = next((value for name, value in scope["headers"] if name == _TRACE_PARENT), None)
     if parent is not None and len(parent) > _MAX_LENGTH:
         parent = None
     traceparent = None if parent is None else parent.decode("latin-1")
-    set_current_origin(Origin(state["request_id"], traceparent, state.get(ARRIVED, 0.0)))
+    set_current_origin(Origin(state.get("request_id", ""), traceparent, state.get(ARRIVED, 0.0)))
 
 
 def clean_request_id(request_id: str) -> str:

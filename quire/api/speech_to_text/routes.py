@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import aclosing
 from typing import Any
 
+import msgspec
 from fastapi import APIRouter, Request
 from starlette.datastructures import UploadFile
 from starlette.responses import Response
@@ -22,7 +23,7 @@ from quire.api.speech_to_text.answers import (
 )
 from quire.api.speech_to_text.form import admitted_audio, read_form
 from quire.engine.client.deadline import Deadline
-from quire.engine.client.sampling_params import GREEDY
+from quire.engine.client.sampling_params import GREEDY, SamplingNumbers
 from quire.protocol import fields
 from quire.protocol.common import ERRORS, openapi_stream
 from quire.protocol.errors import InvalidRequest
@@ -58,6 +59,7 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "vllm_xargs": (None, "{}"),
     "watermarking": (False, None),
 }
+_MIN_TEMPERATURE = 1e-3  # lower ones overflow the logits
 _WITH_TIMES = ("srt", "vtt", "verbose_json")
 _PLAIN = {"text/plain": {"schema": {"type": "string"}}}
 
@@ -168,6 +170,12 @@ async def _collect(events: Events) -> tuple[TranscriptionDone, list[TokenLogprob
     raise AssertionError("a transcription ends with TranscriptionDone")
 
 
+def _numbers(body: SpeechToTextRequestBody) -> SamplingNumbers:
+    """The numbers of a request. A low temperature does not become 0, with which text may be decoded again."""
+    temperature = max(body.temperature, _MIN_TEMPERATURE) if body.temperature else 0.0
+    return msgspec.structs.replace(numbers_of(body, GREEDY), temperature=temperature)
+
+
 def _options(body: SpeechToTextRequestBody, state: ServerState, task: SpeechTask) -> TranscriptionOptions:
     voice = body.chunking_strategy
     transcription = body if isinstance(body, TranscriptionRequest) else TranscriptionRequest()
@@ -177,7 +185,7 @@ def _options(body: SpeechToTextRequestBody, state: ServerState, task: SpeechTask
         languages=tuple(transcription.languages),
         prompt=body.prompt,
         hotwords=" ".join(text for text in (body.hotwords or "", *transcription.keywords) if text),
-        numbers=numbers_of(body, GREEDY),
+        numbers=_numbers(body),
         timestamps=body.response_format in _WITH_TIMES,
         words="word" in transcription.timestamp_granularities,
         logprobs=bool(transcription.include),

@@ -43,7 +43,7 @@ def embed(engine: Engine, prompt: list[int], **fields: Any) -> NDArray[np.float3
 
 def test_embeddings_equal_hugging_face(model: Any, folder: Path) -> None:
     engine = Engine(folder)
-    assert engine.info.tasks == ("embed", "token_embed")
+    assert engine.info.tasks == ("embed", "token_embed", "score")
     assert engine.info.num_blocks == engine.info.cache_bytes == 0
     for length in LENGTHS:
         prompt = random_prompt(length, length)

@@ -218,7 +218,7 @@ def test_float32_is_refused(folders: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_an_embedder_starts_with_a_library(tmp_path: Path, calls: Calls) -> None:
     engine = engine_of(tiny_embedder(tmp_path), "flash_attn")
-    assert engine.info.tasks == ("embed", "token_embed")
+    assert engine.info.tasks == ("embed", "token_embed", "score")
 
 
 @pytest.mark.parametrize("device", ["cpu", "reference"])
