@@ -169,6 +169,8 @@ class NumpyInputBuilder(InputBuilder):
         positions = np.concatenate([np.arange(span.start, span.length) for span in spans])
         block, offset = np.divmod(positions, table.block_size)
         blocks = table.blocks[:, rows, block].astype(np.int64)
+        # Kernels read a group's slots side by side; so far those of a token are.
+        slots = np.ascontiguousarray(blocks * table.block_size + offset)
         indices = logits_rows(spans)
         return StepInputs(
             spans,
@@ -178,7 +180,7 @@ class NumpyInputBuilder(InputBuilder):
                 None if len(indices) == len(positions) else torch.tensor(indices, dtype=torch.int64),
                 lora_ids=_lora_ids(spans, table.lora_ids) if table.lora_ids else None,
             ),
-            [GroupInputs(torch.from_numpy(slots)) for slots in blocks * table.block_size + offset],
+            [GroupInputs(torch.from_numpy(of_group)) for of_group in slots],
             int(blocks.max()),
         )
 
