@@ -131,7 +131,7 @@ VARIANTS = [
             "logits": "*fp32",
             **_ROWS,
             "tokens": "*i64",
-            "own": "*fp32",
+            "chosen_logprobs": "*fp32",
             "larger": "*i32",
             "keys": "*i64",
             "stride": "i32",
