@@ -99,11 +99,11 @@ class BlockTables:
             return self._prefix(0, [])
         size = self._pool.block_size
         hashes = request.block_hashes(size, self._hasher)[: longest // size]
-        found = {group: self._pool.match(_keys(hashes, group)) for group in self._full}
-        count = min(map(len, found.values()), default=len(hashes))
+        cached = {group: self._pool.match(_keys(hashes, group)) for group in self._full}
+        count = min(map(len, cached.values()), default=len(hashes))
         while count and (missing := self._missing(hashes, count)) is not None:
             count = missing
-        tables = [found[group][:count] if group in found else [0] * count for group in range(self._count)]
+        tables = [cached[group][:count] if group in cached else [0] * count for group in range(self._count)]
         for group, window in self._windows:
             first = self._first_seen(count * size, window)
             tables[group][first:] = self._pool.match(_keys(hashes[first:count], group))
@@ -117,11 +117,11 @@ class BlockTables:
 
     def _missing(self, hashes: list[BlockHash], count: int) -> int | None:
         """Return the last block that groups with windows lack to begin behind `count` blocks; None if they have all."""
-        for group, window in self._windows:
-            first = self._first_seen(count * self._pool.block_size, window)
-            for index in reversed(range(first, count)):
-                if not self._pool.has(_key(hashes[index], group)):
-                    return index
+        firsts = [(group, self._first_seen(count * self._pool.block_size, window)) for group, window in self._windows]
+        # All groups at each block, so that a block is looked up once for each group however often this is called.
+        for index in reversed(range(min((first for _, first in firsts), default=count), count)):
+            if any(index >= first and not self._pool.has(_key(hashes[index], group)) for group, first in firsts):
+                return index
         return None
 
     def _first_seen(self, start: int, window: int) -> int:

@@ -5,6 +5,7 @@ Fields describe operations, never model names. New control flow gets a new type.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from enum import Enum
 
@@ -111,15 +112,15 @@ class LatentAttention:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recurrence:
+class Recurrence(ABC):
     """The base of layers in the place of attention that read earlier tokens from a state of a fixed size."""
 
     rope: Rope | None = None  # always None
 
     @property
+    @abstractmethod
     def cache(self) -> StateCache:
         """The state of a sequence."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
