@@ -96,10 +96,10 @@ def _fp8_blocks(weight: Tensor) -> tuple[Tensor, Tensor]:
     scale = blocks.abs().amax((2, 3)) / limit
     scale = torch.where(scale == 0, 1.0, scale)
     candidates = []
-    for one in (scale, torch.exp2(scale.log2().ceil())):
-        values = (blocks / one[..., None, None]).to(torch.float8_e4m3fn)
-        error = (values.float() * one[..., None, None] - blocks).abs().amax((2, 3))
-        candidates.append((values, one, error))
+    for candidate_scale in (scale, torch.exp2(scale.log2().ceil())):
+        values = (blocks / candidate_scale[..., None, None]).to(torch.float8_e4m3fn)
+        error = (values.float() * candidate_scale[..., None, None] - blocks).abs().amax((2, 3))
+        candidates.append((values, candidate_scale, error))
     (values, scale, error), (other, power, other_error) = candidates
     better = other_error < error
     values = torch.where(better[..., None, None], other.view(torch.uint8), values.view(torch.uint8))
@@ -203,5 +203,5 @@ class StackedWeights:
             self._data.scales[expert] = data.scales
 
 
-def _stacked(one: Tensor, experts: int) -> Tensor:
-    return torch.empty((experts, *one.shape), dtype=one.dtype, device=one.device)
+def _stacked(weight: Tensor, experts: int) -> Tensor:
+    return torch.empty((experts, *weight.shape), dtype=weight.dtype, device=weight.device)

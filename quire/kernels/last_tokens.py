@@ -25,5 +25,5 @@ def fill_last_tokens(token_ids: Tensor, last_tokens: Tensor) -> None:
 
 def reference(token_ids: Tensor, last_tokens: Tensor) -> None:
     """`fill_last_tokens` in torch."""
-    found = last_tokens[(-1 - token_ids).clamp(min=0)]
-    token_ids.copy_(torch.where(token_ids < 0, found, token_ids))
+    last = last_tokens[(-1 - token_ids).clamp(min=0)]
+    token_ids.copy_(torch.where(token_ids < 0, last, token_ids))

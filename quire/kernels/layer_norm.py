@@ -21,12 +21,12 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, resid
         weight: (dim,) of x's dtype, like bias.
         residual: (rows, dim).
     """
-    given = [tensor for tensor in (x, weight, bias, residual) if tensor is not None]
-    if x.dim() == 2 and 0 < x.shape[1] <= _MAX_DIM and native.supports(*given):
+    tensors = [tensor for tensor in (x, weight, bias, residual) if tensor is not None]
+    if x.dim() == 2 and 0 < x.shape[1] <= _MAX_DIM and native.supports(*tensors):
         out = empty(x.shape, x.dtype)
         native.kernels.layer_norm(x=x, residual=residual, weight=weight, bias=bias, out=out, eps=eps)
         return out
-    if gpu.supports(*given) and all(tensor.stride(-1) == 1 for tensor in given):
+    if gpu.supports(*tensors) and all(tensor.stride(-1) == 1 for tensor in tensors):
         from quire.kernels.triton import layer_norm as kernel
 
         return kernel.layer_norm(x, weight, bias, eps, residual)

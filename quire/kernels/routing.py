@@ -67,8 +67,8 @@ def reference_sigmoid(
     scores = logits.sigmoid()
     grouped = (scores + bias).unflatten(-1, (groups, -1))
     best = grouped.topk(2, -1).values.sum(-1).topk(top_groups, -1).indices
-    kept = torch.zeros_like(grouped[..., 0], dtype=torch.bool).scatter_(-1, best, value=True)
-    chosen = grouped.masked_fill(~kept[..., None], -torch.inf).flatten(-2).topk(top_k, -1).indices
+    selected = torch.zeros_like(grouped[..., 0], dtype=torch.bool).scatter_(-1, best, value=True)
+    chosen = grouped.masked_fill(~selected[..., None], -torch.inf).flatten(-2).topk(top_k, -1).indices
     weights = scores.gather(-1, chosen)
     if renormalize:
         weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)

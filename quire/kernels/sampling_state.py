@@ -76,12 +76,12 @@ def record_tokens(
     Returns:
         (sequences,) int32 the number of tokens that each sequence takes.
     """
-    given = tokens, inputs, starts, drafted, rows, positions, last_tokens
-    if gpu.supports(*given):
+    tensors = tokens, inputs, starts, drafted, rows, positions, last_tokens
+    if gpu.supports(*tensors):
         from quire.kernels.triton import sampling_state as kernel
 
-        return kernel.record_tokens(*given, *((None, None) if seen is None else (seen.slots, seen.counts)))
-    return record_reference(*given, seen)
+        return kernel.record_tokens(*tensors, *((None, None) if seen is None else (seen.slots, seen.counts)))
+    return record_reference(*tensors, seen)
 
 
 def record_reference(

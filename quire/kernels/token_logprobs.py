@@ -43,6 +43,6 @@ def token_logprobs(logits: Tensor, tokens: Tensor, top: int) -> Logprobs:
 def reference(logits: Tensor, tokens: Tensor, top: int) -> Logprobs:
     """`token_logprobs` in torch."""
     logprobs = logits.log_softmax(-1)
-    own = logprobs.gather(-1, tokens.clamp(min=0)[:, None])
+    chosen = logprobs.gather(-1, tokens.clamp(min=0)[:, None])
     order = logits.sort(dim=-1, descending=True, stable=True).indices[:, :top]
-    return Logprobs(own[:, 0], (logprobs > own).sum(-1) + 1, order, logprobs.gather(-1, order))
+    return Logprobs(chosen[:, 0], (logprobs > chosen).sum(-1) + 1, order, logprobs.gather(-1, order))

@@ -106,13 +106,13 @@ def reference(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, params: Encod
     for begin, end in itertools.pairwise(cu_seqlens.tolist()):
         if begin == end:
             continue
-        one, keys, values = (x[begin:end].transpose(0, 1) for x in (q, k, v))
+        queries, keys, values = (x[begin:end].transpose(0, 1) for x in (q, k, v))
         if plain:
             attended = F.scaled_dot_product_attention(
-                one[None], keys[None], values[None], scale=params.scale, enable_gqa=q.shape[1] != k.shape[1]
+                queries[None], keys[None], values[None], scale=params.scale, enable_gqa=q.shape[1] != k.shape[1]
             )[0]
         else:
-            attended = _explicit_attention(one, keys, values, params)
+            attended = _explicit_attention(queries, keys, values, params)
         out[begin:end] = attended.transpose(0, 1)
     return out
 

@@ -107,8 +107,8 @@ class Metrics:
         """All metrics but those of the process, and whether vLLM has them as well."""
         for metric in self._engine.collect():
             yield metric, metric.name not in _QUIRE_ONLY
-        for own in (self.http_requests, self.http_seconds):
-            for metric in own.collect():
+        for collector in (self.http_requests, self.http_seconds):
+            for metric in collector.collect():
                 yield metric, False
 
     def _gauge(self, name: str, text: str, *labels: str) -> Gauge:

@@ -49,14 +49,14 @@ class DocumentBlock(RequestPart):
 
     @model_validator(mode="before")
     @classmethod
-    def _is_text(cls, given: Any) -> Any:
-        source = given.get("source") if isinstance(given, dict) else None
+    def _is_text(cls, value: Any) -> Any:
+        source = value.get("source") if isinstance(value, dict) else None
         kind = source.get("type") if isinstance(source, dict) else None
         if isinstance(kind, str) and kind not in ("text", "content"):
             raise ValueError(
                 f"A `document` with a source of type {kind[:100]!r} is not supported; supported: 'text', 'content'"
             )
-        return given
+        return value
 
 
 class SearchResultBlock(RequestPart):
@@ -127,15 +127,15 @@ class ToolDefinition(RequestPart):
 
     @model_validator(mode="before")
     @classmethod
-    def _is_function(cls, given: Any) -> Any:
-        kind = given.get("type") if isinstance(given, dict) else None
+    def _is_function(cls, value: Any) -> Any:
+        kind = value.get("type") if isinstance(value, dict) else None
         if isinstance(kind, str) and kind != "custom":
-            name = str(given.get("name", kind))
+            name = str(value.get("name", kind))
             raise ValueError(
                 f"The tool {name[:100]!r} has the type {kind[:100]!r}, which only Anthropic's own servers and models "
                 "have; leave it out, or send a tool with an `input_schema`"
             )
-        return given
+        return value
 
 
 class DefinedTool(RequestPart):

@@ -117,11 +117,11 @@ class FunctionTool(RequestPart):
 
     @model_validator(mode="before")
     @classmethod
-    def _is_supported(cls, given: Any) -> Any:
-        kind = given.get("type") if isinstance(given, dict) else None
+    def _is_supported(cls, value: Any) -> Any:
+        kind = value.get("type") if isinstance(value, dict) else None
         if isinstance(kind, str) and kind != "function":
             raise ValueError(f"Tools of type {kind[:100]!r} are not supported; supported are 'function' and 'custom'")
-        return given
+        return value
 
 
 Tool = Annotated[Annotated[FunctionTool, Tag("other")] | Annotated[CustomTool, Tag("custom")], BY_KIND]

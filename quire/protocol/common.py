@@ -27,12 +27,12 @@ Int64 = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]
 FinishReason = Literal["stop", "length", "abort", "error", "tool_calls"]
 
 
-def too_many_keys(maximum: int, given: int) -> PydanticCustomError:
+def too_many_keys(maximum: int, count: int) -> PydanticCustomError:
     """A validation error of a dict with too many keys."""
     return PydanticCustomError(
         "too_many_keys",
         "Object should have at most {maximum} keys, not {given}",
-        {"maximum": maximum, "given": given},
+        {"maximum": maximum, "given": count},
     )
 
 

@@ -95,8 +95,8 @@ class ResponseCustomTool(RequestPart):
     format: Annotated[TextFormat | FlatGrammarFormat, Field(discriminator="type")] | None = None
 
 
-def _kind(given: Any) -> str:
-    kind = given.get("type") if isinstance(given, dict) else getattr(given, "type", None)
+def _kind(tool: Any) -> str:
+    kind = tool.get("type") if isinstance(tool, dict) else getattr(tool, "type", None)
     return "custom" if kind == "custom" else "other"
 
 

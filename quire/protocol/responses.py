@@ -111,8 +111,8 @@ class ReasoningItem(Item):
 
 
 def _kind(item: Any) -> str | None:
-    given = item.get("type") if isinstance(item, dict) else getattr(item, "type", None)
-    return "message" if given is None else str(given)
+    kind = item.get("type") if isinstance(item, dict) else getattr(item, "type", None)
+    return "message" if kind is None else str(kind)
 
 
 InputItem = Annotated[

@@ -136,18 +136,18 @@ class StructuralTagFormat(StrictModel):
         return self
 
 
-def _check_place(given: Any) -> Any:
+def _check_place(value: Any) -> Any:
     """Refuse a schema in a format that holds no answer to it."""
-    if not isinstance(given, dict):
-        return given
-    kind, misplaced = given.get("type"), [name for name in ("json_schema", "schema") if given.get(name) is not None]
+    if not isinstance(value, dict):
+        return value
+    kind, misplaced = value.get("type"), [name for name in ("json_schema", "schema") if value.get(name) is not None]
     if misplaced and (kind in (None, "text") or (kind == "json_object" and misplaced[0] == "json_schema")):
         raise PydanticCustomError(
             "misplaced_schema",
             'A format with a schema in `{name}` needs the `type` "json_schema"',
             {"name": misplaced[0]},
         )
-    return given
+    return value
 
 
 TextOrJsonFormat = Annotated[
@@ -179,11 +179,11 @@ class StructuredOutputs(StrictModel):
     @property
     def kinds(self) -> list[str]:
         """The kinds of constraints that are set."""
-        given = {
+        constraints = {
             "json": self.json_schema, "regex": self.regex, "choice": self.choice, "grammar": self.grammar,
             "json_object": self.json_object or None, "structural_tag": self.structural_tag,
         }  # fmt: skip
-        return [name for name, value in given.items() if value is not None]
+        return [name for name, value in constraints.items() if value is not None]
 
     @model_validator(mode="after")
     def _one_kind(self) -> Self:
@@ -242,11 +242,11 @@ class StructuredFields(BaseModel):
 
     @property
     def _guided_kinds(self) -> dict[str, Any]:
-        given = {
+        constraints = {
             "json": self.guided_json, "regex": self.guided_regex, "choice": self.guided_choice,
             "grammar": self.guided_grammar, "structural_tag": self.structural_tag,
         }  # fmt: skip
-        return {name: value for name, value in given.items() if value is not None}
+        return {name: value for name, value in constraints.items() if value is not None}
 
     @model_validator(mode="after")
     def _one_field(self) -> Self:

@@ -40,14 +40,14 @@ class GenerationDefaults:
         return tuple(token for token in self.eos_token_ids if token < vocab_size)
 
 
-def check_overrides(given: dict[str, Any]) -> str | None:
+def check_overrides(overrides: dict[str, Any]) -> str | None:
     """What is wrong with the values of --override-generation-config; None if nothing is."""
     known = _GenerationConfig.model_fields
-    for name in given:
+    for name in overrides:
         if name not in known:
             return f"the keys {', '.join(known)}, not {name!r}"
     try:
-        _GenerationConfig.model_validate(given)
+        _GenerationConfig.model_validate(overrides)
     except ValidationError as error:
         problem = error.errors()[0]
         return f"valid values: {problem['loc'][0]}: {problem['msg']}"
@@ -89,9 +89,9 @@ def read_defaults(
     return GenerationDefaults(eos_token_ids=eos, numbers=SamplingNumbers(**values), max_tokens=max_tokens)
 
 
-def _within_bounds(given: dict[str, Any]) -> dict[str, Any]:
+def _within_bounds(values: dict[str, Any]) -> dict[str, Any]:
     """The valid sampling defaults. A value that would be refused in a request is ignored with a warning."""
-    known = {name: given[name] for name in _GenerationConfig.model_fields if given.get(name) is not None}
+    known = {name: values[name] for name in _GenerationConfig.model_fields if values.get(name) is not None}
     while True:
         try:
             return _GenerationConfig.model_validate(known).model_dump(exclude_none=True)

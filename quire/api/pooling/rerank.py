@@ -98,7 +98,7 @@ async def answer_rerank(body: RerankRequest, request: Request, state: ServerStat
 
 
 def _ranked(context: PoolingContext, results: PoolingResults, body: RerankRequest) -> Iterator[bytes]:
-    def one(index: int) -> dict[str, Any]:
+    def result(index: int) -> dict[str, Any]:
         ranked: dict[str, Any] = {"index": index, "relevance_score": float(results.arrays[index][0])}
         return ranked if body.return_documents is False else {**ranked, "document": {"text": body.documents[index]}}
 
@@ -111,7 +111,7 @@ def _ranked(context: PoolingContext, results: PoolingResults, body: RerankReques
             "tokens": {"input_tokens": results.tokens},
         },
     }
-    return list_body(before, "results", encode_values(map(one, order_of(results)[: body.top_n or None])), after)
+    return list_body(before, "results", encode_values(map(result, order_of(results)[: body.top_n or None])), after)
 
 
 def _pair_of(body: ScoreRequest) -> tuple[str, str]:

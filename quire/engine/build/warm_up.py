@@ -188,11 +188,11 @@ def decoder_plans(limits: WarmUpLimits) -> list[StepPlan]:
             continue
         plan = StepPlan(removed=names, evicted=keys)
         names = [f"warm-up-{index}" for index in range(len(sequences))]
-        for name, one in zip(names, sequences, strict=True):
-            plan.new.append(_new(name, one, limits, encodes=not plans))
-            plan.scheduled.append(_scheduled(name, one, limits))
+        for name, sequence in zip(names, sequences, strict=True):
+            plan.new.append(_new(name, sequence, limits, encodes=not plans))
+            plan.scheduled.append(_scheduled(name, sequence, limits))
         if limits.audio is not None:
-            plan.encoded = [_encoded(one.columns, limits.audio) for one in sequences if one.columns]
+            plan.encoded = [_encoded(sequence.columns, limits.audio) for sequence in sequences if sequence.columns]
         keys = [entry.key for entry in plan.encoded]
         plans.append(plan)
     if limits.pooling is None and limits.length > 1:
@@ -207,9 +207,9 @@ def _continued(limits: WarmUpLimits, names: list[str], keys: list[bytes]) -> lis
 
     `names`, `keys`: what the first one removes.
     """
-    one = _Sequence(1)
-    first = StepPlan(removed=names, evicted=keys, new=[_new("warm-up-0", one, limits, encodes=False)])
-    first.scheduled.append(_scheduled("warm-up-0", one, limits))
+    sequence = _Sequence(1)
+    first = StepPlan(removed=names, evicted=keys, new=[_new("warm-up-0", sequence, limits, encodes=False)])
+    first.scheduled.append(_scheduled("warm-up-0", sequence, limits))
     blocks = limits.new_blocks(1, 2) if limits.block_size == 1 else ()
     return [first, StepPlan(scheduled=[ScheduledSequence("warm-up-0", 1, 1, blocks, samples=True)])]
 
@@ -253,13 +253,13 @@ def _steps(limits: WarmUpLimits) -> Iterator[list[_Sequence]]:
     longest, pooling = limits.length, limits.pooling
     base = _Sequence(1) if pooling is None else _Sequence(1, params=pooling)
     for lora_id in (None,) if limits.lora_id is None else (None, limits.lora_id):
-        one = replace(base, lora_id=lora_id)
+        sequence = replace(base, lora_id=lora_id)
         for tokens in _powers(limits.tokens):
-            yield [replace(one, length=length) for length in _divided(tokens, longest)]
+            yield [replace(sequence, length=length) for length in _divided(tokens, longest)]
         for rows in _powers(limits.sequences):
-            yield [replace(one, length=min(2, longest))] * rows
+            yield [replace(sequence, length=min(2, longest))] * rows
             if pooling is None:
-                yield [replace(one, length=2, start=1, generated=True)] * rows
+                yield [replace(sequence, length=2, start=1, generated=True)] * rows
     for length in _powers(longest):
         last = replace(base, length=length, start=length - 1)
         yield [last, replace(last, generated=True)] if pooling is None and length > 1 else [last]
@@ -280,14 +280,14 @@ def _audio_steps(limits: WarmUpLimits, audio: AudioInfo) -> Iterator[list[_Seque
 def _sampling_steps(limits: WarmUpLimits) -> Iterator[list[_Sequence]]:
     """Steps whose sequences are sampled in different ways, or need more than one row of logits."""
     sampled = [_Sequence(2, 1, generated=True, params=params) for params in _kinds_of_sampling(limits.vocab_size)]
-    yield from ([one] for one in sampled)
+    yield from ([sequence] for sequence in sampled)
     yield sampled
     for tokens in _powers(min(LOGITS_CHUNK, limits.tokens, limits.length)):
         yield [_Sequence(tokens, prompt_logprobs=1)]
     if limits.draft:
         for rows in _powers(limits.sequences):
             yield [_Sequence(2, 1, generated=True, draft=limits.draft)] * rows
-        yield [replace(one, draft=limits.draft) for one in sampled]
+        yield [replace(sequence, draft=limits.draft) for sequence in sampled]
 
 
 def _kinds_of_sampling(vocab_size: int) -> list[SamplingParams]:
@@ -313,21 +313,25 @@ def _powers(most: int) -> list[int]:
 
 def _divided(tokens: int, longest: int) -> list[int]:
     """Tokens divided among sequences."""
-    full, rest = divmod(tokens, longest)
-    return [longest] * full + [rest] * (rest > 0)
+    full, remainder = divmod(tokens, longest)
+    return [longest] * full + [remainder] * (remainder > 0)
 
 
 def _fitting(step: list[_Sequence], limits: WarmUpLimits) -> list[_Sequence]:
     """The sequences of a step that an engine with these limits can compute."""
     fitting, left = list[_Sequence](), limits.tokens
-    for one in step:
-        if one.count <= left and one.length + one.draft <= limits.length and len(fitting) < limits.sequences:
-            fitting.append(one)
-            left -= one.count
+    for sequence in step:
+        if (
+            sequence.count <= left
+            and sequence.length + sequence.draft <= limits.length
+            and len(fitting) < limits.sequences
+        ):
+            fitting.append(sequence)
+            left -= sequence.count
     return fitting
 
 
-def _new(name: str, one: _Sequence, limits: WarmUpLimits, *, encodes: bool) -> NewSequence:
+def _new(name: str, sequence: _Sequence, limits: WarmUpLimits, *, encodes: bool) -> NewSequence:
     """The sequence as it enters the batch. `encodes`: it encodes the item that it attends to, if there is one."""
     cross, speech = None, limits.kind
     if isinstance(speech, Transcribes):
@@ -336,19 +340,19 @@ def _new(name: str, one: _Sequence, limits: WarmUpLimits, *, encodes: bool) -> N
         cross = CrossAttentionItem(blocks, speech.num_positions, item)
     return NewSequence(
         request_id=name,
-        tokens=np.zeros(one.length, np.int32),
-        prompt_len=one.start if one.generated else one.length,
-        params=one.params,
-        prompt_logprobs=one.prompt_logprobs,
+        tokens=np.zeros(sequence.length, np.int32),
+        prompt_len=sequence.start if sequence.generated else sequence.length,
+        params=sequence.params,
+        prompt_logprobs=sequence.prompt_logprobs,
         cross_attention=cross,
-        lora_id=one.lora_id,
+        lora_id=sequence.lora_id,
         state_blocks=tuple(range(limits.groups.state_blocks)),
     )
 
 
-def _scheduled(name: str, one: _Sequence, limits: WarmUpLimits) -> ScheduledSequence:
+def _scheduled(name: str, sequence: _Sequence, limits: WarmUpLimits) -> ScheduledSequence:
     """All sequences have the same blocks: what they write is not used."""
-    blocks = limits.new_blocks(0, -(-(one.length + one.draft) // limits.block_size))
-    samples = isinstance(one.params, SamplingParams)
-    items = (PlaceholderTokens(_key(one.columns), 0, 0, one.count),) if one.columns else ()
-    return ScheduledSequence(name, one.start, one.count, blocks, samples, (0,) * one.draft, items)
+    blocks = limits.new_blocks(0, -(-(sequence.length + sequence.draft) // limits.block_size))
+    samples = isinstance(sequence.params, SamplingParams)
+    items = (PlaceholderTokens(_key(sequence.columns), 0, 0, sequence.count),) if sequence.columns else ()
+    return ScheduledSequence(name, sequence.start, sequence.count, blocks, samples, (0,) * sequence.draft, items)

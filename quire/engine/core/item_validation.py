@@ -39,15 +39,15 @@ def _invalid_whole(items: Sequence[MediaItem], speech: Transcribes) -> str | Non
     even = speech.kind == "whisper"
     if (item.start, item.length) != (0, 0):
         return "the model reads audio by cross-attention: its item must have start 0 and length 0"
-    found = item.features.shape
-    fits = len(found) == 2 and found[0] == rows and found[1] in range(speech.min_columns, most + 1)
-    if item.features.dtype != np.float32 or not fits or (even and found[1] % 2):
+    shape = item.features.shape
+    fits = len(shape) == 2 and shape[0] == rows and shape[1] in range(speech.min_columns, most + 1)
+    if item.features.dtype != np.float32 or not fits or (even and shape[1] % 2):
         return (
-            f"the features are {item.features.dtype} {'x'.join(map(str, found))}, not float32 {rows}x{most}, "
+            f"the features are {item.features.dtype} {'x'.join(map(str, shape))}, not float32 {rows}x{most}, "
             f"or fewer columns{', an even number of them' if even else ''}, but at least {speech.min_columns}"
         )
     if item.encoded_columns is not None:
-        return f"all columns of features are encoded, not {item.encoded_columns} of {found[1]}"
+        return f"all columns of features are encoded, not {item.encoded_columns} of {shape[1]}"
     return _invalid_content(item)
 
 
@@ -63,17 +63,17 @@ def _invalid_spans(items: Sequence[MediaItem], tokens: int) -> str | None:
 
 
 def _invalid_span(item: MediaItem, audio: AudioInfo) -> str | None:
-    found, rows = item.features.shape, audio.num_mel_bins
-    if item.features.dtype != np.float32 or len(found) != 2 or found[0] != rows:
-        return f"the features are {item.features.dtype} {'x'.join(map(str, found))}, not float32 of {rows} rows"
+    shape, rows = item.features.shape, audio.num_mel_bins
+    if item.features.dtype != np.float32 or len(shape) != 2 or shape[0] != rows:
+        return f"the features are {item.features.dtype} {'x'.join(map(str, shape))}, not float32 of {rows} rows"
     if item.columns_before not in (0, audio.columns_before):
         return (
             f"{item.columns_before} columns of features precede the encoded columns; accepted are 0 and "
             f"{audio.columns_before}"
         )
-    columns, most = item.columns, min(found[1] - item.columns_before, audio.item_columns)
-    if not 1 <= columns <= most or found[1] > item.columns_before + audio.item_columns + audio.columns_after:
-        return f"{columns} of {found[1]} columns of features are encoded; an item has 1 to {audio.item_columns} of them"
+    columns, most = item.columns, min(shape[1] - item.columns_before, audio.item_columns)
+    if not 1 <= columns <= most or shape[1] > item.columns_before + audio.item_columns + audio.columns_after:
+        return f"{columns} of {shape[1]} columns of features are encoded; an item has 1 to {audio.item_columns} of them"
     if (length := audio.lengths.tokens(columns)) != item.length:
         return f"{columns} columns of features become {length} tokens, not {item.length}"
     return _invalid_content(item)
@@ -85,12 +85,12 @@ def _invalid_frames(item: MediaItem, streaming: Streams) -> str | None:
             "the model reads audio while it generates: an item must have start, length and columns_before 0, and no "
             "`encoded_columns`"
         )
-    found, each = item.features.shape, streaming.columns_per_frame if isinstance(streaming, DelayedStreamsInfo) else 1
-    fits = len(found) == 2 and found[0] == streaming.num_mel_bins and found[1] > 0 and found[1] % each == 0
+    shape, each = item.features.shape, streaming.columns_per_frame if isinstance(streaming, DelayedStreamsInfo) else 1
+    fits = len(shape) == 2 and shape[0] == streaming.num_mel_bins and shape[1] > 0 and shape[1] % each == 0
     if item.features.dtype != np.float32 or not fits:
         columns = "at least one column" if each == 1 else f"a multiple of {each} columns"
         return (
-            f"the features are {item.features.dtype} {'x'.join(map(str, found))}, not float32 of "
+            f"the features are {item.features.dtype} {'x'.join(map(str, shape))}, not float32 of "
             f"{streaming.num_mel_bins} rows and {columns}"
         )
     return _not_finite(item)

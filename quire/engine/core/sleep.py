@@ -199,12 +199,12 @@ class OffloadedWeights:
 
 def _storages(model: nn.Module, device: torch.device) -> list[torch.UntypedStorage]:
     """The storages on a device of all tensors of a model: parameters, buffers, packed weights and tables."""
-    found: dict[int, torch.UntypedStorage] = {}
+    storages: dict[int, torch.UntypedStorage] = {}
     for tensor in _tensors(model, set()):
         storage = tensor.untyped_storage()
         if tensor.device.type == device.type and storage.nbytes():
-            found[storage.data_ptr()] = storage
-    return list(found.values())
+            storages[storage.data_ptr()] = storage
+    return list(storages.values())
 
 
 def _tensors(value: Any, seen: set[int]) -> Iterator[Tensor]:

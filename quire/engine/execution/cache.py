@@ -140,10 +140,10 @@ class HostKVCache(KVCache):
 
     @override
     def prefault(self) -> bool:
-        wanted = min(self._used + self._ahead, len(self._blocks))
-        if self._mapped < wanted:
+        target = min(self._used + self._ahead, len(self._blocks))
+        if self._mapped < target:
             self._map(self._mapped + self._stride)
-        return self._mapped < wanted
+        return self._mapped < target
 
     def _map(self, end: int) -> None:
         self._blocks[self._mapped : end].zero_()

@@ -224,7 +224,7 @@ class DeviceInputBuilder(InputBuilder):
             Its largest block, and whether it has tokens that the host does not know.
         """
         table, size = self._table, self._table.block_size
-        given = len(queries.rows)
+        num_rows = len(queries.rows)
         row, start, count = (np.array(part, np.int64) for part in (queries.rows, queries.starts, queries.counts))
         ends = np.cumsum(count)
         rows = np.repeat(row, count)
@@ -237,7 +237,7 @@ class DeviceInputBuilder(InputBuilder):
             _put(slots, of_group * size + positions % size, _NO_SLOT)
         sampling = queries.sampling if len(arrays.logits_indices) else []
         arrays.logits_indices[:] = ends[sampling] - 1
-        padding = arrays.rows.shape[1] - given - len(sampling)
+        padding = arrays.rows.shape[1] - num_rows - len(sampling)
         order = [row, np.zeros(padding, np.int64), row[sampling]]
         lengths = start + count
         first_rows = np.arange(len(table.blocks))[:, None] * len(table.lengths)  # of each group in the block tables

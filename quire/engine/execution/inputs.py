@@ -296,15 +296,15 @@ class _Arrays:
 
     def views(self, tokens: int, spans: int, logits: int | None) -> tuple[ModelInputs, list[GroupInputs]]:
         """The parts that a step of that size uses; `logits` is None if all rows are `logits_indices`."""
-        found = self._views.get((tokens, spans, logits))
-        if found is None:
+        views = self._views.get((tokens, spans, logits))
+        if views is None:
             if len(self._views) == _MAX_CACHED_VIEWS:
                 self._views.clear()
             indices = None if logits is None else self._logits_indices[:logits]
             inputs = ModelInputs(self._token_ids[:tokens], self._positions[:tokens], indices)
             groups = [group.first(tokens, spans, logits or 0) for group in self._groups]
-            found = self._views[tokens, spans, logits] = (inputs, groups)
-        return found
+            views = self._views[tokens, spans, logits] = (inputs, groups)
+        return views
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,7 +75,8 @@ def embed_items(encoder: AudioEncoder, items: Sequence[MediaItem]) -> tuple[list
     sample = encoder.sample
     features = [torch.tensor(item.features, dtype=sample.dtype, device=sample.device) for item in items]
     embedded = [
-        encoder.embed(one, item.columns, item.columns_before) for one, item in zip(features, items, strict=True)
+        encoder.embed(item_features, item.columns, item.columns_before)
+        for item_features, item in zip(features, items, strict=True)
     ]
     return embedded, torch.tensor([0, *itertools.accumulate(map(len, embedded))])
 
@@ -97,7 +98,7 @@ class CrossAttentionEncoder(NoItemEncoder):
 
     @override
     def prepare(self, plan: StepPlan, scheduled: Sequence[ScheduledSequence]) -> None:
-        names = {one.request_id for one in scheduled}
+        names = {sequence.request_id for sequence in scheduled}
         entries = [
             new.cross_attention for new in plan.new if new.cross_attention is not None and new.request_id in names
         ]
@@ -139,7 +140,7 @@ class PlaceholderEncoder(ItemEncoder):
 
     @override
     def prepare(self, plan: StepPlan, scheduled: Sequence[ScheduledSequence]) -> None:
-        keys = {part.key for one in scheduled for part in one.items}
+        keys = {part.key for sequence in scheduled for part in sequence.items}
         if left := [entry for entry in self._missing(plan.encoded) if entry.key in keys]:
             self.encode(left)
 
@@ -147,8 +148,9 @@ class PlaceholderEncoder(ItemEncoder):
         """Encode items, all together, and keep their embeddings."""
         encoded = encode_items(self._encoder, [entry.item for entry in entries])
         for entry, embeddings in zip(entries, encoded, strict=True):
-            own = embeddings[: entry.item.length]  # positions may have been filled up
-            self._kept[entry.key] = own if len(own) == len(embeddings) and len(entries) == 1 else own.clone()
+            trimmed = embeddings[: entry.item.length]  # positions may have been filled up
+            is_whole = len(trimmed) == len(embeddings) and len(entries) == 1
+            self._kept[entry.key] = trimmed if is_whole else trimmed.clone()
 
     @override
     def missing(self, plan: StepPlan) -> list[bytes]:
@@ -160,15 +162,15 @@ class PlaceholderEncoder(ItemEncoder):
     @override
     def embeddings(self, sequences: Sequence[tuple[Span, ScheduledSequence]]) -> ItemEmbeddings | None:
         parts: list[tuple[int, PlaceholderTokens]] = [
-            (span.offset + part.start - span.start, part) for span, one in sequences for part in one.items
+            (span.offset + part.start - span.start, part) for span, sequence in sequences for part in sequence.items
         ]
         if not parts:
             return None
         rows, values = [], []
         for row, part in parts:
-            kept = self._kept.get(part.key)
-            if kept is None:
+            encoded = self._kept.get(part.key)
+            if encoded is None:
                 raise RuntimeError("the item could not be encoded")
             rows.append(torch.arange(row, row + part.count))
-            values.append(kept[part.first : part.first + part.count])
+            values.append(encoded[part.first : part.first + part.count])
         return ItemEmbeddings(torch.cat(rows).to(values[0].device), torch.cat(values))

@@ -170,7 +170,7 @@ class ModelRunner:
         """The inputs with the embeddings of items."""
         if not self.items.changes_embeddings:
             return inputs
-        of_row = {self._table.row_of(one.request_id): one for one in scheduled}
+        of_row = {self._table.row_of(sequence.request_id): sequence for sequence in scheduled}
         items = self.items.embeddings([(span, of_row[span.row]) for span in inputs.spans])
         return inputs if items is None else replace(inputs, model=replace(inputs.model, items=items))
 
@@ -272,8 +272,8 @@ class ModelRunner:
         """Whether probabilities after one of the span's tokens are wanted."""
         if span.row not in self._table.rows_with_token_probs:
             return False
-        wanted = self._table.params_of([span.row])[0].token_probs
-        return wanted is not None and span.start <= wanted.position < span.length
+        token_probs = self._table.params_of([span.row])[0].token_probs
+        return token_probs is not None and span.start <= token_probs.position < span.length
 
     def _report_probs(self, hidden: Tensor, spans: Sequence[Span], result: StepResult) -> None:
         """Probabilities of tokens after a position of a prompt."""
@@ -286,9 +286,9 @@ class ModelRunner:
                     result.errors[request_id] = NOT_FINITE
 
     def _token_probs(self, hidden: Tensor, span: Span) -> list[float]:
-        wanted = self._wanted_probs(span)
+        token_probs = self._wanted_probs(span)
         probs: Tensor = self._wanted_logits(hidden, span)[0].softmax(-1)
-        return [float(prob) for prob in probs[list(wanted.token_ids)]]
+        return [float(prob) for prob in probs[list(token_probs.token_ids)]]
 
     def _wanted_logits(self, hidden: Tensor, span: Span) -> Tensor:
         """Logits (1, vocab) of the position after which probabilities are wanted."""
@@ -296,9 +296,9 @@ class ModelRunner:
         return compute_logits(self.model.lm_head, hidden, slice(at, at + 1))
 
     def _wanted_probs(self, span: Span) -> TokenProbs:
-        wanted = self._table.params_of([span.row])[0].token_probs
-        assert wanted is not None
-        return wanted
+        token_probs = self._table.params_of([span.row])[0].token_probs
+        assert token_probs is not None
+        return token_probs
 
     def _aligns(self, span: Span) -> bool:
         return self._aligner is not None and span.row in self._aligner.rows
@@ -321,10 +321,11 @@ class ModelRunner:
 
     def _prompt_logprobs(self, hidden: Tensor, span: Span) -> list[TokenLogprobs]:
         row, position = self._table[span.row], span.start + 1
-        wanted = row.params.prompt_token_ids if isinstance(row.params, SamplingParams) else None
+        prompt_token_ids = row.params.prompt_token_ids if isinstance(row.params, SamplingParams) else None
         entries: list[TokenLogprobs] = []
         for tokens, logits in self._prompt_logits(hidden, span):
-            listed = [] if wanted is None else [wanted.row(position + i) for i in range(len(tokens))]
+            positions = range(position, position + len(tokens))
+            listed = [] if prompt_token_ids is None else [prompt_token_ids.row(at) for at in positions]
             entries += top_logprobs(logits, tokens, row.prompt_logprobs or 0, listed)
             position += len(tokens)
         return entries

@@ -141,11 +141,11 @@ class StreamingEncoder(ItemEncoder):
 
     @override
     def prepare(self, plan: StepPlan, scheduled: Sequence[ScheduledSequence]) -> None:
-        starts = {one.request_id: one.start for one in scheduled}
+        starts = {sequence.request_id: sequence.start for sequence in scheduled}
         for name, start in starts.items():
             stream = self._streams[name]
-            kept = stream.encoded - start  # frames that the sequence has not read
-            stream.embeddings = stream.embeddings[len(stream.embeddings) - kept :]
+            unread = stream.encoded - start  # frames that the sequence has not read
+            stream.embeddings = stream.embeddings[len(stream.embeddings) - unread :]
         pieces = [piece for piece in plan.audio if piece.request_id in starts]
         if left := [piece for piece in pieces if piece.first == self._streams[piece.request_id].encoded]:
             self.encode(left)
@@ -173,14 +173,14 @@ class StreamingEncoder(ItemEncoder):
     @override
     def embeddings(self, sequences: Sequence[tuple[Span, ScheduledSequence]]) -> ItemEmbeddings | None:
         rows, values = [], []
-        for span, one in sequences:
-            stream = self._streams[one.request_id]
+        for span, sequence in sequences:
+            stream = self._streams[sequence.request_id]
             first = len(stream.embeddings) - (stream.encoded - span.start)
-            found = stream.embeddings[first : first + span.count]
-            if first < 0 or len(found) < span.count:
+            frames = stream.embeddings[first : first + span.count]
+            if first < 0 or len(frames) < span.count:
                 raise RuntimeError("the audio could not be encoded")
             rows.append(torch.arange(span.offset, span.offset + span.count))
-            values.append(found)
+            values.append(frames)
         return ItemEmbeddings(torch.cat(rows).to(values[0].device), torch.cat(values), added=True)
 
     @override
@@ -193,13 +193,13 @@ class StreamingEncoder(ItemEncoder):
         """The attention of pieces that begin at `offsets` among all of their positions."""
         size, pages, device = self._size.block_size, self._size.pages, self._encoder.sample.device
         slots, ranges = [], list[tuple[int, int, QueryAttention]]()
-        for stream, own, begin in zip(streams, positions, offsets, strict=False):
-            base, start, end = stream.slot * pages, int(own[0]), int(own[-1]) + 1
-            slots.append((base + own // size % pages) * size + own % size)
+        for stream, stream_positions, begin in zip(streams, positions, offsets, strict=False):
+            base, start, end = stream.slot * pages, int(stream_positions[0]), int(stream_positions[-1]) + 1
+            slots.append((base + stream_positions // size % pages) * size + stream_positions % size)
             first = max(0, start - self._window + 1) // size
             table = base + torch.arange(first, (end - 1) // size + 1) % pages
             span = PrefillSpan(table.to(device, torch.int32), end - first * size)
-            ranges.append((begin, begin + len(own), span))
-        self._cache.ensure_mapped(max(int(one.max()) for one in slots) // size)
+            ranges.append((begin, begin + len(stream_positions), span))
+        self._cache.ensure_mapped(max(int(stream_slots.max()) for stream_slots in slots) // size)
         group = GroupAttention(torch.cat(slots).to(device), SequentialRanges(ranges))
         return PagedAttention(self._cache.layers, [group])

@@ -128,22 +128,22 @@ class TransducerRunner(Runner):
     def _run(self, audio: Sequence[EncodedAudio], result: StepResult) -> None:
         """Compute pieces of different sequences together. If that fails, nothing has changed."""
         like = self.model.encoder.sample
-        streams = [self._streams[one.request_id] for one in audio]
+        streams = [self._streams[piece.request_id] for piece in audio]
         pieces = [
-            Piece(torch.tensor(one.features, dtype=like.dtype, device=like.device), stream.encoder, one.last)
-            for one, stream in zip(audio, streams, strict=True)
+            Piece(torch.tensor(piece.features, dtype=like.dtype, device=like.device), stream.encoder, piece.last)
+            for piece, stream in zip(audio, streams, strict=True)
         ]
         encoded, encoders = self.model.encode(pieces, VarlenAttention(torch.zeros(1, dtype=torch.int64)))
-        decodings = [_Decoding(one, 0, 0, [], []) for one in encoded]
+        decodings = [_Decoding(frames, 0, 0, [], []) for frames in encoded]
         predictions = self._decode(decodings, [stream.prediction for stream in streams])
         for stream, encoder, prediction in zip(streams, encoders, predictions, strict=True):
             stream.encoder, stream.prediction = encoder, prediction
-        for one, decoding, stream in zip(audio, decodings, streams, strict=True):
+        for piece, decoding, stream in zip(audio, decodings, streams, strict=True):
             if all(map(math.isfinite, decoding.logprobs)):
                 logprobs = _logprobs(decoding) if stream.logprobs else None
-                result.sampled.append(SampledTokens(one.request_id, decoding.tokens, logprobs))
+                result.sampled.append(SampledTokens(piece.request_id, decoding.tokens, logprobs))
             else:
-                result.errors[one.request_id] = NOT_FINITE
+                result.errors[piece.request_id] = NOT_FINITE
 
     def _decode(self, decodings: list[_Decoding], before: list[PredictionState]) -> list[PredictionState]:
         """Generate the tokens of frames; returns the states behind them.
@@ -152,7 +152,7 @@ class TransducerRunner(Runner):
         with the same output of that network, at once for all sequences.
         """
         state = _stacked(before)
-        while active := [index for index, one in enumerate(decodings) if one.left]:
+        while active := [index for index, decoding in enumerate(decodings) if decoding.left]:
             counts = torch.tensor([decodings[index].left for index in active])
             rows = torch.tensor(active).repeat_interleave(counts).to(state.output.device)
             encoded = torch.cat([decodings[index].encoded[decodings[index].frame :] for index in active])

@@ -34,24 +34,25 @@ class RefuseWaiting(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        given = (*args, *(kwargs or {}).values())
-        if torch.Tag.data_dependent_output in func.tags or _has_unknown_size(func, given):
+        arguments = (*args, *(kwargs or {}).values())
+        if torch.Tag.data_dependent_output in func.tags or _has_unknown_size(func, arguments):
             raise WaitsForDevice(f"{func.name()} reads values")
         with self:  # in inference mode, operators that call others do not call them before
             out = func.decompose(*args, **(kwargs or {}))
         if out is NotImplemented:
             out = func(*args, **(kwargs or {}))
-        read = (tensor for tensor in _tensors(given) if tensor.dim())  # scalars of the host are arguments of kernels
+        # Scalars of the host are arguments of kernels.
+        read = (tensor for tensor in _tensors(arguments) if tensor.dim())
         if len({tensor.device.type for tensor in (*read, *_tensors(out))}) > 1:
             raise WaitsForDevice(f"{func.name()} copies between devices")
         return out
 
 
-def _has_unknown_size(func: Any, given: Sequence[Any]) -> bool:
+def _has_unknown_size(func: Any, arguments: Sequence[Any]) -> bool:
     """Whether the size of the result depends on values. Indexing is only by masks."""
     if func.name().startswith(("aten::index", "aten::_index_put")):
-        indices = (value for value in given if isinstance(value, list | tuple))
-        return any(tensor.dtype in _MASKS for one in indices for tensor in _tensors(one))
+        indices = (value for value in arguments if isinstance(value, list | tuple))
+        return any(tensor.dtype in _MASKS for index in indices for tensor in _tensors(index))
     return torch.Tag.dynamic_output_shape in func.tags
 
 

@@ -189,7 +189,7 @@ def _load_model(
     with Checkpoint(folder / (config.static or ""), config.quantization, plain) as checkpoint:
         dtype = _dtype(options, checkpoint, target, exact=config.static is not None)
         if quantize and dtype not in target.quantizable_dtypes:
-            names = sorted(str(one).removeprefix("torch.") for one in target.quantizable_dtypes)
+            names = sorted(str(supported_dtype).removeprefix("torch.") for supported_dtype in target.quantizable_dtypes)
             raise UnsupportedModel(f"--quantization works with --dtype {' or '.join(names)}")
         load = _Load(folder, config, options, checkpoint, dtype, target, bar)
         if isinstance(config.spec, CTCSpec | TransducerSpec):
@@ -311,9 +311,9 @@ def _transformer_context_len(load: _Load, spec: DecoderSpec | EncoderSpec) -> in
 
 def _shortened(load: _Load, longest: int) -> int:
     """The context length of an encoder; --max-model-len beyond its positions is reduced, as in vLLM."""
-    wanted = load.options.max_model_len
-    if wanted is not None and wanted > longest:
-        logger.info("max_model_len is %d, not %d: %s has no positions beyond it", longest, wanted, load.folder.name)
+    requested = load.options.max_model_len
+    if requested is not None and requested > longest:
+        logger.info("max_model_len is %d, not %d: %s has no positions beyond it", longest, requested, load.folder.name)
         return longest
     return _context_len(load.options, longest)
 
@@ -365,8 +365,8 @@ def _load_audio_model(load: _Load, spec: CTCSpec | TransducerSpec) -> LoadedMode
 
 def _sentence_limit(folder: Path, positions: int) -> int:
     """Tokens of the longest input: sentence-transformers may allow fewer than there are positions."""
-    given = read_json(folder / "sentence_bert_config.json").get("max_seq_length")
-    return min(positions, given) if type(given) is int and given > 0 else positions
+    max_tokens = read_json(folder / "sentence_bert_config.json").get("max_seq_length")
+    return min(positions, max_tokens) if type(max_tokens) is int and max_tokens > 0 else positions
 
 
 def _with_head(spec: DecoderSpec, checkpoint: Checkpoint, pooler: PoolerSpec | None) -> DecoderSpec:
@@ -449,12 +449,12 @@ def _dtype(options: ModelOptions, checkpoint: Checkpoint, target: LoadTarget, *,
 
 
 def _context_len(options: ModelOptions, trained: int) -> int:
-    wanted = options.max_model_len
+    requested = options.max_model_len
     if trained < 1:
         raise UnsupportedModel(f"the model's config.json gives a context length of {trained}, but it must be above 0")
-    if wanted is not None and wanted > trained:
-        raise UnsupportedModel(f"--max-model-len is {wanted}, but the model supports at most {trained} tokens")
-    return wanted or trained
+    if requested is not None and requested > trained:
+        raise UnsupportedModel(f"--max-model-len is {requested}, but the model supports at most {trained} tokens")
+    return requested or trained
 
 
 def _max_positions(config: Any) -> int:

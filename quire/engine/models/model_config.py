@@ -202,8 +202,8 @@ def _check_transcribes(config: Any, head: str, implementation: ModelImplementati
     """Check that an encoder of audio has the head with which it transcribes, and is not asked for anything else."""
     names = getattr(config, "architectures", None) or []
     if not any(f"For{head}" in name for name in names):
-        found = f"the architecture is {', '.join(names)}" if names else "config.json has no `architectures`"
-        raise UnknownArchitecture(f"models of type {config.model_type!r} need a head for {head}; {found}")
+        architecture = f"the architecture is {', '.join(names)}" if names else "config.json has no `architectures`"
+        raise UnknownArchitecture(f"models of type {config.model_type!r} need a head for {head}; {architecture}")
     if implementation == "transformers":
         raise UnknownArchitecture(f"only Quire's own implementation can run {config.model_type}")
     if pooling.task != "auto" or pooling.convert != "none":

@@ -60,13 +60,13 @@ class BlockPool:
 
     def match(self, hashes: Iterable[BlockHash]) -> list[int]:
         """Return the cached blocks of the longest known prefix; takes no references."""
-        found = []
+        blocks = []
         for key in hashes:
             block = self._by_hash.get(key)
             if block is None:
                 break
-            found.append(block)
-        return found
+            blocks.append(block)
+        return blocks
 
     def has(self, key: BlockHash) -> bool:
         """Return whether a block is cached."""

@@ -37,10 +37,10 @@ class CrossAttentionBlocks:
         """The blocks of an item that is still encoded; none if only some of them are left."""
         if cross is None or not cross.hashes:
             return []
-        found = self._pool.match(cross.hashes)
-        if len(found) == len(cross.hashes):
-            return found
-        self._pool.evict_blocks(found)  # no sequence uses them: each sequence uses all blocks of an item
+        blocks = self._pool.match(cross.hashes)
+        if len(blocks) == len(cross.hashes):
+            return blocks
+        self._pool.evict_blocks(blocks)  # no sequence uses them: each sequence uses all blocks of an item
         return []
 
     def enter(self, cross: CrossAttentionState, cached: list[int], stats: StepStats) -> CrossAttentionItem:

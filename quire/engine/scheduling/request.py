@@ -223,13 +223,13 @@ class Request:
 
     def to_new_sequence(self, cross: CrossAttentionItem | None) -> NewSequence:
         """The request as it enters the batch."""
-        wanted = self.sampling_params.prompt_logprobs if self.wants_prompt_logprobs else None
+        prompt_logprobs = self.sampling_params.prompt_logprobs if self.wants_prompt_logprobs else None
         return NewSequence(
             self.id,
             np.array(self.tokens),
             self.prompt_len,
             self.params,
-            wanted,
+            prompt_logprobs,
             self.uses_long_rope,
             cross,
             self.lora_id,

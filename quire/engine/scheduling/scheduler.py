@@ -191,13 +191,13 @@ class Scheduler:
             outputs += self._end_failed(plan, result, live)
         drafted = {item.request_id: len(item.draft) for item in plan.scheduled if item.draft}
         for sampled in result.sampled:
-            if (found := live.get(sampled.request_id)) is not None:
+            if (live_request := live.get(sampled.request_id)) is not None:
                 if drafted:
-                    self._speculation.record(found, sampled, drafted.get(found.id, 0), plan.stats)
-                outputs.append(output := found.take_sampled(sampled, self.limits.max_model_len))
+                    self._speculation.record(live_request, sampled, drafted.get(live_request.id, 0), plan.stats)
+                outputs.append(output := live_request.take_sampled(sampled, self.limits.max_model_len))
                 plan.stats.step_tokens += len(output.token_ids)
                 if output.finish_reason is not None:
-                    self._leave(found)
+                    self._leave(live_request)
         outputs += [self._finish_pooling(live[name], data) for name, data in result.pooled.items() if name in live]
         return outputs
 

@@ -134,7 +134,8 @@ class StreamingScheduler(ABC, Generic[R]):
             self._enter(plan, entering)
         self._steps += 1
         budget = StepBudget(self.limits.max_num_batched_tokens, self.limits.encoder_compute_budget)
-        for request in sorted(self._running, key=lambda one: (one.sort_key[0], one.last_step)):  # [0]: the priority
+        # The first part of a sort key is the priority.
+        for request in sorted(self._running, key=lambda running: (running.sort_key[0], running.last_step)):
             if not request.steps_in_flight and self._schedule_sequence(plan, request, budget):
                 scheduled.append(request)
                 request.steps_in_flight += 1
@@ -158,8 +159,8 @@ class StreamingScheduler(ABC, Generic[R]):
                 plan.stats.corrupted += error.corrupted
                 outputs.append(ErrorOutput(request_id, error.message, error.invalid))
         for sampled in result.sampled:
-            if (found := live.get(sampled.request_id)) is not None:
-                outputs.append(self._append(found, sampled))
+            if (live_request := live.get(sampled.request_id)) is not None:
+                outputs.append(self._append(live_request, sampled))
                 plan.stats.step_tokens += len(sampled.tokens)
         return outputs
 

@@ -17,8 +17,8 @@ def fill_last_tokens_kernel(token_ids, last_tokens, count, BLOCK: tl.constexpr):
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     ids = tl.load(token_ids + index, mask=index < count, other=0)
     unknown = ids < 0
-    found = tl.load(last_tokens - 1 - ids, mask=unknown, other=0)
-    tl.store(token_ids + index, found, mask=unknown)
+    last = tl.load(last_tokens - 1 - ids, mask=unknown, other=0)
+    tl.store(token_ids + index, last, mask=unknown)
 
 
 def fill_last_tokens(token_ids: Tensor, last_tokens: Tensor) -> None:

@@ -182,9 +182,9 @@ def block_inputs(x: Tensor, kind: str) -> int:
 
 def segment_inputs(size_out: int, size_in: int, block: int) -> tuple[int, int]:
     """How many segments the sums of a weight have, and inputs of each but the last, a multiple of `block`."""
-    wanted = min(_PROGRAMS // -(-size_out // 64), _MAX_SEGMENTS, size_in // _MIN_SEGMENT)
+    segments = min(_PROGRAMS // -(-size_out // 64), _MAX_SEGMENTS, size_in // _MIN_SEGMENT)
     unit = max(block, _PAIR)
-    inputs = -(-size_in // (max(wanted, 1) * unit)) * unit
+    inputs = -(-size_in // (max(segments, 1) * unit)) * unit
     return max(1, -(-size_in // inputs)), inputs
 
 

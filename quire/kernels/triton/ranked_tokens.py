@@ -91,25 +91,25 @@ def candidates_kernel(
         lanes = tl.arange(0, BINS)
         least = to_integer(tl.exp(-(lanes + 1).to(tl.float32) / BINS_PER_UNIT) * SMALLEST)
         covered = tl.cumsum(tl.where(lanes < BINS - 1, least * histogram, 0), 0)
-        wanted = tl.load(top_p + row).to(tl.float64) * total.to(tl.float64)
+        target = tl.load(top_p + row).to(tl.float64) * total.to(tl.float64)
         last_k = tl.sum((tl.cumsum(histogram, 0) < k).to(tl.int32), 0)
-        last_p = tl.sum((covered.to(tl.float64) < wanted).to(tl.int32), 0)
+        last_p = tl.sum((covered.to(tl.float64) < target).to(tl.int32), 0)
         last = tl.where((k > 0) & (k < vocab), last_k, last_p)
         count = tl.sum(tl.where(lanes <= last, histogram, 0), 0)
         tl.store(totals + row, total)
         tl.store(counts + row, tl.where(count <= CAPACITY, count, -1).to(tl.int32))
         if count <= CAPACITY:
-            found = tl.full((), 0, tl.int32)
+            stored = tl.full((), 0, tl.int32)
             for begin in range(0, vocab, CHUNK):
                 at = begin + tl.arange(0, CHUNK)
                 scaled, valid = load_scaled(logits + row * stride, at, vocab, temperature, floor)
                 chosen = valid & (distance_bins(scaled, best) <= last)
                 here = tl.sum(chosen.to(tl.int32), 0).to(tl.int32)
                 if here > 0:
-                    place = row * CAPACITY + found + tl.cumsum(chosen.to(tl.int32), 0) - 1
+                    place = row * CAPACITY + stored + tl.cumsum(chosen.to(tl.int32), 0) - 1
                     tl.store(values + place, scaled, mask=chosen)
                     tl.store(ids + place, at, mask=chosen)
-                found += here
+                stored += here
 
 
 @triton.jit
@@ -190,19 +190,19 @@ def choose_ranked_kernel(
             divisor = tl.full((), 1.0, tl.float32)
             size = count
         k, p = tl.load(top_k + row), tl.load(top_p + row)
-        kept = tl.load(totals + row)
+        total = tl.load(totals + row)
         if (k > 0) & (k < vocab):
             key = find_key(source, size, divisor, best, floor, k, True, BLOCK)
             above_count, above = measure(source, size, divisor, best, floor, key + 1, BLOCK)
             at_least, _ = measure(source, size, divisor, best, floor, key, BLOCK)
             ties = tl.minimum(at_least, k.to(tl.int64)) - above_count
-            kept = above + ties * weights_of(of_key(key.to(tl.int32)), best)
+            total = above + ties * weights_of(of_key(key.to(tl.int32)), best)
         if p < 1:
-            target = tl.ceil(p.to(tl.float64) * kept.to(tl.float64)).to(tl.int64)
-            target = tl.minimum(tl.maximum(target, 1), kept)
-            _, _, kept = find_end(source, size, divisor, best, floor, target, BLOCK)
-        target = (tl.load(randoms + row) * kept.to(tl.float64)).to(tl.int64) + 1
-        key, index, _ = find_end(source, size, divisor, best, floor, tl.minimum(target, kept), BLOCK)
+            target = tl.ceil(p.to(tl.float64) * total.to(tl.float64)).to(tl.int64)
+            target = tl.minimum(tl.maximum(target, 1), total)
+            _, _, total = find_end(source, size, divisor, best, floor, target, BLOCK)
+        target = (tl.load(randoms + row) * total.to(tl.float64)).to(tl.int64) + 1
+        key, index, _ = find_end(source, size, divisor, best, floor, tl.minimum(target, total), BLOCK)
         seen = tl.full((), 0, tl.int64)
         for begin in range(0, size, BLOCK):
             at = begin + tl.arange(0, BLOCK)
@@ -244,7 +244,7 @@ def choose_ranked(
     counts = torch.empty(rows, dtype=torch.int32, device=device)
     totals = torch.empty(rows, dtype=torch.int64, device=device)
     sizes = logits.stride(0), vocab, chunks
-    found, width = (values, ids, counts, totals), triton.next_power_of_2(chunks)
+    candidates, width = (values, ids, counts, totals), triton.next_power_of_2(chunks)
     candidates_kernel[(rows,)](
         logits,
         largest,
@@ -252,7 +252,7 @@ def choose_ranked(
         log_min_p,
         top_k,
         top_p,
-        *found,
+        *candidates,
         *sizes,
         CAPACITY=_CAPACITY,
         CHUNK=CHUNK,
@@ -267,7 +267,7 @@ def choose_ranked(
         log_min_p,
         top_k,
         top_p,
-        *found,
+        *candidates,
         out,
         *sizes,
         CAPACITY=_CAPACITY,

@@ -37,7 +37,7 @@ def norm_and_rotate(
 ):  # fmt: skip
     """Heads of one token, normed and rotated: (heads, DIM) float32.
 
-    Element `own` of a head is rotated with `partner` to a place in the result.
+    Element `source` of a head is rotated with `partner` to a place in the result.
 
     Args:
         rows: (heads,) pointers to their first elements.
@@ -50,19 +50,19 @@ def norm_and_rotate(
     second = (place >= pairs) & rotated
     pair = tl.where(second, place - pairs, place)
     if INTERLEAVED:
-        own = tl.where(rotated, 2 * pair + second.to(tl.int32), place)
+        source = tl.where(rotated, 2 * pair + second.to(tl.int32), place)
         partner = tl.where(rotated, 2 * pair + 1 - second.to(tl.int32), place)
     else:
-        own = place
+        source = place
         partner = tl.where(rotated, tl.where(second, pair, pair + pairs), place)
-    values = tl.load(rows[:, None] + own[None, :], mask=inside, other=0.0).to(tl.float32)
+    values = tl.load(rows[:, None] + source[None, :], mask=inside, other=0.0).to(tl.float32)
     partners = values
     if ROTATE:
         partners = tl.load(rows[:, None] + partner[None, :], mask=inside, other=0.0).to(tl.float32)
     if NORM:
         factor = tl.rsqrt(tl.sum(values * values, 1) / dim + eps)[:, None]
         valid = place < dim
-        values = values * factor * (tl.load(weight + own, mask=valid, other=0.0).to(tl.float32) + offset)[None, :]
+        values = values * factor * (tl.load(weight + source, mask=valid, other=0.0).to(tl.float32) + offset)[None, :]
         if ROTATE:
             partner_weight = tl.load(weight + partner, mask=valid, other=0.0).to(tl.float32)
             partners = partners * factor * (partner_weight + offset)[None, :]

@@ -38,13 +38,13 @@ def route_kernel(
         place = tl.min(tl.where(biased == best[:, None], inner[None, :], 1 << 30), 1)
         second = tl.max(tl.where(inner[None, :] == place[:, None], -float("inf"), biased), 1)
         sums = tl.where(groups < GROUPS, best + second, -float("inf"))
-        kept = groups < 0
+        selected = groups < 0
         for _ in tl.static_range(TOP_GROUPS):
             top = tl.max(sums, 0)
             group = tl.min(tl.where(sums == top, groups, 1 << 30), 0)
-            kept = kept | (groups == group)
+            selected = selected | (groups == group)
             sums = tl.where(groups == group, -float("inf"), sums)
-        left = tl.where(kept[:, None], biased, -float("inf"))
+        left = tl.where(selected[:, None], biased, -float("inf"))
     else:
         exponentials = tl.exp(values - tl.max(tl.max(values, 1), 0))
         scores = exponentials / tl.sum(tl.sum(exponentials, 1), 0)

@@ -63,9 +63,9 @@ def mask_logits(logits: Tensor, masks: Tensor, mask_of_row: Tensor) -> None:
         return
     chunks = triton.cdiv(vocab, CHUNK)
     states = torch.empty((rows, chunks), dtype=torch.int32, device=logits.device)
-    given = (logits, masks, mask_of_row, states, logits.stride(0), vocab, masks.shape[1], chunks)
-    mask_kernel[(rows, chunks)](*given, CHUNK=CHUNK, num_warps=8)
-    reset_kernel[(rows, chunks)](*given, CHUNK=CHUNK, CHUNKS=triton.next_power_of_2(chunks))
+    arguments = (logits, masks, mask_of_row, states, logits.stride(0), vocab, masks.shape[1], chunks)
+    mask_kernel[(rows, chunks)](*arguments, CHUNK=CHUNK, num_warps=8)
+    reset_kernel[(rows, chunks)](*arguments, CHUNK=CHUNK, CHUNKS=triton.next_power_of_2(chunks))
 
 
 _SIGNATURE = {

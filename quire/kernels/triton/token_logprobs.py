@@ -42,7 +42,7 @@ def rank_kernel(
     largest,
     sums,
     tokens,
-    own,
+    chosen_logprobs,
     larger,
     keys,
     stride,
@@ -60,7 +60,7 @@ def rank_kernel(
     chosen = tl.load(logits + row * stride + tl.maximum(tl.load(tokens + row), 0)) - best - log_total
     tl.store(larger + row * chunks + chunk, tl.sum(((x - best - log_total) > chosen).to(tl.int32), 0).to(tl.int32))
     if chunk == 0:
-        tl.store(own + row, chosen)
+        tl.store(chosen_logprobs + row, chosen)
     if KEYS:
         low = (vocab - 1 - ids).to(tl.int64)  # equal logits are in order of ids
         tl.store(keys + row * vocab + ids, (ordered_key(x).to(tl.int64) << LOW) | low, mask=ids < vocab)
@@ -89,20 +89,20 @@ def token_logprobs(logits: Tensor, tokens: Tensor, top: int) -> tuple[Tensor, Te
     width, sizes = triton.next_power_of_2(chunks), (vocab, chunks)
     largest = torch.empty((rows, chunks), dtype=torch.float32, device=device)
     sums = torch.empty((rows, chunks), dtype=torch.float64, device=device)
-    own = torch.empty(rows, dtype=torch.float32, device=device)
+    chosen_logprobs = torch.empty(rows, dtype=torch.float32, device=device)
     larger = torch.empty((rows, chunks), dtype=torch.int32, device=device)
     keys = torch.empty((rows, vocab if top else 0), dtype=torch.int64, device=device)
     ids = torch.empty((rows, top), dtype=torch.int64, device=device)
     logprobs = torch.empty((rows, top), dtype=torch.float32, device=device)
     if not rows:
-        return own, larger.sum(-1), ids, logprobs
+        return chosen_logprobs, larger.sum(-1), ids, logprobs
     chunk_sum_kernel[(rows, chunks)](logits, largest, sums, logits.stride(0), *sizes, CHUNK=CHUNK)
     rank_kernel[(rows, chunks)](
         logits,
         largest,
         sums,
         tokens,
-        own,
+        chosen_logprobs,
         larger,
         keys,
         logits.stride(0),
@@ -118,7 +118,7 @@ def token_logprobs(logits: Tensor, tokens: Tensor, top: int) -> tuple[Tensor, Te
         top_kernel[(rows, triton.cdiv(top, block))](
             highest, largest, sums, ids, logprobs, *sizes, top, CHUNKS=width, BLOCK=block, num_warps=1
         )
-    return own, larger.sum(-1).add_(1), ids, logprobs
+    return chosen_logprobs, larger.sum(-1).add_(1), ids, logprobs
 
 
 _SIZES = {"vocab": "i32", "chunks": "i32"}
@@ -131,7 +131,7 @@ VARIANTS = [
             "logits": "*fp32",
             **_ROWS,
             "tokens": "*i64",
-            "own": "*fp32",
+            "chosen_logprobs": "*fp32",
             "larger": "*i32",
             "keys": "*i64",
             "stride": "i32",

@@ -76,7 +76,7 @@ def _table(op: str) -> dict[str, dict[str, Any]]:
     return table
 
 
-def _fits(actual: int | str | None, wanted: int | str | list[int]) -> bool:
-    if isinstance(wanted, list):
-        return isinstance(actual, int) and wanted[0] <= actual <= wanted[1]
-    return actual == wanted
+def _fits(actual: int | str | None, expected: int | str | list[int]) -> bool:
+    if isinstance(expected, list):
+        return isinstance(actual, int) and expected[0] <= actual <= expected[1]
+    return actual == expected

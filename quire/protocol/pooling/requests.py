@@ -197,11 +197,11 @@ class ScoreRequest(ScoringFields):
     @model_validator(mode="after")
     def _one_pair(self) -> Self:
         names = SCORE_FIELDS.keys() | {second for seconds in SCORE_FIELDS.values() for second in seconds}
-        given = {name for name in names if getattr(self, name) is not None}
+        present = {name for name in names if getattr(self, name) is not None}
         pairs = [{first, second} for first, seconds in SCORE_FIELDS.items() for second in seconds]
-        if given not in pairs:
+        if present not in pairs:
             text = "Exactly one of the pairs `queries` and `documents`, `queries` and `items`, `data_1` and `data_2`, "
-            raise field_error(min(given, default="queries"), f"{text}`text_1` and `text_2` is required.")
+            raise field_error(min(present, default="queries"), f"{text}`text_1` and `text_2` is required.")
         return self
 
 

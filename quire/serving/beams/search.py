@@ -71,7 +71,7 @@ class BeamSearch:
                     self.best.append((self._score(extended), extended))
                 else:
                     going_on.append(extended)
-        self.best = sorted(self.best, key=lambda found: -found[0])[: options.width]
+        self.best = sorted(self.best, key=lambda scored: -scored[0])[: options.width]
         self.running = going_on if going_on and self._may_improve(going_on[0]) else []
 
     def lacks_candidates(self, reports: Sequence[TokenLogprobs]) -> bool:
@@ -111,5 +111,5 @@ def _extended(
     entries = beam.entries
     if alternatives is not None:
         columns = (report.token_ids, report.logprobs, report.ranks)
-        entries = (*entries, TokenLogprobs(*([one[index], *one[1 : 1 + alternatives]] for one in columns)))
+        entries = (*entries, TokenLogprobs(*([column[index], *column[1 : 1 + alternatives]] for column in columns)))
     return Beam((*beam.tokens, token), logprob, entries, finished)

@@ -49,12 +49,12 @@ class AttentionKind(NamedTuple):
 
 def attention_kinds(spec: DecoderSpec) -> list[AttentionKind]:
     """The different kinds of attention of a decoder, or of a rank's part of one."""
-    found: dict[AttentionKind, None] = {}
+    kinds: dict[AttentionKind, None] = {}
     for layer in spec.layers:
         attn = layer.attn
         assert isinstance(attn, GroupedQueryAttention)
-        found[AttentionKind(attn.heads, attn.kv_heads, attn.head_dim, attn.scale, attn.window, attn.softcap)] = None
-    return list(found)
+        kinds[AttentionKind(attn.heads, attn.kv_heads, attn.head_dim, attn.scale, attn.window, attn.softcap)] = None
+    return list(kinds)
 
 
 def flashinfer_bytes(kinds: int, rows: int, blocks: int) -> int:
@@ -176,10 +176,10 @@ class FlashInferAttention(AttentionBackend):
 
     def _compile(self) -> None:
         """Plan steps of one token, as the first plan of each kind compiles kernels."""
-        one = self._page_lists(np.zeros(1, np.int64), np.ones(1, np.int64))
+        pages = self._page_lists(np.zeros(1, np.int64), np.ones(1, np.int64))
         try:
-            self._plan_singles(one, 0)
-            self._plan_spans(one, [1])
+            self._plan_singles(pages, 0)
+            self._plan_spans(pages, [1])
         except torch.OutOfMemoryError:
             raise
         except (OSError, RuntimeError) as error:  # e.g. where no compiler of CUDA is found

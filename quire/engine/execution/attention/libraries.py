@@ -86,7 +86,7 @@ def load_library(name: str, dtype: torch.dtype) -> Any:
     """
     library = LIBRARIES[name]
     if dtype not in library.dtypes:
-        names = " or ".join(str(one).removeprefix("torch.") for one in library.dtypes)
+        names = " or ".join(str(supported_dtype).removeprefix("torch.") for supported_dtype in library.dtypes)
         raise UnsupportedModel(
             f"--attention-backend {name} needs --dtype {names}, not {str(dtype).removeprefix('torch.')}; "
             "--attention-backend auto is accepted"
@@ -104,8 +104,8 @@ def check_installed(name: str) -> None:
 
 
 def _imported(name: str, library: AttentionLibrary) -> Any:
-    wanted = f"{library.package} {library.version[0]}.{library.version[1]} or later"
-    needs = f"--attention-backend {name} needs the package {wanted}"
+    requirement = f"{library.package} {library.version[0]}.{library.version[1]} or later"
+    needs = f"--attention-backend {name} needs the package {requirement}"
     try:
         module = importlib.import_module(library.module)
     except _IMPORT_ERRORS as error:

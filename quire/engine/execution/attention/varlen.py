@@ -32,11 +32,11 @@ class VarlenAttention(StepAttention):
         assert v is not None
         if self._cu_seqlens.device != q.device:
             self._cu_seqlens = self._cu_seqlens.to(q.device)  # once for all layers
-        own = EncoderAttentionParams(
+        encoder_params = EncoderAttentionParams(
             params.scale,
             None if params.window is None else params.window - 1,
             params.softcap,
             params.alibi,
             params.bias,
         )
-        return varlen_attention(q, k, v, self._cu_seqlens, own)
+        return varlen_attention(q, k, v, self._cu_seqlens, encoder_params)

@@ -47,7 +47,7 @@ class ShardedExecutor(Executor):
             with self._workers.noticing_death():
                 oldest.value = oldest.pending.result()
             self._workers.ensure_alive()  # else a GPU did not wait for the rank that has ended: the tokens are wrong
-            self._sampled += [SampledTokens(one.request_id, one.tokens) for one in oldest.value.sampled]
+            self._sampled += [SampledTokens(sequence.request_id, sequence.tokens) for sequence in oldest.value.sampled]
         return step.value
 
     @override
@@ -72,7 +72,9 @@ class ShardedExecutor(Executor):
         """Finish the steps of sequences that leave the batch now: their rows are free afterwards."""
         if not removed or not self._in_flight:
             return
-        last = [step for step in self._in_flight if any(one.request_id in removed for one in step.plan.scheduled)]
+        last = [
+            step for step in self._in_flight if any(sequence.request_id in removed for sequence in step.plan.scheduled)
+        ]
         if last:
             self.finish(last[-1])
 

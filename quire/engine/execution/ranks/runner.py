@@ -58,9 +58,9 @@ class FollowingRunner(ModelRunner):
 
     def append(self, sampled: Iterable[SampledTokens]) -> None:
         """Append the tokens that the core has sampled from the step before."""
-        for one in sampled:
-            row = self._table.row_of(one.request_id)
-            for token in one.tokens:
+        for sequence in sampled:
+            row = self._table.row_of(sequence.request_id)
+            for token in sequence.tokens:
                 self._table.append(row, token)
 
     @override

@@ -61,7 +61,7 @@ class _Sampled:
     Attributes:
         tokens: (n,) int64.
         taken: (sequences,) int32 tokens that each sequence takes.
-        logprobs: of the rows of logits at the indices `wanted`.
+        logprobs: of the rows of logits at the indices `reported`.
         counts: number of top tokens that each of these reports.
     """
 
@@ -69,7 +69,7 @@ class _Sampled:
     tokens: Tensor
     taken: Tensor
     logprobs: Logprobs | None
-    wanted: Sequence[int]
+    reported: Sequence[int]
     counts: Sequence[int]
 
     def read(self) -> list[SampledToken]:
@@ -79,8 +79,8 @@ class _Sampled:
         reports: dict[int, TokenLogprobs] = {}
         if self.logprobs is not None:
             lists = zip(*(part.tolist() for part in self.logprobs), strict=True)
-            for i, count, (own, rank, ids, top) in zip(self.wanted, self.counts, lists, strict=True):
-                reports[i] = _report(tokens[i], own, rank, ids[:count], top[:count])
+            for i, count, (logprob, rank, ids, top) in zip(self.reported, self.counts, lists, strict=True):
+                reports[i] = _report(tokens[i], logprob, rank, ids[:count], top[:count])
         return [
             SampledToken(0, None, NOT_FINITE) if token == NO_TOKEN else SampledToken(token, reports.get(i))
             for i, token in enumerate(tokens)
@@ -113,15 +113,17 @@ class DeviceTokens(PendingTokens):
 
     @override
     def result(self) -> list[SampledToken]:
-        found = [
-            one if row not in self.errors or one.error is not None else one._replace(error=self.errors[row])
-            for row, one in zip(self.rows, self.sampled.read(), strict=True)
+        tokens = [
+            sampled_token
+            if row not in self.errors or sampled_token.error is not None
+            else sampled_token._replace(error=self.errors[row])
+            for row, sampled_token in zip(self.rows, self.sampled.read(), strict=True)
         ]
-        for row, holder, position, one in zip(self.rows, self.holders, self.positions, found, strict=True):
+        for row, holder, position, sampled_token in zip(self.rows, self.holders, self.positions, tokens, strict=True):
             if self.table.holder(row) is holder:  # else its sequence has left the batch meanwhile
-                self.table.set_token(row, position, one.token)
-        order = iter(found)
-        return [self.on_host.get(i) or next(order) for i in range(len(found) + len(self.on_host))]
+                self.table.set_token(row, position, sampled_token.token)
+        order = iter(tokens)
+        return [self.on_host.get(i) or next(order) for i in range(len(tokens) + len(self.on_host))]
 
 
 class DeviceSampler(TokenSampler):
@@ -165,8 +167,8 @@ class DeviceSampler(TokenSampler):
             else:
                 on_host.append(row)
         self._settings.add(new)
-        for one in new:
-            self._add_grammar(one.row, one.params)
+        for new_row in new:
+            self._add_grammar(new_row.row, new_row.params)
         self._grammars.start_masks()
         self._host.update(freed, on_host)
 
@@ -176,20 +178,23 @@ class DeviceSampler(TokenSampler):
         if len(on_host) == len(rows):
             return self._host.start(logits, rows)
         host_logits = self._select(logits, on_host).cpu() if on_host else None
-        own = [rows[i] for i in on_device]
-        by_grammar = [(i, row, self._table.holder(row)) for i, row in enumerate(own) if row in self._grammars.rows]
+        device_rows = [rows[i] for i in on_device]
+        by_grammar = [
+            (i, row, self._table.holder(row)) for i, row in enumerate(device_rows) if row in self._grammars.rows
+        ]
         if by_grammar:
             self._observe()
-        sampled = self._sample(self._select(logits, on_device), own, [()] * len(own))
+        sampled = self._sample(self._select(logits, on_device), device_rows, [()] * len(device_rows))
         errors = {**self._failed}
         if by_grammar:
             self._unseen.append((sampled, by_grammar))
             errors |= self._grammars.errors_of([row for _, row, _ in by_grammar])
-        holders, positions = [self._table.holder(row) for row in own], [self._table.append_unknown(row) for row in own]
+        holders = [self._table.holder(row) for row in device_rows]
+        positions = [self._table.append_unknown(row) for row in device_rows]
         known: dict[int, SampledToken] = {}
         if host_logits is not None:
             known = dict(zip(on_host, self._host.sample(host_logits, [rows[i] for i in on_host]), strict=True))
-        return DeviceTokens(self._table, sampled, own, holders, positions, errors, known)
+        return DeviceTokens(self._table, sampled, device_rows, holders, positions, errors, known)
 
     @override
     def verify(self, logits: Tensor, rows: Sequence[int], drafts: Sequence[Sequence[int]]) -> list[list[SampledToken]]:
@@ -198,13 +203,13 @@ class DeviceSampler(TokenSampler):
         ends = np.cumsum([1 + len(draft) for draft in drafts]).tolist()
         at_once = [i for i, row in enumerate(rows) if row in self._settings.uses and row not in self._grammars.rows]
         in_rounds = sorted({*range(len(rows))} - {*at_once})
-        found: dict[int, list[SampledToken]] = {}
+        accepted: dict[int, list[SampledToken]] = {}
         for part, verify in ((at_once, self._verify), (in_rounds, partial(verify_in_rounds, self.start))):
             if part:
                 places = [place for i in part for place in range(ends[i] - 1 - len(drafts[i]), ends[i])]
                 choices = verify(self._select(logits, places), [rows[i] for i in part], [drafts[i] for i in part])
-                found.update(zip(part, choices, strict=True))
-        return [found[i] for i in range(len(rows))]
+                accepted.update(zip(part, choices, strict=True))
+        return [accepted[i] for i in range(len(rows))]
 
     @override
     def close(self) -> None:
@@ -213,13 +218,13 @@ class DeviceSampler(TokenSampler):
 
     def _verify(self, logits: Tensor, rows: Sequence[int], drafts: Sequence[Sequence[int]]) -> list[list[SampledToken]]:
         sampled = self._sample(logits, rows, drafts)
-        tokens, begin, found = sampled.read(), 0, list[list[SampledToken]]()
+        tokens, begin, accepted = sampled.read(), 0, list[list[SampledToken]]()
         for row, draft, taken in zip(rows, drafts, sampled.taken.tolist(), strict=True):
-            found.append(tokens[begin : begin + taken])
+            accepted.append(tokens[begin : begin + taken])
             begin += 1 + len(draft)
-            for one in found[-1]:
-                self._table.append(row, one.token)
-        return found
+            for sampled_token in accepted[-1]:
+                self._table.append(row, sampled_token.token)
+        return accepted
 
     def _add_grammar(self, row: int, params: SamplingParams) -> None:
         try:
@@ -257,8 +262,8 @@ class DeviceSampler(TokenSampler):
             self._settings.uses[row] for row, draft in zip(rows, drafts, strict=True) for _ in range(1 + len(draft))
         ]
         batch = self._batch(rows, drafts)
-        wanted = [i for i, use in enumerate(uses) if use.logprobs is not None]
-        raw = self._select(logits, wanted) if wanted else None
+        reported = [i for i, use in enumerate(uses) if use.logprobs is not None]
+        raw = self._select(logits, reported) if reported else None
         if any(use.adjusts for use in uses):
             raw = raw.clone() if raw is logits else raw
             self._adjust(logits, rows, batch, uses)
@@ -275,10 +280,10 @@ class DeviceSampler(TokenSampler):
         )
         logprobs, counts = None, [use.logprobs or 0 for use in uses if use.logprobs is not None]
         if raw is not None:
-            chosen = tokens if len(wanted) == len(tokens) else self._select(tokens, wanted)
+            chosen = tokens if len(reported) == len(tokens) else self._select(tokens, reported)
             logprobs = Logprobs(*map(self._to_host, token_logprobs(raw, chosen, max(counts))))
         sampled = _Sampled(
-            new_event(self._device), self._to_host(tokens), self._to_host(taken), logprobs, wanted, counts
+            new_event(self._device), self._to_host(tokens), self._to_host(taken), logprobs, reported, counts
         )
         sampled.ready.record()
         return sampled
@@ -337,5 +342,5 @@ class DeviceSampler(TokenSampler):
         return pinned_empty(tuple(tensor.shape), tensor.dtype, self._device).copy_(tensor, non_blocking=True)
 
 
-def _report(token: int, own: float, rank: int, ids: list[int], top: list[float]) -> TokenLogprobs:
-    return TokenLogprobs([token, *ids], [own, *top], [rank, *range(1, len(ids) + 1)])
+def _report(token: int, logprob: float, rank: int, ids: list[int], top: list[float]) -> TokenLogprobs:
+    return TokenLogprobs([token, *ids], [logprob, *top], [rank, *range(1, len(ids) + 1)])

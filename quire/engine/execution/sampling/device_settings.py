@@ -100,12 +100,16 @@ class DeviceSettings:
         """Rows were filled with sequences that fit the device."""
         if not filled:
             return
-        integers = [self._add(one) for one in filled]
-        rows = to_device(np.array([one.row for one in filled], np.int64), self._device)
+        integers = [self._add(new_row) for new_row in filled]
+        rows = to_device(np.array([new_row.row for new_row in filled], np.int64), self._device)
         parts = (
-            (self._floats, [_floats(one.params) for one in filled], np.float32),
+            (self._floats, [_floats(new_row.params) for new_row in filled], np.float32),
             (self._integers, integers, np.int32),
-            (self._states, [(random_state(one.params.seed or 0), len(one.output)) for one in filled], np.int64),
+            (
+                self._states,
+                [(random_state(new_row.params.seed or 0), len(new_row.output)) for new_row in filled],
+                np.int64,
+            ),
         )
         for target, values, dtype in parts:
             target.index_copy_(1, rows, to_device(np.ascontiguousarray(np.array(values, dtype).T), self._device))

@@ -18,10 +18,10 @@ def top_logprobs(
     `listed`: tokens to report in place of the top tokens, for each row; empty for rows that report the top tokens.
     """
     logprobs = logits.log_softmax(-1)
-    own = logprobs.gather(-1, torch.tensor(tokens, device=logits.device)[:, None])
-    ranks = (logprobs > own).sum(-1).add_(1).tolist()
+    token_logprobs = logprobs.gather(-1, torch.tensor(tokens, device=logits.device)[:, None])
+    ranks = (logprobs > token_logprobs).sum(-1).add_(1).tolist()
     values, ids = logprobs.topk(min(alternatives, logits.shape[-1]), -1)
-    rows = zip(tokens, own[:, 0].tolist(), ranks, ids.tolist(), values.tolist(), strict=True)
+    rows = zip(tokens, token_logprobs[:, 0].tolist(), ranks, ids.tolist(), values.tolist(), strict=True)
     entries = [
         TokenLogprobs([token, *top_ids], [value, *top], [rank, *range(1, len(top) + 1)])
         for token, value, rank, top_ids, top in rows

@@ -81,8 +81,8 @@ class Sampler(TokenSampler):
         """The next tokens of `rows` of the table from their logits (rows, vocab) float32, which are changed."""
         table = self._table
         params = table.params_of(rows)
-        wanted = [i for i, one in enumerate(params) if one.logprobs is not None]
-        raw = logits[wanted].clone() if wanted else None
+        reported = [i for i, row_params in enumerate(params) if row_params.logprobs is not None]
+        raw = logits[reported].clone() if reported else None
         for processor in self._processors_in_use:
             users = processor.rows
             for index, row in enumerate(rows):
@@ -92,7 +92,7 @@ class Sampler(TokenSampler):
         tokens = self._choose(logits, rows, params)
         corrupted = [i for i, token in enumerate(tokens) if token == NO_TOKEN]
         tokens = [max(token, 0) for token in tokens] if corrupted else tokens
-        logprobs = {} if raw is None else self._report(raw, rows, params, wanted, tokens)
+        logprobs = {} if raw is None else self._report(raw, rows, params, reported, tokens)
         for i, (row, token) in enumerate(zip(rows, tokens, strict=True)):
             table.append(row, token)
             for state in self._states_in_use:
@@ -115,10 +115,10 @@ class Sampler(TokenSampler):
 
     def _choose(self, logits: Tensor, rows: Sequence[int], params: Sequence[SamplingParams]) -> list[int]:
         randoms = [
-            uniform(one.seed or 0, int(self._table.lengths[row]) - self._table[row].prompt_len)
-            if one.temperature > 0
+            uniform(row_params.seed or 0, int(self._table.lengths[row]) - self._table[row].prompt_len)
+            if row_params.temperature > 0
             else 0.0
-            for row, one in zip(rows, params, strict=True)
+            for row, row_params in zip(rows, params, strict=True)
         ]
         try:
             return sample_tokens(logits, params, randoms)
@@ -135,25 +135,25 @@ class Sampler(TokenSampler):
         raw: Tensor,
         rows: Sequence[int],
         params: Sequence[SamplingParams],
-        wanted: Sequence[int],
+        reported: Sequence[int],
         tokens: Sequence[int],
     ) -> dict[int, TokenLogprobs]:
-        """Log-probabilities of the rows at indices `wanted`, whose logits before all processors are `raw`."""
-        most = max(params[i].logprobs or 0 for i in wanted)
-        listed = [params[i].logprob_token_ids for i in wanted]
+        """Log-probabilities of the rows at indices `reported`, whose logits before all processors are `raw`."""
+        most = max(params[i].logprobs or 0 for i in reported)
+        listed = [params[i].logprob_token_ids for i in reported]
         try:
-            reports = top_logprobs(raw, [tokens[i] for i in wanted], most, listed)
+            reports = top_logprobs(raw, [tokens[i] for i in reported], most, listed)
         except Exception:  # error boundary: find the sequence that fails
             logger.exception("log-probabilities of a batch failed; retrying each row separately")
         else:
-            return {i: _reported(entry, params[i]) for i, entry in zip(wanted, reports, strict=True)}
-        found: dict[int, TokenLogprobs] = {}
-        for at, i in enumerate(wanted):
-            count, one = params[i].logprobs or 0, listed[at : at + 1]
-            alone = self._contain(rows[i], top_logprobs, raw[at : at + 1], [tokens[i]], count, one)
+            return {i: _reported(entry, params[i]) for i, entry in zip(reported, reports, strict=True)}
+        logprobs: dict[int, TokenLogprobs] = {}
+        for at, i in enumerate(reported):
+            count, listed_ids = params[i].logprobs or 0, listed[at : at + 1]
+            alone = self._contain(rows[i], top_logprobs, raw[at : at + 1], [tokens[i]], count, listed_ids)
             if alone:
-                found[i] = alone[0]
-        return found
+                logprobs[i] = alone[0]
+        return logprobs
 
     def _contain(self, row: int, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
         """Call a function; an exception fails the sequence in `row`."""

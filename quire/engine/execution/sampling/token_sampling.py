@@ -20,8 +20,8 @@ def sample_tokens(logits: Tensor, params: Sequence[SamplingParams], randoms: Seq
     """Sample a token from each row of logits (rows, vocab), `NO_TOKEN` if it has none. `randoms` are in [0, 1)."""
     chosen = [0] * len(params)
     groups: dict[_SampleRows, list[int]] = {}
-    for i, one in enumerate(params):
-        groups.setdefault(_sample_function(one), []).append(i)
+    for i, row_params in enumerate(params):
+        groups.setdefault(_sample_function(row_params), []).append(i)
     for sample_rows, rows in groups.items():
         selected = logits if len(rows) == len(logits) else logits[rows]
         tokens = sample_rows(selected, [params[i] for i in rows], [randoms[i] for i in rows])
@@ -30,13 +30,13 @@ def sample_tokens(logits: Tensor, params: Sequence[SamplingParams], randoms: Seq
     return chosen
 
 
-def _sample_function(one: SamplingParams) -> _SampleRows:
+def _sample_function(params: SamplingParams) -> _SampleRows:
     """The sampling function of a row. It depends only on the row's params, so other rows cannot change its rounding."""
-    if one.temperature == 0:
+    if params.temperature == 0:
         return _greedy
-    if is_ranked(one):
+    if is_ranked(params):
         return _sample_top_k_top_p
-    return _sample_min_p if one.min_p else _sample_all
+    return _sample_min_p if params.min_p else _sample_all
 
 
 def _greedy(logits: Tensor, *_: object) -> list[int]:
@@ -44,7 +44,7 @@ def _greedy(logits: Tensor, *_: object) -> list[int]:
 
 
 def _sample_all(logits: Tensor, params: Sequence[SamplingParams], randoms: Sequence[float]) -> list[int]:
-    return sample(logits, [one.temperature for one in params], randoms)
+    return sample(logits, [row_params.temperature for row_params in params], randoms)
 
 
 def _sample_min_p(logits: Tensor, params: Sequence[SamplingParams], randoms: Sequence[float]) -> list[int]:
@@ -53,9 +53,9 @@ def _sample_min_p(logits: Tensor, params: Sequence[SamplingParams], randoms: Seq
 
 def _apply_temperature_min_p(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     """Divide logits by temperature and mask the tokens that min-p excludes."""
-    logits = logits / torch.tensor([[one.temperature] for one in params], dtype=torch.float32)
-    if any(one.min_p for one in params):
-        floors = [[math.log(one.min_p) if one.min_p else -math.inf] for one in params]
+    logits = logits / torch.tensor([[row_params.temperature] for row_params in params], dtype=torch.float32)
+    if any(row_params.min_p for row_params in params):
+        floors = [[math.log(row_params.min_p) if row_params.min_p else -math.inf] for row_params in params]
         floor = torch.tensor(floors, dtype=torch.float32)
         logits.masked_fill_(logits < logits.amax(-1, keepdim=True) + floor, -torch.inf)
     return logits
@@ -64,14 +64,14 @@ def _apply_temperature_min_p(logits: Tensor, params: Sequence[SamplingParams]) -
 def _sample_top_k_top_p(logits: Tensor, params: Sequence[SamplingParams], randoms: Sequence[float]) -> list[int]:
     """Top-k, then top-p among the remaining tokens; each row has at least one of the two."""
     logits, vocab = _apply_temperature_min_p(logits, params), logits.shape[-1]
-    top_k = torch.tensor([[one.top_k if 0 < one.top_k < vocab else vocab] for one in params])
-    top_p = torch.tensor([[one.top_p] for one in params], dtype=torch.float32)
+    top_k = torch.tensor([[row_params.top_k if 0 < row_params.top_k < vocab else vocab] for row_params in params])
+    top_p = torch.tensor([[row_params.top_p] for row_params in params], dtype=torch.float32)
     limited = top_k < vocab
     total = None if bool(limited.all()) else logits.logsumexp(-1, keepdim=True)
     values, ids = _top_tokens(logits, top_k, top_p, total)
     values.masked_fill_(torch.arange(values.shape[-1]) >= top_k, -torch.inf)
-    kept = values.logsumexp(-1, keepdim=True)
-    log_total = kept if total is None else torch.where(limited, kept, total)
+    top_k_log_total = values.logsumexp(-1, keepdim=True)
+    log_total = top_k_log_total if total is None else torch.where(limited, top_k_log_total, total)
     probs = (values - log_total).exp()
     dropped = probs.cumsum(-1) - probs >= top_p
     dropped[:, 0] = False  # the top token is always kept

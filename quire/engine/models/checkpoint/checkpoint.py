@@ -121,12 +121,13 @@ class Checkpoint:
         """The dtype that a tensor is stored in."""
         return self._file_of[name].dtype(name)
 
-    def equal(self, one: str, other: str) -> bool:
+    def equal(self, first: str, second: str) -> bool:
         """Whether two tensors have the same values, as they are stored."""
-        files = self._file_of[one], self._file_of[other]
-        first, second = (file.tensor(name) for file, name in zip(files, (one, other), strict=True))
-        same = first.dtype == second.dtype and torch.equal(first, second)
-        for file, name in zip(files, (one, other), strict=True):
+        names = first, second
+        files = self._file_of[first], self._file_of[second]
+        left, right = (file.tensor(name) for file, name in zip(files, names, strict=True))
+        same = left.dtype == right.dtype and torch.equal(left, right)
+        for file, name in zip(files, names, strict=True):
             file.release(name)
         return same
 

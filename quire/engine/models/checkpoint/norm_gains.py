@@ -31,7 +31,9 @@ class NormGains:
         """`pairs`: norms, and all layers that read the result of each."""
         names = {id(parameter): name for name, parameter in model.named_parameters()}
         self._norm_of = {linear: norm for norm, linears in pairs for linear in linears}
-        self._missing = {norm: {names[id(one)] for one in norm.parameters()} for norm in self._norm_of.values()}
+        self._missing = {
+            norm: {names[id(parameter)] for parameter in norm.parameters()} for norm in self._norm_of.values()
+        }
         self._factors: dict[Norm, Tensor] = {}
         self._waiting: list[Packable] = []
 

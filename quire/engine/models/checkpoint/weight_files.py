@@ -30,6 +30,6 @@ def complaint_about(names: Iterable[str]) -> str:
     """What a folder without such a file contains instead, in words that follow its name."""
     listed = list(names)
     for pattern, reason in _UNREADABLE:
-        if found := next((name for name in listed if fnmatch(name, pattern)), None):
-            return f"contains no .safetensors files that can be loaded: {found} {reason}"
+        if unreadable := next((name for name in listed if fnmatch(name, pattern)), None):
+            return f"contains no .safetensors files that can be loaded: {unreadable} {reason}"
     return NO_WEIGHTS

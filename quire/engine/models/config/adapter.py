@@ -45,8 +45,8 @@ class AdapterConfig:
 
     def scale(self, module: str, rank: int) -> float:
         """The factor of the product of a module's weights."""
-        found = next((key for key in self.alphas if re.match(rf"(.*\.)?({key})$", module)), None)
-        alpha = self.alpha if found is None else self.alphas[found]
+        pattern = next((key for key in self.alphas if re.match(rf"(.*\.)?({key})$", module)), None)
+        alpha = self.alpha if pattern is None else self.alphas[pattern]
         return alpha / (math.sqrt(rank) if self.stabilized else rank)
 
 

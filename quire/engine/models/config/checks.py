@@ -144,7 +144,7 @@ def _parts(part: Any) -> Iterator[Any]:
     yield part
     for field in fields(part):
         value = getattr(part, field.name)
-        for inner in {id(one): one for one in value}.values() if isinstance(value, tuple) else (value,):
+        for inner in {id(element): element for element in value}.values() if isinstance(value, tuple) else (value,):
             if is_dataclass(inner):
                 yield from _parts(inner)
 

@@ -26,10 +26,10 @@ def read_extractor(folder: Path) -> Extractor:
     Raises:
         BrokenFolder: a file cannot be read.
     """
-    own = read_json(folder / "preprocessor_config.json")
+    preprocessor = read_json(folder / "preprocessor_config.json")
     processor = read_json(folder / "processor_config.json")
     inside = processor.get("feature_extractor", processor.get("audio_processor"))
-    return {**(inside if isinstance(inside, dict) else {}), **own}
+    return {**(inside if isinstance(inside, dict) else {}), **preprocessor}
 
 
 def check_extractor(extractor: Extractor, fixed: Mapping[str, float]) -> None:

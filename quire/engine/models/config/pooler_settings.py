@@ -70,22 +70,22 @@ def read_pooler_settings(values: Mapping[str, Any]) -> PoolerSettings:
             raise _error(f"{name} was removed from vLLM's PoolerConfig; use {_REMOVED[name]}")
         if name not in _NAMES:
             raise _error(f"{name} is not supported; supported are {', '.join(_NAMES)}")
-    given = {name: value for name, value in values.items() if value is not None}
-    pooling_type, steps_only = _pooling_types(given)
+    options = {name: value for name, value in values.items() if value is not None}
+    pooling_type, steps_only = _pooling_types(options)
     settings = PoolerSettings(
-        task=_one_of(given, "task", _TASKS),
+        task=_one_of(options, "task", _TASKS),
         pooling_type=pooling_type,
         steps_only=steps_only,
-        use_activation=_flag(given, "use_activation"),
-        dimensions=_integer(given, "dimensions", 1),
-        chunked=_flag(given, "enable_chunked_processing") or False,
-        max_embed_len=_integer(given, "max_embed_len", 1),
-        logit_mean=_number(given, "logit_mean"),
-        logit_sigma=_number(given, "logit_sigma"),
-        step_tag_id=_integer(given, "step_tag_id", 0),
-        returned_token_ids=_token_ids(given),
+        use_activation=_flag(options, "use_activation"),
+        dimensions=_integer(options, "dimensions", 1),
+        chunked=_flag(options, "enable_chunked_processing") or False,
+        max_embed_len=_integer(options, "max_embed_len", 1),
+        logit_mean=_number(options, "logit_mean"),
+        logit_sigma=_number(options, "logit_sigma"),
+        step_tag_id=_integer(options, "step_tag_id", 0),
+        returned_token_ids=_token_ids(options),
     )
-    _flag(given, "enable_flash_late_interaction")  # chooses one of vLLM's kernels, of which the results are the same
+    _flag(options, "enable_flash_late_interaction")  # chooses one of vLLM's kernels, of which the results are the same
     if settings.logit_sigma == 0:
         raise _error("logit_sigma must not be 0: logits are divided by it")
     if settings.step_tag_id is not None and not steps_only:
@@ -93,48 +93,48 @@ def read_pooler_settings(values: Mapping[str, Any]) -> PoolerSettings:
     return settings
 
 
-def _pooling_types(given: Mapping[str, Any]) -> tuple[PoolingType | None, bool]:
+def _pooling_types(options: Mapping[str, Any]) -> tuple[PoolingType | None, bool]:
     """The pooling type of texts, and whether results of tokens are those of steps only."""
-    both = given.get("pooling_type")
+    both = options.get("pooling_type")
     for name in ("seq_pooling_type", "tok_pooling_type"):
-        if both is not None and name in given:
+        if both is not None and name in options:
             raise _error(f"pooling_type and {name} cannot both be set")
     known = (*(kind.upper() for kind in get_args(PoolingType)), *_TOKEN_TYPES)
     if both is not None and str(both).upper() not in known and str(both).lower() not in POOLING_NAMES:
         raise _error(f"pooling_type must be one of {', '.join(known)}, not {both!r}")
     is_token_type = str(both).upper() in _TOKEN_TYPES
-    tokens = both if is_token_type else given.get("tok_pooling_type", "ALL")
+    tokens = both if is_token_type else options.get("tok_pooling_type", "ALL")
     if str(tokens).upper() not in _TOKEN_TYPES:
         raise _error(f"tok_pooling_type must be one of {', '.join(_TOKEN_TYPES)}, not {tokens!r}")
-    texts = None if is_token_type else given.get("seq_pooling_type", both)
+    texts = None if is_token_type else options.get("seq_pooling_type", both)
     if texts is not None and str(texts).lower() not in POOLING_NAMES:
         raise _error(f"seq_pooling_type must be one of {', '.join(known[: -len(_TOKEN_TYPES)])}, not {texts!r}")
     return None if texts is None else POOLING_NAMES[str(texts).lower()], str(tokens).upper() == "STEP"
 
 
-def _one_of(given: Mapping[str, Any], name: str, known: tuple[str, ...]) -> str | None:
-    value = given.get(name)
+def _one_of(options: Mapping[str, Any], name: str, known: tuple[str, ...]) -> str | None:
+    value = options.get(name)
     if value is not None and value not in known:
         raise _error(f"{name} must be one of {', '.join(known)}, not {value!r}")
     return value
 
 
-def _flag(given: Mapping[str, Any], name: str) -> bool | None:
-    value = given.get(name)
+def _flag(options: Mapping[str, Any], name: str) -> bool | None:
+    value = options.get(name)
     if value is not None and not isinstance(value, bool):
         raise _error(f"{name} must be true or false, not {value!r}")
     return value
 
 
-def _integer(given: Mapping[str, Any], name: str, low: int) -> int | None:
-    value = given.get(name)
+def _integer(options: Mapping[str, Any], name: str, low: int) -> int | None:
+    value = options.get(name)
     if value is not None and (type(value) is not int or not low <= value <= _MAX_INT):
         raise _error(f"{name} must be an integer from {low} to {_MAX_INT}, not {value!r:.100}")
     return value
 
 
-def _number(given: Mapping[str, Any], name: str) -> float | None:
-    value = given.get(name)
+def _number(options: Mapping[str, Any], name: str) -> float | None:
+    value = options.get(name)
     if value is None:
         return None
     if type(value) not in (int, float) or not math.isfinite(value):
@@ -142,8 +142,8 @@ def _number(given: Mapping[str, Any], name: str) -> float | None:
     return float(value)
 
 
-def _token_ids(given: Mapping[str, Any]) -> tuple[int, ...]:
-    value = given.get("returned_token_ids", [])
+def _token_ids(options: Mapping[str, Any]) -> tuple[int, ...]:
+    value = options.get("returned_token_ids", [])
     valid = isinstance(value, list) and len(value) <= _MAX_IDS
     if not valid or not all(type(token) is int and 0 <= token <= _MAX_INT for token in value):
         raise _error(f"returned_token_ids must be a list of at most {_MAX_IDS} token ids, not {value!r:.100}")

@@ -181,7 +181,7 @@ def _with_matryoshka(pooler: PoolerSpec, config: Any) -> PoolerSpec:
     dimensions = getattr(config, "matryoshka_dimensions", None) or ()
     if not dimensions and not getattr(config, "is_matryoshka", False):
         return pooler
-    if not isinstance(dimensions, list | tuple) or not all(type(one) is int and one > 0 for one in dimensions):
+    if not isinstance(dimensions, list | tuple) or not all(type(size) is int and size > 0 for size in dimensions):
         raise UnsupportedModel("the model's config.json: matryoshka_dimensions must be a list of positive integers")
     return replace(pooler, matryoshka=True, dimensions=tuple(dimensions))
 
@@ -274,10 +274,10 @@ def _token_ids(folder: Path, words: list[str]) -> tuple[int, ...]:
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     ids = []
     for word in words:
-        found = tokenizer.token_to_id(word)
-        if found is None:
+        token_id = tokenizer.token_to_id(word)
+        if token_id is None:
             raise UnsupportedModel(f"classifier_from_token: {word!r} is not a token of the model's vocabulary")
-        ids.append(int(found))
+        ids.append(int(token_id))
     return tuple(ids)
 
 

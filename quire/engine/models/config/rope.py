@@ -98,8 +98,10 @@ def _llama3(plain: Frequencies, params: Params, trained: int) -> Frequencies:
     """Llama 3: divide low frequencies by the factor, keep high ones, interpolate between them."""
     low, high = params["low_freq_factor"], params["high_freq_factor"]
     rotations = trained * plain / (2 * math.pi)
-    kept = np.clip((rotations - low) / (high - low), 0.0, 1.0) if high > low else (rotations >= low).astype(np.float32)
-    scaled: Frequencies = (1 - kept) * plain / params["factor"] + kept * plain
+    unscaled_share = (
+        np.clip((rotations - low) / (high - low), 0.0, 1.0) if high > low else (rotations >= low).astype(np.float32)
+    )
+    scaled: Frequencies = (1 - unscaled_share) * plain / params["factor"] + unscaled_share * plain
     return scaled
 
 

@@ -34,12 +34,12 @@ def check_class(config: Any) -> None:
     """
     kind = config.model_type
     try:
-        found = AutoModelForCausalLM._model_mapping[type(config)]
+        classes = AutoModelForCausalLM._model_mapping[type(config)]
     except KeyError:
         raise UnknownArchitecture(
             f"neither Quire nor transformers can run models of type {kind} as causal language models"
         ) from None
-    module = found[0] if isinstance(found, tuple) else found
+    module = classes[0] if isinstance(classes, tuple) else classes
     if getattr(module, "_is_stateful", False):
         raise UnsupportedModel(
             f"{kind} models are recurrent: their layers keep a state instead of keys and values, which is not supported"

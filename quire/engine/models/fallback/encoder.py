@@ -117,8 +117,8 @@ class TransformersEncoder(TextEncoder):
         types = None if inputs.type_ids is None else inputs.type_ids.split(lengths)
         outputs: list[Tensor] = [texts[0]] * len(texts)
         for group in _groups(lengths, self.batching):
-            found = self._run([texts[i] for i in group], None if types is None else [types[i] for i in group])
-            for index, output in zip(group, found, strict=True):
+            computed = self._run([texts[i] for i in group], None if types is None else [types[i] for i in group])
+            for index, output in zip(group, computed, strict=True):
                 outputs[index] = output
         return outputs
 
@@ -219,12 +219,12 @@ def _auto_class(config: Any, kind: HeadKind) -> Any:
     only_encoder = kind == "none" and any(name.endswith("EncoderModel") for name in names)
     auto = AutoModelForTextEncoding if only_encoder else _AUTO[kind]
     try:
-        found = auto._model_mapping[type(config)]
+        classes = auto._model_mapping[type(config)]
     except KeyError:
         raise UnknownArchitecture(
             f"neither Quire nor transformers has {_DESCRIPTIONS[kind]} of model type {config.model_type!r}"
         ) from None
-    module = found[0] if isinstance(found, tuple) else found
+    module = classes[0] if isinstance(classes, tuple) else classes
     if "input_ids" not in inspect.signature(module.forward).parameters:
         raise UnknownArchitecture(f"{module.__name__} does not read text: its forward() does not accept input_ids")
     return auto
@@ -243,8 +243,8 @@ def _check_report(module: Any, report: Any, kind: HeadKind) -> None:
         raise WeightMismatch(f"weights missing from the checkpoint: {', '.join(sorted(missing)[:5])}")
     if unused:
         raise WeightMismatch(f"unexpected weights in the checkpoint: {', '.join(sorted(unused)[:5])}")
-    for key, found, expected in report["mismatched_keys"]:
-        raise WeightMismatch(f"{key} has shape {tuple(found)}, but the model's is {tuple(expected)}")
+    for key, shape, expected in report["mismatched_keys"]:
+        raise WeightMismatch(f"{key} has shape {tuple(shape)}, but the model's is {tuple(expected)}")
     if errors := report.get("error_msgs"):
         raise WeightMismatch(f"transformers cannot load it: {errors}")
 
@@ -271,8 +271,8 @@ def _groups(lengths: Sequence[int], batching: Batching) -> Iterator[list[int]]:
 
 def _equal(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
     """Whether results differ by rounding only."""
-    for one, other in zip(some, others, strict=True):
-        tolerance = _TOLERANCE.get(one.dtype, _LOW_PRECISION_TOLERANCE)
-        if one.shape != other.shape or bool((one - other).abs().max() > tolerance * one.abs().max()):
+    for actual, other in zip(some, others, strict=True):
+        tolerance = _TOLERANCE.get(actual.dtype, _LOW_PRECISION_TOLERANCE)
+        if actual.shape != other.shape or bool((actual - other).abs().max() > tolerance * actual.abs().max()):
             return False
     return True

@@ -180,7 +180,7 @@ def phi3(config: Any) -> DecoderSpec:
 def qwen2(config: Any) -> DecoderSpec:
     """Qwen 2 and 2.5."""
     attn = attention(config, qkv_bias=True, out_bias=False)
-    return decoder(config, [Layer(attn=one, ffn=mlp(config)) for one in windowed(config, attn)])
+    return decoder(config, [Layer(attn=layer_attn, ffn=mlp(config)) for layer_attn in windowed(config, attn)])
 
 
 def qwen3(config: Any) -> DecoderSpec:
@@ -188,7 +188,7 @@ def qwen3(config: Any) -> DecoderSpec:
     attn = biased_attention(config, qk_norm=QKNorm.HEAD)
     has_windows = getattr(config, "layer_types", None) is not None
     attns = windowed(config, attn) if has_windows else [attn] * config.num_hidden_layers
-    return decoder(config, [Layer(attn=one, ffn=mlp(config)) for one in attns])
+    return decoder(config, [Layer(attn=layer_attn, ffn=mlp(config)) for layer_attn in attns])
 
 
 def olmo2(config: Any) -> DecoderSpec:

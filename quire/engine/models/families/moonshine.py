@@ -118,10 +118,10 @@ def _facts(folder: Path, config: Any, spec: DecoderSpec) -> Facts:
     generation = read_json(folder / "generation_config.json")
 
     def token(key: str) -> int:
-        found: Any = generation.get(key, getattr(config, key))
-        if type(found) is not int or not 0 <= found < spec.vocab:
-            raise UnsupportedModel(f"{key} is {found!r}, which is not a token of the vocabulary")
-        return found
+        token_id: Any = generation.get(key, getattr(config, key))
+        if type(token_id) is not int or not 0 <= token_id < spec.vocab:
+            raise UnsupportedModel(f"{key} is {token_id!r}, which is not a token of the vocabulary")
+        return token_id
 
     normalized = read_speech_extractor(folder).get("do_normalize", False) is True
     info = Transcribes(

@@ -261,12 +261,12 @@ def _language_model(config: Any) -> tuple[str, Any]:
 def _published(raw: RawConfig) -> RawConfig:
     """The config of Phi-4 Multimodal as its authors have published it."""
     known = {name: value for name, value in raw.items() if name not in _PUBLISHED_DROPPED}
-    own = _object(_object(raw, "audio_processor"), "config")
-    audio = {name: own[name] for name in _PUBLISHED_SAME if name in own}
-    audio |= {name: own[theirs] for theirs, name in _PUBLISHED_AUDIO.items() if theirs in own}
-    if (channels := _object(own, "nemo_conv_settings").get("conv_channels")) is not None:
+    audio_config = _object(_object(raw, "audio_processor"), "config")
+    audio = {name: audio_config[name] for name in _PUBLISHED_SAME if name in audio_config}
+    audio |= {name: audio_config[theirs] for theirs, name in _PUBLISHED_AUDIO.items() if theirs in audio_config}
+    if (channels := _object(audio_config, "nemo_conv_settings").get("conv_channels")) is not None:
         audio["nemo_conv_channels"] = channels
-    if (distance := _object(own, "relative_attention_bias_args").get("t5_bias_max_distance")) is not None:
+    if (distance := _object(audio_config, "relative_attention_bias_args").get("t5_bias_max_distance")) is not None:
         audio["bias_max_distance"] = distance
     rate = _object(_object(raw, "embd_layer"), "audio_embd_layer").get("downsample_rate")
     if rate is not None:

@@ -30,10 +30,10 @@ def static_spec(folder: Path) -> EncoderSpec:
         BrokenFolder: there is none that can be read.
     """
     shapes = _shapes(folder / _WEIGHTS)
-    found = [shapes[name] for name in _TABLES if name in shapes]
-    if not found or len(found[0]) != 2 or not all(type(size) is int and size > 0 for size in found[0]):
+    tables = [shapes[name] for name in _TABLES if name in shapes]
+    if not tables or len(tables[0]) != 2 or not all(type(size) is int and size > 0 for size in tables[0]):
         raise BrokenFolder(f"{folder / _WEIGHTS} has no table of embeddings ({' or '.join(_TABLES)})")
-    rows, hidden = found[0]
+    rows, hidden = tables[0]
     vocab = shapes["mapping"][0] if shapes.get("mapping") else rows
     return EncoderSpec(
         hidden=hidden,

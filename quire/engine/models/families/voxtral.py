@@ -20,8 +20,8 @@ _PLACEHOLDER = 24  # what transformers assumes
 def voxtral(config: Any, text: DecoderSpec) -> DecoderSpec:
     """Voxtral: whisper's encoder, of whose positions as many are joined as the projector reads."""
     audio = config.audio_config
-    joined, rest = divmod(audio.intermediate_size, audio.hidden_size)
-    if rest or not joined:
+    joined, remainder = divmod(audio.intermediate_size, audio.hidden_size)
+    if remainder or not joined:
         raise UnsupportedModel(
             f"the projector reads {audio.intermediate_size} elements, not a multiple of {audio.hidden_size}"
         )

@@ -119,18 +119,18 @@ def _special_ids(folder: Path) -> dict[str, int]:
         path = folder / name
         if path.is_file():
             try:
-                found = json.loads(path.read_text(encoding="utf-8")).get(entries) or []
-                return {entry[text]: int(entry[token]) for entry in found}
+                special_tokens = json.loads(path.read_text(encoding="utf-8")).get(entries) or []
+                return {entry[text]: int(entry[token]) for entry in special_tokens}
             except (OSError, ValueError, RecursionError, AttributeError, KeyError, TypeError) as error:
                 raise BrokenFolder(f"{path} cannot be read: {error}") from error
     return {}
 
 
 def _token(ids: dict[str, int], text: str, usual: int, vocab: int) -> int:
-    found = ids.get(text, usual)
-    if not 0 <= found < vocab:
-        raise UnsupportedModel(f"the token {text} is {found}, which is not in the vocabulary of {vocab}")
-    return found
+    token_id = ids.get(text, usual)
+    if not 0 <= token_id < vocab:
+        raise UnsupportedModel(f"the token {text} is {token_id}, which is not in the vocabulary of {vocab}")
+    return token_id
 
 
 def fold_delay(delay: int, tensors: NamedTensors) -> Iterator[tuple[str, Tensor]]:

@@ -131,15 +131,17 @@ def read_speech(folder: Path, config: Any) -> SpeechToTextSpec:
     vocab: int = config.vocab_size
 
     def token(key: str, *names: str) -> int | None:
-        given = generation.get(key)
-        found = given if type(given) is int else next((tokens[name] for name in names if name in tokens), None)
-        return found if found is not None and 0 <= found < vocab else None
+        configured = generation.get(key)
+        token_id = (
+            configured if type(configured) is int else next((tokens[name] for name in names if name in tokens), None)
+        )
+        return token_id if token_id is not None and 0 <= token_id < vocab else None
 
     def required(key: str, *names: str) -> int:
-        found = token(key, *names)
-        if found is None:
+        token_id = token(key, *names)
+        if token_id is None:
             raise UnsupportedModel(f"generation_config.json has no {key}, and the tokenizer no token {names[0]}")
-        return found
+        return token_id
 
     without = required("no_timestamps_token_id", "<|notimestamps|>")
     tasks = {name: tokens.get(f"<|{name}|>") for name in ("transcribe", "translate")}
@@ -178,12 +180,12 @@ def read_speech(folder: Path, config: Any) -> SpeechToTextSpec:
 
 def _special_tokens(folder: Path) -> dict[str, int]:
     """Ids of the tokens that look like <|name|>."""
-    found: dict[str, int] = {}
+    special_tokens: dict[str, int] = {}
     for entry in _listed(read_json(folder / "tokenizer.json").get("added_tokens")):
         if isinstance(entry, Mapping) and type(entry.get("id")) is int and isinstance(entry.get("content"), str):
-            found[entry["content"]] = entry["id"]
+            special_tokens[entry["content"]] = entry["id"]
     added = read_json(folder / "added_tokens.json")
-    return found | {name: token for name, token in added.items() if type(token) is int}
+    return special_tokens | {name: token for name, token in added.items() if type(token) is int}
 
 
 def _listed(value: Any) -> list[Any]:
@@ -191,8 +193,8 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _ids(generation: Mapping[str, Any], key: str, vocab: int) -> dict[str, int]:
-    given = generation.get(key)
-    entries = given.items() if isinstance(given, Mapping) else ()
+    configured = generation.get(key)
+    entries = configured.items() if isinstance(configured, Mapping) else ()
     return {name: token for name, token in entries if type(token) is int and 0 <= token < vocab}
 
 
@@ -207,8 +209,8 @@ def _languages(generation: Mapping[str, Any], tokens: Mapping[str, int], vocab: 
 
 
 def _start(generation: Mapping[str, Any], config: Any, tokens: Mapping[str, int]) -> int:
-    given = generation.get("decoder_start_token_id", tokens.get("<|startoftranscript|>"))
-    token: Any = config.decoder_start_token_id if given is None else given
+    configured = generation.get("decoder_start_token_id", tokens.get("<|startoftranscript|>"))
+    token: Any = config.decoder_start_token_id if configured is None else configured
     if type(token) is not int or not 0 <= token < config.vocab_size:
         raise UnsupportedModel(f"decoder_start_token_id is {token!r}, which is not a token of the vocabulary")
     return token
@@ -216,13 +218,13 @@ def _start(generation: Mapping[str, Any], config: Any, tokens: Mapping[str, int]
 
 def _tokens(generation: Mapping[str, Any], config: Any, key: str) -> tuple[int, ...]:
     """Tokens of the vocabulary that a list names."""
-    given = generation.get(key, getattr(config, key, None)) or ()
-    return tuple(token for token in given if type(token) is int and 0 <= token < config.vocab_size)
+    configured = generation.get(key, getattr(config, key, None)) or ()
+    return tuple(token for token in configured if type(token) is int and 0 <= token < config.vocab_size)
 
 
 def _count(generation: Mapping[str, Any], key: str) -> int | None:
-    given = generation.get(key)
-    return given if type(given) is int and given >= 0 else None
+    configured = generation.get(key)
+    return configured if type(configured) is int and configured >= 0 else None
 
 
 def _alignment_heads(generation: Mapping[str, Any], config: Any) -> tuple[tuple[int, int], ...]:

@@ -65,8 +65,8 @@ class DisentangledAttentionLayer(nn.Module):
         else:
             q = None if self.pos_q is None else self.pos_q(table)
             k = None if self.pos_k is None else self.pos_k(table)
-        wanted = (q if spec.from_position else None, k if spec.to_position else None)
-        q, k = (None if rows is None else rows.unflatten(1, (spec.heads, -1)).transpose(0, 1) for rows in wanted)
+        projected = (q if spec.from_position else None, k if spec.to_position else None)
+        q, k = (None if rows is None else rows.unflatten(1, (spec.heads, -1)).transpose(0, 1) for rows in projected)
         return q, k
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, pos_q: Tensor | None, pos_k: Tensor | None) -> Tensor:

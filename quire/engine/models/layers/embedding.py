@@ -104,5 +104,5 @@ class Embedding(Packable):
     @property
     def _shared(self) -> ExactWeight | None:
         """The head's packed weight, if rows of the table can be read from it without loss."""
-        found = [head.packed for head in self._tied if isinstance(head.packed, ExactWeight)]
-        return found[0] if found else None
+        weights = [head.packed for head in self._tied if isinstance(head.packed, ExactWeight)]
+        return weights[0] if weights else None

@@ -166,8 +166,8 @@ class MoELayer(nn.Module):
         local = self.spec.local_experts
         if len(local) == self.spec.experts:
             return chosen
-        own = chosen - local.start
-        return own.masked_fill((own < 0) | (own >= len(local)), -1)
+        local_ids = chosen - local.start
+        return local_ids.masked_fill((local_ids < 0) | (local_ids >= len(local)), -1)
 
     def _stack_biases(self, name: str) -> Tensor:
         """The biases of a projection of all experts: (experts, outputs). The experts' own become views of them."""

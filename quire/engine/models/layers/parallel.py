@@ -46,7 +46,7 @@ class VocabParallelEmbedding(Embedding):
 
     @override
     def forward(self, tokens: Tensor) -> Tensor:
-        own = tokens - self._group.rank * self._vocab
-        absent = (own < 0) | (own >= self._vocab)
-        rows = super().forward(own.clamp(0, self._vocab - 1))
+        local_ids = tokens - self._group.rank * self._vocab
+        absent = (local_ids < 0) | (local_ids >= self._vocab)
+        rows = super().forward(local_ids.clamp(0, self._vocab - 1))
         return self._group.all_reduce(rows.masked_fill(absent[:, None], 0))

@@ -46,13 +46,13 @@ class Pieces:
         """Columns of each sequence."""
         return [state[layer].columns for state in self._before]
 
-    def keep_attended(self, layer: int, found: list[tuple[Tensor, Tensor]]) -> None:
+    def keep_attended(self, layer: int, attended: list[tuple[Tensor, Tensor]]) -> None:
         """Set the keys and values behind the pieces."""
-        self._attended[layer] = found
+        self._attended[layer] = attended
 
-    def keep_columns(self, layer: int, found: list[Tensor]) -> None:
+    def keep_columns(self, layer: int, columns: list[Tensor]) -> None:
         """Set the columns behind the pieces."""
-        self._columns[layer] = found
+        self._columns[layer] = columns
 
     def after(self) -> list[list[LayerState]]:
         """For each sequence, the state of each layer behind its piece."""

@@ -127,8 +127,9 @@ class ChunkedConvStemLayer(nn.Module):
         for conv in (self.conv1, self.conv2, self.conv3):
             read = _halving_windows(x)
             x = activation(conv(read.flatten(0, 1)), self.spec.act, in_place=True).unflatten(0, read.shape[:2])
-        kept = x[:, : -(-columns // 8)].permute(1, 2, 0).flatten(1)  # of each position, all rows of a channel adjacent
-        out: Tensor = self.out(kept)
+        # Of each position, all rows of a channel are adjacent.
+        positions = x[:, : -(-columns // 8)].permute(1, 2, 0).flatten(1)
+        out: Tensor = self.out(positions)
         return add_scaled(out, self._sinusoids(out)[: len(out)])
 
     def _sinusoids(self, like: Tensor) -> Tensor:

@@ -46,7 +46,7 @@ class AudioEncoder(LayerStack):
         normed = isinstance(spec.positions, ConvPositions) and spec.positions.norm
         self.positions_norm = make_norm(spec.hidden, spec.norm) if normed else nn.Identity()
         self.projector = _make_projector(spec)
-        biased = [one for one in _grouped(spec) if one.relative_bias is not None]
+        biased = [attn for attn in _grouped(spec) if attn.relative_bias is not None]
         self.relative_bias = None
         if biased and (bias := biased[0].relative_bias) is not None:
             self.relative_bias = RelativeBiasTable(bias, biased[0].heads)
@@ -131,12 +131,12 @@ class AudioEncoder(LayerStack):
         """The layers' output, behind the inputs of those that are concatenated."""
         if not self.spec.concatenated:
             return self.run_layers(x, step, normed=False)
-        kept = []
+        concatenated = []
         for index, layer in enumerate(self.layers):
             if index in self.spec.concatenated:
-                kept.append(x)
+                concatenated.append(x)
             x = layer(x, step)
-        return torch.cat((*kept, x), 1)
+        return torch.cat((*concatenated, x), 1)
 
     def _ropes(self, lengths: Sequence[int], positions: Tensor | None) -> dict[Rope, CosSin]:
         """Cosines and sines of the positions of items."""

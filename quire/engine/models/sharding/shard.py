@@ -135,9 +135,9 @@ def _problem(spec: DecoderSpec, size: int, expert_parallel: bool) -> str | None:
     if size == 1:
         return None
     for layer in dict.fromkeys(spec.layers):
-        for found in (_attention_problem(layer, size), _feed_forward_problem(layer.ffn, size, expert_parallel)):
-            if found is not None:
-                return found
+        for problem in (_attention_problem(layer, size), _feed_forward_problem(layer.ffn, size, expert_parallel)):
+            if problem is not None:
+                return problem
     return None
 
 

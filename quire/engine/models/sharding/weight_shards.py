@@ -54,13 +54,13 @@ class WeightShards:
         if name == _EMBEDDING and name not in self._local and self._spec.tied:
             name = _HEAD
         if match := _LAYER.fullmatch(name):
-            index, rest = int(match[1]), match[2]
-            if expert := _EXPERT.fullmatch(rest):
+            index, suffix = int(match[1]), match[2]
+            if expert := _EXPERT.fullmatch(suffix):
                 experts = self.experts(index)
                 if int(expert[1]) not in experts:
                     return None
-                rest = f"ffn.experts.{int(expert[1]) - experts.start}.{expert[2]}"
-            name = f"layers.{index - self._layers.start}.{rest}"
+                suffix = f"ffn.experts.{int(expert[1]) - experts.start}.{expert[2]}"
+            name = f"layers.{index - self._layers.start}.{suffix}"
         return name if name in self._local else None
 
     def experts(self, layer: int) -> range:
@@ -89,23 +89,23 @@ class WeightShards:
             begin, vocab = self._placement.tensor_rank * self._local[local][0], self._spec.vocab
             return [slice(min(begin, vocab), min(begin + self._local[local][0], vocab))], _WHOLE
         owner, local_owner = name.rpartition(".")[0], local.rpartition(".")[0]
-        linear, own = self._linears.get(owner), self._local_linears.get(local_owner)
-        if linear is None or own is None:
+        linear, local_linear = self._linears.get(owner), self._local_linears.get(local_owner)
+        if linear is None or local_linear is None:
             return [self._slice(self.parameters[name][0], self._local[local][0], 0)], _WHOLE
-        columns = self._slice(linear.size_in, own.size_in, 0)
+        columns = self._slice(linear.size_in, local_linear.size_in, 0)
         if part is not None:
-            return [self._slice(linear.parts[part], own.parts[part], 0)], columns
+            return [self._slice(linear.parts[part], local_linear.parts[part], 0)], columns
         rows, offset = [], 0
-        for whole_rows, own_rows in zip(linear.parts, own.parts, strict=True):
+        for whole_rows, own_rows in zip(linear.parts, local_linear.parts, strict=True):
             rows.append(self._slice(whole_rows, own_rows, offset))
             offset += whole_rows
         return rows, columns
 
-    def _slice(self, whole: int, own: int, offset: int) -> slice:
+    def _slice(self, whole: int, local_size: int, offset: int) -> slice:
         """The rank's part of a dimension; KV heads are divided into fewer pieces than there are ranks."""
-        pieces = whole // own
-        begin = self._placement.tensor_rank * pieces // self._placement.tensor_size * own
-        return slice(offset + begin, offset + begin + own)
+        pieces = whole // local_size
+        begin = self._placement.tensor_rank * pieces // self._placement.tensor_size * local_size
+        return slice(offset + begin, offset + begin + local_size)
 
     def cut(self, name: str, part: int | None, tensor: Tensor, source: str) -> Tensor:
         """The part of a tensor that the rank has: a view, unless rows come from several projections.
@@ -119,7 +119,7 @@ class WeightShards:
         rows, columns = self.slices(name, part)
         if tensor.dim() > 1:
             tensor = tensor[:, columns]
-        return tensor[rows[0]] if len(rows) == 1 else torch.cat([tensor[one] for one in rows])
+        return tensor[rows[0]] if len(rows) == 1 else torch.cat([tensor[part_rows] for part_rows in rows])
 
     def check_shape(self, name: str, part: int | None, shape: Sequence[int], source: str) -> None:
         """Check that a tensor has the shape of a parameter, or of one projection in it; see `cut`."""
@@ -133,8 +133,8 @@ class WeightShards:
         """Whether a parameter is 0 here, so that it is added once: a bias of results that are summed over the ranks."""
         local = self.local(name)
         assert local is not None
-        own = self._local_linears.get(local.removesuffix(".bias")) if local.endswith(".bias") else None
-        is_cut = own is not None and own.size_in != self._linears[name.removesuffix(".bias")].size_in
+        local_linear = self._local_linears.get(local.removesuffix(".bias")) if local.endswith(".bias") else None
+        is_cut = local_linear is not None and local_linear.size_in != self._linears[name.removesuffix(".bias")].size_in
         return is_cut and self._placement.tensor_rank > 0
 
     def padding(self, name: str) -> int:
