@@ -157,14 +157,16 @@ class UsageCounter:
     def metrics(self) -> RequestMetrics:
         """Timings of the request, once all of its sequences have ended."""
         times = self._times
-        arrived, scheduled = (min(getattr(one, name) for one in times) for name in ("arrived", "scheduled"))
-        first, last = min(one.first_token for one in times), max(one.last_token for one in times)
+        arrived, scheduled = (min(getattr(sequence, name) for sequence in times) for name in ("arrived", "scheduled"))
+        first, last = min(sequence.first_token for sequence in times), max(sequence.last_token for sequence in times)
         gaps = self.completion - len(times)
         return RequestMetrics(
             queue_time_ms=(scheduled - arrived) * 1e3,
             time_to_first_token_ms=(first - arrived) * 1e3,
             generation_time_ms=(last - first) * 1e3,
-            mean_itl_ms=sum(one.last_token - one.first_token for one in times) / gaps * 1e3 if gaps > 0 else None,
+            mean_itl_ms=sum(sequence.last_token - sequence.first_token for sequence in times) / gaps * 1e3
+            if gaps > 0
+            else None,
             tokens_per_second=self.completion / max(last - scheduled, 1e-9),
         )
 

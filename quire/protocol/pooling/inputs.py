@@ -43,7 +43,7 @@ def _inputs(value: Any, where: str, ids: Callable[[Any], Any]) -> PromptInput | 
     if not isinstance(value[0], list):
         return _ids(value, where, ids)
     _check_length(value, where)
-    return [_ids(one, f"{where}[{index}]", ids) for index, one in enumerate(value)]
+    return [_ids(element, f"{where}[{index}]", ids) for index, element in enumerate(value)]
 
 
 def _ids(value: Any, where: str, validate: Callable[[Any], Any]) -> NDArray[np.int32]:
@@ -98,7 +98,7 @@ def _texts(value: Any, where: str) -> list[str]:
     if not value:
         _refuse(where, "Input should not be an empty list")
     _check_length(value, where)
-    return [_text(one, f"{where}[{index}]") for index, one in enumerate(value)]
+    return [_text(element, f"{where}[{index}]") for index, element in enumerate(value)]
 
 
 def _text_or_texts(value: Any, where: str) -> str | list[str]:
@@ -111,7 +111,7 @@ def _sequences(value: Any, where: str) -> list[tuple[str, ...]] | tuple[str, ...
         return (value,)
     if isinstance(value, list) and value and isinstance(value[0], list):
         _check_length(value, where)
-        return [_sequence(one, f"{where}[{index}]") for index, one in enumerate(value)]
+        return [_sequence(element, f"{where}[{index}]") for index, element in enumerate(value)]
     return _sequence(value, where)
 
 
