@@ -146,6 +146,10 @@ class Listener:
             logger.debug("a connection was not opened: %s", error)
             connection.close()
             return
+        except Exception:  # else those that wait behind it would never be opened
+            logger.exception("a connection could not be opened")
+            connection.close()
+            return
         if opening is not None:
             self._tasks.add(opening)
             opening.add_done_callback(self._tasks.discard)

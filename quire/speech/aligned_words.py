@@ -85,7 +85,7 @@ def timed_words(words: Sequence[AlignedWord], offset: float) -> list[tuple[int, 
 
     `offset`: seconds before the window.
     """
-    return [(one.first, Word(one.text, offset + one.start, offset + one.end)) for one in words]
+    return [(word.first, Word(word.text, offset + word.start, offset + word.end)) for word in words]
 
 
 def segment_words(words: Sequence[AlignedWord], tokens: Sequence[AlignedToken]) -> list[SegmentSpan]:

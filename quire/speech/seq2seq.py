@@ -269,7 +269,9 @@ class Seq2SeqWindowTranscriber:
         for attempt, _ in attempts:
             if self._is_complete(attempt):
                 texts.setdefault(attempt.text, attempt)
-        scores = [(await self._log_probability(one.output, attempts, prompt), one) for one in texts.values()]
+        scores = [
+            (await self._log_probability(attempt.output, attempts, prompt), attempt) for attempt in texts.values()
+        ]
         return max(scores, key=itemgetter(0))[1]
 
     def _shifted(self, samples: Samples, shift: float) -> Samples:

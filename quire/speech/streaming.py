@@ -83,15 +83,15 @@ class StreamedText:
                 shown.append(AlignedToken(token, entry.logprobs[0], frame, frame + 1))
         attempt.end(delta.finish_reason, self._options)
         self.tokens += shown
-        tokens = [one.token for one in shown]
+        tokens = [token.token for token in shown]
         text = self._detokenizer.push(tokens, last=delta.finish_reason is not None)
-        logprobs = [one.logprob for one in shown]
+        logprobs = [token.logprob for token in shown]
         attempt.add_piece(text, token_logprobs(self._tokenizer, tokens, logprobs) if self._options.logprobs else ())
 
     def words(self, seconds_per_frame: float, seconds: float) -> list[AlignedWord]:
         """The words of a window of `seconds`, with the times at which they were generated, minus the delay."""
         tokenizer = self._tokenizer
-        contents = [tokenizer.token_bytes(one.token) for one in self.tokens]
+        contents = [tokenizer.token_bytes(token.token) for token in self.tokens]
         return align_words(self.tokens, contents, seconds_per_frame, seconds, spaced=tokenizer.separates_words)
 
 
@@ -133,7 +133,7 @@ class StreamingWindowTranscriber:
                 quality=attempt.quality,
                 spans=segment_words(words, text.tokens),
                 words=timed_words(words, window.offset) if self._options.words else (),
-                text_tokens=[one.token for one in text.tokens],
+                text_tokens=[token.token for token in text.tokens],
             )
         )
 

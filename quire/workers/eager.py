@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import types
 from collections.abc import Coroutine, Generator
-from contextlib import closing
 from typing import Any
+
+from typing_extensions import override
 
 
 def run_eagerly(coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[None] | None:
@@ -18,12 +18,36 @@ def run_eagerly(coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[None] | Non
         awaited = coroutine.send(None)
     except StopIteration:
         return None
-    return asyncio.get_running_loop().create_task(_go_on(coroutine, awaited))
+    return asyncio.get_running_loop().create_task(_Waiting(coroutine, awaited))
 
 
-@types.coroutine
-def _go_on(begun: Coroutine[Any, Any, Any], awaited: Any) -> Generator[Any, Any, None]:
-    """What is left of a coroutine, which waits for something."""
-    with closing(begun):  # if the task is cancelled
-        yield awaited
-        yield from begun
+class _Waiting(Coroutine[Any, Any, None]):
+    """A coroutine that waits for something, for a task that does not know yet for what.
+
+    A generator around the coroutine would not do: a task that is cancelled before its first step never enters it.
+    """
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Any], awaited: Any) -> None:
+        self._coroutine = coroutine
+        self._awaited = awaited
+        self._told = False  # the task knows
+
+    @override
+    def send(self, value: Any, /) -> Any:
+        if self._told:
+            return self._coroutine.send(value)
+        self._told = True
+        return self._awaited
+
+    @override
+    def throw(self, kind: Any, value: Any = None, traceback: Any = None, /) -> Any:
+        self._told = True
+        return self._coroutine.throw(kind if value is None else value)
+
+    @override
+    def close(self) -> None:
+        self._coroutine.close()
+
+    @override
+    def __await__(self) -> Generator[Any, Any, None]:
+        raise TypeError("only a task runs it")

@@ -166,20 +166,22 @@ def received(client: socket.socket) -> bytes:
         return b""
 
 
+@pytest.mark.parametrize("error", [ConnectionResetError, RuntimeError])
 @on_uvloop
-async def test_a_connection_that_cannot_be_opened_does_not_keep_the_next_waiting() -> None:
+async def test_a_connection_that_cannot_be_opened_does_not_keep_the_next_waiting(error: type[Exception]) -> None:
     class Failing(Hello):
         failures = 3
 
         def __init__(self) -> None:
             if Failing.failures:
                 Failing.failures -= 1
-                raise ConnectionResetError
+                raise error
 
     made = listening(socket.socket())
     listener = listener_of(made, Failing)
-    for expected in (b"", b"", b"", b"hello"):
-        assert await greeting(made.getsockname()) == expected
+    async with asyncio.timeout(PATIENCE):
+        for expected in (b"", b"", b"", b"hello"):
+            assert await greeting(made.getsockname()) == expected
     listener.close()
 
 

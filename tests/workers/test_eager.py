@@ -71,3 +71,35 @@ async def test_errors_and_cancellation_arrive() -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     assert ended == [True]
+
+
+@on_uvloop
+async def test_a_coroutine_handles_the_error_and_the_cancellation_of_what_it_waits_for_first() -> None:
+    broken = asyncio.get_running_loop().create_future()
+    handled: list[str] = []
+
+    async def wait(future: asyncio.Future[None]) -> None:
+        try:
+            await future
+        except ValueError as error:
+            handled.append(str(error))
+        except asyncio.CancelledError:
+            await asyncio.sleep(0)  # as a coroutine may that ends in order
+            handled.append("cancelled")
+            raise
+
+    handling = run_eagerly(wait(broken))
+    assert handling is not None
+    broken.set_exception(ValueError("broken"))
+    await handling
+    assert handled == ["broken"]
+
+    for steps in (0, 1):  # before the task has begun, and after
+        cancelled = run_eagerly(wait(asyncio.get_running_loop().create_future()))
+        assert cancelled is not None
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        cancelled.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await cancelled
+    assert handled == ["broken", "cancelled", "cancelled"]

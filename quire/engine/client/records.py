@@ -52,7 +52,7 @@ class SequenceGroup:
     longest: int = 0
 
     def end(self, tokens: int) -> bool:
-        """A sequence has ended with this number of tokens. Returns whether it was the last one."""
+        """Note that a sequence has ended with this number of tokens. Returns whether it was the last one."""
         self.running -= 1
         self.longest = max(self.longest, tokens)
         return self.running == 0
