@@ -36,6 +36,12 @@ from quire.serving.models import ServerState
 from quire.workers.errors import QueueFull
 from quire.workers.tenant import current_tenant, take_turn
 
+_BYTES_PER_SAMPLE = 8  # of audio that is appended: the buffer may have room for twice as much, and its end is copied
+_BYTES_PER_UTTERED_SAMPLE = 6  # until the transcript has been sent: integers, and floats while it is made
+_MAX_UNSENT = 256 << 10  # bytes of events that a client has not read
+_TRY_AGAIN = 1012  # close code: the server restarts
+_NORMAL = 1000
+
 
 class Outbound:
     """A queue of encoded events, bounded by bytes: senders wait while a client reads slowly."""
@@ -75,13 +81,6 @@ class Outbound:
         """Wait until all events have been written."""
         async with self._changed:
             await self._changed.wait_for(lambda: not self._size)
-
-
-_BYTES_PER_SAMPLE = 8  # of audio that is appended: the buffer may have room for twice as much, and its end is copied
-_BYTES_PER_UTTERED_SAMPLE = 6  # until the transcript has been sent: integers, and floats while it is made
-_MAX_UNSENT = 256 << 10  # bytes of events that a client has not read
-_TRY_AGAIN = 1012  # close code: the server restarts
-_NORMAL = 1000
 
 
 @dataclass(frozen=True, slots=True)

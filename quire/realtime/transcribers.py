@@ -63,7 +63,8 @@ class WholeUtteranceTranscriber:
         """Memory for the features; that for the audio is the session's. A draft does not wait for it."""
         memory = self._transcriber.reader.memory
         tenant = current_tenant()
-        size = feature_bytes(samples, self._transcriber.window_seconds, rehears=not draft)
+        rehears = self._transcriber.rehears and not draft
+        size = feature_bytes(samples, self._transcriber.window_seconds, rehears=rehears)
         return memory.take(size, tenant) if draft else await memory.reserve(size, tenant)
 
 

@@ -16,6 +16,10 @@ from quire.realtime.errors import EventError
 from quire.realtime.settings import TurnDetection
 
 _SMALLEST = RATE  # samples
+_KEPT_SECONDS = 2.0  # beyond the prefix padding: how much later than it began speech may be noticed
+_LONGEST_SECONDS = 30.0  # of an utterance; then it is cut
+_SHORTEST_SECONDS = 0.1  # of audio that a client commits, as with OpenAI
+_GATE = RATE // 50  # samples that the noise floor is compared with
 
 
 class AudioBuffer:
@@ -63,12 +67,6 @@ class AudioBuffer:
         data[: len(self)] = self._data[self._first : self._first + len(self)]
         self._data = data
         self._first = 0
-
-
-_KEPT_SECONDS = 2.0  # beyond the prefix padding: how much later than it began speech may be noticed
-_LONGEST_SECONDS = 30.0  # of an utterance; then it is cut
-_SHORTEST_SECONDS = 0.1  # of audio that a client commits, as with OpenAI
-_GATE = RATE // 50  # samples that the noise floor is compared with
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,7 @@ class Capabilities:
         takes_prompt: `prompt` and `hotwords` are supported.
         generates: it generates tokens autoregressively, so that sampling options and a token limit apply.
         searches_beams: it generates tokens by requests that beam search can repeat.
+        rehears: it hears doubtful audio again; see `TranscriptionOptions`.
     """
 
     window_seconds: float
@@ -43,6 +44,7 @@ class Capabilities:
     takes_prompt: bool = True
     generates: bool = True
     searches_beams: bool = True
+    rehears: bool = False
 
 
 def speech_to_text_capabilities(info: Transcribes) -> Capabilities:
@@ -57,6 +59,7 @@ def speech_to_text_capabilities(info: Transcribes) -> Capabilities:
         takes_prompt=info.previous_token is not None,
         generates=info.kind != "ctc",
         searches_beams=info.kind != "ctc",
+        rehears=info.kind != "ctc",
     )
 
 

@@ -131,7 +131,7 @@ class Seq2SeqWindowTranscriber:
             # The audio of further parts has been counted.
             positions = self._positions(window.end - window.start) if part == window else 0
             attempt = await self._best_attempt(item, positions, text_stream)
-            if self._options.rehears and self._is_doubtful(attempt):
+            if self._options.rehears and not text_stream.sent and self._is_doubtful(attempt):
                 attempt = await self._reheard(audio[part.start : part.end], item, attempt, text_stream)
             if (middle := self._middle(audio, part, attempt, text_stream)) is not None:
                 await self.transcribe(audio, Window(part.start, middle), text_stream)

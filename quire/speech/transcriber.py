@@ -106,6 +106,11 @@ class Transcriber:
         return self._way.capabilities.generates
 
     @property
+    def rehears(self) -> bool:
+        """Whether doubtful audio is heard again if the options say so, which takes memory."""
+        return self._way.capabilities.rehears
+
+    @property
     def window_seconds(self) -> float:
         """Longest audio of one request to the engine."""
         return self._way.capabilities.window_seconds
