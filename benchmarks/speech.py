@@ -37,7 +37,7 @@ from benchmarks.whisper_cpp import whisper_cpp_run, write_model
 from quire.config.options import EngineOptions, ModelOptions
 from quire.engine.build.core_config import CoreConfig
 from quire.engine.build.engine import build_core
-from quire.engine.client.protocol import AddRequest, MediaItem
+from quire.engine.client.protocol import AddRequest, AudioItem
 from quire.engine.client.sampling_params import SamplingParams
 from quire.engine.models.model_config import read_model_config
 from quire.kernels import native
@@ -134,7 +134,7 @@ class Quire:
         """Transcribe files, which arrive together."""
         for index, file in enumerate(files):
             features = log_mel(file.samples, _MELS, SECONDS) if self._from_samples else file.features
-            item = MediaItem(hash=hashlib.sha256(features.tobytes()).digest(), features=features)
+            item = AudioItem(hash=hashlib.sha256(features.tobytes()).digest(), features=features)
             prompt = np.array(_PROMPT, np.int32)
             self._core._handle(AddRequest(str(index), prompt, self._params, items=(item,)))
         while self._core.has_work:

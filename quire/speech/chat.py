@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from quire.engine.client.audio import AudioInfo
 from quire.engine.client.detokenizer import Detokenizer, TextParams
-from quire.engine.client.protocol import MediaItem, TokenArray
+from quire.engine.client.protocol import AudioItem, TokenArray
 from quire.engine.client.sampling_params import SamplingParams
 from quire.engine.client.stream import GenerateRequest
 from quire.multimodal.audio.cuts import Window
@@ -264,7 +264,7 @@ class ChatWindowTranscriber:
         )
 
     async def _best_attempt(
-        self, prompt: TokenArray, items: tuple[MediaItem, ...], seconds: float, text_stream: TextStream
+        self, prompt: TokenArray, items: tuple[AudioItem, ...], seconds: float, text_stream: TextStream
     ) -> tuple[DecodingAttempt, list[int]]:
         """The first attempt that can be trusted, or the last one. Text that was sent is not replaced."""
         given = self._options.numbers.temperature

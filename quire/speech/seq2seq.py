@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from quire.engine.client.detokenizer import Detokenizer, TextParams
 from quire.engine.client.engine import Engine
 from quire.engine.client.pooling_params import PoolingParams
-from quire.engine.client.protocol import MediaItem
+from quire.engine.client.protocol import AudioItem
 from quire.engine.client.sampling_params import SamplingParams, TokenProbs
 from quire.engine.client.stream import Delta, GenerateRequest, PoolRequest
 from quire.multimodal.audio.cuts import Window, last_pause
@@ -76,7 +76,7 @@ class Seq2SeqWindowTranscriber:
         self._tokens = tokens
         self._options = options
         self._tenant = tenant
-        self._kept: tuple[Window, MediaItem] | None = None
+        self._kept: tuple[Window, AudioItem] | None = None
         self._earlier: Sequence[int] = ()
         self._writes_timestamps = options.timestamps and tokens.rule is not None
         self.language = options.language if tokens.info.languages else only_language(tokens.info)
@@ -88,7 +88,7 @@ class Seq2SeqWindowTranscriber:
             found = await self.detect(audio, windows[0])
             self.language = max(self._options.languages or found, key=found.__getitem__)
 
-    async def _item(self, samples: Samples) -> MediaItem:
+    async def _item(self, samples: Samples) -> AudioItem:
         return await self._reader.run(partial(make_item, samples, self._tokens.info), tenant=self._tenant)
 
     async def detect(self, audio: Samples, window: Window) -> dict[str, float]:
@@ -158,7 +158,7 @@ class Seq2SeqWindowTranscriber:
     async def _finish(
         self,
         part: Window,
-        item: MediaItem,
+        item: AudioItem,
         attempt: DecodingAttempt,
         speech: SpeechStretches,
         text_stream: TextStream,
@@ -223,7 +223,7 @@ class Seq2SeqWindowTranscriber:
         written = [token for token in output if token != self._tokens.end]
         return len(written) > 1 and all(map(self._tokens.is_timestamp, written[-2:]))
 
-    async def _best_attempt(self, item: MediaItem, audio_tokens: int, text_stream: TextStream) -> DecodingAttempt:
+    async def _best_attempt(self, item: AudioItem, audio_tokens: int, text_stream: TextStream) -> DecodingAttempt:
         """The first attempt that can be trusted, or the last one. Text that was sent is not replaced."""
         prompt = self._tokens.prompt(self._options, self.language, self._earlier)
         given = self._options.numbers.temperature
@@ -249,7 +249,7 @@ class Seq2SeqWindowTranscriber:
         return attempt.quality.trusted and not attempt.limited and not attempt.truncated and room > 0
 
     async def _reheard(
-        self, samples: Samples, item: MediaItem, first: DecodingAttempt, text_stream: TextStream
+        self, samples: Samples, item: AudioItem, first: DecodingAttempt, text_stream: TextStream
     ) -> DecodingAttempt:
         """The likeliest text of audio that is heard at other places of the encoder's positions as well.
 
@@ -281,7 +281,7 @@ class Seq2SeqWindowTranscriber:
         return np.concatenate([silence, samples])[: round(info.window_seconds * SAMPLE_RATE)]
 
     async def _log_probability(
-        self, output: Sequence[int], attempts: Sequence[tuple[DecodingAttempt, MediaItem]], prompt: TranscriptionPrompt
+        self, output: Sequence[int], attempts: Sequence[tuple[DecodingAttempt, AudioItem]], prompt: TranscriptionPrompt
     ) -> float:
         """The log-probability of an output, summed over what was heard in all attempts."""
         total = 0.0
@@ -302,7 +302,7 @@ class Seq2SeqWindowTranscriber:
         return total
 
     async def _run(
-        self, attempt: DecodingAttempt, item: MediaItem, prompt: TranscriptionPrompt, text_stream: TextStream
+        self, attempt: DecodingAttempt, item: AudioItem, prompt: TranscriptionPrompt, text_stream: TextStream
     ) -> None:
         detokenizer = self._detokenizer()
         request = GenerateRequest(
@@ -360,7 +360,7 @@ class Seq2SeqWindowTranscriber:
 
     async def _words(
         self,
-        item: MediaItem,
+        item: AudioItem,
         text_tokens: Sequence[int],
         spans: Sequence[SegmentSpan],
         part: Window,

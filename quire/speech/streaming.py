@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from quire.engine.client.deadline import Deadline
 from quire.engine.client.detokenizer import Detokenizer, TextParams
-from quire.engine.client.protocol import FeatureArray, MediaItem
+from quire.engine.client.protocol import FeatureArray, AudioItem
 from quire.engine.client.stream import Delta, GenerateRequest
 from quire.engine.client.streaming import DelayedStreamsInfo, Streams, TransducerInfo
 from quire.multimodal.audio.cuts import Window
@@ -211,7 +211,7 @@ def _request(
     served: ServedModel,
     info: Streams,
     options: TranscriptionOptions,
-    items: tuple[MediaItem, ...],
+    items: tuple[AudioItem, ...],
     deadline: Deadline,
     *,
     is_open: bool = False,
@@ -232,5 +232,5 @@ def _request(
     )
 
 
-def _item(features: FeatureArray) -> MediaItem:
-    return MediaItem(hash=b"", features=np.ascontiguousarray(features))
+def _item(features: FeatureArray) -> AudioItem:
+    return AudioItem(hash=b"", features=np.ascontiguousarray(features))

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from transformers import AutoConfig, VoxtralRealtimeFeatureExtractor, VoxtralRealtimeForConditionalGeneration
 
-from quire.engine.client.protocol import MediaItem
+from quire.engine.client.protocol import AudioItem
 from quire.engine.client.streaming import DelayedStreamsInfo
 from quire.engine.models.model_config import read_model_config
 from tests.support.live import core_server
@@ -105,9 +105,9 @@ def features(seed: int, frames: int) -> Features:
     return found
 
 
-def audio_of(part: Features) -> MediaItem:
+def audio_of(part: Features) -> AudioItem:
     """The item of features."""
-    return MediaItem(hash=b"", features=np.ascontiguousarray(part))
+    return AudioItem(hash=b"", features=np.ascontiguousarray(part))
 
 
 def expected_tokens(model: Any, prompt: list[int], audio: Features) -> list[int]:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from transformers import NemotronAsrStreamingConfig, NemotronAsrStreamingFeatureExtractor, NemotronAsrStreamingForRNNT
 
-from quire.engine.client.protocol import MediaItem
+from quire.engine.client.protocol import AudioItem
 from quire.engine.client.streaming import TransducerInfo
 from quire.engine.models.model_config import read_model_config
 from tests.support.models import draw_weights
@@ -132,9 +132,9 @@ def features(seed: int, columns: int, mels: int = MELS) -> Features:
     return found
 
 
-def audio_of(part: Features) -> MediaItem:
+def audio_of(part: Features) -> AudioItem:
     """The item of features."""
-    return MediaItem(hash=b"", features=np.ascontiguousarray(part))
+    return AudioItem(hash=b"", features=np.ascontiguousarray(part))
 
 
 def expected_tokens(model: Any, audio: Features) -> list[int]:

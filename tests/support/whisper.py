@@ -15,7 +15,7 @@ import transformers
 from numpy.typing import NDArray
 from transformers import GenerationConfig, WhisperConfig, WhisperForConditionalGeneration
 
-from quire.engine.client.protocol import MediaItem
+from quire.engine.client.protocol import AudioItem
 from tests.support.models import draw_weights
 
 # Tokens behind 80 of text.
@@ -98,10 +98,10 @@ def features(seed: int, positions: int = POSITIONS) -> NDArray[np.float32]:
     return generator.normal(0, 1, (MELS, 2 * positions)).astype(np.float32)
 
 
-def item(seed: int, positions: int = POSITIONS) -> MediaItem:
+def item(seed: int, positions: int = POSITIONS) -> AudioItem:
     """The item of `features(seed, positions)`."""
     array = features(seed, positions)
-    return MediaItem(hash=hashlib.sha256(array.tobytes()).digest(), features=array)
+    return AudioItem(hash=hashlib.sha256(array.tobytes()).digest(), features=array)
 
 
 def shortened(model: Any, positions: int) -> Any:

@@ -11,7 +11,7 @@ from tempfile import SpooledTemporaryFile
 from typing import Any
 
 from quire.engine.client.audio import AudioInfo
-from quire.engine.client.protocol import MediaItem
+from quire.engine.client.protocol import AudioItem
 from quire.multimodal.audio.decode import AudioError, DecodedAudio
 from quire.multimodal.audio.features import SAMPLE_RATE
 from quire.multimodal.audio.formats import NAMES, recognized_name
@@ -28,7 +28,7 @@ from quire.workers.tenant import current_tenant
 _KINDS = ("input_audio", "audio_url")
 _PICTURES = ("image_url", "input_image", "image", "image_pil", "image_embeds", "video_url", "video", "input_video")
 _IN_MEMORY = 1 << 20  # bytes of a file; larger ones are on disk until they are decoded
-Pieces = list[list[MediaItem]]  # the items of each piece of audio
+Pieces = list[list[AudioItem]]  # the items of each piece of audio
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +171,7 @@ async def _pieces(
     copies = 1 + sequences  # of features: here, and one for each request to the engine
     tokens = [0] * len(parts)
 
-    async def make(index: int, audio: DecodedAudio, reservation: Reservation) -> list[MediaItem]:
+    async def make(index: int, audio: DecodedAudio, reservation: Reservation) -> list[AudioItem]:
         _check_length(audio, parts[index], limit, info, sum(tokens[:index]))
         items = await reader.run(partial(audio_items, audio.samples, info), tenant=tenant)
         for item in items:

@@ -22,7 +22,7 @@ from quire.engine.client.audio import AudioInfo
 from quire.engine.client.convolutions import count_columns
 from quire.engine.client.model_info import Generates, ModelKind, Pools, Transcribes
 from quire.engine.client.pooling_params import PoolingParams
-from quire.engine.client.protocol import AddRequest, MediaItem
+from quire.engine.client.protocol import AddRequest, AudioItem
 from quire.engine.client.sampling_params import SamplingParams
 from quire.engine.client.token_mask import token_mask
 from quire.engine.execution.executor import Executor, PendingStep
@@ -232,16 +232,16 @@ def audio_encoder_plans(tokens: int, speech: Transcribes) -> list[StepPlan]:
     return [StepPlan(encoder_requests=[AddRequest("warm-up", prompt, params, items=(item,))]) for item in items]
 
 
-def _item(speech: Transcribes, positions: int) -> MediaItem:
+def _item(speech: Transcribes, positions: int) -> AudioItem:
     """Silence with so many positions after the encoder."""
     columns = min(count_columns(speech.convolutions, positions), speech.num_columns)
-    return MediaItem(hash=b"", features=np.zeros((speech.num_mel_bins, columns), np.float32))
+    return AudioItem(hash=b"", features=np.zeros((speech.num_mel_bins, columns), np.float32))
 
 
 def _encoded(columns: int, audio: AudioInfo) -> EncodedItem:
     """Silence with so many columns of features."""
     features = np.zeros((audio.num_mel_bins, columns + audio.columns_after), np.float32)
-    item = MediaItem(hash=b"0", length=audio.lengths.tokens(columns), features=features, encoded_columns=columns)
+    item = AudioItem(hash=b"0", length=audio.lengths.tokens(columns), features=features, encoded_columns=columns)
     return EncodedItem(_key(columns), item)
 
 

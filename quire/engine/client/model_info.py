@@ -8,6 +8,7 @@ import msgspec
 
 from quire.engine.client.audio import AudioInfo
 from quire.engine.client.convolutions import Convolution, count_columns, count_positions
+from quire.engine.client.pictures import PictureInfo
 from quire.engine.client.pooling_params import PoolingTask, PoolingType
 from quire.engine.client.streaming import Streams
 
@@ -16,10 +17,12 @@ class Generates(msgspec.Struct, frozen=True, kw_only=True, tag="generates"):
     """A model that generates text.
 
     Attributes:
-        audio: how audio becomes part of its prompts; it then transcribes as well. None: it reads text only.
+        audio: how audio becomes part of its prompts; it then transcribes as well. None: it does not read audio.
+        pictures: how pictures become part of its prompts. None: it does not read them.
     """
 
     audio: AudioInfo | None = None
+    pictures: PictureInfo | None = None
 
 
 class Pools(msgspec.Struct, frozen=True, kw_only=True, tag="pools"):

@@ -19,13 +19,14 @@ from quire.engine.client.sampling_params import SamplingParams
 TokenArray = NDArray[np.int32]
 PooledArray = NDArray[np.float32]
 FeatureArray = NDArray[np.float32]
+PixelArray = NDArray[np.uint8]
 FinishReason = Literal["stop", "length", "abort", "error"]
 MemoryTag = Literal["weights", "kv_cache"]  # what an engine frees while it sleeps, by vLLM's names
 SleepLevel = Literal[1, 2]
 
 
-class MediaItem(msgspec.Struct, frozen=True, kw_only=True):
-    """An input beside the tokens.
+class AudioItem(msgspec.Struct, frozen=True, kw_only=True, tag="audio"):
+    """Audio, or a part of it that is encoded apart.
 
     Attributes:
         hash: hash of everything that its encoding depends on; equal hashes mean equal items. Empty if the model reads
@@ -39,7 +40,6 @@ class MediaItem(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     hash: bytes
-    kind: Literal["audio"] = "audio"
     start: int = 0
     length: int = 0
     features: FeatureArray
@@ -51,6 +51,35 @@ class MediaItem(msgspec.Struct, frozen=True, kw_only=True):
         """Number of columns of features that are encoded."""
         left: int = self.features.shape[1] - self.columns_before
         return left if self.encoded_columns is None else self.encoded_columns
+
+
+class PictureItem(msgspec.Struct, frozen=True, kw_only=True, tag="picture"):
+    """A picture, a tile of one that is encoded apart, or consecutive frames of a video.
+
+    Attributes:
+        hash: hash of everything that its encoding and its places depend on; equal hashes mean equal items.
+        start, length: its tokens in the prompt.
+        pixels: (images, height, width, 3) uint8, RGB, resized for the encoder: tiles of a picture, or frames.
+        text_offsets: (n,) int32, in ascending order: which of its tokens are text, such as ends of rows, and keep their
+            own embeddings; the encoding replaces those of all others. None: all are replaced.
+        positions: (3, length) int32, rotary positions of time, height and width of its tokens, counted from that of its
+            first token, in models that have them. None: each token is one position later than the one before.
+        advance: rotary positions from that of its first token to that of the token behind it; None: `length`.
+        original_size: height and width of the picture before it was resized, for encoders that need to know how much
+            of a tile is padding.
+    """
+
+    hash: bytes
+    start: int = 0
+    length: int
+    pixels: PixelArray
+    text_offsets: TokenArray | None = None
+    positions: TokenArray | None = None
+    advance: int | None = None
+    original_size: tuple[int, int] | None = None
+
+
+MediaItem = AudioItem | PictureItem  # an input beside the tokens
 
 
 class AddRequest(msgspec.Struct, frozen=True, tag="add"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from quire.engine.client.convolutions import Convolution, count_positions
-from quire.engine.client.protocol import MediaItem, StepStats
+from quire.engine.client.protocol import AudioItem, StepStats
 from quire.engine.scheduling.blocks import BlockPool
 from quire.engine.scheduling.plan import CrossAttentionItem
 from quire.engine.scheduling.request import BlockHash, CrossAttentionState, Hasher, Request
@@ -23,7 +23,7 @@ class CrossAttentionBlocks:
         self._hasher = hasher
         self._convolutions = convolutions
 
-    def attach(self, request: Request, item: MediaItem) -> None:
+    def attach(self, request: Request, item: AudioItem) -> None:
         """Let all tokens of a new request attend to an item: their keys depend on it, too."""
         length = count_positions(self._convolutions, item.features.shape[1])
         hashes: list[BlockHash] = []

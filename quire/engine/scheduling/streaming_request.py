@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from quire.engine.client.protocol import FeatureArray, FinishReason, MediaItem
+from quire.engine.client.protocol import FeatureArray, FinishReason, AudioItem
 from quire.engine.scheduling.request import Request
 
 
@@ -31,7 +31,7 @@ class StreamingRequest(Request):
     last_step: int = 0
     _features: deque[FeatureArray] = field(default_factory=deque)  # of the frames that are not encoded
 
-    def receive(self, items: Iterable[MediaItem], *, last: bool) -> None:
+    def receive(self, items: Iterable[AudioItem], *, last: bool) -> None:
         """Append audio."""
         for item in items:
             self._features.append(item.features)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Generic, TypeVar
 
-from quire.engine.client.protocol import AddRequest, ErrorOutput, MediaItem, RequestOutput, StepStats, TokensOutput
+from quire.engine.client.protocol import AddRequest, ErrorOutput, AudioItem, RequestOutput, StepStats, TokensOutput
 from quire.engine.scheduling.limits import SchedulerLimits
 from quire.engine.scheduling.plan import SampledTokens, StepPlan, StepResult
 from quire.engine.scheduling.streaming_request import StreamingRequest
@@ -92,7 +92,7 @@ class StreamingScheduler(ABC, Generic[R]):
             self._no_audio.add(request.id)
 
     def extend(
-        self, request_id: str, tokens: list[int], *, last: bool, items: tuple[MediaItem, ...] = ()
+        self, request_id: str, tokens: list[int], *, last: bool, items: tuple[AudioItem, ...] = ()
     ) -> str | None:
         """Append audio to an open request; unknown ids are ignored.
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from quire.engine.client.audio import AudioInfo
 from quire.engine.client.model_info import Transcribes
-from quire.engine.client.protocol import FeatureArray, MediaItem, TokenArray
+from quire.engine.client.protocol import FeatureArray, AudioItem, TokenArray
 from quire.multimodal.audio.features import (
     HOP,
     kaldi_columns,
@@ -65,7 +65,7 @@ def working_bytes(samples: int, info: AudioInfo) -> int:
     return _WORKING_COPIES * _FLOAT * round(_seconds(samples, info) * info.sample_rate)
 
 
-def audio_items(samples: Samples, info: AudioInfo) -> list[MediaItem]:
+def audio_items(samples: Samples, info: AudioInfo) -> list[AudioItem]:
     """The items of a piece of audio, one behind the other. May take milliseconds for each second of audio.
 
     Args:
@@ -89,7 +89,7 @@ def audio_items(samples: Samples, info: AudioInfo) -> list[MediaItem]:
         digest = hashlib.sha256(f"{before}:{columns}:{part.shape}".encode())
         digest.update(part.data)
         items.append(
-            MediaItem(
+            AudioItem(
                 hash=digest.digest(),
                 start=start,
                 length=length,
@@ -133,7 +133,7 @@ def _whole(count: int, size: int) -> int:
     return -(-count // size) * size
 
 
-def make_item(samples: NDArray[np.float32], info: Transcribes) -> MediaItem:
+def make_item(samples: NDArray[np.float32], info: Transcribes) -> AudioItem:
     """The item of audio. Takes up to some tens of milliseconds.
 
     Args:
@@ -141,7 +141,7 @@ def make_item(samples: NDArray[np.float32], info: Transcribes) -> MediaItem:
         info: facts about the model.
     """
     features = np.ascontiguousarray(_speech_features(samples, info))
-    return MediaItem(hash=hashlib.sha256(features.data).digest(), kind="audio", features=features)
+    return AudioItem(hash=hashlib.sha256(features.data).digest(), features=features)
 
 
 def _speech_features(samples: NDArray[np.float32], info: Transcribes) -> FeatureArray:
@@ -158,8 +158,8 @@ def _speech_features(samples: NDArray[np.float32], info: Transcribes) -> Feature
 
 
 def place_audio(
-    tokens: TokenArray, info: AudioInfo, pieces: Sequence[Sequence[MediaItem]]
-) -> tuple[TokenArray, tuple[MediaItem, ...]]:
+    tokens: TokenArray, info: AudioInfo, pieces: Sequence[Sequence[AudioItem]]
+) -> tuple[TokenArray, tuple[AudioItem, ...]]:
     """Repeat each placeholder as often as the audio that it stands for has embeddings.
 
     Args:
