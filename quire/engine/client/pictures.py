@@ -29,8 +29,10 @@ class PictureInfo(msgspec.Struct, frozen=True, kw_only=True):
         placeholder_text: text that stands for a whole picture in a rendered chat; the front end replaces it by the text
             of the picture's layout.
         geometry: how a picture is resized and divided, and which tokens stand for it.
+        item_tokens: most tokens of an item: as many as the engine has room for, which sets it.
     """
 
     placeholder: int
     placeholder_text: str
     geometry: Geometry
+    item_tokens: int = 0
