@@ -184,9 +184,7 @@ class ImageProcessor:
         if tile is None or longest is None:
             raise self._invalid("size")
         splits = bool(self._fields.get("do_image_splitting", True))
-        return SplitTiles(
-            tile=tile, longest_edge=longest, tokens=tokens, resample=self._resample(), splits=splits
-        )
+        return SplitTiles(tile=tile, longest_edge=longest, tokens=tokens, resample=self._resample(), splits=splits)
 
     def patch_rows(self, merged: int = 1, *, row_end: str = "[IMG_BREAK]", end: str = "[IMG_END]") -> PatchRows:
         """The geometry of Pixtral and Mistral 3.

@@ -71,13 +71,16 @@ def _encode_tiles(model: Any, pixels: Tensor, _: PictureItem) -> Tensor:
     return features.flatten(0, 1)
 
 
-def _info(folder: Path, config: Any, spec: DecoderSpec, geometry: Geometry, **texts: str) -> PictureInfo:
+def _info(
+    folder: Path, config: Any, spec: DecoderSpec, geometry: Geometry, before: str = "", after: str = ""
+) -> PictureInfo:
     placeholder = check_placeholder(config.image_token_id, spec.vocab, "image_token_id")
     return PictureInfo(
         placeholder=placeholder,
         placeholder_text=text_of(folder, placeholder, "<image>"),
         geometry=geometry,
-        **texts,
+        before=before,
+        after=after,
     )
 
 
@@ -91,7 +94,8 @@ def _whole_tokens(config: Any) -> int:
     """Tokens of an image of the tower's size."""
     vision = config.vision_config
     classes = int(vision.model_type == "clip_vision_model")
-    return _patches(vision) ** 2 + classes - (config.vision_feature_select_strategy == "default")
+    dropped = int(config.vision_feature_select_strategy == "default")
+    return _patches(vision) ** 2 + classes - dropped
 
 
 def _llava(folder: Path, config: Any, spec: DecoderSpec) -> PictureFacts:
