@@ -446,9 +446,9 @@ class AudioOptions(Options):
     )
     max_audio_memory: SizeFromMiB = Field(
         ByteSize(1 << 30),
-        description="memory for all audio and pictures at once: files while they are decoded, samples, features, pixels, "
-        "and realtime sessions; what does not fit now, or not into the share of its client, waits, clients taking turns, "
-        "and what can never fit is refused",
+        description="memory for all audio and pictures at once: files while they are decoded, samples, features, "
+        "pixels, and realtime sessions; what does not fit now, or not into the share of its client, waits, clients "
+        "taking turns, and what can never fit is refused",
     )
     transcription_events: Literal["openai", "vllm"] = Field(
         "openai",
@@ -461,8 +461,8 @@ class PictureOptions(Options):
 
     max_image_pixels: Annotated[int, Field(ge=1, le=1 << 30)] = Field(
         1 << 26,
-        description="largest picture in pixels, width times height; a picture takes 12 bytes of memory for each while it "
-        "is decoded (--max-audio-memory)",
+        description="largest picture in pixels, width times height; a picture takes 12 bytes of memory for each while "
+        "it is decoded (--max-audio-memory)",
     )
     mm_processor_cache_gb: Annotated[float, Field(ge=0, le=1 << 20, allow_inf_nan=False)] = Field(
         0.5,

@@ -47,6 +47,11 @@ class PictureCache:
     def __len__(self) -> int:
         return len(self._pictures)
 
+    @property
+    def under_way(self) -> int:
+        """Number of pictures that are being prepared."""
+        return len(self._under_way)
+
     def name(self, tenant: str, name: str, digest: bytes) -> None:
         """Remember the name that a tenant gives to a content. Names of other tenants are others."""
         self._names[tenant, name] = digest

@@ -31,6 +31,7 @@ _COPIES = 7  # of a file while it is sent: three in this process, four in the wo
 _PIXEL_COPIES = 12  # bytes for each pixel of a picture while it is decoded, turned and resized
 _RESULT_COPIES = 5  # of the pixels of items while they are made
 _AT_ONCE = 2  # pictures of one request
+_BLOCK = 1 << 20  # bytes that are hashed at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,7 +299,10 @@ def _request_picture(key: Key, picture: PreparedPicture, reservation: Reservatio
 
 def _hash(file: IO[bytes]) -> bytes:
     file.seek(0)
-    return hashlib.file_digest(file, "sha256").digest()
+    digest = hashlib.sha256()
+    while block := file.read(_BLOCK):
+        digest.update(block)
+    return digest.digest()
 
 
 def _content(file: IO[bytes]) -> bytes:

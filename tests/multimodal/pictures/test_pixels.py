@@ -134,8 +134,9 @@ def _read(case: str, folder: Path) -> tuple[Any, ImageProcessor, PictureInfo]:
 
 def _normalized(pixels: NDArray[np.uint8], facts: Normalization) -> NDArray[np.float32]:
     values = (pixels.astype(np.float64) * facts.scale).astype(np.float32)
-    normalized = (values - np.float32(facts.mean)) / np.float32(facts.std)
-    return np.moveaxis(normalized, -1, 1).astype(np.float32)
+    mean, std = (np.array(colors, np.float32) for colors in (facts.mean, facts.std))
+    normalized: NDArray[np.float32] = np.moveaxis((values - mean) / std, -1, 1)
+    return normalized
 
 
 def _patches(images: NDArray[np.float32], size: int, merged: int) -> NDArray[np.float32]:
