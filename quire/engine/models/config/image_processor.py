@@ -302,7 +302,7 @@ class ImageProcessor:
         if type(value) is int:
             one_edge = name == "size" and self.kind in ("clip", "llava", "llavanext")
             value = {"shortest_edge": value} if one_edge else {"height": value, "width": value}
-        elif _is_size(value):
+        elif isinstance(value, Sequence) and _is_size(value):
             value = {"height": value[0], "width": value[1]}
         if not isinstance(value, dict):
             raise self._invalid(name)
