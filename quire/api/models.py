@@ -9,7 +9,8 @@ import orjson
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from quire.api.chat.conversation import conversation_of, unused_template_fields
+from quire.api.chat.conversation import unused_template_fields
+from quire.api.chat.prepare import render_chat
 from quire.api.http.routing import CheckedRoute
 from quire.api.http.sse import unless_disconnected
 from quire.protocol import fields
@@ -56,11 +57,9 @@ def router(state: ServerState) -> APIRouter:
             )
             prompt = await unless_disconnected(request, encoding)
         else:
-            conversation = conversation_of(body, trusted=state.trust_request_chat_template)
-            rendering = model.renderer.chat(conversation, tenant=current_tenant())
-            rendered = await unless_disconnected(request, rendering)
-            fields.ignore(request, unused_template_fields(body, rendered))
-            prompt = rendered.prompt
+            chat = await unless_disconnected(request, render_chat(body, model, state, 0))
+            fields.ignore(request, [*unused_template_fields(body, chat.rendered), *chat.unused_fields])
+            prompt = chat.prompt
         content = await asyncio.to_thread(_tokenized, prompt, model, names=bool(body.return_token_strs))
         return Response(content, media_type="application/json")
 

@@ -38,6 +38,12 @@ class Part(RequestPart):
     text: str | None = None
     refusal: str | None = None
     input_audio: Any = Field(None, description="of audio: the base64 text and its format, as in chats")
+    image_url: Any = Field(None, description="of a picture: its URL")
+    detail: Any = Field(None, description="of a picture: low, high, auto or original; the model's resolution is used")
+    file_data: Any = Field(None, description="of a file: a data URL, or base64")
+    file_url: Any = Field(None, description="of a file: its URL")
+    file_id: Any = Field(None, description="not supported: no files are stored")
+    filename: Any = Field(None, description="of a file: its name, which the model reads")
     annotations: Any = Field(None, description="of a text of an earlier answer; without effect")
     logprobs: Any = Field(None, description="of a text of an earlier answer; without effect")
 

@@ -12,7 +12,7 @@ from typing import Literal, TypedDict, TypeVar
 from typing_extensions import override
 
 from quire.config.commands import Serve
-from quire.config.options import AudioOptions, LimitOptions
+from quire.config.options import AudioOptions, LimitOptions, MediaOptions
 from quire.engine.client.audio import AudioInfo
 from quire.engine.client.engine import Engine
 from quire.engine.client.model_info import Generates, ModelInfo, Pools, Transcribes
@@ -20,7 +20,8 @@ from quire.engine.client.pooling_params import PoolingTask
 from quire.engine.client.streaming import Streams
 from quire.multimodal.audio.memory import AudioMemory
 from quire.multimodal.audio.reader import AudioReader
-from quire.multimodal.sources import MediaPolicy
+from quire.multimodal.documents import DocumentReader
+from quire.multimodal.sources import MediaSources
 from quire.parsing.parsers import parser_tokens, reasoning_tags, tool_format
 from quire.parsing.reasoning import ReasoningTags
 from quire.parsing.structured.checker import GrammarChecker
@@ -206,8 +207,10 @@ class ServerState:
         tokens_as_ids: tokens of log-probabilities are written as ids unless a request asks for their text.
         sse_keep_alive_interval: seconds of silence after which a stream sends a comment; 0: never.
         transcription_events: default format of streamed transcriptions.
-        media: policy for URLs in messages.
+        media: where media in messages come from.
+        documents: reads PDF files in messages.
         max_audio_parts: most pieces of audio in a chat.
+        max_image_parts: most pictures in a chat.
         in_flight: number of HTTP requests that are being answered.
         draining: the server is shutting down and should get no new requests.
         sleep_mode: the engines can sleep.
@@ -226,8 +229,10 @@ class ServerState:
     stall_timeout: float = 120.0
     sse_keep_alive_interval: float = 15.0
     transcription_events: Literal["openai", "vllm"] = "openai"
-    media: MediaPolicy = field(default_factory=MediaPolicy)
+    media: MediaSources = field(default_factory=lambda: MediaSources(MediaOptions(), AudioOptions()))
+    documents: DocumentReader = field(default_factory=lambda: DocumentReader(MediaOptions()))
     max_audio_parts: int = 16
+    max_image_parts: int = 64
     in_flight: int = 0
     draining: bool = False
     sleep_mode: bool = False
@@ -296,6 +301,11 @@ class ServerState:
             f"{', '.join(named.tasks)}.",
             "model",
         )
+
+    async def close_media(self) -> None:
+        """Close the threads and worker processes that fetch and read media."""
+        self.media.close()
+        await self.documents.close()
 
     @property
     def is_sleeping(self) -> bool:
