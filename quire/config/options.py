@@ -493,3 +493,14 @@ class MediaOptions(Options):
     max_document_pages: Annotated[int, Field(ge=1, le=1 << 10)] = Field(
         32, description="maximum number of pages of a PDF file in a message"
     )
+    media_io_kwargs: JsonObject = Field(
+        {},
+        description="JSON object with settings of decoding media, with vLLM's names: image.rgba_background_color, the "
+        "colour behind transparent pictures as [r, g, b]; default: white; requests may set it as well",
+    )
+    mm_processor_kwargs: JsonObject = Field(
+        {},
+        description="JSON object of settings of pictures instead of those in the model's preprocessor_config.json, with "
+        "transformers' names, such as max_pixels for Qwen-VL or do_image_splitting for SmolVLM; requests may set them "
+        "as well",
+    )

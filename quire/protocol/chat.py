@@ -20,6 +20,7 @@ from typing_extensions import override
 from quire.protocol.common import (
     FinishReason,
     ListOf,
+    MediaSettings,
     MessagesOf,
     PromptLogprobs,
     RequestMetrics,
@@ -207,6 +208,8 @@ class ChatRequest(GenerationRequest, StructuredFields):
     documents: ListOf[dict[str, Any]] | None = None
     chat_template: str | None = Field(None, description="needs --trust-request-chat-template")
     chat_template_kwargs: TemplateVariables | None = None
+    mm_processor_kwargs: MediaSettings | None = None
+    media_io_kwargs: MediaSettings | None = None
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:

@@ -14,7 +14,7 @@ from pydantic import (
     model_validator,
 )
 
-from quire.protocol.common import ListOf, RequestPart, TemplateVariables, max_keys
+from quire.protocol.common import ListOf, MediaSettings, RequestPart, TemplateVariables, max_keys
 from quire.protocol.custom import MAX_TOOLS, ResponseCustomTool
 from quire.protocol.mcp import ChosenMcpTool, McpCall, McpListTools, McpTool
 from quire.protocol.sampling import CommonSamplingFields
@@ -236,6 +236,8 @@ class ResponsesRequest(CommonSamplingFields):
     enable_response_messages: bool = Field(False, description="return the prompts and answers as text and token ids")
     structured_outputs: StructuredOutputs | None = None
     chat_template_kwargs: TemplateVariables | None = None
+    mm_processor_kwargs: MediaSettings | None = None
+    media_io_kwargs: MediaSettings | None = None
 
     @property
     def is_stored(self) -> bool:

@@ -69,8 +69,12 @@ class PreparedChat:
 
     def usage_counter(self) -> UsageCounter:
         """A counter of all tokens of the request."""
-        audio_tokens = sum(item.length for item in self.requests[0].items)
-        return UsageCounter([len(self.prompt.token_ids)], len(self.requests), audio_tokens)
+        items = self.requests[0].items
+        media = {
+            "audio": sum(item.length for item in items if isinstance(item, AudioItem)),
+            "image": sum(embeddings(item) for item in items if isinstance(item, PictureItem)),
+        }
+        return UsageCounter([len(self.prompt.token_ids)], len(self.requests), media)
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,10 @@ from quire.protocol.responses import (
 from quire.protocol.sampling import CommonSamplingFields
 
 _ITEMS: TypeAdapter[list[Any]] = TypeAdapter(list[InputItem])
-_SAME_FIELDS = (*CommonSamplingFields.model_fields, "structured_outputs", "parallel_tool_calls", "chat_template_kwargs")
+_SAME_FIELDS = (
+    *(*CommonSamplingFields.model_fields, "structured_outputs", "parallel_tool_calls", "chat_template_kwargs"),
+    *("mm_processor_kwargs", "media_io_kwargs"),
+)
 # Names of fields by their names in chat requests.
 _SOURCES = {
     "max_completion_tokens": "max_output_tokens",
