@@ -26,7 +26,7 @@ from quire.protocol.models import (
 )
 from quire.rendering.prompts import Prompt
 from quire.rendering.renderer import Renderer
-from quire.serving.models import AudioInput, GeneratingModel, ServedModel, ServerState, SpeechModel
+from quire.serving.models import GeneratingModel, ServedModel, ServerState, SpeechModel
 from quire.workers.tenant import current_tenant
 
 
@@ -127,7 +127,8 @@ def _modalities(model: ServedModel) -> list[str]:
     match model:
         case SpeechModel():
             return ["audio"]
-        case GeneratingModel(audio=AudioInput()):
-            return ["text", "audio"]
+        case GeneratingModel():
+            pictures = ["image"] if model.pictures is not None else []
+            return ["text", *pictures, *(["audio"] if model.audio is not None else [])]
         case _:
             return ["text"]

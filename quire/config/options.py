@@ -500,7 +500,7 @@ class MediaOptions(Options):
     )
     mm_processor_kwargs: JsonObject = Field(
         {},
-        description="JSON object of settings of pictures instead of those in the model's preprocessor_config.json, with "
-        "transformers' names, such as max_pixels for Qwen-VL or do_image_splitting for SmolVLM; requests may set them "
-        "as well",
+        description="JSON object of settings of pictures instead of those in the model's preprocessor_config.json, "
+        "with transformers' names, such as max_pixels for Qwen-VL or do_image_splitting for SmolVLM; requests may set "
+        "them as well",
     )

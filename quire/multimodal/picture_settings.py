@@ -59,9 +59,7 @@ def background_color(settings: Mapping[str, Any], default: Color) -> Color:
     """
     for kind, values in settings.items():
         if values and (kind != "image" or not isinstance(values, Mapping) or set(values) != {"rgba_background_color"}):
-            raise PromptError(
-                f"`{MEDIA_IO}` supports only `image.rgba_background_color`.", f"{MEDIA_IO}.{kind[:100]}"
-            )
+            raise PromptError(f"`{MEDIA_IO}` supports only `image.rgba_background_color`.", f"{MEDIA_IO}.{kind[:100]}")
     color = (settings.get("image") or {}).get("rgba_background_color")
     if color is None:
         return default
@@ -74,7 +72,7 @@ def background_color(settings: Mapping[str, Any], default: Color) -> Color:
 
 
 def _are_bytes(color: list[int] | tuple[int, ...]) -> bool:
-    return all(0 <= part <= 255 for part in color)  # noqa: PLR2004 one byte
+    return all(0 <= part <= 255 for part in color)
 
 
 def _changes(geometry: Geometry, name: str, value: Any) -> _Changes:
@@ -88,7 +86,10 @@ def _changes(geometry: Geometry, name: str, value: Any) -> _Changes:
                 "size": _size({"shortest_edge": "min_pixels", "longest_edge": "max_pixels"}, _MAX_PIXELS),
             }
         case SplitTiles():
-            known = {"do_image_splitting": _switch("splits"), "size": _size({"longest_edge": "longest_edge"}, _MAX_EDGE)}
+            known = {
+                "do_image_splitting": _switch("splits"),
+                "size": _size({"longest_edge": "longest_edge"}, _MAX_EDGE),
+            }
         case PatchRows():
             known = {"size": _size({"longest_edge": "longest_edge"}, _MAX_EDGE)}
         case GridTiles():
@@ -115,9 +116,7 @@ def _changes(geometry: Geometry, name: str, value: Any) -> _Changes:
 def _number(field: str, most: int) -> Callable[[str, Any], _Changes]:
     def change(name: str, value: Any) -> _Changes:
         if type(value) is not int or not 0 < value <= most:
-            raise PromptError(
-                f"`{PROCESSOR}.{name}` must be a whole number from 1 to {most}.", f"{PROCESSOR}.{name}"
-            )
+            raise PromptError(f"`{PROCESSOR}.{name}` must be a whole number from 1 to {most}.", f"{PROCESSOR}.{name}")
         return {field: value}
 
     return change

@@ -36,7 +36,7 @@ class MediaSource:
 
 @dataclass(frozen=True, slots=True)
 class MediaFile:
-    """The content of a part in a file, and the part, for errors."""
+    """The content of a part in a file, which is at its end, and the part, for errors."""
 
     content: IO[bytes]
     where: str
@@ -49,6 +49,13 @@ class MediaFile:
         """Read all of it."""
         self.content.seek(0)
         return self.content.read()
+
+
+@dataclass(frozen=True, slots=True)
+class SentBefore:
+    """Content that an earlier request has sent and named, and the part that refers to it, for errors."""
+
+    where: str
 
 
 class MediaSources:

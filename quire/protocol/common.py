@@ -145,7 +145,7 @@ class RequestBody(_BoundedModel):
 
 
 class PromptTokensDetails(BaseModel):
-    """Prompt tokens by origin: `audio_tokens` as OpenAI has them, media as vLLM has them; without any there is neither."""
+    """Prompt tokens by origin: audio as OpenAI has it, all media as vLLM has them. Without media there is neither."""
 
     cached_tokens: int
     audio_tokens: int | None = None

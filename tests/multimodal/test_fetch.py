@@ -97,7 +97,11 @@ async def test_the_connection_goes_to_the_address_that_was_checked(web: Web) -> 
 
 async def test_another_address_is_tried_if_one_cannot_be_reached(web: Web) -> None:
     answers = iter([unreachable, content()])
-    web.answers["cdn.example/a"] = lambda request: next(answers)(request)
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        return next(answers)(request)
+
+    web.answers["cdn.example/a"] = answer
     assert await fetched("http://cdn.example/a") == b"picture"
     assert [address for address, _ in web.asked] == ["2606:2800:21f:cb07::1", "93.184.216.35"]
     web.answers["media.example/a"] = unreachable
@@ -150,7 +154,8 @@ async def test_redirects_are_followed_and_checked_each_time(web: Web) -> None:
 
 
 @pytest.mark.parametrize(
-    "to", ["http://169.254.169.254/", "http://inner.example/a", "file:///etc/passwd", "ftp://media.example/a", "http://["]
+    "to",
+    ["http://169.254.169.254/", "http://inner.example/a", "file:///etc/passwd", "ftp://media.example/a", "http://["],
 )
 async def test_redirects_to_what_is_not_allowed(web: Web, to: str) -> None:
     web.answers["media.example/a"] = moved(to)

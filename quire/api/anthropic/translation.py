@@ -209,9 +209,7 @@ def _result(block: ToolResultBlock, path: str) -> SourcedMessage:
     message = {"role": "tool", "tool_call_id": block.tool_use_id}
     if block.content is None or isinstance(block.content, str):
         return SourcedMessage({**message, "content": block.content or ""}, path)
-    parts = [
-        part for index, inner in enumerate(block.content) for part in _parts(inner, f"{path}.content[{index}]")
-    ]
+    parts = [part for index, inner in enumerate(block.content) for part in _parts(inner, f"{path}.content[{index}]")]
     content = [part for part, _ in parts]
     return SourcedMessage({**message, "content": content}, path, parts=[part_path for _, part_path in parts])
 
@@ -238,14 +236,14 @@ def _document(block: DocumentBlock, path: str) -> Iterator[_Part]:
             texts = [text]
         case ContentSource(content=str() as text):
             texts = [text]
-        case ContentSource(content=blocks) if any(isinstance(inner, ImageBlock) for inner in blocks):
-            if head:
-                yield {"type": "text", "text": "\n".join([*head, ""])}, path
-            for index, inner in enumerate(blocks):
-                yield from _parts(inner, f"{path}.source.content[{index}]")
-            return
-        case ContentSource(content=blocks):
+        case ContentSource(content=list() as blocks):
             texts = [inner.text for inner in blocks if isinstance(inner, TextBlock)]
+            if len(texts) < len(blocks):
+                if head:
+                    yield {"type": "text", "text": "\n".join([*head, ""])}, path
+                for index, inner in enumerate(blocks):
+                    yield from _parts(inner, f"{path}.source.content[{index}]")
+                return
     yield {"type": "text", "text": "\n".join([*head, *texts])}, path
 
 

@@ -74,9 +74,7 @@ def _check_length(audio: DecodedAudio, part: MediaPart, limit: int, info: AudioI
         )
     tokens = token_count(samples, info)
     if not tokens:
-        raise AudioError(
-            f"The audio is too short: its {audio.seconds:.3f} s give no audio token of this model.", where
-        )
+        raise AudioError(f"The audio is too short: its {audio.seconds:.3f} s give no audio token of this model.", where)
     if before + tokens >= limit:
         raise AudioError(
             f"This model's maximum context length is {limit} tokens. However, the audio has {before + tokens} tokens, "

@@ -12,8 +12,7 @@ from quire.api.chat.media_parts import MediaPart
 from quire.multimodal.audio.memory import AudioMemory, Reservation
 from quire.multimodal.documents import DocumentReader, Page, recognized, text_of
 from quire.multimodal.errors import PromptError
-from quire.multimodal.sources import MediaFile
-from quire.protocol.errors import InvalidRequest, shorten
+from quire.multimodal.sources import MediaFile, SentBefore
 from quire.serving.models import ServerState
 from quire.workers.tenant import current_tenant
 
@@ -21,7 +20,7 @@ _IN_MEMORY = 1 << 20  # bytes of a file; larger ones are on disk until they are 
 _READ_AT_ONCE = 4  # files of a chat
 _MAX_CHARACTERS = 1 << 22  # of the texts of all documents of a chat
 
-MediaContent = str | MediaFile  # a text, or a file that becomes items
+MediaContent = str | MediaFile | SentBefore  # a text, or what becomes items
 
 
 class MediaFiles:
@@ -33,11 +32,10 @@ class MediaFiles:
         self._stack = stack
         self._slots = asyncio.Semaphore(_READ_AT_ONCE)
 
-    async def read_all(self, parts: Sequence[MediaPart]) -> list[MediaFile]:
+    async def read_all(self, parts: Sequence[MediaPart]) -> list[MediaFile | SentBefore]:
         """Read the content of each part.
 
         Raises:
-            InvalidRequest: a part has none.
             PromptError: one cannot be read.
             QueueFull: there is no memory for too long.
         """
@@ -62,10 +60,10 @@ class MediaFiles:
         except PromptError as error:
             raise PromptError(str(error), where) from error
 
-    async def _read(self, part: MediaPart) -> MediaFile:
+    async def _read(self, part: MediaPart) -> MediaFile | SentBefore:
         where = part.place.where
         if part.source is None:
-            raise InvalidRequest(f"No content was sent before with the `uuid` {shorten(str(part.uuid))!r}.", where)
+            return SentBefore(where)
         async with self._slots:
             with await self.reserve(part.source.memory, where):
                 return await self.keep(await part.source.read(), where)
@@ -81,7 +79,9 @@ class DocumentContents:
         self._pictures_left = state.max_image_parts
         self._characters_left = _MAX_CHARACTERS
 
-    async def of_parts(self, parts: Sequence[MediaPart], files: Sequence[MediaFile]) -> list[list[MediaContent]]:
+    async def of_parts(
+        self, parts: Sequence[MediaPart], files: Sequence[MediaFile | SentBefore]
+    ) -> list[list[MediaContent]]:
         """The contents of each part; of one that is no document its file.
 
         Raises:
@@ -91,7 +91,10 @@ class DocumentContents:
         self._pictures_left -= sum(part.place.kind == "image" for part in parts)
         contents: list[list[MediaContent]] = []
         for part, file in zip(parts, files, strict=True):
-            contents.append(await self._contents(part, file) if part.place.kind == "document" else [file])
+            if part.place.kind == "document" and isinstance(file, MediaFile):
+                contents.append(await self._contents(part, file))
+            else:
+                contents.append([file])
         return contents
 
     async def _contents(self, part: MediaPart, file: MediaFile) -> list[MediaContent]:

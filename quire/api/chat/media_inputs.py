@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from quire.api.chat.media_parts import PartPlace
@@ -42,6 +43,17 @@ class MediaInputs:
                 f"Content parts of type {shorten(place.type)!r} are not supported: the model `{self.name}` accepts "
                 f"{self._accepted} only.",
                 place.where,
+            )
+
+    def check_settings(self, names: Sequence[str]) -> None:
+        """Check that settings of pictures may have an effect. `names`: the fields that are set.
+
+        Raises:
+            InvalidRequest: the model does not read pictures.
+        """
+        if names and self.pictures is None:
+            raise InvalidRequest(
+                f"`{names[0]}` is not supported: the model `{self.name}` accepts {self._accepted} only.", names[0]
             )
 
     @property

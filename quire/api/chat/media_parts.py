@@ -122,21 +122,17 @@ class PartParser:
     def _input_audio(self, place: PartPlace) -> MediaPart:
         value = place.fields.get("input_audio")
         uuid = _uuid(place)
-        if value is None and uuid is not None:
-            return MediaPart(place, None, uuid=uuid)
+        _check_content(value, uuid, place)
         data = value.get("data") if isinstance(value, dict) else None
         if not isinstance(value, dict) or not isinstance(data, str):
-            raise InvalidRequest(
-                '`input_audio` must be an object {"data": BASE64, "format": FORMAT}.', place.where
-            )
+            raise InvalidRequest('`input_audio` must be an object {"data": BASE64, "format": FORMAT}.', place.where)
         source = self._sources.from_base64(data, self._sources.audio, place.where)
         return MediaPart(place, source, format=_audio_format(value, place.where), uuid=uuid)
 
     def _audio_url(self, place: PartPlace) -> MediaPart:
         value = place.fields.get("audio_url")
         uuid = _uuid(place)
-        if value is None and uuid is not None:
-            return MediaPart(place, None, uuid=uuid)
+        _check_content(value, uuid, place)
         url = value.get("url") if isinstance(value, dict) else value
         if not isinstance(url, str) or not url:
             raise InvalidRequest('`audio_url` must be an object {"url": URL}.', place.where)
@@ -152,8 +148,10 @@ class PartParser:
         url = value.get("url") if isinstance(value, dict) else value
         if not isinstance(url, str) or not url:
             raise InvalidRequest('`image_url` must be an object {"url": URL}, or a URL.', place.where)
-        inside = isinstance(value, dict) and value.get("detail") is not None
-        unused = _unused_detail(value if inside else part, place.where, "image_url.detail" if inside else "detail")
+        if isinstance(value, dict) and value.get("detail") is not None:
+            unused = _unused_detail(value, place.where, "image_url.detail")
+        else:
+            unused = _unused_detail(part, place.where, "detail")
         return MediaPart(place, self._sources.from_url(url, self._sources.image, place.where), uuid=uuid, unused=unused)
 
     def _image(self, place: PartPlace) -> MediaPart:
@@ -212,10 +210,14 @@ def _uuid(place: PartPlace) -> str | None:
     """The client's name of the content; None if it gives none."""
     uuid = place.fields.get("uuid")
     if uuid is not None and (not isinstance(uuid, str) or not 0 < len(uuid) <= _MAX_UUID):
-        raise InvalidRequest(
-            f"`uuid` must be a string of 1 to {_MAX_UUID} characters.", f"{place.where}.uuid"
-        )
+        raise InvalidRequest(f"`uuid` must be a string of 1 to {_MAX_UUID} characters.", f"{place.where}.uuid")
     return uuid
+
+
+def _check_content(value: Any, uuid: str | None, place: PartPlace) -> None:
+    """Refuse audio that is only named: it is not kept from one request to the next."""
+    if value is None and uuid is not None:
+        raise InvalidRequest("A `uuid` without content is supported for pictures only.", f"{place.where}.uuid")
 
 
 def _check_no_file_id(part: Mapping[str, Any], instead: str, where: str) -> None:

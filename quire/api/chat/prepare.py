@@ -8,10 +8,12 @@ from dataclasses import dataclass
 
 from quire.api.chat.chunks import ChatChunkFields
 from quire.api.chat.conversation import WithMessages, conversation_of, unused_template_fields
-from quire.api.chat.media import has_media, take_media
-from quire.engine.client.protocol import MediaItem
+from quire.api.chat.media import MediaSettings, take_media
+from quire.api.chat.media_parts import media_places
+from quire.engine.client.protocol import AudioItem, MediaItem, PictureItem
 from quire.engine.client.stream import GenerateRequest
 from quire.multimodal.audio.items import place_audio
+from quire.multimodal.picture_settings import MEDIA_IO, PROCESSOR
 from quire.parsing.answer import AnswerFormat, ReasoningCounter
 from quire.parsing.logprobs import LogprobFormatter
 from quire.parsing.structured.constraint import checked_grammar
@@ -20,7 +22,7 @@ from quire.protocol.chat import ChatRequest, Message
 from quire.protocol.errors import InvalidRequest
 from quire.rendering.prompts import EFFORT, NO_EFFORT, THINKING_SWITCHES, Prompt, RenderedChat
 from quire.serving.beams.options import BeamOptions, unused_with_beams
-from quire.serving.generation import UsageCounter
+from quire.serving.generation import MediaName, UsageCounter
 from quire.serving.models import GeneratingModel, ServedModel, ServerState
 from quire.serving.params import plan_sequences
 from quire.workers.tenant import current_tenant
@@ -70,9 +72,9 @@ class PreparedChat:
     def usage_counter(self) -> UsageCounter:
         """A counter of all tokens of the request."""
         items = self.requests[0].items
-        media = {
+        media: dict[MediaName, int] = {
             "audio": sum(item.length for item in items if isinstance(item, AudioItem)),
-            "image": sum(embeddings(item) for item in items if isinstance(item, PictureItem)),
+            "image": sum(item.embeddings for item in items if isinstance(item, PictureItem)),
         }
         return UsageCounter([len(self.prompt.token_ids)], len(self.requests), media)
 
@@ -109,10 +111,12 @@ async def render_chat(
         InvalidRequest: a content part is not valid, or the model does not read it.
         PromptError: the conversation cannot be rendered.
     """
-    media = await take_media(body.messages or (), model, state, sequences)
+    settings = MediaSettings(*(getattr(body, name, None) or {} for name in (PROCESSOR, MEDIA_IO)))
+    media = await take_media(body.messages or (), settings, model, state, sequences)
     conversation = conversation_of(body, trusted=state.trust_request_chat_template, media=media.placeholders)
     rendered = await model.renderer.chat(conversation, max_tokens=max_tokens, tenant=current_tenant())
-    prompt, items = rendered.prompt, ()
+    prompt = rendered.prompt
+    items: tuple[MediaItem, ...] = ()
     if media.audio is not None:
         tokens, items = place_audio(prompt.token_ids, media.audio.info, media.audio.pieces)
         prompt = Prompt(tokens, prompt.text)
@@ -130,7 +134,7 @@ async def prepare_chat(body: ChatRequest, model: GeneratingModel, state: ServerS
     """
     sequences = plan_sequences(body, model, state, visible_tokens=model.parser_tokens)
     plan = tool_plan(body, model.tools)
-    if body.truncate_prompt_tokens is not None and has_media(body.messages):
+    if body.truncate_prompt_tokens is not None and media_places(body.messages):
         raise InvalidRequest(
             "`truncate_prompt_tokens` is not supported for chats with media.", "truncate_prompt_tokens"
         )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Generic, TypeVar
 
-from quire.engine.client.protocol import AddRequest, ErrorOutput, AudioItem, RequestOutput, StepStats, TokensOutput
+from quire.engine.client.protocol import AddRequest, AudioItem, ErrorOutput, RequestOutput, StepStats, TokensOutput
 from quire.engine.scheduling.limits import SchedulerLimits
 from quire.engine.scheduling.plan import SampledTokens, StepPlan, StepResult
 from quire.engine.scheduling.streaming_request import StreamingRequest

@@ -80,7 +80,7 @@ async def test_files_in_other_apis(tmp_path: Path) -> None:
     output = {"type": "function_call_output", "call_id": "c", "output": [input_file(TWO_PAGES)]}
     use = {"type": "tool_use", "id": "t", "name": "f", "input": {}}
     result = {"type": "tool_result", "tool_use_id": "t", "content": [document_block(TWO_PAGES, title="T", context="C")]}
-    cases = [
+    cases: list[tuple[str, dict[str, Any], str]] = [
         (RESPONSES, {"input": [{"role": "user", "content": [input_file(TWO_PAGES)]}]}, "user\na.pdf\n"),
         (RESPONSES, {"input": [{"role": "user", "content": "?"}, call, output]}, "tool\na.pdf\n"),
         (
@@ -118,7 +118,7 @@ async def test_tokens_of_a_file_are_counted(tmp_path: Path) -> None:
 
 HOSTILE: dict[str, tuple[bytes, str]] = {
     "broken": (b"%PDF-1.4\nnothing", "is broken"),
-    "no pages": (document([]), "no pages"),
+    "no pages": (document([]), "PDF file"),
     "cut off": (TWO_PAGES[:200], "PDF file"),
     "no text": (drawn(b"10 10 50 50 re f"), "has no text"),
     "a picture": (b"\x89PNG\r\n\x1a\n" + bytes(50), "does not read pictures"),
@@ -194,7 +194,7 @@ async def test_errors_name_the_part_in_the_callers_api(tmp_path: Path) -> None:
         {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_text", "text": "a"}, picture]},
     ]
     turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": [use]}]
-    cases = [
+    cases: list[tuple[str, dict[str, Any], str]] = [
         (RESPONSES, {"input": [{"role": "user", "content": [picture]}]}, "input[0].content[0]"),
         (RESPONSES, {"input": items}, "input[2].output[1]"),
         (RESPONSES, {"instructions": "a", "input": [{"role": "system", "content": [picture]}]}, "input[0].content[0]"),
