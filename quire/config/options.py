@@ -279,6 +279,10 @@ class ModelOptions(Options):
         description="task of the model; auto: read from its configuration files, also for pooling models; "
         "transcription models are always detected",
     )
+    language_model_only: Flag = Field(
+        False,
+        description="load the language model alone of a model that reads pictures; it then answers text only",
+    )
     convert: Literal["none", "embed", "classify"] = Field(
         "none",
         description="use of a causal language model for another task; none: the model is used for its own task; "
@@ -446,13 +450,28 @@ class AudioOptions(Options):
     )
     max_audio_memory: SizeFromMiB = Field(
         ByteSize(1 << 30),
-        description="memory for all audio at once: files while they are decoded, samples, features, and realtime "
-        "sessions; audio that does not fit now, or not into the share of its client, waits, clients taking turns, and "
-        "audio that can never fit is refused",
+        description="memory for all audio and pictures at once: files while they are decoded, samples, features, "
+        "pixels, and realtime sessions; what does not fit now, or not into the share of its client, waits, clients "
+        "taking turns, and what can never fit is refused",
     )
     transcription_events: Literal["openai", "vllm"] = Field(
         "openai",
         description="format of streamed transcriptions without `stream_format`: OpenAI's events or vLLM's chunks",
+    )
+
+
+class PictureOptions(Options):
+    """Limits of pictures, and the cache of prepared ones."""
+
+    max_image_pixels: Annotated[int, Field(ge=1, le=1 << 30)] = Field(
+        1 << 26,
+        description="largest picture in pixels, width times height; a picture takes 12 bytes of memory for each while "
+        "it is decoded (--max-audio-memory)",
+    )
+    mm_processor_cache_gb: Annotated[float, Field(ge=0, le=1 << 20, allow_inf_nan=False)] = Field(
+        0.5,
+        description="GiB of the cache of each model that reads pictures, for decoded and resized pictures, which later "
+        "requests may have again; 0: none",
     )
 
 

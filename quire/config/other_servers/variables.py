@@ -59,6 +59,7 @@ VARIABLES: Mapping[str, VllmVariable] = {
     "VLLM_MAX_AUDIO_CLIP_FILESIZE_MB": VllmVariable("max_audio_size", lambda text: f"{text}MiB", note="in MiB"),
     "VLLM_MAX_AUDIO_DECODE_DURATION_S": VllmVariable("max_audio_seconds"),
     "VLLM_MAX_AUDIO_DECODE_BYTES": VllmVariable("max_audio_decoded_size"),
+    "VLLM_MAX_IMAGE_PIXELS": VllmVariable("max_image_pixels"),
     "VLLM_MAX_N_SEQUENCES": VllmVariable("max_n"),
     "VLLM_MAX_COMPLETION_PROMPTS": VllmVariable("max_prompts"),
     "VLLM_MAX_STOP_STRINGS": VllmVariable("max_stop"),

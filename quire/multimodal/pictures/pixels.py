@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 from PIL import Image
 
 from quire.engine.client.pictures import (
@@ -29,8 +28,8 @@ from quire.multimodal.pictures.layout import (
 )
 
 
-def item_pixels(geometry: Geometry, picture: Image.Image, layout: PictureLayout) -> list[PixelArray]:
-    """The pixels of each item of a picture.
+def picture_pixels(geometry: Geometry, picture: Image.Image, layout: PictureLayout) -> PixelArray:
+    """The pixels of all items of a picture, which have images of one size.
 
     Args:
         geometry: how the picture is resized and divided.
@@ -38,30 +37,29 @@ def item_pixels(geometry: Geometry, picture: Image.Image, layout: PictureLayout)
         layout: its layout.
 
     Returns:
-        Arrays of (images, height, width, 3), in the order of the items.
+        Pixels of (images, height, width, 3); those of the first item stand first.
     """
     match geometry:
         case FixedSize():
-            return [_pixels(_fixed(geometry, picture))[None]]
+            return _pixels(_fixed(geometry, picture))[None]
         case SmartResize() | PatchRows():
             item = layout.items[0]
-            return [_pixels(_resized(picture, item.height, item.width, geometry.resample))[None]]
+            return _pixels(_resized(picture, item.height, item.width, geometry.resample))[None]
         case SplitTiles():
             return _split(geometry, picture)
         case AnyResolution():
-            return [_any_resolution(geometry, picture)]
+            return _any_resolution(geometry, picture)
         case GridTiles():
             return _grid(geometry, picture)
         case PanAndScan():
             boxes = [(0, 0, picture.height, picture.width), *crops(geometry, picture.height, picture.width)]
             parts = [picture.crop((left, top, right, bottom)) for top, left, bottom, right in boxes]
-            return [
-                _pixels(_resized(part, geometry.height, geometry.width, geometry.resample))[None] for part in parts
-            ]
+            resized = [_resized(part, geometry.height, geometry.width, geometry.resample) for part in parts]
+            return np.stack([_pixels(image) for image in resized])
 
 
-def _pixels(image: Image.Image) -> NDArray[np.uint8]:
-    return np.array(image)
+def _pixels(image: Image.Image) -> PixelArray:
+    return np.asarray(image)
 
 
 def _resized(image: Image.Image, height: int, width: int, resample: Filter) -> Image.Image:
@@ -71,16 +69,12 @@ def _resized(image: Image.Image, height: int, width: int, resample: Filter) -> I
     return image.resize((width, height), Image.Resampling[resample.upper()])
 
 
-def _tiles(image: Image.Image, height: int, width: int) -> NDArray[np.uint8]:
-    """The tiles of an image, row by row."""
+def _divide(image: Image.Image, tiles: PixelArray) -> None:
+    """Write the tiles of an image, row by row."""
+    _, height, width, _ = tiles.shape
     down, across = image.height // height, image.width // width
-    tiles = _pixels(image).reshape(down, height, across, width, 3).swapaxes(1, 2)
-    return np.ascontiguousarray(tiles).reshape(-1, height, width, 3)
-
-
-def _items_of(tiles: NDArray[np.uint8]) -> list[PixelArray]:
-    """Each tile as an item."""
-    return [tiles[index : index + 1] for index in range(len(tiles))]
+    grid = tiles.reshape(down, across, height, width, 3)
+    grid[:] = _pixels(image).reshape(down, height, across, width, 3).swapaxes(1, 2)
 
 
 def _fixed(fixed: FixedSize, picture: Image.Image) -> Image.Image:
@@ -105,15 +99,19 @@ def _square(picture: Image.Image, color: tuple[int, int, int]) -> Image.Image:
     return square
 
 
-def _split(split: SplitTiles, picture: Image.Image) -> list[PixelArray]:
+def _split(split: SplitTiles, picture: Image.Image) -> PixelArray:
     first, second = split_sizes(split, picture.height, picture.width)
     resized = _resized(picture, *first, split.resample)
     if split.splits:
         resized = _resized(resized, *second, split.resample)
-    whole = _pixels(_resized(resized, split.tile, split.tile, split.resample))[None]
-    if split_grid(split, picture.height, picture.width) == (0, 0):
-        return [whole]
-    return [*_items_of(_tiles(resized, split.tile, split.tile)), whole]
+    whole = _pixels(_resized(resized, split.tile, split.tile, split.resample))
+    rows, columns = split_grid(split, picture.height, picture.width)
+    if not rows:
+        return whole[None]
+    pixels = np.empty((rows * columns + 1, *whole.shape), np.uint8)
+    _divide(resized, pixels[:-1])
+    pixels[-1] = whole
+    return pixels
 
 
 def _any_resolution(anyres: AnyResolution, picture: Image.Image) -> PixelArray:
@@ -123,14 +121,18 @@ def _any_resolution(anyres: AnyResolution, picture: Image.Image) -> PixelArray:
     canvas = Image.new("RGB", (canvas_width, canvas_height))
     resized = _resized(picture, height, width, anyres.resample)
     canvas.paste(resized, ((canvas_width - width) // 2, (canvas_height - height) // 2))
-    whole = _pixels(_resized(picture, tile, tile, anyres.resample))[None]
-    return np.concatenate([whole, _tiles(canvas, tile, tile)])
+    pixels = np.empty((1 + canvas_height * canvas_width // tile**2, tile, tile, 3), np.uint8)
+    pixels[0] = _pixels(_resized(picture, tile, tile, anyres.resample))
+    _divide(canvas, pixels[1:])
+    return pixels
 
 
-def _grid(grid: GridTiles, picture: Image.Image) -> list[PixelArray]:
+def _grid(grid: GridTiles, picture: Image.Image) -> PixelArray:
     rows, columns = grid_of_tiles(grid, picture.height, picture.width) if grid.max_tiles > 1 else (1, 1)
     resized = _resized(picture, rows * grid.height, columns * grid.width, grid.resample)
-    items = _items_of(_tiles(resized, grid.height, grid.width))
-    if len(items) > 1:
-        items.append(_pixels(_resized(picture, grid.height, grid.width, grid.resample))[None])
-    return items
+    if rows * columns == 1:
+        return _pixels(resized)[None]
+    pixels = np.empty((rows * columns + 1, grid.height, grid.width, 3), np.uint8)
+    _divide(resized, pixels[:-1])
+    pixels[-1] = _pixels(_resized(picture, grid.height, grid.width, grid.resample))
+    return pixels

@@ -184,9 +184,7 @@ class ImageProcessor:
         if tile is None or longest is None:
             raise self._invalid("size")
         splits = bool(self._fields.get("do_image_splitting", True))
-        return SplitTiles(
-            tile=tile, longest_edge=longest, tokens=tokens, resample=self._resample(), splits=splits
-        )
+        return SplitTiles(tile=tile, longest_edge=longest, tokens=tokens, resample=self._resample(), splits=splits)
 
     def patch_rows(self, merged: int = 1, *, row_end: str = "[IMG_BREAK]", end: str = "[IMG_END]") -> PatchRows:
         """The geometry of Pixtral and Mistral 3.
@@ -304,7 +302,7 @@ class ImageProcessor:
         if type(value) is int:
             one_edge = name == "size" and self.kind in ("clip", "llava", "llavanext")
             value = {"shortest_edge": value} if one_edge else {"height": value, "width": value}
-        elif _is_size(value):
+        elif isinstance(value, Sequence) and _is_size(value):
             value = {"height": value[0], "width": value[1]}
         if not isinstance(value, dict):
             raise self._invalid(name)
