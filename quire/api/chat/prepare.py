@@ -11,7 +11,8 @@ from quire.api.chat.chunks import ChatChunkFields
 from quire.api.chat.conversation import conversation_of, unused_template_fields
 from quire.engine.client.protocol import MediaItem
 from quire.engine.client.stream import GenerateRequest
-from quire.multimodal.audio.items import place_audio
+from quire.multimodal.audio.items import audio_placeholders
+from quire.multimodal.placement import place_items
 from quire.parsing.answer import AnswerFormat, ReasoningCounter
 from quire.parsing.logprobs import LogprobFormatter
 from quire.parsing.structured.constraint import checked_grammar
@@ -101,7 +102,9 @@ async def prepare_chat(body: ChatRequest, model: GeneratingModel, state: ServerS
     if audio is None:
         prompt = sequences.fit(rendered.prompt)
     else:
-        tokens, items = place_audio(rendered.prompt.token_ids, audio.info, audio.pieces)
+        tokens, items = place_items(
+            rendered.prompt.token_ids, [audio_placeholders(audio.pieces, audio.info)]
+        )
         prompt = sequences.fit(Prompt(tokens, rendered.prompt.text))
     continued = rendered.final_text if body.continue_final_message else ""
     tags = None if model.reasoning is None else model.reasoning.switched(rendered.thinking, rendered.prompt.text)
