@@ -279,6 +279,10 @@ class ModelOptions(Options):
         description="task of the model; auto: read from its configuration files, also for pooling models; "
         "transcription models are always detected",
     )
+    language_model_only: Flag = Field(
+        False,
+        description="load the language model alone of a model that reads pictures; it then answers text only",
+    )
     convert: Literal["none", "embed", "classify"] = Field(
         "none",
         description="use of a causal language model for another task; none: the model is used for its own task; "

@@ -82,6 +82,11 @@ class PictureItem(msgspec.Struct, frozen=True, kw_only=True, tag="picture"):
 MediaItem = AudioItem | PictureItem  # an input beside the tokens
 
 
+def only_audio(items: Sequence[MediaItem]) -> tuple[AudioItem, ...]:
+    """Those of some items that are audio."""
+    return tuple(item for item in items if isinstance(item, AudioItem))
+
+
 class AddRequest(msgspec.Struct, frozen=True, tag="add"):
     """Run a request on `prompt`, 1-D int32 token ids; the type of `params` selects generation or pooling.
 
@@ -107,6 +112,11 @@ class AddRequest(msgspec.Struct, frozen=True, tag="add"):
         """The parameters of a request that generates."""
         assert isinstance(self.params, SamplingParams)
         return self.params
+
+    @property
+    def audio_items(self) -> tuple[AudioItem, ...]:
+        """The items that are audio."""
+        return only_audio(self.items)
 
 
 class AddRequests(msgspec.Struct, frozen=True, tag="add_many"):

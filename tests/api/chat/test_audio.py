@@ -280,7 +280,7 @@ async def test_the_memory_of_a_chat_is_held_until_it_is_answered(tmp_path: Path)
         await refused(server, asked(input_audio(encoded(ONE)), input_audio(NOT_AUDIO)))
         await refused(server, asked(input_audio(encoded(ONE)), stop_token_ids=[-5]))
         await until(lambda: gc.collect() >= 0 and memory.held == 0)
-    (first, *_), features = sizes, sum(item.features.nbytes for item in requests_of(core)[0].items)
+    (first, *_), features = sizes, sum(item.features.nbytes for item in requests_of(core)[0].audio_items)
     assert first == 2 * features
     assert sizes[1] == 4 * features
 
