@@ -480,11 +480,46 @@ class MediaOptions(Options):
 
     allowed_media_domains: Origins = Field(
         (),
-        description="host names from which audio in messages may be fetched, without redirects; default: none, so "
-        "audio must be sent in data URLs",
+        description="host names from which media in messages may be fetched; *: all; default: none, so media must be "
+        "sent in data URLs",
+    )
+    allow_private_media_addresses: Flag = Field(
+        False,
+        description="fetch media from private, local and reserved IP addresses as well, if the host name is allowed; "
+        "an IP address in --allowed-media-domains is always allowed",
+    )
+    max_media_redirects: Annotated[int, Field(ge=0, le=100)] = Field(
+        3,
+        description="maximum number of redirects of a URL in a message that are followed; each is checked like the URL "
+        "itself; 0: none",
     )
     allowed_local_media_path: Path | None = Field(
         None, description="directory whose files may be used in messages by file:// URLs; default: none"
     )
-    media_fetch_timeout: Seconds = Field(10.0, description="timeout of fetching a URL in a message, in seconds")
+    media_fetch_timeout: Seconds = Field(
+        10.0, description="timeout of fetching a URL in a message, with its redirects, in seconds"
+    )
     max_audio_parts: NonNegativeInt = Field(16, description="maximum number of audio content parts in a chat")
+    max_image_parts: NonNegativeInt = Field(
+        64, description="maximum number of pictures in a chat; each page of a PDF file is one"
+    )
+    max_image_size: SizeFromKiB = Field(
+        ByteSize(25 << 20), description="largest picture as a file; --max-body-size must be larger"
+    )
+    max_document_size: SizeFromKiB = Field(
+        ByteSize(25 << 20), description="largest PDF or text file in a message; --max-body-size must be larger"
+    )
+    max_document_pages: Annotated[int, Field(ge=1, le=1 << 10)] = Field(
+        32, description="maximum number of pages of a PDF file in a message"
+    )
+    media_io_kwargs: JsonObject = Field(
+        {},
+        description="JSON object with settings of decoding media, with vLLM's names: image.rgba_background_color, the "
+        "colour behind transparent pictures as [r, g, b]; default: white; requests may set it as well",
+    )
+    mm_processor_kwargs: JsonObject = Field(
+        {},
+        description="JSON object of settings of pictures instead of those in the model's preprocessor_config.json, "
+        "with transformers' names, such as max_pixels for Qwen-VL or do_image_splitting for SmolVLM; requests may set "
+        "them as well",
+    )

@@ -60,7 +60,11 @@ class TextGuard:
 
     @classmethod
     def needed_for(
-        cls, messages: Sequence[Mapping[str, Any]], others: Sequence[Any], texts: ControlTexts, of_assistants: ControlTexts
+        cls,
+        messages: Sequence[Mapping[str, Any]],
+        others: Sequence[Any],
+        texts: ControlTexts,
+        of_assistants: ControlTexts,
     ) -> Self | None:
         """The guard of a conversation; None if no text of it needs one.
 
@@ -84,7 +88,9 @@ class TextGuard:
         for mark in _MARKS:
             if not any(mark in string for string, _ in strings):
                 return cls(mark, texts, of_assistants)
-        raise PromptError("The messages have all of the code points U+FDD0 to U+FDEF, which are no characters.", "messages")
+        raise PromptError(
+            "The messages have all of the code points U+FDD0 to U+FDEF, which are no characters.", "messages"
+        )
 
     def messages(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Copies of messages with marks."""

@@ -38,8 +38,7 @@ def _byte_level() -> tokenizers.Tokenizer:
 
 def _sentence_piece() -> tokenizers.Tokenizer:
     vocab = {"<unk>": 0, **{f"<0x{byte:02X}>": byte + 1 for byte in range(256)}}
-    vocab |= {letter: 257 + index for index, letter in enumerate("▁abcdefghijklmnopqrstuvwxyz<>|:im")}
-    vocab = {piece: index for index, piece in enumerate(vocab)}
+    vocab |= {letter: 257 + index for index, letter in enumerate(["im", *"▁abcdefghijklmnopqrstuvwxyz<>|:"])}
     backend = tokenizers.Tokenizer(models.BPE(vocab, [("i", "m")], unk_token="<unk>", byte_fallback=True))  # noqa: S106
     backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     backend.decoder = decoders.Sequence(

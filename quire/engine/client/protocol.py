@@ -78,6 +78,11 @@ class PictureItem(msgspec.Struct, frozen=True, kw_only=True, tag="picture"):
     advance: int | None = None
     original_size: tuple[int, int] | None = None
 
+    @property
+    def embeddings(self) -> int:
+        """Number of its tokens that are no text."""
+        return self.length - (0 if self.text_offsets is None else len(self.text_offsets))
+
 
 MediaItem = AudioItem | PictureItem  # an input beside the tokens
 
