@@ -18,6 +18,7 @@ from quire.engine.client.stream import GenerateRequest
 from quire.multimodal.audio.cuts import Window
 from quire.multimodal.audio.features import SAMPLE_RATE
 from quire.multimodal.audio.items import audio_items, audio_placeholders, token_count
+from quire.multimodal.placement import place_items
 from quire.protocol.errors import InvalidRequest
 from quire.rendering.messages import AUDIO_PART
 from quire.rendering.prompts import Conversation, Prompt

@@ -5,13 +5,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from quire.engine.client.audio import AudioInfo
 from quire.engine.client.model_info import Transcribes
-from quire.engine.client.protocol import AudioItem, FeatureArray, TokenArray
+from quire.engine.client.protocol import AudioItem, FeatureArray
 from quire.multimodal.audio.features import (
     HOP,
     kaldi_columns,
