@@ -39,8 +39,8 @@ def _gib(text: str) -> str | None:
     return None if text.strip() == "0" else f"{text}GiB"
 
 
-def _redirects(text: str) -> int | None:
-    return 0 if text.strip() == "0" else None
+def _redirects(text: str) -> str | None:
+    return None if text.strip() == "1" else text
 
 
 def _level(text: str) -> str:
