@@ -192,13 +192,17 @@ def served_model(
             return PoolingModel(**parts, pools=pools)
         case Generates(audio=audio, pictures=pictures):
             audio_input = None if audio is None else AudioInput(audio, new_reader())
-            picture_input = None if pictures is None else _picture_input(pictures, settings, audio_memory, queued)
+            picture_input = None if pictures is None else _picture_input(
+                pictures, parts["client"], settings, audio_memory, queued
+            )
             return _generating_model(parts, folder, settings, audio_input, picture_input)
         case speech:
             return SpeechModel(**parts, speech=speech, reader=new_reader())
 
 
-def _picture_input(info: PictureInfo, settings: Serve, memory: AudioMemory | None, queued: int) -> PictureInput:
+def _picture_input(
+    info: PictureInfo, client: Engine, settings: Serve, memory: AudioMemory | None, queued: int
+) -> PictureInput:
     """How a model reads pictures.
 
     Raises:
@@ -211,6 +215,7 @@ def _picture_input(info: PictureInfo, settings: Serve, memory: AudioMemory | Non
         max_size=int(settings.max_image_size),
         max_queued=queued,
         share=share,
+        on_lookup=client.observers.on_media_lookup,
     )
     info = with_settings(info, settings.mm_processor_kwargs)
     return PictureInput(info, reader, background_color(settings.media_io_kwargs, WHITE))

@@ -128,7 +128,7 @@ async def take_media(
     _check_counts(places, state)
     parser = PartParser(state.media)
     parts = [parser.parse(place) for place in places]
-    with ExitStack() as stack:
+    with ExitStack() as stack, model.client.observers.preprocessing():
         files = MediaFiles(state.audio_memory, stack)
         read = await files.read_all(parts)
         contents = await DocumentContents(reads, state, files).of_parts(parts, read)
