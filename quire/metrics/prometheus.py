@@ -124,8 +124,8 @@ class Metrics:
         self.running = self._gauge("num_requests_running", "Running sequences")
         self.waiting = self._gauge(
             "num_requests_waiting",
-            "Sequences that are not running: they wait to be scheduled, or for more input (streaming input); and requests "
-            "that wait for their media",
+            "Sequences that are not running: they wait to be scheduled, or for more input (streaming input); and "
+            "requests that wait for their media",
         )
         self.waiting_by_reason = self._gauge(
             "num_requests_waiting_by_reason",

@@ -129,7 +129,7 @@ async def take_media(
     parser = PartParser(state.media)
     parts = [parser.parse(place) for place in places]
     with ExitStack() as stack, model.client.observers.preprocessing():
-        files = MediaFiles(state.audio_memory, stack)
+        files = MediaFiles(state.media_memory, stack)
         read = await files.read_all(parts)
         contents = await DocumentContents(reads, state, files).of_parts(parts, read)
         _replace(parts, contents)
