@@ -17,7 +17,7 @@ import openai
 import pytest
 
 from tests.support.fake_core import FakeCore
-from tests.support.pdf import image_bomb, pdf
+from tests.support.pdf import image_bomb, pdf, stream_bomb
 from tests.support.picture_chat import (
     IMAGE,
     PARTS,
@@ -104,7 +104,7 @@ async def test_every_form_of_a_part(tmp_path: Path) -> None:
         await said(server, {"input": [{"role": "user", "content": [input_image(RED)]}]}, RESPONSES)
         await said(server, {"max_tokens": 4, "messages": [{"role": "user", "content": [image_block(RED)]}]}, MESSAGES)
     assert len({item.hash for items in core.items for item in items}) == 1
-    assert len({prompt for prompt in core.prompts}) == 1
+    assert len(set(core.prompts)) == 1
 
 
 async def test_pictures_in_results_of_tools_and_system_messages(tmp_path: Path) -> None:
@@ -187,8 +187,8 @@ async def test_through_the_clients_of_openai_and_anthropic(tmp_path: Path) -> No
             response = await client.responses.create(model="fake", input=items)
             follow_up = await client.responses.create(model="fake", input="And now?", previous_response_id=response.id)
             assert follow_up.output_text
+            bad: Any = [{"role": "user", "content": [{"type": "input_image", "file_id": "f", "detail": "auto"}]}]
             with pytest.raises(openai.BadRequestError) as caught:
-                bad: Any = [{"role": "user", "content": [{"type": "input_image", "file_id": "f", "detail": "auto"}]}]
                 await client.responses.create(model="fake", input=bad)
             assert caught.value.param == "input[0].content[0].file_id"
         async with anthropic.AsyncAnthropic(base_url=server.url, api_key="none", max_retries=0) as client:
@@ -311,10 +311,7 @@ HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
     "video": ({"type": "video_url", "video_url": {"url": "data:"}}, "accepts text and pictures only"),
     "audio": ({"type": "input_audio", "input_audio": {"data": "AA"}}, "accepts text and pictures only"),
     "long": (image_url(painted("red", (2000, 2))), "longer edge"),
-    "bomb in a pdf": (
-        {"type": "file", "file": {"file_data": base64_of(image_bomb())}},
-        "The PDF file",
-    ),
+    "bomb in a pdf": ({"type": "file", "file": {"file_data": base64_of(stream_bomb())}}, "The PDF file"),
 }
 
 
@@ -329,6 +326,15 @@ async def test_what_cannot_be_seen_is_refused(tmp_path: Path, name: str) -> None
         assert server.state.models[0].client.slots_in_use == 0
         await until(lambda: gc.collect() >= 0 and server.state.audio_memory.held == 0)
     assert core.requests == []
+
+
+async def test_a_page_that_would_take_gigabytes_is_drawn_within_bounds(tmp_path: Path) -> None:
+    """PDFium leaves out what it has no memory for."""
+    core = PictureCore()
+    part = {"type": "file", "file": {"file_data": base64_of(image_bomb())}}
+    async with picture_server(tmp_path, core) as server:
+        await said(server, asked(part))
+    assert len(core.items[0]) == 1
 
 
 async def test_limits(tmp_path: Path) -> None:
