@@ -17,6 +17,7 @@ from quire.engine.build.core_config import CoreConfig
 from quire.engine.build.engine import build_core
 from quire.engine.client.audio import AudioInfo
 from quire.engine.client.model_info import Generates, ModelInfo, Pools, Transcribes
+from quire.engine.client.pictures import PictureInfo
 from quire.engine.client.pooling_params import PoolingParams
 from quire.engine.client.protocol import (
     Abort,
@@ -52,7 +53,9 @@ def load(folder: Path, **options: Any) -> Any:
     chosen = ModelOptions(**{"dtype": "float32", **options})
     device = find_device(chosen.device)
     with device.activate():
-        config = read_model_config(folder, chosen.model_impl, chosen.hf_overrides)
+        config = read_model_config(
+            folder, chosen.model_impl, chosen.hf_overrides, language_model_only=chosen.language_model_only
+        )
         return load_model(folder, config, chosen, device, no_progress)
 
 
@@ -123,6 +126,7 @@ class Engine:
                 model.model_impl,
                 model.hf_overrides,
                 PoolingOptions(model.task, model.convert, model.pooler_config),
+                language_model_only=model.language_model_only,
             ),
             model=model,
             engine=EngineOptions(**{**defaults, **options}),
@@ -165,6 +169,13 @@ class Engine:
         assert isinstance(self.info.kind, Generates)
         assert self.info.kind.audio is not None
         return self.info.kind.audio
+
+    @property
+    def pictures(self) -> PictureInfo:
+        """How the model reads pictures."""
+        assert isinstance(self.info.kind, Generates)
+        assert self.info.kind.pictures is not None
+        return self.info.kind.pictures
 
     @property
     def speech(self) -> Transcribes:
