@@ -14,7 +14,7 @@ from quire.engine.client.protocol import AudioItem, PictureItem
 from quire.engine.models.model_config import read_model_config
 from tests.support.engine import Engine, greedy
 from tests.support.pictures import drawn
-from tests.support.vision_models import prompt_with_pictures, save_composite
+from tests.support.vision_models import SEES, prompt_with_pictures, save_composite
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +63,13 @@ def test_pictures(engine: Engine, name: str) -> None:
     assert text in (engine.generate(prompt, greedy(2), items=(change(item),)).error or "")
     assert engine.blocks_used == 0
     assert engine.generate(prompt, greedy(2), items=(item,)).error is None
+
+
+@pytest.mark.parametrize("case", SEES)
+def test_the_smallest_picture(seeing_folders: dict[str, Path], case: str) -> None:
+    engine = Engine(seeing_folders[case])
+    prompt, items = prompt_with_pictures(engine.pictures, [1, 2], drawn(1, 1), [3])
+    assert engine.generate(prompt, greedy(2), items=items).error is None
 
 
 def test_a_picture_for_which_there_is_no_room(engine: Engine) -> None:
