@@ -142,6 +142,7 @@ class RunningEngine:
             self._tokenizer,
             ChatOptions.of(settings),
             info.max_model_len,
+            media_tokens=info.media_tokens,
             max_queued=settings.max_num_seqs + settings.max_num_queued_seqs,
             share=settings.max_client_share,
         )

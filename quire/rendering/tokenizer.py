@@ -91,6 +91,12 @@ class Tokenizer:
         # `encode` would hold the GIL; a batch of one does not.
         return self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
+    def encode_without(self, text: str, character: str, *, add_special_tokens: bool) -> list[int]:
+        """Tokenize a text, and leave out the tokens of a character, which keeps others apart."""
+        encoding = self.backend.encode_batch([text], add_special_tokens=add_special_tokens)[0]
+        left_out = (start < end and text[start:end] == character for start, end in encoding.offsets)
+        return [token for token, leave_out in zip(encoding.ids, left_out, strict=True) if not leave_out]
+
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool) -> str:
         """Text of tokens."""
         return self.backend.decode_batch([list(tokens)], skip_special_tokens=skip_special_tokens)[0]

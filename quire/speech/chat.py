@@ -12,12 +12,13 @@ from numpy.typing import NDArray
 
 from quire.engine.client.audio import AudioInfo
 from quire.engine.client.detokenizer import Detokenizer, TextParams
-from quire.engine.client.protocol import AudioItem, TokenArray
+from quire.engine.client.protocol import AudioItem, TokenArray, only_audio
 from quire.engine.client.sampling_params import SamplingParams
 from quire.engine.client.stream import GenerateRequest
 from quire.multimodal.audio.cuts import Window
 from quire.multimodal.audio.features import SAMPLE_RATE
-from quire.multimodal.audio.items import audio_items, place_audio, token_count
+from quire.multimodal.audio.items import audio_items, audio_placeholders, token_count
+from quire.multimodal.placement import place_items
 from quire.protocol.errors import InvalidRequest
 from quire.rendering.messages import AUDIO_PART
 from quire.rendering.prompts import Conversation, Prompt
@@ -251,8 +252,8 @@ class ChatWindowTranscriber:
             return
         items = await self._reader.run(partial(audio_items, samples, self._info), tenant=self._tenant)
         assert self._prompt is not None
-        prompt, placed = place_audio(self._prompt.token_ids, self._info, [items])
-        attempt, text = await self._best_attempt(prompt, placed, window.seconds, text_stream)
+        prompt, placed = place_items(self._prompt.token_ids, [audio_placeholders([items], self._info)])
+        attempt, text = await self._best_attempt(prompt, only_audio(placed), window.seconds, text_stream)
         spans = [SegmentSpan(0.0, window.seconds, 0, len(text), tuple(text))] if text else []
         text_stream.finish_part(
             WindowResult(

@@ -99,7 +99,14 @@ async def running_server(
                 names=tuple(names) if index == 0 else (f"fake-{index}",),
                 root=f"root-{index}",
                 client=client,
-                renderer=Renderer(folder, tokenizer, options, info.max_model_len, share=options.max_client_share),
+                renderer=Renderer(
+                    folder,
+                    tokenizer,
+                    options,
+                    info.max_model_len,
+                    media_tokens=info.media_tokens,
+                    share=options.max_client_share,
+                ),
                 info=info,
                 defaults=read_defaults(
                     folder, tokenizer, options.generation_config, options.override_generation_config

@@ -230,7 +230,6 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     "too short": (input_audio(encoded(sound(0.005))), "too short"),
     "picture": ({"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}, "'image_url' are not"),
     "no marker of ours": ({"type": "audio"}, "'audio' are not supported"),
-    "a marker's text": ({"type": "text", "text": "<|AUDIO|>"}, "2 audio placeholders for 1 audio parts"),
 }
 
 
@@ -245,6 +244,15 @@ async def test_what_cannot_be_heard_is_refused(tmp_path: Path, name: str) -> Non
         assert error["param"] in ("messages[0].content[1]", "messages")
         assert server.state.models[0].client.slots_in_use == 0
     assert requests_of(core) == []
+
+
+async def test_a_text_like_a_marker_is_a_text(tmp_path: Path) -> None:
+    core = AudioCore()
+    async with audio_server(tmp_path, core) as server:
+        await said(server, asked(input_audio(encoded(ONE)), {"type": "text", "text": "<|AUDIO|>"}))
+    (request,) = requests_of(core)
+    (item,) = request.items
+    assert (request.prompt == audio_info(core.kind).placeholder).sum() == item.length
 
 
 async def test_limits(tmp_path: Path) -> None:
