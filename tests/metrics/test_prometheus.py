@@ -89,7 +89,7 @@ async def test_only_metrics_of_vllm_have_its_prefix(tmp_path: Path) -> None:
     without = {name for name in quire if name.replace("quire:", "vllm:") not in vllm}
     owned = (
         *("kv_cache_blocks_used", "step_duration_seconds", "engine_restarts", "audio_seconds"),
-        "encoder_cache",
+        *("encoder_cache", "mm_preprocess_seconds"),
     )
     assert all(name.removeprefix("quire:").startswith(owned) for name in without)
     assert {"quire:kv_cache_blocks_used", "quire:step_duration_seconds_count"} <= without
@@ -137,6 +137,24 @@ async def test_waiting_sequences_are_counted_by_reason(tmp_path: Path) -> None:
     by_reason = 'vllm:num_requests_waiting_by_reason{{engine="0",model_name="fake",reason="{}"}}'
     assert [found[by_reason.format(reason)] for reason in ("capacity", "deferred")] == [3, 2]
     assert found['vllm:num_requests_waiting{engine="0",model_name="fake"}'] == 5
+
+
+async def test_requests_that_wait_for_their_media_are_counted(tmp_path: Path) -> None:
+    labels = '{engine="0",model_name="fake"}'
+    by_reason = 'quire:num_requests_waiting_by_reason{engine="0",model_name="fake",reason="preprocessing"}'
+    async with running_server(tmp_path) as server:
+        observers = server.state.models[0].client.observers
+        observers.on_step(StepStats(waiting=2))
+        with observers.preprocessing():
+            observers.on_media_lookup(False)
+            observers.on_media_lookup(True)
+            during = await metrics_of(server)
+        after = await metrics_of(server)
+    assert (during[by_reason], during[f"quire:num_requests_waiting{labels}"]) == (1, 3)
+    assert (after[by_reason], after[f"quire:num_requests_waiting{labels}"]) == (0, 2)
+    assert after[f"quire:mm_preprocess_seconds_count{labels}"] == 1
+    assert after[f"vllm:mm_cache_queries_total{labels}"] == 2
+    assert after[f"vllm:mm_cache_hits_total{labels}"] == 1
 
 
 async def test_refused_requests_are_counted(tmp_path: Path) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -98,6 +100,15 @@ class Observer:
     def on_audio(self, seconds: float) -> None:
         """So many seconds of audio were transcribed."""
 
+    def on_media_lookup(self, found: bool) -> None:
+        """A picture was looked up in the cache of prepared ones, or among those that are being prepared."""
+
+    def on_preprocessing_start(self) -> None:
+        """A request waits until its media are read and prepared."""
+
+    def on_preprocessing_end(self, seconds: float) -> None:
+        """It does so no longer; it has waited for so long."""
+
     def on_restart(self) -> None:
         """The engine died and has been started again."""
 
@@ -147,6 +158,20 @@ class Observers(Observer):
     @override
     def on_audio(self, seconds: float) -> None:
         self._tell("on_audio", seconds)
+
+    @override
+    def on_media_lookup(self, found: bool) -> None:
+        self._tell("on_media_lookup", found)
+
+    @contextmanager
+    def preprocessing(self) -> Iterator[None]:
+        """A context in which a request waits for its media."""
+        begun = time.monotonic()
+        self._tell("on_preprocessing_start")
+        try:
+            yield
+        finally:
+            self._tell("on_preprocessing_end", time.monotonic() - begun)
 
     @override
     def on_restart(self) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from quire.multimodal.audio.items import audio_items
-from quire.multimodal.audio.memory import AudioMemory
+from quire.multimodal.memory import MediaMemory
 from tests.support.audio import Samples, encode, tone, voice, wav
 from tests.support.audio_chat import (
     KINDS,
@@ -302,8 +302,8 @@ async def test_the_memory_of_a_chat_is_held_until_it_is_answered(tmp_path: Path)
     assert sizes[1] == 4 * features
 
 
-def memory_of(server: Server) -> AudioMemory:
-    return server.state.audio_memory
+def memory_of(server: Server) -> MediaMemory:
+    return server.state.media_memory
 
 
 @pytest.mark.parametrize("way", ["input_audio", "data url", "address", "file", "responses"])
