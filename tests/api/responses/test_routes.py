@@ -137,7 +137,11 @@ CALL = {"type": "function_call", "call_id": "c", "name": "f"}
         ({"prompt": {"id": "p"}}, 400, "prompt"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, 400, None),
         ({"input": []}, 400, "input"),
-        ({"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "f"}]}]}, 400, f"{FIRST_PART}.file_id"),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "f"}]}]},
+            400,
+            f"{FIRST_PART}.file_id",
+        ),
         ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, 400, FIRST_PART),
         ({"input": [{"role": "user", "content": "a"}, {**CALL, "arguments": "{"}]}, 400, "input[1]"),
         ({"input": [{"type": "reasoning", "encrypted_content": "x"}]}, 400, "input[0].encrypted_content"),
