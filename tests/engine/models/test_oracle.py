@@ -14,30 +14,17 @@ from quire.engine.models.errors import UnsupportedModel
 from quire.kernels import native
 from tests.support.engine import Engine, greedy, load, random_prompt
 from tests.support.models import DECODERS, FALLBACKS, make_model, save_model
+from tests.support.oracle import generated
 
 TOKENS = 64
 
 
-def oracle(model: Any, prompt: list[int], count: int) -> tuple[list[int], torch.Tensor]:
-    """Greedy tokens of Hugging Face's implementation with its KV cache, and the logits of each."""
-    with torch.inference_mode():
-        out = model.generate(
-            torch.tensor([prompt]),
-            max_new_tokens=count,
-            do_sample=False,
-            pad_token_id=0,
-            output_logits=True,
-            return_dict_in_generate=True,
-        )
-    return out.sequences[0, len(prompt) :].tolist(), torch.stack(out.logits)[:, 0]
-
-
 @cache
 def references(case: str) -> list[tuple[list[int], list[int], torch.Tensor]]:
-    """Two prompts for the model of a case, each with what `oracle` gives for it; computed once for all devices."""
+    """Two prompts for the model of a case, each with the tokens and logits after it; computed once for all devices."""
     model = make_model(case)
     prompts = [random_prompt(seed, length) for seed, length in ((1, 5), (2, 40))]
-    return [(prompt, *oracle(model, prompt, TOKENS)) for prompt in prompts]
+    return [(prompt, *generated(model, prompt, TOKENS)) for prompt in prompts]
 
 
 @pytest.mark.parametrize("device", ["cpu", "reference"])

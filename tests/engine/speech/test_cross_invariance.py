@@ -11,9 +11,8 @@ import pytest
 from quire.config.options import ModelOptions
 from quire.engine.client.protocol import MediaItem
 from quire.engine.client.sampling_params import SamplingParams
-from tests.engine.speech.test_whisper import RULE
 from tests.support.engine import Engine, greedy
-from tests.support.whisper import END, ENGLISH, POSITIONS, PREVIOUS, START, TRANSCRIBE, item
+from tests.support.whisper import END, ENGLISH, POSITIONS, PREVIOUS, RULE, START, TRANSCRIBE, item
 
 SCHEDULES: dict[str, dict[str, Any]] = {
     "batched": {},

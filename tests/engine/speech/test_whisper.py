@@ -12,7 +12,7 @@ import torch
 
 from quire.config.options import ModelOptions
 from quire.engine.client.pooling_params import PoolingParams
-from quire.engine.client.sampling_params import SamplingParams, TimestampRule, TokenProbs
+from quire.engine.client.sampling_params import SamplingParams, TokenProbs
 from tests.support.engine import Engine, greedy
 from tests.support.whisper import (
     BEGIN,
@@ -23,6 +23,7 @@ from tests.support.whisper import (
     NO_SPEECH,
     NO_TIMESTAMPS,
     PREVIOUS,
+    RULE,
     START,
     SUPPRESS,
     TRANSCRIBE,
@@ -47,7 +48,6 @@ PROMPTS = (
     [START, GERMAN, TRANSLATE],
     [PREVIOUS, 4, 6, 9, 20, 31, 8, 44, START, ENGLISH, TRANSCRIBE, BEGIN],
 )
-RULE = TimestampRule(begin=BEGIN, no_timestamps=NO_TIMESTAMPS, end=END, max_initial=8)
 
 
 def suppressing(max_tokens: int, **fields: Any) -> SamplingParams:

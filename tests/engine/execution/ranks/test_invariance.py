@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from quire.config.options import ModelOptions
-from tests.engine.execution.ranks.test_oracle import EP, PP, TP, running
 from tests.support.engine import Engine, greedy, random_prompt
 from tests.support.invariance import alone, mask, together, workload
 from tests.support.models import make_model, save_model
+from tests.support.parallel import EP, PP, TP, running
 
 RANKS = {"llama": TP, "gpt_oss": EP, "deepseek_v3": {**TP, **PP}, "gemma2": PP}
 SCHEDULES: dict[str, dict[str, Any]] = {

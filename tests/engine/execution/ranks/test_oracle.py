@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,18 +9,16 @@ from typing import Any
 import pytest
 import torch
 
-from quire.config.options import ModelOptions, ParallelOptions
+from quire.config.options import ModelOptions
 from quire.engine.client.sampling_params import TokenProbs
 from quire.engine.models.errors import UnsupportedModel
-from tests.engine.models.test_oracle import oracle
-from tests.engine.models.test_quantized import SCALINGS, pack_fp8, save_gpt_oss
 from tests.support.engine import Engine, greedy, random_prompt
 from tests.support.models import make_model, save_model
+from tests.support.oracle import generated
+from tests.support.packed_checkpoints import SCALINGS, pack_fp8, save_gpt_oss
+from tests.support.parallel import EP, PP, TP, running
 
 TOKENS = 20
-TP = {"tensor_parallel_size": 2}
-PP = {"pipeline_parallel_size": 2}
-EP = {**TP, "enable_expert_parallel": True}
 CASES = [
     ("llama", {"vocab_size": 301}, TP),
     ("llama-biased-tied", {"vocab_size": 301}, TP),
@@ -47,19 +43,10 @@ CASES = [
 ]
 
 
-@contextmanager
-def running(folder: Path, parallel: dict[str, Any], **options: Any) -> Iterator[Engine]:
-    engine = Engine(folder, parallel=ParallelOptions(**parallel), **{"kv_cache_memory_bytes": 8 << 20, **options})
-    try:
-        yield engine
-    finally:
-        engine.core.close()
-
-
 @cache
 def references(case: str, changes: tuple[tuple[str, Any], ...]) -> list[tuple[list[int], list[int], torch.Tensor]]:
     model = make_model(case, **dict(changes))
-    return [(prompt, *oracle(model, prompt, TOKENS)) for prompt in (random_prompt(1, 5), random_prompt(2, 40))]
+    return [(prompt, *generated(model, prompt, TOKENS)) for prompt in (random_prompt(1, 5), random_prompt(2, 40))]
 
 
 @pytest.mark.parametrize(("case", "changes", "parallel"), CASES, ids=str)

@@ -12,11 +12,11 @@ from quire.engine.execution.ranks.executor import ShardedExecutor
 from quire.engine.execution.ranks.runner import FollowingRunner
 from quire.engine.scheduling import pipeline
 from quire.engine.scheduling.plan import StepPlan, StepResult
-from tests.engine.execution.ranks.test_oracle import PP, TP, running
-from tests.engine.execution.test_open_requests import run_in_pieces, task
 from tests.support.engine import Engine, greedy, random_prompt
 from tests.support.invariance import alone, together, workload
 from tests.support.models import make_model, save_model
+from tests.support.parallel import PP, TP, running
+from tests.support.pieces import run_in_pieces, task
 
 STAGES = {"two stages": PP, "four stages": {"pipeline_parallel_size": 4}, "two stages of two ranks": {**TP, **PP}}
 

@@ -15,9 +15,9 @@ from quire.engine.models.layers.linear import Linear
 from quire.engine.models.layers.moe import ExpertLinear, MoELayer
 from quire.kernels import gpu, native
 from quire.kernels.gpu_weights import GpuWeight
-from tests.engine.models.test_quantized import SCALINGS, pack_fp8
 from tests.support.engine import Engine, greedy, load, random_prompt
 from tests.support.models import make_model, save_model
+from tests.support.packed_checkpoints import SCALINGS, pack_fp8
 
 CASES = ["mixtral", "qwen3_moe", "gpt_oss", "deepseek_v3"]
 TOKENS = 4
