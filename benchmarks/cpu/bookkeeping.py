@@ -26,7 +26,7 @@ from quire.engine.client.protocol import AddRequest
 from quire.engine.client.sampling_params import SamplingParams
 from quire.engine.core.loop import EngineCore
 from quire.engine.execution.cache_layout import CacheLayout
-from quire.engine.execution.devices.cpu import CpuDevice
+from quire.engine.execution.devices.host import CpuDevice
 from quire.engine.execution.executor import BackgroundExecutor
 from quire.engine.execution.item_encoder import NoItemEncoder
 from quire.engine.execution.pooling import hidden_states

@@ -18,9 +18,8 @@ from quire.config.options import ParallelOptions
 from quire.engine.client.pooling_params import PoolingParams
 from quire.engine.client.protocol import MemoryTag, Ping, Pong, Sleep, SleepLevel, SleepState, Wake
 from quire.engine.core.sleep import OffloadedWeights
-from quire.engine.execution.devices.cpu import CpuDevice
 from quire.engine.execution.devices.device import Device
-from quire.engine.execution.devices.reference import ReferenceDevice
+from quire.engine.execution.devices.host import CpuDevice, ReferenceDevice
 from quire.engine.models.errors import UnsupportedModel
 from tests.support.audio_models import make_audio_model, noise, prompt_with, save_audio_model
 from tests.support.encoders import tiny_embedder

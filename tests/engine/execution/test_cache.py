@@ -13,7 +13,7 @@ import torch
 from quire.config.options import EngineOptions
 from quire.engine.execution.cache import DeviceKVCache, HostKVCache, KVCache, OutOfCacheMemory, count_blocks
 from quire.engine.execution.cache_layout import CacheLayout, aligned_state, scale_bytes
-from quire.engine.execution.devices.reference import ReferenceDevice
+from quire.engine.execution.devices.host import ReferenceDevice
 from quire.engine.execution.memory import MemoryShare, free_memory
 from quire.engine.models.networks.decoder import CacheShape
 from quire.engine.models.specs.cache import CacheGroup, FullCache, StateArray, StateCache, WindowCache

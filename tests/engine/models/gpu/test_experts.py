@@ -68,7 +68,7 @@ def test_a_layer_is_close_to_that_of_cpus(case: str, quantization: Any, tmp_path
 
 
 def _load_plain(folder: Path) -> Any:
-    from quire.engine.execution.devices.reference import ReferenceDevice
+    from quire.engine.execution.devices.host import ReferenceDevice
     from quire.engine.models.loader import load_model
     from quire.engine.models.model_config import read_model_config
     from tests.support.engine import no_progress

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from quire.config.options import ModelOptions
-from quire.engine.execution.devices.reference import ReferenceDevice
+from quire.engine.execution.devices.host import ReferenceDevice
 from quire.engine.models.checkpoint.checkpoint import Checkpoint
 from quire.engine.models.checkpoint.formats.fp8 import Fp8Weight
 from quire.engine.models.checkpoint.formats.mxfp4 import Mxfp4Weight
