@@ -16,13 +16,13 @@ from torch import Tensor, nn
 
 from quire.config.options import ModelOptions
 from quire.engine.client.audio import AudioInfo
+from quire.engine.client.json_file import read_json
 from quire.engine.client.streaming import Streams
 from quire.engine.models.checkpoint.adapter import Adapter, AdapterLoader
 from quire.engine.models.checkpoint.checkpoint import Checkpoint, Progress
 from quire.engine.models.checkpoint.safetensors import SafetensorsFile
 from quire.engine.models.checkpoint.weights import EMBEDDING, HEAD, WeightFiller, allocate, check_unpacked
 from quire.engine.models.config.activation_checks import check_acts
-from quire.engine.models.config.json_file import read_json
 from quire.engine.models.config.rope import max_positions
 from quire.engine.models.config.task_adapter import merged
 from quire.engine.models.distributed.group import RankGroups
@@ -365,7 +365,7 @@ def _load_audio_model(load: _Load, spec: CTCSpec | TransducerSpec) -> LoadedMode
 
 def _sentence_limit(folder: Path, positions: int) -> int:
     """Tokens of the longest input: sentence-transformers may allow fewer than there are positions."""
-    max_tokens = read_json(folder / "sentence_bert_config.json").get("max_seq_length")
+    max_tokens = read_json(folder / "sentence_bert_config.json", BrokenFolder).get("max_seq_length")
     return min(positions, max_tokens) if type(max_tokens) is int and max_tokens > 0 else positions
 
 

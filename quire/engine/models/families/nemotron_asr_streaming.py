@@ -6,10 +6,10 @@ import math
 from pathlib import Path
 from typing import Any
 
+from quire.engine.client.json_file import read_json
 from quire.engine.client.streaming import TransducerInfo
 from quire.engine.models.config.feature_extractor import SAMPLE_RATE, check_nemo_spectrogram, read_speech_extractor
-from quire.engine.models.config.json_file import read_json
-from quire.engine.models.errors import UnsupportedModel
+from quire.engine.models.errors import BrokenFolder, UnsupportedModel
 from quire.engine.models.families.parakeet import CONFORMER, conformer_weights
 from quire.engine.models.family import Facts, Family
 from quire.engine.models.specs.audio import CausalConv2dStem, ChunkedAttention, Projector, TimeConv
@@ -116,7 +116,7 @@ def _facts(folder: Path, config: Any, spec: TransducerSpec) -> Facts:
             f"the feature extractor's mel_filters_dtype must be float32 or bfloat16, not {filters!r}"
         )
     _check_lookahead(folder, spec.chunk - 1)
-    generation = read_json(folder / "generation_config.json")
+    generation = read_json(folder / "generation_config.json", BrokenFolder)
     start = generation.get("decoder_start_token_id", config.blank_token_id)
     if start != config.blank_token_id:
         raise UnsupportedModel(f"decoder_start_token_id must be the blank, {config.blank_token_id!r}, not {start!r}")
@@ -140,7 +140,7 @@ def _number(name: str, value: Any, low: int, high: int) -> int:
 
 def _check_lookahead(folder: Path, frames: int) -> None:
     """Check that the model was trained with a lookahead, if its folder says with which ones."""
-    trained = read_json(folder / "processor_config.json").get("supported_num_lookahead_tokens")
+    trained = read_json(folder / "processor_config.json", BrokenFolder).get("supported_num_lookahead_tokens")
     if isinstance(trained, list) and frames not in trained:
         listed = ", ".join(map(str, trained))
         raise UnsupportedModel(
