@@ -34,7 +34,7 @@ _Chunks = AsyncGenerator[bytes, None]
 
 
 class Screen:
-    """Prints utterances, a line for each. A terminal shows them while they grow."""
+    """Print utterances, a line for each. A terminal shows them while they grow."""
 
     def __init__(self, output: TextIO) -> None:
         self._output = output

@@ -33,7 +33,7 @@ _LIMITS = WorkerLimits(memory=1 << 30, seconds=10.0, stack=1 << 24)
 
 
 class Renderer:
-    """Makes the prompts of one model."""
+    """Make the prompts of one model."""
 
     def __init__(
         self,

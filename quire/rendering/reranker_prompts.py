@@ -21,7 +21,7 @@ _QWEN3_SYSTEM = (
 
 
 class PairTemplate(Protocol):
-    """Makes the text of a prompt. The query comes first, so that prompts with the same query share a prefix."""
+    """Make the text of a prompt. The query comes first, so that prompts with the same query share a prefix."""
 
     def text(self, query: str, document: str, instruction: str | None, variables: Mapping[str, Any]) -> str:
         """The prompt.

@@ -177,7 +177,7 @@ def _context(options: TranscriptionOptions) -> str:
 
 
 class AnswerReader:
-    """Finds the transcript in the tokens of an answer while they are generated.
+    """Find the transcript in the tokens of an answer while they are generated.
 
     Attributes:
         language: ISO code of the language that the answer names; None if it names none.
@@ -226,7 +226,7 @@ def reader_of(served: ServedModel, info: AudioInfo, options: TranscriptionOption
 
 
 class ChatWindowTranscriber:
-    """Transcribes windows with a language model that reads audio; implements `WindowTranscriber`."""
+    """Transcribe windows with a language model that reads audio; implements `WindowTranscriber`."""
 
     def __init__(self, served: GeneratingModel, audio: AudioInput, options: TranscriptionOptions, tenant: str) -> None:
         self._served = served

@@ -44,7 +44,7 @@ def collapse(positions: PooledArray, blank: int) -> list[AlignedToken]:
 
 
 class CTCWindowTranscriber:
-    """Transcribes windows with a CTC model, which does not report a language; implements `WindowTranscriber`."""
+    """Transcribe windows with a CTC model, which does not report a language; implements `WindowTranscriber`."""
 
     def __init__(
         self,

@@ -59,7 +59,7 @@ _SHORTEST = 10 * SAMPLE_RATE  # samples of a window that is not divided any more
 
 
 class Seq2SeqWindowTranscriber:
-    """Transcribes windows with an encoder-decoder model (Whisper, Moonshine); implements `WindowTranscriber`."""
+    """Transcribe windows with an encoder-decoder model (Whisper, Moonshine); implements `WindowTranscriber`."""
 
     def __init__(
         self,

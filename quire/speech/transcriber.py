@@ -80,7 +80,7 @@ def _way_of(served: ServedModel) -> _Way:
 
 
 class Transcriber:
-    """Transcribes with one model.
+    """Transcribe with one model.
 
     The caller of `transcribe` has reserved one slot, or one for each beam, with `Engine.slots`. Without beam
     search further windows run concurrently while half of all slots are free.

@@ -25,7 +25,7 @@ _SAMPLE = 4  # bytes
 
 
 class TextStream:
-    """Streams the pieces of a window's text, and the results of its parts, each behind its pieces.
+    """Stream the pieces of a window's text, and the results of its parts, each behind its pieces.
 
     A part that is not finished is not sent before the window's turn; until then it may be decoded again.
 
@@ -71,7 +71,7 @@ class TextStream:
 
 
 class WindowTranscriber(Protocol):
-    """Transcribes the windows of one transcription.
+    """Transcribe the windows of one transcription.
 
     Attributes:
         language: ISO code of the speech; None as long as it is not known.
@@ -98,7 +98,7 @@ class WindowTranscriber(Protocol):
 
 
 class RunningWindows:
-    """Runs the windows in order. The first slot is the caller's; others are taken while half of all slots are free."""
+    """Run the windows in order. The first slot is the caller's; others are taken while half of all slots are free."""
 
     def __init__(
         self,

@@ -11,7 +11,7 @@ from quire.engine.client.deadline import Deadline
 
 
 class ResponseLimits:
-    """Limits the turns of a response."""
+    """Limit the turns of a response."""
 
     def __init__(self, deadline: Deadline, tokens: int | None) -> None:
         """`deadline`: of all turns together; `tokens`: `max_output_tokens`."""

@@ -27,7 +27,7 @@ early late young small large open close clear strong quiet happy ready common hu
 
 
 class PromptMaker:
-    """Makes prompts of random words, one token each in most tokenizers, that have only a prefix in common."""
+    """Make prompts of random words, one token each in most tokenizers, that have only a prefix in common."""
 
     def __init__(self, seed: int, prefix_len: int, input_len: int) -> None:
         self._random = random.Random(seed)

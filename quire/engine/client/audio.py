@@ -8,7 +8,7 @@ import msgspec
 
 
 class AudioLengths(msgspec.Struct, frozen=True, tag="convolutions"):
-    """Computes the number of encoder positions of columns of features.
+    """Compute the number of encoder positions of columns of features.
 
     Attributes:
         chunk: columns that convolutions see together; nothing reaches across the border of two chunks.
@@ -34,7 +34,7 @@ class AudioLengths(msgspec.Struct, frozen=True, tag="convolutions"):
 
 
 class WindowLengths(msgspec.Struct, frozen=True, tag="windows"):
-    """Computes the number of tokens that an encoder makes of windows of columns.
+    """Compute the number of tokens that an encoder makes of windows of columns.
 
     Attributes:
         window: number of columns of a window.

@@ -29,7 +29,7 @@ class TextParams(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _IncrementalDecoder:
-    """Decodes one token at a time, together with the tokens before it, on which its text may depend."""
+    """Decode one token at a time, together with the tokens before it, on which its text may depend."""
 
     def __init__(self, tokenizer: Tokenizer, context: list[int], params: TextParams) -> None:
         self._tokenizer = tokenizer
@@ -83,7 +83,7 @@ def _special_ids(tokenizer: Tokenizer) -> frozenset[int]:
 
 
 class Detokenizer:
-    """Detokenizes one sequence. Text that may be the start of a stop string is held until that is decided."""
+    """Detokenize one sequence. Text that may be the start of a stop string is held until that is decided."""
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] | NDArray[np.int32], params: TextParams) -> None:
         self._params = params

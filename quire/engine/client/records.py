@@ -84,7 +84,7 @@ class RequestRecord:
 
 
 class Observer:
-    """Receives the events of one engine, on the event loop; must not block. A class has the methods that it needs."""
+    """Receive the events of one engine, on the event loop; must not block. A class has the methods that it needs."""
 
     def on_step(self, stats: StepStats) -> None:
         """The engine finished a step."""

@@ -34,7 +34,7 @@ class TimestampRule(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokenProbs(msgspec.Struct, frozen=True):
-    """Asks for the probabilities that the model gives these tokens after a position of the prompt.
+    """Ask for the probabilities that the model gives these tokens after a position of the prompt.
 
     At whisper's start token, these are the probabilities of no speech and of each language. They are those of all
     logits, before any sampling parameter.
@@ -45,7 +45,7 @@ class TokenProbs(msgspec.Struct, frozen=True):
 
 
 class PromptTokenIds(msgspec.Struct, frozen=True):
-    """Asks for the log-probabilities that the model gives listed tokens at positions of the prompt.
+    """Ask for the log-probabilities that the model gives listed tokens at positions of the prompt.
 
     Attributes:
         start: row 0 is about the prompt's token `start + 1`, row 1 about the next one, and so on.
@@ -67,7 +67,7 @@ class PromptTokenIds(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """Declares a number of `SamplingNumbers`.
+    """Declare a number of `SamplingNumbers`.
 
     Attributes:
         low, high: bounds that the core checks. They are wider than those of any API; values within them do not overflow

@@ -154,7 +154,7 @@ class _Place(NamedTuple):
 
 @dataclass(slots=True)
 class _Pages:
-    """Allocates the pages of one layer, one part behind the other in its place of a block.
+    """Allocate the pages of one layer, one part behind the other in its place of a block.
 
     Attributes:
         memory: elements of all blocks.

@@ -23,7 +23,7 @@ from quire.kernels.write_pages import write_pages
 
 
 class ItemEncoder(Protocol):
-    """Encodes items. There is an implementation for each way in which a decoder reads them.
+    """Encode items. There is an implementation for each way in which a decoder reads them.
 
     Attributes:
         changes_embeddings: `embeddings` may return something.
@@ -88,7 +88,7 @@ def encode_items(encoder: AudioEncoder, items: Sequence[MediaItem]) -> list[Tens
 
 
 class CrossAttentionEncoder(NoItemEncoder):
-    """Encodes items and writes the keys and values that cross-attention reads to blocks of `cache`."""
+    """Encode items and write the keys and values that cross-attention reads to blocks of `cache`."""
 
     def __init__(self, model: Decoder, encoder: AudioEncoder, cache: KVCache, block_size: int) -> None:
         self._model = model
@@ -125,7 +125,7 @@ class CrossAttentionEncoder(NoItemEncoder):
 
 
 class PlaceholderEncoder(ItemEncoder):
-    """Holds the embeddings of items with placeholder tokens, as the scheduler's `EncoderCache` decides."""
+    """Hold the embeddings of items with placeholder tokens, as the scheduler's `EncoderCache` decides."""
 
     changes_embeddings = True
 

@@ -56,7 +56,7 @@ class _First(_Pooling):
 
 
 class _Mean(_Pooling):
-    """Sums in float64, so that the order of the sums, and thus the chunking, does not show in float32."""
+    """Sum in float64, so that the order of the sums, and thus the chunking, does not show in float32."""
 
     def __init__(self) -> None:
         self._sum: Tensor | None = None
@@ -164,7 +164,7 @@ _POOLINGS: dict[PoolingType, type[_Pooling]] = {
 
 
 class Pooler:
-    """Turns hidden states into the arrays that pooling requests ask for."""
+    """Turn hidden states into the arrays that pooling requests ask for."""
 
     def __init__(self, heads: PoolerHeads, embedding: Transformer | None = None) -> None:
         """`embedding`: the model whose embedding table a sparse head multiplies with; None: the model has the head."""
@@ -233,7 +233,7 @@ class Pooler:
 
 
 class ChunkPooler:
-    """Keeps the pooled states of the pooling requests in the batch of a decoder, by row of the request table."""
+    """Keep the pooled states of the pooling requests in the batch of a decoder, by row of the request table."""
 
     def __init__(self, table: RequestTable, pooler: Pooler) -> None:
         self._table = table

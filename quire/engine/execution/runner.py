@@ -75,7 +75,7 @@ class StartedStep:
 
 
 class ModelRunner:
-    """Keeps the request table up to date, and runs model, sampler and pooler over it.
+    """Keep the request table up to date, and run model, sampler and pooler over it.
 
     Attributes:
         contains_failures: an exception ends the sequences for which it occurs; False: it ends the engine.

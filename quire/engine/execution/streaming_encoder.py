@@ -101,7 +101,7 @@ class _Stream:
 
 
 class StreamingEncoder(ItemEncoder):
-    """Encodes the audio of sequences that read one frame with each token.
+    """Encode the audio of sequences that read one frame with each token.
 
     The convolutions carry their last columns. Attention is that of a decoder, over a ring of pages of each sequence:
     its window bounds what is kept.

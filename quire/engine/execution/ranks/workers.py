@@ -90,7 +90,7 @@ def gpu_of_rank(rank: int, visible: str | None) -> str:
 
 
 class Workers:
-    """Owns the workers, and talks to them.
+    """Own the workers, and talk to them.
 
     Attributes:
         folder: where the ranks find each other.

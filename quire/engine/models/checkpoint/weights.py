@@ -77,7 +77,7 @@ def _is_finite(tensor: Tensor) -> bool:
 
 
 class WeightFiller(WeightTaker):
-    """Copies a checkpoint's tensors into a model's parameters and keeps track of missing ones.
+    """Copy a checkpoint's tensors into a model's parameters and keep track of missing ones.
 
     A weight whose format a kernel reads is taken as it is stored, and packed when all parts of its parameter are there.
 

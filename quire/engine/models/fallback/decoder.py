@@ -30,7 +30,7 @@ _loading = threading.Lock()  # from_pretrained changes torch's default dtype for
 
 
 class _Binding:
-    """Connects the attention modules of a Hugging Face model with the attention of the current step.
+    """Connect the attention modules of a Hugging Face model with the attention of the current step.
 
     Each attention call of a run has a separate cache, as a layer may call attention more than once.
 

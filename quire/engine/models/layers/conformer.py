@@ -65,7 +65,7 @@ def _attention(index: int, spec: ConformerLayer, model: StackSpec) -> nn.Module:
 
 
 class Feedback(nn.Module):
-    """Adds the projected probabilities of classes; see `ConformerLayer.feedback`."""
+    """Add the projected probabilities of classes; see `ConformerLayer.feedback`."""
 
     def __init__(self, hidden: int, classes: int) -> None:
         super().__init__()

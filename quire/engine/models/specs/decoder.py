@@ -144,7 +144,7 @@ class PlainMLP:
 
 @dataclass(frozen=True, kw_only=True)
 class SoftmaxRouter:
-    """Selects the top_k experts by the softmax of the router's logits."""
+    """Select the top_k experts by the softmax of the router's logits."""
 
     renormalize: bool = True  # the weights of the selected experts sum to 1
     bias: bool = False
@@ -152,7 +152,7 @@ class SoftmaxRouter:
 
 @dataclass(frozen=True, kw_only=True)
 class GroupedSigmoidRouter:
-    """Selects groups by the sum of their two highest sigmoid scores, then the top_k experts in these groups."""
+    """Select groups by the sum of their two highest sigmoid scores, then the top_k experts in these groups."""
 
     groups: int
     top_groups: int
