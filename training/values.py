@@ -45,7 +45,7 @@ EXTENSIONS = {
 
 
 class Values:
-    """Draws values of a kind from one split; ``rare`` is the share of made-up spellings among names."""
+    """Draw values of a kind from one split; ``rare`` is the share of made-up spellings among names."""
 
     def __init__(self, split: str = "train", rare: float = 0.45) -> None:
         self.split = split

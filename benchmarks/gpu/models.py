@@ -84,7 +84,7 @@ def _layer(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 class RandomCheckpoint:
-    """Stands in for `Checkpoint`: random tensors that the GPU makes."""
+    """Stand in for `Checkpoint`: random tensors that the GPU makes."""
 
     def __init__(
         self, folder: Path, quantization: Mapping[str, Any] | None = None, plain_name: PlainName = str

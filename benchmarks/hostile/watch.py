@@ -24,7 +24,7 @@ _ACTIVE_SECONDS = 0.25
 
 
 class Watcher:
-    """Runs one of the functions below in another process, and asks it for what it has seen."""
+    """Run one of the functions below in another process, and ask it for what it has seen."""
 
     def __init__(self, target: Callable[..., None], *arguments: Any) -> None:
         context = multiprocessing.get_context("spawn")

@@ -64,7 +64,7 @@ def _silence(seconds: float, rng: Random) -> NDArray[np.int16]:
 
 
 class Listener:
-    """Sorts the events of a session to the utterances of its audio.
+    """Sort the events of a session to the utterances of its audio.
 
     Attributes:
         complete: set when every utterance has a transcript.

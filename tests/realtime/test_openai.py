@@ -251,7 +251,7 @@ async def test_an_utterance_that_fails_does_not_end_the_session(tmp_path: Path) 
 
 
 class BrokenSpeech(FakeSpeech):
-    """Fails in a way that nobody expects, once a language is set."""
+    """Fail in a way that nobody expects, once a language is set."""
 
     def check(self, settings: SessionSettings) -> None:
         if settings.language is not None:

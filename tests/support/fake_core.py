@@ -80,7 +80,7 @@ def says_in_turn(*texts: str) -> Callable[[AddRequest], list[int]]:
 
 @dataclass
 class FakeCore:
-    """Generates one token a step for each request, as `answer` says.
+    """Generate one token a step for each request, as `answer` says.
 
     Attributes:
         info: what is said about the model.

@@ -44,7 +44,7 @@ class GatedSum(Recurrence):
 
 
 class GatedSumLayer(nn.Module):
-    """Computes token by token, so that no result depends on how the tokens are divided among steps."""
+    """Compute token by token, so that no result depends on how the tokens are divided among steps."""
 
     def __init__(self, index: int, spec: GatedSum, model: StackSpec) -> None:
         super().__init__()

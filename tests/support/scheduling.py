@@ -50,7 +50,7 @@ def request(name: str, prompt: Iterable[int], max_tokens: int = 4, **fields: obj
 
 
 class FakeRunner:
-    """Stands in for the model runner: applies all plans and asserts that they are valid.
+    """Stand in for the model runner: apply all plans and assert that they are valid.
 
     With several stages the result of a step is known when as many steps are in flight, or no other can be planned.
     """

@@ -42,7 +42,7 @@ class Step:
 
 
 class Steps:
-    """Generates the pairs of each step and encodes them."""
+    """Generate the pairs of each step and encode them."""
 
     def __init__(self, tokenizer: Tokenizer, recipe: Recipe) -> None:
         self.tokenizer, self.recipe = tokenizer, recipe

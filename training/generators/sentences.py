@@ -61,7 +61,7 @@ def raw_part(name: str, rng: Random) -> str:
 
 
 class Writer:
-    """Writes one text about one person: "she", "he", or "I" for the speaker."""
+    """Write one text about one person: "she", "he", or "I" for the speaker."""
 
     def __init__(self, person: str, rng: Random) -> None:
         self.person, self.rng = person, rng

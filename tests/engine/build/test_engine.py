@@ -28,7 +28,7 @@ class WarmingDevice(ReferenceDevice):
 
 
 class ImpatientFrontEnd(Channel):
-    """Asks the core to stop during the warm-up."""
+    """Ask the core to stop during the warm-up."""
 
     impatient = False
 

@@ -23,7 +23,7 @@ def request(text: str = "hi", origin: Origin | None = None) -> GenerateRequest:
 
 
 class Records(Observer):
-    """Keeps the records of finished requests, as traces would."""
+    """Keep the records of finished requests, as traces would."""
 
     def __init__(self) -> None:
         self.records: list[RequestRecord] = []
@@ -34,7 +34,7 @@ class Records(Observer):
 
 
 class Broken(Observer):
-    """Fails at everything that happens to a request."""
+    """Fail at everything that happens to a request."""
 
     @override
     def on_step(self, stats: StepStats) -> None:
@@ -50,7 +50,7 @@ class Broken(Observer):
 
 
 class Tokens(Observer):
-    """Counts tokens."""
+    """Count tokens."""
 
     count = 0
 

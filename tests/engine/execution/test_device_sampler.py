@@ -50,7 +50,7 @@ def params(**fields: Any) -> SamplingParams:
 
 
 class NextTokens:
-    """Stands for the state of a grammar: one of the next five tokens may follow a token, and nothing may follow 13."""
+    """Stand for the state of a grammar: one of the next five tokens may follow a token, and nothing may follow 13."""
 
     def __init__(self) -> None:
         self.last = 0

@@ -27,7 +27,7 @@ THREADS = torch.get_num_threads
 
 @dataclass
 class Runner:
-    """Ends the steps of long requests when `may_end` is set, and others at once. The result is the prompt's length."""
+    """End the steps of long requests when `may_end` is set, and others at once. The result is the prompt's length."""
 
     may_end: threading.Event = field(default_factory=threading.Event)
     both_run: threading.Barrier = field(default_factory=lambda: threading.Barrier(2))

@@ -51,7 +51,7 @@ class Plant(BaseModel):
 
 
 class Chain(BaseModel):
-    """Refers to itself at the root."""
+    """Refer to itself at the root."""
 
     value: bool
     next: Chain | None

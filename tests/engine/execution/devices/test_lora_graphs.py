@@ -55,7 +55,7 @@ def together(engine: Engine, indices: list[int]) -> list[list[int]]:
 
 
 class Watched:
-    """Counts the decode steps of an engine by what computes them."""
+    """Count the decode steps of an engine by what computes them."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.eager, self.adapted, self.plain = 0, set[int](), set[int]()
