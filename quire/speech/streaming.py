@@ -175,9 +175,9 @@ class LiveTranscription:
             # It begins once this task waits: then the request has been sent.
             feeding = group.create_task(self._feed(request.request_id, audio))
             async for delta in deltas:
-                given = len(text.attempt.pieces)
+                sent = len(text.attempt.pieces)
                 text.push(delta)
-                for piece in text.attempt.pieces[given:]:
+                for piece in text.attempt.pieces[sent:]:
                     if (joined := joiner.add(piece)) is not None:
                         await send_text(joined)
             feeding.cancel()

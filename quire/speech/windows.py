@@ -192,15 +192,15 @@ class Joiner:
         elif self._fresh and self._spaced and piece.text and not text[:1].isspace():
             text = f" {text}"
         self._fresh = self._fresh and not piece.text
-        given = text.rstrip()
-        self._held = text[len(given) :]
+        complete = text.rstrip()
+        self._held = text[len(complete) :]
         self._held_input += piece.input_tokens
         self._held_output += piece.output_tokens
-        if not given and not piece.logprobs:
+        if not complete and not piece.logprobs:
             return None
-        if given:
-            self._texts.append(given)
-        delta = TranscriptDelta(given, piece.logprobs, self._held_input, self._held_output)
+        if complete:
+            self._texts.append(complete)
+        delta = TranscriptDelta(complete, piece.logprobs, self._held_input, self._held_output)
         self._held_input = self._held_output = 0
         return delta
 

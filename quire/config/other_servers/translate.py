@@ -150,8 +150,8 @@ def _replaced(name: str, flag: OtherServerFlag, value: str) -> tuple[list[str], 
             raise ConfigError(_refusal(shown, flag))
         return [], [f"{shown} has no effect: {flag.note}"]
     if flag.switch:
-        ours = _negated(flag.ours) if name.startswith("--no-") else flag.ours
-        return [ours], [f"{name} is translated to {ours}"]
+        negated = _negated(flag.ours) if name.startswith("--no-") else flag.ours
+        return [negated], [f"{name} is translated to {negated}"]
     convert = _CONVERTERS.get(flag.names[0])
     try:
         new = convert(value) if convert is not None else [flag.ours, flag.values.get(value, value)]
@@ -172,8 +172,8 @@ def _negated(flag: str) -> str:
 def _refusal(shown: str, flag: OtherServerFlag) -> str:
     """Return an error that names Quire's flag, if there is one."""
     server = "llama-server" if flag in flags_of("llama_server") else "vLLM"
-    ours = f"; Quire's is {flag.ours}" if flag.ours else ""
-    return f"quire serve: {shown} of {server} is not supported{ours}" + (f": {flag.note}" if flag.note else "")
+    equivalent = f"; Quire's is {flag.ours}" if flag.ours else ""
+    return f"quire serve: {shown} of {server} is not supported{equivalent}" + (f": {flag.note}" if flag.note else "")
 
 
 @cache

@@ -22,8 +22,8 @@ class AudioLengths(msgspec.Struct, frozen=True, tag="convolutions"):
 
     def positions(self, columns: int) -> int:
         """Positions before pooling."""
-        whole, rest = divmod(columns, self.chunk)
-        return whole * self._halved(self.chunk) + self._halved(rest)
+        chunks, left = divmod(columns, self.chunk)
+        return chunks * self._halved(self.chunk) + self._halved(left)
 
     def tokens(self, columns: int) -> int:
         """Tokens of an item."""

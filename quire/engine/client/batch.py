@@ -164,15 +164,15 @@ class PooledBatch:
 
     def take(self, item: BatchItem, data: PooledArray) -> None:
         """Take the result of a request, and send another one soon."""
-        kept = data if self._on_result is None else self._on_result(item.index, data)
-        if isinstance(kept, np.ndarray):
-            self._finish(item, kept)
+        result = data if self._on_result is None else self._on_result(item.index, data)
+        if isinstance(result, np.ndarray):
+            self._finish(item, result)
             return
-        keeping = asyncio.ensure_future(kept)
+        keeping = asyncio.ensure_future(result)
         self._keeping.add(keeping)
-        keeping.add_done_callback(partial(self._kept, item))
+        keeping.add_done_callback(partial(self._take_kept, item))
 
-    def _kept(self, item: BatchItem, keeping: asyncio.Future[PooledArray]) -> None:
+    def _take_kept(self, item: BatchItem, keeping: asyncio.Future[PooledArray]) -> None:
         self._keeping.discard(keeping)
         if keeping.cancelled():
             return

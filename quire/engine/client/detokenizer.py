@@ -66,8 +66,8 @@ class _IncrementalDecoder:
     def _changed_text(self, text: str) -> str:
         """New text if the earlier text changed: the prompt's last character was completed, or pieces were merged."""
         if self._returned_text.endswith(_REPLACEMENT):
-            kept = takewhile(lambda pair: pair[0] == pair[1], zip(text, self._returned_text, strict=False))
-            return text[sum(1 for _ in kept) :]
+            same = takewhile(lambda pair: pair[0] == pair[1], zip(text, self._returned_text, strict=False))
+            return text[sum(1 for _ in same) :]
         return self._text(self._ids[self._num_returned :])
 
     def _text(self, ids: list[int]) -> str:
@@ -127,9 +127,9 @@ class Detokenizer:
             return text
         seen = len(self._held)
         self._held += text
-        found = self._stops.push(text)
-        if found is not None and self._num_tokens > self._params.min_tokens:
-            start, self.matched = found
+        match = self._stops.push(text)
+        if match is not None and self._num_tokens > self._params.min_tokens:
+            start, self.matched = match
             stop_at = seen + start + (len(self.matched) if self._params.include_stop else 0)
             final, self._held = self._held[:stop_at], ""
             return final

@@ -141,8 +141,8 @@ class SleepControl(Sleeping):
             self._settle()
 
     async def _wake(self, tags: Iterable[MemoryTag]) -> None:
-        if wanted := self.asleep.intersection(tags):
-            await self._ask(Wake(wanted))
+        if waking := self.asleep.intersection(tags):
+            await self._ask(Wake(waking))
 
     async def _ask(self, message: Sleep | Wake) -> None:
         self._reply = asyncio.get_running_loop().create_future()

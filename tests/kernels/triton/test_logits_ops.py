@@ -120,7 +120,7 @@ def test_logprobs_are_those_of_the_cpu(device: torch.device) -> None:
     for row, expected in enumerate(top_logprobs(logits.cpu(), tokens, 7)):
         assert expected.token_ids == [tokens[row], *found.top_ids[row].tolist()]
         assert expected.ranks == [int(found.ranks[row]), *range(1, 8)]
-        assert expected.logprobs == pytest.approx([float(found.own[row]), *found.top[row].tolist()], abs=1e-5)
+        assert expected.logprobs == pytest.approx([float(found.chosen[row]), *found.top[row].tolist()], abs=1e-5)
 
 
 def test_empty_batches(device: torch.device) -> None:
