@@ -127,11 +127,10 @@ class Seq2SeqWindowTranscriber:
         part: Window | None = window
         while part is not None:
             detected, self._detected = self._detected, None
-            item = (
-                detected[1]
-                if detected is not None and detected[0] == part
-                else await self._item(audio[part.start : part.end])
-            )
+            if detected is not None and detected[0] == part:
+                item = detected[1]
+            else:
+                item = await self._item(audio[part.start : part.end])
             # The audio of further parts has been counted.
             positions = self._positions(window.end - window.start) if part == window else 0
             attempt = await self._best_attempt(item, positions, text_stream)
