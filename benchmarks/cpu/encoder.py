@@ -173,7 +173,7 @@ def main() -> None:
     options = parser.parse_args()
     chosen, _ = random.Random(0), torch.manual_seed(0)
     lengths = [chosen.randint(10, 500) for _ in range(options.sequences)]
-    given = [(torch.randn(sum(one), HIDDEN).bfloat16(), one) for one in batches(lengths, options.batch)]
+    given = [(torch.randn(sum(batch), HIDDEN).bfloat16(), batch) for batch in batches(lengths, options.batch)]
     layers = [Layer.random() for _ in range(LAYERS)]
     ours = {"bfloat16": Ours(layers, "none"), "int8": Ours(layers, "int8")}
     stacks: dict[str, Ours | Torch] = {**ours, "torch": Torch(layers)}

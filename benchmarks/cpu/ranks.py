@@ -121,7 +121,7 @@ class MeasuredCore:
 
     def _cpu_times(self) -> list[float]:
         times = [rank.cpu_times() for rank in self._ranks]
-        return [float(one.user + one.system) for one in times]
+        return [float(time.user + time.system) for time in times]
 
     def _add(self, count: int, length: int, max_tokens: int) -> list[str]:
         native.set_threads(self._threads)
@@ -142,10 +142,10 @@ class MeasuredCore:
 def report(intervals: Sequence[Interval]) -> dict[str, Any]:
     """Medians of some intervals, and the best one."""
     return {
-        "steps_per_s": round(median(one.steps_per_s for one in intervals), 1),
-        "tokens_per_s": round(median(one.tokens_per_s for one in intervals), 1),
-        "best_tokens_per_s": round(max(one.tokens_per_s for one in intervals), 1),
-        "cpu_ms": [round(median(times), 2) for times in zip(*(one.cpu_ms for one in intervals), strict=True)],
+        "steps_per_s": round(median(interval.steps_per_s for interval in intervals), 1),
+        "tokens_per_s": round(median(interval.tokens_per_s for interval in intervals), 1),
+        "best_tokens_per_s": round(max(interval.tokens_per_s for interval in intervals), 1),
+        "cpu_ms": [round(median(times), 2) for times in zip(*(interval.cpu_ms for interval in intervals), strict=True)],
     }
 
 

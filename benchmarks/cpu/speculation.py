@@ -74,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "model": "quire-nano",
         "questions": options.count,
         "same_answers": texts_by_kind["plain"] == texts_by_kind["ngram"],
-        **{f"{kind}_tokens_per_s": round(median(found), 1) for kind, found in rates.items()},
+        **{f"{kind}_tokens_per_s": round(median(rate), 1) for kind, rate in rates.items()},
         "ratio": round(median(rates["ngram"]) / median(rates["plain"]), 3),
         "tokens": counts,
     }

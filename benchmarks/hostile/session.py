@@ -87,7 +87,7 @@ class Row:
     @property
     def problems(self) -> list[str]:
         """What is wrong with its answers."""
-        found = {str(one["problem"]) for answers in self.answers for one in answers if one["problem"]}
+        found = {str(answer["problem"]) for answers in self.answers for answer in answers if answer["problem"]}
         return sorted(found | ({f"the server ended: {self.ended}"} if self.ended else set()))
 
 

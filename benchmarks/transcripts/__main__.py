@@ -158,7 +158,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 take(peer_scores(options.peer, options.peer_model, quantization, short, Path(folder)))
     if options.out:
         report = {"date": date.today().isoformat(), "model": options.model.name, "tolerance_s": TOLERANCE}
-        options.out.write_text(json.dumps({**report, "scores": [asdict(one) for one in scores]}, indent=1) + "\n")
+        options.out.write_text(json.dumps({**report, "scores": [asdict(score) for score in scores]}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -27,9 +27,9 @@ def main(folder: str, compute_type: str, *files: str) -> None:
             segments = list(found)
             answer = {
                 "file": number,
-                "text": "".join(one.text for one in segments),
-                "segments": [(one.text, one.start, one.end) for one in segments],
-                "words": [(word.word, word.start, word.end) for one in segments for word in one.words or ()]
+                "text": "".join(segment.text for segment in segments),
+                "segments": [(segment.text, segment.start, segment.end) for segment in segments],
+                "words": [(word.word, word.start, word.end) for segment in segments for word in segment.words or ()]
                 if with_words
                 else None,
                 "seconds": time.perf_counter() - started,

@@ -68,7 +68,7 @@ def time_errors(sentences: Sequence[Sentence], timed: Sequence[Timed], tolerance
         tolerance: seconds by which a time may be wrong.
         pause: seconds between two sentences, from which on they should not share a cue.
     """
-    places = [(index, place) for index, one in enumerate(sentences) for place in _places(one)]
+    places = [(index, place) for index, sentence in enumerate(sentences) for place in _places(sentence)]
     said = [word for sentence in sentences for word in spoken_words(sentence.text)]
     owners = [(number, word) for number, one in enumerate(timed) for word in spoken_words(one.text)]
     matches: dict[int, list[int]] = {}

@@ -43,7 +43,7 @@ def pcm(samples: Samples) -> Samples:
 def post(server: ServerProcess, model: str, samples: Samples, **fields: Any) -> Any:
     with server.http as client:
         names = [card["id"] for card in client.get("/v1/models").json()["data"]]
-        name = next(one for one in names if one.rstrip("/").endswith(model))
+        name = next(name for name in names if name.rstrip("/").endswith(model))
         files = {"file": ("speech.wav", wav(samples[:, None]))}
         response = client.post(PATH, files=files, data={"model": name, **fields})
     assert response.status_code == 200, response.text

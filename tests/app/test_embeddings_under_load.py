@@ -68,4 +68,4 @@ def test_embeddings_beside_generation_are_those_of_the_reference(server: ServerP
 def embed(client: httpx.Client, inputs: list[str]) -> np.ndarray:
     answer = client.post("/v1/embeddings", json={"model": NAME, "input": inputs, "truncate_prompt_tokens": -1})
     answer.raise_for_status()
-    return np.array([one["embedding"] for one in answer.json()["data"]], np.float64)
+    return np.array([entry["embedding"] for entry in answer.json()["data"]], np.float64)

@@ -85,9 +85,9 @@ async def test_transcriptions_are_those_of_transformers(model: Any, folder: Path
         whole = (await transcribed(server, samples, **fields)).json()
         assert whole["text"] == text
         words = words_of(tokens)
-        assert [one["word"] for one in whole["words"]] == [word for word, _ in words]
-        assert [one["start"] for one in whole["words"]] == pytest.approx([0.08 * frame for _, frame in words])
-        assert "".join(one["text"] for one in whole["segments"]).split() == text.split()
+        assert [word["word"] for word in whole["words"]] == [word for word, _ in words]
+        assert [word["start"] for word in whole["words"]] == pytest.approx([0.08 * frame for _, frame in words])
+        assert "".join(segment["text"] for segment in whole["segments"]).split() == text.split()
         assert whole["segments"][-1]["end"] <= 2.3
         streamed = await transcribed(server, samples, stream="true")
         events = [
@@ -108,7 +108,7 @@ async def test_long_files_are_cut_where_the_context_ends(folder: Path) -> None:
     samples = np.concatenate([voice(1.4), np.zeros(8000, np.float32), voice(1.2, hertz=180.0)])
     async with core_server(folder, max_model_len=25) as server:
         response = (await transcribed(server, samples, response_format="verbose_json")).json()
-        assert len({one["seek"] for one in response["segments"]}) == 2
+        assert len({segment["seek"] for segment in response["segments"]}) == 2
         await left_nothing(server)
 
 

@@ -28,12 +28,14 @@ def model_with(task: str) -> str:
 
 def expected(texts: list[str], **fields: Any) -> list[list[float]]:
     """Embeddings of texts."""
-    return [one["embedding"] for one in ask("/v1/embeddings", {"input": texts, **fields})["data"]]
+    return [entry["embedding"] for entry in ask("/v1/embeddings", {"input": texts, **fields})["data"]]
 
 
 def expected_order(query: str, texts: list[str]) -> list[int]:
     """Indices of texts by their relevance."""
-    return [one["index"] for one in ask("/rerank", {"query": query, "documents": texts, "model": RERANKER})["results"]]
+    return [
+        result["index"] for result in ask("/rerank", {"query": query, "documents": texts, "model": RERANKER})["results"]
+    ]
 
 
 def close(found: Any, wanted: Any) -> bool:

@@ -311,7 +311,7 @@ def test_stale_contents_of_pages_do_not_matter(which: int, dim: int) -> None:
     clean = values.clone()
     table = packed(tables)
     q = torch.randn(2, 4, dim)
-    mine = {int(block) for one in tables for block in one}
+    mine = {int(block) for table in tables for block in table}
     for block in range(values.shape[1]):
         if block not in mine:
             keys[:, block], values[:, block] = torch.nan, torch.inf

@@ -207,7 +207,9 @@ def test_texts_around_a_call_are_on_lines_of_their_own(name: str) -> None:
         answer_format(name, custom=frozenset(["note"])),
     ):
         assert read.parser().push(answer, last=True).content == "First.\nThen.\nLast."
-        assert "".join(one for kind, one in chunks(read, list(answer)) if kind == "content") == "First.\nThen.\nLast."
+        assert (
+            "".join(chunk for kind, chunk in chunks(read, list(answer)) if kind == "content") == "First.\nThen.\nLast."
+        )
     (*_, last) = items(parsed(answer_format(name, parallel=False), list(answer)))
     assert "'text': 'Then.\\nLast.'" in last[2]
 
@@ -226,7 +228,7 @@ def test_log_probabilities_are_those_of_the_text_before_the_first_call() -> None
             list(writer.write_tokens(one, entries))
         list(writer.end_turn("completed"))
         contents = [item["content"][0] for item in writer.items if "content" in item]
-        assert [[one["token"] for one in content["logprobs"]] for content in contents] == [["a", "b"], []]
+        assert [[entry["token"] for entry in content["logprobs"]] for content in contents] == [["a", "b"], []]
 
 
 # Sizes at which a cost that is quadratic takes minutes.

@@ -133,7 +133,7 @@ async def test_the_official_client(tmp_path: Path) -> None:
 
 
 def tokens(*contents: bytes) -> tuple[TokenLogprob, ...]:
-    return tuple(TokenLogprob(one.decode(errors="replace"), 0.0, one) for one in contents)
+    return tuple(TokenLogprob(content.decode(errors="replace"), 0.0, content) for content in contents)
 
 
 def test_tokens_begin_where_their_characters_are() -> None:

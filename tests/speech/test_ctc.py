@@ -40,7 +40,9 @@ def contents(tokens: list[int]) -> list[bytes]:
 
 def words(tokens: list[int], seconds: float = 30.0, *, spaced: bool = True) -> list[tuple[str, float, float]]:
     placed = collapse(positions(tokens), 0)
-    found = align_words(placed, contents([one.token for one in placed]), SHIFT, seconds, spaced=spaced)
+    found = align_words(
+        placed, contents([placed_token.token for placed_token in placed]), SHIFT, seconds, spaced=spaced
+    )
     return [(word.text, word.start, word.end) for word in found]
 
 
@@ -54,7 +56,7 @@ def test_tokens_words_and_times_are_those_of_transformers(tmp_path: Path) -> Non
         path_tokens = np.repeat(random.choice([0, 4, 4, 5, 6, 7], length), random.integers(1, 4, length)).tolist()
         theirs = tokenizer.decode(path_tokens, output_word_offsets=True)
         placed = collapse(positions(path_tokens), 0)
-        text = b"".join(contents([one.token for one in placed])).decode()
+        text = b"".join(contents([placed_token.token for placed_token in placed])).decode()
         assert text.strip() == theirs.text
         found = words(path_tokens)
         assert [word for word, _, _ in found] == [word["word"] for word in theirs.word_offsets]
@@ -99,15 +101,15 @@ def test_no_time_exceeds_the_window() -> None:
 def test_segments_end_at_pauses_and_before_they_are_too_long() -> None:
     tokens = [*spelled("HELLO THERE"), SPACE, *[0] * 40, *spelled("AGAIN")]
     placed = collapse(positions(tokens), 0)
-    own = contents([one.token for one in placed])
+    own = contents([placed_token.token for placed_token in placed])
     spans = segment_words(align_words(placed, own, SHIFT, 30.0), placed)
     assert [b"".join(own[span.first : span.last]) for span in spans] == [b"HELLO THERE", b"AGAIN"]
     assert spans[1].start - spans[0].end >= 0.8
-    assert spans[0].tokens == tuple(one.token for one in placed[:11])
+    assert spans[0].tokens == tuple(placed_token.token for placed_token in placed[:11])
 
     steady = [token for _ in range(60) for token in (*spelled("WORD", gap=6), SPACE)]
     placed = collapse(positions(steady), 0)
-    own = contents([one.token for one in placed])
+    own = contents([placed_token.token for placed_token in placed])
     spans = segment_words(align_words(placed, own, SHIFT, 60.0), placed)
     assert len(spans) > 3
     assert all(span.end - span.start <= 7.0 for span in spans)

@@ -132,7 +132,7 @@ async def test_the_language_in_the_answer(tmp_path: Path, answer: str, text: str
     assert (last.text, last.language) == (text, language)
     pieces = [event for event in events if isinstance(event, TranscriptDelta)]
     assert "".join(piece.text for piece in pieces) == text
-    assert "".join(one.token for piece in pieces for one in piece.logprobs) == text
+    assert "".join(entry.token for piece in pieces for entry in piece.logprobs) == text
 
 
 async def test_long_audio_is_cut_and_joined(tmp_path: Path) -> None:

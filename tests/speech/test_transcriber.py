@@ -459,8 +459,8 @@ async def test_segments_come_behind_the_text_of_their_window(tmp_path: Path) -> 
     async with speech_server(tmp_path, core) as server:
         events = await events_of(server, spoken((A, 2.0)), timestamps=True, language="en")
         segments = [event.segment for event in events if isinstance(event, SegmentDone)]
-        assert [one.text for one in segments] == [" one", " two"]
-        times = [time for one in segments for time in (one.start, one.end)]
+        assert [segment.text for segment in segments] == [" one", " two"]
+        times = [time for segment in segments for time in (segment.start, segment.end)]
         assert times == pytest.approx([0.4, 1.0, 1.2, 2.8])  # the last one is the end of the audio
         assert segments[0].tokens == (at(0.4), *text(" one"), at(1.0))
 

@@ -91,4 +91,4 @@ def test_segments_are_the_text_between_timestamps(
     tokens: TranscriptionTokens, output: list[int], expected: list[tuple[float, float, tuple[int, int]]]
 ) -> None:
     spans = spans_of(output, tokens, 5.0)
-    assert [(round(one.start, 2), round(one.end, 2), (one.first, one.last)) for one in spans] == expected
+    assert [(round(span.start, 2), round(span.end, 2), (span.first, span.last)) for span in spans] == expected

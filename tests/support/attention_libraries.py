@@ -396,7 +396,7 @@ class _Wrapper:
     def attend(self, q: Tensor, paged_kv_cache: tuple[Tensor, Tensor]) -> Tensor:
         heads, kv_heads, dim, page_size = self._sizes
         _, window_left, softcap, scale = self._options
-        starts, indices, last_lens = (one.tolist() for one in self._pages)
+        starts, indices, last_lens = (page.tolist() for page in self._pages)
         query_starts = self.query_starts.tolist()
         assert q.shape == (query_starts[-1], heads, dim)
         for pages in paged_kv_cache:

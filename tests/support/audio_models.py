@@ -280,7 +280,7 @@ def noise(seed: int, seconds: float) -> Samples:
 
 def span(samples: Samples, info: AudioInfo, start: int) -> list[MediaItem]:
     """The items of samples, whose placeholders begin at `start`."""
-    return [msgspec.structs.replace(one, start=one.start + start) for one in audio_items(samples, info)]
+    return [msgspec.structs.replace(item, start=item.start + start) for item in audio_items(samples, info)]
 
 
 def prompt_with(info: AudioInfo, *parts: Sequence[int] | Samples) -> tuple[list[int], tuple[MediaItem, ...]]:
@@ -316,7 +316,7 @@ def transformers_inputs(kind: str, audios: Sequence[Samples]) -> dict[str, torch
             chunks.append(features["input_features"].reshape(MELS, -1, 100).transpose(0, 1))
         return {"input_features": torch.cat(chunks)}
     # Each by itself: of several, those that are not the longest would be followed by silence instead of zeros.
-    found = [extract(one, padding=True, truncation=False, return_attention_mask=True, **options) for one in audios]
+    found = [extract(audio, padding=True, truncation=False, return_attention_mask=True, **options) for audio in audios]
     longest = max(one["input_features"].shape[-1] for one in found)
 
     def padded(name: str) -> torch.Tensor:
@@ -353,8 +353,8 @@ def _merged_embeddings(model: Any, ids: torch.Tensor, audios: Sequence[Samples])
     if model.config.model_type == "phi4_multimodal":
         return _phi4_embeddings(model, ids, audios)
     with torch.inference_mode():
-        inputs = [transformers_inputs(model.config.model_type, [one]) for one in audios]
-        features = [model.get_audio_features(**one).pooler_output[0] for one in inputs]
+        inputs = [transformers_inputs(model.config.model_type, [audio]) for audio in audios]
+        features = [model.get_audio_features(**model_inputs).pooler_output[0] for model_inputs in inputs]
         merged: torch.Tensor = model.model.get_merged_audio_embeddings(ids, torch.cat(features))
     return merged
 

@@ -61,7 +61,7 @@ def test_steps_are_repeatable(tokenizer_text: str) -> None:
     steps = Steps(Tokenizer.from_str(tokenizer_text), TINY)
     first, second = steps.make(3), steps.make(3)
     assert first.allowed.tolist() == second.allowed.tolist()
-    assert all(torch.equal(one.ids, other.ids) for one, other in zip(first.groups, second.groups, strict=True))
+    assert all(torch.equal(group.ids, other.ids) for group, other in zip(first.groups, second.groups, strict=True))
     assert bool(first.allowed[:, : first.queries].diagonal().all())
     assert sorted(first.places.tolist()) == list(range(first.queries + first.texts))
 
@@ -111,8 +111,8 @@ def test_command_lines(
     trainer(work, tokenizer_text)
     run.main(["--work", str(work), "--out", str(out), "--until", "1"])
     modules = json.loads((out / "modules.json").read_text("utf-8"))
-    assert [one["path"] for one in modules] == ["", "1_Pooling", "2_Normalize"]
-    assert all((out / one["path"]).is_dir() for one in modules)
+    assert [module["path"] for module in modules] == ["", "1_Pooling", "2_Normalize"]
+    assert all((out / module["path"]).is_dir() for module in modules)
     results = tmp_path / "results.json"
     evaluate(["--folder", str(out), "--kinds", "typo", "--count", "5", "--dimensions", "16", "--json", str(results)])
     assert "BM25" in capsys.readouterr().out

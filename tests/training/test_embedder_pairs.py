@@ -86,11 +86,11 @@ def test_heldout_record_questions_are_not_trained() -> None:
 
 
 def test_pages_belong_to_one_split() -> None:
-    train, heldout = ({one.key.split()[0] for one in paragraphs(split)} for split in ("train", "heldout"))
+    train, heldout = ({paragraph.key.split()[0] for paragraph in paragraphs(split)} for split in ("train", "heldout"))
     assert train
     assert heldout
     assert not train & heldout
-    assert all("](" not in one.text for one in paragraphs("train"))
+    assert all("](" not in paragraph.text for paragraph in paragraphs("train"))
 
 
 def test_typos_and_synonyms() -> None:

@@ -90,7 +90,7 @@ def thing_record(rng: Random, values: Values, about: str) -> Record:
 
 def _base(rng: Random, values: Values, wanted: tuple[str, ...]) -> tuple[str, dict[str, Any]]:
     patterns = phrase_book(BOOK)["base"][values.split]
-    pattern = rng.choice([one for one in patterns if {"name", *wanted} <= set(slots_of(one))])
+    pattern = rng.choice([pattern for pattern in patterns if {"name", *wanted} <= set(slots_of(pattern))])
     facts: dict[str, Any] = {}
     text = _filled(draw(pattern, rng), facts, rng, values)
     for filler in ("food", "month", "weekday"):

@@ -66,7 +66,7 @@ def schema_turn(rng: Random, values: Values) -> Turn:
     """Return a text with a request for structured output, and the answer of a random schema."""
     while True:
         fields, records = _fields_and_records(rng, values)
-        keys = tuple(one.key for one in fields)
+        keys = tuple(field.key for field in fields)
         if keys and len(set(keys)) == len(keys) and keys not in HELDOUT_KEYS:
             break
     shape = _shape(fields, len(records), rng)
@@ -153,8 +153,8 @@ def _shape(fields: list[Field], count: int, rng: Random) -> dict[str, Any]:
 def _group(shape: dict[str, Any], rng: Random) -> None:
     """Move some of the fields to a nested object."""
     for name in rng.sample(list(GROUPS), len(GROUPS)):
-        inside = [one for one in shape["fields"] if one.fact in GROUPS[name]]
-        outside = [one for one in shape["fields"] if one.fact not in GROUPS[name]]
+        inside = [field for field in shape["fields"] if field.fact in GROUPS[name]]
+        outside = [field for field in shape["fields"] if field.fact not in GROUPS[name]]
         key = rng.choice(phrase_book(BOOK)["groups"][name])
         if inside and outside and key not in {one.key for one in outside}:
             nested = (key, {"title": key.replace("_", " ").title().replace(" ", ""), "fields": inside})

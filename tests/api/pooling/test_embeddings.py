@@ -31,7 +31,7 @@ async def test_all_kinds_of_input_give_the_same_embeddings(tmp_path: Path) -> No
         both = (await server.post(PATH, {"input": ["hello", "world"]})).json()
         assert both["object"] == "list"
         assert both["model"] == "fake"
-        assert [(one["object"], one["index"]) for one in both["data"]] == [("embedding", 0), ("embedding", 1)]
+        assert [(entry["object"], entry["index"]) for entry in both["data"]] == [("embedding", 0), ("embedding", 1)]
         assert both["usage"]["prompt_tokens"] == both["usage"]["total_tokens"] == 10
         assert both["usage"]["completion_tokens"] == 0
         assert np.allclose(np.linalg.norm(vectors(both), axis=1), 1)
@@ -64,7 +64,7 @@ async def test_openais_client_reads_them(tmp_path: Path) -> None:
         shorter = await client.embeddings.create(model="fake", input="a", dimensions=5)
         with pytest.raises(openai.BadRequestError, match="empty"):
             await client.embeddings.create(model="fake", input=["a", ""])
-    assert np.allclose([one.embedding for one in plain.data], [one.embedding for one in default.data])
+    assert np.allclose([entry.embedding for entry in plain.data], [entry.embedding for entry in default.data])
     assert len(shorter.data[0].embedding) == 5
 
 
@@ -91,12 +91,12 @@ async def test_formats_carry_the_same_values(tmp_path: Path, dtype: str) -> None
         described = await server.post(PATH, {**body, "encoding_format": "bytes"})
         bare = await server.post(PATH, {**body, "encoding_format": "bytes_only"})
         exact = vectors((await server.post(PATH, {"input": ["hello", "world"]})).json())
-    pieces = [base64.b64decode(one["embedding"]) for one in encoded["data"]]
+    pieces = [base64.b64decode(entry["embedding"]) for entry in encoded["data"]]
     assert described.content == bare.content == b"".join(pieces)
     assert described.headers["content-type"] == "application/octet-stream"
     metadata = json.loads(described.headers["metadata"])
     assert metadata["usage"] == encoded["usage"]
-    assert [described.content[one["start"] : one["end"]] for one in metadata["data"]] == pieces
+    assert [described.content[entry["start"] : entry["end"]] for entry in metadata["data"]] == pieces
     assert metadata["data"][1]["shape"] == [listed.shape[1]]
     assert "metadata" not in bare.headers
     if dtype in ("float32", "float16"):
@@ -337,10 +337,10 @@ async def test_the_openapi_document_describes_them(tmp_path: Path) -> None:
     def references(node: Any) -> list[str]:
         if isinstance(node, dict):
             own = [node["$ref"]] if isinstance(node.get("$ref"), str) else []
-            return own + [one for value in node.values() for one in references(value)]
-        return [one for value in node for one in references(value)] if isinstance(node, list) else []
+            return own + [reference for value in node.values() for reference in references(value)]
+        return [reference for value in node for reference in references(value)] if isinstance(node, list) else []
 
-    assert {one.removeprefix("#/components/schemas/") for one in references(document)} <= set(schemas)
+    assert {reference.removeprefix("#/components/schemas/") for reference in references(document)} <= set(schemas)
     content = document["paths"][PATH]["post"]["responses"]["200"]["content"]
     assert set(content) == {"application/json", "application/octet-stream"}
     for schema in schemas.values():

@@ -27,7 +27,7 @@ PAIRS = [("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), (
 async def scores_of(server: Any, first: Any, second: Any, **fields: Any) -> list[float]:
     answer = await server.post("/score", {"text_1": first, "text_2": second, **fields})
     assert answer.status_code == 200, answer.text
-    return [one["score"] for one in answer.json()["data"]]
+    return [entry["score"] for entry in answer.json()["data"]]
 
 
 @pytest.mark.parametrize("names", PAIRS)
@@ -204,16 +204,16 @@ async def test_documents_are_ordered(tmp_path: Path, path: str) -> None:
     async with pooling_server(tmp_path, "score", joins=True) as server:
         body = {"model": "fake", "query": QUERY, "documents": DOCUMENTS}
         answer = (await server.post(path, body)).json()
-        scores = [one["relevance_score"] for one in answer["results"]]
+        scores = [result["relevance_score"] for result in answer["results"]]
         assert scores == sorted(scores, reverse=True)
         assert scores == sorted(await scores_of(server, QUERY, DOCUMENTS), reverse=True)
-        assert {one["index"] for one in answer["results"]} == {0, 1, 2, 3}
-        assert all(one["document"] == {"text": DOCUMENTS[one["index"]]} for one in answer["results"])
+        assert {result["index"] for result in answer["results"]} == {0, 1, 2, 3}
+        assert all(result["document"] == {"text": DOCUMENTS[result["index"]]} for result in answer["results"])
         assert answer["usage"]["prompt_tokens"] == answer["usage"]["total_tokens"] > 0
         assert answer["meta"]["billed_units"] == {"search_units": 1}
         assert answer["id"].startswith("rerank-")
         best = (await server.post(path, {**body, "top_n": 2, "return_documents": False})).json()["results"]
-        assert best == [{key: one[key] for key in ("index", "relevance_score")} for one in answer["results"][:2]]
+        assert best == [{key: result[key] for key in ("index", "relevance_score")} for result in answer["results"][:2]]
         many = (await server.post(path, {**body, "top_n": 100})).json()["results"]
         assert many == answer["results"]
 

@@ -29,8 +29,8 @@ async def test_a_tool_is_called_and_its_result_goes_on(tmp_path: Path) -> None:
         body = await ask(server, "Weather?", tools=[WEATHER], enable_response_messages=True)
     assert tools.calls == [("get_weather", {"city": "Rome"})]
     assert kinds(body) == ["mcp_list_tools", "reasoning", "message", "mcp_call", "reasoning", "message"]
-    assert [one["message"] for one in body["output_messages"]] == list(answers)
-    assert [len(one["tokens"]) for one in body["input_messages"]] == [len(prompt) for prompt in prompts(core)]
+    assert [message["message"] for message in body["output_messages"]] == list(answers)
+    assert [len(message["tokens"]) for message in body["input_messages"]] == [len(prompt) for prompt in prompts(core)]
     listed, _, _, made, _, message = body["output"]
     assert listed["server_label"] == "weather"
     assert [tool["name"] for tool in listed["tools"]] == ["get_weather", "fail", "wait"]

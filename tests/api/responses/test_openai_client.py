@@ -120,4 +120,4 @@ def test_a_custom_tool_is_called_with_a_text(client: openai.OpenAI) -> None:
         tool_choice={"type": "custom", "custom": {"name": "note"}},
     )
     calls = chat.choices[0].message.tool_calls or []
-    assert [one.custom.input for one in calls if one.type == "custom"] == [call.input]
+    assert [call.custom.input for call in calls if call.type == "custom"] == [call.input]

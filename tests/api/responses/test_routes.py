@@ -109,9 +109,9 @@ async def test_log_probabilities_come_with_the_text(tmp_path: Path) -> None:
         body = await ask(server, **fields)
         events = await stream(server, **fields)
     deltas = [event for event in events if event["type"] == "response.output_text.delta"]
-    streamed_entries = [one for event in deltas for one in event["logprobs"]]
+    streamed_entries = [entry for event in deltas for entry in event["logprobs"]]
     assert body["output"][1]["content"][0]["logprobs"] == streamed_entries
-    assert "".join(one["token"] for one in streamed_entries).strip() == "abc"
+    assert "".join(streamed_entry["token"] for streamed_entry in streamed_entries).strip() == "abc"
 
 
 async def test_a_format_is_kept_to(tmp_path: Path) -> None:

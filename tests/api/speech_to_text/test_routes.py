@@ -95,7 +95,7 @@ async def test_verbose_json_has_segments_and_words(tmp_path: Path) -> None:
         body = (await send(server, **fields)).json()
         assert (body["task"], body["language"], body["duration"]) == ("transcribe", "de", 3.2)
         assert body["text"] == "alpha bravo"
-        assert [one["text"] for one in body["segments"]] == [" alpha", " bravo"]
+        assert [segment["text"] for segment in body["segments"]] == [" alpha", " bravo"]
         first = body["segments"][0]
         assert set(first) == {
             *("id", "seek", "start", "end", "text", "tokens", "temperature", "avg_logprob", "compression_ratio"),
@@ -120,7 +120,9 @@ async def test_long_files_in_other_formats_are_transcribed_whole(tmp_path: Path)
     async with speech_server(tmp_path) as server:
         body = (await send(server, file=LONG, response_format="verbose_json")).json()
         assert body["text"].split() == ["alpha", "bravo"] * 8
-        assert [round(one["start"], 1) for one in body["segments"]] == [round(0.4 + 4.4 * i, 1) for i in range(16)]
+        assert [round(segment["start"], 1) for segment in body["segments"]] == [
+            round(0.4 + 4.4 * i, 1) for i in range(16)
+        ]
         mp3 = encode(spoken((A, 1.0), (B, 1.0))[:, None], "mp3")
         assert (await send(server, file=mp3)).json()["text"] == "alpha bravo"
 

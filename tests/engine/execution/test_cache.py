@@ -167,7 +167,7 @@ def test_pages_are_not_resident_until_they_are_written() -> None:
     process = psutil.Process()
     before = process.memory_info().rss
     caches = HostKVCache(layout(*[CacheShape(8, 64, 64)] * 4), 4096, 16, torch.bfloat16).layers
-    size = sum(one.keys.nbytes + one.values.nbytes for one in caches.values())
+    size = sum(cache.keys.nbytes + cache.values.nbytes for cache in caches.values())
     assert size == 512 << 20
     assert process.memory_info().rss - before < size / 10
     assert not caches[0].keys[3, 77].any()

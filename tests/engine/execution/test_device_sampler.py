@@ -81,7 +81,7 @@ class Harness:
             else Sampler(self.table, vocab, grammar_state)
         )
         self.on_device = on_device
-        self.apply(StepPlan(new=[new(f"r{i}", one) for i, one in enumerate(requests)]))
+        self.apply(StepPlan(new=[new(f"r{i}", request) for i, request in enumerate(requests)]))
         self.rows = [self.table.row_of(f"r{i}") for i in range(len(requests))]
 
     def apply(self, plan: StepPlan) -> None:
@@ -184,11 +184,11 @@ def test_drafts_give_the_same_tokens(
     """Drafts that are confirmed partly or completely, and sequences without one."""
     host, device, ahead = (Harness(*batch, on_device=on_device) for on_device in (False, True, False))
     logits = [logits_of(5, seed + i) for i in range(len(batch))]
-    future = [ahead.sample(torch.stack([one[depth] for one in logits])) for depth in range(4)]
+    future = [ahead.sample(torch.stack([logit[depth] for logit in logits])) for depth in range(4)]
     drafts = [[future[depth][i].token for depth in range(lengths[i])] for i in range(len(batch))]
     for draft, at in zip(drafts, wrong, strict=False):
         draft[at : at + 1] = [(token + 1) % VOCAB for token in draft[at : at + 1]]
-    rows = torch.cat([one[: 1 + len(draft)] for one, draft in zip(logits, drafts, strict=True)])
+    rows = torch.cat([logit[: 1 + len(draft)] for logit, draft in zip(logits, drafts, strict=True)])
     expected, found = host.verify(rows, drafts), device.verify(rows, drafts)
     for i, (one, other) in enumerate(zip(found, expected, strict=True)):
         assert_same(one, other)

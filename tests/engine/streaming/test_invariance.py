@@ -241,7 +241,7 @@ def test_a_step_that_fails_ends_one_sequence(streaming_folder: Path, monkeypatch
     encode = engine.runner.items.encode
 
     def fail(pieces: Any) -> None:
-        if any(one.request_id == "bad" and one.first for one in pieces):
+        if any(piece.request_id == "bad" and piece.first for piece in pieces):
             raise RuntimeError("no")
         encode(pieces)
 

@@ -25,14 +25,14 @@ def settings_of(requests: list[SamplingParams], randoms: list[float], device: to
     def tensor(values: list[float], dtype: torch.dtype) -> torch.Tensor:
         return torch.tensor(values, dtype=dtype, device=device)
 
-    ranked = [bool(one.temperature and (one.top_k or one.top_p < 1)) for one in requests]
+    ranked = [bool(request.temperature and (request.top_k or request.top_p < 1)) for request in requests]
     return ChoiceSettings(
-        tensor([one.temperature for one in requests], torch.float32),
+        tensor([request.temperature for request in requests], torch.float32),
         tensor(randoms, torch.float64),
-        tensor([math.log(one.min_p) if one.min_p else -math.inf for one in requests], torch.float32),
-        tensor([one.top_k for one in requests], torch.int32),
-        tensor([one.top_p for one in requests], torch.float32),
-        any(one.temperature > 0 and not is_ranked for one, is_ranked in zip(requests, ranked, strict=True)),
+        tensor([math.log(request.min_p) if request.min_p else -math.inf for request in requests], torch.float32),
+        tensor([request.top_k for request in requests], torch.int32),
+        tensor([request.top_p for request in requests], torch.float32),
+        any(request.temperature > 0 and not is_ranked for request, is_ranked in zip(requests, ranked, strict=True)),
         any(ranked),
     )
 

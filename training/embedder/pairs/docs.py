@@ -86,7 +86,7 @@ def docs_pair(rng: Random, split: str) -> Pair:
         return same(": ".join(paragraph.headings[-2:]), paragraph.text, [f"docs {' '.join(paragraph.headings)}"])
     if form < 0.6 and len(paragraph.sentences) > 1:
         at = rng.randrange(len(paragraph.sentences))
-        rest = [one for place, one in enumerate(paragraph.sentences) if place != at]
+        rest = [sentence for place, sentence in enumerate(paragraph.sentences) if place != at]
         return same(paragraph.sentences[at], " ".join(rest), [f"docs {' '.join(paragraph.headings)}", paragraph.key])
     words = content_words(paragraph.text)
     start = rng.randrange(max(1, len(words) - 8))
@@ -96,8 +96,8 @@ def docs_pair(rng: Random, split: str) -> Pair:
 
 def docs_sentence(rng: Random, split: str) -> Pair:
     """Return a sentence of a paragraph and the rest of the paragraph."""
-    longer = [one for one in paragraphs(split) if len(one.sentences) > 1]
+    longer = [paragraph for paragraph in paragraphs(split) if len(paragraph.sentences) > 1]
     paragraph = rng.choice(longer)
     at = rng.randrange(len(paragraph.sentences))
-    rest = " ".join(one for place, one in enumerate(paragraph.sentences) if place != at)
+    rest = " ".join(sentence for place, sentence in enumerate(paragraph.sentences) if place != at)
     return same(paragraph.sentences[at], rest, [paragraph.key])

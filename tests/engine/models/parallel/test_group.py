@@ -121,7 +121,7 @@ def test_a_rank_that_ends_is_an_error_for_those_that_wait(tmp_path: Path) -> Non
 
 def test_the_places_of_ranks() -> None:
     ranks = [Placement(rank, tensor_size=2, stages=2) for rank in range(4)]
-    assert [(one.stage, one.tensor_rank) for one in ranks] == [(0, 0), (0, 1), (1, 0), (1, 1)]
-    assert [one.next for one in ranks[:2]] == [2, 3]
-    assert [one.previous for one in ranks[2:]] == [0, 1]
-    assert {one.logits_rank for one in ranks} == {2}
+    assert [(rank.stage, rank.tensor_rank) for rank in ranks] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert [rank.next for rank in ranks[:2]] == [2, 3]
+    assert [rank.previous for rank in ranks[2:]] == [0, 1]
+    assert {rank.logits_rank for rank in ranks} == {2}

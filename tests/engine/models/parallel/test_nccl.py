@@ -127,7 +127,7 @@ def test_a_tensor_that_has_arrived_is_freed_at_the_next_transfer(tmp_path: Path,
     link = RankLink("there", sends=True, depth=4)
     link.connect(tmp_path, CUDA)
     tensors = [torch.ones(1) for _ in range(3)]
-    held = [weakref.ref(one) for one in tensors]
+    held = [weakref.ref(tensor) for tensor in tensors]
     for one in tensors[:2]:
         link.send(one)
     made[0].works[0].done = made[0].works[1].done = True  # that of `connect`, and the first one
