@@ -174,11 +174,6 @@ class Renderer:
         return self.tokenizer.decode(tokens.tolist(), skip_special_tokens=False)
 
     @property
-    def has_template(self) -> bool:
-        """Whether the model has a chat template, so that requests need not bring one."""
-        return "default" in self._builder.sources
-
-    @property
     def template(self) -> str:
         """Sources of all templates, concatenated."""
         return "\n".join(self._builder.sources.values())

@@ -417,9 +417,9 @@ class DecoderSpec(TransformerSpec):
         tied: the output projection shares the embedding's weight.
         head_bias: the output projection has a bias.
         logit_softcap: logits become cap * tanh(logits / cap).
-        encoder: audio encoder: feeds cross-attention if layers have it, otherwise replaces embeddings of placeholder
-            tokens. None if there is none.
-        adds_encoder: its outputs are added to the embeddings of all tokens instead, one to each.
+        encoder: audio encoder: feeds cross-attention if layers have it; otherwise its outputs replace embeddings of
+            placeholder tokens, or, where audio arrives while tokens are generated, are added to those of all tokens.
+            None if there is none.
         language_model: name of the language model's family, if the model is composed of parts.
     """
 
@@ -428,7 +428,6 @@ class DecoderSpec(TransformerSpec):
     logit_scale: float = 1.0
     logit_softcap: float | None = None
     encoder: AudioEncoderSpec | None = None
-    adds_encoder: bool = False
     language_model: str = ""
 
     @property
