@@ -114,16 +114,16 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=8100)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--flags-of", nargs=2, action="append", default=[], metavar=("NAME", "FLAGS"))
-    ours, flags = sys.argv[1:], []
-    if "--" in ours:
-        ours, flags = ours[: ours.index("--")], ours[ours.index("--") + 1 :]
-    options = parser.parse_args(ours)
+    arguments, flags = sys.argv[1:], []
+    if "--" in arguments:
+        arguments, flags = arguments[: arguments.index("--")], arguments[arguments.index("--") + 1 :]
+    options = parser.parse_args(arguments)
     builds = [text.split("=", 1) for text in options.builds]
-    own = {name: shlex.split(text) for name, text in options.flags_of}
+    flags_of = {name: shlex.split(text) for name, text in options.flags_of}
     servers = []
     try:
         for number, (name, checkout) in enumerate(builds):
-            all_flags = [*flags, *own.get(name, [])]
+            all_flags = [*flags, *flags_of.get(name, [])]
             servers.append(Server(name, Path(checkout).resolve(), options.model, options.port + number, all_flags))
             servers[-1].wait_ready()
         turns = alternate(servers, options)

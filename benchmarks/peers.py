@@ -49,10 +49,10 @@ def ratio(row: dict[str, float], metric: str, ours: str) -> float | None:
 
 def report(run: dict[str, Any], versions: dict[str, str]) -> dict[str, Any]:
     """Return the report of a run: medians and ratios, with date, machine and versions."""
-    ours = next(iter(versions))
-    stored = [one for one in run["runs"] if one["server"] in versions]
+    version = next(iter(versions))
+    stored = [result for result in run["runs"] if result["server"] in versions]
     rows = [
-        {"work": work, "metric": metric, **row, "ratio": ratio(row, metric, ours)}
+        {"work": work, "metric": metric, **row, "ratio": ratio(row, metric, version)}
         for (work, metric), row in sorted(medians(stored).items())
     ]
     return {
@@ -60,7 +60,7 @@ def report(run: dict[str, Any], versions: dict[str, str]) -> dict[str, Any]:
         "machine": f"{_processor()}, {os.cpu_count()} cores",
         "model": Path(run["model"]).name,
         "versions": versions,
-        "ratio": f"{ours} / best other",
+        "ratio": f"{version} / best other",
         "medians": rows,
     }
 

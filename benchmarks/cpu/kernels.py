@@ -51,8 +51,8 @@ def linear(size_in: int, size_out: int, rows: int, limits: Limits) -> dict[str, 
     result: dict[str, Any] = {"inputs": size_in, "outputs": size_out, "rows": rows, "torch": _microseconds(plain, runs)}
     for weight_format in FORMATS:
         packed = [pack_weight(weight, weight_format) for weight in weights]
-        ours = [partial(weight, x, None) for weight in packed if weight is not None]
-        result[weight_format] = _microseconds(ours, runs)
+        calls = [partial(weight, x, None) for weight in packed if weight is not None]
+        result[weight_format] = _microseconds(calls, runs)
     floor = max(2 * size_in * size_out / limits.bandwidth, 2 * rows * size_in * size_out / limits.operations) * 1e6
     return {**result, "share_of_limit": round(floor / result["none"]["best"], 2)}
 
@@ -65,9 +65,9 @@ def head_products(heads: int, size_in: int, size_out: int, rows: int, dtype: tor
     out = torch.empty(rows, heads, size_out + 64, dtype=dtype)[..., :size_out]
     runs = 3 * count if rows <= 64 else 12
     plain = [partial(reference, x, weight) for weight in weights]
-    ours = [partial(packed, x, out=out) for packed in map(pack_head_weight, weights) if packed is not None]
+    calls_of_kernel = [partial(packed, x, out=out) for packed in map(pack_head_weight, weights) if packed is not None]
     case = {"heads": heads, "inputs": size_in, "outputs": size_out, "rows": rows, "dtype": str(dtype)}
-    return {**case, "torch": _microseconds(plain, runs), "ours": _microseconds(ours, runs)}
+    return {**case, "torch": _microseconds(plain, runs), "ours": _microseconds(calls_of_kernel, runs)}
 
 
 def attention(sequences: int, positions: int, heads: int, kv_heads: int, dim: int, limits: Limits) -> dict[str, Any]:

@@ -151,16 +151,16 @@ def report(intervals: Sequence[Interval]) -> dict[str, Any]:
 
 def measure(cores: dict[str, MeasuredCore], options: argparse.Namespace) -> list[dict[str, Any]]:
     """Measure all engines in turn; returns a row for each load."""
-    found: dict[str, dict[str, list[Interval]]] = {}
+    intervals: dict[str, dict[str, list[Interval]]] = {}
     for _ in range(options.rounds):
         for batch in options.batches:
-            row = found.setdefault(f"{batch} sequences generate", {})
+            row = intervals.setdefault(f"{batch} sequences generate", {})
             for mode, core in cores.items():
                 row.setdefault(mode, []).append(core.decode(batch, options.seconds))
-        row = found.setdefault(f"{_PROMPTS} prompts of {_PROMPT} tokens", {})
+        row = intervals.setdefault(f"{_PROMPTS} prompts of {_PROMPT} tokens", {})
         for mode, core in cores.items():
             row.setdefault(mode, []).append(core.prefill())
-    return [{"load": load, **{mode: report(each) for mode, each in row.items()}} for load, row in found.items()]
+    return [{"load": load, **{mode: report(each) for mode, each in row.items()}} for load, row in intervals.items()]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -89,9 +89,9 @@ def head_cases() -> Iterator[Case]:
         pages = layout.block_bytes(BLOCK_SIZE, dtype) * blocks
         nbytes = qkv.nbytes + x.nbytes + pages + tables + slots.nbytes
         name = f"qk_norm_rope_write {dtype}".replace("torch.", "")
-        given = (heads, layer.keys, layer.values, slots, 1.0, 1.0)
-        yield Case(name, nbytes, partial(qk_norm_rope_write, *given))
-        yield Case(f"{name} in two ops", nbytes, partial(in_two_ops, *given))
+        arguments = (heads, layer.keys, layer.values, slots, 1.0, 1.0)
+        yield Case(name, nbytes, partial(qk_norm_rope_write, *arguments))
+        yield Case(f"{name} in two ops", nbytes, partial(in_two_ops, *arguments))
 
 
 def _settings(**fields: float) -> ChoiceSettings:

@@ -28,17 +28,17 @@ class Watcher:
 
     def __init__(self, target: Callable[..., None], *arguments: Any) -> None:
         context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=target, args=(theirs, *arguments), daemon=True)
+        self._pipe, child_end = context.Pipe()
+        self._process = context.Process(target=target, args=(child_end, *arguments), daemon=True)
         self._process.start()
-        theirs.close()
+        child_end.close()
         self._pipe.recv()  # it has begun
 
     def spans(self, start: float, end: float) -> list[Span]:
         """What overlaps with this window, with that which has not ended yet."""
         self._pipe.send((start, end))
-        found: list[Span] = self._pipe.recv()
-        return found
+        spans: list[Span] = self._pipe.recv()
+        return spans
 
     def active(self) -> int:
         """The number of streams that have got a chunk in the last quarter of a second."""

@@ -97,11 +97,11 @@ def peer_scores(
         [str(python), str(_PEER), str(model), compute_type, *files], check=True, stdout=subprocess.PIPE, text=True
     ).stdout
     for line in answers.splitlines():
-        found = json.loads(line)
-        pauses, speech = audio[found["file"]]
-        mode = "segments and words" if found["words"] is not None else "segments"
-        answer = Answer.read(found["text"], found["segments"], found["words"])
-        yield score(f"faster-whisper {compute_type}", mode, pauses, speech, answer, found["seconds"])
+        result = json.loads(line)
+        pauses, speech = audio[result["file"]]
+        mode = "segments and words" if result["words"] is not None else "segments"
+        answer = Answer.read(result["text"], result["segments"], result["words"])
+        yield score(f"faster-whisper {compute_type}", mode, pauses, speech, answer, result["seconds"])
 
 
 def row(one: Score) -> str:
@@ -153,7 +153,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for name, speech in audio:
                 take(quire_scores(system, url, name, speech))
         if options.peer is not None:
-            short = [one for one in audio if one[1].seconds <= 60 * options.peer_minutes]
+            short = [clip for clip in audio if clip[1].seconds <= 60 * options.peer_minutes]
             with tempfile.TemporaryDirectory() as folder:
                 take(peer_scores(options.peer, options.peer_model, quantization, short, Path(folder)))
     if options.out:

@@ -17,14 +17,14 @@ def main(folder: str, compute_type: str, *files: str) -> None:
     for number, file in enumerate(files):
         for with_words in (False, True):
             started = time.perf_counter()
-            found, _ = model.transcribe(
+            generator, _ = model.transcribe(
                 np.load(file),
                 language="en",
                 beam_size=1,
                 word_timestamps=with_words,
                 condition_on_previous_text=False,
             )
-            segments = list(found)
+            segments = list(generator)
             answer = {
                 "file": number,
                 "text": "".join(segment.text for segment in segments),

@@ -65,8 +65,8 @@ def server(folders: dict[str, Path]) -> Iterator[ServerProcess]:
 
 def read(samples: Samples) -> Samples:
     """Samples as the server gets them, from a file of 16 bits."""
-    found: Samples = soundfile.read(io.BytesIO(wav(samples[:, None])), dtype="float32")[0]
-    return found
+    resampled: Samples = soundfile.read(io.BytesIO(wav(samples[:, None])), dtype="float32")[0]
+    return resampled
 
 
 def info_of(folder: Path) -> AudioInfo:

@@ -115,8 +115,8 @@ async def test_an_engine_is_started_again_with_its_new_share(tmp_path: Path, mon
     monkeypatch.setattr(engines, "serve_core", serve)
     folder = save_model(make_model("llama", num_hidden_layers=1), tmp_path)
     write_tokenizer(folder)
-    given = MemoryShare(0, engines=2, weights=23)
-    engine = RunningEngine(ModelSource(folder, str(folder), ("a",)), read_model_config(folder), Serve(), given)
+    share = MemoryShare(0, engines=2, weights=23)
+    engine = RunningEngine(ModelSource(folder, str(folder), ("a",)), read_model_config(folder), Serve(), share)
     try:
         await engine.client.ready()
         engine.set_memory_share(MemoryShare(0, steps=7))
@@ -125,7 +125,7 @@ async def test_an_engine_is_started_again_with_its_new_share(tmp_path: Path, mon
         await engine.restart()
     finally:
         await engine.stop()
-    assert used == [given, MemoryShare(0, steps=7)]
+    assert used == [share, MemoryShare(0, steps=7)]
 
 
 async def test_no_engine_starts_after_one_that_fails(

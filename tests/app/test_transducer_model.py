@@ -55,15 +55,15 @@ def tokens_of(model: Any, folder: Path, samples: Samples) -> list[int]:
 
 def words_of(tokens: list[int]) -> list[tuple[str, int]]:
     """The words in generated tokens, and the frame at which each begins."""
-    frame, symbols, found = 0, 0, list[tuple[str, int]]()
+    frame, symbols, words = 0, 0, list[tuple[str, int]]()
     for token in tokens:
-        if token != BLANK and (not found or PIECES[token].startswith("\u2581")):
-            found.append((PIECES[token].lstrip("\u2581"), frame))
+        if token != BLANK and (not words or PIECES[token].startswith("\u2581")):
+            words.append((PIECES[token].lstrip("\u2581"), frame))
         elif token != BLANK:
-            found[-1] = (found[-1][0] + PIECES[token], found[-1][1])
+            words[-1] = (words[-1][0] + PIECES[token], words[-1][1])
         symbols = 0 if token == BLANK or symbols == 2 else symbols + 1
         frame += symbols == 0
-    return found
+    return words
 
 
 async def test_transcriptions_are_those_of_transformers(model: Any, folder: Path) -> None:

@@ -38,9 +38,9 @@ def expected_order(query: str, texts: list[str]) -> list[int]:
     ]
 
 
-def close(found: Any, wanted: Any) -> bool:
+def close(actual: Any, expected: Any) -> bool:
     """Whether two lists of embeddings are equal to 1e-3, as some clients get them in fewer bits or batches."""
-    pairs = [(a, b) for one, other in zip(found, wanted, strict=True) for a, b in zip(one, other, strict=True)]
+    pairs = [(a, b) for row, other in zip(actual, expected, strict=True) for a, b in zip(row, other, strict=True)]
     return len(pairs) > 0 and max(abs(a - b) for a, b in pairs) < 1e-3
 
 

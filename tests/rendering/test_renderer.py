@@ -148,8 +148,8 @@ async def test_a_quadratic_template_has_a_time_limit_and_delays_nobody(tmp_path:
         with pytest.raises(PromptError, match=r"Rendering the chat took more than 1 s\.") as refused:
             await rendering[0]
         assert refused.value.param == "tools"
-        for one in rendering:
-            one.cancel()
+        for task in rendering:
+            task.cancel()
         await asyncio.wait(rendering)
 
 

@@ -34,10 +34,10 @@ async def transcribe(server: Server, audio: Samples, **options: Any) -> tuple[Tr
             audio, TranscriptionOptions(**{"language": "en", "timestamps": True, **options})
         )
         async with aclosing(stream) as events:
-            found = [event async for event in events]
-    last = found[-1]
+            collected = [event async for event in events]
+    last = collected[-1]
     assert isinstance(last, TranscriptionDone)
-    assert last.text == "".join(event.text for event in found if isinstance(event, TranscriptDelta))
+    assert last.text == "".join(event.text for event in collected if isinstance(event, TranscriptDelta))
     assert model.client.slots_in_use == 0
     return last, last.text
 

@@ -46,10 +46,10 @@ def test_the_path_is_that_of_transformers(shape: tuple[int, int]) -> None:
 def test_words_have_their_punctuation(
     tokens: TranscriptionTokens, spoken: str, language: str, expected: list[str]
 ) -> None:
-    given = text(spoken)
-    words = words_of(given, tokens, language)
+    token_ids = text(spoken)
+    words = words_of(token_ids, tokens, language)
     assert [word.text for word in words] == expected
-    assert [index for word in words for index in range(word.first, word.last)] == list(range(len(given)))
+    assert [index for word in words for index in range(word.first, word.last)] == list(range(len(token_ids)))
 
 
 def test_punctuation_takes_no_time(tokens: TranscriptionTokens) -> None:
@@ -59,8 +59,8 @@ def test_punctuation_takes_no_time(tokens: TranscriptionTokens) -> None:
 
 
 def test_an_incomplete_character_is_a_word_of_its_own(tokens: TranscriptionTokens) -> None:
-    given = text("é")[:1]
-    (word,) = words_of(given, tokens, "en")
+    token_ids = text("é")[:1]
+    (word,) = words_of(token_ids, tokens, "en")
     assert (word.first, word.last) == (0, 1)
 
 

@@ -175,17 +175,17 @@ class FakeCore:
 
     def _step(self) -> StepOutput:
         outputs: list[RequestOutput] = []
-        for request_id, (message, answer, given) in list(self.active.items()):
+        for request_id, (message, answer, sent) in list(self.active.items()):
             if isinstance(message.params, PoolingParams):
                 outputs.append(self._pooled(message))
                 del self.active[request_id]
                 continue
-            token, made, params = answer[given], given + 1, message.sampling_params
+            token, made, params = answer[sent], sent + 1, message.sampling_params
             ends = token in params.eos_token_ids
             reason = "stop" if ends else "length" if made >= params.max_tokens or made == len(answer) else None
             logprobs = prompt_logprobs = None
             if params.logprobs is not None:
-                logprobs = [_logprobs(token, params.logprobs, self.logprob(message, given))]
+                logprobs = [_logprobs(token, params.logprobs, self.logprob(message, sent))]
                 if listed := params.logprob_token_ids:
                     logprobs = [
                         TokenLogprobs(

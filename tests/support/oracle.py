@@ -150,8 +150,8 @@ def _noise(model: Any, token_ids: torch.Tensor) -> torch.Tensor:
 
     def logits() -> torch.Tensor:
         with torch.inference_mode():
-            found: torch.Tensor = model(token_ids).logits[0].float()
-        return found
+            logits: torch.Tensor = model(token_ids).logits[0].float()
+        return logits
 
     kinds = (torch.nn.Embedding, torch.nn.Linear)
     exact = logits()

@@ -147,8 +147,8 @@ class FakeRunner:
             assert len(table) <= -(-end // BLOCK) + self.scheduler.limits.max_draft
             first = 0 if window is None else max(0, item.start - window + 1)
             for position in range(first, item.start):  # written with the same tokens and the same rope
-                found_extended, found = self.written[table[position // BLOCK]]
-                assert (found_extended, found[: position + 1]) == (extended, tuple(tokens[: position + 1]))
+                found_extended, content = self.written[table[position // BLOCK]]
+                assert (found_extended, content[: position + 1]) == (extended, tuple(tokens[: position + 1]))
             for position in range(item.start, item.start + item.count):
                 self.written[table[position // BLOCK]] = extended, tuple(written[: position + 1])
 

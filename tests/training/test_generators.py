@@ -107,13 +107,13 @@ def test_composed_sums_are_not_heldout_ones(section: str) -> None:
 
 
 def heldout_of(table: dict[str, Any]) -> set[str]:
-    found: set[str] = set()
+    phrases: set[str] = set()
     for name, value in table.items():
         if isinstance(value, dict):
-            found |= heldout_of(value)
+            phrases |= heldout_of(value)
         elif name == "heldout":
-            found |= phrasings(value)
-    return found
+            phrases |= phrasings(value)
+    return phrases
 
 
 def test_heldout_phrases_are_recognised() -> None:
@@ -176,8 +176,8 @@ def test_training_sums_are_not_held_out() -> None:
     rng = Random(1)
     for _ in range(300):
         conversation = make_conversation("arithmetic", rng)
-        found = re.match(r"(\d+)[+-](\d+):", conversation.think)
-        assert not found or not is_heldout(int(found[1]), int(found[2]))
+        match = re.match(r"(\d+)[+-](\d+):", conversation.think)
+        assert not match or not is_heldout(int(match[1]), int(match[2]))
 
 
 @pytest.mark.parametrize(

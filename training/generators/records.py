@@ -143,12 +143,12 @@ def _shown(slot: str, facts: dict[str, Any], rng: Random, values: Values) -> str
 
 
 def _several(kind: str, rng: Random, values: Values) -> list[str]:
-    found: list[str] = []
-    while len(found) < 2 or (len(found) < 4 and rng.random() < 0.35):
-        one = str(values.draw(kind, rng))
-        if one not in found:
-            found.append(one)
-    return found
+    options: list[str] = []
+    while len(options) < 2 or (len(options) < 4 and rng.random() < 0.35):
+        value = str(values.draw(kind, rng))
+        if value not in options:
+            options.append(value)
+    return options
 
 
 def _listed(names: list[str], rng: Random) -> str:

@@ -37,11 +37,11 @@ async def test_one_or_many_are_compared_with_many(tmp_path: Path, names: tuple[s
         async def ask(first: Any, second: Any) -> Any:
             return await server.post("/v1/score", {names[0]: first, names[1]: second})
 
-        one = (await ask("cat", "act")).json()
-        assert (one["object"], one["data"][0]["object"], one["data"][0]["index"]) == ("list", "score", 0)
+        single = (await ask("cat", "act")).json()
+        assert (single["object"], single["data"][0]["object"], single["data"][0]["index"]) == ("list", "score", 0)
         many = (await ask("cat", DOCUMENTS)).json()
         assert [entry["index"] for entry in many["data"]] == [0, 1, 2, 3]
-        assert many["data"][2]["score"] == one["data"][0]["score"]
+        assert many["data"][2]["score"] == single["data"][0]["score"]
         assert (await ask(["cat"], DOCUMENTS)).json()["data"] == many["data"]
         assert (await ask(["cat"] * 4, DOCUMENTS)).json()["data"] == many["data"]
         parts = {"content": [{"type": "text", "text": "cat"}]}
@@ -74,7 +74,7 @@ async def test_a_tokenizer_without_token_types_has_no_second_segment(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("fields", "wanted"),
+    ("fields", "expected"),
     [
         ({"truncate_prompt_tokens": 9}, "<|im_start|>abc<|im_end|>vwx<|im_end|>"),
         ({"truncate_prompt_tokens": 8}, "<|im_start|>ab<|im_end|>vwx<|im_end|>"),
@@ -83,11 +83,11 @@ async def test_a_tokenizer_without_token_types_has_no_second_segment(tmp_path: P
         ({"max_tokens_per_query": 1}, "<|im_start|>a<|im_end|>vwxyz<|im_end|>"),
     ],
 )
-async def test_pairs_are_cut(tmp_path: Path, fields: dict[str, Any], wanted: str) -> None:
+async def test_pairs_are_cut(tmp_path: Path, fields: dict[str, Any], expected: str) -> None:
     core = FakeCore()
     async with pooling_server(tmp_path, "score", core=core, joins=True) as server:
         await scores_of(server, "abcde", "vwxyz", **fields)
-    assert texts(core) == [wanted]
+    assert texts(core) == [expected]
 
 
 @pytest.mark.parametrize("lengths", [(3, 9), (9, 3), (6, 6), (7, 5), (1, 20)])
@@ -142,8 +142,8 @@ async def test_late_interaction_compares_tokens(tmp_path: Path) -> None:
             return np.array((await server.post("/pooling", body)).json()["data"][0]["data"], np.float32)
 
         query = await tokens(QUERY)
-        wanted = [(query @ (await tokens(text)).T).max(axis=1).sum() for text in DOCUMENTS]
-        assert np.allclose(scores, wanted, atol=1e-5)
+        expected = [(query @ (await tokens(text)).T).max(axis=1).sum() for text in DOCUMENTS]
+        assert np.allclose(scores, expected, atol=1e-5)
         assert (await scores_of(server, [QUERY, "zzz"], DOCUMENTS[:2]))[0] == pytest.approx(scores[0])
         usage = (await server.post("/score", {"text_1": "ab", "text_2": ["c", "d"]})).json()["usage"]
         assert usage["prompt_tokens"] == 4

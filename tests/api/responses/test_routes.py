@@ -87,11 +87,11 @@ async def test_events_tell_the_same_as_the_whole(tmp_path: Path) -> None:
     assert added[0]["item"]["content"] == added[1]["item"]["content"] == []
     assert added[2]["item"]["arguments"] == ""
     for place, item in enumerate(whole["output"]):
-        own = [event for event in events if event.get("output_index") == place]
-        assert {event["item_id"] for event in own if "item_id" in event} == {item["id"]}
-        text = "".join(event["delta"] for event in own if event["type"].endswith(".delta"))
+        item_events = [event for event in events if event.get("output_index") == place]
+        assert {event["item_id"] for event in item_events if "item_id" in event} == {item["id"]}
+        text = "".join(event["delta"] for event in item_events if event["type"].endswith(".delta"))
         assert text == (item["arguments"] if item["type"] == "function_call" else item["content"][0]["text"])
-        assert own[-1]["item"] == item
+        assert item_events[-1]["item"] == item
 
 
 async def test_answers_that_break_off_are_incomplete(tmp_path: Path) -> None:

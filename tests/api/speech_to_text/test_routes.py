@@ -340,16 +340,19 @@ async def test_chunks_have_the_tokens_so_far(tmp_path: Path, file: bytes, window
     async with speech_server(tmp_path) as server:
         *pieces, last, whole = events_of(await send(server, file=file, **fields, **flags))
     texts = accumulate(chunk["choices"][0]["delta"]["content"] for chunk in pieces)
-    given = [chunk["usage"]["prompt_tokens"] for chunk in pieces]  # grows where a window begins
-    ended = [sorted(set(given)).index(one) for one in given]
+    prompt_tokens = [chunk["usage"]["prompt_tokens"] for chunk in pieces]  # grows where a window begins
+    ended = [sorted(set(prompt_tokens)).index(count) for count in prompt_tokens]
     # A token is a byte, or the end of a window, which may come with the last bytes. The text lacks the first space.
     expected = [1 + len(text) + ends for text, ends in zip(texts, ended, strict=True)]
     counts = [chunk["usage"]["completion_tokens"] for chunk in pieces]
     assert all(count - least in (0, 1) for count, least in zip(counts, expected, strict=True))
     assert ended[-1] == windows - 1
-    assert given == sorted(given)
+    assert prompt_tokens == sorted(prompt_tokens)
     assert last["usage"] == whole["usage"]
-    assert (whole["usage"]["prompt_tokens"], whole["usage"]["completion_tokens"]) == (given[-1], expected[-1] + 1)
+    assert (whole["usage"]["prompt_tokens"], whole["usage"]["completion_tokens"]) == (
+        prompt_tokens[-1],
+        expected[-1] + 1,
+    )
 
 
 async def test_chunks_of_a_text_that_was_cut_end_with_length(tmp_path: Path) -> None:

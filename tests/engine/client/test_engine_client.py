@@ -46,8 +46,8 @@ async def test_concurrent_streams_are_complete() -> None:
 
 
 async def test_steps_that_were_not_read_are_merged_into_one_delta() -> None:
-    wanted = text_request()
-    stream = SequenceStream(wanted, Detokenizer(byte_tokenizer(), [], wanted.text))
+    request = text_request()
+    stream = SequenceStream(request, Detokenizer(byte_tokenizer(), [], request.text))
     ids = byte_tokenizer().encode("HELLO").ids
     for token in ids[:-1]:
         stream.put(TokensOutput("id", [token]))
@@ -68,8 +68,8 @@ async def test_steps_that_were_not_read_are_merged_into_one_delta() -> None:
 async def test_a_stop_token_has_text_only_with_include_stop(
     text_params: dict[str, Any], reason: Any, expected: str
 ) -> None:
-    wanted = text_request(**text_params)
-    stream = SequenceStream(wanted, Detokenizer(byte_tokenizer(), [], wanted.text))
+    request = text_request(**text_params)
+    stream = SequenceStream(request, Detokenizer(byte_tokenizer(), [], request.text))
     ids = byte_tokenizer().encode("HI!").ids
     entries = [TokenLogprobs([token], [-1.0], [1]) for token in ids]
     stream.put(TokensOutput("id", ids[:1], logprobs=entries[:1]))
@@ -317,12 +317,12 @@ async def test_an_output_of_another_task_fails_the_request() -> None:
 
 
 async def test_refusals_and_failures_are_different_errors() -> None:
-    wanted = text_request()
+    request = text_request()
     for output, expected in (
         (ErrorOutput("id", "too long", invalid=True), RequestRefused),
         (ErrorOutput("id", "broken"), RequestFailed),
     ):
-        generating = SequenceStream(wanted, Detokenizer(byte_tokenizer(), [], wanted.text))
+        generating = SequenceStream(request, Detokenizer(byte_tokenizer(), [], request.text))
         pooled = PooledStream(pooling())
         for stream in (generating, pooled):
             stream.put(output)

@@ -186,8 +186,8 @@ def resident(cache: HostKVCache) -> int:
     first, last = storage.data_ptr(), storage.data_ptr() + storage.nbytes()
     total, inside = 0, False
     for line in Path("/proc/self/smaps").read_text().splitlines():
-        if found := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
-            inside = int(found[1], 16) < last and first < int(found[2], 16)
+        if match := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+            inside = int(match[1], 16) < last and first < int(match[2], 16)
         elif inside and line.startswith("Rss:"):
             total += int(line.split()[1]) << 10
     return total

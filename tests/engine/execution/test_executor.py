@@ -46,11 +46,11 @@ class Runner:
         finally:
             self.running -= 1
         result = StepResult()
-        for one in plan.encoder_requests:
-            if one.request_id.startswith("bad"):
-                result.errors[one.request_id] = SequenceError(f"injected for {one.request_id}")
+        for request in plan.encoder_requests:
+            if request.request_id.startswith("bad"):
+                result.errors[request.request_id] = SequenceError(f"injected for {request.request_id}")
             else:
-                result.pooled[one.request_id] = np.full(3, len(one.prompt), np.float32)
+                result.pooled[request.request_id] = np.full(3, len(request.prompt), np.float32)
         return result
 
     def _wait(self, plan: StepPlan) -> None:

@@ -89,10 +89,10 @@ def test_pooling_of_decoders(task: Any, tmp_path: Path) -> None:
         engine.add("good", GOOD, params)
         engine.run()
     assert MESSAGE in (engine.results["bad"].error or "")
-    found = engine.results["good"].pooled
+    pooled = engine.results["good"].pooled
     assert expected is not None
-    assert found is not None
-    assert_close(found.data, torch.from_numpy(expected.data))
+    assert pooled is not None
+    assert_close(pooled.data, torch.from_numpy(expected.data))
     assert (engine.blocks_used, engine.corrupted) == (0, 1)
 
 
@@ -105,7 +105,7 @@ def test_pooling_of_encoders(tmp_path: Path) -> None:
         engine.add("good", GOOD, params)
         engine.run()
     assert MESSAGE in (engine.results["bad"].error or "")
-    found = engine.results["good"].pooled
-    assert found is not None
-    assert_close(found.data, output(model, GOOD).last_hidden_state[0])
+    pooled = engine.results["good"].pooled
+    assert pooled is not None
+    assert_close(pooled.data, output(model, GOOD).last_hidden_state[0])
     assert engine.corrupted == 1

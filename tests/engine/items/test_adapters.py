@@ -68,7 +68,7 @@ def test_blocks_belong_to_the_content_of_an_adapter() -> None:
         return request.block_hashes(4, hasher)
 
     assert hashes(0, b"one") == hashes(3, b"one")
-    assert len({tuple(found) for found in (hashes(None), hashes(0, b"one"), hashes(0, b"other"))}) == 3
+    assert len({tuple(digests) for digests in (hashes(None), hashes(0, b"one"), hashes(0, b"other"))}) == 3
 
 
 def test_digests_of_adapters(tmp_path: Path) -> None:
@@ -127,14 +127,14 @@ def test_the_same_bits_alone_and_beside_others(tmp_path: Path, quantization: Any
     parts: list[list[Any]] = [[HEAD], [HEAD, noise(0, 0.5), [4]], [[7]], [[3], noise(1, 0.3)], [[8, 1]]]
     engine = Engine(folder, model=options, block_size=8)
     alone = Engine(folder, model=options, block_size=8)
-    found = []
-    for index, one in enumerate(parts):
-        prompt, items = prompt_with(engine.audio, *one)
+    logprobs = []
+    for index, part in enumerate(parts):
+        prompt, items = prompt_with(engine.audio, *part)
         engine.add(str(index), prompt, greedy(9, logprobs=1), items=items)
         result = alone.generate(prompt, greedy(9, logprobs=1), items=items)
-        found.append([entry.logprobs for output in result.outputs for entry in output.logprobs or ()])
+        logprobs.append([entry.logprobs for output in result.outputs for entry in output.logprobs or ()])
     engine.run()
-    for index, expected in enumerate(found):
+    for index, expected in enumerate(logprobs):
         outputs = engine.results[str(index)].outputs
         assert [entry.logprobs for output in outputs for entry in output.logprobs or ()] == expected
 

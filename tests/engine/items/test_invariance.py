@@ -82,14 +82,14 @@ def together(engine: Engine, seed: int) -> list[list[int]]:
 @pytest.fixture(scope="module")
 def alone(audio_folders: dict[str, Path]) -> dict[str, list[list[int]]]:
     """The tokens of each request of a workload alone in the engine, without prefix caching, by kind."""
-    found = {}
+    results = {}
     for kind in KINDS:
         engine = Engine(audio_folders[kind], enable_prefix_caching=False)
-        found[kind] = [
+        results[kind] = [
             engine.generate(prompt, params, items=items).tokens for prompt, items, params in workload(1, engine.audio)
         ]
-        assert len({tuple(tokens) for tokens in found[kind]}) > 6
-    return found
+        assert len({tuple(tokens) for tokens in results[kind]}) > 6
+    return results
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -125,8 +125,8 @@ def test_prompts_in_pieces(audio_folders: dict[str, Path], alone: dict[str, list
         begin = 2
         for item in items:
             engine.extend(name, prompt[begin : item.start])
-            own = prompt[item.start : item.start + item.length]
-            engine.extend(name, own, items=(msgspec.structs.replace(item, start=0),))
+            placeholders = prompt[item.start : item.start + item.length]
+            engine.extend(name, placeholders, items=(msgspec.structs.replace(item, start=0),))
             begin = item.start + item.length
             for _ in range(index % 4):
                 if engine.busy:
@@ -257,7 +257,7 @@ def test_an_item_that_cannot_be_encoded_fails_alone(
 
 def test_log_probabilities_of_prompts_with_items(audio_folders: dict[str, Path]) -> None:
     """Every token is computed, and each chunk has the item's embeddings."""
-    found = []
+    results = []
     for tokens in (512, 5):
         engine = Engine(audio_folders["voxtral"], max_num_batched_tokens=tokens, max_num_seqs=4)
         prompt, items = prompt_with(engine.audio, [1, 2], noise(0, 1.0), [3, 4])
@@ -265,5 +265,5 @@ def test_log_probabilities_of_prompts_with_items(audio_folders: dict[str, Path])
             result = engine.generate(prompt, greedy(1, prompt_logprobs=1), items=items)
             reported = result.outputs[0].prompt_logprobs
             assert reported is not None
-            found.append([None if entry is None else entry.logprobs[0] for entry in reported])
-    assert all(one[1:] == pytest.approx(found[0][1:], abs=1e-4) for one in found)
+            results.append([None if entry is None else entry.logprobs[0] for entry in reported])
+    assert all(result[1:] == pytest.approx(results[0][1:], abs=1e-4) for result in results)

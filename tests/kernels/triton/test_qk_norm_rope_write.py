@@ -118,8 +118,8 @@ def test_queries_and_pages_have_the_bits_of_two_ops(
     expected_q = in_two_ops(replace(given_, qkv=given_.qkv.clone()), *expected, at, *SCALES)
     q = qk_norm_rope_write(given_, *own, at, *SCALES)
     assert q.shape == (len(slots), heads, 2 * pairs + rest)
-    for one, other in zip((q, *own), (expected_q, *expected), strict=True):
-        assert_same_bits(one, other)
+    for actual, other in zip((q, *own), (expected_q, *expected), strict=True):
+        assert_same_bits(actual, other)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -136,8 +136,8 @@ def test_rows_with_odd_elements(
     slots = torch.tensor([4, 9, 1], device=device)
     expected_q = in_two_ops(replace(heads, qkv=heads.qkv.clone()), *expected, slots, *SCALES)
     q = qk_norm_rope_write(heads, *own, slots, *SCALES)
-    for one, other in zip((q, *own), (expected_q, *expected), strict=True):
-        assert_same_bits(one, other)
+    for actual, other in zip((q, *own), (expected_q, *expected), strict=True):
+        assert_same_bits(actual, other)
 
 
 @pytest.mark.parametrize("heads", [(40, 20), (20, 1), (3, 3)])
@@ -156,8 +156,8 @@ def test_the_result_is_that_of_torch(device: torch.device, dtype: torch.dtype, h
     slots = torch.tensor([6, 14], device=device)
     write_reference(*expected, slots, k, v)
     atol, rtol = (2e-6, 1e-5) if dtype == torch.float32 else (0.06, 0.02)  # the reference rounds several times
-    found = qk_norm_rope_write(given_, *own, slots)
-    torch.testing.assert_close(found, q, atol=atol, rtol=rtol)
+    actual = qk_norm_rope_write(given_, *own, slots)
+    torch.testing.assert_close(actual, q, atol=atol, rtol=rtol)
     torch.testing.assert_close(own[0], expected[0], atol=atol, rtol=rtol)
     assert_same_bits(own[1], expected[1])
 
@@ -173,7 +173,7 @@ def test_a_token_does_not_depend_on_the_others(device: torch.device, page_dtype:
     for token in range(9):
         row = slice(token, token + 1)
         angles = replace(heads.angles, cos=heads.angles.cos[row], sin=heads.angles.sin[row])
-        one = replace(heads, qkv=heads.qkv[row], angles=angles)
-        assert_same_bits(qk_norm_rope_write(one, *alone, slots[row], *SCALES), q[row])
+        single = replace(heads, qkv=heads.qkv[row], angles=angles)
+        assert_same_bits(qk_norm_rope_write(single, *alone, slots[row], *SCALES), q[row])
     for one_page, other in zip(alone, together, strict=True):
         assert_same_bits(one_page, other)

@@ -92,8 +92,8 @@ def test_layer_norm(
     x = poisoned(*shape, dtype, device, 3.0)
     weight, bias = (torch.randn(shape[1], device=device).to(dtype) for _ in range(2))
     residual = poisoned(*shape, dtype, device) if with_residual else None
-    given = (x, weight, bias if with_bias else None, 1e-5, residual)
-    assert_near(layer_norm.layer_norm(*given), layer_norm.reference(*given))
+    arguments = (x, weight, bias if with_bias else None, 1e-5, residual)
+    assert_near(layer_norm.layer_norm(*arguments), layer_norm.reference(*arguments))
 
 
 @dtypes
@@ -157,8 +157,8 @@ def test_qk_norm_rope(
         q, k = (rms_norm_reference(x, weight, 1e-6, offset) for x, weight in zip((q, k), weights, strict=True))
     if angles is not None:
         q, k = (rope.reference(x, angles.cos, angles.sin, interleaved=interleaved) for x in (q, k))
-    for one, other in zip(out, (q, k, v), strict=True):
-        assert_near(one, other)
+    for actual, other in zip(out, (q, k, v), strict=True):
+        assert_near(actual, other)
 
 
 def test_a_row_does_not_depend_on_the_others(device: torch.device) -> None:

@@ -204,11 +204,11 @@ def with_another_word(text: str, rng: Random, split: str) -> str:
 @cache
 def synonyms() -> dict[str, tuple[str, ...]]:
     """Return the words of equal meaning, by each of them."""
-    found: dict[str, tuple[str, ...]] = {}
+    wordings: dict[str, tuple[str, ...]] = {}
     for line in phrase_book("pairs")["synonyms"]["groups"]:
         group = tuple(part.strip() for part in line.split("|"))
-        found.update({word: tuple(other for other in group if other != word) for word in group})
-    return found
+        wordings.update({word: tuple(other for other in group if other != word) for word in group})
+    return wordings
 
 
 @cache

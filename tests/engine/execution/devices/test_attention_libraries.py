@@ -139,8 +139,8 @@ def test_tokens_do_not_depend_on_preemption(folders: Path, calls: Calls) -> None
         engine.add(f"r{index}", random_prompt(index, 9), greedy(16))
     engine.run()
     for index in range(2):
-        wanted = on_cpu.generate(random_prompt(index, 9), greedy(16)).tokens
-        assert engine.results[f"r{index}"].tokens == wanted
+        expected = on_cpu.generate(random_prompt(index, 9), greedy(16)).tokens
+        assert engine.results[f"r{index}"].tokens == expected
     assert engine.preemptions > 0
 
 
@@ -168,15 +168,15 @@ def test_each_step_is_planned_once_for_each_kind_of_attention(folders: Path, cal
 @pytest.mark.parametrize("backend", BLOCK_SIZES)
 @pytest.mark.parametrize("dtype", ["float16", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_queries_of_16_bits_are_those_of_the_own_kernels(backend: str, dtype: Any, folders: Path, calls: Calls) -> None:
-    folder, found = save("llama", folders), []
+    folder, results = save("llama", folders), []
     for name in (backend, "triton"):
         options = options_of(backend, attention_backend=name, model=ModelOptions(dtype=dtype), enforce_eager=True)
         entries = engine_of(folder, **{"backend": backend, **options}).generate(
             PROMPTS[3], greedy(1, prompt_logprobs=0)
         )
         reported = entries.outputs[0].prompt_logprobs or ()
-        found.append(torch.tensor([entry.logprobs[0] for entry in reported if entry is not None]))
-    assert (found[0] - found[1]).abs().max() < (0.02 if dtype == "float16" else 0.15)
+        results.append(torch.tensor([entry.logprobs[0] for entry in reported if entry is not None]))
+    assert (results[0] - results[1]).abs().max() < (0.02 if dtype == "float16" else 0.15)
 
 
 @pytest.mark.parametrize(

@@ -75,6 +75,6 @@ def test_the_smallest_cache_of_all_ranks_decides(tmp_path: Path) -> None:
     """Three layers on one rank and two on the other: the first has memory for fewer blocks."""
     folder = save_model(make_model("llama", num_hidden_layers=5), tmp_path)
     three = save_model(make_model("llama", num_hidden_layers=3), tmp_path / "three")
-    one = Engine(three, kv_cache_memory_bytes=1 << 20)
+    single = Engine(three, kv_cache_memory_bytes=1 << 20)
     with running(folder, PP, kv_cache_memory_bytes=1 << 20) as engine:
-        assert engine.info.num_blocks == one.info.num_blocks
+        assert engine.info.num_blocks == single.info.num_blocks

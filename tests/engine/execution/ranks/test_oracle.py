@@ -88,9 +88,9 @@ def test_values_at_the_positions_of_a_prompt(tmp_path: Path, parallel: dict[str,
     entries = zip(several.outputs[0].prompt_logprobs or (), one.outputs[0].prompt_logprobs or (), strict=True)
     pairs = [(mine, theirs) for mine, theirs in entries if mine is not None and theirs is not None]
     assert len(pairs) == 44
-    for mine, theirs in pairs:
-        assert mine.token_ids == theirs.token_ids
-        assert mine.logprobs == pytest.approx(theirs.logprobs, abs=1e-3)
+    for mine, reference in pairs:
+        assert mine.token_ids == reference.token_ids
+        assert mine.logprobs == pytest.approx(reference.logprobs, abs=1e-3)
 
 
 @pytest.mark.parametrize("scaling", ["blocks of 48 x 32", "a scale for each row"])

@@ -94,9 +94,9 @@ def test_a_request_is_aborted_while_its_steps_are_in_flight(folder: Path) -> Non
             engine.add("a", reused, greedy(8))
         engine.run()
         assert engine.blocks_used == 0
-        found = [engine.results[name].tokens for name in "ab"]
+        tokens = [engine.results[name].tokens for name in "ab"]
     single = Engine(folder)
-    assert found == [single.generate(reused, greedy(8)).tokens, single.generate(other, greedy(12)).tokens]
+    assert tokens == [single.generate(reused, greedy(8)).tokens, single.generate(other, greedy(12)).tokens]
 
 
 def test_a_preempted_sequence_gets_the_token_of_its_step_in_flight(folder: Path) -> None:

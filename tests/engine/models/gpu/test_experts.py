@@ -56,15 +56,15 @@ def test_a_layer_is_close_to_that_of_cpus(case: str, quantization: Any, tmp_path
     x = torch.randn(9, 64)
     layers = [(a, b) for a, b in zip(model.modules(), plain.modules(), strict=True) if isinstance(b, MoELayer)]
     assert layers
-    for ours, theirs in layers:
-        assert isinstance(ours, MoELayer)
+    for layer, reference in layers:
+        assert isinstance(layer, MoELayer)
         with native.disabled():
-            expected = theirs(x)
+            expected = reference(x)
         with native.disabled(), gpu.interpreted():
-            out = ours(x)
+            out = layer(x)
         error = float((out - expected).norm() / expected.norm())
         assert error < {"none": 1e-5, "int8": 0.02, "fp8": 0.07}[quantization]
-        assert all(linear.weight is None for linear in ours.modules() if isinstance(linear, ExpertLinear))
+        assert all(linear.weight is None for linear in layer.modules() if isinstance(linear, ExpertLinear))
 
 
 def _load_plain(folder: Path) -> Any:
