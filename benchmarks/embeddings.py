@@ -179,8 +179,8 @@ def sentence_transformers(folder: Path) -> dict[str, Run]:
     for dtype in ("float32", "bfloat16"):
         model = SentenceTransformer(str(folder), device="cpu", model_kwargs={"dtype": getattr(torch, dtype)})
         for batch in _BATCHES:
-            runs[f"sentence-transformers {dtype} batch {batch}"] = lambda texts, size=batch, one=model: np.asarray(  # type: ignore[misc]
-                one.encode(texts, batch_size=size), np.float32
+            runs[f"sentence-transformers {dtype} batch {batch}"] = lambda texts, size=batch, encoder=model: np.asarray(  # type: ignore[misc]
+                encoder.encode(texts, batch_size=size), np.float32
             )
     return runs
 
@@ -344,7 +344,7 @@ def add_ratios(rows: Rows) -> None:
         of_kind = [row["seconds"] for name, row in rows.items() if name.startswith(kind)]
         best = [min(values) for values in zip(*of_kind, strict=True)]
         for encoding_format in _FORMATS if best else ():
-            ratios = [other / ours for other, ours in zip(best, rows[encoding_format]["seconds"], strict=True)]
+            ratios = [other / seconds for other, seconds in zip(best, rows[encoding_format]["seconds"], strict=True)]
             rows[encoding_format][f"times_{kind}"] = statistics.median(ratios)
 
 

@@ -63,13 +63,13 @@ def has_value(answer: str, value: str) -> bool:
     return re.search(rf"(?<!\w){re.escape(value.lower())}(?!\w)", answer.lower()) is not None
 
 
-def same_json(answer: str, wanted: Any) -> bool:
+def same_json(answer: str, expected: Any) -> bool:
     """Whether the answer is exactly this JSON, with the keys in the same order."""
     try:
         parsed_answer = json.loads(answer)
     except json.JSONDecodeError:
         return False
-    return json.dumps(parsed_answer) == json.dumps(wanted)
+    return json.dumps(parsed_answer) == json.dumps(expected)
 
 
 def parsed(expect: dict[str, Any], answer: str) -> BaseModel | None:

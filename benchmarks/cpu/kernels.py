@@ -86,12 +86,17 @@ def attention(sequences: int, positions: int, heads: int, kv_heads: int, dim: in
     lengths, q = torch.full((sequences,), positions), torch.randn(sequences, heads, dim).bfloat16()
     params = AttentionParams(dim**-0.5)
     calls = [partial(paged_decode, q, cache.keys, cache.values, tables, lengths, params) for cache in caches]
-    ours = _microseconds(calls, 3 * len(calls))
+    compiled = _microseconds(calls, 3 * len(calls))
     with native.disabled():
         reference = _microseconds(calls, 6)
-    bandwidth = size / ours["best"] * 1e6
+    bandwidth = size / compiled["best"] * 1e6
     case = {"sequences": sequences, "positions": positions, "heads": heads, "kv_heads": kv_heads, "dim": dim}
-    return {**case, "ours": ours, "reference": reference, "share_of_bandwidth": round(bandwidth / limits.bandwidth, 2)}
+    return {
+        **case,
+        "ours": compiled,
+        "reference": reference,
+        "share_of_bandwidth": round(bandwidth / limits.bandwidth, 2),
+    }
 
 
 def _microseconds(calls: Sequence[Callable[[], object]], runs: int) -> dict[str, float]:

@@ -122,7 +122,7 @@ class RandomCheckpoint:
         """The dtype of a tensor."""
         return torch.bfloat16
 
-    def equal(self, one: str, other: str) -> bool:
+    def equal(self, first: str, second: str) -> bool:
         """Whether two tensors have the same values."""
         return False
 

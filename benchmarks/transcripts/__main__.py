@@ -104,17 +104,17 @@ def peer_scores(
         yield score(f"faster-whisper {compute_type}", mode, pauses, speech, answer, result["seconds"])
 
 
-def row(one: Score) -> str:
+def row(scored: Score) -> str:
     """Return a line of the table."""
     shown = [
-        one.system,
-        one.mode,
-        one.pauses,
+        scored.system,
+        scored.mode,
+        scored.pauses,
         *(
             "" if value is None else f"{value:g}"
             for value in (
-                *(one.minutes, one.word_error_rate, one.cues, one.wrong_cues, one.worst_cue_error),
-                *(one.cues_with_pauses, one.wrong_words, one.worst_word_error, one.seconds),
+                *(scored.minutes, scored.word_error_rate, scored.cues, scored.wrong_cues, scored.worst_cue_error),
+                *(scored.cues_with_pauses, scored.wrong_words, scored.worst_word_error, scored.seconds),
             )
         ),
     ]

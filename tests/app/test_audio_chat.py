@@ -115,8 +115,10 @@ def test_transcriptions(server: ServerProcess, models: dict[str, Any], folders: 
     fields = {**fields, "temperature": "0", "use_beam_search": "true"}
     with server.http as client:
         files = {"file": ("a.wav", wav(FIRST[:, None]))}
-        one, three = (client.post("/v1/audio/transcriptions", files=files, data={**fields, "n": n}) for n in ("1", "3"))
-    assert one.json()["text"] == response.json()["text"]  # one beam is greedy decoding
+        single, three = (
+            client.post("/v1/audio/transcriptions", files=files, data={**fields, "n": n}) for n in ("1", "3")
+        )
+    assert single.json()["text"] == response.json()["text"]  # one beam is greedy decoding
     assert three.status_code == 200, three.text
 
 

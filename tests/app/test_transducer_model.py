@@ -170,12 +170,12 @@ async def test_sessions_at_once_have_the_texts_that_they_have_alone(model: Any, 
     assert len(set(expected)) > 2
     async with core_server(folder, encoder_cache_memory=25_000) as server:
 
-        async def one(samples: Samples) -> list[str]:
+        async def transcripts_of(samples: Samples) -> list[str]:
             async with session_of(server, turn_detection=None) as client:
                 return [(await committed(client, samples))[-1]["transcript"] for _ in range(2)]
 
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one(samples)) for samples in audio]
+            tasks = [group.create_task(transcripts_of(samples)) for samples in audio]
             file = group.create_task(transcribed(server, audio[0]))
         assert [task.result() for task in tasks] == [[text, text] for text in expected]
         assert file.result().json()["text"] == expected[0]

@@ -89,10 +89,10 @@ def parsed(read: AnswerFormat, pieces: Sequence[str]) -> Iterator[Parsed]:
     yield parser.push("", last=True)
 
 
-def items(found: Iterable[Parsed]) -> list[tuple[str, str, str]]:
+def items(parts: Iterable[Parsed]) -> list[tuple[str, str, str]]:
     """Type, name and text of each item of a response."""
     writer = ItemWriter(reasoning=True, encode_reasoning=False)
-    for part in found:
+    for part in parts:
         for event in writer.write(part):
             assert event["output_index"] == len(writer.items) - 1
     list(writer.end_turn("completed"))
@@ -102,14 +102,14 @@ def items(found: Iterable[Parsed]) -> list[tuple[str, str, str]]:
     ]
 
 
-def blocks(found: Iterable[Parsed], *, thinking: bool) -> list[dict[str, Any]]:
+def blocks(parts: Iterable[Parsed], *, thinking: bool) -> list[dict[str, Any]]:
     """Blocks of a message, put together from its events."""
     usage = MessagesUsage(input_tokens=0, output_tokens=0)
     writer = MessageStreamWriter(
         MessagesResponse(id="m", model="m", content=[], stop_reason=None, usage=usage), thinking=thinking
     )
     built: list[dict[str, Any]] = []
-    events = [event for part in found for event in writer.write(part)]
+    events = [event for part in parts for event in writer.write(part)]
     for body in (json.loads(event.split(b"data: ")[1]) for event in events):
         if body["type"] == "content_block_start":
             built.append({**body["content_block"], "input": ""} if "id" in body["content_block"] else

@@ -23,10 +23,10 @@ class _Without:
         self._finder = finder
         self._names = names
 
-    def find_spec(self, fullname: str, *given: Any) -> ModuleSpec | None:
+    def find_spec(self, fullname: str, *arguments: Any) -> ModuleSpec | None:
         if fullname in self._names or fullname.partition(".")[0] in self._names:
             return None
-        spec: ModuleSpec | None = self._finder.find_spec(fullname, *given)
+        spec: ModuleSpec | None = self._finder.find_spec(fullname, *arguments)
         return spec
 
     def __getattr__(self, name: str) -> Any:

@@ -76,11 +76,11 @@ def save_outside(folder: Path) -> Any:
     renamed = {}
     for name, tensor in load_file(path).items():
         outside = name
-        for theirs, ours in _TENSORS.items():
-            outside = outside.replace(theirs, ours)
+        for original, renaming in _TENSORS.items():
+            outside = outside.replace(original, renaming)
         renamed[outside] = tensor
     save_file(renamed, path, metadata={"format": "pt"})
-    names = {theirs: ours for ours, theirs in _FIELDS.items()}
+    names = {original: renaming for renaming, original in _FIELDS.items()}
     written = json.loads((folder / "config.json").read_text())
     config = {names.get(name, name): value for name, value in written.items()}
     (folder / "config.json").write_text(

@@ -31,10 +31,10 @@ def recorded_variants() -> Iterator[set[Variant]]:
         InterpretedFunction.run = inner
 
 
-def differences(found: set[Variant], known: set[Variant]) -> list[str]:
+def differences(called: set[Variant], known: set[Variant]) -> list[str]:
     """The variants that are not known: their arguments that differ from those of the most similar known one."""
     lines = []
-    for name, arguments in sorted(found - known, key=str):
+    for name, arguments in sorted(called - known, key=str):
         similar = [sorted(set(arguments) - set(others), key=str) for other, others in known if other == name]
         lines.append(f"{name}: {min(similar, key=len) if similar else 'not called'}")
     return lines

@@ -181,7 +181,7 @@ def test_training_sums_are_not_held_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("a", "b", "minus", "wanted"),
+    ("a", "b", "minus", "expected"),
     [
         (27, 58, False, "27+58: 7+8=15, 2+5+1=8 -> 85"),
         (4, 5, False, "4+5: 4+5=9 -> 9"),
@@ -190,8 +190,8 @@ def test_training_sums_are_not_held_out() -> None:
         (58, 51, True, "58-51: 8-1=7, 5-5=0 -> 7"),
     ],
 )
-def test_scratch_steps(a: int, b: int, minus: bool, wanted: str) -> None:
-    assert steps(a, b, minus) == wanted
+def test_scratch_steps(a: int, b: int, minus: bool, expected: str) -> None:
+    assert steps(a, b, minus) == expected
 
 
 def test_scratch_steps_are_correct() -> None:

@@ -210,7 +210,7 @@ class Writer:
                 text.replace("{nps}", possessive).replace("{npo}", "{him}" if pronoun else noun).replace("{np}", noun)
             )
             text = re.sub(re.escape(bare) + r",(?=$|[.;:])", lambda _: bare, text)
-        return INFLECTION.sub(lambda found: forms.get(found[1], found[0]), text)
+        return INFLECTION.sub(lambda match: forms.get(match[1], match[0]), text)
 
     def _finish(self, text: str, noun: str | None) -> str:
         """Fill in pronouns and verb endings, and clean up punctuation; without a full stop."""

@@ -86,11 +86,11 @@ def make_family(values: Values, rng: Random, count: int) -> list[Tool]:
     ]
 
 
-def _ambiguous(one: Subject, other: Subject, by_verb: bool) -> bool:
+def _ambiguous(subject: Subject, other: Subject, by_verb: bool) -> bool:
     """Whether a request could mean either of two subjects."""
     if by_verb:
-        return bool({one.verb, *one.synonyms} & {other.verb, *other.synonyms})
-    return bool(set(one.object_name.split()) & set(other.object_name.split()))
+        return bool({subject.verb, *subject.synonyms} & {other.verb, *other.synonyms})
+    return bool(set(subject.object_name.split()) & set(other.object_name.split()))
 
 
 def _subject(values: Values, rng: Random, gibberish: bool | None = None) -> Subject:

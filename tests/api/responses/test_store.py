@@ -44,9 +44,9 @@ async def health(server: Server) -> Any:
     return answer.json() if answer.content else None
 
 
-async def until_health(server: Server, wanted: Any) -> None:
+async def until_health(server: Server, expected: Any) -> None:
     async with asyncio.timeout(60):
-        while await health(server) != wanted:
+        while await health(server) != expected:
             await asyncio.sleep(0.005)
 
 

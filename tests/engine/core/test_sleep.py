@@ -136,9 +136,9 @@ def test_of_two_levels_the_deeper_one_counts(folder: Path) -> None:
     parameter = weakref.ref(next(engine.model.parameters()))
     del engine.runner
     levels: tuple[tuple[SleepLevel, bool], ...] = ((1, True), (1, True), (2, False), (1, False))
-    for level, kept in levels:
+    for level, in_memory in levels:
         sleep(engine, level)
-        assert (parameter() is not None) == kept
+        assert (parameter() is not None) == in_memory
     assert answer(engine, Wake(ALL)) == AWAKE
     assert engine.generate([1, 2, 3], greedy(5)).tokens == before
 

@@ -76,17 +76,17 @@ class Batch:
         assert isinstance(metadata, DeviceMetadata)
         return actual, metadata
 
-    def _check_tables(self, found: StepInputs, group: int, metadata: DeviceMetadata) -> None:
+    def _check_tables(self, inputs: StepInputs, group: int, metadata: DeviceMetadata) -> None:
         """Each query's block table is that of its row, and its length that of its last position."""
         queries = [
             (span.row, length - 1, length)
-            for span in found.spans
+            for span in inputs.spans
             if span.generated
             for length in range(span.start + 1, span.length + 1)
         ]
         queries += [(0, 0, 0)] * (len(metadata.singles.seq_lens) - len(queries))
-        prompts = [(span.row, span.start, span.length) for span in found.spans if not span.generated]
-        sampling = [span for span in found.spans if span.samples] if found.model.logits_indices is not None else []
+        prompts = [(span.row, span.start, span.length) for span in inputs.spans if not span.generated]
+        sampling = [span for span in inputs.spans if span.samples] if inputs.model.logits_indices is not None else []
         pairs = []
         for expected, part in (
             (queries, metadata.singles),

@@ -99,8 +99,8 @@ class Harness:
         return [self.table.known_tokens(row).tolist() for row in self.rows]
 
 
-def new(request_id: str, one: SamplingParams, output: tuple[int, ...] = ()) -> NewSequence:
-    return NewSequence(request_id, np.array([1, 2, 3, 2, *output], np.int32), 4, one, None)
+def new(request_id: str, row_params: SamplingParams, output: tuple[int, ...] = ()) -> NewSequence:
+    return NewSequence(request_id, np.array([1, 2, 3, 2, *output], np.int32), 4, row_params, None)
 
 
 def logits_of(rows: int, seed: int, vocab: int = VOCAB) -> torch.Tensor:

@@ -172,13 +172,13 @@ def test_equal_tokens_with_an_item_at_another_place(audio_folders: dict[str, Pat
 def test_a_hit_that_ends_within_an_item(audio_folders: dict[str, Path], kind: str) -> None:
     """The rest of the item is computed from its embeddings, which are kept, or made again."""
     head = [5, 9, 3] if kind in ("qwen3_asr", "phi4_multimodal") else [5, 9]
-    for kept in (True, False):
-        engine = Engine(audio_folders[kind], block_size=4, encoder_cache_memory=1 << 20 if kept else 1)
+    for keeps in (True, False):
+        engine = Engine(audio_folders[kind], block_size=4, encoder_cache_memory=1 << 20 if keeps else 1)
         fresh = Engine(audio_folders[kind], enable_prefix_caching=False)
-        if not kept and kind in LONG_ITEMS:
+        if not keeps and kind in LONG_ITEMS:
             engine.core.scheduler._encoder_cache._capacity = 10  # type: ignore[union-attr]
         sequence(engine, head, noise(0, 0.8))
-        if not kept:
+        if not keeps:
             # Takes the place of the first item's embeddings.
             sequence(engine, [6], noise(1, 2.0 if kind == "qwen3_asr" else 0.8))
         before = engine.items_encoded
@@ -187,7 +187,7 @@ def test_a_hit_that_ends_within_an_item(audio_folders: dict[str, Path], kind: st
             assert result.tokens == sequence(fresh, head, noise(0, 0.8), tail).tokens
         length = len(prompt_with(engine.audio, head, noise(0, 0.8))[0])
         assert length % 4, "the hit is to end within the item"
-        assert engine.items_encoded - before == (0 if kept else 1)
+        assert engine.items_encoded - before == (0 if keeps else 1)
 
 
 def test_an_item_of_several_chunks_is_encoded_once(audio_folders: dict[str, Path]) -> None:

@@ -125,17 +125,17 @@ def test_sums_with_scales(device: torch.device, dtype: torch.dtype) -> None:
     tokens=st.integers(0, 4),
     heads=st.integers(1, 6),
     pairs=st.integers(1, 20),
-    rest=st.integers(0, 9),
+    unrotated=st.integers(0, 9),
     interleaved=st.booleans(),
     dtype=st.sampled_from(DTYPES),
 )
-def test_rope(tokens: int, heads: int, pairs: int, rest: int, interleaved: bool, dtype: torch.dtype) -> None:
+def test_rope(tokens: int, heads: int, pairs: int, unrotated: int, interleaved: bool, dtype: torch.dtype) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    x = poisoned(tokens, heads * (2 * pairs + rest), dtype, device).unflatten(1, (heads, -1))
+    x = poisoned(tokens, heads * (2 * pairs + unrotated), dtype, device).unflatten(1, (heads, -1))
     angle = torch.randn(tokens, pairs, device=device) * 3
-    given_ = (x, angle.cos(), angle.sin())
-    out = rope.apply_rope(*given_, interleaved=interleaved)
-    assert_near(out, rope.reference(*given_, interleaved=interleaved))
+    arguments = (x, angle.cos(), angle.sin())
+    out = rope.apply_rope(*arguments, interleaved=interleaved)
+    assert_near(out, rope.reference(*arguments, interleaved=interleaved))
 
 
 @dtypes

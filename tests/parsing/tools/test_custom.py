@@ -57,8 +57,8 @@ async def chat(server: Server, **fields: Any) -> dict[str, Any]:
     return choice
 
 
-async def respond(server: Server, given: Any = "hi", **fields: Any) -> dict[str, Any]:
-    answer = await server.post(RESPONSES, {"input": given, "tools": TOOLS, **fields})
+async def respond(server: Server, input_items: Any = "hi", **fields: Any) -> dict[str, Any]:
+    answer = await server.post(RESPONSES, {"input": input_items, "tools": TOOLS, **fields})
     assert answer.status_code == 200, answer.text
     body: dict[str, Any] = answer.json()
     return body

@@ -220,12 +220,12 @@ def _synonym_pattern() -> re.Pattern[str]:
 def reword(text: str, rng: Random) -> str:
     """Return the text with some words replaced by others of equal meaning."""
 
-    def other(found: re.Match[str]) -> str:
-        options = synonyms().get(found[0].lower())
+    def other(match: re.Match[str]) -> str:
+        options = synonyms().get(match[0].lower())
         if not options or rng.random() < 0.2:
-            return found[0]
+            return match[0]
         chosen = rng.choice(options)
-        return chosen.capitalize() if found[0][0].isupper() else chosen
+        return chosen.capitalize() if match[0][0].isupper() else chosen
 
     return _synonym_pattern().sub(other, text)
 

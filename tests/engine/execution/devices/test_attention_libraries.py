@@ -253,10 +253,11 @@ def test_memory_of_the_library_is_not_given_to_the_cache(
     sizes: dict[str, Any] = {"kv_cache_memory_bytes": None, "max_num_seqs": 6, "enforce_eager": True}
     for name, block_size in (("triton", 4), ("flash_attn", 256), ("flashinfer", 4)):
         Engine(folder, device=InterpretedDevice(), attention_backend=name, block_size=block_size, model=model, **sizes)
-    own, flash_attn, flashinfer = reserved
+    triton, flash_attn, flashinfer = reserved
     plans, lists = 5, 7 + 6 * 8 + 6
-    assert flash_attn == own
-    assert flashinfer - own == 1024 + 4 * lists + (plans + 1) // 2 * (20 << 20)  # the allocator's blocks hold two plans
+    assert flash_attn == triton
+    of_plans = (plans + 1) // 2 * (20 << 20)  # the allocator's blocks hold two plans
+    assert flashinfer - triton == 1024 + 4 * lists + of_plans
 
 
 PACKAGES = {"flash_attn": "flash-attn 2.6", "flashinfer": "flashinfer-python 0.2"}

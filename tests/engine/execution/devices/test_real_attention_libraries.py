@@ -88,9 +88,9 @@ def test_padded_sequences_have_the_log_probabilities_of_single_ones(backend: str
     for index, prompt in enumerate(PROMPTS):
         alone, batched = engine.generate(prompt, greedy(8, logprobs=0)), engine.results[f"r{index}"]
         pairs = zip(alone.outputs, batched.outputs, strict=True)
-        for one, other in pairs:
-            assert one.logprobs is not None
-            assert other.logprobs is not None
-            if one.token_ids != other.token_ids:  # two tokens were almost as likely
+        for single, padded in pairs:
+            assert single.logprobs is not None
+            assert padded.logprobs is not None
+            if single.token_ids != padded.token_ids:  # two tokens were almost as likely
                 break
-            assert abs(one.logprobs[0].logprobs[0] - other.logprobs[0].logprobs[0]) < 0.2
+            assert abs(single.logprobs[0].logprobs[0] - padded.logprobs[0].logprobs[0]) < 0.2

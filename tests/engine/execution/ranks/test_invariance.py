@@ -67,8 +67,8 @@ def test_bits_in_bfloat16_do_not_depend_on_the_batch(tmp_path: Path) -> None:
         for index, expected in enumerate(single):
             together_ = engine.results[f"r{index}"]
             assert together_.tokens == expected.tokens
-            for mine, theirs in zip(together_.outputs, expected.outputs, strict=True):
-                assert mine.logprobs == theirs.logprobs
+            for output, expected_output in zip(together_.outputs, expected.outputs, strict=True):
+                assert output.logprobs == expected_output.logprobs
 
 
 def test_the_smallest_cache_of_all_ranks_decides(tmp_path: Path) -> None:

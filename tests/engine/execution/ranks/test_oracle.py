@@ -80,17 +80,17 @@ def test_values_at_the_positions_of_a_prompt(tmp_path: Path, parallel: dict[str,
     folder = save_model(make_model("gemma2"), tmp_path)
     prompt = random_prompt(3, 45)
     params = greedy(3, prompt_logprobs=2, logprobs=1, token_probs=TokenProbs(4, (7, 9)))
-    one = Engine(folder, max_num_batched_tokens=17).generate(prompt, params)
+    single = Engine(folder, max_num_batched_tokens=17).generate(prompt, params)
     with running(folder, parallel, max_num_batched_tokens=17) as engine:
         several = engine.generate(prompt, params)
-    assert several.tokens == one.tokens
-    assert several.outputs[0].token_probs == pytest.approx(one.outputs[0].token_probs, rel=1e-3)
-    entries = zip(several.outputs[0].prompt_logprobs or (), one.outputs[0].prompt_logprobs or (), strict=True)
-    pairs = [(mine, theirs) for mine, theirs in entries if mine is not None and theirs is not None]
+    assert several.tokens == single.tokens
+    assert several.outputs[0].token_probs == pytest.approx(single.outputs[0].token_probs, rel=1e-3)
+    entries = zip(several.outputs[0].prompt_logprobs or (), single.outputs[0].prompt_logprobs or (), strict=True)
+    pairs = [(entry, reference) for entry, reference in entries if entry is not None and reference is not None]
     assert len(pairs) == 44
-    for mine, reference in pairs:
-        assert mine.token_ids == reference.token_ids
-        assert mine.logprobs == pytest.approx(reference.logprobs, abs=1e-3)
+    for entry, reference in pairs:
+        assert entry.token_ids == reference.token_ids
+        assert entry.logprobs == pytest.approx(reference.logprobs, abs=1e-3)
 
 
 @pytest.mark.parametrize("scaling", ["blocks of 48 x 32", "a scale for each row"])

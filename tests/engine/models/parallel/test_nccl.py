@@ -106,11 +106,11 @@ def test_each_direction_has_a_communicator_which_connects_at_once(tmp_path: Path
 def test_settings_of_nccl_can_be_changed(tmp_path: Path, made: list[FakeNCCL], monkeypatch: pytest.MonkeyPatch) -> None:
     RankGroup(0, 2).connect(tmp_path / "first", CUDA)
     assert {name: os.environ[name] for name in SETTINGS} == SETTINGS
-    own = {"NCCL_SOCKET_IFNAME": "eth0", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3"}
-    for name, value in own.items():
+    settings = {"NCCL_SOCKET_IFNAME": "eth0", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3"}
+    for name, value in settings.items():
         monkeypatch.setenv(name, value)
     RankGroup(0, 2).connect(tmp_path / "second", CUDA)
-    assert {name: os.environ[name] for name in SETTINGS} == own
+    assert {name: os.environ[name] for name in SETTINGS} == settings
     assert [group.log for group in made] == [["allreduce", "wait allreduce"]] * 2
 
 
