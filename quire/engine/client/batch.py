@@ -15,7 +15,7 @@ from typing_extensions import override
 from quire.engine.client.errors import EngineError
 from quire.engine.client.protocol import FinishReason, PooledArray, PooledOutput, RequestOutput
 from quire.engine.client.records import RequestRecord
-from quire.engine.client.stream import OutputStream, PoolRequest, error_of
+from quire.engine.client.stream import OutputStream, PoolRequest, error_of, pooled_record
 
 # Enough for several steps of short texts. Each takes a slot of the engine: a larger window would leave others less.
 _WINDOW = 128
@@ -80,15 +80,7 @@ class BatchItem(OutputStream):
 
     @override
     def record(self, request_id: str) -> RequestRecord:
-        return RequestRecord(
-            kind="pool",
-            request_id=request_id,
-            origin=self.request.origin,
-            times=self.times,
-            finish_reason=self.finish_reason or "abort",
-            prompt_tokens=len(self.request.prompt),
-            cached_tokens=self.cached_tokens,
-        )
+        return pooled_record(self, self.request, request_id, self.cached_tokens)
 
 
 class PooledBatch:

@@ -279,15 +279,20 @@ class PooledStream(OutputStream):
 
     @override
     def record(self, request_id: str) -> RequestRecord:
-        return RequestRecord(
-            kind="pool",
-            request_id=request_id,
-            origin=self.request.origin,
-            times=self.times,
-            finish_reason=self.finish_reason or "abort",
-            prompt_tokens=len(self.request.prompt),
-            cached_tokens=self._cached_tokens,
-        )
+        return pooled_record(self, self.request, request_id, self._cached_tokens)
+
+
+def pooled_record(stream: OutputStream, request: PoolRequest, request_id: str, cached_tokens: int) -> RequestRecord:
+    """The record of a pooling request; see `OutputStream.record`."""
+    return RequestRecord(
+        kind="pool",
+        request_id=request_id,
+        origin=request.origin,
+        times=stream.times,
+        finish_reason=stream.finish_reason or "abort",
+        prompt_tokens=len(request.prompt),
+        cached_tokens=cached_tokens,
+    )
 
 
 def error_of(output: RequestOutput, expected: type[RequestOutput]) -> EngineError:
