@@ -133,10 +133,10 @@ class FakeCore:
                     channel.send(self._step())
 
     def _listen(self, channel: CoreChannel) -> bool:
-        while self.deaf.is_set():
-            time.sleep(0.01)
         busy = bool(self.active) and not self.hold.is_set()
         message = channel.receive(0.0 if busy else 0.005)
+        while self.deaf.is_set():  # after the wait, during which it may have become so
+            time.sleep(0.01)
         while message is not None:
             self.received.append(message)
             match message:
