@@ -136,7 +136,7 @@ def alternate_requests(
     rows = []
     for turn in range(turns):
         order = servers if turn % 2 == 0 else servers[::-1]
-        results = {server.name: server.requests(partial(post, turn=turn), 1) for server in order}
+        results = {server.name: server.requests(lambda client, turn=turn: post(client, turn), 1) for server in order}
         old, new = (results[server.name]["wall_s"] for server in servers)
         rows.append({"workload": name, **results, "ratio": round(old / new, 3)})
         print(rows[-1], flush=True)
