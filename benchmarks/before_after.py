@@ -84,13 +84,12 @@ class Server:
             raise RuntimeError(f"{self.name}, {workload}: {result['errors']}")
         return result
 
-    def requests(self, post: Callable[[httpx.Client], httpx.Response], count: int) -> dict[str, Any]:
-        """Return the wall and processor time of a request that is sent `count` times, one after the other."""
+    def request(self, post: Callable[[httpx.Client, int], httpx.Response], turn: int) -> dict[str, Any]:
+        """Return the wall and processor time of the request of a turn."""
         processor = self._processor_seconds()
         begin = time.perf_counter()
         with httpx.Client(base_url=self.url, timeout=600) as client:
-            for _ in range(count):
-                post(client).raise_for_status()
+            post(client, turn).raise_for_status()
         wall = time.perf_counter() - begin
         return {"wall_s": round(wall, 3), "cpu_s": round(self._processor_seconds() - processor, 2)}
 
@@ -132,11 +131,11 @@ def alternate_requests(
 ) -> list[dict[str, Any]]:
     """Return the results of all turns with a request; `post` gets the number of the turn."""
     for server in servers:
-        server.requests(lambda client: post(client, -1), 1)
+        server.request(post, -1)
     rows = []
     for turn in range(turns):
         order = servers if turn % 2 == 0 else servers[::-1]
-        results = {server.name: server.requests(lambda client, turn=turn: post(client, turn), 1) for server in order}
+        results = {server.name: server.request(post, turn) for server in order}
         old, new = (results[server.name]["wall_s"] for server in servers)
         rows.append({"workload": name, **results, "ratio": round(old / new, 3)})
         print(rows[-1], flush=True)
