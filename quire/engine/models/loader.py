@@ -21,7 +21,7 @@ from quire.engine.models.checkpoint.adapter import Adapter, AdapterLoader
 from quire.engine.models.checkpoint.checkpoint import Checkpoint, Progress
 from quire.engine.models.checkpoint.safetensors import SafetensorsFile
 from quire.engine.models.checkpoint.weights import EMBEDDING, HEAD, WeightFiller, allocate, check_unpacked
-from quire.engine.models.config.activation_checks import check_acts
+from quire.engine.models.config.checks import check_acts
 from quire.engine.models.config.json_file import read_json
 from quire.engine.models.config.rope import max_positions
 from quire.engine.models.config.task_adapter import merged
