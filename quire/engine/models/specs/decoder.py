@@ -49,8 +49,8 @@ class Attention(SpecPart, ABC):
 
     Attributes:
         description: what errors call it.
-        layer: of a kind outside of the tree, the class of its layers as "package.module:Class", which is imported when a
-            model is built, since specs are read without torch; those of the tree are in `networks/stack.py`.
+        layer: class of the layers of a kind outside of the tree, as "package.module:Class"; it is imported when a model
+            is built, since specs are read without torch. Those of the tree are in `networks/stack.py`.
         rope: its position embedding; None: it has none.
     """
 
