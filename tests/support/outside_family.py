@@ -17,7 +17,6 @@ from quire.engine.models.specs.rope import Rope
 from quire.engine.models.specs.tensor_names import KIND, WeightNames
 
 
-
 @dataclass(frozen=True, kw_only=True)
 class SeparateAttention(Attention):
     """Attention whose queries, keys and values have projections of their own; Quire's have one for all of them."""
@@ -94,9 +93,7 @@ def _separate(config: Any) -> DecoderSpec:
 
 
 OUTSIDE = Family(name="outside", config_types=("outside",), spec=llama, tensors=_NAMES, config=_config)
-SEPARATE = Family(
-    name="separate", config_types=("separate",), spec=_separate, tensors=_SEPARATE_NAMES, config=_config
-)
+SEPARATE = Family(name="separate", config_types=("separate",), spec=_separate, tensors=_SEPARATE_NAMES, config=_config)
 TAKES_LLAMA = Family(name="my-llama", config_types=("my-llama", "llama"), spec=llama, tensors=_NAMES)
 TAKES_NAME = Family(name="llama", config_types=("llama-5",), spec=llama, tensors=_NAMES)
 CHANGES_LLAMA = Family(
