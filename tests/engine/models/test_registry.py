@@ -12,6 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from quire.config.options import EngineOptions, ModelOptions
+from quire.engine.build.attention_checks import with_attention_backend
+from quire.engine.build.core_config import CoreConfig
 from quire.engine.models.config.checks import check_spec
 from quire.engine.models.distributed.placement import Placement
 from quire.engine.models.errors import UnknownArchitecture, UnsupportedModel
@@ -24,6 +27,7 @@ from quire.engine.models.specs.decoder import DecoderSpec
 from tests.support.engine import Engine, greedy, random_prompt
 from tests.support.models import make_model, save_model
 from tests.support.outside_family import SeparateAttention, install, save_outside
+from tests.support.triton_device import InterpretedDevice
 
 _MODULE = "tests.support.outside_family"
 Install = Callable[..., None]
@@ -63,6 +67,14 @@ def test_attention_from_outside_is_refused_by_name_where_it_cannot_be_run(instal
     assert isinstance(spec, DecoderSpec)
     with pytest.raises(UnsupportedModel, match="separate attention cannot be divided among 2 ranks"):
         check_divisible(spec, Placement(tensor_size=2))
+    config = CoreConfig(
+        folder=tmp_path,
+        model_config=read_model_config(tmp_path),
+        model=ModelOptions(),
+        engine=EngineOptions(attention_backend="flashinfer", block_size=16),
+    )
+    with pytest.raises(UnsupportedModel, match="flashinfer does not support separate attention"):
+        with_attention_backend(config, InterpretedDevice())
     layer = spec.layers[0]
     assert isinstance(layer.attn, SeparateAttention)
     with pytest.raises(UnsupportedModel, match="heads is 0, but must be above 0"):
