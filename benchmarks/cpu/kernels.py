@@ -19,8 +19,7 @@ import torch
 from benchmarks.cpu.limits import Limits, timed
 from quire.engine.execution.cache import HostKVCache
 from quire.engine.execution.cache_layout import CacheLayout
-from quire.engine.models.networks.decoder import CacheShape
-from quire.engine.models.specs.cache import CacheGroup, FullCache
+from quire.engine.models.specs.cache import CacheGroup, CacheShape, FullCache
 from quire.kernels import native
 from quire.kernels.head_linear import pack_head_weight, reference
 from quire.kernels.linear import Quantization, pack_weight

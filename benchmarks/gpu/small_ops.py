@@ -21,8 +21,7 @@ from benchmarks.gpu.limits import GpuLimits, require_gpu, seconds
 from benchmarks.gpu.report import Report
 from quire.engine.execution.cache import DeviceKVCache
 from quire.engine.execution.cache_layout import CacheLayout
-from quire.engine.models.networks.decoder import CacheShape
-from quire.engine.models.specs.cache import CacheGroup, FullCache
+from quire.engine.models.specs.cache import CacheGroup, CacheShape, FullCache
 from quire.kernels.activation import act_and_mul, clamped_swiglu
 from quire.kernels.add_rms_norm import add_rms_norm
 from quire.kernels.adjust_logits import Penalties, TokenCounts, penalize

@@ -23,6 +23,7 @@ from quire.serving.beams.options import BeamOptions
 from quire.serving.beams.search import BeamSearch
 from tests.support.fake_core import FakeCore, running_client, says
 from tests.support.models import make_model, save_model
+from tests.support.observers import Records
 from tests.support.server import running_server
 from tests.support.tokenizer import VOCAB_SIZE, byte_tokenizer, write_tokenizer
 
@@ -57,7 +58,12 @@ async def test_the_answers_are_those_of_transformers(tmp_path: Path, width: int,
     request = GenerateRequest(prompt=np.array(PROMPT, np.int32), params=SamplingParams(max_tokens=tokens))
     async with running_client(partial(serve_core, config)) as client:
         tokenizer = Tokenizer.load(folder)
+        client.observers.add(records := Records())
         answers = await collect_answers(client, [request] * width, options(width, penalty), tokenizer)
+        assert {record.is_search_step for record in records.records} == {True}
+        async for _ in client.generate(request):
+            pass
+        assert not records.records[-1].is_search_step
     expected_tokens = [[token for token in row if token != VOCAB_SIZE - 1] for row in expected.tolist()]
     assert [answer.total.token_ids for answer in answers] == expected_tokens
     assert [answer.total.finish_reason for answer in answers] == [

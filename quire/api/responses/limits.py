@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-import msgspec
+from msgspec import structs
 
 from quire.api.chat.prepare import PreparedChat
 from quire.engine.client.deadline import Deadline
@@ -28,6 +28,6 @@ class ResponseLimits:
         max_tokens = request.params.max_tokens
         if self._tokens is not None:
             max_tokens = min(self._tokens - used, turn.model.info.max_model_len - len(request.prompt))
-        params = msgspec.structs.replace(request.params, max_tokens=max_tokens)
-        request = dataclasses.replace(request, params=params, deadline=self.deadline)
+        params = structs.replace(request.params, max_tokens=max_tokens)
+        request = structs.replace(request, params=params, deadline=self.deadline)
         return dataclasses.replace(turn, requests=[request])

@@ -85,7 +85,8 @@ class SamplingNumbers(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     """The numbers among the sampling parameters. A number has no effect at its default.
 
     A new one is declared here and, with the bounds of requests, in `quire.protocol.sampling`. Code that passes numbers
-    on reads these two declarations and names none of them.
+    on reads these two declarations. Only APIs that have some of the numbers name those: Anthropic's in requests, and
+    responses in their answers.
     """
 
     temperature: Annotated[float, Number(0.0, 1e6, keeps_ranking=True)] = 1.0  # 0: greedy

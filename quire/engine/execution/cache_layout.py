@@ -10,8 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from quire.engine.models.networks.decoder import CacheShape
-from quire.engine.models.specs.cache import CacheGroup, CrossCache, StateCache
+from quire.engine.models.specs.cache import CacheGroup, CacheShape, CrossCache, StateCache
 from quire.kernels.int8_pages import SCALE
 
 _STATE_ALIGNMENT = 16  # bytes

@@ -9,8 +9,8 @@ from torch import Tensor
 from typing_extensions import override
 
 from quire.engine.models.layers.inputs import ModelInputs, StepAttention, StepStates
-from quire.engine.models.networks.decoder import CacheShape, LanguageModel, compute_logits
-from quire.engine.models.specs.cache import StateCache
+from quire.engine.models.networks.decoder import LanguageModel, compute_logits
+from quire.engine.models.specs.cache import CacheShape, StateCache
 from quire.kernels.paged_attention import AttentionParams
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import aclosing
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from quire.engine.client import engine_client as client_module
 from quire.engine.client.deadline import Deadline
@@ -345,7 +345,7 @@ async def test_requests_that_end_together_do_not_hold_up_the_event_loop(
 
             async def run() -> None:
                 with pytest.raises((DeadlineExceeded, EngineDead, EngineAsleep)):
-                    await collect(client, replace(text_request(), deadline=deadline))
+                    await collect(client, structs.replace(text_request(), deadline=deadline))
                 iterations.note()
 
             deadline = Deadline(_LONG if cause == "deadline" else None)

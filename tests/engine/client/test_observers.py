@@ -12,6 +12,7 @@ from quire.engine.client.records import Observer, RequestRecord, RequestTimes
 from quire.engine.client.sampling_params import SamplingParams
 from quire.engine.client.stream import Delta, GenerateRequest
 from tests.support.fake_core import FakeCore, prompt_of, running_client
+from tests.support.observers import Records
 from tests.support.tokenizer import EOS
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -20,17 +21,6 @@ PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 def request(text: str = "hi", origin: Origin | None = None) -> GenerateRequest:
     params = SamplingParams(max_tokens=50, eos_token_ids=(EOS,))
     return GenerateRequest(prompt=prompt_of(text), params=params, origin=origin or Origin())
-
-
-class Records(Observer):
-    """Keep the records of finished requests, as traces would."""
-
-    def __init__(self) -> None:
-        self.records: list[RequestRecord] = []
-
-    @override
-    def on_finish(self, record: RequestRecord) -> None:
-        self.records.append(record)
 
 
 class Broken(Observer):

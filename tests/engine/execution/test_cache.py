@@ -15,8 +15,7 @@ from quire.engine.execution.cache import DeviceKVCache, HostKVCache, KVCache, Ou
 from quire.engine.execution.cache_layout import CacheLayout, aligned_state, scale_bytes
 from quire.engine.execution.devices.host import ReferenceDevice
 from quire.engine.execution.memory import MemoryShare, free_memory
-from quire.engine.models.networks.decoder import CacheShape
-from quire.engine.models.specs.cache import CacheGroup, FullCache, StateArray, StateCache, WindowCache
+from quire.engine.models.specs.cache import CacheGroup, CacheShape, FullCache, StateArray, StateCache, WindowCache
 from quire.kernels.int8_pages import SCALE
 
 SHAPES = [CacheShape(2, 8, 8), CacheShape(1, 12, 8, values_in_keys=True)]

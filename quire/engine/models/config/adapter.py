@@ -1,4 +1,4 @@
-"""Reads the config of the adapter that a language model uses for requests with audio. Without torch."""
+"""Reads the config of an adapter (LoRA) of a language model. Without torch."""
 
 from __future__ import annotations
 
