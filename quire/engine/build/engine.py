@@ -158,11 +158,11 @@ def _build_core(
         if isinstance(loaded.model, TextEncoder | CTCModel):
             built = _Built(_build_encoder(loaded, loaded.model, config, device, channel))
         elif isinstance(loaded.model, TransducerModel):
-            scheduler, executor, cache_bytes = build_transducer(loaded, loaded.model, options, device)
+            parts = build_transducer(loaded, loaded.model, options, device)
             vocab = loaded.vocab_size
             kind = _kind_of(loaded, loaded.context_len)
-            core = EngineCore(scheduler, executor, channel, vocab_size=vocab, kind=kind)
-            built = _Built(core, cache_bytes=cache_bytes)
+            core = EngineCore(parts.scheduler, parts.executor, channel, vocab_size=vocab, kind=kind)
+            built = _Built(core, parts.num_blocks, parts.cache_bytes)
         else:
             built = _build_decoder(loaded, loaded.model, config, device, channel, ranks)
     keep_freed_memory()  # after loading: memory that loading frees is not needed again
@@ -255,9 +255,9 @@ def _build_decoder(
     """The core around a decoder."""
     options = config.engine
     poll = partial(_stop_if_asked, channel)
-    if ranks is not None:
-        ranks.connect(device, poll)
     plan = plan_cache(loaded, config, device)
+    if ranks is not None:
+        plan = ranks.connect(device, plan, poll)
     reserved = _cached_embeddings(loaded, options) * _embedding_bytes(loaded)
     streaming = delayed_streams_of(loaded, options, device)
     if streaming is not None:

@@ -63,8 +63,8 @@ class PagedStates(StepStates):
         for layer, rows in self._written.items():
             states = self._cache.states[layer]
             blocks = self._blocks[:, states.blocks]
-            room = blocks.shape[1] * states.places.shape[1]
-            states.places[blocks] = F.pad(rows, (0, room - rows.shape[1])).view(*blocks.shape, -1)
+            size = states.places.shape[1]
+            states.places[blocks] = F.pad(rows, (0, blocks.shape[1] * size - rows.shape[1])).view(*blocks.shape, size)
 
 
 def _arrays(states: LayerStates, rows: Tensor) -> list[Tensor]:

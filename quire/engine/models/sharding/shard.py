@@ -58,7 +58,8 @@ def shard(spec: DecoderSpec, rank: int, size: int, *, expert_parallel: bool = Fa
 
     A rank has some of the heads, some of the elements between the two projections of a feed-forward, and some of the
     vocabulary, which is padded to a multiple of `size`. Key heads are replicated if there are fewer than ranks, and
-    the cache of latent attention always is. The spec must be divisible, see `check_divisible`.
+    the cache of latent attention and whole recurrent layers with their states always are. The spec must be divisible,
+    see `check_divisible`.
 
     Args:
         spec: a whole decoder, or a stage of one.
@@ -85,7 +86,9 @@ def padded_vocab(vocab: int, size: int) -> int:
 
 
 def _shard_attention(attn: Attention, rank: int, size: int) -> Attention:
-    assert not isinstance(attn, DisentangledAttention | Recurrence)
+    assert not isinstance(attn, DisentangledAttention)
+    if isinstance(attn, Recurrence):
+        return attn
     heads = attn.heads // size
     if not isinstance(attn, GroupedQueryAttention):
         return replace(attn, heads=heads)
@@ -145,10 +148,10 @@ def _attention_problem(layer: Layer, size: int) -> str | None:
     attn = layer.attn
     if isinstance(attn, DisentangledAttention):
         return "disentangled attention"
-    if isinstance(attn, Recurrence):
-        return "a recurrent layer"
     if layer.cross is not None:
         return "cross-attention"
+    if isinstance(attn, Recurrence):
+        return None
     if attn.heads % size:
         return f"{attn.heads} attention heads"
     if not isinstance(attn, GroupedQueryAttention):

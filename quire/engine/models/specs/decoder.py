@@ -11,6 +11,7 @@ from enum import Enum
 
 from quire.engine.models.specs.audio import (
     BlockAttention,
+    CausalConv2dStem,
     ChunkedAttention,
     Positions,
     Projector,
@@ -19,7 +20,16 @@ from quire.engine.models.specs.audio import (
     Stem,
     TimeConv,
 )
-from quire.engine.models.specs.cache import CacheGroup, FullCache, LatentCache, StateCache, WindowCache, group_layers
+from quire.engine.models.specs.cache import (
+    CacheGroup,
+    FullCache,
+    LatentCache,
+    StateArray,
+    StateCache,
+    StateDtype,
+    WindowCache,
+    group_layers,
+)
 from quire.engine.models.specs.rope import Rope
 
 
@@ -408,6 +418,31 @@ class TransducerSpec:
     chunk: int
     family: str = ""
 
+    @property
+    def stem_state(self) -> int:
+        """The index of the stem's state."""
+        return 2 * len(self.encoder.layers)
+
+    @property
+    def prediction_state(self) -> int:
+        """The index of the prediction network's state."""
+        return self.stem_state + 1
+
+    def states(self, dtype: StateDtype) -> tuple[StateCache, ...]:
+        """Return what is kept of a sequence between pieces of its audio; `dtype`: that of activations.
+
+        For each layer of the encoder what its attention keeps, then what its convolution keeps; the stem's; that of the
+        prediction network: the LSTM's outputs and cells, and the output of the network.
+        """
+        kinds = list[StateCache]()
+        for layer in self.encoder.layers:
+            assert isinstance(layer, ConformerLayer)
+            assert isinstance(layer.attn, ChunkedAttention)
+            kinds += (layer.attn.state(dtype), layer.conv.state(dtype))
+        assert isinstance(self.encoder.stem, CausalConv2dStem)
+        lstm = StateArray((self.lstm_layers, self.hidden), dtype)
+        return (*kinds, self.encoder.stem.state(dtype), StateCache((lstm, lstm, StateArray((self.hidden,), dtype))))
+
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderSpec(TransformerSpec):
@@ -435,11 +470,6 @@ class DecoderSpec(TransformerSpec):
     def has_cross_attention(self) -> bool:
         """Whether layers read the encoder's output."""
         return any(layer.cross is not None for layer in self.layers)
-
-    @property
-    def has_states(self) -> bool:
-        """Whether layers read earlier tokens from a state."""
-        return any(isinstance(layer.attn, Recurrence) for layer in self.layers)
 
     def cache_groups(self, context_len: int) -> tuple[CacheGroup, ...]:
         """Return the groups of its layers; see `group_layers`."""
