@@ -32,7 +32,6 @@ from quire.engine.models.specs.decoder import AudioEncoderSpec, GroupedQueryAtte
 from quire.engine.scheduling.plan import EncodedAudio, ScheduledSequence, StepPlan
 from quire.engine.scheduling.streaming_scheduler import MAX_PIECE
 
-
 _FRAMES = 2 * MAX_PIECE  # of a sequence whose embeddings are kept: a piece is encoded when fewer than one are not read
 
 

@@ -209,7 +209,8 @@ class ChunkedAttentionLayer(nn.Module):
             after.append(torch.stack(last))
         step.states.write(self.state, after)
         queries = q.unflatten(1, (-1, self.spec.chunk)).transpose(0, 1)
-        attended = self._attend(queries, *windows, step.chunk_mask)
+        keys, values = windows
+        attended = self._attend(queries, keys, values, step.chunk_mask)
         out: Tensor = self.out(attended.transpose(1, 2).reshape(len(x), -1))
         return out
 
