@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from unittest import mock
 
 import torch
@@ -15,11 +15,10 @@ from torch import Tensor, nn
 
 from quire.engine.build import engine as build_engine
 from quire.engine.build import ranks as build_ranks
-from quire.engine.models.distributed.group import RankGroups
+from quire.engine.models.distributed.group import RankGroup, RankGroups
 from quire.engine.models.layers.linear import Linear, Packable
 from quire.engine.models.layers.step import StepContext
 from quire.engine.models.loader import LoadedModel, load_model
-from quire.engine.models.networks import stack
 from quire.engine.models.networks.decoder import Decoder
 from quire.engine.models.sharding.decoder import ShardedDecoder
 from quire.engine.models.sharding.weight_shards import WeightShards
@@ -31,6 +30,8 @@ from tests.support.engine import Engine
 @dataclass(frozen=True, kw_only=True)
 class GatedSum(Recurrence):
     """S = gate * S + k v^T after a causal convolution of v; the result is q S."""
+
+    layer: ClassVar = "tests.support.recurrent:GatedSumLayer"
 
     heads: int
     dim: int
@@ -49,9 +50,10 @@ class GatedSum(Recurrence):
 
 
 class GatedSumLayer(nn.Module):
-    """Computes token by token, so that no result depends on how the tokens are divided among steps."""
+    """Compute token by token, so that no result depends on how the tokens are divided among steps."""
 
-    def __init__(self, index: int, spec: GatedSum, model: StackSpec) -> None:
+    def __init__(self, index: int, spec: GatedSum, model: StackSpec, group: RankGroup | None = None) -> None:
+        """`group` is not read: the layer is not divided."""
         super().__init__()
         self.index, self.spec = index, spec
         size = spec.heads * spec.dim
@@ -123,9 +125,7 @@ def recurrent_models(kind: str) -> Any:
                 module.pack_weights("none")
         return replace(loaded, model=model)
 
-    layers: dict[type[Recurrence], Any] = {GatedSum: GatedSumLayer}
     with (
-        mock.patch.dict(stack.RECURRENT_LAYERS, layers),
         mock.patch.object(build_engine, "load_model", load),
         mock.patch.object(build_ranks, "load_model", load),
     ):

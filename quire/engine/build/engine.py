@@ -12,7 +12,6 @@ from functools import partial
 from typing import cast
 
 import psutil
-from msgspec import structs
 from tqdm import tqdm
 
 from quire.allocator import keep_freed_memory
@@ -26,7 +25,7 @@ from quire.engine.build.ranks import Ranks, set_threads
 from quire.engine.build.transducer import build_transducer
 from quire.engine.build.warm_up import decoder_limits, decoder_plans, warm_up, warm_up_encoder
 from quire.engine.client.errors import FrontEndClosed
-from quire.engine.client.model_info import Generates, ModelInfo, ModelKind, Transcribes
+from quire.engine.client.model_info import ModelInfo, Transcribes
 from quire.engine.client.protocol import CoreDied, Ping, Pong, Ready, Shutdown
 from quire.engine.client.transport import CoreChannel
 from quire.engine.core.loop import EngineCore
@@ -35,7 +34,6 @@ from quire.engine.execution.cache import OutOfCacheMemory, count_blocks
 from quire.engine.execution.devices.device import Device
 from quire.engine.execution.devices.select import find_device
 from quire.engine.execution.executor import Executor
-from quire.engine.execution.pooling import pooling_facts
 from quire.engine.execution.ranks.errors import RankDied
 from quire.engine.execution.ranks.workers import Launcher, rank_process
 from quire.engine.execution.sampling.compiler import GrammarCompiler
@@ -46,7 +44,6 @@ from quire.engine.models.networks.audio_encoder import CTCModel
 from quire.engine.models.networks.decoder import Decoder, LanguageModel
 from quire.engine.models.networks.encoder import TextEncoder
 from quire.engine.models.networks.transducer import TransducerModel
-from quire.engine.models.networks.transformer import Transformer
 from quire.engine.scheduling.block_tables import BlockGroups
 from quire.engine.scheduling.blocks import BlockPool, hasher_named
 from quire.engine.scheduling.encoder_scheduler import EncoderScheduler
@@ -159,8 +156,7 @@ def _build_core(
             built = _Built(_build_encoder(loaded, loaded.model, config, device, channel))
         elif isinstance(loaded.model, TransducerModel):
             parts = build_transducer(loaded, loaded.model, options, device)
-            vocab = loaded.vocab_size
-            kind = _kind_of(loaded, loaded.context_len)
+            vocab, kind = loaded.vocab_size, loaded.kind(loaded.context_len)
             core = EngineCore(parts.scheduler, parts.executor, channel, vocab_size=vocab, kind=kind)
             built = _Built(core, parts.num_blocks, parts.cache_bytes)
         else:
@@ -183,21 +179,11 @@ def _build_core(
     return built.core, info
 
 
-def _kind_of(loaded: LoadedModel, context_len: int) -> ModelKind:
-    """What the model does. `context_len`: tokens of the longest sequence."""
-    if loaded.speech is not None:
-        return structs.replace(loaded.speech.info, max_output_tokens=context_len)
-    if loaded.pooler is not None:
-        assert isinstance(loaded.model, Transformer | TextEncoder)
-        return pooling_facts(loaded.pooler, loaded.model.hidden_size, loaded.vocab_size)
-    return loaded.streaming or Generates(audio=loaded.audio)
-
-
 def _build_encoder(
     loaded: LoadedModel, model: TextEncoder | CTCModel, config: CoreConfig, device: Device, channel: CoreChannel
 ) -> EngineCore:
     """The core around an encoder, of text or audio."""
-    options, kind = config.engine, _kind_of(loaded, loaded.context_len)
+    options, kind = config.engine, loaded.kind(loaded.context_len)
     limits = SchedulerLimits(
         max_num_seqs=options.max_num_seqs,
         max_num_batched_tokens=options.max_num_batched_tokens,
@@ -276,7 +262,7 @@ def _build_decoder(
     context_len = _fitting_context(loaded, config, plan, num_blocks - cross_blocks, step)
     if streaming is not None:
         streaming.check_context(context_len)
-    kind = _kind_of(loaded, context_len)
+    kind = loaded.kind(context_len)
     if ranks is not None:
         ranks.allocate(num_blocks, context_len)
     allocate = plan.allocator(device, num_blocks, loaded.weight_bytes)

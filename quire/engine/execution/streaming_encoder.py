@@ -26,7 +26,6 @@ from quire.engine.execution.states import StateCaches
 from quire.engine.models.layers.inputs import ItemEmbeddings, StepStates
 from quire.engine.models.layers.stem import CausalConvStemLayer, StemState
 from quire.engine.models.networks.audio_encoder import AudioEncoder
-from quire.engine.models.networks.decoder import cache_shape
 from quire.engine.models.specs.cache import CacheGroup, WindowCache
 from quire.engine.models.specs.decoder import AudioEncoderSpec, GroupedQueryAttention, Layer
 from quire.engine.scheduling.plan import EncodedAudio, ScheduledSequence, StepPlan
@@ -63,8 +62,11 @@ class StreamingCacheSize:
 def streaming_cache_size(
     spec: AudioEncoderSpec, hidden: int, block_size: int, dtype: torch.dtype, alignment: int
 ) -> StreamingCacheSize:
-    """The size of what is kept of one sequence. `hidden`: elements of an embedding; `alignment`: the device's."""
-    shapes = [cache_shape(_attention(layer), alignment) for layer in spec.layers]
+    """Return the size of what is kept of one sequence.
+
+    `hidden`: elements of an embedding; `alignment`: the device's.
+    """
+    shapes = [_attention(layer).cache_shape(alignment) for layer in spec.layers]
     window = max(_window(layer) for layer in spec.layers)
     layout = CacheLayout.of_one_group(shapes, CacheGroup(WindowCache(window), tuple(range(len(shapes)))))
     return StreamingCacheSize(layout, _pages(window, MAX_PIECE * spec.joined, block_size), block_size, dtype, hidden)
@@ -88,7 +90,7 @@ def _pages(window: int, piece: int, block_size: int) -> int:
 
 
 class StreamingEncoder(ItemEncoder):
-    """Encodes the audio of sequences that read one frame with each token.
+    """Encode the audio of sequences that read one frame with each token.
 
     The states of the stems are in the KV cache. The rest has a place for each row of the request table: a ring of
     pages, over which attention is that of a decoder, whose window bounds what is kept; and embeddings that are not read

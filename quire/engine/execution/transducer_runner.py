@@ -56,7 +56,7 @@ class _Decoding:
 
 
 class TransducerRunner(Runner):
-    """Runs a transducer. The states of sequences change only if a step succeeds."""
+    """Run a transducer. The states of sequences change only if a step succeeds."""
 
     def __init__(self, model: TransducerModel, info: TransducerInfo, cache: KVCache, table: RequestTable) -> None:
         """`cache`: memory of the states; `table`: the sequences, without tokens."""

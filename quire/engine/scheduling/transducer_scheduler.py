@@ -50,7 +50,7 @@ class TransducerRequest(StreamingRequest):
 
 
 class TransducerScheduler(StreamingScheduler[TransducerRequest]):
-    """Schedules pieces of audio. A sequence holds the blocks of its states, and no others."""
+    """Schedule pieces of audio. A sequence holds the blocks of its states, and no others."""
 
     def __init__(
         self,
