@@ -70,7 +70,7 @@ def _tokenizer() -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>", extra_special_tokens=names)
 
 
-def _info(tokenizer: Any, geometry: Any, text: str = "<image>", token: str = "<image>", **around: str) -> PictureInfo:  # noqa: S107
+def _info(tokenizer: Any, geometry: Any, text: str = "<image>", token: str = "<image>", **around: Any) -> PictureInfo:  # noqa: S107
     return PictureInfo(
         placeholder=tokenizer.convert_tokens_to_ids(token),
         placeholder_text=text,
