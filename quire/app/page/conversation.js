@@ -88,9 +88,9 @@ export class Conversation {
 
   // Whether a message is left out of requests: a question that only got an error, and the error.
   isLeftOut(message) {
-    if (message.role === "assistant") return failed(message);
+    if (message.role === "assistant") return hasErrorOnly(message);
     const answers = this.path().filter((other) => other.parent === message.id);
-    return message.role === "user" && answers.length > 0 && answers.every(failed);
+    return message.role === "user" && answers.length > 0 && answers.every(hasErrorOnly);
   }
 
   // The body of a request for an answer. `partOf` makes the content part of an attachment.
@@ -106,7 +106,8 @@ export class Conversation {
   }
 }
 
-function failed(message) {
+// Whether an answer is nothing but an error.
+export function hasErrorOnly(message) {
   return Boolean(message.error) && !message.content && !message.calls?.length;
 }
 

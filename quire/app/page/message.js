@@ -1,6 +1,7 @@
 // The view of one message of a conversation.
 
 import { localUrl } from "./attachments.js";
+import { hasErrorOnly } from "./conversation.js";
 import { copyButton, count, duration, element, fileSize, icon, iconButton } from "./elements.js";
 import { codeBlock, MarkdownView } from "./markdown.js";
 
@@ -183,7 +184,7 @@ class Answer {
     return [
       ...versionButtons(message, versions, actions.select),
       message.content && copyButton("Copy the answer", () => message.content),
-      iconButton("retry", "Answer again", () => actions.retry(message), { disabled: isBusy }),
+      !hasErrorOnly(message) && iconButton("retry", "Answer again", () => actions.retry(message), { disabled: isBusy }),
       iconButton("code", "Show the request as code", () => actions.showCode(message)),
       message.usage && statistics(message),
     ].filter(Boolean);
@@ -204,7 +205,7 @@ class Reasoning {
     if (!reasoning) return;
     const isThinking = isRunning && !content && !calls?.length;
     this.element.classList.toggle("thinking", isThinking);
-    this.title.textContent = isThinking ? "Thinking…" : `Thought for ${duration(thoughtFor ?? 0)}`;
+    this.title.textContent = isThinking ? "Thinking…" : thoughtFor > 50 ? `Thought for ${duration(thoughtFor)}` : "Thought briefly";
     this.markdown.update(reasoning);
   }
 }

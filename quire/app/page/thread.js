@@ -40,7 +40,7 @@ export class Thread {
       views[index].update({
         versions: conversation.versions(message),
         isLast: index === path.length - 1,
-        isLeftOut: conversation.isLeftOut(message),
+        isLeftOut: index < path.length - 2 && conversation.isLeftOut(message),
         isRunning: message === running,
         isBusy: Boolean(running),
       });
