@@ -1,52 +1,28 @@
-// Drives the built-in page in Chromium: node page.mjs URL FOLDER WAV KEY [MODEL TEXT]. Writes screenshots into the folder.
-// Chromium's microphone plays the wav file, over and over. With a model, TEXT is what it hears in the file.
+// Drives the captions of the built-in page: node captions.mjs URL FOLDER WAV KEY [MODEL TEXT]. Writes screenshots into the folder.
+// Chromium's microphone plays the wav file. With a model, TEXT is what it hears in the file.
 import assert from "node:assert/strict";
 import { readFile } from "node:fs/promises";
 import path from "node:path";
-import { chromium } from "playwright-core";
+import { drop, withPage } from "./browser.mjs";
 
 const [url, folder, wav, key, model, text] = process.argv.slice(2);
 const beginning = model ? text.split(" ").slice(0, 2).join(" ") : "w1";
-const browser = await chromium.launch({
-  executablePath: process.env.CHROMIUM ?? "/usr/bin/chromium",
-  args: [
-    "--no-sandbox",
-    "--use-fake-ui-for-media-stream",
-    "--use-fake-device-for-media-stream",
-    `--use-file-for-fake-audio-capture=${wav}`,
-  ],
-});
-const complaints = [];
-try {
-  const context = await browser.newContext({ permissions: ["microphone"], viewport: { width: 1100, height: 640 } });
-  const page = await context.newPage();
-  page.on("console", (message) => ["error", "warning"].includes(message.type()) && complaints.push(message.text()));
-  page.on("pageerror", (error) => complaints.push(String(error)));
-  page.on("request", (request) => {
-    const target = new URL(request.url());
-    if (target.protocol !== "blob:" && target.host !== new URL(url).host) complaints.push(`request to ${target.host}`);
-  });
 
-  await page.goto(url);
-  if (key) {
-    await page.getByText("This server needs an API key.").waitFor();
-    assert.deepEqual(complaints.splice(0).filter((text) => !text.includes("401")), []);
-    await page.locator("#key").fill(key);
-    await page.locator("#key").blur();
-  }
+await withPage({ url, folder, key, microphone: wav }, async ({ page, shot }) => {
+  await page.getByRole("tab", { name: "Captions" }).click();
 
   // Live captions: text appears while the utterance is open, and stays when it is complete.
   const toggle = page.locator("#toggle");
   await page.waitForFunction(() => !document.getElementById("toggle").disabled);
-  if (model) await page.locator("#model").selectOption(model);
+  if (model) await page.locator("#speech-model").selectOption(model);
   await toggle.click();
   await page.waitForFunction((words) => document.querySelector("#captions p.open")?.textContent.includes(words), beginning);
-  await page.screenshot({ path: path.join(folder, "speaking.png") });
-  await page.locator("#captions p:not(.open)").nth(1).waitFor({ timeout: 60000 });
+  await shot("speaking");
+  await page.locator("#captions p:not(.open)").nth(1).waitFor();
   const lines = await page.locator("#captions p:not(.open)").allTextContents();
   for (const line of lines) assert.match(line, /^\d+:\d\d\s*\S/);
   for (const line of lines) assert.ok(line.includes(model ? text : "w1 w2"), line);
-  await page.screenshot({ path: path.join(folder, "captions.png") });
+  await shot("captions");
   await toggle.click();
   assert.equal(await toggle.textContent(), "Start microphone");
 
@@ -61,16 +37,8 @@ try {
     await route.fulfill({ json: { text: "Hello there. General <b>remarks</b>.", segments } });
   };
   if (!model) await page.route("**/v1/audio/transcriptions", answer);
-  if (model) {
-    const content = (await readFile(wav)).toString("base64");
-    const dropped = await page.evaluateHandle((base64) => {
-      const transfer = new DataTransfer();
-      const bytes = Uint8Array.from(atob(base64), (character) => character.charCodeAt(0));
-      transfer.items.add(new File([bytes], "speech.wav", { type: "audio/wav" }));
-      return transfer;
-    }, content);
-    await page.locator("#drop").dispatchEvent("drop", { dataTransfer: dropped });
-  } else await page.locator("#file").setInputFiles(wav);
+  if (model) await drop(page, "#drop", [{ name: "speech.wav", type: "audio/wav", base64: (await readFile(wav)).toString("base64") }]);
+  else await page.locator("#file").setInputFiles(wav);
   await page.waitForFunction(() => !document.getElementById("srt").hidden || !document.getElementById("notice").hidden);
   assert.equal(await page.locator("#notice").isVisible(), false, await page.locator("#notice").textContent());
   const made = {
@@ -87,8 +55,5 @@ try {
     else assert.match(content, id === "srt" ? /^1\n00:00:0\d,\d{3} --> 00:00:0\d,\d{3}\n/ : /^WEBVTT\n\n00:00:0\d\.\d{3} --> 00:00:0\d\.\d{3}\n/);
     if (model) assert.ok(content.includes(`${text}\n`), content);
   }
-  await page.screenshot({ path: path.join(folder, "file.png") });
-  assert.deepEqual(complaints, []);
-} finally {
-  await browser.close();
-}
+  await shot("file");
+});
