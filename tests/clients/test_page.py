@@ -49,7 +49,7 @@ async def run(*command: str, cwd: Path, **variables: str) -> str:
     return output.decode()
 
 
-@pytest.mark.parametrize("key", ["", "secret"])
+@pytest.mark.parametrize("key", ["", "s€cret"])
 async def test_the_page_shows_what_the_microphone_hears(tmp_path: Path, key: str) -> None:
     audio = tmp_path / "speech.wav"
     audio.write_bytes(wav(as_floats(dialogue(2.2, 3.1))))
@@ -66,7 +66,7 @@ async def test_the_page_with_the_bundled_recognizer(tmp_path: Path) -> None:
         await drive("captions.mjs", tmp_path, server.url, str(audio), "secret", "quire-nano-hear", text)
 
 
-@pytest.mark.parametrize("key", ["", "s€cret"])
+@pytest.mark.parametrize("key", ["", "secret"])
 async def test_a_chat_and_its_code(tmp_path: Path, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SCREENSHOTS", raising=False)
     with serving(*(("--api-key", key) if key else ())) as server:

@@ -13,6 +13,7 @@ import { drawSuggestions } from "./suggestions.js";
 import { openPicture, Thread } from "./thread.js";
 
 const SAVE_INTERVAL = 2000; // milliseconds between two saves of an answer that is being generated
+const FINE_POINTER = matchMedia("(pointer: fine)"); // elsewhere the focus would open a keyboard on the screen
 const READ_OUT = 2000; // characters of an answer that screen readers get at once
 
 export class Chat {
@@ -53,7 +54,7 @@ export class Chat {
   onKey(event) {
     if (byId("chat-panel").hidden || document.querySelector("dialog[open]")) return;
     const isTyping = event.target.closest("textarea, input, select");
-    if (event.key === "Escape" && this.running && !event.target.closest(".editor")) this.stop();
+    if (event.key === "Escape" && this.running && !event.target.closest(".editor, #sidebar")) this.stop();
     if (event.key === "/" && !isTyping) {
       event.preventDefault();
       byId("prompt").focus();
@@ -193,9 +194,8 @@ export class Chat {
   }
 
   withoutAttachments(message) {
-    const question = this.conversation.message(message.parent);
-    if (question.content) this.ask(this.conversation.message(question.parent), question.content, []);
-    else toast("The message has no text besides its files.");
+    this.conversation.leaveFilesOut();
+    this.retry(message);
   }
 
   answerCalls(message, results) {
@@ -231,6 +231,7 @@ export class Chat {
     this.handlers.onopen(conversation);
     this.draw();
     this.save(conversation);
+    if (FINE_POINTER.matches) byId("prompt").focus(); // the button that asked for the answer may be gone
     announce("Answering");
     await generation.run(resumes);
     this.generations.delete(conversation.id);

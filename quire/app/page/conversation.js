@@ -33,7 +33,7 @@ export class Conversation {
   }
 
   message(id) {
-    return this.record.messages.find((message) => message.id === id);
+    return this.record.messages[id]; // messages are never removed
   }
 
   // Adds a message below another one, and makes it the leaf. Roles are user, assistant and tool.
@@ -73,17 +73,25 @@ export class Conversation {
     this.record.leaf = leaf.id;
   }
 
+  // The attachments that requests have.
   attachments() {
-    return this.path().flatMap((message) => message.attachments ?? []);
+    return this.path().flatMap((message) => (message.isWithoutFiles ? [] : message.attachments ?? []));
   }
 
-  // Bytes of all attachments, also of those that are not shown.
+  // Bytes of all messages, also of those that are not shown. An attachment of two versions is stored once.
   bytes() {
     const sizes = new Map();
+    let text = 0;
     for (const message of this.record.messages) {
+      text += 2 * (message.content.length + (message.reasoning?.length ?? 0));
       for (const attachment of message.attachments ?? []) sizes.set(attachment.id, attachment.size);
     }
-    return [...sizes.values()].reduce((sum, size) => sum + size, 0);
+    return [...sizes.values()].reduce((sum, size) => sum + size, text);
+  }
+
+  // Leaves the files out of the requests from now on.
+  leaveFilesOut() {
+    for (const message of this.path()) if (message.attachments) message.isWithoutFiles = true;
   }
 
   // Whether a message is left out of requests: a question that only got an error, and the error.
@@ -124,6 +132,7 @@ async function wireMessage(message, partOf) {
     return { role: "assistant", content: message.content || null, ...(calls?.length && { tool_calls: calls }) };
   }
   if (!message.attachments?.length) return { role: "user", content: message.content };
+  if (message.isWithoutFiles) return { role: "user", content: message.content || message.attachments.map(({ name }) => name).join(", ") };
   const parts = await Promise.all(message.attachments.map(partOf));
   return { role: "user", content: message.content ? [...parts, { type: "text", text: message.content }] : parts };
 }

@@ -15,9 +15,12 @@ export class MarkdownView {
   constructor(container) {
     this.container = container;
     this.sources = [];
+    this.text = "";
   }
 
   update(text) {
+    if (text === this.text) return;
+    this.text = text;
     const blocks = parseBlocks(text.replace(/\r\n?/g, "\n").split("\n"), 0);
     blocks.forEach((block, index) => {
       if (this.sources[index] === block.source) return;

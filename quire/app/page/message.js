@@ -56,17 +56,20 @@ class Question {
     this.actions = actions;
     this.attachments = element("div", { class: "attachments" }, (message.attachments ?? []).map((attachment) => attachmentCard(attachment, { onopen: actions.openPicture })));
     this.bubble = element("div", { class: "bubble" }, message.content);
-    this.note = element("p", { class: "turn-note", hidden: true }, "Not part of the conversation, because the request failed");
+    this.note = element("p", { class: "turn-note" });
     this.bar = element("div", { class: "turn-bar" });
     this.element = element("article", { class: "turn user" }, heading("You"), this.attachments, message.content && this.bubble, this.note, this.bar);
   }
 
   update({ versions, isLeftOut, isBusy }) {
-    const state = JSON.stringify([versions.map(({ id }) => id), isLeftOut, isBusy]);
+    const { isWithoutFiles } = this.message;
+    const state = JSON.stringify([versions.map(({ id }) => id), isLeftOut, isBusy, isWithoutFiles]);
     if (state === this.state) return;
     this.state = state;
     this.element.classList.toggle("left-out", isLeftOut);
-    this.note.hidden = !isLeftOut;
+    this.element.classList.toggle("without-files", Boolean(isWithoutFiles));
+    this.note.textContent = noteOf(isLeftOut, isWithoutFiles);
+    this.note.hidden = !this.note.textContent;
     this.bar.replaceChildren(
       ...versionButtons(this.message, versions, this.actions.select),
       copyButton("Copy the message", () => this.message.content),
@@ -109,6 +112,11 @@ class Question {
     area.focus();
     area.setSelectionRange(area.value.length, area.value.length);
   }
+}
+
+function noteOf(isLeftOut, isWithoutFiles) {
+  if (isLeftOut) return "Not part of the conversation, because the request failed";
+  return isWithoutFiles ? "The files are not sent" : "";
 }
 
 class ToolResult {

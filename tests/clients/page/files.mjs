@@ -32,7 +32,7 @@ async function refused({ page, complaints, shot }) {
   await ask(page, "What is 27 + 58?");
   expectStatus(complaints, 400);
   await page.getByRole("button", { name: "Ask without the files" }).click();
-  await page.locator(".turn.user .version").getByText("2 / 2").waitFor();
+  await page.getByText("The files are not sent").waitFor();
   assert.match(await (await answered(page)).locator("> .prose").textContent(), /85/);
 }
 
