@@ -30,7 +30,7 @@ RECORDING = HERE.parent / "app" / "recordings" / "english.flac"
 
 
 async def drive(script: str, folder: Path, url: str, *arguments: str) -> None:
-    """Run one of the scripts in `page`. Its screenshots go into the folder, or into that of the variable SCREENSHOTS."""
+    """Run one of the scripts in `page`. Its screenshots go into the folder, or that of the variable SCREENSHOTS."""
     screenshots = str(os.environ.get("SCREENSHOTS", folder))
     await run("node", f"page/{script}", url, screenshots, *arguments, cwd=HERE, CHROMIUM=CHROMIUM)
 

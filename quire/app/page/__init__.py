@@ -20,12 +20,12 @@ _TYPES = {
     ".svg": "image/svg+xml",
 }
 _HEADERS = {
-    # Nothing of other hosts, no script but the files beside the page, and no HTML made of text. Pictures that users attach
-    # are shown from memory (blob:).
+    # Nothing of other hosts, no script but the files beside the page, and no HTML made of text. Pictures that users
+    # attach are shown from memory (blob:).
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; "
     "media-src blob:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
     "require-trusted-types-for 'script'; trusted-types 'none'",
-    "permissions-policy": "camera=(self), microphone=(self), clipboard-write=(self), geolocation=(), payment=(), usb=()",
+    "permissions-policy": "camera=(self), microphone=(self), clipboard-write=(self), geolocation=(), usb=()",
     "cross-origin-opener-policy": "same-origin",
     "cache-control": "no-cache",
     "x-content-type-options": "nosniff",

@@ -14,7 +14,8 @@ const THEMES = { system: "system", light: "sun", dark: "moon" };
 class App {
   constructor(store) {
     drawIcons();
-    for (const button of document.querySelectorAll("[data-closes]")) button.addEventListener("click", () => button.closest("dialog").close());
+    for (const button of document.querySelectorAll("[data-closes]"))
+      button.addEventListener("click", () => button.closest("dialog").close());
     this.store = store;
     this.speech = new Speech();
     this.listenToTabs();

@@ -6,7 +6,14 @@ const LARGEST_TEXT = 1e6; // bytes
 const LONGEST_SIDE = 2048; // pixels of a picture; larger ones are made smaller
 const LARGEST_PICTURE = 3e6; // bytes of a picture that is sent as it is
 const SENT_AS_THEY_ARE = ["image/png", "image/jpeg", "image/webp", "image/gif"];
-const AUDIO_FORMATS = { "audio/mpeg": "mp3", "audio/wav": "wav", "audio/x-wav": "wav", "audio/wave": "wav", "audio/flac": "flac", "audio/ogg": "ogg" };
+const AUDIO_FORMATS = {
+  "audio/mpeg": "mp3",
+  "audio/wav": "wav",
+  "audio/x-wav": "wav",
+  "audio/wave": "wav",
+  "audio/flac": "flac",
+  "audio/ogg": "ogg",
+};
 
 const urls = new Map(); // object URLs of attachments, by id
 
@@ -24,7 +31,8 @@ async function kindOf(file) {
   if (file.type.startsWith("image/") && file.type !== "image/svg+xml") return "picture";
   if (file.type === "application/pdf") return "pdf";
   if (file.type.startsWith("audio/")) return "audio";
-  if (file.size > LARGEST_TEXT) throw new Error(`${file.name} is neither a picture, a PDF, audio nor a text of up to 1 MB.`);
+  if (file.size > LARGEST_TEXT)
+    throw new Error(`${file.name} is neither a picture, a PDF, audio nor a text of up to 1 MB.`);
   try {
     const text = new TextDecoder("utf-8", { fatal: true }).decode(await file.arrayBuffer());
     if (!text.includes("\0")) return "text";
@@ -84,7 +92,10 @@ export async function contentPart(attachment) {
   if (kind === "pdf") return { type: "file", file: { filename: name, file_data: await dataUrl(blob) } };
   if (kind === "text") return { type: "text", text: `File ${name}:\n\n${await blob.text()}` };
   const url = await dataUrl(blob);
-  return { type: "input_audio", input_audio: { data: url.slice(url.indexOf(",") + 1), format: AUDIO_FORMATS[attachment.type] ?? extension(name) } };
+  return {
+    type: "input_audio",
+    input_audio: { data: url.slice(url.indexOf(",") + 1), format: AUDIO_FORMATS[attachment.type] ?? extension(name) },
+  };
 }
 
 function extension(name) {

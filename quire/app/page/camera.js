@@ -7,7 +7,9 @@ import { byId, toast } from "./elements.js";
 export async function takePicture() {
   let stream;
   try {
-    stream = await navigator.mediaDevices.getUserMedia({ video: { facingMode: "environment", width: { ideal: 1920 } } });
+    stream = await navigator.mediaDevices.getUserMedia({
+      video: { facingMode: "environment", width: { ideal: 1920 } },
+    });
   } catch (error) {
     toast(`The camera could not be started: ${error.message}`);
     return undefined;

@@ -52,7 +52,8 @@ export class Captions {
       this.socket.onopen = resolve;
       this.socket.onclose = () => reject(new Error("The server has refused the session."));
     });
-    this.socket.onclose = (event) => this.on.closed(event.code === 1000 || this.stopping ? "" : event.reason || "The connection was lost.");
+    this.socket.onclose = (event) =>
+      this.on.closed(event.code === 1000 || this.stopping ? "" : event.reason || "The connection was lost.");
     const transcription = { model, ...(language && { language }) };
     const input = { format: { type: "audio/pcm", rate: RATE }, transcription };
     this.socket.send(JSON.stringify({ type: "session.update", session: { type: "transcription", audio: { input } } }));

@@ -46,7 +46,9 @@ export class Chat {
     byId("new-chat").addEventListener("click", () => (this.sidebar.close(), this.begin()));
     byId("settings").addEventListener("click", () => this.settings.open(this.conversation.settings));
     byId("model").addEventListener("change", () => this.chooseModel(byId("model").value));
-    byId("save-markdown").addEventListener("click", () => download("conversation.md", asMarkdown(this.conversation), "text/markdown"));
+    byId("save-markdown").addEventListener("click", () =>
+      download("conversation.md", asMarkdown(this.conversation), "text/markdown"),
+    );
     byId("delete-all").addEventListener("click", () => this.deleteAll());
     document.addEventListener("keydown", (event) => this.onKey(event));
   }
@@ -174,13 +176,19 @@ export class Chat {
   }
 
   ask(parent, text, attachments) {
-    const question = this.conversation.add(parent, { role: "user", content: text, ...(attachments.length && { attachments }) });
+    const question = this.conversation.add(parent, {
+      role: "user",
+      content: text,
+      ...(attachments.length && { attachments }),
+    });
     this.answer(question);
   }
 
   answer(question) {
     const structured = Boolean(this.conversation.settings.schema);
-    this.generate(this.conversation.add(question, { role: "assistant", model: this.model?.id, ...(structured && { structured }) }));
+    this.generate(
+      this.conversation.add(question, { role: "assistant", model: this.model?.id, ...(structured && { structured }) }),
+    );
   }
 
   retry(message) {

@@ -1,4 +1,4 @@
-// The field for messages: text, attachments from the disk, the clipboard, a drop or the camera, and what the settings add.
+// The field for messages: text, attachments from the disk, the clipboard, a drop or the camera, and what settings add.
 
 import { attach, MODALITIES, MOST_ATTACHMENTS, MOST_BYTES } from "./attachments.js";
 import { takePicture } from "./camera.js";
@@ -6,7 +6,7 @@ import { byId, count, element, icon, iconButton, toast } from "./elements.js";
 import { attachmentCard } from "./message.js";
 
 export class Composer {
-  // handlers: send(text, attachments), stop(), editLast(), openSettings(section), clearSetting(name), bytes() of attachments
+  // handlers: send(text, attachments), stop(), editLast(), openSettings(name), clearSetting(name), bytes() of attachments
   // that the conversation has already.
   constructor(handlers) {
     this.handlers = handlers;
@@ -24,7 +24,7 @@ export class Composer {
       event.target.value = "";
     });
     const camera = byId("camera");
-    camera.hidden = !navigator.mediaDevices?.getUserMedia; // browsers offer cameras to pages with HTTPS or of this machine only
+    camera.hidden = !navigator.mediaDevices?.getUserMedia; // without HTTPS, browsers offer it to local pages only
     camera.addEventListener("click", async () => {
       const picture = await takePicture();
       if (picture) await this.add([picture]);
@@ -53,10 +53,12 @@ export class Composer {
   async add(files) {
     for (const file of files) {
       try {
-        if (this.attachments.length >= MOST_ATTACHMENTS) throw new Error(`A message may have ${MOST_ATTACHMENTS} files.`);
+        if (this.attachments.length >= MOST_ATTACHMENTS)
+          throw new Error(`A message may have ${MOST_ATTACHMENTS} files.`);
         const attachment = await attach(file);
         const bytes = [...this.attachments, attachment].reduce((sum, { size }) => sum + size, this.handlers.bytes());
-        if (bytes > MOST_BYTES) throw new Error(`The files of a conversation may have ${MOST_BYTES / 1e6} MB together.`);
+        if (bytes > MOST_BYTES)
+          throw new Error(`The files of a conversation may have ${MOST_BYTES / 1e6} MB together.`);
         this.attachments.push(attachment);
       } catch (error) {
         toast(error.message);
@@ -67,11 +69,17 @@ export class Composer {
   }
 
   drawAttachments() {
-    const cards = this.attachments.map((attachment) => attachmentCard(attachment, { onremove: () => this.remove(attachment) }));
+    const cards = this.attachments.map((attachment) =>
+      attachmentCard(attachment, { onremove: () => this.remove(attachment) }),
+    );
     byId("attachments").replaceChildren(...cards);
-    const unread = this.attachments.filter(({ kind }) => MODALITIES[kind] && !this.model?.reads.includes(MODALITIES[kind]));
+    const unread = this.attachments.filter(
+      ({ kind }) => MODALITIES[kind] && !this.model?.reads.includes(MODALITIES[kind]),
+    );
     const kinds = unread.some(({ kind }) => kind === "picture") ? "pictures" : "audio";
-    byId("attachment-hint").textContent = unread.length ? `${this.model?.id ?? "This model"} does not read ${kinds}, so it may refuse the message.` : "";
+    byId("attachment-hint").textContent = unread.length
+      ? `${this.model?.id ?? "This model"} does not read ${kinds}, so it may refuse the message.`
+      : "";
     this.onInput();
   }
 
@@ -152,12 +160,25 @@ export class Composer {
     const chips = [];
     const add = (name, text) => chips.push({ name, text });
     if (settings.system) add("system", "Instructions");
-    if (settings.tools?.length) add("tools", settings.tools.length === 1 ? settings.tools[0].function.name : count(settings.tools.length, "tool"));
+    if (settings.tools?.length)
+      add(
+        "tools",
+        settings.tools.length === 1 ? settings.tools[0].function.name : count(settings.tools.length, "tool"),
+      );
     if (settings.schema) add("schema", "Structured output");
     if (settings.thinking !== undefined) add("thinking", settings.thinking ? "Thinking on" : "Thinking off");
     byId("chips").replaceChildren(
       ...chips.map(({ name, text }) =>
-        element("span", { class: "chip" }, element("button", { type: "button", title: "Open the settings", onclick: () => this.handlers.openSettings(name) }, text), iconButton("close", `Remove: ${text}`, () => this.handlers.clearSetting(name))),
+        element(
+          "span",
+          { class: "chip" },
+          element(
+            "button",
+            { type: "button", title: "Open the settings", onclick: () => this.handlers.openSettings(name) },
+            text,
+          ),
+          iconButton("close", `Remove: ${text}`, () => this.handlers.clearSetting(name)),
+        ),
       ),
     );
   }

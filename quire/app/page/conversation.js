@@ -38,7 +38,13 @@ export class Conversation {
 
   // Adds a message below another one, and makes it the leaf. Roles are user, assistant and tool.
   add(parent, fields) {
-    const message = { id: this.record.messages.length, parent: parent?.id ?? null, content: "", at: Date.now(), ...fields };
+    const message = {
+      id: this.record.messages.length,
+      parent: parent?.id ?? null,
+      content: "",
+      at: Date.now(),
+      ...fields,
+    };
     this.record.messages.push(message);
     this.record.leaf = message.id;
     if (!this.record.title && message.role === "user") this.record.title = titleOf(message);
@@ -53,7 +59,8 @@ export class Conversation {
   // The messages that are shown.
   path() {
     const messages = [];
-    for (let message = this.message(this.record.leaf); message; message = this.message(message.parent)) messages.unshift(message);
+    for (let message = this.message(this.record.leaf); message; message = this.message(message.parent))
+      messages.unshift(message);
     return messages;
   }
 
@@ -75,7 +82,7 @@ export class Conversation {
 
   // The attachments that requests have.
   attachments() {
-    return this.path().flatMap((message) => (message.isWithoutFiles ? [] : message.attachments ?? []));
+    return this.path().flatMap((message) => (message.isWithoutFiles ? [] : (message.attachments ?? [])));
   }
 
   // Bytes of all messages, also of those that are not shown. An attachment of two versions is stored once.
@@ -104,7 +111,10 @@ export class Conversation {
   // The body of a request for an answer. `partOf` makes the content part of an attachment.
   async request(answer, partOf = contentPart) {
     const path = this.path();
-    const before = path.slice(0, path.findIndex((message) => message.id === answer.id));
+    const before = path.slice(
+      0,
+      path.findIndex((message) => message.id === answer.id),
+    );
     const question = before.at(-1);
     const sent = before.filter((message) => message === question || !this.isLeftOut(message));
     const { system } = this.settings;
@@ -128,11 +138,16 @@ function titleOf(message) {
 async function wireMessage(message, partOf) {
   if (message.role === "tool") return { role: "tool", tool_call_id: message.call, content: message.content };
   if (message.role === "assistant") {
-    const calls = message.calls?.map(({ id, name, arguments: text }) => ({ id, type: "function", function: { name, arguments: text } }));
+    const calls = message.calls?.map(({ id, name, arguments: text }) => ({
+      id,
+      type: "function",
+      function: { name, arguments: text },
+    }));
     return { role: "assistant", content: message.content || null, ...(calls?.length && { tool_calls: calls }) };
   }
   if (!message.attachments?.length) return { role: "user", content: message.content };
-  if (message.isWithoutFiles) return { role: "user", content: message.content || message.attachments.map(({ name }) => name).join(", ") };
+  if (message.isWithoutFiles)
+    return { role: "user", content: message.content || message.attachments.map(({ name }) => name).join(", ") };
   const parts = await Promise.all(message.attachments.map(partOf));
   return { role: "user", content: message.content ? [...parts, { type: "text", text: message.content }] : parts };
 }
@@ -145,6 +160,7 @@ export function fieldsOf(settings) {
   }
   if (settings.thinking !== undefined) fields.chat_template_kwargs = { enable_thinking: settings.thinking };
   if (settings.tools?.length) fields.tools = settings.tools;
-  if (settings.schema) fields.response_format = { type: "json_schema", json_schema: { name: "answer", schema: settings.schema } };
+  if (settings.schema)
+    fields.response_format = { type: "json_schema", json_schema: { name: "answer", schema: settings.schema } };
   return fields;
 }

@@ -4,8 +4,10 @@ const SVG = "http://www.w3.org/2000/svg";
 
 // Strokes on a grid of 24 x 24.
 const ICONS = {
-  attach: "M20 11.5 11.8 19.7a5.2 5.2 0 0 1-7.4-7.4L12.9 3.8a3.5 3.5 0 0 1 4.9 4.9l-8.3 8.3a1.7 1.7 0 0 1-2.5-2.5L14.5 7",
-  camera: "M4 8h3l1.6-2.5h6.8L17 8h3a1 1 0 0 1 1 1v9a1 1 0 0 1-1 1H4a1 1 0 0 1-1-1V9a1 1 0 0 1 1-1ZM12 16.5a3.5 3.5 0 1 0 0-7 3.5 3.5 0 0 0 0 7Z",
+  attach:
+    "M20 11.5 11.8 19.7a5.2 5.2 0 0 1-7.4-7.4L12.9 3.8a3.5 3.5 0 0 1 4.9 4.9l-8.3 8.3a1.7 1.7 0 0 1-2.5-2.5L14.5 7",
+  camera:
+    "M4 8h3l1.6-2.5h6.8L17 8h3a1 1 0 0 1 1 1v9a1 1 0 0 1-1 1H4a1 1 0 0 1-1-1V9a1 1 0 0 1 1-1ZM12 16.5a3.5 3.5 0 1 0 0-7 3.5 3.5 0 0 0 0 7Z",
   check: "m5 12.5 4.5 4.5L19 7.5",
   close: "m6 6 12 12M18 6 6 18",
   code: "m8.5 7-5 5 5 5M15.5 7l5 5-5 5",
@@ -58,7 +60,11 @@ export function icon(name) {
 
 // A button that shows an icon only, so its label is its name and its tooltip.
 export function iconButton(name, label, onclick, properties = {}) {
-  return element("button", { type: "button", class: "icon-button", "aria-label": label, title: label, onclick, ...properties }, icon(name));
+  return element(
+    "button",
+    { type: "button", class: "icon-button", "aria-label": label, title: label, onclick, ...properties },
+    icon(name),
+  );
 }
 
 export function byId(id) {
@@ -80,7 +86,8 @@ export function announce(text) {
 // A short message at the bottom of the page, with a button if there is something to do about it.
 export function toast(text, action, onaction) {
   const hide = () => message.remove();
-  const button = action && element("button", { type: "button", class: "text-button", onclick: () => (hide(), onaction()) }, action);
+  const button =
+    action && element("button", { type: "button", class: "text-button", onclick: () => (hide(), onaction()) }, action);
   const message = element("div", { class: "toast" }, element("span", {}, text), button);
   byId("toasts").replaceChildren(message);
   setTimeout(hide, action ? 8000 : 4000);
@@ -108,12 +115,17 @@ function copySelection(text) {
 
 // A button that copies what `text` returns, and says so.
 export function copyButton(label, text, properties = {}) {
-  const button = iconButton("copy", label, async () => {
-    await copyText(text());
-    button.replaceChildren(icon("check"));
-    announce("Copied");
-    setTimeout(() => button.replaceChildren(icon("copy")), 1500);
-  }, properties);
+  const button = iconButton(
+    "copy",
+    label,
+    async () => {
+      await copyText(text());
+      button.replaceChildren(icon("check"));
+      announce("Copied");
+      setTimeout(() => button.replaceChildren(icon("copy")), 1500);
+    },
+    properties,
+  );
   return button;
 }
 

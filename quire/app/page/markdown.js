@@ -7,10 +7,19 @@ import { highlight } from "./highlight.js";
 const DEPTH = 12; // levels of quotes and lists; deeper ones are shown as text
 const LINK_TEXT = 1000; // longest text of a link
 const OPENERS = 100; // delimiters of emphasis that may be open at once
-const EXTENSIONS = { bash: "sh", javascript: "js", json: "json", markdown: "md", python: "py", rust: "rs", shell: "sh", typescript: "ts" };
+const EXTENSIONS = {
+  bash: "sh",
+  javascript: "js",
+  json: "json",
+  markdown: "md",
+  python: "py",
+  rust: "rs",
+  shell: "sh",
+  typescript: "ts",
+};
 
-// A container whose text grows. Blocks whose source is still the same keep their elements, so that a stream costs little,
-// and that what a reader has selected or focused stays.
+// A container whose text grows. Blocks whose source is still the same keep their elements, so that a stream costs
+// little, and that what a reader has selected or focused stays.
 export class MarkdownView {
   constructor(container) {
     this.container = container;
@@ -45,7 +54,9 @@ const MARKER = /^( {0,3})([-*+]|\d{1,9}[.)])(?:( +)|$)/;
 
 function isRule(line) {
   const marks = line.replace(/\s/g, "");
-  return marks.length > 2 && indentOf(line) < 4 && "-*_".includes(marks[0]) && [...marks].every((mark) => mark === marks[0]);
+  return (
+    marks.length > 2 && indentOf(line) < 4 && "-*_".includes(marks[0]) && [...marks].every((mark) => mark === marks[0])
+  );
 }
 
 function opensBlock(line) {
@@ -73,15 +84,33 @@ function parseBlock(lines, at, depth) {
   if (depth < DEPTH) {
     if (FENCE.test(line)) return parseFence(lines, at);
     const heading = HEADING.exec(line);
-    if (heading) return [{ type: "heading", level: heading[1].length, text: (heading[2] ?? "").replace(/ #+ *$/, "").trim() }, at + 1];
+    if (heading)
+      return [
+        { type: "heading", level: heading[1].length, text: (heading[2] ?? "").replace(/ #+ *$/, "").trim() },
+        at + 1,
+      ];
     if (isRule(line)) return [{ type: "rule" }, at + 1];
     if (/^ {0,3}>/.test(line)) return parseQuote(lines, at, depth);
     if (MARKER.test(line)) return parseList(lines, at, depth);
     if (isTable(lines, at)) return parseTable(lines, at);
   }
   let end = at + 1;
-  while (end < lines.length && lines[end].trim() && (depth >= DEPTH || (!opensBlock(lines[end]) && !isTable(lines, end)))) end += 1;
-  return [{ type: "paragraph", text: lines.slice(at, end).map((text) => text.trim()).join("\n") }, end];
+  while (
+    end < lines.length &&
+    lines[end].trim() &&
+    (depth >= DEPTH || (!opensBlock(lines[end]) && !isTable(lines, end)))
+  )
+    end += 1;
+  return [
+    {
+      type: "paragraph",
+      text: lines
+        .slice(at, end)
+        .map((text) => text.trim())
+        .join("\n"),
+    },
+    end,
+  ];
 }
 
 function parseFence(lines, at) {
@@ -94,7 +123,10 @@ function parseFence(lines, at) {
   let end = at + 1;
   while (end < lines.length && !closes(lines[end])) end += 1;
   const code = lines.slice(at + 1, end).map((line) => line.slice(Math.min(indent, indentOf(line))));
-  return [{ type: "code", language: language.trim().split(/\s/)[0], text: code.join("\n"), open: end === lines.length }, Math.min(end + 1, lines.length)];
+  return [
+    { type: "code", language: language.trim().split(/\s/)[0], text: code.join("\n"), open: end === lines.length },
+    Math.min(end + 1, lines.length),
+  ];
 }
 
 function parseQuote(lines, at, depth) {
@@ -197,17 +229,42 @@ function renderBlock(block) {
 
 function renderList({ ordered, start, loose, items }) {
   const entries = items.map(({ checked, blocks }) => {
-    const children = blocks.flatMap((block) => (block.type === "paragraph" && !loose ? inline(block.text) : [renderBlock(block)]));
-    const box = checked === undefined ? [] : [element("input", { type: "checkbox", disabled: true, checked, "aria-label": checked ? "done" : "to do" })];
+    const children = blocks.flatMap((block) =>
+      block.type === "paragraph" && !loose ? inline(block.text) : [renderBlock(block)],
+    );
+    const box =
+      checked === undefined
+        ? []
+        : [element("input", { type: "checkbox", disabled: true, checked, "aria-label": checked ? "done" : "to do" })];
     return element("li", { class: box.length > 0 && "task" }, box, children);
   });
   return element(ordered ? "ol" : "ul", { start: ordered && start !== 1 && start }, entries);
 }
 
 function renderTable({ align, head, rows }) {
-  const cell = (tag, text, column) => element(tag, { class: `align-${align[column]}`, scope: tag === "th" && "col" }, inline(text));
-  const body = rows.map((row) => element("tr", {}, align.map((_, column) => cell("td", row[column] ?? "", column))));
-  const table = element("table", {}, element("thead", {}, element("tr", {}, head.map((text, column) => cell("th", text, column)))), element("tbody", {}, body));
+  const cell = (tag, text, column) =>
+    element(tag, { class: `align-${align[column]}`, scope: tag === "th" && "col" }, inline(text));
+  const body = rows.map((row) =>
+    element(
+      "tr",
+      {},
+      align.map((_, column) => cell("td", row[column] ?? "", column)),
+    ),
+  );
+  const table = element(
+    "table",
+    {},
+    element(
+      "thead",
+      {},
+      element(
+        "tr",
+        {},
+        head.map((text, column) => cell("th", text, column)),
+      ),
+    ),
+    element("tbody", {}, body),
+  );
   return element("div", { class: "table", tabindex: "0", role: "region", "aria-label": "Table" }, table);
 }
 
@@ -215,8 +272,15 @@ function renderTable({ align, head, rows }) {
 export function codeBlock(text, language, open = false) {
   const name = language.toLowerCase();
   const code = element("code", {}, open ? text : highlight(text, name));
-  const save = () => download(`code.${EXTENSIONS[name] ?? (/^[a-z\d]{1,8}$/.test(name) ? name : "txt")}`, text, "text/plain");
-  const bar = element("div", { class: "code-bar" }, element("span", {}, language || "text"), iconButton("download", "Save the code", save), copyButton("Copy the code", () => text));
+  const save = () =>
+    download(`code.${EXTENSIONS[name] ?? (/^[a-z\d]{1,8}$/.test(name) ? name : "txt")}`, text, "text/plain");
+  const bar = element(
+    "div",
+    { class: "code-bar" },
+    element("span", {}, language || "text"),
+    iconButton("download", "Save the code", save),
+    copyButton("Copy the code", () => text),
+  );
   return element("div", { class: "code" }, bar, element("pre", { tabindex: "0" }, code));
 }
 
@@ -401,7 +465,9 @@ function linkAt(text, start) {
     else if (text[close] === "]" && --level === 0) break;
   }
   if (level !== 0 || text[close] !== "]" || text[close + 1] !== "(") return undefined;
-  const match = /^\(\s*<?((?:[^\s()<>]|\([^\s()<>]*\)){0,2000})>?(?:\s+(?:"[^"]*"|'[^']*'))?\s*\)/.exec(text.slice(close + 1, close + 3000));
+  const match = /^\(\s*<?((?:[^\s()<>]|\([^\s()<>]*\)){0,2000})>?(?:\s+(?:"[^"]*"|'[^']*'))?\s*\)/.exec(
+    text.slice(close + 1, close + 3000),
+  );
   if (!match) return undefined;
   return { label: text.slice(start + 1, close), address: match[1], end: close + 1 + match[0].length };
 }

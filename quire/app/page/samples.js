@@ -5,7 +5,16 @@ import { byId } from "./elements.js";
 import { codeBlock } from "./markdown.js";
 import { address, apiKey } from "./server.js";
 
-const CLIENT_FIELDS = ["model", "messages", "temperature", "top_p", "max_completion_tokens", "seed", "tools", "response_format"];
+const CLIENT_FIELDS = [
+  "model",
+  "messages",
+  "temperature",
+  "top_p",
+  "max_completion_tokens",
+  "seed",
+  "tools",
+  "response_format",
+];
 const KEY_VARIABLE = "QUIRE_API_KEY";
 
 // Stands for the content of a file in a request: the code reads it from the disk.
@@ -37,7 +46,9 @@ export async function showSamples(conversation, answer) {
   const dialog = byId("code-dialog");
   const draw = () => {
     const isPython = byId("code-python").checked;
-    byId("code-sample").replaceChildren(isPython ? codeBlock(samples.python, "python") : codeBlock(samples.curl, "bash"));
+    byId("code-sample").replaceChildren(
+      isPython ? codeBlock(samples.python, "python") : codeBlock(samples.curl, "bash"),
+    );
   };
   for (const id of ["code-curl", "code-python"]) byId(id).onchange = draw;
   draw();
@@ -72,7 +83,8 @@ function curlOf(body, files) {
   }
   const url = address("v1/chat/completions");
   const key = apiKey() ? ` \\\n  -H "Authorization: Bearer $${KEY_VARIABLE}"` : "";
-  return `curl ${url} \\\n  -H 'Content-Type: application/json'${key} \\\n  --data-binary @- <<${quote}JSON${quote}\n${json}\nJSON\n`;
+  const command = `curl ${url} \\\n  -H 'Content-Type: application/json'${key} \\\n  --data-binary @-`;
+  return `${command} <<${quote}JSON${quote}\n${json}\nJSON\n`;
 }
 
 function pythonOf(body, files) {
@@ -83,10 +95,24 @@ function pythonOf(body, files) {
   const imports = [...(files.length ? ["import base64"] : []), ...(apiKey() ? ["import os"] : [])];
   const key = apiKey() ? `os.environ["${KEY_VARIABLE}"]` : '"none"';
   const base = String(address("v1"));
-  const reader = ["", "", "def base64_of(path):", '    with open(path, "rb") as file:', "        return base64.b64encode(file.read()).decode()", ""];
+  const reader = [
+    "",
+    "",
+    "def base64_of(path):",
+    '    with open(path, "rb") as file:',
+    "        return base64.b64encode(file.read()).decode()",
+    "",
+  ];
   const ends = body.tools
     ? [")", "message = answer.choices[0].message", "print(message.content or message.tool_calls)"]
-    : ["    stream=True,", ")", "for chunk in answer:", "    if chunk.choices:", '        print(chunk.choices[0].delta.content or "", end="", flush=True)', "print()"];
+    : [
+        "    stream=True,",
+        ")",
+        "for chunk in answer:",
+        "    if chunk.choices:",
+        '        print(chunk.choices[0].delta.content or "", end="", flush=True)',
+        "print()",
+      ];
   return [
     ...imports,
     ...(imports.length ? [""] : []),

@@ -73,7 +73,8 @@ export class SettingsDialog {
 
   save() {
     const settings = { system: field("system").value.trim() || undefined, thinking: THINKING[field("thinking").value] };
-    for (const number of NUMBERS) settings[number] = field(number).value === "" ? undefined : Number(field(number).value);
+    for (const number of NUMBERS)
+      settings[number] = field(number).value === "" ? undefined : Number(field(number).value);
     for (const name of ["tools", "schema"]) settings[name] = this.check(name);
     const wrong = this.form.querySelector('[aria-invalid="true"]');
     if (wrong) {
@@ -87,9 +88,11 @@ export class SettingsDialog {
   }
 }
 
-// Tools as chat completions take them. A function without the object around it is accepted, and so is one that stands alone.
+// Tools as chat completions take them. A function without the object around it is accepted, and so is a single one.
 function toolsOf(value) {
-  const tools = (Array.isArray(value) ? value : [value]).map((tool) => (tool?.name ? { type: "function", function: tool } : tool));
+  const tools = (Array.isArray(value) ? value : [value]).map((tool) =>
+    tool?.name ? { type: "function", function: tool } : tool,
+  );
   for (const tool of tools) {
     if (tool?.type !== "function" || typeof tool.function?.name !== "string") {
       throw new Error('Each tool needs the form {"type": "function", "function": {"name": …, "parameters": …}}.');
@@ -99,7 +102,8 @@ function toolsOf(value) {
 }
 
 function schemaOf(value) {
-  if (typeof value !== "object" || value === null || Array.isArray(value)) throw new Error("A JSON schema is an object.");
+  if (typeof value !== "object" || value === null || Array.isArray(value))
+    throw new Error("A JSON schema is an object.");
   return value;
 }
 
@@ -121,5 +125,7 @@ export function confirmed(question, action) {
   byId("confirm-action").replaceChildren(element("span", {}, action));
   dialog.returnValue = "";
   dialog.showModal();
-  return new Promise((resolve) => dialog.addEventListener("close", () => resolve(dialog.returnValue === "yes"), { once: true }));
+  return new Promise((resolve) =>
+    dialog.addEventListener("close", () => resolve(dialog.returnValue === "yes"), { once: true }),
+  );
 }

@@ -50,14 +50,26 @@ export class Sidebar {
       if (!groups.has(name)) groups.set(name, []);
       groups.get(name).push(this.entry(conversation));
     }
-    const sections = [...groups].map(([name, entries]) => element("section", { "aria-label": name }, element("h2", { class: "period" }, name), element("ul", {}, entries)));
+    const sections = [...groups].map(([name, entries]) =>
+      element("section", { "aria-label": name }, element("h2", { class: "period" }, name), element("ul", {}, entries)),
+    );
     const nothing = this.search.value ? "Nothing was found." : "Conversations will be listed here.";
     byId("conversations").replaceChildren(...(sections.length ? sections : [element("p", { class: "hint" }, nothing)]));
   }
 
   entry(conversation) {
     const isCurrent = conversation === this.current;
-    const open = element("button", { type: "button", class: "conversation", "aria-current": isCurrent && "true", title: conversation.title, onclick: () => (this.close(), this.handlers.open(conversation)) }, conversation.title);
+    const open = element(
+      "button",
+      {
+        type: "button",
+        class: "conversation",
+        "aria-current": isCurrent && "true",
+        title: conversation.title,
+        onclick: () => (this.close(), this.handlers.open(conversation)),
+      },
+      conversation.title,
+    );
     const item = element(
       "li",
       { class: this.running.has(conversation.id) && "answering" },

@@ -43,7 +43,8 @@ export class Speech {
   setModels(models) {
     const hearing = models.filter((model) => model.tasks.includes("transcribe"));
     byId("speech-model").replaceChildren(...hearing.map((model) => new Option(model.id)));
-    const none = "None of the models of this server transcribes speech. Serve one, for example a whisper model: quire serve PATH.";
+    const none =
+      "None of the models of this server transcribes speech. Serve one, for example a whisper model: quire serve PATH.";
     this.notice(hearing.length ? "" : none);
     for (const id of ["speech-model", "toggle", "file"]) byId(id).disabled = hearing.length === 0;
     this.toggle.disabled ||= !navigator.mediaDevices?.getUserMedia;
@@ -94,7 +95,8 @@ export class Speech {
   captionHandlers() {
     return {
       opened: () => (byId("state").textContent = "Listening"),
-      text: (item, text, milliseconds) => this.caption(item, text, "open", milliseconds === undefined ? undefined : milliseconds / 1000),
+      text: (item, text, milliseconds) =>
+        this.caption(item, text, "open", milliseconds === undefined ? undefined : milliseconds / 1000),
       completed: (item, text) => this.caption(item, text, ""),
       failed: (item, message) => this.caption(item, message, "failed"),
       level: (value) => (byId("level").value = Math.min(1, value * 4)),

@@ -15,7 +15,8 @@ function asPromise(request) {
 }
 
 export class ConversationStore {
-  // database: undefined if the browser stores nothing, as in some private windows: the conversations last as long as the page.
+  // database: undefined if the browser stores nothing, as in some private windows. The conversations last as long as
+  // the page then.
   constructor(database, conversations) {
     this.database = database;
     this.conversations = new Map(conversations.map((conversation) => [conversation.id, conversation]));
@@ -27,7 +28,10 @@ export class ConversationStore {
       opening.onupgradeneeded = () => opening.result.createObjectStore(STORE, { keyPath: "id" });
       const database = await asPromise(opening);
       const records = await asPromise(database.transaction(STORE).objectStore(STORE).getAll());
-      return new ConversationStore(database, records.map((record) => new Conversation(record)));
+      return new ConversationStore(
+        database,
+        records.map((record) => new Conversation(record)),
+      );
     } catch {
       return new ConversationStore(undefined, []);
     }
@@ -51,7 +55,9 @@ export class ConversationStore {
     const words = text.trim().toLowerCase();
     if (!words) return this.list();
     const contains = (content) => content.toLowerCase().includes(words);
-    return this.list().filter(({ title, record }) => contains(title) || record.messages.some((message) => contains(message.content)));
+    return this.list().filter(
+      ({ title, record }) => contains(title) || record.messages.some((message) => contains(message.content)),
+    );
   }
 
   // Stores a conversation, and deletes the oldest ones if there are too many. Returns whether it could be stored.
@@ -64,7 +70,9 @@ export class ConversationStore {
   surplus(saved) {
     let bytes = saved.bytes();
     const others = this.list().filter((conversation) => conversation !== saved);
-    return others.filter((conversation, index) => (bytes += conversation.bytes()) > MOST_BYTES || index + 1 >= MOST_CONVERSATIONS);
+    return others.filter(
+      (conversation, index) => (bytes += conversation.bytes()) > MOST_BYTES || index + 1 >= MOST_CONVERSATIONS,
+    );
   }
 
   async delete(conversation) {

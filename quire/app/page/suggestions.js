@@ -20,7 +20,12 @@ export const PERSON_SCHEMA = {
 // The bundled model adds, recalls, extracts and calls tools; it knows nothing but Quire.
 const BUNDLED = [
   { symbol: "plus", title: "Add two numbers", text: "What is 27 + 58?", note: "It reasons first. Unfold its steps." },
-  { symbol: "question", title: "Ask about this server", text: "How do I start the server?", note: "It was trained on questions about Quire." },
+  {
+    symbol: "question",
+    title: "Ask about this server",
+    text: "How do I start the server?",
+    note: "It was trained on questions about Quire.",
+  },
   {
     symbol: "code",
     title: "Get structured output",
@@ -37,9 +42,24 @@ const BUNDLED = [
   },
 ];
 const GENERAL = [
-  { symbol: "question", title: "Explain", text: "Explain in three sentences what a KV cache is.", note: "A short answer to a hard question." },
-  { symbol: "code", title: "Write code", text: "Write a Python function that merges two sorted lists, with a test.", note: "Code comes with buttons that copy and save it." },
-  { symbol: "menu", title: "Make a table", text: "Make a table of the planets of the solar system with their diameters.", note: "Markdown is shown as it is meant." },
+  {
+    symbol: "question",
+    title: "Explain",
+    text: "Explain in three sentences what a KV cache is.",
+    note: "A short answer to a hard question.",
+  },
+  {
+    symbol: "code",
+    title: "Write code",
+    text: "Write a Python function that merges two sorted lists, with a test.",
+    note: "Code comes with buttons that copy and save it.",
+  },
+  {
+    symbol: "menu",
+    title: "Make a table",
+    text: "Make a table of the planets of the solar system with their diameters.",
+    note: "Markdown is shown as it is meant.",
+  },
   {
     symbol: "tool",
     title: "Let it call a tool",
@@ -59,7 +79,13 @@ export function drawSuggestions(model, choose) {
       "button",
       { type: "button", class: "suggestion", onclick: () => choose(suggestion) },
       icon(suggestion.symbol),
-      element("span", {}, element("b", {}, suggestion.title), suggestion.text && element("q", {}, suggestion.text), element("small", {}, suggestion.note)),
+      element(
+        "span",
+        {},
+        element("b", {}, suggestion.title),
+        suggestion.text && element("q", {}, suggestion.text),
+        element("small", {}, suggestion.note),
+      ),
     ),
   );
   byId("suggestions").replaceChildren(...(model ? cards : []));

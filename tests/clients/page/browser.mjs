@@ -3,9 +3,13 @@ import assert from "node:assert/strict";
 import path from "node:path";
 import { chromium } from "playwright-core";
 
-// Opens the page: `drive` gets it, and everything that the browser complains of fails the test, unless `expected` says otherwise.
-// options: url, folder for screenshots, key; and viewport, colorScheme, microphone: a wav file that is played over and over.
-export async function withPage({ url, folder, key, microphone, viewport = { width: 1200, height: 800 }, colorScheme = "light" }, drive) {
+// Opens the page, and gives it to `drive`. Everything that the browser complains of fails the test, unless the drive
+// takes it out of `complaints`. Options: url, folder for screenshots, key, viewport, colorScheme, and as microphone a wav
+// file that is played over and over.
+export async function withPage(
+  { url, folder, key, microphone, viewport = { width: 1200, height: 800 }, colorScheme = "light" },
+  drive,
+) {
   const media = microphone ? [`--use-file-for-fake-audio-capture=${microphone}`] : [];
   const browser = await chromium.launch({
     executablePath: process.env.CHROMIUM ?? "/usr/bin/chromium",
@@ -21,7 +25,8 @@ export async function withPage({ url, folder, key, microphone, viewport = { widt
     page.on("pageerror", (error) => complaints.push(String(error)));
     page.on("request", (request) => {
       const target = new URL(request.url());
-      if (!["blob:", "data:"].includes(target.protocol) && target.host !== new URL(url).host) complaints.push(`request to ${target.host}`);
+      if (!["blob:", "data:"].includes(target.protocol) && target.host !== new URL(url).host)
+        complaints.push(`request to ${target.host}`);
     });
     await page.goto(url);
     if (key) await enterKey(page, key, complaints);
@@ -35,7 +40,10 @@ export async function withPage({ url, folder, key, microphone, viewport = { widt
 
 // Takes the complaints of responses with a status, which browsers log, out of the list.
 export function expectStatus(complaints, status) {
-  assert.deepEqual(complaints.splice(0).filter((text) => !text.includes(String(status))), []);
+  assert.deepEqual(
+    complaints.splice(0).filter((text) => !text.includes(String(status))),
+    [],
+  );
 }
 
 async function enterKey(page, key, complaints) {
@@ -77,14 +85,20 @@ export async function drop(page, selector, files) {
     }
     return transfer;
   }, files);
-  for (const kind of ["dragenter", "dragover", "drop"]) await page.locator(selector).dispatchEvent(kind, { dataTransfer });
+  for (const kind of ["dragenter", "dragover", "drop"])
+    await page.locator(selector).dispatchEvent(kind, { dataTransfer });
 }
 
 // Answers the next chat in place of the server. `check` gets the body of the request.
 export async function answerChat(page, check, { reasoning, content, status = 200, headers = {}, error }) {
   const usage = { prompt_tokens: 20, completion_tokens: 10, total_tokens: 30 };
   const chunk = (delta, finish) => ({ choices: [{ index: 0, delta, finish_reason: finish ?? null }], usage });
-  const chunks = [chunk({ role: "assistant", content: "" }), ...(reasoning ? [chunk({ reasoning })] : []), chunk({ content }), chunk({}, "stop")];
+  const chunks = [
+    chunk({ role: "assistant", content: "" }),
+    ...(reasoning ? [chunk({ reasoning })] : []),
+    chunk({ content }),
+    chunk({}, "stop"),
+  ];
   const body = `${chunks.map((data) => `data: ${JSON.stringify(data)}\n\n`).join("")}data: [DONE]\n\n`;
   let failure;
   await page.route(

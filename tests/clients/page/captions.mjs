@@ -1,4 +1,4 @@
-// Drives the captions of the built-in page: node captions.mjs URL FOLDER WAV KEY [MODEL TEXT]. Writes screenshots into the folder.
+// Drives the captions of the built-in page: node captions.mjs URL FOLDER WAV KEY [MODEL TEXT]. Screenshots go into FOLDER.
 // Chromium's microphone plays the wav file. With a model, TEXT is what it hears in the file.
 import assert from "node:assert/strict";
 import { readFile } from "node:fs/promises";
@@ -16,7 +16,10 @@ await withPage({ url, folder, key, microphone: wav }, async ({ page, shot }) => 
   await page.waitForFunction(() => !document.getElementById("toggle").disabled);
   if (model) await page.locator("#speech-model").selectOption(model);
   await toggle.click();
-  await page.waitForFunction((words) => document.querySelector("#captions p.open")?.textContent.includes(words), beginning);
+  await page.waitForFunction(
+    (words) => document.querySelector("#captions p.open")?.textContent.includes(words),
+    beginning,
+  );
   await shot("speaking");
   await page.locator("#captions p:not(.open)").nth(1).waitFor();
   const lines = await page.locator("#captions p:not(.open)").allTextContents();
@@ -33,11 +36,15 @@ await withPage({ url, folder, key, microphone: wav }, async ({ page, shot }) => 
   ];
   const answer = async (route) => {
     const body = route.request().postDataBuffer().toString("latin1");
-    for (const part of ['name="file"; filename="speech.wav"', 'name="model"', "verbose_json"]) assert.ok(body.includes(part), part);
+    for (const part of ['name="file"; filename="speech.wav"', 'name="model"', "verbose_json"])
+      assert.ok(body.includes(part), part);
     await route.fulfill({ json: { text: "Hello there. General <b>remarks</b>.", segments } });
   };
   if (!model) await page.route("**/v1/audio/transcriptions", answer);
-  if (model) await drop(page, "#drop", [{ name: "speech.wav", type: "audio/wav", base64: (await readFile(wav)).toString("base64") }]);
+  if (model)
+    await drop(page, "#drop", [
+      { name: "speech.wav", type: "audio/wav", base64: (await readFile(wav)).toString("base64") },
+    ]);
   else await page.locator("#file").setInputFiles(wav);
   await page.waitForFunction(() => !document.getElementById("srt").hidden || !document.getElementById("notice").hidden);
   assert.equal(await page.locator("#notice").isVisible(), false, await page.locator("#notice").textContent());
@@ -52,7 +59,13 @@ await withPage({ url, folder, key, microphone: wav }, async ({ page, shot }) => 
     const content = await readFile(await download.path(), "utf8");
     if (!model) assert.equal(content, made[id]);
     else if (id === "txt") assert.equal(content, `${text}\n`);
-    else assert.match(content, id === "srt" ? /^1\n00:00:0\d,\d{3} --> 00:00:0\d,\d{3}\n/ : /^WEBVTT\n\n00:00:0\d\.\d{3} --> 00:00:0\d\.\d{3}\n/);
+    else
+      assert.match(
+        content,
+        id === "srt"
+          ? /^1\n00:00:0\d,\d{3} --> 00:00:0\d,\d{3}\n/
+          : /^WEBVTT\n\n00:00:0\d\.\d{3} --> 00:00:0\d\.\d{3}\n/,
+      );
     if (model) assert.ok(content.includes(`${text}\n`), content);
   }
   await shot("file");

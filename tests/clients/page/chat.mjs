@@ -1,5 +1,5 @@
-// Drives the chat of the built-in page against the bundled model: node chat.mjs URL FOLDER KEY. Writes screenshots into the
-// folder, and the code of a request as sample.sh and sample.py.
+// Drives the chat of the built-in page against the bundled model: node chat.mjs URL FOLDER KEY. Screenshots go into FOLDER,
+// and the code of a request as sample.sh and sample.py.
 import assert from "node:assert/strict";
 import { writeFile } from "node:fs/promises";
 import path from "node:path";
@@ -107,7 +107,10 @@ async function limits({ page }) {
 
 async function code({ page, shot }) {
   await page.getByRole("button", { name: "Show the request as code" }).last().click();
-  for (const [choice, name] of [["curl", "sample.sh"], ["Python", "sample.py"]]) {
+  for (const [choice, name] of [
+    ["curl", "sample.sh"],
+    ["Python", "sample.py"],
+  ]) {
     await page.locator("#code-dialog").getByText(choice, { exact: true }).click();
     await page.locator("#code-dialog").getByRole("button", { name: "Copy the code" }).click();
     await page.getByText("Copied").waitFor({ state: "attached" });
@@ -137,7 +140,9 @@ async function conversations({ page, shot }) {
   await page.getByRole("button", { name: "Names", exact: true }).hover();
   await page.getByRole("button", { name: "Delete Names" }).click();
   await page.getByText("The conversation is deleted.").waitFor();
-  await page.waitForFunction(() => ![...document.querySelectorAll(".conversation")].some((button) => button.textContent === "Names"));
+  await page.waitForFunction(
+    () => ![...document.querySelectorAll(".conversation")].some((button) => button.textContent === "Names"),
+  );
   await page.getByRole("button", { name: "Undo" }).click();
   await page.getByRole("button", { name: "Names", exact: true }).waitFor();
   await shot("conversations");
@@ -167,5 +172,6 @@ async function keyboard({ page }) {
 
 await withPage({ url, folder, key }, async (opened) => {
   await chatReady(opened.page);
-  for (const drive of [sums, versions, memory, structured, tools, limits, code, conversations, keyboard]) await drive(opened);
+  for (const drive of [sums, versions, memory, structured, tools, limits, code, conversations, keyboard])
+    await drive(opened);
 });

@@ -1,5 +1,5 @@
-// Drives the attachments and errors of the built-in page: node files.mjs URL FOLDER. The bundled model refuses pictures; where
-// an answer is needed, it is made up.
+// Drives the attachments and errors of the built-in page: node files.mjs URL FOLDER. The bundled model refuses pictures;
+// where an answer is needed, it is made up.
 import assert from "node:assert/strict";
 import { writeFile } from "node:fs/promises";
 import path from "node:path";
@@ -17,7 +17,10 @@ async function refused({ page, complaints, shot }) {
   await shot("attached");
   const answer = await ask(page, "What is 27 + 58?");
   const card = answer.getByRole("alert");
-  assert.match(await card.textContent(), /The request was refused.*image_url.*Status 400 · messages\[0\]\.content\[0\]/s);
+  assert.match(
+    await card.textContent(),
+    /The request was refused.*image_url.*Status 400 · messages\[0\]\.content\[0\]/s,
+  );
   expectStatus(complaints, 400);
   await shot("refused");
 
@@ -46,7 +49,10 @@ async function asked({ page, shot }) {
       assert.equal(model, "quire-nano");
       const [image, file, text] = messages[0].content;
       assert.deepEqual(image, { type: "image_url", image_url: { url: `data:image/png;base64,${PIXEL}` } });
-      assert.deepEqual(file, { type: "file", file: { filename: "report.pdf", file_data: `data:application/pdf;base64,${PDF}` } });
+      assert.deepEqual(file, {
+        type: "file",
+        file: { filename: "report.pdf", file_data: `data:application/pdf;base64,${PDF}` },
+      });
       assert.deepEqual(text, { type: "text", text: "What do you see?" });
     },
     { content: "A single dot." },
@@ -61,7 +67,10 @@ async function asked({ page, shot }) {
 
   // The code of the request reads the files from the disk.
   await answer.getByRole("button", { name: "Show the request as code" }).click();
-  for (const [choice, name] of [["curl", "files.sh"], ["Python", "files.py"]]) {
+  for (const [choice, name] of [
+    ["curl", "files.sh"],
+    ["Python", "files.py"],
+  ]) {
     await page.locator("#code-dialog").getByText(choice, { exact: true }).click();
     await writeFile(path.join(folder, name), await page.locator("#code-sample code").textContent());
   }
@@ -73,7 +82,9 @@ async function asked({ page, shot }) {
   await page.reload();
   await chatReady(page);
   await page.locator(".turn.user img").waitFor();
-  const again = await answerChat(page, ({ messages }) => assert.equal(messages[0].content[0].type, "image_url"), { content: "Red." });
+  const again = await answerChat(page, ({ messages }) => assert.equal(messages[0].content[0].type, "image_url"), {
+    content: "Red.",
+  });
   await ask(page, "Which colour?");
   again();
 }
@@ -84,7 +95,9 @@ async function pasted({ page }) {
     const clipboardData = new DataTransfer();
     const bytes = Uint8Array.from(atob(base64), (character) => character.charCodeAt(0));
     clipboardData.items.add(new File([bytes], "pasted.png", { type: "image/png" }));
-    document.getElementById("prompt").dispatchEvent(new ClipboardEvent("paste", { clipboardData, bubbles: true, cancelable: true }));
+    document
+      .getElementById("prompt")
+      .dispatchEvent(new ClipboardEvent("paste", { clipboardData, bubbles: true, cancelable: true }));
   }, PIXEL);
   await page.getByRole("img", { name: "pasted.png" }).waitFor();
   await page.getByRole("button", { name: "Remove pasted.png" }).click();
@@ -105,7 +118,11 @@ async function chosen({ page }) {
   const binary = { name: "data.bin", mimeType: "application/octet-stream", buffer: Buffer.from([0, 255, 0]) };
   await page.locator("#attach-file").setInputFiles([text, binary]);
   await page.getByText("data.bin is neither a picture, a PDF, audio nor text.").waitFor();
-  const check = await answerChat(page, ({ messages }) => assert.equal(messages[0].content[0].text, "File notes.md:\n\n# Notes"), { content: "Notes." });
+  const check = await answerChat(
+    page,
+    ({ messages }) => assert.equal(messages[0].content[0].text, "File notes.md:\n\n# Notes"),
+    { content: "Notes." },
+  );
   await ask(page, "What is this?");
   check();
 }
@@ -116,7 +133,10 @@ async function failures({ page, complaints, shot }) {
   const check = await answerChat(page, () => {}, { status: 503, headers: { "retry-after": "3" }, error });
   const answer = await ask(page, "What is 27 + 58?");
   check();
-  assert.match(await answer.getByRole("alert").textContent(), /The server is busy.*The queue is full\..*Try again in 3 seconds/s);
+  assert.match(
+    await answer.getByRole("alert").textContent(),
+    /The server is busy.*The queue is full\..*Try again in 3 seconds/s,
+  );
   expectStatus(complaints, 503);
   await shot("busy");
   await page.route("**/v1/chat/completions", (route) => route.abort(), { times: 1 });

@@ -1,5 +1,5 @@
-// Looks at the built-in page, wide and narrow, light and dark: node looks.mjs URL FOLDER. Nothing is cut off, axe finds no
-// barrier, and Markdown of hostile models stays text.
+// Looks at the built-in page, wide and narrow, light and dark: node looks.mjs URL FOLDER. Nothing is cut off, axe finds
+// no barrier, and Markdown of hostile models stays text.
 import assert from "node:assert/strict";
 import { readFile } from "node:fs/promises";
 import { createRequire } from "node:module";
@@ -30,19 +30,23 @@ async function barriers(page, name) {
   const violations = await page.evaluate(async () => {
     await Promise.all(document.getAnimations().map((animation) => animation.finished.catch(() => {})));
     const result = await window.axe.run(document, { resultTypes: ["violations"] });
-    return result.violations.map(({ id, nodes }) => `${id}: ${nodes.map(({ html, failureSummary }) => `${html} ${failureSummary}`).join("\n")}`);
+    return result.violations.map(
+      ({ id, nodes }) => `${id}: ${nodes.map(({ html, failureSummary }) => `${html} ${failureSummary}`).join("\n")}`,
+    );
   });
   assert.deepEqual(violations, [], name);
 }
 
-async function fits(page, name) {
+// No control of a part of the page lies beyond its right edge.
+async function fits(page, name, part = "#stage") {
   const [needed, available] = await page.evaluate(() => [document.documentElement.scrollWidth, innerWidth]);
   assert.ok(needed <= available, `${name}: ${needed} > ${available}`);
-  const cut = await page.evaluate(() => {
-    const stage = document.getElementById("stage").getBoundingClientRect();
-    const controls = [...document.querySelectorAll("#stage button, #stage select, #stage textarea")].filter((control) => control.checkVisibility());
-    return controls.filter((control) => control.getBoundingClientRect().right > stage.right + 1).map(({ id, title }) => id || title);
-  });
+  const cut = await page.evaluate((selector) => {
+    const { right } = document.querySelector(selector).getBoundingClientRect();
+    const controls = [...document.querySelectorAll(`${selector} :is(button, select, textarea)`)];
+    const isCut = (control) => control.checkVisibility() && control.getBoundingClientRect().right > right + 1;
+    return controls.filter(isCut).map(({ id, title }) => id || title);
+  }, part);
   assert.deepEqual(cut, [], name);
 }
 
@@ -58,7 +62,13 @@ async function look({ page, shot }, name) {
   await fits(page, `${name}-answer`);
   await barriers(page, `${name}-answer`);
   await shot(`${name}-answer`);
+  await answer.getByRole("button", { name: "Show the request as code" }).click();
+  await fits(page, `${name}-code`, "#code-dialog");
+  await barriers(page, `${name}-code`);
+  await shot(`${name}-code`);
+  await page.keyboard.press("Escape");
   await page.getByRole("button", { name: "Settings of the chat" }).click();
+  await fits(page, `${name}-settings`, "#settings-dialog");
   await barriers(page, `${name}-settings`);
   await shot(`${name}-settings`);
   await page.keyboard.press("Escape");
@@ -98,17 +108,47 @@ async function colours({ page }) {
 }
 
 const HOSTILE = [
-  ["<img src=x onerror=alert(1)><script>alert(1)</script>", "<p>&lt;img src=x onerror=alert(1)&gt;&lt;script&gt;alert(1)&lt;/script&gt;</p>"],
-  ["[a](javascript:alert(1)) [b](data:text/html,x) [c](/v1/models)", "<p><span>a</span> <span>b</span> <span>c</span></p>"],
-  ["![tracker](https://example.org/x.png)", '<p><a href="https://example.org/x.png" target="_blank" rel="noopener noreferrer nofollow" title="https://example.org/x.png">Picture: tracker</a></p>'],
-  ["**a *b* c** *f __d__ snake_case_name ~~e~~ \\*f\\*", "<p><strong>a <em>b</em> c</strong> *f <strong>d</strong> snake_case_name <del>e</del> *f*</p>"],
+  [
+    "<img src=x onerror=alert(1)><script>alert(1)</script>",
+    "<p>&lt;img src=x onerror=alert(1)&gt;&lt;script&gt;alert(1)&lt;/script&gt;</p>",
+  ],
+  [
+    "[a](javascript:alert(1)) [b](data:text/html,x) [c](/v1/models)",
+    "<p><span>a</span> <span>b</span> <span>c</span></p>",
+  ],
+  [
+    "![tracker](https://example.org/x.png)",
+    '<p><a href="https://example.org/x.png" target="_blank" rel="noopener noreferrer nofollow" title="https://example.org/x.png">Picture: tracker</a></p>',
+  ],
+  [
+    "**a *b* c** *f __d__ snake_case_name ~~e~~ \\*f\\*",
+    "<p><strong>a <em>b</em> c</strong> *f <strong>d</strong> snake_case_name <del>e</del> *f*</p>",
+  ],
   ["- a\n  - b\n- c", "<ul><li>a<ul><li>b</li></ul></li><li>c</li></ul>"],
   ["3. a\n4. b", '<ol start="3"><li>a</li><li>b</li></ol>'],
   ["> a\n> - b", "<blockquote><p>a</p><ul><li>b</li></ul></blockquote>"],
   ["`` a`b `` and `<b>`", "<p><code>a`b</code> and <code>&lt;b&gt;</code></p>"],
   ["a | b\nno table", "<p>a | b<br>no table</p>"],
 ];
-const LARGE = ["[".repeat(50000), "*a_".repeat(20000), "`".repeat(300).split("").map((mark, index) => mark.repeat(index)).join(" "), "> ".repeat(5000), "- ".repeat(5000), "|-".repeat(20000), "#".repeat(50000), " ".repeat(50000) + "x", "~".repeat(50000) + "`", "http://".repeat(5000), "<http://".repeat(5000), "a\n".repeat(20000), "<!--".repeat(10000)];
+const LARGE = [
+  "[".repeat(50000),
+  "*a_".repeat(20000),
+  "`"
+    .repeat(300)
+    .split("")
+    .map((mark, index) => mark.repeat(index))
+    .join(" "),
+  "> ".repeat(5000),
+  "- ".repeat(5000),
+  "|-".repeat(20000),
+  "#".repeat(50000),
+  " ".repeat(50000) + "x",
+  "~".repeat(50000) + "`",
+  "http://".repeat(5000),
+  "<http://".repeat(5000),
+  "a\n".repeat(20000),
+  "<!--".repeat(10000),
+];
 
 async function markdown({ page }) {
   const render = (texts) =>
@@ -121,7 +161,10 @@ async function markdown({ page }) {
         return container.innerHTML;
       });
     }, texts);
-  assert.deepEqual(await render(HOSTILE.map(([source]) => source)), HOSTILE.map(([, html]) => html));
+  assert.deepEqual(
+    await render(HOSTILE.map(([source]) => source)),
+    HOSTILE.map(([, html]) => html),
+  );
   for (const source of LARGE) assert.ok((await render([source]))[0].length > 0, source.slice(0, 10));
 }
 
