@@ -84,13 +84,12 @@ class Server:
             raise RuntimeError(f"{self.name}, {workload}: {result['errors']}")
         return result
 
-    def requests(self, post: Callable[[httpx.Client], httpx.Response], count: int) -> dict[str, Any]:
-        """Return the wall and processor time of a request that is sent `count` times, one after the other."""
+    def request(self, post: Callable[[httpx.Client, int], httpx.Response], turn: int) -> dict[str, Any]:
+        """Return the wall and processor time of the request of a turn."""
         processor = self._processor_seconds()
         begin = time.perf_counter()
         with httpx.Client(base_url=self.url, timeout=600) as client:
-            for _ in range(count):
-                post(client).raise_for_status()
+            post(client, turn).raise_for_status()
         wall = time.perf_counter() - begin
         return {"wall_s": round(wall, 3), "cpu_s": round(self._processor_seconds() - processor, 2)}
 
@@ -132,11 +131,11 @@ def alternate_requests(
 ) -> list[dict[str, Any]]:
     """Return the results of all turns with a request; `post` gets the number of the turn."""
     for server in servers:
-        server.requests(lambda client: post(client, -1), 1)
+        server.request(post, -1)
     rows = []
     for turn in range(turns):
         order = servers if turn % 2 == 0 else servers[::-1]
-        results = {server.name: server.requests(partial(post, turn=turn), 1) for server in order}
+        results = {server.name: server.request(post, turn) for server in order}
         old, new = (results[server.name]["wall_s"] for server in servers)
         rows.append({"workload": name, **results, "ratio": round(old / new, 3)})
         print(rows[-1], flush=True)
@@ -172,16 +171,16 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=8100)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--flags-of", nargs=2, action="append", default=[], metavar=("NAME", "FLAGS"))
-    ours, flags = sys.argv[1:], []
-    if "--" in ours:
-        ours, flags = ours[: ours.index("--")], ours[ours.index("--") + 1 :]
-    options = parser.parse_args(ours)
+    arguments, flags = sys.argv[1:], []
+    if "--" in arguments:
+        arguments, flags = arguments[: arguments.index("--")], arguments[arguments.index("--") + 1 :]
+    options = parser.parse_args(arguments)
     builds = [text.split("=", 1) for text in options.builds]
-    own = {name: shlex.split(text) for name, text in options.flags_of}
+    flags_of = {name: shlex.split(text) for name, text in options.flags_of}
     servers = []
     try:
         for number, (name, checkout) in enumerate(builds):
-            all_flags = [*flags, *own.get(name, [])]
+            all_flags = [*flags, *flags_of.get(name, [])]
             servers.append(Server(name, Path(checkout).resolve(), options.model, options.port + number, all_flags))
             servers[-1].wait_ready()
         if options.embed:

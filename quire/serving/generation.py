@@ -134,7 +134,7 @@ async def collect(
 
 
 class UsageCounter:
-    """Counts the tokens of a request. Each of its prompts has `n` sequences."""
+    """Count the tokens of a request. Each of its prompts has `n` sequences."""
 
     def __init__(self, prompt_lengths: Sequence[int], n: int, audio_tokens: int = 0) -> None:
         """`audio_tokens`: number of prompt tokens that stand for audio."""

@@ -235,7 +235,7 @@ def test_the_tables_name_flags_that_exist(server: Server) -> None:
 def test_values_of_the_table_are_those_that_are_translated() -> None:
     values = {flag.names[0]: flag.values for flag in flags_of("vllm")}
     assert values["--attention-backend"] == ATTENTION_BACKENDS
-    assert values["--kv-cache-dtype"] == {name: ours for name, ours in CACHE_DTYPES.items() if name != ours}
+    assert values["--kv-cache-dtype"] == {name: new_name for name, new_name in CACHE_DTYPES.items() if name != new_name}
 
 
 def test_the_page_is_up_to_date() -> None:

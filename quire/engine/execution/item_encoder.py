@@ -23,7 +23,7 @@ from quire.kernels.write_pages import write_pages
 
 
 class ItemEncoder(Protocol):
-    """Encodes items. There is an implementation for each way in which a decoder reads them.
+    """Encode items. There is an implementation for each way in which a decoder reads them.
 
     Attributes:
         changes_embeddings: `embeddings` may return something.
@@ -88,7 +88,7 @@ def encode_items(encoder: AudioEncoder, items: Sequence[MediaItem]) -> list[Tens
 
 
 class CrossAttentionEncoder(NoItemEncoder):
-    """Encodes items and writes the keys and values that cross-attention reads to blocks of `cache`."""
+    """Encode items and write the keys and values that cross-attention reads to blocks of `cache`."""
 
     def __init__(self, model: Decoder, encoder: AudioEncoder, cache: KVCache, block_size: int) -> None:
         self._model = model
@@ -125,18 +125,18 @@ class CrossAttentionEncoder(NoItemEncoder):
 
 
 class PlaceholderEncoder(ItemEncoder):
-    """Holds the embeddings of items with placeholder tokens, as the scheduler's `EncoderCache` decides."""
+    """Hold the embeddings of items with placeholder tokens, as the scheduler's `EncoderCache` decides."""
 
     changes_embeddings = True
 
     def __init__(self, encoder: AudioEncoder) -> None:
         self._encoder = encoder
-        self._kept: dict[bytes, Tensor] = {}
+        self._embeddings: dict[bytes, Tensor] = {}
 
     @override
     def update(self, plan: StepPlan) -> None:
         for key in plan.evicted:
-            self._kept.pop(key, None)
+            self._embeddings.pop(key, None)
 
     @override
     def prepare(self, plan: StepPlan, scheduled: Sequence[ScheduledSequence]) -> None:
@@ -150,14 +150,14 @@ class PlaceholderEncoder(ItemEncoder):
         for entry, embeddings in zip(entries, encoded, strict=True):
             trimmed = embeddings[: entry.item.length]  # positions may have been filled up
             is_whole = len(trimmed) == len(embeddings) and len(entries) == 1
-            self._kept[entry.key] = trimmed if is_whole else trimmed.clone()
+            self._embeddings[entry.key] = trimmed if is_whole else trimmed.clone()
 
     @override
     def missing(self, plan: StepPlan) -> list[bytes]:
         return [entry.key for entry in self._missing(plan.encoded)]
 
     def _missing(self, entries: Iterable[EncodedItem]) -> list[EncodedItem]:
-        return [entry for entry in entries if entry.key not in self._kept]
+        return [entry for entry in entries if entry.key not in self._embeddings]
 
     @override
     def embeddings(self, sequences: Sequence[tuple[Span, ScheduledSequence]]) -> ItemEmbeddings | None:
@@ -168,7 +168,7 @@ class PlaceholderEncoder(ItemEncoder):
             return None
         rows, values = [], []
         for row, part in parts:
-            encoded = self._kept.get(part.key)
+            encoded = self._embeddings.get(part.key)
             if encoded is None:
                 raise RuntimeError("the item could not be encoded")
             rows.append(torch.arange(row, row + part.count))

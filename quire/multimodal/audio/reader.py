@@ -53,7 +53,7 @@ class AudioUse:
 
 
 class AudioReader:
-    """Prepares the audio of one model's requests.
+    """Prepare the audio of one model's requests.
 
     Attributes:
         limits: limits of files.

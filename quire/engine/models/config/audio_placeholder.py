@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from quire.engine.models.config.json_file import read_json
-from quire.engine.models.errors import UnsupportedModel
+from quire.engine.client.json_file import read_json
+from quire.engine.models.errors import BrokenFolder, UnsupportedModel
 
 _TEXT = "<|audio|>"  # if the tokenizer has none for the placeholder
 
@@ -24,7 +24,7 @@ def check_placeholder(token: Any, vocab: int) -> int:
 
 def text_of(folder: Path, token: int) -> str:
     """The text of a special token."""
-    added = read_json(folder / "tokenizer.json").get("added_tokens")
+    added = read_json(folder / "tokenizer.json", BrokenFolder).get("added_tokens")
     for entry in added if isinstance(added, list) else ():
         if isinstance(entry, dict) and entry.get("id") == token and isinstance(entry.get("content"), str):
             return str(entry["content"])
