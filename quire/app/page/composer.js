@@ -6,8 +6,8 @@ import { byId, count, element, icon, iconButton, toast } from "./elements.js";
 import { attachmentCard } from "./message.js";
 
 export class Composer {
-  // handlers: send(text, attachments), stop(), editLast(), openSettings(name), clearSetting(name), bytes() of attachments
-  // that the conversation has already.
+  // handlers: send(text, attachments), stop(), editLast(), openSettings(name), clearSetting(name), and bytes(), those of
+  // attachments that the conversation has already.
   constructor(handlers) {
     this.handlers = handlers;
     this.attachments = [];

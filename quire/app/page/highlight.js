@@ -24,14 +24,14 @@ const DASH_COMMENTS = new Set(["haskell", "hs", "lua", "sql"]);
 const PLAIN = new Set(["", "diff", "markdown", "md", "plain", "plaintext", "text", "txt"]);
 const KEYWORDS = new Set(
   [
-    "abstract and as assert async await begin bool break case catch class const continue def default defer del do done",
-    "double elif else elsif end enum esac except export extends extern false False fi final finally float fn for foreach",
-    "from func function global go goto if impl implements import in include int interface is lambda let long loop match",
-    "mod module mut namespace new nil None nonlocal not null of or package pass priv private protected pub public raise",
-    "return select self short static struct super switch then this throw throws trait true True try type typedef typeof",
-    "union unless unsafe unsigned until use using val var virtual void volatile when where while with yield",
-    "SELECT FROM WHERE INSERT INTO VALUES UPDATE SET DELETE CREATE TABLE JOIN LEFT RIGHT INNER ON GROUP ORDER BY LIMIT",
-    "AND OR NOT NULL AS",
+    "abstract and as assert async await begin bool break case catch class const continue def default defer del do",
+    "done double elif else elsif end enum esac except export extends extern false False fi final finally float fn",
+    "for foreach from func function global go goto if impl implements import in include int interface is lambda",
+    "let long loop match mod module mut namespace new nil None nonlocal not null of or package pass priv private",
+    "protected pub public raise return select self short static struct super switch then this throw throws trait",
+    "true True try type typedef typeof union unless unsafe unsigned until use using val var virtual void volatile",
+    "when where while with yield SELECT FROM WHERE INSERT INTO VALUES UPDATE SET DELETE CREATE TABLE JOIN LEFT",
+    "RIGHT INNER ON GROUP ORDER BY LIMIT AND OR NOT NULL AS",
   ].flatMap((words) => words.split(" ")),
 );
 

@@ -268,7 +268,7 @@ function renderTable({ align, head, rows }) {
   return element("div", { class: "table", tabindex: "0", role: "region", "aria-label": "Table" }, table);
 }
 
-// A block of code with its language, and buttons that copy and save it. One that is still being written is not coloured.
+// A block of code with its language, and buttons that copy and save it. While it is being written, it is not coloured.
 export function codeBlock(text, language, open = false) {
   const name = language.toLowerCase();
   const code = element("code", {}, open ? text : highlight(text, name));

@@ -70,10 +70,15 @@ const GENERAL = [
 ];
 const PICTURE = { symbol: "camera", title: "Ask about a picture", note: "Choose one, drop it here, or paste it." };
 
+function suggestionsFor(model) {
+  const seesPictures = model?.reads.includes("image");
+  if (model?.id.startsWith("quire-nano")) return seesPictures ? [PICTURE] : BUNDLED;
+  return seesPictures ? [PICTURE, ...GENERAL.slice(0, 3)] : GENERAL;
+}
+
 // Shows suggestions for a model. `choose` gets the one that is clicked.
 export function drawSuggestions(model, choose) {
-  const suggestions = model?.id.startsWith("quire-nano") && !model.reads.includes("image") ? BUNDLED : GENERAL;
-  const offered = model?.reads.includes("image") ? [PICTURE, ...suggestions.slice(0, 3)] : suggestions;
+  const offered = suggestionsFor(model);
   const cards = offered.map((suggestion) =>
     element(
       "button",

@@ -4,7 +4,7 @@ import path from "node:path";
 import { chromium } from "playwright-core";
 
 // Opens the page, and gives it to `drive`. Everything that the browser complains of fails the test, unless the drive
-// takes it out of `complaints`. Options: url, folder for screenshots, key, viewport, colorScheme, and as microphone a wav
+// takes it out of `complaints`. Options: url, folder for screenshots, key, viewport, colorScheme, and microphone, a wav
 // file that is played over and over.
 export async function withPage(
   { url, folder, key, microphone, viewport = { width: 1200, height: 800 }, colorScheme = "light" },

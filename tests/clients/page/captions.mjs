@@ -1,5 +1,5 @@
-// Drives the captions of the built-in page: node captions.mjs URL FOLDER WAV KEY [MODEL TEXT]. Screenshots go into FOLDER.
-// Chromium's microphone plays the wav file. With a model, TEXT is what it hears in the file.
+// Drives the captions of the built-in page: node captions.mjs URL FOLDER WAV KEY [MODEL TEXT].
+// Screenshots go into FOLDER. Chromium's microphone plays the wav file. With a model, TEXT is what it hears in the file.
 import assert from "node:assert/strict";
 import { readFile } from "node:fs/promises";
 import path from "node:path";

@@ -1,5 +1,5 @@
-// Drives the chat of the built-in page against the bundled model: node chat.mjs URL FOLDER KEY. Screenshots go into FOLDER,
-// and the code of a request as sample.sh and sample.py.
+// Drives the chat of the built-in page against the bundled model: node chat.mjs URL FOLDER KEY.
+// Screenshots go into FOLDER, and the code of a request as sample.sh and sample.py.
 import assert from "node:assert/strict";
 import { writeFile } from "node:fs/promises";
 import path from "node:path";

@@ -1,5 +1,5 @@
-// Drives the attachments and errors of the built-in page: node files.mjs URL FOLDER. The bundled model refuses pictures;
-// where an answer is needed, it is made up.
+// Drives the attachments and errors of the built-in page: node files.mjs URL FOLDER.
+// The bundled model refuses pictures; where an answer is needed, it is made up.
 import assert from "node:assert/strict";
 import { writeFile } from "node:fs/promises";
 import path from "node:path";
