@@ -128,8 +128,8 @@ async def take_media(
     _check_counts(places, state)
     parser = PartParser(state.media)
     parts = [parser.parse(place) for place in places]
-    with ExitStack() as stack:
-        files = MediaFiles(state.audio_memory, stack)
+    with ExitStack() as stack, model.client.observers.preprocessing():
+        files = MediaFiles(state.media_memory, stack)
         read = await files.read_all(parts)
         contents = await DocumentContents(reads, state, files).of_parts(parts, read)
         _replace(parts, contents)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from quire.multimodal.audio.items import audio_items
-from quire.multimodal.audio.memory import AudioMemory
+from quire.multimodal.memory import MediaMemory
 from tests.support.audio import Samples, encode, tone, voice, wav
 from tests.support.audio_chat import (
     KINDS,
@@ -302,8 +302,8 @@ async def test_the_memory_of_a_chat_is_held_until_it_is_answered(tmp_path: Path)
     assert sizes[1] == 4 * features
 
 
-def memory_of(server: Server) -> AudioMemory:
-    return server.state.audio_memory
+def memory_of(server: Server) -> MediaMemory:
+    return server.state.media_memory
 
 
 @pytest.mark.parametrize("way", ["input_audio", "data url", "address", "file", "responses"])
@@ -448,7 +448,7 @@ def test_long_audio_becomes_several_items(kind: str) -> None:
     info = audio_info(kind)
     seconds = 30.0 if info.max_items else 61.3
     items = audio_items(sound(seconds), info)
-    assert [item.start for item in items] == [sum(one.length for one in items[:i]) for i in range(len(items))]
+    assert [item.start for item in items] == [sum(item.length for item in items[:i]) for i in range(len(items))]
     expected = {
         "granite_speech": [100 * 3],
         "phi4_multimodal": [500, math.ceil((6128 - 4000) / 8)],

@@ -324,7 +324,7 @@ async def test_what_cannot_be_seen_is_refused(tmp_path: Path, name: str) -> None
         assert reason in error["message"]
         assert error["param"].startswith("messages[0].content[1]")
         assert server.state.models[0].client.slots_in_use == 0
-        await until(lambda: gc.collect() >= 0 and server.state.audio_memory.held == 0)
+        await until(lambda: gc.collect() >= 0 and server.state.media_memory.held == 0)
     assert core.requests == []
 
 
