@@ -17,7 +17,16 @@ from tests.support.pictures import drawn, encoded
 from tests.support.process import ServerProcess, serving
 from tests.support.vision_models import VOCAB, expected_of_pictures, make_composite, save_seeing
 
-CASES = {"llava": "<image>", "mistral3": "[IMG]", "smolvlm": "<image>"}  # and what stands for a picture in prompts
+CASES = {
+    "llava": "<image>",
+    "llava_next": "<image>",
+    "llava_onevision": "<image>",
+    "idefics3": "<image>",
+    "internvl": "<IMG_CONTEXT>",
+    "llava-pixtral": "[IMG]",
+    "mistral3": "[IMG]",
+    "smolvlm": "<image>",
+}
 PLACEHOLDER = 290  # of the tiny models
 SPECIAL = (
     *("<|im_start|>", "<|im_end|>", "<fake_token_around_image>", "<global-img>", "[IMG_BREAK]", "[IMG_END]"),
