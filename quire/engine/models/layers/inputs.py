@@ -56,7 +56,8 @@ class ModelInputs:
     Attributes:
         token_ids: (tokens,) int64.
         positions: (tokens,) int64 position of each token in its sequence; in one that is longer than the model's
-            `rope_switch`, that is added.
+            `rope_switch`, that is added. In steps that read prompts with pictures whose tokens have rotary positions of
+            time, height and width, these: (3, tokens).
         logits_indices: (n,) int64 rows of the last tokens of sequences that sample from them alone; None if these are
             all rows.
         type_ids: (tokens,) int64 token types; None for models without any.
@@ -79,7 +80,7 @@ class ModelInputs:
     @property
     def is_replayable(self) -> bool:
         """Whether all inputs may be at fixed addresses, so that captured steps can read them."""
-        return self.items is None and self.states is None
+        return self.items is None and self.states is None and self.positions.dim() == 1
 
 
 class StepStates(Protocol):
