@@ -70,6 +70,16 @@ _QWEN_VISION = {
     "window_size": 56,
     "fullatt_block_indexes": [1],
 }
+_QWEN3_VISION = {
+    "depth": 3,
+    "hidden_size": 32,
+    "out_hidden_size": 64,
+    "num_heads": 2,
+    "intermediate_size": 48,
+    "patch_size": 14,
+    "num_position_embeddings": 16,
+    "deepstack_visual_indexes": [0, 1],
+}
 _QWEN_TOKENS = {"image_token_id": _PICTURE, "video_token_id": 293, "vision_start_token_id": 294}
 _PERCEIVER = {
     "resampler_n_latents": 4,
@@ -185,8 +195,19 @@ COMPOSITES: dict[str, tuple[str, dict[str, Any]]] = {
         "qwen3_vl",
         _config(
             "qwen3_vl_text",
-            {**_QWEN_VISION, "deepstack_visual_indexes": [0]},
+            _QWEN3_VISION,
             text_fields={"rope_parameters": {**_MROPE, "mrope_interleaved": True}},
+            **_QWEN_TOKENS,
+        ),
+    ),
+    "qwen3_vl_moe": (
+        "qwen3_vl_moe",
+        _config(
+            "qwen3_vl_moe_text",
+            _QWEN3_VISION,
+            text_fields={"rope_parameters": {**_MROPE, "mrope_interleaved": True}, "decoder_sparse_step": 1}
+            | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "mlp_only_layers": [1]},
+            **_QWEN_TOKENS,
         ),
     ),
     "smolvlm": (
@@ -255,6 +276,7 @@ _SIZED = partial(_inputs, ("pixel_values", "image_sizes"))
 _CLIP = {"size": {"shortest_edge": 28}, "crop_size": {"height": 28, "width": 28}}
 _TILES = {"size": {"longest_edge": 112}, "max_image_size": {"longest_edge": 56}}
 _GRIDS = partial(_inputs, ("pixel_values", "image_grid_thw"))
+_MIDDLE = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
 _AREA = {"shortest_edge": 28 * 28 * 2, "longest_edge": 28 * 28 * 12}
 # Those that read pictures, by case. The longest edge of Pixtral's is not a multiple of its patches.
 SEES: dict[str, Eyes] = {
@@ -284,6 +306,8 @@ SEES: dict[str, Eyes] = {
     ),
     "qwen2_vl": Eyes(Qwen2VLImageProcessorPil(size=_AREA), _GRIDS, {}, typed=True),
     "qwen2_5_vl": Eyes(Qwen2VLImageProcessorPil(size=_AREA), _GRIDS, {}, typed=True),
+    "qwen3_vl": Eyes(Qwen2VLImageProcessorPil(size=_AREA, **_MIDDLE), _GRIDS, {}, typed=True),
+    "qwen3_vl_moe": Eyes(Qwen2VLImageProcessorPil(size=_AREA, **_MIDDLE), _GRIDS, {}, typed=True),
     "smolvlm": Eyes(SmolVLMImageProcessorPil(**_TILES), _nested_inputs, {}),
 }
 

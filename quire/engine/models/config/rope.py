@@ -187,6 +187,20 @@ def axes_in_sections(config: Any, default: tuple[int, int, int]) -> tuple[int, .
     return tuple(axis % 3 for axis, count in enumerate(sections) for _ in range(count))
 
 
+def interleaved_axes(config: Any, pairs: int, default: tuple[int, int, int]) -> tuple[int, ...]:
+    """`Rope.axes` of a config whose pairs of elements of time, height and width alternate, as far as there are any.
+
+    `pairs`: pairs of elements of a head.
+
+    Raises:
+        UnsupportedModel: the sections are not valid.
+    """
+    sections = mrope_sections(config, default)
+    if len(sections) != 3:
+        raise UnsupportedModel(f"mrope_section is {sections!r}; it must have three numbers")
+    return tuple(axis if (axis := pair % 3) and pair < 3 * sections[axis] else 0 for pair in range(pairs))
+
+
 def mrope_sections(config: Any, default: tuple[int, int, int]) -> list[int]:
     """How many pairs of elements of a head have rotary positions of time, height and width.
 

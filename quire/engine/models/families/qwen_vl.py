@@ -1,4 +1,4 @@
-"""Qwen2-VL and Qwen2.5-VL: pictures of any size, whose tokens have rotary positions of time, height and width."""
+"""Qwen2-VL, Qwen2.5-VL and Qwen3-VL: pictures of any size, whose tokens have rotary positions of time, height and width."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from quire.engine.client.pictures import PictureInfo
 from quire.engine.client.protocol import PictureItem
 from quire.engine.models.config.image_processor import ImageProcessor
 from quire.engine.models.config.placeholder import check_placeholder, text_of
-from quire.engine.models.config.rope import axes_in_sections
+from quire.engine.models.config.rope import axes_in_sections, interleaved_axes
 from quire.engine.models.errors import UnsupportedModel
+from quire.engine.models.families.llama import head_dim
 from quire.engine.models.families.vision_language import language_model, vision_language_model
 from quire.engine.models.family import PictureFacts, Tower
 from quire.engine.models.specs.decoder import DecoderSpec, GroupedQueryAttention
@@ -22,7 +23,9 @@ if TYPE_CHECKING:  # families are read without torch
     from torch import Tensor
 
 _READ = re.compile(r"(?:model\.)?(?P<name>visual\..*)")
-_SECTIONS = (16, 24, 24)  # pairs of elements of time, height and width, if a config does not say
+# Pairs of elements of time, height and width, if a config does not say.
+_SECTIONS = (16, 24, 24)
+_INTERLEAVED = (24, 20, 20)
 
 
 def module_name(name: str) -> str | None:
@@ -49,6 +52,11 @@ def _spec(config: Any, text: DecoderSpec) -> DecoderSpec:
     return with_axes(language_model(config, text), axes)
 
 
+def _interleaved_spec(config: Any, text: DecoderSpec) -> DecoderSpec:
+    axes = interleaved_axes(config.text_config, head_dim(config.text_config) // 2, _INTERLEAVED)
+    return with_axes(language_model(config, text), axes)
+
+
 def patches(model: Any, pixels: Tensor) -> tuple[Tensor, Tensor]:
     """The patches (patches, size) of an image, those of a token one behind the other, and their grid (1, 3).
 
@@ -68,6 +76,17 @@ def _encode(model: Any, pixels: Tensor, _: PictureItem) -> Tensor:
     flat, grid = patches(model, pixels)
     features: Tensor = model.get_image_features(pixel_values=flat, image_grid_thw=grid).pooler_output[0]
     return features
+
+
+def _encode_levels(model: Any, pixels: Tensor, _: PictureItem) -> Tensor:
+    """Qwen3-VL: the levels of a token's embedding follow it; see `ItemEmbeddings`."""
+    import torch  # noqa: PLC0415 families are read without it
+
+    flat, grid = patches(model, pixels)
+    features = model.get_image_features(pixel_values=flat, image_grid_thw=grid)
+    parts = [features.pooler_output[0], *(level[0] for level in features.deepstack_features)]
+    joined: Tensor = torch.cat(parts, -1)
+    return joined
 
 
 def picture_facts(kind: str, levels: Callable[[Any], int]) -> Callable[[Path, Any, DecoderSpec], PictureFacts]:
@@ -92,7 +111,10 @@ def picture_facts(kind: str, levels: Callable[[Any], int]) -> Callable[[Path, An
             placeholder_text=text_of(folder, placeholder, "<|image_pad|>"),
             geometry=geometry,
         )
-        return PictureFacts(info=info, normalization=processor.normalization(), levels=levels(vision))
+        count = levels(vision)
+        if count >= len(spec.layers):
+            raise UnsupportedModel(f"embeddings have {count} levels, but the language model {len(spec.layers)} layers")
+        return PictureFacts(info=info, normalization=processor.normalization(), levels=count)
 
     return facts
 
@@ -101,16 +123,25 @@ def _none(_: Any) -> int:
     return 0
 
 
+def _levels(vision: Any) -> int:
+    return len(vision.deepstack_visual_indexes)
+
+
 FAMILIES = tuple(
     vision_language_model(
         kind,
         Tower(
             language_model="language_model",
-            facts=picture_facts("qwen2vl", _none),
-            encode=_encode,
+            facts=picture_facts("qwen2vl", levels),
+            encode=encode,
             module_name=module_name,
         ),
-        _spec,
+        spec,
     )
-    for kind in ("qwen2_vl", "qwen2_5_vl")
+    for kind, levels, encode, spec in (
+        ("qwen2_vl", _none, _encode, _spec),
+        ("qwen2_5_vl", _none, _encode, _spec),
+        ("qwen3_vl", _levels, _encode_levels, _interleaved_spec),
+        ("qwen3_vl_moe", _levels, _encode_levels, _interleaved_spec),
+    )
 )

@@ -21,7 +21,8 @@ class ItemEmbeddings:
 
     Attributes:
         rows: (n,) int64 indices of the tokens.
-        values: (n, hidden).
+        values: (n, hidden), or (n, hidden * (1 + levels)): the k-th level is added to the hidden states of the tokens
+            behind the k-th layer (DeepStack).
         added: they are added; otherwise they replace.
     """
 
@@ -31,7 +32,15 @@ class ItemEmbeddings:
 
     def apply(self, x: Tensor) -> Tensor:
         """(tokens, hidden), the embeddings of all tokens of a step."""
-        return x.index_add(0, self.rows, self.values) if self.added else x.index_copy(0, self.rows, self.values)
+        values = self.values[:, : x.shape[1]]
+        return x.index_add(0, self.rows, values) if self.added else x.index_copy(0, self.rows, values)
+
+    def add_level(self, level: int, x: Tensor) -> Tensor:
+        """Add a level, counted from 0, to the hidden states (tokens, hidden), if there is such a one."""
+        begin = (1 + level) * x.shape[1]
+        if begin >= self.values.shape[1]:
+            return x
+        return x.index_add(0, self.rows, self.values[:, begin : begin + x.shape[1]])
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from quire.engine.models.layers.inputs import NO_LORA, LoRAIds, StepAttention, StepCrossAttention, StepStates
+from quire.engine.models.layers.inputs import NO_LORA, ItemEmbeddings, LoRAIds, StepAttention, StepCrossAttention, StepStates
 from quire.engine.models.layers.linear import LoRARows
 from quire.engine.models.layers.pieces import Pieces
 from quire.engine.models.specs.rope import Rope
@@ -53,6 +53,7 @@ class StepContext:
         lora: rows that adapters apply to; None: none.
         states: the states of sequences; None in models without them.
         pieces: the pieces of audio of the step; None in models that encode audio whole.
+        items: see `ModelInputs`.
     """
 
     ropes: dict[Rope, CosSin]
@@ -66,6 +67,7 @@ class StepContext:
     lora: StepLoRA | None = None
     states: StepStates | None = None
     pieces: Pieces | None = None
+    items: ItemEmbeddings | None = None
 
     def lora_rows(self, *, last_layer: bool) -> LoRARows | None:
         """The rows of the tokens behind a layer's attention that adapters apply to; None: none."""
