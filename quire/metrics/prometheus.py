@@ -50,7 +50,7 @@ _SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")
 
 
 class _Alias(Collector):
-    """Exports the metrics of another registry that vLLM has as well, under vLLM's names."""
+    """Export the metrics of another registry that vLLM has as well, under vLLM's names."""
 
     def __init__(self, source: CollectorRegistry) -> None:
         self._source = source

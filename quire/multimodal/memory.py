@@ -19,7 +19,7 @@ _LEFT = 4  # 1 / _LEFT of the memory stays free for those who wait, when somebod
 
 
 class MediaMemory:
-    """Counts the bytes that are reserved for all media of a server. For one event loop.
+    """Count the bytes that are reserved for all media of a server. For one event loop.
 
     Who wants more than its share waits until it holds less, or others do. Tenants take turns. One that waits for its
     own bytes is passed over by others; one that holds nothing is not.

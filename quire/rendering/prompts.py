@@ -108,7 +108,7 @@ Job = TextJob | ChatJob | TextsJob | PairsJob
 
 
 class PromptBuilder:
-    """Makes the prompts of one model.
+    """Make the prompts of one model.
 
     Attributes:
         sources: texts of the model's chat templates by name; the main one is `default`.

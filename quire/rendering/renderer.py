@@ -33,7 +33,7 @@ _LIMITS = WorkerLimits(memory=1 << 30, seconds=10.0, stack=1 << 24)
 
 
 class Renderer:
-    """Makes the prompts of one model."""
+    """Make the prompts of one model."""
 
     def __init__(
         self,
@@ -175,11 +175,6 @@ class Renderer:
 
     def _decode(self, tokens: TokenArray) -> str:
         return self.tokenizer.decode(tokens.tolist(), skip_special_tokens=False)
-
-    @property
-    def has_template(self) -> bool:
-        """Whether the model has a chat template, so that requests need not bring one."""
-        return "default" in self._builder.sources
 
     @property
     def template(self) -> str:

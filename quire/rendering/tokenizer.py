@@ -25,7 +25,7 @@ class TokenizerError(ModelFileError):
 
 
 class Tokenizer:
-    """Turns text into tokens and back.
+    """Turn text into tokens and back.
 
     Attributes:
         backend: the tokenizer of the `tokenizers` library.

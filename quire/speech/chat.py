@@ -180,7 +180,7 @@ def _context(options: TranscriptionOptions) -> str:
 
 
 class AnswerReader:
-    """Finds the transcript in the tokens of an answer while they are generated.
+    """Find the transcript in the tokens of an answer while they are generated.
 
     Attributes:
         language: ISO code of the language that the answer names; None if it names none.
@@ -229,7 +229,7 @@ def reader_of(served: ServedModel, info: AudioInfo, options: TranscriptionOption
 
 
 class ChatWindowTranscriber:
-    """Transcribes windows with a language model that reads audio; implements `WindowTranscriber`."""
+    """Transcribe windows with a language model that reads audio; implements `WindowTranscriber`."""
 
     def __init__(self, served: GeneratingModel, audio: AudioInput, options: TranscriptionOptions, tenant: str) -> None:
         self._served = served
@@ -270,8 +270,8 @@ class ChatWindowTranscriber:
         self, prompt: TokenArray, items: tuple[AudioItem, ...], seconds: float, text_stream: TextStream
     ) -> tuple[DecodingAttempt, list[int]]:
         """The first attempt that can be trusted, or the last one. Text that was sent is not replaced."""
-        given = self._options.numbers.temperature
-        for temperature in (given,) if given or self._options.beams else TEMPERATURES:
+        requested = self._options.numbers.temperature
+        for temperature in (requested,) if requested or self._options.beams else TEMPERATURES:
             params = self._params(len(prompt), seconds, temperature)
             request = GenerateRequest(prompt=prompt, params=params, items=items, deadline=self._options.deadline)
             attempt, text, answer = await self._attempt(request, text_stream)
@@ -304,8 +304,8 @@ class ChatWindowTranscriber:
                     continue
                 tokens, probs = [held_tokens[index] for index in shown], [held_logprobs[index] for index in shown]
                 text += tokens
-                given = detokenizer.push(tokens, last=last)
-                attempt.add_piece(given, token_logprobs(tokenizer, tokens, probs) if self._options.logprobs else ())
+                piece = detokenizer.push(tokens, last=last)
+                attempt.add_piece(piece, token_logprobs(tokenizer, tokens, probs) if self._options.logprobs else ())
                 held_tokens, held_logprobs = [], []
                 if text_stream.live:
                     text_stream.send(attempt.pieces)

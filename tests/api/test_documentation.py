@@ -51,10 +51,10 @@ def test_examples_run(server: ServerProcess, page: Path) -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False, cwd=ROOT
     )
     assert run.returncode == 0, run.stderr
-    rest = run.stdout
+    unread = run.stdout
     for text in re.findall(r"\)  # prints (.*)$", code, re.MULTILINE):
-        assert text in rest, (text, run.stdout)
-        rest = rest.partition(text)[2]
+        assert text in unread, (text, run.stdout)
+        unread = unread.partition(text)[2]
 
 
 def test_every_field_is_documented() -> None:

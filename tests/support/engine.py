@@ -61,7 +61,7 @@ def load(folder: Path, **options: Any) -> Any:
 
 @dataclass
 class Channel:
-    """Stands in for the transport: records the messages that the core sends."""
+    """Stand in for the transport: record the messages that the core sends."""
 
     sent: list[Any] = field(default_factory=list)
 

@@ -6,17 +6,17 @@ from collections.abc import Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from unittest import mock
 
 import torch
 from torch import Tensor, nn
 
 from quire.engine.build import engine as build_engine
+from quire.engine.models.distributed.group import RankGroup
 from quire.engine.models.layers.linear import Linear, Packable
 from quire.engine.models.layers.step import StepContext
 from quire.engine.models.loader import LoadedModel, load_model
-from quire.engine.models.networks import stack
 from quire.engine.models.networks.decoder import Decoder
 from quire.engine.models.specs.cache import StateArray, StateCache
 from quire.engine.models.specs.decoder import DecoderSpec, GroupedQueryAttention, Recurrence, StackSpec
@@ -26,6 +26,8 @@ from tests.support.engine import Engine
 @dataclass(frozen=True, kw_only=True)
 class GatedSum(Recurrence):
     """S = gate * S + k v^T after a causal convolution of v; the result is q S."""
+
+    layer: ClassVar = "tests.support.recurrent:GatedSumLayer"
 
     heads: int
     dim: int
@@ -44,9 +46,10 @@ class GatedSum(Recurrence):
 
 
 class GatedSumLayer(nn.Module):
-    """Computes token by token, so that no result depends on how the tokens are divided among steps."""
+    """Compute token by token, so that no result depends on how the tokens are divided among steps."""
 
-    def __init__(self, index: int, spec: GatedSum, model: StackSpec) -> None:
+    def __init__(self, index: int, spec: GatedSum, model: StackSpec, group: RankGroup | None = None) -> None:
+        """`group` is not read: the layer is not divided."""
         super().__init__()
         self.index, self.spec = index, spec
         size = spec.heads * spec.dim
@@ -117,8 +120,7 @@ def recurrent_models(kind: str) -> Any:
                 module.pack_weights("none")
         return replace(loaded, model=model)
 
-    layers: dict[type[Recurrence], Any] = {GatedSum: GatedSumLayer}
-    with mock.patch.dict(stack.RECURRENT_LAYERS, layers), mock.patch.object(build_engine, "load_model", load):
+    with mock.patch.object(build_engine, "load_model", load):
         yield
 
 

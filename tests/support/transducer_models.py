@@ -128,8 +128,8 @@ def transducer_info(folder: Path) -> TransducerInfo:
 
 def features(seed: int, columns: int, mels: int = MELS) -> Features:
     """Random features of so many columns."""
-    found: Features = np.random.default_rng(seed).normal(-6, 4, (mels, columns)).astype(np.float32)
-    return found
+    features: Features = np.random.default_rng(seed).normal(-6, 4, (mels, columns)).astype(np.float32)
+    return features
 
 
 def audio_of(part: Features) -> AudioItem:
@@ -160,8 +160,8 @@ def expected_live_tokens(model: Any, audio: Features) -> list[int]:
 
 
 def _lookahead(model: Any) -> int:
-    found: int = model.config.encoder_config.default_num_lookahead_tokens
-    return found
+    lookahead: int = model.config.encoder_config.default_num_lookahead_tokens
+    return lookahead
 
 
 def text_of(tokens: list[int]) -> str:

@@ -23,22 +23,22 @@ from quire.engine.build.core_config import CoreConfig
 from quire.engine.build.delayed_streams import delayed_streams_of
 from quire.engine.build.executor import ExecutorBuild, closing_after_errors, encoder_executor
 from quire.engine.build.ranks import Ranks, set_threads
-from quire.engine.build.transducer import build_transducer
 from quire.engine.build.warm_up import decoder_limits, decoder_plans, warm_up, warm_up_encoder
 from quire.engine.client.errors import FrontEndClosed
 from quire.engine.client.model_info import Generates, ModelInfo, ModelKind, Transcribes
 from quire.engine.client.protocol import CoreDied, Ping, Pong, Ready, Shutdown
+from quire.engine.client.streaming import TransducerInfo
 from quire.engine.client.transport import CoreChannel
 from quire.engine.core.loop import EngineCore
 from quire.engine.core.sleep import Cache, EngineParts, Sleeper
 from quire.engine.execution.cache import OutOfCacheMemory, count_blocks
 from quire.engine.execution.devices.device import Device
 from quire.engine.execution.devices.select import find_device
-from quire.engine.execution.executor import Executor
-from quire.engine.execution.pooling import pooling_facts
+from quire.engine.execution.executor import Executor, LocalExecutor
 from quire.engine.execution.ranks.errors import RankDied
 from quire.engine.execution.ranks.workers import Launcher, rank_process
 from quire.engine.execution.sampling.compiler import GrammarCompiler
+from quire.engine.execution.transducer_runner import TransducerRunner
 from quire.engine.models.checkpoint.checkpoint import Progress
 from quire.engine.models.errors import ModelError, UnsupportedModel
 from quire.engine.models.loader import LoadedModel, load_model
@@ -46,16 +46,18 @@ from quire.engine.models.networks.audio_encoder import CTCModel
 from quire.engine.models.networks.decoder import Decoder, LanguageModel
 from quire.engine.models.networks.encoder import TextEncoder
 from quire.engine.models.networks.transducer import TransducerModel
-from quire.engine.models.networks.transformer import Transformer
 from quire.engine.scheduling.block_tables import BlockGroups
 from quire.engine.scheduling.blocks import BlockPool, hasher_named
 from quire.engine.scheduling.encoder_scheduler import EncoderScheduler
 from quire.engine.scheduling.limits import SchedulerLimits
 from quire.engine.scheduling.scheduler import Scheduler
+from quire.engine.scheduling.streaming_scheduler import frame_budget
+from quire.engine.scheduling.transducer_scheduler import TransducerScheduler
 
 logger = logging.getLogger(__name__)
 _LARGE_PICTURE = 4096  # tokens, for which there is room in any encoder cache
 tqdm.set_lock(threading.RLock())  # its own is a semaphore for several processes, which a killed process leaves behind
+_LEAST_COLUMNS = 50  # of features, in the shortest windows of a transducer's files: half a second
 
 
 class LoadingStopped(Exception):
@@ -159,11 +161,7 @@ def _build_core(
         if isinstance(loaded.model, TextEncoder | CTCModel):
             built = _Built(_build_encoder(loaded, loaded.model, config, device, channel))
         elif isinstance(loaded.model, TransducerModel):
-            scheduler, executor, cache_bytes = build_transducer(loaded, loaded.model, options, device)
-            vocab = loaded.vocab_size
-            kind = _kind_of(loaded, loaded.context_len)
-            core = EngineCore(scheduler, executor, channel, vocab_size=vocab, kind=kind)
-            built = _Built(core, cache_bytes=cache_bytes)
+            built = _build_transducer(loaded, loaded.model, options, device, channel)
         else:
             built = _build_decoder(loaded, loaded.model, config, device, channel, ranks)
     keep_freed_memory()  # after loading: memory that loading frees is not needed again
@@ -184,16 +182,6 @@ def _build_core(
     return built.core, info
 
 
-def _kind_of(loaded: LoadedModel, context_len: int) -> ModelKind:
-    """What the model does. `context_len`: tokens of the longest sequence."""
-    if loaded.speech is not None:
-        return structs.replace(loaded.speech.info, max_output_tokens=context_len)
-    if loaded.pooler is not None:
-        assert isinstance(loaded.model, Transformer | TextEncoder)
-        return pooling_facts(loaded.pooler, loaded.model.hidden_size, loaded.vocab_size)
-    return loaded.streaming or Generates(audio=loaded.audio)
-
-
 def _with_pictures(kind: ModelKind, loaded: LoadedModel, context_len: int, options: EngineOptions) -> ModelKind:
     """What the model does, pictures included. An item must fit into the context and the encoder cache."""
     if loaded.pictures is None or not isinstance(kind, Generates):
@@ -206,7 +194,7 @@ def _build_encoder(
     loaded: LoadedModel, model: TextEncoder | CTCModel, config: CoreConfig, device: Device, channel: CoreChannel
 ) -> EngineCore:
     """The core around an encoder, of text or audio."""
-    options, kind = config.engine, _kind_of(loaded, loaded.context_len)
+    options, kind = config.engine, loaded.kind(loaded.context_len)
     limits = SchedulerLimits(
         max_num_seqs=options.max_num_seqs,
         max_num_batched_tokens=options.max_num_batched_tokens,
@@ -230,6 +218,43 @@ def _build_encoder(
         kind=kind,
         sleeper=_sleeper(config, loaded, device, channel, _no_cache, schedule, build),
     )
+
+
+def _build_transducer(
+    loaded: LoadedModel, model: TransducerModel, options: EngineOptions, device: Device, channel: CoreChannel
+) -> _Built:
+    """The core around a transducer, and the most bytes that the states of sequences take.
+
+    As many sequences run as --encoder-cache-memory has room for, but at least one.
+
+    Raises:
+        UnsupportedModel: the context has no room for half a second of audio.
+    """
+    info = loaded.streaming
+    assert isinstance(info, TransducerInfo)
+    least = -(-_LEAST_COLUMNS // info.columns_per_frame)
+    if loaded.context_len < least:
+        raise UnsupportedModel(
+            f"--max-model-len {loaded.context_len} is too small: this model counts it in frames of audio, and needs at "
+            f"least {least}"
+        )
+    size = model.state_bytes
+    streams = max(1, min(options.max_num_seqs, int(options.encoder_cache_memory) // size))
+    if streams < options.max_num_seqs:
+        logger.info(
+            "%d sequences run at the same time: a state takes %d KiB of --encoder-cache-memory", streams, size >> 10
+        )
+    limits = SchedulerLimits(
+        max_num_seqs=streams,
+        max_num_batched_tokens=options.max_num_batched_tokens,
+        max_model_len=loaded.context_len,
+        encoder_compute_budget=frame_budget(options.max_num_batched_tokens),
+    )
+    scheduler = TransducerScheduler(limits, info, by_priority=options.scheduling_policy == "priority")
+    executor = LocalExecutor(device.activate, TransducerRunner(model, info))
+    kind = loaded.kind(loaded.context_len)
+    core = EngineCore(scheduler, executor, channel, vocab_size=loaded.vocab_size, kind=kind)
+    return _Built(core, cache_bytes=streams * size)
 
 
 def _no_cache() -> None:
@@ -285,7 +310,7 @@ def _build_decoder(
     context_len = _fitting_context(loaded, config, plan, num_blocks - cross_blocks, step)
     if streaming is not None:
         streaming.check_context(context_len)
-    kind = _with_pictures(_kind_of(loaded, context_len), loaded, context_len, options)
+    kind = _with_pictures(loaded.kind(context_len), loaded, context_len, options)
     if ranks is not None:
         ranks.allocate(num_blocks, context_len)
     allocate = plan.allocator(device, num_blocks, loaded.weight_bytes)

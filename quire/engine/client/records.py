@@ -62,13 +62,14 @@ class SequenceGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRecord:
-    """One finished sequence. The last five attributes are 0 for pooling.
+    """One finished sequence. The numbers from `output_tokens` on are 0 for pooling.
 
     Attributes:
         request_id: its id in the engine.
         origin: the HTTP request that it is part of.
         answers: sequences of the request with this prompt, in the last of them to end; 0 in the others.
         longest_answer: tokens of the longest of them; 0 where `answers` is.
+        is_search_step: it is one token of one beam of a beam search, which has thousands of such sequences.
     """
 
     request_id: str
@@ -83,10 +84,11 @@ class RequestRecord:
     answers: int = 0
     longest_answer: int = 0
     preemptions: int = 0
+    is_search_step: bool = False
 
 
 class Observer:
-    """Receives the events of one engine, on the event loop; must not block. A class has the methods that it needs."""
+    """Receive the events of one engine, on the event loop; must not block. A class has the methods that it needs."""
 
     def on_step(self, stats: StepStats) -> None:
         """The engine finished a step."""

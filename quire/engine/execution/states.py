@@ -17,7 +17,7 @@ from quire.engine.models.layers.inputs import StepStates
 
 
 class StateCaches:
-    """Reads and writes the states of the sequences in the batch."""
+    """Read and write the states of the sequences in the batch."""
 
     def __init__(self, cache: KVCache, table: RequestTable, device: torch.device) -> None:
         self._cache = cache

@@ -24,7 +24,6 @@ from quire.engine.execution.item_encoder import ItemEncoder
 from quire.engine.models.layers.inputs import ItemEmbeddings
 from quire.engine.models.layers.stem import CausalConvStemLayer, StemState
 from quire.engine.models.networks.audio_encoder import AudioEncoder
-from quire.engine.models.networks.decoder import cache_shape
 from quire.engine.models.specs.cache import CacheGroup, WindowCache
 from quire.engine.models.specs.decoder import AudioEncoderSpec, GroupedQueryAttention, Layer
 from quire.engine.scheduling.plan import EncodedAudio, ScheduledSequence, StepPlan
@@ -60,7 +59,7 @@ def streaming_cache_size(
     spec: AudioEncoderSpec, hidden: int, block_size: int, dtype: torch.dtype, alignment: int
 ) -> StreamingCacheSize:
     """The size of one encoder state. `hidden`: elements of an embedding; `alignment`: the device's."""
-    shapes = [cache_shape(_attention(layer), alignment) for layer in spec.layers]
+    shapes = [_attention(layer).cache_shape(alignment) for layer in spec.layers]
     window = max(_window(layer) for layer in spec.layers)
     layout = CacheLayout.of_one_group(shapes, CacheGroup(WindowCache(window), tuple(range(len(shapes)))))
     return StreamingCacheSize(layout, _pages(window, MAX_PIECE * spec.joined, block_size), block_size, dtype, hidden)
@@ -101,7 +100,7 @@ class _Stream:
 
 
 class StreamingEncoder(ItemEncoder):
-    """Encodes the audio of sequences that read one frame with each token.
+    """Encode the audio of sequences that read one frame with each token.
 
     The convolutions carry their last columns. Attention is that of a decoder, over a ring of pages of each sequence:
     its window bounds what is kept.

@@ -66,7 +66,7 @@ class _Decoding:
 
 
 class TransducerRunner(Runner):
-    """Runs a transducer. States have a fixed size, and change only if a step succeeds."""
+    """Run a transducer. States have a fixed size, and change only if a step succeeds."""
 
     def __init__(self, model: TransducerModel, info: TransducerInfo) -> None:
         self.model = model

@@ -15,7 +15,7 @@ from quire.engine.scheduling.streaming_scheduler import MAX_PIECE, StepBudget, S
 
 
 class DelayedStreamsScheduler(StreamingScheduler[StreamingRequest]):
-    """Schedules sequences whose tokens read audio that arrives while they are generated.
+    """Schedule sequences whose tokens read audio that arrives while they are generated.
 
     A sequence enters the batch only if the most blocks that it can need are not reserved by others. With a sliding
     window these are few: blocks outside the window are freed.

@@ -38,7 +38,7 @@ class StepBudget:
 
 
 class StreamingScheduler(ABC, Generic[R]):
-    """Schedules sequences whose audio arrives while they are computed; see `Scheduler` for the methods.
+    """Schedule sequences whose audio arrives while they are computed; see `Scheduler` for the methods.
 
     There is no preemption: a sequence that has entered the batch keeps its place and its state until it ends, because
     recomputation would need all of its audio. Requests without audio hold nothing and are not in the queue.

@@ -48,7 +48,7 @@ class TransducerRequest(StreamingRequest):
 
 
 class TransducerScheduler(StreamingScheduler[TransducerRequest]):
-    """Schedules pieces of audio. No sequence holds blocks."""
+    """Schedule pieces of audio. No sequence holds blocks."""
 
     def __init__(self, limits: SchedulerLimits, info: TransducerInfo, *, by_priority: bool = False) -> None:
         """Make a scheduler without requests.

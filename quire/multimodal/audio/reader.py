@@ -54,7 +54,7 @@ class AudioUse:
 
 
 class AudioReader:
-    """Prepares the audio of one model's requests.
+    """Prepare the audio of one model's requests.
 
     Attributes:
         limits: limits of files.

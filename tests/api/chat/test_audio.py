@@ -448,7 +448,7 @@ def test_long_audio_becomes_several_items(kind: str) -> None:
     info = audio_info(kind)
     seconds = 30.0 if info.max_items else 61.3
     items = audio_items(sound(seconds), info)
-    assert [item.start for item in items] == [sum(one.length for one in items[:i]) for i in range(len(items))]
+    assert [item.start for item in items] == [sum(item.length for item in items[:i]) for i in range(len(items))]
     expected = {
         "granite_speech": [100 * 3],
         "phi4_multimodal": [500, math.ceil((6128 - 4000) / 8)],

@@ -20,8 +20,7 @@ from quire.engine.execution.inputs import Span
 from quire.engine.execution.request_table import RequestTable
 from quire.engine.execution.states import StateCaches
 from quire.engine.models.layers.step import StepContext
-from quire.engine.models.networks.decoder import CacheShape
-from quire.engine.models.specs.cache import CacheGroup, FullCache, StateArray, StateCache
+from quire.engine.models.specs.cache import CacheGroup, CacheShape, FullCache, StateArray, StateCache
 from tests.support.engine import greedy, random_prompt
 from tests.support.invariance import SCHEDULES, together, workload
 from tests.support.models import make_model, save_model

@@ -102,9 +102,11 @@ def total(case: Case) -> int:
 def alone(streaming_folder: Path) -> list[list[int]]:
     """The tokens of each request of the workload alone in the engine, whole."""
     engine = Engine(streaming_folder)
-    found = [engine.generate(prompt, params, items=(audio_of(audio),)).tokens for prompt, audio, params in workload(1)]
-    assert len({tuple(tokens) for tokens in found}) > 8
-    return found
+    outputs = [
+        engine.generate(prompt, params, items=(audio_of(audio),)).tokens for prompt, audio, params in workload(1)
+    ]
+    assert len({tuple(tokens) for tokens in outputs}) > 8
+    return outputs
 
 
 @pytest.mark.parametrize("pieces", [False, True], ids=["whole", "in pieces"])
@@ -155,7 +157,7 @@ def test_pieces_of_one_frame_give_the_bits_of_the_whole_in_bfloat16(tmp_path: Pa
     wide = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 32}
     folder = save_streaming_model(make_streaming_model(text=wide).bfloat16(), tmp_path)
     audio, params = features(0, 70), greedy(1 << 20, logprobs=0)
-    found = []
+    logprobs = []
     for each in (70, 1, 7):
         engine = Engine(folder, model=ModelOptions(dtype="bfloat16"), block_size=8)
         engine.add("r", [START, PAD, PAD], params, open=True)
@@ -163,9 +165,9 @@ def test_pieces_of_one_frame_give_the_bits_of_the_whole_in_bfloat16(tmp_path: Pa
             engine.extend("r", [], items=(audio_of(piece(audio, first, first + each)),), last=first + each == 70)
             engine.run()
         outputs = engine.results["r"].outputs
-        found.append([entry.logprobs[0] for output in outputs for entry in output.logprobs or ()])
-        assert len(found[-1]) == 67
-    assert found[1] == found[2] == pytest.approx(found[0], abs=2e-2)
+        logprobs.append([entry.logprobs[0] for output in outputs for entry in output.logprobs or ()])
+        assert len(logprobs[-1]) == 67
+    assert logprobs[1] == logprobs[2] == pytest.approx(logprobs[0], abs=2e-2)
 
 
 def test_memory_stays_flat_over_two_minutes(streaming_folder: Path) -> None:
@@ -241,16 +243,16 @@ def test_a_step_that_fails_ends_one_sequence(streaming_folder: Path, monkeypatch
     encode = engine.runner.items.encode
 
     def fail(pieces: Any) -> None:
-        if any(one.request_id == "bad" and one.first for one in pieces):
+        if any(piece.request_id == "bad" and piece.first for piece in pieces):
             raise RuntimeError("no")
         encode(pieces)
 
     monkeypatch.setattr(engine.runner.items, "encode", fail)
-    for name, one in audio.items():
-        engine.add(name, [START, PAD], greedy(999), items=(audio_of(piece(one, 0, 20)),), open=True)
+    for name, samples in audio.items():
+        engine.add(name, [START, PAD], greedy(999), items=(audio_of(piece(samples, 0, 20)),), open=True)
     engine.run()
-    for name, one in audio.items():
-        engine.extend(name, [], items=(audio_of(piece(one, 20, 50)),), last=True)
+    for name, samples in audio.items():
+        engine.extend(name, [], items=(audio_of(piece(samples, 20, 50)),), last=True)
     engine.run()
     assert "the model failed" in (engine.results["bad"].error or "")
     for name in ("good", "other"):

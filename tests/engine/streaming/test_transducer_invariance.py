@@ -81,9 +81,9 @@ def together(engine: Engine, seed: int, *, pieces: bool) -> list[list[int]]:
 def alone(transducer_folder: Path) -> list[list[int]]:
     """The tokens of each request of the workload alone in the engine, whole."""
     engine = Engine(transducer_folder)
-    found = [engine.generate([], ALL, items=(audio_of(audio),)).tokens for audio in workload()]
-    assert len({tuple(tokens) for tokens in found}) > 8
-    return found
+    outputs = [engine.generate([], ALL, items=(audio_of(audio),)).tokens for audio in workload()]
+    assert len({tuple(tokens) for tokens in outputs}) > 8
+    return outputs
 
 
 @pytest.mark.parametrize("pieces", [False, True], ids=["whole", "in pieces"])
@@ -187,21 +187,21 @@ def test_a_step_that_fails_ends_one_sequence(transducer_folder: Path, monkeypatc
     """The others go on as if nothing had happened: their states have not read anything twice."""
     engine = Engine(transducer_folder)
     audio = {name: features(index, 500) for index, name in enumerate(("good", "bad", "other"))}
-    expected = {name: engine.generate([], ALL, items=(audio_of(one),)).tokens for name, one in audio.items()}
-    for name, one in audio.items():
-        engine.add(name, [], ALL, items=(audio_of(one[:, :200]),), open=True)
+    expected = {name: engine.generate([], ALL, items=(audio_of(samples),)).tokens for name, samples in audio.items()}
+    for name, samples in audio.items():
+        engine.add(name, [], ALL, items=(audio_of(samples[:, :200]),), open=True)
     engine.run()
     decode = engine.runner._decode
 
     def fail(decodings: Any, before: Any) -> Any:
-        if any(one is bad for one in before):
+        if any(sequence is bad for sequence in before):
             raise RuntimeError("no")
         return decode(decodings, before)
 
     bad = engine.runner._streams["bad"].prediction
     monkeypatch.setattr(engine.runner, "_decode", fail)
-    for name, one in audio.items():
-        engine.extend(name, [], items=(audio_of(one[:, 200:]),), last=True)
+    for name, samples in audio.items():
+        engine.extend(name, [], items=(audio_of(samples[:, 200:]),), last=True)
     engine.run()
     assert "the model failed" in (engine.results["bad"].error or "")
     for name in ("good", "other"):
@@ -212,7 +212,7 @@ def test_a_step_that_fails_ends_one_sequence(transducer_folder: Path, monkeypatc
 def test_a_sequence_may_enter_during_a_step_with_too_little_audio_to_compute(transducer_folder: Path) -> None:
     """The plan has no audio then, but it must not be dropped: the next one has the sequence's first piece."""
     audio = [features(index, 20 * FACTOR * CHUNK) for index in range(2)]
-    expected = [Engine(transducer_folder).generate([], ALL, items=(audio_of(one),)).tokens for one in audio]
+    expected = [Engine(transducer_folder).generate([], ALL, items=(audio_of(samples),)).tokens for samples in audio]
     engine = Engine(transducer_folder, in_flight=2)
     engine.add("long", [], ALL, items=(audio_of(audio[0]),))
     assert engine.core._submit()

@@ -139,11 +139,11 @@ def test_random_configs(tmp_path: Path, seed: int) -> None:
 
 def pieces_of(audio: Features, chunks: int) -> list[tuple[torch.Tensor, bool]]:
     """Pieces of so many chunks, and whether each is the last."""
-    found, at, size = [], 0, FACTOR * (CHUNK * chunks - 1) + 1
+    pieces, at, size = [], 0, FACTOR * (CHUNK * chunks - 1) + 1
     while at < audio.shape[1]:
-        found.append((torch.from_numpy(audio[:, at : at + size].copy()), at + size >= audio.shape[1]))
+        pieces.append((torch.from_numpy(audio[:, at : at + size].copy()), at + size >= audio.shape[1]))
         at, size = at + size, FACTOR * CHUNK * chunks
-    return found
+    return pieces
 
 
 @pytest.mark.parametrize("chunks", [1, 3, 100])
@@ -168,14 +168,14 @@ def test_incremental_encoding_equals_that_of_the_whole(
 def test_low_precision_stays_close(transducer_folder: Path, quantization: str) -> None:
     """Encodings in bfloat16 and int8 are near those in float32."""
     piece = torch.from_numpy(features(1, 400))
-    found = []
+    pieces = []
     for options in ({}, {"dtype": "bfloat16", "quantization": quantization}):
         model = load(transducer_folder, **options).model
         with torch.inference_mode():
             like = model.encoder.sample
             parts, _ = model.encode([Piece(piece.to(like.dtype), model.start_encoder(), last=True)], ATTEND)
-        found.append(parts[0].float())
-    exact, rough = found
+        pieces.append(parts[0].float())
+    exact, rough = pieces
     assert float((exact - rough).norm() / exact.norm()) < 0.1
 
 

@@ -205,9 +205,9 @@ def test_a_missing_weight_is_named(streaming_folder: Path, tmp_path: Path, missi
     from safetensors.torch import load_file, save_file
 
     weights = load_file(streaming_folder / "model.safetensors")
-    kept = {name: tensor for name, tensor in weights.items() if f"layers.1.{missing}" not in name}
-    assert len(kept) == len(weights) - 1
-    save_file(kept, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    remaining = {name: tensor for name, tensor in weights.items() if f"layers.1.{missing}" not in name}
+    assert len(remaining) == len(weights) - 1
+    save_file(remaining, tmp_path / "model.safetensors", metadata={"format": "pt"})
     (tmp_path / "config.json").write_text((streaming_folder / "config.json").read_text())
     with pytest.raises(ModelError, match=r"layers\.1\."):
         Engine(tmp_path)

@@ -38,7 +38,7 @@ class PipelineRunner(LeadingRunner):
 
     @override
     def _finish(self, computed: Computed, step: StartedStep) -> None:
-        step.rest = partial(self._finish_later, computed, step)
+        step.finish = partial(self._finish_later, computed, step)
 
     @torch.inference_mode()
     def _finish_later(self, computed: Computed, step: StartedStep) -> None:

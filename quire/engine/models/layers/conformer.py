@@ -65,7 +65,7 @@ def _attention(index: int, spec: ConformerLayer, model: StackSpec) -> nn.Module:
 
 
 class Feedback(nn.Module):
-    """Adds the projected probabilities of classes; see `ConformerLayer.feedback`."""
+    """Add the projected probabilities of classes; see `ConformerLayer.feedback`."""
 
     def __init__(self, hidden: int, classes: int) -> None:
         super().__init__()
@@ -140,18 +140,25 @@ class BatchNorm(nn.Module):
         return (x.float() * factor + (bias - mean * factor)).to(x.dtype)
 
 
-class RelativeAttentionLayer(nn.Module):
-    """The projections and attention of a `RelativeAttention`."""
+class _RelativeProjections(nn.Module):
+    """The parameters of attention that depends on distances."""
 
-    def __init__(self, spec: RelativeAttention, hidden: int) -> None:
+    def __init__(self, spec: RelativeAttention | ChunkedAttention, hidden: int) -> None:
         super().__init__()
-        self.spec = spec
         size = spec.heads * spec.head_dim
         self.qkv = Linear(hidden, size, size, size, bias=spec.bias)
         self.out = Linear(size, hidden, bias=spec.bias)
         self.distances = Linear(hidden, size)
         self.content_bias = nn.Parameter(torch.empty(spec.heads, spec.head_dim), requires_grad=False)
         self.distance_bias = nn.Parameter(torch.empty(spec.heads, spec.head_dim), requires_grad=False)
+
+
+class RelativeAttentionLayer(_RelativeProjections):
+    """The projections and attention of a `RelativeAttention`."""
+
+    def __init__(self, spec: RelativeAttention, hidden: int) -> None:
+        super().__init__(spec, hidden)
+        self.spec = spec
 
     def forward(self, x: Tensor, step: StepContext) -> Tensor:
         """(positions, hidden) to (positions, hidden)."""
@@ -175,20 +182,14 @@ class RelativeAttentionLayer(nn.Module):
         return F.scaled_dot_product_attention(query, k[None], v[None], attn_mask=bias[None], scale=self.spec.scale)[0]
 
 
-class ChunkedAttentionLayer(nn.Module):
+class ChunkedAttentionLayer(_RelativeProjections):
     """The projections and attention of a `ChunkedAttention`. All chunks of a step are computed together."""
 
     def __init__(self, index: int, spec: ChunkedAttention, hidden: int) -> None:
-        super().__init__()
+        super().__init__(spec, hidden)
         self.index = index
         self.spec = spec
         self.hidden = hidden
-        size = spec.heads * spec.head_dim
-        self.qkv = Linear(hidden, size, size, size, bias=spec.bias)
-        self.out = Linear(size, hidden, bias=spec.bias)
-        self.distances = Linear(hidden, size)
-        self.content_bias = nn.Parameter(torch.empty(spec.heads, spec.head_dim), requires_grad=False)
-        self.distance_bias = nn.Parameter(torch.empty(spec.heads, spec.head_dim), requires_grad=False)
         self._distance_keys: Tensor | None = None
 
     def forward(self, x: Tensor, step: StepContext) -> Tensor:

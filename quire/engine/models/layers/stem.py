@@ -278,7 +278,7 @@ class CausalConv2dStemLayer(nn.Module):
 
 
 class Standardization(nn.Module):
-    """Shifts and scales each band of a spectrogram."""
+    """Shift and scale each band of a spectrogram."""
 
     def __init__(self, bands: int) -> None:
         super().__init__()

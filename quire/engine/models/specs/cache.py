@@ -1,4 +1,4 @@
-"""What a layer keeps of a sequence between steps, and which layers share block tables (cache groups)."""
+"""What a layer keeps of a sequence between steps, its size, and which layers share block tables (cache groups)."""
 
 from __future__ import annotations
 
@@ -50,6 +50,39 @@ class StateCache:
     """A state whose size does not depend on the number of tokens."""
 
     arrays: tuple[StateArray, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CacheShape:
+    """Elements that a layer caches of a token: key_dim per head, and value_dim more unless values lie in the keys.
+
+    Each key and each value takes a multiple of `alignment` elements in the pages; those past its own are zero.
+
+    Attributes:
+        row_alignment: the elements of each row in pages begin at a multiple of this many bytes.
+    """
+
+    heads: int
+    key_dim: int
+    value_dim: int
+    values_in_keys: bool = False
+    alignment: int = 1
+    row_alignment: int = 1
+
+    @property
+    def key_elements(self) -> int:
+        """Elements of a key in the pages."""
+        return -(-self.key_dim // self.alignment) * self.alignment
+
+    @property
+    def value_elements(self) -> int:
+        """Elements of a value in the pages."""
+        return -(-self.value_dim // self.alignment) * self.alignment
+
+    @property
+    def is_padded(self) -> bool:
+        """Whether keys or values have zeros appended in the pages."""
+        return self.key_elements != self.key_dim or self.value_elements != self.value_dim
 
 
 TokenCache = FullCache | LatentCache | WindowCache

@@ -121,7 +121,7 @@ class InnerExecutor:
             def result(self) -> StepResult:
                 inner.log.append("result")
                 inner.token += 1
-                return StepResult([SampledTokens(one.request_id, [inner.token]) for one in plan.scheduled])
+                return StepResult([SampledTokens(sequence.request_id, [inner.token]) for sequence in plan.scheduled])
 
         return Step(StepResult())
 
@@ -153,7 +153,7 @@ def test_tokens_are_sent_with_the_next_plan_after_they_are_known() -> None:
     executor.submit(step_of("c"))
     second.result()
     executor.submit(step_of("a"))
-    assert [[one.request_id for one in received(rank).sampled] for _ in range(4)] == [[], [], ["a"], ["b"]]
+    assert [[sequence.request_id for sequence in received(rank).sampled] for _ in range(4)] == [[], [], ["a"], ["b"]]
     executor.close()
 
 
@@ -165,7 +165,7 @@ def test_steps_of_a_sequence_that_leaves_are_finished_first() -> None:
     assert inner.log == ["submit", "submit", "result", "submit"]
     assert (first.result().sampled[0].tokens, second.result().sampled[0].tokens) == ([1], [2])
     messages = [received(rank) for _ in range(3)]
-    assert [one.request_id for one in messages[2].sampled] == ["a"]
+    assert [sequence.request_id for sequence in messages[2].sampled] == ["a"]
     executor.close()
 
 
