@@ -40,8 +40,8 @@ class RequestTable:
             tokens of each row.
         rope_offsets: (rows,) int64 to add to positions for an index into the rope tables, see `RopeTables`.
         rows_with_rope_offset: rows where it is not 0.
-        prompt_positions: by row, indices into the rope tables (3, prompt) int64 of the tokens of its prompt, if pictures
-            there have positions of time, height and width. Its offset is that of the tokens behind the prompt.
+        prompt_positions: by row, indices into the rope tables (3, prompt) int64 of the tokens of its prompt, if it has
+            pictures with positions of time, height and width. The row's offset is that of the tokens behind the prompt.
         blocks: (groups, rows, blocks of a context) int32 block tables of each group of layers. Those before a group's
             window repeat the first one in sight, so that kernels that read more than the window find numbers.
         num_blocks: (rows,) blocks of each row in every table.

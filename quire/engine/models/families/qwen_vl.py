@@ -1,4 +1,4 @@
-"""Qwen2-VL, Qwen2.5-VL and Qwen3-VL: pictures of any size, whose tokens have rotary positions of time, height and width."""
+"""Qwen2-VL, Qwen2.5-VL and Qwen3-VL: tokens of pictures have rotary positions of time, height and width."""
 
 from __future__ import annotations
 

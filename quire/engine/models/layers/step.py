@@ -6,7 +6,14 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from quire.engine.models.layers.inputs import NO_LORA, ItemEmbeddings, LoRAIds, StepAttention, StepCrossAttention, StepStates
+from quire.engine.models.layers.inputs import (
+    NO_LORA,
+    ItemEmbeddings,
+    LoRAIds,
+    StepAttention,
+    StepCrossAttention,
+    StepStates,
+)
 from quire.engine.models.layers.linear import LoRARows
 from quire.engine.models.layers.pieces import Pieces
 from quire.engine.models.specs.rope import Rope
