@@ -129,7 +129,7 @@ class RunningEngine:
         """The model, once it has been loaded.
 
         Args:
-            media_memory: the memory for audio, which all models of a server share; None: the model has its own.
+            media_memory: the memory for media, which all models of a server share; None: the model has its own.
 
         Raises:
             EngineDead: it could not be loaded.

@@ -181,7 +181,7 @@ def served_model(
         parts: what models of all kinds have.
         folder: the model's directory.
         settings: settings of the server.
-        media_memory: the memory for audio, which all models of a server share; None: the model has its own.
+        media_memory: the memory for media, which all models of a server share; None: the model has its own.
     """
     queued = settings.max_num_seqs + settings.max_num_queued_seqs
     new_reader = partial(

@@ -148,24 +148,26 @@ async def _pictures(
     limit: int,
     sequences: int,
 ) -> ChatPictures | None:
+    if picture_input is None:
+        return None
+    info = picture_input.info
     files = [
-        PictureFile(content.content if isinstance(content, MediaFile) else None, content.where, part.uuid)
+        PictureFile(content.content if isinstance(content, MediaFile) else None, content.where, info, part.uuid)
         for part, pieces in zip(parts, contents, strict=True)
         if part.place.kind != "audio"
         for content in pieces
         if not isinstance(content, str)
     ]
-    if not files or picture_input is None:
+    if not files:
         return None
     pictures = await picture_input.reader.prepare(
         files,
-        picture_input.info,
         max_tokens=limit,
         sequences=sequences,
         background=picture_input.background,
         tenant=current_tenant(),
     )
-    return ChatPictures(picture_input.info, pictures)
+    return ChatPictures(info, pictures)
 
 
 def _with_settings(picture_input: PictureInput, settings: MediaSettings) -> PictureInput:

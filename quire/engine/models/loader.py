@@ -332,7 +332,11 @@ def _vision_encoder(load: _Load, spec: DecoderSpec | EncoderSpec) -> VisionEncod
     facts, tower = load.config.facts.pictures, tower_of(spec)
     if facts is None or tower is None:
         if load.config.text_only is not None:
-            logger.warning("%s is loaded without eyes: %s", load.folder.name, load.config.text_only)
+            logger.warning(
+                "%s is loaded without its vision tower, and reads text only: %s",
+                load.folder.name,
+                load.config.text_only,
+            )
         return None
     from quire.engine.models.fallback.tower import empty_tower  # noqa: PLC0415 a second of imports, for few models
 

@@ -41,11 +41,13 @@ class PictureFile:
     Attributes:
         content: the file; None: one that was sent before with this name.
         where: the content part that it came in, for errors.
+        info: facts about the model, with the options for this picture.
         name: the client's name of the content.
     """
 
     content: IO[bytes] | None
     where: str
+    info: PictureInfo
     name: str | None = None
 
 
@@ -114,7 +116,6 @@ class PictureReader:
     async def prepare(
         self,
         files: Sequence[PictureFile],
-        info: PictureInfo,
         *,
         max_tokens: int,
         sequences: int,
@@ -129,7 +130,6 @@ class PictureReader:
 
         Args:
             files: the pictures.
-            info: facts about the model, with the options of the request.
             max_tokens: tokens of the context, which the pictures must not fill.
             sequences: requests to the engine that will have the items.
             background: colour behind transparent pixels.
@@ -141,13 +141,12 @@ class PictureReader:
             QueueFull: too many pictures wait, or have waited for too long.
             WorkerError: processes cannot be started.
         """
-        options = hashlib.sha256(msgspec.json.encode((info, background))).digest()
-        planned = await _at_most(_AT_ONCE, [partial(self._plan, file, info, options, tenant) for file in files])
+        planned = await _at_most(_AT_ONCE, [partial(self._plan, file, background, tenant) for file in files])
         _check_tokens(planned, max_tokens)
         needed = _needed(planned, sequences)
         largest = max(planned, key=lambda plan: plan.layout.size)
         with await self._reserve(needed, tenant, largest.file.where) as reservation:
-            works = [partial(self._picture, plan, info, background, tenant) for plan in planned]
+            works = [partial(self._picture, plan, background, tenant) for plan in planned]
             pictures = await _at_most(_AT_ONCE, works)
             return [
                 _request_picture(plan.key, picture, reservation, 1 + sequences)
@@ -158,9 +157,9 @@ class PictureReader:
         """End the processes."""
         await self._processes.close()
 
-    async def _plan(self, file: PictureFile, info: PictureInfo, options: bytes, tenant: str) -> _Planned:
-        digest = await self._digest(file, tenant)
-        key = digest, options
+    async def _plan(self, file: PictureFile, background: Color, tenant: str) -> _Planned:
+        options = hashlib.sha256(msgspec.json.encode((file.info, background))).digest()
+        key = await self._digest(file, tenant), options
         kept = self.cache.peek(key)
         if kept is not None:
             return _Planned(file, key, kept.layout, size=file.content.tell() if file.content else 0)
@@ -172,7 +171,7 @@ class PictureReader:
                 Inspect(await asyncio.to_thread(_content, file.content)), file.where, tenant
             )
         try:
-            planned = layout(info, header.height, header.width)
+            planned = layout(file.info, header.height, header.width)
         except LayoutError as error:
             raise PictureError(str(error), file.where) from error
         return _Planned(file, key, planned, header, size)
@@ -193,14 +192,14 @@ class PictureReader:
     def _unknown(file: PictureFile) -> PictureError:
         return PictureError("The picture of this `uuid` is not in the cache (any more): send it again.", file.where)
 
-    async def _picture(self, plan: _Planned, info: PictureInfo, background: Color, tenant: str) -> PreparedPicture:
+    async def _picture(self, plan: _Planned, background: Color, tenant: str) -> PreparedPicture:
         async def make() -> PreparedPicture:
             content, header = plan.file.content, plan.header
             if content is None:
                 raise self._unknown(plan.file)
             if header is None:  # it was in the cache when this was planned
                 header = await self._run(Inspect(await asyncio.to_thread(_content, content)), plan.file.where, tenant)
-            job = Prepare(await asyncio.to_thread(_content, content), header, info, background)
+            job = Prepare(await asyncio.to_thread(_content, content), header, plan.file.info, background)
             pixels: PixelArray = await self._run(job, plan.file.where, tenant)
             pixels.flags.writeable = False  # requests share them
             return PreparedPicture(plan.layout, pixels)

@@ -41,10 +41,10 @@ class _Reader:
         """Prepare files, which all have the name of the options."""
         name = options.pop("name", None)
         parts = [
-            PictureFile(None if content is None else io.BytesIO(content), f"messages[0].content[{index}]", name)
+            PictureFile(None if content is None else io.BytesIO(content), f"messages[0].content[{index}]", info, name)
             for index, content in enumerate(files)
         ]
-        return await self.reader.prepare(parts, info, **{"max_tokens": 100, "sequences": 1, **options})
+        return await self.reader.prepare(parts, **{"max_tokens": 100, "sequences": 1, **options})
 
 
 @asynccontextmanager

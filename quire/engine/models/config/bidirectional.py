@@ -42,7 +42,7 @@ def fixed_positions(layers: Sequence[Layer], longest: int) -> int:
 def _with_distance(attn: Attention) -> Attention:
     """The attention of a decoder in both directions, with a window of the largest distance."""
     if not isinstance(attn, GroupedQueryAttention):
-        raise UnsupportedModel("latent attention in both directions (is_causal false) is not supported")
+        raise UnsupportedModel(f"{attn.description} in both directions (is_causal false) is not supported")
     if attn.sinks or attn.alibi is not None:
         kind = "attention sinks" if attn.sinks else "ALiBi"
         raise UnsupportedModel(f"{kind} in both directions (is_causal false) is not supported")

@@ -203,7 +203,7 @@ def test_decoders_with_is_causal_false(case: str, changes: dict[str, Any], tmp_p
         ("gpt_neo", {"is_causal": False}, "is_causal false is not supported in models of type 'gpt_neo'"),
         ("gpt_oss", {"is_causal": False}, "attention sinks in both directions"),
         ("bloom", {"is_causal": False}, "ALiBi in both directions"),
-        ("deepseek_v3", {"is_causal": False}, "latent attention in both directions"),
+        ("deepseek_v3", {"is_causal": False}, r"latent attention \(MLA\) in both directions"),
     ],
 )
 def test_both_directions_that_are_not_supported(
