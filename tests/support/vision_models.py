@@ -266,6 +266,7 @@ SEES: dict[str, Eyes] = {
         {"patch_size": {"height": 14, "width": 14}},
     ),
     "smolvlm": Eyes(SmolVLMImageProcessorPil(**_TILES), _nested_inputs, {}),
+    "vipllava": Eyes(CLIPImageProcessorPil(**_CLIP), _FIXED, {}),
 }
 
 

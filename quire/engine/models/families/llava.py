@@ -1,4 +1,4 @@
-"""LLaVA, LLaVA-NeXT, LLaVA-OneVision, InternVL and Mistral 3: a tower, a projector and a language model."""
+"""LLaVA and its relatives, InternVL and Mistral 3: a tower, a projector and a language model."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _encode_canvas_or_whole(model: Any, pixels: Tensor, item: PictureItem) -> Te
 
 
 def _encode_tiles(model: Any, pixels: Tensor, _: PictureItem) -> Tensor:
-    """InternVL: tiles, whose tokens lie one behind the other."""
+    """InternVL and ViP-LLaVA: tiles, whose tokens lie one behind the other."""
     features: Tensor = model.get_image_features(pixel_values=pixels).pooler_output
     return features.flatten(0, 1)
 
@@ -105,6 +105,12 @@ def _llava(folder: Path, config: Any, spec: DecoderSpec) -> PictureFacts:
         return _mistral3(folder, config, spec)
     processor = ImageProcessor.read(folder, "clip")
     geometry = processor.fixed_size(_whole_tokens(config))
+    return PictureFacts(info=_info(folder, config, spec, geometry), normalization=processor.normalization())
+
+
+def _vipllava(folder: Path, config: Any, spec: DecoderSpec) -> PictureFacts:
+    processor = ImageProcessor.read(folder, "clip")
+    geometry = processor.fixed_size(_patches(config.vision_config) ** 2)
     return PictureFacts(info=_info(folder, config, spec, geometry), normalization=processor.normalization())
 
 
@@ -148,5 +154,6 @@ FAMILIES = tuple(
         ("llava_onevision", _llava_onevision, _encode_canvas_or_whole),
         ("internvl", _internvl, _encode_tiles),
         ("mistral3", _mistral3, _encode_rows),
+        ("vipllava", _vipllava, _encode_tiles),
     )
 )
