@@ -9,7 +9,8 @@ import orjson
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from quire.api.chat.conversation import conversation_of, unused_template_fields
+from quire.api.chat.conversation import unused_template_fields
+from quire.api.chat.prepare import render_chat
 from quire.api.http.routing import CheckedRoute
 from quire.api.http.sse import unless_disconnected
 from quire.protocol import fields
@@ -25,7 +26,7 @@ from quire.protocol.models import (
 )
 from quire.rendering.prompts import Prompt
 from quire.rendering.renderer import Renderer
-from quire.serving.models import AudioInput, GeneratingModel, ServedModel, ServerState, SpeechModel
+from quire.serving.models import GeneratingModel, ServedModel, ServerState, SpeechModel
 from quire.workers.tenant import current_tenant
 
 
@@ -56,11 +57,9 @@ def router(state: ServerState) -> APIRouter:
             )
             prompt = await unless_disconnected(request, encoding)
         else:
-            conversation = conversation_of(body, trusted=state.trust_request_chat_template)
-            rendering = model.renderer.chat(conversation, tenant=current_tenant())
-            rendered = await unless_disconnected(request, rendering)
-            fields.ignore(request, unused_template_fields(body, rendered))
-            prompt = rendered.prompt
+            chat = await unless_disconnected(request, render_chat(body, model, state, 0))
+            fields.ignore(request, [*unused_template_fields(body, chat.rendered), *chat.unused_fields])
+            prompt = chat.prompt
         content = await asyncio.to_thread(_tokenized, prompt, model, names=bool(body.return_token_strs))
         return Response(content, media_type="application/json")
 
@@ -128,7 +127,8 @@ def _modalities(model: ServedModel) -> list[str]:
     match model:
         case SpeechModel():
             return ["audio"]
-        case GeneratingModel(audio=AudioInput()):
-            return ["text", "audio"]
+        case GeneratingModel():
+            pictures = ["image"] if model.pictures is not None else []
+            return ["text", *pictures, *(["audio"] if model.audio is not None else [])]
         case _:
             return ["text"]

@@ -25,6 +25,7 @@ from quire.app.supervision import supervise
 from quire.app.tls import Tls
 from quire.config.commands import Serve
 from quire.config.options import (
+    AudioOptions,
     ConnectionOptions,
     EngineOptions,
     LimitOptions,
@@ -38,8 +39,9 @@ from quire.engine.client.errors import EngineDead
 from quire.engine.models.errors import ModelError
 from quire.metrics.prometheus import Metrics, ModelMetrics
 from quire.multimodal.audio.memory import AudioMemory
+from quire.multimodal.documents import DocumentReader
 from quire.multimodal.errors import ModelFileError, PromptError
-from quire.multimodal.sources import media_policy
+from quire.multimodal.sources import MediaSources
 from quire.realtime.sessions import Sessions
 from quire.realtime.transcribers import transcriber_factory
 from quire.serving.models import ServedModel, ServerState
@@ -143,10 +145,12 @@ async def _serve_models(
             task.cancel()
         await asyncio.gather(*watching, return_exceptions=True)
         await tool_servers.aclose()
+        await state.close_media()
     return 1 if server.failed or not server.started else 0
 
 
 def _state(settings: Serve, models: Sequence[ServedModel], audio_memory: AudioMemory) -> ServerState:
+    media = MediaOptions.of(settings)
     return ServerState(
         models=models,
         limits=LimitOptions.of(settings),
@@ -159,9 +163,11 @@ def _state(settings: Serve, models: Sequence[ServedModel], audio_memory: AudioMe
         stall_timeout=settings.stall_timeout,
         sse_keep_alive_interval=settings.sse_keep_alive_interval,
         transcription_events=settings.transcription_events,
-        media=media_policy(MediaOptions.of(settings)),
+        media=MediaSources(media, AudioOptions.of(settings), settings.max_client_share),
+        documents=DocumentReader(media, share=settings.max_client_share),
         sleep_mode=settings.enable_sleep_mode,
         max_audio_parts=settings.max_audio_parts,
+        max_image_parts=settings.max_image_parts,
         results=ResultMemory(share=settings.max_client_share),
     )
 

@@ -42,6 +42,7 @@ def run(settings: Serve) -> int:
             settings.model_impl,
             settings.hf_overrides,
             PoolingOptions(settings.task, settings.convert, settings.pooler_config),
+            language_model_only=settings.language_model_only,
         )
         from quire.app.lifecycle import serve  # noqa: PLC0415 imports torch while the configs are read
 

@@ -279,6 +279,10 @@ class ModelOptions(Options):
         description="task of the model; auto: read from its configuration files, also for pooling models; "
         "transcription models are always detected",
     )
+    language_model_only: Flag = Field(
+        False,
+        description="load the language model alone of a model that reads pictures; it then answers text only",
+    )
     convert: Literal["none", "embed", "classify"] = Field(
         "none",
         description="use of a causal language model for another task; none: the model is used for its own task; "
@@ -446,13 +450,28 @@ class AudioOptions(Options):
     )
     max_audio_memory: SizeFromMiB = Field(
         ByteSize(1 << 30),
-        description="memory for all audio at once: files while they are decoded, samples, features, and realtime "
-        "sessions; audio that does not fit now, or not into the share of its client, waits, clients taking turns, and "
-        "audio that can never fit is refused",
+        description="memory for all audio and pictures at once: files while they are decoded, samples, features, "
+        "pixels, and realtime sessions; what does not fit now, or not into the share of its client, waits, clients "
+        "taking turns, and what can never fit is refused",
     )
     transcription_events: Literal["openai", "vllm"] = Field(
         "openai",
         description="format of streamed transcriptions without `stream_format`: OpenAI's events or vLLM's chunks",
+    )
+
+
+class PictureOptions(Options):
+    """Limits of pictures, and the cache of prepared ones."""
+
+    max_image_pixels: Annotated[int, Field(ge=1, le=1 << 30)] = Field(
+        1 << 26,
+        description="largest picture in pixels, width times height; a picture takes 12 bytes of memory for each while "
+        "it is decoded (--max-audio-memory)",
+    )
+    mm_processor_cache_gb: Annotated[float, Field(ge=0, le=1 << 20, allow_inf_nan=False)] = Field(
+        0.5,
+        description="GiB of the cache of each model that reads pictures, for decoded and resized pictures, which later "
+        "requests may have again; 0: none",
     )
 
 
@@ -461,11 +480,46 @@ class MediaOptions(Options):
 
     allowed_media_domains: Origins = Field(
         (),
-        description="host names from which audio in messages may be fetched, without redirects; default: none, so "
-        "audio must be sent in data URLs",
+        description="host names from which media in messages may be fetched; *: all; default: none, so media must be "
+        "sent in data URLs",
+    )
+    allow_private_media_addresses: Flag = Field(
+        False,
+        description="fetch media from private, local and reserved IP addresses as well, if the host name is allowed; "
+        "an IP address in --allowed-media-domains is always allowed",
+    )
+    max_media_redirects: Annotated[int, Field(ge=0, le=100)] = Field(
+        3,
+        description="maximum number of redirects of a URL in a message that are followed; each is checked like the URL "
+        "itself; 0: none",
     )
     allowed_local_media_path: Path | None = Field(
         None, description="directory whose files may be used in messages by file:// URLs; default: none"
     )
-    media_fetch_timeout: Seconds = Field(10.0, description="timeout of fetching a URL in a message, in seconds")
+    media_fetch_timeout: Seconds = Field(
+        10.0, description="timeout of fetching a URL in a message, with its redirects, in seconds"
+    )
     max_audio_parts: NonNegativeInt = Field(16, description="maximum number of audio content parts in a chat")
+    max_image_parts: NonNegativeInt = Field(
+        64, description="maximum number of pictures in a chat; each page of a PDF file is one"
+    )
+    max_image_size: SizeFromKiB = Field(
+        ByteSize(25 << 20), description="largest picture as a file; --max-body-size must be larger"
+    )
+    max_document_size: SizeFromKiB = Field(
+        ByteSize(25 << 20), description="largest PDF or text file in a message; --max-body-size must be larger"
+    )
+    max_document_pages: Annotated[int, Field(ge=1, le=1 << 10)] = Field(
+        32, description="maximum number of pages of a PDF file in a message"
+    )
+    media_io_kwargs: JsonObject = Field(
+        {},
+        description="JSON object with settings of decoding media, with vLLM's names: image.rgba_background_color, the "
+        "colour behind transparent pictures as [r, g, b]; default: white; requests may set it as well",
+    )
+    mm_processor_kwargs: JsonObject = Field(
+        {},
+        description="JSON object of settings of pictures instead of those in the model's preprocessor_config.json, "
+        "with transformers' names, such as max_pixels for Qwen-VL or do_image_splitting for SmolVLM; requests may set "
+        "them as well",
+    )

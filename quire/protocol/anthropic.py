@@ -31,32 +31,38 @@ class TextSource(RequestPart):
     data: str
 
 
+class FileSource(RequestPart):
+    """A picture or a document as a file."""
+
+    type: Literal["base64", "url", "file"]
+    media_type: str | None = Field(None, description="without effect: the content says what it is")
+    data: str | None = None
+    url: str | None = None
+    file_id: str | None = Field(None, description="not supported: no files are stored")
+
+
+class ImageBlock(RequestPart):
+    """A picture."""
+
+    type: Literal["image"]
+    source: FileSource
+
+
 class ContentSource(RequestPart):
-    """The text of a document in blocks."""
+    """The content of a document in blocks."""
 
     type: Literal["content"]
-    content: str | ListOf[TextBlock]
+    content: str | ListOf[Annotated[TextBlock | ImageBlock, Field(discriminator="type")]]
 
 
 class DocumentBlock(RequestPart):
-    """A document as text. Other documents, such as PDF files, are not supported."""
+    """A document: text, or a file of text or PDF."""
 
     type: Literal["document"]
-    source: Annotated[TextSource | ContentSource, Field(discriminator="type")]
+    source: Annotated[TextSource | ContentSource | FileSource, Field(discriminator="type")]
     title: str | None = None
     context: str | None = None
     citations: dict[str, Any] | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _is_text(cls, value: Any) -> Any:
-        source = value.get("source") if isinstance(value, dict) else None
-        kind = source.get("type") if isinstance(source, dict) else None
-        if isinstance(kind, str) and kind not in ("text", "content"):
-            raise ValueError(
-                f"A `document` with a source of type {kind[:100]!r} is not supported; supported: 'text', 'content'"
-            )
-        return value
 
 
 class SearchResultBlock(RequestPart):
@@ -108,7 +114,11 @@ class ToolResultBlock(RequestPart):
     tool_use_id: str
     content: (
         str
-        | ListOf[Annotated[TextBlock | DocumentBlock | SearchResultBlock | ToolReference, Field(discriminator="type")]]
+        | ListOf[
+            Annotated[
+                TextBlock | ImageBlock | DocumentBlock | SearchResultBlock | ToolReference, Field(discriminator="type")
+            ]
+        ]
         | None
     ) = None
     is_error: bool | None = Field(None, description="without effect: the content says what went wrong")
@@ -168,6 +178,7 @@ class ToolRemoval(RequestPart):
 
 Block = Annotated[
     TextBlock
+    | ImageBlock
     | DocumentBlock
     | SearchResultBlock
     | ThinkingBlock

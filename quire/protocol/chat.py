@@ -20,6 +20,7 @@ from typing_extensions import override
 from quire.protocol.common import (
     FinishReason,
     ListOf,
+    MediaSettings,
     MessagesOf,
     PromptLogprobs,
     RequestMetrics,
@@ -35,21 +36,41 @@ from quire.protocol.structured import StructuredFields, check_parameters
 
 # Fields of content parts and of tool calls; those of objects in them as a mapping.
 _Fields = Mapping[str, "_Fields | None"]
+_SOURCE_FIELDS: _Fields = {"type": None, "media_type": None, "data": None, "url": None}
+_FILE_FIELDS: _Fields = {"file_data": None, "file_url": None, "filename": None, "detail": None}
 _PART_FIELDS: Mapping[str, _Fields] = {
     "text": {"type": None, "text": None},
     "input_text": {"type": None, "text": None},
     "output_text": {"type": None, "text": None, "annotations": None, "logprobs": None},
     "refusal": {"type": None, "refusal": None},
     "thinking": {"type": None, "thinking": None, "signature": None},
-    "input_audio": {"type": None, "input_audio": {"data": None, "format": None}},
-    "audio_url": {"type": None, "audio_url": {"url": None}},
+    "input_audio": {"type": None, "input_audio": {"data": None, "format": None}, "uuid": None},
+    "audio_url": {"type": None, "audio_url": {"url": None}, "uuid": None},
+    "image_url": {"type": None, "image_url": {"url": None, "detail": None}, "detail": None, "uuid": None},
+    "input_image": {"type": None, "image_url": {"url": None, "detail": None}, "detail": None, "uuid": None},
+    "image": {"type": None, "source": _SOURCE_FIELDS, "uuid": None},
+    "file": {"type": None, "file": _FILE_FIELDS},
+    "input_file": {"type": None, **_FILE_FIELDS},
+    "document": {"type": None, "source": _SOURCE_FIELDS, "title": None, "context": None, "citations": None},
 }
+# Parts that need no type: it is the name of their only field.
+_NAMED_BY_FIELD = ("image_url", "audio_url", "video_url", "input_audio", "file")
 _CALL_FIELDS: _Fields = {
     "id": None,
     "type": None,
     "function": {"name": None, "arguments": None},
     "custom": {"name": None, "input": None},
 }
+
+
+def part_type(part: Any) -> str:
+    """The type of a content part; empty if it has none."""
+    if not isinstance(part, dict):
+        return ""
+    kind = part.get("type")
+    if kind is None and "text" not in part:
+        kind = next((name for name in _NAMED_BY_FIELD if name in part), "")
+    return kind if isinstance(kind, str) else ""
 
 
 def _undeclared(value: Any, fields: _Fields, where: str) -> Iterator[tuple[str, Any]]:
@@ -82,8 +103,8 @@ class Message(RequestPart):
     def undeclared_inside(self) -> Iterator[tuple[str, Any]]:
         """Unknown fields of content parts."""
         for index, part in enumerate(self.content if isinstance(self.content, list) else ()):
-            kind = part.get("type", "text") if isinstance(part, dict) else None
-            if isinstance(kind, str) and kind in _PART_FIELDS:
+            kind = part_type(part) or "text"
+            if isinstance(part, dict) and kind in _PART_FIELDS:
                 yield from _undeclared(part, _PART_FIELDS[kind], f"content[{index}]")
 
 
@@ -187,6 +208,8 @@ class ChatRequest(GenerationRequest, StructuredFields):
     documents: ListOf[dict[str, Any]] | None = None
     chat_template: str | None = Field(None, description="needs --trust-request-chat-template")
     chat_template_kwargs: TemplateVariables | None = None
+    mm_processor_kwargs: MediaSettings | None = None
+    media_io_kwargs: MediaSettings | None = None
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:

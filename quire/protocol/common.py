@@ -51,6 +51,7 @@ def max_keys(maximum: int) -> BeforeValidator:
 _MAX_MESSAGES = 4096
 _MAX_PARTS = 1 << 14
 TemplateVariables = Annotated[dict[str, Any], Field(max_length=256), max_keys(256)]
+MediaSettings = Annotated[dict[str, Any], Field(max_length=64), max_keys(64)]
 
 
 def _check_conversation(messages: Any) -> Any:
@@ -144,11 +145,11 @@ class RequestBody(_BoundedModel):
 
 
 class PromptTokensDetails(BaseModel):
-    """Prompt tokens by origin: `audio_tokens` as OpenAI has them, and as vLLM; without audio there are neither."""
+    """Prompt tokens by origin: audio as OpenAI has it, all media as vLLM has them. Without media there is neither."""
 
     cached_tokens: int
     audio_tokens: int | None = None
-    multimodal_tokens: dict[Literal["audio"], int] | None = None
+    multimodal_tokens: dict[Literal["audio", "image"], int] | None = None
 
     @model_serializer(mode="wrap")
     def _omit_absent_fields(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:

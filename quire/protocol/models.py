@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, Field, model_validator
 
 from quire.protocol.chat import Message, Tool, resolve_generation_prompt
-from quire.protocol.common import ListOf, MessagesOf, RequestBody, TemplateVariables, field_error
+from quire.protocol.common import ListOf, MediaSettings, MessagesOf, RequestBody, TemplateVariables, field_error
 from quire.protocol.custom import MAX_TOOLS
 from quire.protocol.token_ids import TokenIds
 
@@ -23,7 +23,7 @@ class ModelCard(BaseModel):
     parent: str | None = None
     max_model_len: int
     tasks: list[str] = Field(description="generate, transcribe, or pooling tasks such as embed, classify and score")
-    input_modalities: list[str] = Field(description="text, audio, or both")
+    input_modalities: list[str] = Field(description="text, image, audio")
 
 
 class ModelList(BaseModel):
@@ -44,6 +44,8 @@ class TokenizeRequest(RequestBody):
     continue_final_message: bool = False
     chat_template: str | None = None
     chat_template_kwargs: TemplateVariables | None = None
+    mm_processor_kwargs: MediaSettings | None = None
+    media_io_kwargs: MediaSettings | None = None
     tools: Annotated[ListOf[Tool], Field(max_length=MAX_TOOLS)] | None = None
 
     @model_validator(mode="after")

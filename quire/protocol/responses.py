@@ -14,7 +14,7 @@ from pydantic import (
     model_validator,
 )
 
-from quire.protocol.common import ListOf, RequestPart, TemplateVariables, max_keys
+from quire.protocol.common import ListOf, MediaSettings, RequestPart, TemplateVariables, max_keys
 from quire.protocol.custom import MAX_TOOLS, ResponseCustomTool
 from quire.protocol.mcp import ChosenMcpTool, McpCall, McpListTools, McpTool
 from quire.protocol.sampling import CommonSamplingFields
@@ -38,6 +38,12 @@ class Part(RequestPart):
     text: str | None = None
     refusal: str | None = None
     input_audio: Any = Field(None, description="of audio: the base64 text and its format, as in chats")
+    image_url: Any = Field(None, description="of a picture: its URL")
+    detail: Any = Field(None, description="of a picture: low, high, auto or original; the model's resolution is used")
+    file_data: Any = Field(None, description="of a file: a data URL, or base64")
+    file_url: Any = Field(None, description="of a file: its URL")
+    file_id: Any = Field(None, description="not supported: no files are stored")
+    filename: Any = Field(None, description="of a file: its name, which the model reads")
     annotations: Any = Field(None, description="of a text of an earlier answer; without effect")
     logprobs: Any = Field(None, description="of a text of an earlier answer; without effect")
 
@@ -230,6 +236,8 @@ class ResponsesRequest(CommonSamplingFields):
     enable_response_messages: bool = Field(False, description="return the prompts and answers as text and token ids")
     structured_outputs: StructuredOutputs | None = None
     chat_template_kwargs: TemplateVariables | None = None
+    mm_processor_kwargs: MediaSettings | None = None
+    media_io_kwargs: MediaSettings | None = None
 
     @property
     def is_stored(self) -> bool:

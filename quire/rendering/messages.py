@@ -18,32 +18,35 @@ _TEXT_PARTS = {
     "refusal": "refusal",
     "thinking": "thinking",
 }
+# They stand for media that have been taken out of a message.
+AUDIO_PART: Message = {"type": "audio"}
+IMAGE_PART: Message = {"type": "image"}
 
 
-AUDIO_PART: Message = {"type": "audio"}  # stands for audio that has been taken out of a message
-
-
-def normalize(messages: Sequence[Mapping[str, Any]], *, as_parts: bool, audio: str | None = None) -> list[Message]:
+def normalize(
+    messages: Sequence[Mapping[str, Any]], *, as_parts: bool, media: Mapping[str, str] | None = None
+) -> list[Message]:
     """Copies of the messages, with content as text or as a list of parts, and tool arguments as objects.
 
     Args:
         messages: messages of a conversation.
         as_parts: whether contents become lists.
-        audio: the text that stands for `AUDIO_PART` in a text; None: there is no audio.
+        media: texts that stand for `AUDIO_PART` and `IMAGE_PART` in a text, by their types, of those that the messages
+            may have.
 
     Raises:
         PromptError: a content part or a tool call is not valid.
     """
-    return [_normalize(message, f"messages[{i}]", as_parts, audio) for i, message in enumerate(messages)]
+    return [_normalize(message, f"messages[{i}]", as_parts, media or {}) for i, message in enumerate(messages)]
 
 
-def _normalize(message: Mapping[str, Any], where: str, as_parts: bool, audio: str | None) -> Message:
+def _normalize(message: Mapping[str, Any], where: str, as_parts: bool, media: Mapping[str, str]) -> Message:
     out = {key: value for key, value in message.items() if value is not None}
-    parts = _parts(message.get("content"), f"{where}.content", audio)
+    parts = _parts(message.get("content"), f"{where}.content", media)
     if as_parts:
-        out["content"] = [dict(AUDIO_PART) if part is None else {"type": "text", "text": part} for part in parts]
+        out["content"] = [{"type": "text", "text": part} if isinstance(part, str) else dict(part) for part in parts]
     else:
-        out["content"] = "\n".join(audio or "" if part is None else part for part in parts)
+        out["content"] = "\n".join(part if isinstance(part, str) else media[part["type"]] for part in parts)
     calls = out.get("tool_calls")
     if calls:
         out["tool_calls"] = [_tool_call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(calls)]
@@ -55,18 +58,20 @@ def _normalize(message: Mapping[str, Any], where: str, as_parts: bool, audio: st
     return out
 
 
-def _parts(content: Any, where: str, audio: str | None) -> list[str | None]:
-    """The text of each part; None for audio."""
+def _parts(content: Any, where: str, media: Mapping[str, str]) -> list[str | Message]:
+    """The text of each part; of media what stands for them. A document has been replaced by a list of these."""
     if content is None:
         return []
     if isinstance(content, str):
         return [content]
+    stand_ins = [part for part in (AUDIO_PART, IMAGE_PART) if part["type"] in media]
     parts = [
-        None if audio is not None and part == AUDIO_PART else _text_of(part, f"{where}[{i}]")
+        piece if piece in stand_ins else _text_of(piece, f"{where}[{i}]")
         for i, part in enumerate(content)
+        for piece in (part if isinstance(part, list) else (part,))
     ]
-    # Clients send an empty text with audio. Between two texts it is a line of its own, as in vLLM.
-    return [part for part in parts if part != ""] if None in parts else parts
+    # Clients send an empty text with media. Between two texts it is a line of its own, as in vLLM.
+    return parts if all(isinstance(part, str) for part in parts) else [part for part in parts if part != ""]
 
 
 def _text_of(part: Any, where: str) -> str:

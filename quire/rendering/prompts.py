@@ -50,7 +50,8 @@ class Conversation:
     """The input of a chat template: messages, tools and options.
 
     Attributes:
-        audio: text that stands for audio in messages that are texts; None if there is no audio. See `normalize`.
+        media: texts that stand for media in messages that are texts, by the types of media that there are. See
+            `normalize`.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -61,7 +62,7 @@ class Conversation:
     add_special_tokens: bool = False
     template: str | None = None
     variables: Mapping[str, Any] = field(default_factory=dict)
-    audio: str | None = None
+    media: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +165,7 @@ class PromptBuilder:
         if reserved:
             raise PromptError(f"chat_template_kwargs cannot set {', '.join(reserved)}.", "chat_template_kwargs")
         template = self._template(conversation)
-        messages = normalize(conversation.messages, as_parts=template.wants_parts, audio=conversation.audio)
+        messages = normalize(conversation.messages, as_parts=template.wants_parts, media=conversation.media)
         final_text = _text_of(messages[-1]) if messages else ""
         variables = {**self._defaults, **_with_switches(conversation.variables)}
         text = self._render(template, conversation, messages, variables)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from quire.engine.client.engine import Engine
 from quire.engine.client.records import RequestTimes
@@ -14,6 +14,7 @@ from quire.engine.client.stream import Delta, GenerateRequest
 from quire.protocol.common import CompletionTokensDetails, PromptTokensDetails, RequestMetrics, Usage
 from quire.workers.tenant import take_turn
 
+MediaName = Literal["audio", "image"]
 IndexedDelta = tuple[int, Delta]  # with the index of its sequence
 _STARTED_AT_ONCE = 32  # sequences
 
@@ -136,10 +137,12 @@ async def collect(
 class UsageCounter:
     """Counts the tokens of a request. Each of its prompts has `n` sequences."""
 
-    def __init__(self, prompt_lengths: Sequence[int], n: int, audio_tokens: int = 0) -> None:
-        """`audio_tokens`: number of prompt tokens that stand for audio."""
+    def __init__(
+        self, prompt_lengths: Sequence[int], n: int, media_tokens: Mapping[MediaName, int] | None = None
+    ) -> None:
+        """`media_tokens`: numbers of prompt tokens that stand for media."""
         self._prompt = sum(prompt_lengths)
-        self._audio = audio_tokens
+        self._media = {name: count for name, count in (media_tokens or {}).items() if count}
         self._n = n
         self._cached: dict[int, int] = {}
         self._times: list[RequestTimes] = []
@@ -189,8 +192,8 @@ class UsageCounter:
             total_tokens=self._prompt + completion,
             prompt_tokens_details=PromptTokensDetails(
                 cached_tokens=sum(self._cached.values()),
-                audio_tokens=self._audio or None,
-                multimodal_tokens={"audio": self._audio} if self._audio else None,
+                audio_tokens=self._media.get("audio"),
+                multimodal_tokens=self._media or None,
             ),
             completion_tokens_details=CompletionTokensDetails(reasoning_tokens=reasoning),
         )

@@ -12,15 +12,20 @@ from typing import Literal, TypedDict, TypeVar
 from typing_extensions import override
 
 from quire.config.commands import Serve
-from quire.config.options import AudioOptions, LimitOptions
+from quire.config.options import AudioOptions, LimitOptions, MediaOptions, PictureOptions
 from quire.engine.client.audio import AudioInfo
 from quire.engine.client.engine import Engine
 from quire.engine.client.model_info import Generates, ModelInfo, Pools, Transcribes
+from quire.engine.client.pictures import Color, PictureInfo
 from quire.engine.client.pooling_params import PoolingTask
 from quire.engine.client.streaming import Streams
 from quire.multimodal.audio.memory import AudioMemory
 from quire.multimodal.audio.reader import AudioReader
-from quire.multimodal.sources import MediaPolicy
+from quire.multimodal.documents import DocumentReader
+from quire.multimodal.picture_settings import background_color, with_settings
+from quire.multimodal.pictures.decode import WHITE
+from quire.multimodal.pictures.reader import PictureReader
+from quire.multimodal.sources import MediaSources
 from quire.parsing.parsers import parser_tokens, reasoning_tags, tool_format
 from quire.parsing.reasoning import ReasoningTags
 from quire.parsing.structured.checker import GrammarChecker
@@ -75,6 +80,19 @@ class AudioInput:
     reader: AudioReader
 
 
+@dataclass(frozen=True, slots=True)
+class PictureInput:
+    """How a model that generates reads pictures: facts with the operator's settings, and what prepares the files.
+
+    Attributes:
+        background: colour behind transparent pixels.
+    """
+
+    info: PictureInfo
+    reader: PictureReader
+    background: Color
+
+
 @dataclass(frozen=True, kw_only=True)
 class GeneratingModel(ServedModel):
     """A model that generates text.
@@ -84,7 +102,8 @@ class GeneratingModel(ServedModel):
         reasoning: the tags around its reasoning; None if it does not reason.
         tools: the format of its tool calls; None if it is not known.
         parser_tokens: special tokens that are kept in the text of answers because parsers look for them.
-        audio: None if it reads text only.
+        audio: None if it does not read audio.
+        pictures: None if it does not read pictures.
     """
 
     grammars: GrammarChecker
@@ -92,6 +111,7 @@ class GeneratingModel(ServedModel):
     tools: ToolFormat | None = None
     parser_tokens: tuple[int, ...] = ()
     audio: AudioInput | None = None
+    pictures: PictureInput | None = None
 
     @override
     async def close(self) -> None:
@@ -99,6 +119,8 @@ class GeneratingModel(ServedModel):
         await self.grammars.close()
         if self.audio is not None:
             await self.audio.reader.close()
+        if self.pictures is not None:
+            await self.pictures.reader.close()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,15 +190,35 @@ def served_model(
     match parts["info"].kind:
         case Pools() as pools:
             return PoolingModel(**parts, pools=pools)
-        case Generates(audio=AudioInfo() as audio):
-            return _generating_model(parts, folder, settings, AudioInput(audio, new_reader()))
-        case Generates():
-            return _generating_model(parts, folder, settings, None)
+        case Generates(audio=audio, pictures=pictures):
+            audio_input = None if audio is None else AudioInput(audio, new_reader())
+            picture_input = None if pictures is None else _picture_input(pictures, settings, audio_memory, queued)
+            return _generating_model(parts, folder, settings, audio_input, picture_input)
         case speech:
             return SpeechModel(**parts, speech=speech, reader=new_reader())
 
 
-def _generating_model(parts: ModelParts, folder: Path, settings: Serve, audio: AudioInput | None) -> GeneratingModel:
+def _picture_input(info: PictureInfo, settings: Serve, memory: AudioMemory | None, queued: int) -> PictureInput:
+    """How a model reads pictures.
+
+    Raises:
+        PromptError: the model does not have a setting of --mm-processor-kwargs, or no model that of --media-io-kwargs.
+    """
+    share = settings.max_client_share
+    reader = PictureReader(
+        PictureOptions.of(settings),
+        memory or AudioMemory(int(settings.max_audio_memory), share),
+        max_size=int(settings.max_image_size),
+        max_queued=queued,
+        share=share,
+    )
+    info = with_settings(info, settings.mm_processor_kwargs)
+    return PictureInput(info, reader, background_color(settings.media_io_kwargs, WHITE))
+
+
+def _generating_model(
+    parts: ModelParts, folder: Path, settings: Serve, audio: AudioInput | None, pictures: PictureInput | None
+) -> GeneratingModel:
     renderer, vocab_size = parts["renderer"], parts["info"].vocab_size
     reasoning = reasoning_tags(settings.reasoning_parser, renderer.template)
     tools = tool_format(settings.tool_call_parser, renderer.template)
@@ -188,6 +230,7 @@ def _generating_model(parts: ModelParts, folder: Path, settings: Serve, audio: A
         tools=tools,
         parser_tokens=parser_tokens(reasoning, tools, renderer.tokenizer.special_tokens),
         audio=audio,
+        pictures=pictures,
     )
 
 
@@ -206,8 +249,10 @@ class ServerState:
         tokens_as_ids: tokens of log-probabilities are written as ids unless a request asks for their text.
         sse_keep_alive_interval: seconds of silence after which a stream sends a comment; 0: never.
         transcription_events: default format of streamed transcriptions.
-        media: policy for URLs in messages.
+        media: where media in messages come from.
+        documents: reads PDF files in messages.
         max_audio_parts: most pieces of audio in a chat.
+        max_image_parts: most pictures in a chat.
         in_flight: number of HTTP requests that are being answered.
         draining: the server is shutting down and should get no new requests.
         sleep_mode: the engines can sleep.
@@ -226,8 +271,10 @@ class ServerState:
     stall_timeout: float = 120.0
     sse_keep_alive_interval: float = 15.0
     transcription_events: Literal["openai", "vllm"] = "openai"
-    media: MediaPolicy = field(default_factory=MediaPolicy)
+    media: MediaSources = field(default_factory=lambda: MediaSources(MediaOptions(), AudioOptions()))
+    documents: DocumentReader = field(default_factory=lambda: DocumentReader(MediaOptions()))
     max_audio_parts: int = 16
+    max_image_parts: int = 64
     in_flight: int = 0
     draining: bool = False
     sleep_mode: bool = False
@@ -296,6 +343,11 @@ class ServerState:
             f"{', '.join(named.tasks)}.",
             "model",
         )
+
+    async def close_media(self) -> None:
+        """Close the threads and worker processes that fetch and read media."""
+        self.media.close()
+        await self.documents.close()
 
     @property
     def is_sleeping(self) -> bool:

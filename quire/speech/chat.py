@@ -135,7 +135,9 @@ async def transcription_prompt(
     if info.kind == "qwen3_asr":
         _require(served, _MARK)
     rendered = await renderer.chat(
-        Conversation(**conversation, audio=info.placeholder_text), max_tokens=served.info.max_model_len, tenant=tenant
+        Conversation(**conversation, media={"audio": info.placeholder_text}),
+        max_tokens=served.info.max_model_len,
+        tenant=tenant,
     )
     return rendered.prompt
 

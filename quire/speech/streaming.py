@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from quire.engine.client.deadline import Deadline
 from quire.engine.client.detokenizer import Detokenizer, TextParams
-from quire.engine.client.protocol import FeatureArray, AudioItem
+from quire.engine.client.protocol import AudioItem, FeatureArray
 from quire.engine.client.stream import Delta, GenerateRequest
 from quire.engine.client.streaming import DelayedStreamsInfo, Streams, TransducerInfo
 from quire.multimodal.audio.cuts import Window

@@ -44,7 +44,7 @@ async def transcribe(server: Server, audio: Samples, **options: Any) -> tuple[Tr
 
 def stretches(message: AddRequest) -> list[tuple[float, float]]:
     """Start and end of what is loud in the features of a request, with pauses of a second in between."""
-    features = message.items[0].features
+    features = message.audio_items[0].features
     loud = np.flatnonzero(features.max(axis=0) > features.min() + 0.3)
     parts = np.split(loud, np.flatnonzero(np.diff(loud) > 100) + 1)
     return [(part[0] / 100, (part[-1] + 1) / 100) for part in parts if len(part)] or [(0.0, 1.0)]

@@ -20,7 +20,7 @@ from transformers import AutoConfig, WhisperFeatureExtractor
 from transformers.audio_utils import mel_filter_bank
 
 from quire.engine.client.audio import AudioInfo
-from quire.engine.client.protocol import MediaItem
+from quire.engine.client.protocol import AudioItem
 from quire.multimodal.audio.items import audio_items, token_count
 from tests.support.models import draw_weights
 
@@ -278,15 +278,15 @@ def noise(seed: int, seconds: float) -> Samples:
     return generator.normal(0, 0.1, round(seconds * RATE)).astype(np.float32)
 
 
-def span(samples: Samples, info: AudioInfo, start: int) -> list[MediaItem]:
+def span(samples: Samples, info: AudioInfo, start: int) -> list[AudioItem]:
     """The items of samples, whose placeholders begin at `start`."""
     return [msgspec.structs.replace(one, start=one.start + start) for one in audio_items(samples, info)]
 
 
-def prompt_with(info: AudioInfo, *parts: Sequence[int] | Samples) -> tuple[list[int], tuple[MediaItem, ...]]:
+def prompt_with(info: AudioInfo, *parts: Sequence[int] | Samples) -> tuple[list[int], tuple[AudioItem, ...]]:
     """The prompt of tokens and audio one behind the other, and its items."""
     tokens: list[int] = []
-    items: list[MediaItem] = []
+    items: list[AudioItem] = []
     for part in parts:
         if isinstance(part, np.ndarray):
             items += span(part, info, len(tokens))

@@ -34,7 +34,7 @@ SPEECH = Transcribes(
 
 def spells(message: AddRequest) -> np.ndarray:
     """A letter at every fourth position of a tone, and a space behind it."""
-    samples = message.items[0].features[0]
+    samples = message.audio_items[0].features[0]
     frames = samples[: len(samples) // POSITION * POSITION].reshape(-1, POSITION)
     loud = np.abs(frames).max(axis=1) > 0.2
     tokens = np.zeros(len(frames))

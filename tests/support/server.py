@@ -30,7 +30,8 @@ from quire.config.types import urls_by_label
 from quire.engine.client.launch import CoreEntry, CoreHandle
 from quire.metrics.prometheus import Metrics, ModelMetrics
 from quire.multimodal.audio.memory import AudioMemory
-from quire.multimodal.sources import media_policy
+from quire.multimodal.documents import DocumentReader
+from quire.multimodal.sources import MediaSources
 from quire.parsing.parsers import reasoning_tags, tool_format
 from quire.realtime.sessions import Sessions
 from quire.realtime.transcribers import transcriber_factory
@@ -130,11 +131,14 @@ async def running_server(
             stall_timeout=options.stall_timeout,
             sse_keep_alive_interval=options.sse_keep_alive_interval,
             transcription_events=options.transcription_events,
-            media=media_policy(options),
+            media=MediaSources(options, options, options.max_client_share),
+            documents=DocumentReader(options, share=options.max_client_share),
             sleep_mode=options.enable_sleep_mode,
             max_audio_parts=options.max_audio_parts,
+            max_image_parts=options.max_image_parts,
             results=ResultMemory(share=options.max_client_share),
         )
+        stack.push_async_callback(state.close_media)
         database = options.response_store or f"sqlite:///{folder / 'responses.db'}"
         store = ResponseStore(database, options.response_ttl, options.response_store_size, options.max_client_share)
         await stack.enter_async_context(aclosing(store))

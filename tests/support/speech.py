@@ -100,7 +100,7 @@ def spoken(*parts: tuple[float, float], seconds: float | None = None) -> Samples
 
 def heard(message: AddRequest) -> list[tuple[str, float, float]]:
     """The words in the features of a request, with their times in seconds."""
-    features = message.items[0].features
+    features = message.audio_items[0].features
     loud = features.max(axis=0) > features.max() - 0.4
     words: list[tuple[str, float, float]] = []
     edges = np.flatnonzero(np.diff(np.concatenate([[0], loud.astype(int), [0]])))

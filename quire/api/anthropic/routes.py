@@ -17,8 +17,8 @@ from quire.api.anthropic.translation import (
     stop_fields,
     to_chat_request,
 )
-from quire.api.chat.conversation import conversation_of, unused_template_fields
-from quire.api.chat.prepare import PreparedChat, prepare_chat
+from quire.api.chat.conversation import unused_template_fields
+from quire.api.chat.prepare import PreparedChat, prepare_chat, render_chat
 from quire.api.http.admission import admit
 from quire.api.http.request_head import answer_id
 from quire.api.http.routing import CheckedRoute, releaser
@@ -37,7 +37,6 @@ from quire.protocol.common import ERRORS, openapi_stream
 from quire.rendering.prompts import EFFORT, THINKING_SWITCHES
 from quire.serving.generation import collect, generate_all
 from quire.serving.models import ServerState
-from quire.workers.tenant import current_tenant
 
 # Set for every template, whether it reads them or not.
 _SWITCHES = frozenset(f"chat_template_kwargs.{name}" for name in THINKING_SWITCHES)
@@ -78,10 +77,10 @@ def router(state: ServerState) -> APIRouter:
         chat, source = to_chat_request(body)
         model = state.generating_model(chat.model)
         with source.errors():
-            conversation = conversation_of(chat, trusted=state.trust_request_chat_template)
-            rendered = await unless_disconnected(request, model.renderer.chat(conversation, tenant=current_tenant()))
-        fields.ignore(request, [*_unused(unused_template_fields(chat, rendered)), *body.without_effect])
-        return TokenCount(input_tokens=len(rendered.prompt.token_ids))
+            prompt = await unless_disconnected(request, render_chat(chat, model, state, 0))
+        unused = [*unused_template_fields(chat, prompt.rendered), *prompt.unused_fields]
+        fields.ignore(request, [*_unused(unused), *body.without_effect])
+        return TokenCount(input_tokens=len(prompt.prompt.token_ids))
 
     return routes
 

@@ -11,9 +11,12 @@ from quire.api.http.sse import typed_event
 from quire.parsing.event_writer import EventWriter, TextKind
 from quire.parsing.tools.calls import CallDelta, Parsed, Piece
 from quire.protocol.anthropic import (
+    ContentSource,
     Conversation,
     DefinedTool,
     DocumentBlock,
+    FileSource,
+    ImageBlock,
     MessagesRequest,
     MessagesResponse,
     MessagesUsage,
@@ -87,6 +90,8 @@ def _check_known(name: str, known: dict[str, ToolDefinition], path: str) -> None
 
 
 _SOURCES = {"max_completion_tokens": "max_tokens", "stop": "stop_sequences"}  # names by their names in chat requests
+_Readable = TextBlock | ImageBlock | DocumentBlock | SearchResultBlock | ToolReference
+_Part = tuple[dict[str, Any], str]  # a content part of a chat, and its path
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
@@ -169,15 +174,15 @@ def _turn(turn: MessageTurn, path: str) -> Iterator[SourcedMessage]:
     if isinstance(turn.content, str):
         yield SourcedMessage({"role": turn.role, "content": turn.content}, path)
         return
-    parts: list[dict[str, Any]] = []
+    parts: list[_Part] = []
     calls: list[dict[str, Any]] = []
     paths: list[str] = []  # of the calls
     reasoning: list[str] = []
     without_text = False
     for index, block in enumerate(turn.content):
         match block:
-            case TextBlock() | DocumentBlock() | SearchResultBlock():
-                parts.append({"type": "text", "text": _text(block)})
+            case TextBlock() | ImageBlock() | DocumentBlock() | SearchResultBlock():
+                parts += _parts(block, f"{path}.content[{index}]")
             case ThinkingBlock(thinking=thinking):
                 reasoning += [thinking] if thinking else []
             case ToolUseBlock():
@@ -186,28 +191,63 @@ def _turn(turn: MessageTurn, path: str) -> Iterator[SourcedMessage]:
                 paths.append(f"{path}.content[{index}]")
             case ToolResultBlock():
                 without_text = True
-                result = {"role": "tool", "tool_call_id": block.tool_use_id, "content": _result(block)}
-                yield SourcedMessage(result, f"{path}.content[{index}]")
+                yield _result(block, f"{path}.content[{index}]")
             case ToolAddition() | ToolRemoval():  # see `offered_tools`
                 without_text = True
             case RedactedThinkingBlock():
                 pass
     if parts or calls or reasoning or not without_text:
-        message: dict[str, Any] = {"role": turn.role, "content": parts or None}
+        message: dict[str, Any] = {"role": turn.role, "content": [part for part, _ in parts] or None}
         if calls:
             message["tool_calls"] = calls
         if reasoning:
             message["reasoning"] = "\n".join(reasoning)
-        yield SourcedMessage(message, path, paths)
+        yield SourcedMessage(message, path, paths, [part_path for _, part_path in parts])
 
 
-def _result(block: ToolResultBlock) -> str | list[dict[str, Any]]:
+def _result(block: ToolResultBlock, path: str) -> SourcedMessage:
+    message = {"role": "tool", "tool_call_id": block.tool_use_id}
     if block.content is None or isinstance(block.content, str):
-        return block.content or ""
-    return [{"type": "text", "text": _text(part)} for part in block.content]
+        return SourcedMessage({**message, "content": block.content or ""}, path)
+    parts = [part for index, inner in enumerate(block.content) for part in _parts(inner, f"{path}.content[{index}]")]
+    content = [part for part, _ in parts]
+    return SourcedMessage({**message, "content": content}, path, parts=[part_path for _, part_path in parts])
 
 
-def _text(block: TextBlock | DocumentBlock | SearchResultBlock | ToolReference) -> str:
+def _parts(block: _Readable, path: str) -> Iterator[_Part]:
+    """The content parts that a block becomes, each with its path."""
+    match block:
+        case ImageBlock():
+            yield block.model_dump(exclude_none=True), path
+        case DocumentBlock():
+            yield from _document(block, path)
+        case _:
+            yield {"type": "text", "text": _text(block)}, path
+
+
+def _document(block: DocumentBlock, path: str) -> Iterator[_Part]:
+    """The content parts that a document becomes: a file, one text, or if it has pictures, one part for each block."""
+    head = [text for text in (block.title, block.context) if text]
+    match block.source:
+        case FileSource():
+            yield block.model_dump(exclude_none=True), path
+            return
+        case TextSource(data=text):
+            texts = [text]
+        case ContentSource(content=str() as text):
+            texts = [text]
+        case ContentSource(content=list() as blocks):
+            texts = [inner.text for inner in blocks if isinstance(inner, TextBlock)]
+            if len(texts) < len(blocks):
+                if head:
+                    yield {"type": "text", "text": "\n".join([*head, ""])}, path
+                for index, inner in enumerate(blocks):
+                    yield from _parts(inner, f"{path}.source.content[{index}]")
+                return
+    yield {"type": "text", "text": "\n".join([*head, *texts])}, path
+
+
+def _text(block: TextBlock | SearchResultBlock | ToolReference) -> str:
     """Return what the model reads of a block."""
     match block:
         case TextBlock(text=text):
@@ -216,12 +256,6 @@ def _text(block: TextBlock | DocumentBlock | SearchResultBlock | ToolReference) 
             return f"The tool {name} can be used now."
         case SearchResultBlock():
             return "\n".join([block.title, block.source, *(part.text for part in block.content)])
-    if isinstance(block.source, TextSource):
-        texts = [block.source.data]
-    else:
-        content = block.source.content
-        texts = [content] if isinstance(content, str) else [part.text for part in content]
-    return "\n".join([*filter(None, (block.title, block.context)), *texts])
 
 
 def stop_fields(finish_reason: str | None, stop_reason: int | str | None) -> tuple[str | None, str | None]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from quire.engine.client.audio import AudioInfo
 from quire.parsing.tools.custom import as_function, as_function_call
 from quire.protocol import fields
 from quire.protocol.chat import ChatRequest, Message
@@ -49,13 +48,13 @@ def _unread_message_fields(messages: Sequence[Message], rendered: RenderedChat) 
     return list(unread.values())
 
 
-def conversation_of(body: WithMessages, *, trusted: bool, audio: AudioInfo | None = None) -> Conversation:
+def conversation_of(body: WithMessages, *, trusted: bool, media: Mapping[str, str] | None = None) -> Conversation:
     """The input of the chat template.
 
     Args:
         body: the request.
         trusted: whether requests may bring their own template.
-        audio: facts about the model's audio input, if the messages contain audio.
+        media: texts that stand for media, by the types of media in the messages; see `Conversation`.
 
     Raises:
         InvalidRequest: the request brings a template without being trusted, or a tool call is malformed.
@@ -77,7 +76,7 @@ def conversation_of(body: WithMessages, *, trusted: bool, audio: AudioInfo | Non
         add_special_tokens=bool(body.add_special_tokens),
         template=body.chat_template,
         variables=variables,
-        audio=None if audio is None else audio.placeholder_text,
+        media=media or {},
     )
 
 

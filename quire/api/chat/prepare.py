@@ -6,12 +6,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from quire.api.chat.audio import audio_parts, take_audio
 from quire.api.chat.chunks import ChatChunkFields
-from quire.api.chat.conversation import conversation_of, unused_template_fields
-from quire.engine.client.protocol import MediaItem
+from quire.api.chat.conversation import WithMessages, conversation_of, unused_template_fields
+from quire.api.chat.media import MediaSettings, take_media
+from quire.api.chat.media_parts import media_places
+from quire.engine.client.protocol import AudioItem, MediaItem, PictureItem
 from quire.engine.client.stream import GenerateRequest
 from quire.multimodal.audio.items import place_audio
+from quire.multimodal.picture_settings import MEDIA_IO, PROCESSOR
 from quire.parsing.answer import AnswerFormat, ReasoningCounter
 from quire.parsing.logprobs import LogprobFormatter
 from quire.parsing.structured.constraint import checked_grammar
@@ -20,8 +22,8 @@ from quire.protocol.chat import ChatRequest, Message
 from quire.protocol.errors import InvalidRequest
 from quire.rendering.prompts import EFFORT, NO_EFFORT, THINKING_SWITCHES, Prompt, RenderedChat
 from quire.serving.beams.options import BeamOptions, unused_with_beams
-from quire.serving.generation import UsageCounter
-from quire.serving.models import GeneratingModel, ServerState
+from quire.serving.generation import MediaName, UsageCounter
+from quire.serving.models import GeneratingModel, ServedModel, ServerState
 from quire.serving.params import plan_sequences
 from quire.workers.tenant import current_tenant
 
@@ -69,8 +71,56 @@ class PreparedChat:
 
     def usage_counter(self) -> UsageCounter:
         """A counter of all tokens of the request."""
-        audio_tokens = sum(item.length for item in self.requests[0].items)
-        return UsageCounter([len(self.prompt.token_ids)], len(self.requests), audio_tokens)
+        items = self.requests[0].items
+        media: dict[MediaName, int] = {
+            "audio": sum(item.length for item in items if isinstance(item, AudioItem)),
+            "image": sum(item.embeddings for item in items if isinstance(item, PictureItem)),
+        }
+        return UsageCounter([len(self.prompt.token_ids)], len(self.requests), media)
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """The prompt of a conversation.
+
+    Attributes:
+        prompt: with placeholders for its media.
+        items: its media.
+        unused_fields: paths of fields of media that have no effect.
+    """
+
+    rendered: RenderedChat
+    prompt: Prompt
+    items: tuple[MediaItem, ...]
+    unused_fields: Sequence[str]
+
+
+async def render_chat(
+    body: WithMessages, model: ServedModel, state: ServerState, sequences: int, *, max_tokens: int | None = None
+) -> ChatPrompt:
+    """Prepare the media of a conversation, whose messages are changed in place, and render it.
+
+    Args:
+        body: the request.
+        model: its model.
+        state: limits of media.
+        sequences: requests to the engine that will have the items.
+        max_tokens: as in `Renderer.text`.
+
+    Raises:
+        InvalidRequest: a content part is not valid, or the model does not read it.
+        PromptError: the conversation cannot be rendered.
+    """
+    settings = MediaSettings(*(getattr(body, name, None) or {} for name in (PROCESSOR, MEDIA_IO)))
+    media = await take_media(body.messages or (), settings, model, state, sequences)
+    conversation = conversation_of(body, trusted=state.trust_request_chat_template, media=media.placeholders)
+    rendered = await model.renderer.chat(conversation, max_tokens=max_tokens, tenant=current_tenant())
+    prompt = rendered.prompt
+    items: tuple[MediaItem, ...] = ()
+    if media.audio is not None:
+        tokens, items = place_audio(prompt.token_ids, media.audio.info, media.audio.pieces)
+        prompt = Prompt(tokens, prompt.text)
+    return ChatPrompt(rendered, prompt, items, media.unused_fields)
 
 
 async def prepare_chat(body: ChatRequest, model: GeneratingModel, state: ServerState, response_id: str) -> PreparedChat:
@@ -84,25 +134,15 @@ async def prepare_chat(body: ChatRequest, model: GeneratingModel, state: ServerS
     """
     sequences = plan_sequences(body, model, state, visible_tokens=model.parser_tokens)
     plan = tool_plan(body, model.tools)
-    if body.truncate_prompt_tokens is not None and model.audio is not None and audio_parts(body.messages):
+    if body.truncate_prompt_tokens is not None and media_places(body.messages):
         raise InvalidRequest(
-            "`truncate_prompt_tokens` is not supported for chats with audio.", "truncate_prompt_tokens"
+            "`truncate_prompt_tokens` is not supported for chats with media.", "truncate_prompt_tokens"
         )
-    audio = await take_audio(body.messages, model, state.media, state.max_audio_parts, sequences.n)
-    conversation = conversation_of(
-        body,
-        trusted=state.trust_request_chat_template,
-        audio=None if audio is None else audio.info,
-    )
-    max_tokens = None if body.truncate_prompt_tokens is not None else model.info.max_model_len
-    rendered = await model.renderer.chat(conversation, max_tokens=max_tokens, tenant=current_tenant())
+    fits = body.truncate_prompt_tokens is None
+    chat = await render_chat(body, model, state, sequences.n, max_tokens=model.info.max_model_len if fits else None)
+    rendered = chat.rendered
     _check_effort(body, rendered, model)
-    items: tuple[MediaItem, ...] = ()
-    if audio is None:
-        prompt = sequences.fit(rendered.prompt)
-    else:
-        tokens, items = place_audio(rendered.prompt.token_ids, audio.info, audio.pieces)
-        prompt = sequences.fit(Prompt(tokens, rendered.prompt.text))
+    prompt = sequences.fit(chat.prompt)
     continued = rendered.final_text if body.continue_final_message else ""
     tags = None if model.reasoning is None else model.reasoning.switched(rendered.thinking, rendered.prompt.text)
     answer_format = AnswerFormat(
@@ -121,8 +161,8 @@ async def prepare_chat(body: ChatRequest, model: GeneratingModel, state: ServerS
         prompt=prompt,
         answer_format=answer_format,
         final_text=rendered.final_text,
-        requests=sequences.requests(prompt, grammar, items),
-        unused_fields=[*unused_fields, *unused_with_beams(body)],
+        requests=sequences.requests(prompt, grammar, chat.items),
+        unused_fields=[*unused_fields, *unused_with_beams(body), *chat.unused_fields],
         beams=sequences.beams,
     )
 

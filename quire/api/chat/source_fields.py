@@ -18,11 +18,13 @@ class SourcedMessage:
     Attributes:
         source: path of the field that it was made from, as in `input[2]`.
         calls: the same for each of its tool calls.
+        parts: the same for each of its content parts; empty: they have the same place in that field.
     """
 
     fields: dict[str, Any]
     source: str
     calls: Sequence[str] = ()
+    parts: Sequence[str] = ()
 
 
 class SourceFields:
@@ -35,6 +37,8 @@ class SourceFields:
             self._names[f"messages[{index}]"] = message.source
             for number, call in enumerate(message.calls):
                 self._names[f"messages[{index}].tool_calls[{number}]"] = call
+            for number, part in enumerate(message.parts):
+                self._names[f"messages[{index}].content[{number}]"] = part
 
     @contextmanager
     def errors(self) -> Iterator[None]:

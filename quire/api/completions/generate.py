@@ -14,7 +14,7 @@ import numpy as np
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from quire.api.chat.audio import audio_parts
+from quire.api.chat.media_parts import media_places
 from quire.api.chat.prepare import prepare_chat
 from quire.api.completions.prepare import MAX_PROMPT_LOGPROBS, PreparedCompletion, count_sequences, prepare_completion
 from quire.api.http.admission import admit, check_capacity
@@ -71,9 +71,9 @@ def router(state: ServerState) -> APIRouter:
     async def render_chat(body: ChatRequest, request: Request) -> RenderedPrompt:
         """Render and tokenize a conversation without generating anything."""
         model = state.generating_model(body.model)
-        if model.audio is not None and (parts := audio_parts(body.messages)):
+        if places := [place for place in media_places(body.messages) if place.kind != "document"]:
             raise InvalidRequest(
-                "Chats with audio cannot be rendered: token ids do not contain the audio.", parts[0][2]
+                "Chats with media cannot be rendered: token ids do not contain the media.", places[0].where
             )
         response_id = answer_id("chatcmpl", request, body.request_id)
         prepared = await unless_disconnected(request, prepare_chat(body, model, state, response_id))

@@ -16,7 +16,8 @@ from quire.api.http.body import request_of
 from quire.api.responses.mcp_tools import as_function_calls
 from quire.protocol.chat import ChatRequest
 from quire.protocol.custom import FlatGrammarFormat, ResponseCustomTool
-from quire.protocol.errors import InvalidRequest
+from quire.protocol.errors import InvalidRequest, shorten
+from quire.protocol.fields import set_fields
 from quire.protocol.responses import (
     AllowedResponseTools,
     AnyTool,
@@ -36,7 +37,10 @@ from quire.protocol.responses import (
 from quire.protocol.sampling import CommonSamplingFields
 
 _ITEMS: TypeAdapter[list[Any]] = TypeAdapter(list[InputItem])
-_SAME_FIELDS = (*CommonSamplingFields.model_fields, "structured_outputs", "parallel_tool_calls", "chat_template_kwargs")
+_SAME_FIELDS = (
+    *(*CommonSamplingFields.model_fields, "structured_outputs", "parallel_tool_calls", "chat_template_kwargs"),
+    *("mm_processor_kwargs", "media_io_kwargs"),
+)
 # Names of fields by their names in chat requests.
 _SOURCES = {
     "max_completion_tokens": "max_output_tokens",
@@ -45,7 +49,8 @@ _SOURCES = {
     "reasoning_effort": "reasoning.effort",
 }
 _TEXTS = ("input_text", "output_text", "text", "summary_text")  # types of content
-_AUDIO = "input_audio"  # the same in chats
+_MEDIA = ("input_audio", "input_image", "input_file")  # the same in chats
+_ChatPart = tuple[dict[str, Any], str]  # a content part of a chat, and its path
 _MAX_REASONING_BYTES = 1 << 22  # in the `encrypted_content` of one request, decoded
 
 
@@ -168,11 +173,9 @@ def _messages(instructions: str | None, items: Iterable[Any], paths: _Paths) -> 
     """
     items = list(items)
     first = next((index for index, item in enumerate(items) if not _is_instruction(item)), len(items))
-    system = [] if not instructions else [instructions]
-    system += [_text(item.content, paths.of(item)) for item in items[:first]]
-    if system:
+    if instructions or first:
         source = "instructions" if instructions else paths.of(items[0])
-        yield SourcedMessage({"role": "system", "content": "\n\n".join(system)}, source)
+        yield _system(instructions, [(item, paths.of(item)) for item in items[:first]], source)
     turn = _AssistantTurn()
     decoder = _ReasoningDecoder()
     for item in items[first:]:
@@ -194,7 +197,7 @@ def _messages(instructions: str | None, items: Iterable[Any], paths: _Paths) -> 
                 if not turn.is_empty:
                     yield turn.message()
                     turn = _AssistantTurn()
-                yield SourcedMessage(_message(item, path), path)
+                yield _message(item, path)
     if not turn.is_empty:
         yield turn.message()
 
@@ -254,13 +257,33 @@ def _call(item: FunctionCall | CustomToolCall) -> dict[str, Any]:
     return {"id": item.call_id, "type": "function", "function": function}
 
 
-def _message(item: InputMessage | FunctionCallOutput | CustomToolCallOutput, path: str) -> dict[str, Any]:
-    if not isinstance(item, InputMessage):
-        return {"role": "tool", "tool_call_id": item.call_id, "content": "\n".join(_texts(item.output, path, "output"))}
-    if item.role == "user" and not isinstance(item.content, str) and any(part.type == _AUDIO for part in item.content):
-        return {"role": "user", "content": _chat_parts(item.content, path)}
-    role = "system" if item.role == "developer" else item.role
-    return {"role": role, "content": "\n".join(_texts(item.content, path))}
+def _system(instructions: str | None, items: Sequence[tuple[InputMessage, str]], source: str) -> SourcedMessage:
+    """One system message of several, each with its path. `source`: its own path."""
+    texts = [instructions] if instructions else []
+    if not any(_has_media(item.content) for item, _ in items):
+        texts += [_text(item.content, path) for item, path in items]
+        return SourcedMessage({"role": "system", "content": "\n\n".join(texts)}, source)
+    parts = [({"type": "text", "text": f"{text}\n\n"}, source) for text in texts]
+    for item, path in items:
+        parts += _chat_parts(item.content, f"{path}.content")
+    return _with_parts({"role": "system"}, parts, source)
+
+
+def _message(item: InputMessage | FunctionCallOutput | CustomToolCallOutput, path: str) -> SourcedMessage:
+    if isinstance(item, InputMessage):
+        fields: dict[str, Any] = {"role": "system" if item.role == "developer" else item.role}
+        content, name = item.content, "content"
+    else:
+        fields = {"role": "tool", "tool_call_id": item.call_id}
+        content, name = item.output, "output"
+    if _has_media(content):
+        return _with_parts(fields, _chat_parts(content, f"{path}.{name}"), path)
+    return SourcedMessage({**fields, "content": "\n".join(_texts(content, path, name))}, path)
+
+
+def _with_parts(fields: dict[str, Any], parts: Sequence[_ChatPart], path: str) -> SourcedMessage:
+    content = [part for part, _ in parts]
+    return SourcedMessage({**fields, "content": content}, path, parts=[part_path for _, part_path in parts])
 
 
 def _reasoning(item: ReasoningItem, decoder: _ReasoningDecoder, path: str) -> str:
@@ -281,25 +304,32 @@ def _texts(content: Content, path: str, field_name: str = "content") -> list[str
     return [_part(part, f"{path}.{field_name}[{index}]") for index, part in enumerate(content)]
 
 
-def _chat_parts(parts: Sequence[Part], path: str) -> list[dict[str, Any]]:
-    """Content parts of a chat, for content with audio."""
+def _has_media(content: Content) -> bool:
+    return not isinstance(content, str) and any(part.type in _MEDIA for part in content)
+
+
+def _chat_parts(content: Content, path: str) -> list[_ChatPart]:
+    """Content parts of a chat, for content with media. `path`: of the content."""
+    if isinstance(content, str):
+        return [({"type": "text", "text": content}, path)]
     return [
-        {"type": _AUDIO, _AUDIO: part.input_audio}
-        if part.type == _AUDIO
-        else {"type": "text", "text": _part(part, f"{path}.content[{index}]")}
-        for index, part in enumerate(parts)
+        (
+            set_fields(part) if part.type in _MEDIA else {"type": "text", "text": _part(part, f"{path}[{index}]")},
+            f"{path}[{index}]",
+        )
+        for index, part in enumerate(content)
     ]
 
 
 def _part(part: Part, path: str) -> str:
     if part.type == "refusal":
         return part.refusal or ""
-    if part.type == _AUDIO:
-        raise InvalidRequest(f"Content of type `{_AUDIO}` is only supported in messages of the user.", path)
+    if part.type in _MEDIA:
+        raise InvalidRequest(f"Content of type `{part.type}` is not supported in messages of the assistant.", path)
     if part.type not in _TEXTS:
         raise InvalidRequest(
-            f"Content of type `{part.type}` is not supported by this server; supported are {', '.join(_TEXTS)}, "
-            f"refusal and, in messages of the user, {_AUDIO}.",
+            f"Content of type `{shorten(part.type)}` is not supported by this server; supported are "
+            f"{', '.join(_TEXTS)}, refusal and, except in messages of the assistant, {', '.join(_MEDIA)}.",
             path,
         )
     if part.text is None:

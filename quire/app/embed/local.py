@@ -71,7 +71,9 @@ async def local_embedder(settings: Embed) -> AsyncIterator[Embedder]:
     source = resolve_models(serve.model, serve.served_model_name, serve.revision)[0]
     pooling = PoolingOptions(serve.task, serve.convert, serve.pooler_config)
     try:
-        config = read_model_config(source.folder, serve.model_impl, serve.hf_overrides, pooling)
+        config = read_model_config(
+            source.folder, serve.model_impl, serve.hf_overrides, pooling, language_model_only=serve.language_model_only
+        )
         engine = RunningEngine(source, config, serve, None)
     except (ModelError, ModelFileError) as error:
         raise ServerError(str(error)) from error

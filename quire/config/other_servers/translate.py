@@ -39,6 +39,8 @@ _OBJECTS = (
     "--default-chat-template-kwargs",
     "--hf-overrides",
     "--limit-mm-per-prompt",
+    "--media-io-kwargs",
+    "--mm-processor-kwargs",
     "--override-generation-config",
     "--pooler-config",
     "--speculative-config",

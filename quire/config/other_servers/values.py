@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from typing import Any
 
@@ -98,13 +98,31 @@ def attention_config(value: str) -> list[str]:
     return [] if backend is None else ["--attention-backend", ATTENTION_BACKENDS.get(str(backend), str(backend))]
 
 
+_MEDIA_FLAGS = {"image": "--max-image-parts", "audio": "--max-audio-parts"}
+
+
 def media_limits(value: str) -> list[str]:
-    """--limit-mm-per-prompt as JSON: a number of each kind of media, or an object with `count`."""
-    limit = _object(value).get("audio")
-    limit = limit.get("count") if isinstance(limit, dict) else limit
-    if limit is not None and type(limit) is not int:
-        raise ValueError("the limit of audio is not a number")
-    return [] if limit is None else ["--max-audio-parts", str(limit)]
+    """--limit-mm-per-prompt: a number of each kind of media, or an object with `count`; in JSON, or as image=2,audio=1.
+
+    Videos are always refused, so that any limit of theirs is kept.
+    """
+    limits = _object(value) if value.lstrip().startswith("{") else dict(_pairs(value))
+    flags = list[str]()
+    for kind, limit in limits.items():
+        number = limit.get("count") if isinstance(limit, dict) else limit
+        if number is not None and (type(number) is not int or number < 0):
+            raise ValueError(f"the limit of {kind} is not a number")
+        if number is not None and kind in _MEDIA_FLAGS:
+            flags += [_MEDIA_FLAGS[kind], str(number)]
+    return flags
+
+
+def _pairs(value: str) -> Iterator[tuple[str, int]]:
+    for pair in value.split(","):
+        kind, equals, number = pair.partition("=")
+        if not equals or not number.strip().isdecimal():
+            raise ValueError("it expects a JSON object, or KIND=NUMBER separated by commas")
+        yield kind.strip(), int(number)
 
 
 def _check_keys(config: Mapping[str, Any], *known: str) -> None:

@@ -39,6 +39,10 @@ def _gib(text: str) -> str | None:
     return None if text.strip() == "0" else f"{text}GiB"
 
 
+def _redirects(text: str) -> str | None:
+    return None if text.strip() == "1" else text
+
+
 def _level(text: str) -> str:
     return _LEVELS.get(text.lower(), text.lower())
 
@@ -50,9 +54,12 @@ VARIABLES: Mapping[str, VllmVariable] = {
     "VLLM_ATTENTION_BACKEND": VllmVariable("attention_backend"),
     "VLLM_CPU_KVCACHE_SPACE": VllmVariable("kv_cache_memory_bytes", _gib, note="in GiB; 0 is the default"),
     "VLLM_AUDIO_FETCH_TIMEOUT": VllmVariable("media_fetch_timeout"),
+    "VLLM_IMAGE_FETCH_TIMEOUT": VllmVariable("media_fetch_timeout"),
+    "VLLM_MEDIA_URL_ALLOW_REDIRECTS": VllmVariable("max_media_redirects", _redirects, note="1 is the default; 0: none"),
     "VLLM_MAX_AUDIO_CLIP_FILESIZE_MB": VllmVariable("max_audio_size", lambda text: f"{text}MiB", note="in MiB"),
     "VLLM_MAX_AUDIO_DECODE_DURATION_S": VllmVariable("max_audio_seconds"),
     "VLLM_MAX_AUDIO_DECODE_BYTES": VllmVariable("max_audio_decoded_size"),
+    "VLLM_MAX_IMAGE_PIXELS": VllmVariable("max_image_pixels"),
     "VLLM_MAX_N_SEQUENCES": VllmVariable("max_n"),
     "VLLM_MAX_COMPLETION_PROMPTS": VllmVariable("max_prompts"),
     "VLLM_MAX_STOP_STRINGS": VllmVariable("max_stop"),

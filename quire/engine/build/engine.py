@@ -54,6 +54,7 @@ from quire.engine.scheduling.limits import SchedulerLimits
 from quire.engine.scheduling.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
+_LARGE_PICTURE = 4096  # tokens, for which there is room in any encoder cache
 tqdm.set_lock(threading.RLock())  # its own is a semaphore for several processes, which a killed process leaves behind
 
 
@@ -193,6 +194,14 @@ def _kind_of(loaded: LoadedModel, context_len: int) -> ModelKind:
     return loaded.streaming or Generates(audio=loaded.audio)
 
 
+def _with_pictures(kind: ModelKind, loaded: LoadedModel, context_len: int, options: EngineOptions) -> ModelKind:
+    """What the model does, pictures included. An item must fit into the context and the encoder cache."""
+    if loaded.pictures is None or not isinstance(kind, Generates):
+        return kind
+    room = min(context_len, _cached_embeddings(loaded, options))
+    return structs.replace(kind, pictures=structs.replace(loaded.pictures.info, item_tokens=room))
+
+
 def _build_encoder(
     loaded: LoadedModel, model: TextEncoder | CTCModel, config: CoreConfig, device: Device, channel: CoreChannel
 ) -> EngineCore:
@@ -276,7 +285,7 @@ def _build_decoder(
     context_len = _fitting_context(loaded, config, plan, num_blocks - cross_blocks, step)
     if streaming is not None:
         streaming.check_context(context_len)
-    kind = _kind_of(loaded, context_len)
+    kind = _with_pictures(_kind_of(loaded, context_len), loaded, context_len, options)
     if ranks is not None:
         ranks.allocate(num_blocks, context_len)
     allocate = plan.allocator(device, num_blocks, loaded.weight_bytes)
@@ -308,16 +317,19 @@ def _build_decoder(
 
 def _cached_embeddings(loaded: LoadedModel, options: EngineOptions) -> int:
     """Embeddings of items that are kept: as many as --encoder-cache-memory has room for, at least those of one item."""
-    audio = loaded.audio
-    if audio is None:
+    audio, pictures = loaded.audio, loaded.pictures
+    if audio is None and pictures is None:
         return 0
-    return max(int(options.encoder_cache_memory) // _embedding_bytes(loaded), audio.lengths.tokens(audio.item_columns))
+    most_of_audio = 0 if audio is None else audio.lengths.tokens(audio.item_columns)
+    most_of_a_picture = 0 if pictures is None else min(_LARGE_PICTURE, loaded.context_len)
+    return max(int(options.encoder_cache_memory) // _embedding_bytes(loaded), most_of_audio, most_of_a_picture)
 
 
 def _embedding_bytes(loaded: LoadedModel) -> int:
-    if loaded.audio is None:
+    if loaded.audio is None and loaded.pictures is None:
         return 0
-    return cast("Decoder", loaded.model).spec.hidden * loaded.dtype.itemsize
+    levels = 0 if loaded.pictures is None else loaded.pictures.levels
+    return cast("Decoder", loaded.model).spec.hidden * (1 + levels) * loaded.dtype.itemsize
 
 
 def _scheduler(

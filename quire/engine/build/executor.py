@@ -89,13 +89,12 @@ def _aligner(loaded: LoadedModel, table: RequestTable, cache: KVCache) -> Aligne
 
 
 def _item_encoder(model: LanguageModel, cache: KVCache, block_size: int) -> ItemEncoder:
-    if not isinstance(model, Decoder) or model.encoder is None:
+    if not isinstance(model, Decoder) or (model.encoder is None and model.vision is None):
         return NoItemEncoder()
     assert isinstance(model.spec, DecoderSpec)
-    crosses = model.spec.has_cross_attention
-    return (
-        CrossAttentionEncoder(model, model.encoder, cache, block_size) if crosses else PlaceholderEncoder(model.encoder)
-    )
+    if model.encoder is not None and model.spec.has_cross_attention:
+        return CrossAttentionEncoder(model, model.encoder, cache, block_size)
+    return PlaceholderEncoder(model.encoder, model.vision)
 
 
 def encoder_executor(device: Device, loaded: LoadedModel, _: None) -> Executor:

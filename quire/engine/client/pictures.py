@@ -1,24 +1,164 @@
-"""Facts about a vision language model, for the front end."""
+"""Facts about a vision language model, for the front end.
+
+Sizes are in pixels, and heights stand before widths.
+"""
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
+
+Filter = Literal["nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"]  # of resizing, by Pillow's names
+Color = tuple[int, int, int]
 
 
 class FixedSize(msgspec.Struct, frozen=True, kw_only=True, tag="fixed"):
-    """Every picture becomes one image of a size, whatever its own is.
+    """Every picture becomes one image of a size, whatever its own is (CLIP, SigLIP).
 
     Attributes:
         height, width: of the image.
         tokens: placeholder tokens of it.
+        resample: filter of resizing.
+        shortest_edge: the shorter edge of a picture is resized to this, and its middle is cut out; None: the picture is
+            resized to the image's size, whatever its shape is.
+        square_color: a picture is first made a square by edges of this colour; None: it is not.
     """
 
     height: int
     width: int
     tokens: int
+    resample: Filter = "bicubic"
+    shortest_edge: int | None = None
+    square_color: Color | None = None
 
 
-Geometry = FixedSize  # how a picture is resized and divided, and which tokens stand for it
+class SmartResize(msgspec.Struct, frozen=True, kw_only=True, tag="smart"):
+    """A picture keeps its shape; its edges become multiples of a number, within an area (Qwen-VL, GLM-V).
+
+    Attributes:
+        multiple: pixels of the edge of the square that a token stands for.
+        min_pixels, max_pixels: the area.
+        resample: filter of resizing.
+        frames: how often the area counts: a still picture is as many equal frames.
+        enlarges: pictures that are smaller than one token are enlarged to its size first.
+        mrope: tokens have rotary positions of time, height and width.
+    """
+
+    multiple: int
+    min_pixels: int
+    max_pixels: int
+    resample: Filter = "bicubic"
+    frames: int = 1
+    enlarges: bool = False
+    mrope: bool = True
+
+
+class SplitTiles(msgspec.Struct, frozen=True, kw_only=True, tag="split"):
+    """A picture is enlarged, divided into tiles, and followed by the whole of it as a tile (Idefics 3, SmolVLM).
+
+    Attributes:
+        tile: edge of a tile.
+        longest_edge: to which the longer edge of a picture is resized first.
+        tokens: placeholder tokens of a tile.
+        resample: filter of resizing.
+        splits: pictures are divided; otherwise each is one tile.
+    """
+
+    tile: int
+    longest_edge: int
+    tokens: int
+    resample: Filter = "lanczos"
+    splits: bool = True
+
+
+class PatchRows(msgspec.Struct, frozen=True, kw_only=True, tag="rows"):
+    """A picture keeps its shape; a text token ends each row of patches (Pixtral, Mistral 3).
+
+    Attributes:
+        patch: edge of the square that a token stands for.
+        longest_edge: larger pictures are reduced to it.
+        row_end, end: the tokens' texts: between two rows, and behind the last one.
+        resample: filter of resizing.
+    """
+
+    patch: int
+    longest_edge: int
+    row_end: str = "[IMG_BREAK]"
+    end: str = "[IMG_END]"
+    resample: Filter = "bicubic"
+
+
+class AnyResolution(msgspec.Struct, frozen=True, kw_only=True, tag="anyres"):
+    """A picture as one tile, then enlarged onto the best of some canvases, and divided into tiles (LLaVA-NeXT).
+
+    The encoder puts the tiles together again, cuts off what the picture does not cover, and ends each row of patches
+    with an embedding of its own.
+
+    Attributes:
+        tile: edge of a tile.
+        canvases: their sizes, which are multiples of the tile's.
+        patches: number of patches along the edge of a tile.
+        tokens: placeholder tokens of the picture as one tile.
+        max_tiles: more patches than those of so many tiles are reduced to about that number (LLaVA-OneVision).
+        resample: filter of resizing.
+    """
+
+    tile: int
+    canvases: tuple[tuple[int, int], ...]
+    patches: int
+    tokens: int
+    max_tiles: int | None = None
+    resample: Filter = "bicubic"
+
+
+class GridTiles(msgspec.Struct, frozen=True, kw_only=True, tag="grid"):
+    """A picture is stretched onto the grid of tiles whose shape is nearest to its own (InternVL, GOT-OCR 2).
+
+    If there are several tiles, the whole of it follows as one more.
+
+    Attributes:
+        height, width: of a tile.
+        tokens: placeholder tokens of a tile.
+        min_tiles, max_tiles: number of tiles, without the last.
+        resample: filter of resizing.
+    """
+
+    height: int
+    width: int
+    tokens: int
+    min_tiles: int = 1
+    max_tiles: int = 12
+    resample: Filter = "bicubic"
+
+
+class PanAndScan(msgspec.Struct, frozen=True, kw_only=True, tag="pan_and_scan"):
+    """Every picture becomes an image of a size, and a long one is followed by parts of it of that size (Gemma 3).
+
+    Attributes:
+        height, width: of an image.
+        tokens: placeholder tokens of an image.
+        min_crop: smallest edge of a part of a picture.
+        max_crops: most parts.
+        min_ratio: of the longer edge to the shorter one, from which a picture is long.
+        introduction, between: texts in front of the whole picture, and between it and its parts.
+        resample: filter of resizing.
+        splits: long pictures are followed by parts; otherwise each is one image.
+    """
+
+    height: int
+    width: int
+    tokens: int
+    min_crop: int = 256
+    max_crops: int = 4
+    min_ratio: float = 1.2
+    introduction: str = "Here is the original image "
+    between: str = " and here are some crops to help you see better "
+    resample: Filter = "bilinear"
+    splits: bool = False
+
+
+Geometry = FixedSize | SmartResize | SplitTiles | PatchRows | AnyResolution | GridTiles | PanAndScan
 
 
 class PictureInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,8 +169,20 @@ class PictureInfo(msgspec.Struct, frozen=True, kw_only=True):
         placeholder_text: text that stands for a whole picture in a rendered chat; the front end replaces it by the text
             of the picture's layout.
         geometry: how a picture is resized and divided, and which tokens stand for it.
+        token_text: text of `placeholder`; empty: it is `placeholder_text`.
+        before, after: texts around the tokens of a picture, or of each of its parts in `PanAndScan`.
+        item_tokens: most tokens of an item: as many as the engine has room for, which sets it.
     """
 
     placeholder: int
     placeholder_text: str
     geometry: Geometry
+    token_text: str = ""
+    before: str = ""
+    after: str = ""
+    item_tokens: int = 0
+
+    @property
+    def token(self) -> str:
+        """Text of the placeholder token."""
+        return self.token_text or self.placeholder_text

@@ -78,8 +78,18 @@ class PictureItem(msgspec.Struct, frozen=True, kw_only=True, tag="picture"):
     advance: int | None = None
     original_size: tuple[int, int] | None = None
 
+    @property
+    def embeddings(self) -> int:
+        """Number of its tokens that are no text."""
+        return self.length - (0 if self.text_offsets is None else len(self.text_offsets))
+
 
 MediaItem = AudioItem | PictureItem  # an input beside the tokens
+
+
+def only_audio(items: Sequence[MediaItem]) -> tuple[AudioItem, ...]:
+    """Those of some items that are audio."""
+    return tuple(item for item in items if isinstance(item, AudioItem))
 
 
 class AddRequest(msgspec.Struct, frozen=True, tag="add"):
@@ -107,6 +117,11 @@ class AddRequest(msgspec.Struct, frozen=True, tag="add"):
         """The parameters of a request that generates."""
         assert isinstance(self.params, SamplingParams)
         return self.params
+
+    @property
+    def audio_items(self) -> tuple[AudioItem, ...]:
+        """The items that are audio."""
+        return only_audio(self.items)
 
 
 class AddRequests(msgspec.Struct, frozen=True, tag="add_many"):

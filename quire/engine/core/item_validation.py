@@ -8,7 +8,8 @@ import numpy as np
 
 from quire.engine.client.audio import AudioInfo
 from quire.engine.client.model_info import Generates, ModelKind, Transcribes
-from quire.engine.client.protocol import MediaItem
+from quire.engine.client.pictures import PictureInfo
+from quire.engine.client.protocol import AudioItem, MediaItem, PictureItem, only_audio
 from quire.engine.client.streaming import DelayedStreamsInfo, Streams, TransducerInfo
 
 
@@ -19,23 +20,51 @@ def invalid_items(items: Sequence[MediaItem], tokens: int, kind: ModelKind) -> s
     """
     match kind:
         case Transcribes():
-            return _invalid_whole(items, kind)
-        case Generates(audio=AudioInfo() as audio):
-            return _invalid_spans(items, tokens) or _first(_invalid_span(item, audio) for item in items)
+            return _not_audio(items) or _invalid_whole(items, kind)
+        case Generates():
+            return (
+                _first(_not_accepted(item, kind) for item in items)
+                or _invalid_spans(items, tokens)
+                or _first(_invalid_placed(item, kind) for item in items)
+            )
         case DelayedStreamsInfo() | TransducerInfo():
-            return _first(_invalid_frames(item, kind) for item in items)
+            return _not_audio(items) or _first(_invalid_frames(item, kind) for item in only_audio(items))
         case _:
-            return "the model does not accept audio, only text" if items else None
+            return f"the model does not accept {_medium(items[0])}, only text" if items else None
 
 
 def _first(reasons: Iterable[str | None]) -> str | None:
     return next(filter(None, reasons), None)
 
 
+def _medium(item: MediaItem) -> str:
+    return "audio" if isinstance(item, AudioItem) else "pictures"
+
+
+def _not_audio(items: Sequence[MediaItem]) -> str | None:
+    return "the model accepts audio, not pictures" if len(only_audio(items)) < len(items) else None
+
+
+def _not_accepted(item: MediaItem, kind: Generates) -> str | None:
+    medium, accepted = _medium(item), {"audio": kind.audio is not None, "pictures": kind.pictures is not None}
+    if accepted[medium]:
+        return None
+    names = [name for name in accepted if accepted[name]]
+    return f"the model does not accept {medium}, only {' and '.join([*names, 'text'])}"
+
+
+def _invalid_placed(item: MediaItem, kind: Generates) -> str | None:
+    """What is wrong with an item that has placeholder tokens, of a kind that the model accepts."""
+    if isinstance(item, AudioItem):
+        return None if kind.audio is None else _invalid_span(item, kind.audio)
+    return None if kind.pictures is None else _invalid_picture(item, kind.pictures)
+
+
 def _invalid_whole(items: Sequence[MediaItem], speech: Transcribes) -> str | None:
     if len(items) != 1:
         return f"the model needs exactly one audio item, not {len(items)}"
-    item, rows, most = items[0], speech.num_mel_bins, speech.num_columns
+    (item,) = only_audio(items)
+    rows, most = speech.num_mel_bins, speech.num_columns
     even = speech.kind == "whisper"
     if (item.start, item.length) != (0, 0):
         return "the model reads audio by cross-attention: its item must have start 0 and length 0"
@@ -62,7 +91,7 @@ def _invalid_spans(items: Sequence[MediaItem], tokens: int) -> str | None:
     return f"an item ends at token {end}, but the prompt has {tokens} tokens" if end > tokens else None
 
 
-def _invalid_span(item: MediaItem, audio: AudioInfo) -> str | None:
+def _invalid_span(item: AudioItem, audio: AudioInfo) -> str | None:
     shape, rows = item.features.shape, audio.num_mel_bins
     if item.features.dtype != np.float32 or len(shape) != 2 or shape[0] != rows:
         return f"the features are {item.features.dtype} {'x'.join(map(str, shape))}, not float32 of {rows} rows"
@@ -79,7 +108,7 @@ def _invalid_span(item: MediaItem, audio: AudioInfo) -> str | None:
     return _invalid_content(item)
 
 
-def _invalid_frames(item: MediaItem, streaming: Streams) -> str | None:
+def _invalid_frames(item: AudioItem, streaming: Streams) -> str | None:
     if (item.start, item.length, item.columns_before) != (0, 0, 0) or item.encoded_columns is not None:
         return (
             "the model reads audio while it generates: an item must have start, length and columns_before 0, and no "
@@ -96,11 +125,49 @@ def _invalid_frames(item: MediaItem, streaming: Streams) -> str | None:
     return _not_finite(item)
 
 
-def _invalid_content(item: MediaItem) -> str | None:
+def _invalid_picture(item: PictureItem, pictures: PictureInfo) -> str | None:
+    shape = item.pixels.shape
+    if item.pixels.dtype != np.uint8 or len(shape) != 4 or shape[3] != 3 or not all(shape):
+        return (
+            f"the pixels are {item.pixels.dtype} {'x'.join(map(str, shape))}, not uint8 of images, rows, columns and "
+            "3 colours"
+        )
+    if item.length > pictures.item_tokens:
+        return f"a picture has {item.length} tokens; at most {pictures.item_tokens} are accepted"
+    if not item.hash:
+        return "the hash of an item must not be empty"
+    return _invalid_offsets(item) or _invalid_positions(item)
+
+
+def _invalid_offsets(item: PictureItem) -> str | None:
+    """What is wrong with the offsets of text within a picture."""
+    offsets = item.text_offsets
+    if offsets is None:
+        return None
+    if offsets.dtype != np.int32 or offsets.ndim != 1:
+        return "the text_offsets of a picture must be a 1-D array of int32"
+    if len(offsets) and (offsets[0] < 0 or offsets[-1] >= item.length or bool((np.diff(offsets) <= 0).any())):
+        return f"the text_offsets of a picture must ascend from 0 or more to less than its {item.length} tokens"
+    return "a picture has text tokens only" if len(offsets) >= item.length else None
+
+
+def _invalid_positions(item: PictureItem) -> str | None:
+    """What is wrong with the rotary positions of a picture's tokens."""
+    positions = item.positions
+    if item.advance is not None and item.advance < 1:
+        return f"the advance of a picture must be at least 1, not {item.advance}"
+    if positions is None:
+        return None
+    if positions.dtype != np.int32 or positions.shape != (3, item.length):
+        return f"the positions of a picture must be int32 of shape 3x{item.length}"
+    return "the positions of a picture must not be negative" if positions.min() < 0 else None
+
+
+def _invalid_content(item: AudioItem) -> str | None:
     if not item.hash:
         return "the hash of an item must not be empty"
     return _not_finite(item)
 
 
-def _not_finite(item: MediaItem) -> str | None:
+def _not_finite(item: AudioItem) -> str | None:
     return None if bool(np.isfinite(item.features).all()) else "the features have NaN or infinite values"

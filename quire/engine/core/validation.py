@@ -98,7 +98,7 @@ def _invalid_transducer(message: AddRequest, info: TransducerInfo, max_model_len
         )
     if (reason := invalid_items(message.items, 0, info)) is not None:
         return reason
-    columns, most = sum(item.features.shape[1] for item in message.items), max_model_len * info.columns_per_frame
+    columns, most = sum(item.features.shape[1] for item in message.audio_items), max_model_len * info.columns_per_frame
     if columns > most:
         return f"the audio has {columns} columns of features, but the context allows at most {most}"
     return None if columns or message.open else "the audio is empty"
@@ -121,7 +121,7 @@ def _invalid_streaming(message: AddRequest, info: DelayedStreamsInfo, max_model_
         return "the model only transcribes; it has no pooling tasks"
     if params.prompt_logprobs is not None or params.token_probs is not None or params.grammar:
         return "the model does not support prompt_logprobs, token_probs and grammar: it reads audio while it generates"
-    frames = sum(item.features.shape[1] for item in message.items) // info.columns_per_frame
+    frames = sum(item.features.shape[1] for item in message.audio_items) // info.columns_per_frame
     if frames > max_model_len:
         return f"the audio has {frames} frames, but the context allows at most {max_model_len}"
     if not message.open and frames <= len(message.prompt):
@@ -135,7 +135,7 @@ def _invalid_pooling(params: PoolingParams, message: AddRequest, kind: ModelKind
         tasks = kind.tasks
     elif isinstance(kind, Transcribes):
         tasks = ("align",) if kind.aligns_words else ()
-        longest = kind.positions(message.items[0].features.shape[1])
+        longest = kind.positions(message.audio_items[0].features.shape[1])
         if params.num_positions is not None and not 1 <= params.num_positions <= longest:
             return f"num_positions must be from 1 to {longest}, not {params.num_positions}"
     if params.task not in tasks:

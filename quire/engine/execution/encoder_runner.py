@@ -101,7 +101,7 @@ class CTCRunner(PackedRunner):
         self.model = model
 
     def _compute(self, requests: Sequence[AddRequest]) -> Iterator[tuple[AddRequest, PooledArray]]:
-        embedded, offsets = embed_items(self.model.encoder, [request.items[0] for request in requests])
+        embedded, offsets = embed_items(self.model.encoder, [request.audio_items[0] for request in requests])
         logits = self.model.run(embedded, VarlenAttention(offsets), offsets)
         for request, part in zip(requests, logits, strict=True):
             tokens = part.argmax(-1, keepdim=True)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
 
-from quire.engine.client.protocol import MediaItem
+from quire.engine.client.protocol import AudioItem, PictureItem
 from quire.engine.execution.attention.cross_attention import pad_heads
 from quire.engine.execution.attention.varlen import VarlenAttention
 from quire.engine.execution.cache import KVCache
@@ -18,6 +21,7 @@ from quire.engine.execution.inputs import Span
 from quire.engine.models.layers.inputs import ItemEmbeddings
 from quire.engine.models.networks.audio_encoder import AudioEncoder
 from quire.engine.models.networks.decoder import Decoder
+from quire.engine.models.networks.vision_encoder import VisionEncoder
 from quire.engine.scheduling.plan import CrossAttentionItem, EncodedItem, PlaceholderTokens, ScheduledSequence, StepPlan
 from quire.kernels.write_pages import write_pages
 
@@ -70,7 +74,7 @@ class NoItemEncoder(ItemEncoder):
         return []
 
 
-def embed_items(encoder: AudioEncoder, items: Sequence[MediaItem]) -> tuple[list[Tensor], Tensor]:
+def embed_items(encoder: AudioEncoder, items: Sequence[AudioItem]) -> tuple[list[Tensor], Tensor]:
     """The arguments of `AudioEncoder.run` for items: the input of the layers for each of them, and `cu_seqlens`."""
     sample = encoder.sample
     features = [torch.tensor(item.features, dtype=sample.dtype, device=sample.device) for item in items]
@@ -81,7 +85,7 @@ def embed_items(encoder: AudioEncoder, items: Sequence[MediaItem]) -> tuple[list
     return embedded, torch.tensor([0, *itertools.accumulate(map(len, embedded))])
 
 
-def encode_items(encoder: AudioEncoder, items: Sequence[MediaItem]) -> list[Tensor]:
+def encode_items(encoder: AudioEncoder, items: Sequence[AudioItem]) -> list[Tensor]:
     """Encode items, all together: (tokens, size) of each."""
     embedded, offsets = embed_items(encoder, items)
     return encoder.run(embedded, VarlenAttention(offsets), offsets)
@@ -124,14 +128,36 @@ class CrossAttentionEncoder(NoItemEncoder):
             write_pages(cache.keys, cache.values, slots, k, v)
 
 
+@dataclass(frozen=True, slots=True)
+class EncodedTokens:
+    """The encoding of an item.
+
+    Attributes:
+        values: (n, size).
+        offsets: (n,) int64, which of the item's tokens have them, in ascending order; None: all of them.
+    """
+
+    values: Tensor
+    offsets: NDArray[np.int64] | None = None
+
+    def between(self, first: int, end: int) -> tuple[Tensor, Tensor]:
+        """Return the offsets and the values of those of the item's tokens [first, end) that have one."""
+        if self.offsets is None:
+            return torch.arange(first, end), self.values[first:end]
+        low, high = np.searchsorted(self.offsets, (first, end))
+        return torch.from_numpy(self.offsets[low:high]), self.values[low:high]
+
+
 class PlaceholderEncoder(ItemEncoder):
     """Holds the embeddings of items with placeholder tokens, as the scheduler's `EncoderCache` decides."""
 
     changes_embeddings = True
 
-    def __init__(self, encoder: AudioEncoder) -> None:
-        self._encoder = encoder
-        self._kept: dict[bytes, Tensor] = {}
+    def __init__(self, audio: AudioEncoder | None, vision: VisionEncoder | None) -> None:
+        """`audio`, `vision`: the encoders of a model; None: it has none."""
+        self._audio = audio
+        self._vision = vision
+        self._kept: dict[bytes, EncodedTokens] = {}
 
     @override
     def update(self, plan: StepPlan) -> None:
@@ -145,12 +171,17 @@ class PlaceholderEncoder(ItemEncoder):
             self.encode(left)
 
     def encode(self, entries: Sequence[EncodedItem]) -> None:
-        """Encode items, all together, and keep their embeddings."""
-        encoded = encode_items(self._encoder, [entry.item for entry in entries])
-        for entry, embeddings in zip(entries, encoded, strict=True):
-            trimmed = embeddings[: entry.item.length]  # positions may have been filled up
-            is_whole = len(trimmed) == len(embeddings) and len(entries) == 1
-            self._kept[entry.key] = trimmed if is_whole else trimmed.clone()
+        """Encode items, and keep their embeddings: audio all together, pictures one by one."""
+        audio = [(entry.key, entry.item) for entry in entries if isinstance(entry.item, AudioItem)]
+        if audio and self._audio is not None:
+            encoded = encode_items(self._audio, [item for _, item in audio])
+            for (key, item), embeddings in zip(audio, encoded, strict=True):
+                trimmed = embeddings[: item.length]  # positions may have been filled up
+                is_whole = len(trimmed) == len(embeddings) and len(audio) == 1
+                self._kept[key] = EncodedTokens(trimmed if is_whole else trimmed.clone())
+        for entry in entries:
+            if isinstance(entry.item, PictureItem) and self._vision is not None:
+                self._kept[entry.key] = _encoded_picture(self._vision, entry.item)
 
     @override
     def missing(self, plan: StepPlan) -> list[bytes]:
@@ -171,6 +202,16 @@ class PlaceholderEncoder(ItemEncoder):
             encoded = self._kept.get(part.key)
             if encoded is None:
                 raise RuntimeError("the item could not be encoded")
-            rows.append(torch.arange(row, row + part.count))
-            values.append(encoded[part.first : part.first + part.count])
+            offsets, embeddings = encoded.between(part.first, part.first + part.count)
+            rows.append(offsets + (row - part.first))
+            values.append(embeddings)
         return ItemEmbeddings(torch.cat(rows).to(values[0].device), torch.cat(values))
+
+
+def _encoded_picture(vision: VisionEncoder, item: PictureItem) -> EncodedTokens:
+    values, text = vision.encode(item), item.text_offsets
+    offsets = None if text is None else np.setdiff1d(np.arange(item.length), text)
+    tokens = item.length if offsets is None else len(offsets)
+    if len(values) != tokens:
+        raise RuntimeError(f"the picture has {len(values)} embeddings, but its item has {tokens} tokens")
+    return EncodedTokens(values, offsets)

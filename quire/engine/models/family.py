@@ -9,20 +9,41 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from quire.engine.client.audio import AudioInfo
+from quire.engine.client.pictures import PictureInfo
+from quire.engine.client.protocol import PictureItem
 from quire.engine.client.streaming import Streams
 from quire.engine.models.config.adapter import AdapterConfig
 from quire.engine.models.config.bidirectional import is_not_causal
+from quire.engine.models.config.image_processor import Normalization
 from quire.engine.models.specs.decoder import CTCSpec, DecoderSpec, EncoderSpec, TransducerSpec
 from quire.engine.models.specs.pooler import NO_HEADS, HeadReaders, PoolerSpec
 from quire.engine.models.specs.speech_to_text import SpeechToTextSpec
 from quire.engine.models.specs.tensor_names import WeightNames
 
+if TYPE_CHECKING:  # families are read without torch
+    from torch import Tensor
+
 Spec = DecoderSpec | EncoderSpec | CTCSpec | TransducerSpec
 S = TypeVar("S", DecoderSpec, EncoderSpec, CTCSpec, TransducerSpec)
 RawConfig = dict[str, Any]  # the parsed config.json
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PictureFacts:
+    """How a language model reads pictures.
+
+    Attributes:
+        info: what the front end needs to know of it.
+        normalization: of pixels.
+        levels: how many embeddings a token has beside its own, which are added to hidden states (DeepStack).
+    """
+
+    info: PictureInfo
+    normalization: Normalization
+    levels: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +54,7 @@ class Facts:
         pooler: its pooling; None if it generates.
         speech: facts about a model that only transcribes; None for others.
         audio: facts about a language model that reads audio; None for others.
+        pictures: facts about a language model that reads pictures; None for others.
         streaming: facts about a model that transcribes audio while it arrives; None for others.
         adapter: adapter that requests with audio are computed with; None: there is none.
     """
@@ -40,6 +62,7 @@ class Facts:
     pooler: PoolerSpec | None = None
     speech: SpeechToTextSpec | None = None
     audio: AudioInfo | None = None
+    pictures: PictureFacts | None = None
     streaming: Streams | None = None
     adapter: AdapterConfig | None = None
 
@@ -80,6 +103,25 @@ class Family(Generic[S]):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Tower:
+    """The part of a `Composite` that reads pictures, which transformers' modules run.
+
+    Attributes:
+        language_model: the attribute of transformers' model that is its language model, which is not made.
+        facts: reads how the model reads pictures; given its folder, the config, and the spec of the language model.
+        encode: makes the embeddings of an item: (tokens, size). Given transformers' model without its language model,
+            the normalized pixels (images, 3, height, width), and the item.
+        module_name: the name that a tensor of the checkpoint has in transformers' model; None: it belongs to another
+            part, or to none.
+    """
+
+    language_model: str
+    facts: Callable[[Path, Any, DecoderSpec], PictureFacts]
+    encode: Callable[[Any, Tensor, PictureItem], Tensor]
+    module_name: Callable[[str], str | None]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Composite:
     """Models of several parts, of which one is a language model of another family.
 
@@ -92,6 +134,7 @@ class Composite:
         has_adapter: its models are trained with an adapter for requests with audio.
         plain_name: the name that a tensor has in checkpoints of the language model alone; None: it belongs to a part
             that is not loaded. Of models whose other parts are loaded, it returns its argument.
+        tower: the part that reads pictures; None: it is not supported.
     """
 
     name: str
@@ -102,6 +145,7 @@ class Composite:
     facts: Callable[[Path, Any, DecoderSpec], Facts] | None = None
     has_adapter: bool = False
     plain_name: Callable[[str], str | None] = str
+    tower: Tower | None = None
     published: Mapping[str, Callable[[RawConfig], RawConfig]] = field(default_factory=dict)
     config: Callable[[RawConfig], Any] | None = None
 

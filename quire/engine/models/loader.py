@@ -27,6 +27,7 @@ from quire.engine.models.config.rope import max_positions
 from quire.engine.models.config.task_adapter import merged
 from quire.engine.models.distributed.group import RankGroups
 from quire.engine.models.errors import BrokenFolder, ModelError, UnsupportedModel, WeightMismatch
+from quire.engine.models.family import PictureFacts
 from quire.engine.models.layers.heads import PoolerHeads
 from quire.engine.models.layers.linear import Packable
 from quire.engine.models.model_config import ModelConfig, read_config
@@ -34,7 +35,8 @@ from quire.engine.models.networks.audio_encoder import CTCModel
 from quire.engine.models.networks.decoder import Decoder, LanguageModel
 from quire.engine.models.networks.encoder import Encoder, TextEncoder
 from quire.engine.models.networks.transducer import TransducerModel
-from quire.engine.models.registry import has_adapter, plain_name, weight_names
+from quire.engine.models.networks.vision_encoder import VisionEncoder
+from quire.engine.models.registry import has_adapter, plain_name, tower_of, weight_names
 from quire.engine.models.sharding.cache_scales import CacheScales
 from quire.engine.models.sharding.decoder import ShardedDecoder, check_parallel
 from quire.engine.models.sharding.weight_shards import WeightShards
@@ -76,6 +78,7 @@ class LoadedModel:
         pooler: its pooling; None if it generates.
         speech: facts about a model that only transcribes; None for others.
         audio: facts about a language model that reads audio; None for others.
+        pictures: facts about a language model that reads pictures; None for others.
         streaming: facts about a model that transcribes audio while it arrives; None for others.
         adapters: its adapters (LoRA), by id.
         item_lora_id: adapter that requests with audio are computed with; None: there is none.
@@ -91,6 +94,7 @@ class LoadedModel:
     pooler: PoolerSpec | None = None
     speech: SpeechToTextSpec | None = None
     audio: AudioInfo | None = None
+    pictures: PictureFacts | None = None
     streaming: Streams | None = None
     adapters: Mapping[int, Adapter] = field(default_factory=dict)
     item_lora_id: int | None = None
@@ -140,6 +144,7 @@ class _Load:
             facts.pooler,
             facts.speech,
             facts.audio,
+            facts.pictures,
             facts.streaming,
         )
 
@@ -175,6 +180,7 @@ def _load_model(
 ) -> LoadedModel:
     if groups is not None:
         check_parallel(config)
+        config = config.without_pictures("--tensor-parallel-size and --pipeline-parallel-size must be 1 for pictures")
     quantize = options.quantization != "none"
     if options.quantization == "fp8" and not gpu.computes_float8(target.torch_device):
         raise UnsupportedModel(
@@ -185,7 +191,7 @@ def _load_model(
             "--quantization needs --device cuda, or --device cpu with Quire's compiled kernels (if they are missing, "
             "reinstall Quire with a C++ compiler)"
         )
-    plain = str if config.spec is None else partial(plain_name, config.spec)
+    plain = str if config.spec is None else partial(plain_name, config.spec, config.facts)
     with Checkpoint(folder / (config.static or ""), config.quantization, plain) as checkpoint:
         dtype = _dtype(options, checkpoint, target, exact=config.static is not None)
         if quantize and dtype not in target.quantizable_dtypes:
@@ -271,7 +277,12 @@ def _load_transformer(load: _Load, spec: DecoderSpec | EncoderSpec, groups: Rank
     with torch.device("meta"):
         model = _empty_model(spec, groups, dtype)
         model.heads = PoolerHeads(pooler, spec.hidden, spec.vocab)
+    vision = _vision_encoder(load, spec)
+    if vision is not None and isinstance(model, Decoder):
+        model.vision = vision
     load.allocate(model)
+    if vision is not None:
+        vision.make_buffers(load.target.torch_device)
     filler_options: dict[str, Any] = {
         "quantization": checkpoint.requantized(load.options.quantization),
         "tied": isinstance(spec, DecoderSpec) and spec.tied,
@@ -302,6 +313,19 @@ def _load_transformer(load: _Load, spec: DecoderSpec | EncoderSpec, groups: Rank
     model.num_adapters = 1
     adapters = {_ITEM_LORA_ID: adapter.apply(_ITEM_LORA_ID, model, dtype, load.target.torch_device)}
     return replace(loaded, weight_bytes=_bytes(model), adapters=adapters, item_lora_id=_ITEM_LORA_ID)
+
+
+def _vision_encoder(load: _Load, spec: DecoderSpec | EncoderSpec) -> VisionEncoder | None:
+    """The part of a model that reads pictures, on the meta device; None if it is not loaded."""
+    facts, tower = load.config.facts.pictures, tower_of(spec)
+    if facts is None or tower is None:
+        if load.config.text_only is not None:
+            logger.warning("%s is loaded without eyes: %s", load.folder.name, load.config.text_only)
+        return None
+    from quire.engine.models.fallback.tower import empty_tower  # noqa: PLC0415 a second of imports, for few models
+
+    module = empty_tower(read_config(load.folder, load.options.hf_overrides), tower.language_model)
+    return VisionEncoder(module, tower.encode, facts.normalization)
 
 
 def _transformer_context_len(load: _Load, spec: DecoderSpec | EncoderSpec) -> int:

@@ -13,7 +13,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
@@ -34,7 +34,7 @@ from quire.engine.models.errors import (
     UnsupportedOption,
 )
 from quire.engine.models.families.static import STATIC, static_spec
-from quire.engine.models.family import NO_FACTS, AnyFamily, Composite, Facts, Family, Spec
+from quire.engine.models.family import NO_FACTS, AnyFamily, Composite, Facts, Family, Spec, Tower
 from quire.engine.models.registry import broken_families, family_of, spec_of, text_config_of, with_known_type
 from quire.engine.models.specs.decoder import DecoderSpec, EncoderSpec
 from quire.engine.models.specs.pooler import NO_HEADS, HeadReaders, PoolerSpec
@@ -63,6 +63,7 @@ class ModelConfig:
         refusal: why Quire's implementation of this architecture does not run the model, so that transformers' is
             tried; None if there is no such reason.
         task_adapter: adapter that is merged into the weights; None: there is none.
+        text_only: why a model that reads pictures reads text only; None: it reads them, or was never meant to.
     """
 
     model_type: str
@@ -73,6 +74,13 @@ class ModelConfig:
     static: str | None = None
     refusal: str | None = None
     task_adapter: TaskAdapter | None = None
+    text_only: str | None = None
+
+    def without_pictures(self, reason: str) -> ModelConfig:
+        """The config without the part that reads pictures, if it has one."""
+        if self.facts.pictures is None:
+            return self
+        return replace(self, facts=replace(self.facts, pictures=None), text_only=reason)
 
     @property
     def unsupported(self) -> str:
@@ -85,6 +93,8 @@ def read_model_config(
     implementation: ModelImplementation = "auto",
     overrides: Mapping[str, Any] = _NO_OVERRIDES,
     pooling: PoolingOptions = _NO_POOLING,
+    *,
+    language_model_only: bool = False,
 ) -> ModelConfig:
     """Read the config of a model folder.
 
@@ -93,6 +103,7 @@ def read_model_config(
         implementation: value of --model-impl.
         overrides: values that replace those of config.json.
         pooling: settings of a task other than generation.
+        language_model_only: a model that reads pictures reads text only.
 
     Raises:
         BrokenFolder: there is no readable config.
@@ -123,7 +134,11 @@ def read_model_config(
                 raise
             refusal = str(error)
     if spec is not None and family is not None:
-        return _known_config(folder, config, family, spec, pooling)
+        known = _known_config(folder, config, family, spec, pooling)
+        tower = family.tower if isinstance(family, Composite) else None
+        if tower is None or known.facts.pooler is not None or not isinstance(spec, DecoderSpec) or language_model_only:
+            return known
+        return _with_pictures(known, folder, config, tower, spec)
     quantization, extra = quantization_section(config), _extra_layers(config)
     if refusal is None and (pooler := _pooler_of_transformers(folder, config, pooling)) is not None:
         return ModelConfig(config.model_type, None, extra, quantization, Facts(pooler=pooler))
@@ -151,6 +166,15 @@ def _known_config(
         raise UnsupportedModel(f"{kind} is supported for transcription only, not for embeddings or classification")
     assert isinstance(spec, DecoderSpec)
     return ModelConfig(kind, spec, extra, quantization, family.facts(folder, config, spec))
+
+
+def _with_pictures(known: ModelConfig, folder: Path, config: Any, tower: Tower, spec: DecoderSpec) -> ModelConfig:
+    """The config with facts about pictures, if Quire supports how the model reads them."""
+    try:
+        pictures = tower.facts(folder, config, spec)
+    except (BrokenFolder, UnsupportedModel) as error:
+        return replace(known, text_only=str(error))
+    return replace(known, facts=replace(known.facts, pictures=pictures))
 
 
 def _spec(config: Any, family: AnyFamily, implementation: ModelImplementation) -> DecoderSpec | EncoderSpec | None:
@@ -321,6 +345,8 @@ def start_reading_configs(
     implementation: ModelImplementation,
     overrides: Mapping[str, Any] = _NO_OVERRIDES,
     pooling: PoolingOptions = _NO_POOLING,
+    *,
+    language_model_only: bool = False,
 ) -> list[Connection]:
     """Read the configs of folders in a child process; `model_config_of` waits for each of them."""
     context = multiprocessing.get_context("spawn")
@@ -328,7 +354,7 @@ def start_reading_configs(
     senders = [sender for _, sender in pipes]
     context.Process(
         target=_read_all,
-        args=(folders, senders, implementation, dict(overrides), pooling),
+        args=(folders, senders, implementation, dict(overrides), pooling, language_model_only),
         name="quire-configs",
         daemon=True,
     ).start()
@@ -359,6 +385,7 @@ def _read_all(
     implementation: ModelImplementation,
     overrides: Mapping[str, Any],
     pooling: PoolingOptions,
+    language_model_only: bool,
 ) -> None:
     """Body of the child process."""
     end_with_parent()
@@ -367,7 +394,9 @@ def _read_all(
     for folder, sender in zip(folders, senders, strict=True):
         result: ModelConfig | ModelError
         try:
-            result = read_model_config(folder, implementation, overrides, pooling)
+            result = read_model_config(
+                folder, implementation, overrides, pooling, language_model_only=language_model_only
+            )
         except ModelError as error:
             result = error
         with sender:

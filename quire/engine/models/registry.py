@@ -16,9 +16,9 @@ from typing import Any
 
 from quire.engine.models.config.bidirectional import as_encoder
 from quire.engine.models.errors import UnsupportedModel
-from quire.engine.models.family import AnyFamily, Composite, Facts, Family, RawConfig, Spec
+from quire.engine.models.family import AnyFamily, Composite, Facts, Family, RawConfig, Spec, Tower
 from quire.engine.models.specs.decoder import DecoderSpec, EncoderSpec
-from quire.engine.models.specs.tensor_names import WeightNames
+from quire.engine.models.specs.tensor_names import VISION, WeightNames
 
 logger = logging.getLogger(__name__)
 GROUP = "quire.families"  # of entry points
@@ -174,10 +174,25 @@ def _names(family: Family[Any], spec: Spec, facts: Facts) -> WeightNames:
     return family.tensors if isinstance(family.tensors, WeightNames) else family.tensors(spec, facts)
 
 
-def plain_name(spec: Spec, name: str) -> str | None:
-    """The name of a tensor without the parts of a composed model; None if it is not loaded."""
+def plain_name(spec: Spec, facts: Facts, name: str) -> str | None:
+    """The name of a tensor without the parts of a composed model; None if it is not loaded.
+
+    Tensors of the part that reads pictures have the names that they have in transformers' model, behind `VISION`.
+    """
     family = registry().names[spec.family]
-    return family.plain_name(name) if isinstance(family, Composite) else name
+    if not isinstance(family, Composite):
+        return name
+    if facts.pictures is not None and family.tower is not None:
+        inner = family.tower.module_name(name)
+        if inner is not None:
+            return f"{VISION}{inner}"
+    return family.plain_name(name)
+
+
+def tower_of(spec: Spec) -> Tower | None:
+    """The part of a spec's family that reads pictures."""
+    family = registry().names[spec.family]
+    return family.tower if isinstance(family, Composite) else None
 
 
 def has_adapter(spec: Spec) -> bool:

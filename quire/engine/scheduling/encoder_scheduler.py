@@ -71,7 +71,7 @@ class EncoderScheduler:
 
     def _size(self, message: AddRequest) -> int:
         """Tokens of a request, and positions of its audio."""
-        columns = (item.features.shape[1] for item in message.items)
+        columns = (item.features.shape[1] for item in message.audio_items)
         return len(message.prompt) + sum(count_positions(self.limits.convolutions, count) for count in columns)
 
     def update(self, plan: StepPlan, result: StepResult) -> list[RequestOutput]:

@@ -9,6 +9,7 @@ import msgspec
 from quire.engine.client.pooling_params import PoolingParams
 from quire.engine.client.protocol import (
     AddRequest,
+    AudioItem,
     FeatureArray,
     MediaItem,
     PooledArray,
@@ -31,7 +32,7 @@ class CrossAttentionItem:
 
     blocks: tuple[int, ...]
     length: int
-    item: MediaItem | None
+    item: AudioItem | None
 
 
 @dataclass(frozen=True, slots=True)

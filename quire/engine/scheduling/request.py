@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from quire.engine.client.pooling_params import PoolingParams
-from quire.engine.client.protocol import FinishReason, MediaItem, TokenArray, TokenLogprobs, TokensOutput
+from quire.engine.client.protocol import AudioItem, FinishReason, MediaItem, TokenArray, TokenLogprobs, TokensOutput
 from quire.engine.client.sampling_params import SamplingParams
 from quire.engine.scheduling.drafter import Drafter
 from quire.engine.scheduling.items import PlaceholderRanges
@@ -35,7 +35,7 @@ class CrossAttentionState:
         blocks: the block table; empty while the request is not in the batch.
     """
 
-    item: MediaItem
+    item: AudioItem
     length: int
     hashes: list[BlockHash]
     blocks: list[int] = field(default_factory=list)

@@ -108,7 +108,8 @@ class Scheduler:
             if message.items:
                 self._use_lora(request)
         elif message.items:
-            self._cross_attention.attach(request, message.items[0])
+            (item,) = message.audio_items
+            self._cross_attention.attach(request, item)
         self._requests[request.id] = request
         self._open.add(request)
         self._waiting.push(request)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from quire.engine.client.protocol import FeatureArray, FinishReason, AudioItem
+from quire.engine.client.protocol import AudioItem, FeatureArray, FinishReason
 from quire.engine.scheduling.request import Request
 
 

@@ -9,7 +9,15 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Generic, TypeVar
 
-from quire.engine.client.protocol import AddRequest, ErrorOutput, AudioItem, RequestOutput, StepStats, TokensOutput
+from quire.engine.client.protocol import (
+    AddRequest,
+    ErrorOutput,
+    MediaItem,
+    RequestOutput,
+    StepStats,
+    TokensOutput,
+    only_audio,
+)
 from quire.engine.scheduling.limits import SchedulerLimits
 from quire.engine.scheduling.plan import SampledTokens, StepPlan, StepResult
 from quire.engine.scheduling.streaming_request import StreamingRequest
@@ -84,7 +92,7 @@ class StreamingScheduler(ABC, Generic[R]):
     def add(self, message: AddRequest) -> None:
         """Queue a new request, which the core has validated."""
         request = self._make(message, *self._waiting.assign_sort_key(message))
-        request.receive(message.items, last=not message.open)
+        request.receive(message.audio_items, last=not message.open)
         self._requests[request.id] = request
         if request.frames:
             self._waiting.push(request)
@@ -92,7 +100,7 @@ class StreamingScheduler(ABC, Generic[R]):
             self._no_audio.add(request.id)
 
     def extend(
-        self, request_id: str, tokens: list[int], *, last: bool, items: tuple[AudioItem, ...] = ()
+        self, request_id: str, tokens: list[int], *, last: bool, items: tuple[MediaItem, ...] = ()
     ) -> str | None:
         """Append audio to an open request; unknown ids are ignored.
 
@@ -102,7 +110,8 @@ class StreamingScheduler(ABC, Generic[R]):
         request = self._requests.get(request_id)
         if request is None:
             return None
-        frames = request.frames + sum(item.features.shape[1] for item in items) // request.columns_per_frame
+        audio = only_audio(items)
+        frames = request.frames + sum(item.features.shape[1] for item in audio) // request.columns_per_frame
         if tokens:
             error: str | None = "only audio can be appended to the request: the model generates the tokens"
         elif request.complete:
@@ -112,7 +121,7 @@ class StreamingScheduler(ABC, Generic[R]):
         if error is not None:
             self._leave(request)
             return error
-        request.receive(items, last=last)
+        request.receive(audio, last=last)
         if request.frames and request.id in self._no_audio:
             self._no_audio.remove(request.id)
             self._waiting.push(request)

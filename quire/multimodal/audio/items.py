@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from quire.engine.client.audio import AudioInfo
 from quire.engine.client.model_info import Transcribes
-from quire.engine.client.protocol import FeatureArray, AudioItem, TokenArray
+from quire.engine.client.protocol import AudioItem, FeatureArray, TokenArray
 from quire.multimodal.audio.features import (
     HOP,
     kaldi_columns,

@@ -103,7 +103,7 @@ REFERENCE = {"type": "tool_reference", "tool_name": "nothing"}
         ({"tools": [tool("find"), WEB_SEARCH]}, ("tools[1]", "'web_search'", "'web_search_20250305'")),
         ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, ("tools[0]", "'bash_20250124'")),
         ({"tools": [{"type": "mcp_toolset", "mcp_server_name": "x"}]}, ("tools[0]", "'mcp_toolset'")),
-        ({"messages": [{"role": "user", "content": [PDF]}]}, ("messages[0].content[0]", "`document`", "'base64'")),
+        ({"messages": [{"role": "user", "content": [PDF]}]}, ("messages[0].content[0]", "must be a PDF file")),
         ({"messages": result([PICTURE])}, ("messages[2].content[0].content[0]", "'image'")),
         ({"messages": result([REFERENCE])}, ("messages[2].content[0].content[0].tool_name", "'nothing'")),
         ({"messages": [{"role": "user", "content": [{"type": "server_tool_use"}]}]}, ("[0]", "'server_tool_use'")),

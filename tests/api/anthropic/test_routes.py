@@ -132,7 +132,7 @@ def test_errors_are_those_that_the_client_knows(client: anthropic.Anthropic) -> 
     with pytest.raises(anthropic.BadRequestError, match="max_tokens"):
         client.messages.create(model=NAME, max_tokens=0, messages=[{"role": "user", "content": "hi"}])
     image: Any = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA=="}}
-    with pytest.raises(anthropic.BadRequestError, match=r"messages\[0\]\.content\[0\]: 'image' is not supported"):
+    with pytest.raises(anthropic.BadRequestError, match=r"messages\[0\]\.content\[0\]: .* type 'image'"):
         ask(client, [{"role": "user", "content": [image]}])
     with pytest.raises(anthropic.BadRequestError, match="name"):
         ask(client, "hi", tools=[WEATHER], tool_choice={"type": "tool"})

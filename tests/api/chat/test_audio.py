@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import gc
+import ipaddress
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -120,18 +121,26 @@ async def test_an_empty_text_beside_audio_renders_as_nothing(tmp_path: Path, kin
 @pytest.mark.parametrize(
     "item",
     [
-        {"role": "assistant", "content": [input_audio(encoded(ONE))]},
         {"role": "system", "content": [input_audio(encoded(ONE))]},
         {"type": "function_call_output", "call_id": "c", "output": [input_audio(encoded(ONE))]},
     ],
 )
-async def test_responses_hear_audio_only_in_messages_of_the_user(tmp_path: Path, item: dict[str, Any]) -> None:
+async def test_responses_hear_audio_in_system_messages_and_results(tmp_path: Path, item: dict[str, Any]) -> None:
+    core = AudioCore()
+    async with audio_server(tmp_path, core) as server:
+        response = await server.post("/v1/responses", {"input": [item, {"role": "user", "content": "?"}]})
+        assert response.status_code == 200, response.text
+    assert [len(message.items) for message in requests_of(core)] == [1]
+
+
+async def test_responses_hear_no_audio_of_the_assistant(tmp_path: Path) -> None:
+    item = {"role": "assistant", "content": [input_audio(encoded(ONE))]}
     async with audio_server(tmp_path) as server:
         response = await server.post("/v1/responses", {"input": [{"role": "user", "content": "?"}, item]})
         error = response.json()["error"]
         assert response.status_code == 400
-        assert error["message"] == "Content of type `input_audio` is only supported in messages of the user."
-        assert error["param"] == f"input[1].{'output' if 'output' in item else 'content'}[0]"
+        assert error["message"] == "Content of type `input_audio` is not supported in messages of the assistant."
+        assert error["param"] == "input[1].content[0]"
 
 
 async def test_equal_audio_has_equal_items(tmp_path: Path) -> None:
@@ -172,7 +181,7 @@ async def test_chats_with_audio_are_not_rendered_to_tokens(tmp_path: Path) -> No
         assert response.status_code == 400
         assert response.json()["error"]["param"] == "messages[0].content[1]"
         tokens = await server.post("/tokenize", asked("a", input_audio(encoded(ONE))))
-        assert tokens.status_code == 400
+        assert tokens.json()["tokens"].count(TOKEN["<|AUDIO|>"]) == 25
 
 
 async def test_models_tell_what_they_read(tmp_path: Path) -> None:
@@ -280,7 +289,7 @@ async def test_the_memory_of_a_chat_is_held_until_it_is_answered(tmp_path: Path)
         await refused(server, asked(input_audio(encoded(ONE)), input_audio(NOT_AUDIO)))
         await refused(server, asked(input_audio(encoded(ONE)), stop_token_ids=[-5]))
         await until(lambda: gc.collect() >= 0 and memory.held == 0)
-    (first, *_), features = sizes, sum(item.features.nbytes for item in requests_of(core)[0].items)
+    (first, *_), features = sizes, sum(item.features.nbytes for item in requests_of(core)[0].audio_items)
     assert first == 2 * features
     assert sizes[1] == 4 * features
 
@@ -363,7 +372,8 @@ def web(monkeypatch: pytest.MonkeyPatch) -> dict[str, Answer]:
         assert options["trust_env"] is False
         return real(transport=httpx.MockTransport(lambda request: answers[request.url.path](request)), **options)
 
-    monkeypatch.setattr("quire.multimodal.sources.httpx.AsyncClient", client)
+    monkeypatch.setattr("quire.multimodal.fetch.httpx.AsyncClient", client)
+    monkeypatch.setattr("quire.multimodal.fetch._look_up", lambda _: [ipaddress.ip_address("93.184.216.34")])
     return answers
 
 
@@ -381,7 +391,7 @@ async def test_addresses_of_allowed_domains(tmp_path: Path, web: dict[str, Answe
     web["/packed"] = lambda _: httpx.Response(200, headers={"content-encoding": "gzip"}, stream=httpx.ByteStream(b""))
     web["/down"] = fails
     refusals = {
-        "http://media.example/moved": "status 302; redirects are not followed",
+        "http://media.example/moved": "redirects to a URL that is not allowed",
         "http://media.example/gone": "status 404.",
         "http://media.example/page": "Invalid or unsupported audio file",
         "http://media.example/large": "limit: 200000 bytes",
@@ -451,7 +461,7 @@ async def test_pictures_are_refused_by_name(tmp_path: Path, kind: str, part: str
         for parts in ((picture,), ("a", input_audio(encoded(ONE)), picture)):
             error = await refused(server, asked(*parts))
             assert error["message"].startswith(f"Content parts of type '{part}' are not supported")
-            assert error["message"].endswith("is served with text and audio only.")
+            assert error["message"].endswith("accepts text and audio only.")
             assert error["param"] == f"messages[0].content[{len(parts) - 1}]"
         assert server.state.models[0].client.slots_in_use == 0
     assert requests_of(core) == []

@@ -83,7 +83,7 @@ async def test_long_audio_keeps_its_times_and_gives_every_word_once(tmp_path: Pa
         requests = added(core)
         assert len(requests) == 3
         assert len({request.flow for request in requests}) == 1
-        assert sum(request.items[0].features.shape[1] for request in requests) == round(body["duration"] * 16_000)
+        assert sum(request.audio_items[0].features.shape[1] for request in requests) == round(body["duration"] * 16_000)
         voice = (await send(server, file=wav(tone(3.0, level=0.0)), chunking_strategy="auto")).json()
         assert voice["text"] == ""
 

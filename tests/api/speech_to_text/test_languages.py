@@ -73,7 +73,7 @@ async def test_of_long_audio_the_first_window_is_heard(tmp_path: Path) -> None:
     async with speech_server(tmp_path, core) as server:
         assert (await send(server, file=wav(spoken(*[(300.0, 4.0)] * 12)[:, None]))).json()["language"] == "ja"
         (request,) = added(core)
-        assert request.items[0].features.shape == (80, 3000)
+        assert request.audio_items[0].features.shape == (80, 3000)
 
 
 async def test_models_that_cannot_are_refused(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from quire.engine.client.audio import AudioInfo, WindowLengths
 from quire.engine.models.config.adapter import read_adapter
-from quire.engine.models.config.audio_placeholder import check_placeholder, text_of
 from quire.engine.models.config.feature_extractor import LONG_FRAMES, SAMPLE_RATE, check_extractor, read_extractor
+from quire.engine.models.config.placeholder import check_placeholder, text_of
 from quire.engine.models.errors import UnsupportedModel
 from quire.engine.models.family import Composite, Facts, text_config
 from quire.engine.models.specs.audio import BlockAttention, LinearStem, QueryProjector, TimeConv

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from quire.engine.client.audio import AudioInfo, AudioLengths
 from quire.engine.models.config.adapter import AdapterConfig, read_adapter
-from quire.engine.models.config.audio_placeholder import check_placeholder, text_of
 from quire.engine.models.config.feature_extractor import LONG_FRAMES, SAMPLE_RATE, check_extractor, read_extractor
+from quire.engine.models.config.placeholder import check_placeholder, text_of
 from quire.engine.models.errors import BrokenFolder, UnsupportedModel, WeightMismatch
 from quire.engine.models.family import Composite, Facts, RawConfig
 from quire.engine.models.specs.audio import Conv2dStem, Projector, TimeConv

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from quire.engine.client.audio import AudioInfo, AudioLengths
-from quire.engine.models.config.audio_placeholder import check_placeholder
 from quire.engine.models.config.feature_extractor import SAMPLE_RATE, check_log_mel
+from quire.engine.models.config.placeholder import check_placeholder
 from quire.engine.models.families.whisper import WHISPER_NORM, encoder_rules, whisper_attention
 from quire.engine.models.family import Composite, Facts, text_config
 from quire.engine.models.specs.audio import ConvStem, LearnedPositions, Projector

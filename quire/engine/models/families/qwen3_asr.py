@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quire.engine.client.audio import AudioInfo, AudioLengths
-from quire.engine.models.config.audio_placeholder import check_placeholder
 from quire.engine.models.config.feature_extractor import SAMPLE_RATE, check_log_mel
+from quire.engine.models.config.placeholder import check_placeholder
 from quire.engine.models.errors import BrokenFolder, UnsupportedModel
 from quire.engine.models.families.qwen2_audio import TOWER, whisper_layers, with_tower
 from quire.engine.models.families.whisper import WHISPER_NORM, encoder_rules

@@ -1,4 +1,4 @@
-"""Language models that read pictures, of which the language model alone is loaded: they answer text.
+"""Language models that read pictures, and those of them whose language model alone is loaded: they answer text.
 
 With text alone their rotary positions of time, height and width (M-RoPE) are equal, which is an ordinary rope.
 """
@@ -9,14 +9,11 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from quire.engine.models.family import Composite, text_config
+from quire.engine.models.family import Composite, Tower, text_config
 from quire.engine.models.specs.decoder import DecoderSpec
 from quire.engine.models.specs.tensor_names import WeightNames
 
-_CONFIG_TYPES = (
-    *("gemma3", "idefics2", "idefics3", "internvl", "llava", "llava_next", "llava_onevision", "mistral3", "ovis2"),
-    *("qwen2_5_vl", "qwen2_vl", "qwen3_vl", "smolvlm", "vipllava"),
-)
+_TEXT_ONLY = ("gemma3", "idefics2", "ovis2", "qwen2_5_vl", "qwen2_vl", "qwen3_vl", "vipllava")
 _NOT_LOADED = re.compile(
     r"(?:model\.)?(?:vision_tower|vision_model|visual|multi_modal_projector|connector|image_newline"
     r"|visual_embeddings_table)(?:\..*)?"
@@ -43,14 +40,17 @@ def _names(_spec: DecoderSpec, text: WeightNames) -> WeightNames:
     return text
 
 
-FAMILIES = tuple(
-    Composite(
+def vision_language_model(kind: str, tower: Tower | None = None) -> Composite:
+    """The family of a model type. `tower`: the part that reads pictures; None: it is not loaded."""
+    return Composite(
         name=kind,
         config_types=(kind,),
         language_model=text_config,
         spec=language_model,
         tensors=_names,
         plain_name=_plain_name,
+        tower=tower,
     )
-    for kind in _CONFIG_TYPES
-)
+
+
+FAMILIES = tuple(vision_language_model(kind) for kind in _TEXT_ONLY)

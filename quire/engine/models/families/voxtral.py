@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.engine.client.audio import AudioInfo
-from quire.engine.models.config.audio_placeholder import check_placeholder
+from quire.engine.models.config.placeholder import check_placeholder
 from quire.engine.models.errors import UnsupportedModel
 from quire.engine.models.families.qwen2_audio import padded_audio, whisper_like, whisper_like_names
 from quire.engine.models.family import Composite, Facts, text_config

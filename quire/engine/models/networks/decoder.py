@@ -15,6 +15,7 @@ from quire.engine.models.layers.linear import Linear
 from quire.engine.models.networks.audio_encoder import AudioEncoder
 from quire.engine.models.networks.stack import TransformerLayer
 from quire.engine.models.networks.transformer import Transformer
+from quire.engine.models.networks.vision_encoder import VisionEncoder
 from quire.engine.models.specs.cache import CacheGroup
 from quire.engine.models.specs.decoder import Attention, DecoderSpec, GroupedQueryAttention, LatentAttention, Recurrence
 from quire.kernels.softcap import softcap
@@ -144,7 +145,11 @@ class LMHead(nn.Module):
 
 
 class Decoder(Transformer):
-    """A transformer with a cache and an output projection."""
+    """A transformer with a cache and an output projection.
+
+    Attributes:
+        vision: the encoder of pictures; None: the model does not read any.
+    """
 
     lm_head: LogitsHead
 
@@ -160,6 +165,7 @@ class Decoder(Transformer):
             if not isinstance(layer.attn, Recurrence)
         }
         self.encoder = None if spec.encoder is None else AudioEncoder(spec.encoder)
+        self.vision: VisionEncoder | None = None
 
     def cache_groups(self, context_len: int) -> tuple[CacheGroup, ...]:
         assert isinstance(self.spec, DecoderSpec)

@@ -20,7 +20,8 @@ _PARTS |= {"12": 0, "11": 1}  # Nomic's gate and up
 _INDICES = {"layer": re.compile(r"^layers\.(\d+)\."), "expert": re.compile(r"\.experts\.(\d+)\.")}
 _GROUP = re.compile(r"\((?:\?:|\?P<(\w+)>|)((?:[^()\\?]|\\.|(?<=\w)\?)*)\)(\??)")  # without groups in it
 _MOST_NAMES = 3  # of a tensor in an error
-_OWN = re.compile(r"heads\..*")  # parameters that are read from other files than the checkpoint
+VISION = "vision.tower."  # before the names of parameters that transformers' modules have
+_OWN = re.compile(r"(?:heads|vision)\..*")  # parameters whose tensors have their names
 
 
 def swap_halves(weight: Tensor) -> Tensor:

@@ -1,0 +1,192 @@
+"""Media in the messages of a chat: they are read, replaced by what stands for them, and prepared for the model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from quire.api.chat.audio import Pieces, audio_pieces
+from quire.api.chat.media_files import DocumentContents, MediaContent, MediaFiles
+from quire.api.chat.media_inputs import MediaInputs
+from quire.api.chat.media_parts import MediaPart, PartParser, PartPlace, media_places
+from quire.engine.client.audio import AudioInfo
+from quire.engine.client.pictures import PictureInfo
+from quire.multimodal.audio.reader import AudioFile
+from quire.multimodal.picture_settings import MEDIA_IO, PROCESSOR, background_color, with_settings
+from quire.multimodal.pictures.reader import PictureFile, RequestPicture
+from quire.multimodal.sources import MediaFile, SentBefore
+from quire.protocol.chat import Message
+from quire.protocol.errors import InvalidRequest
+from quire.rendering.messages import AUDIO_PART, IMAGE_PART
+from quire.serving.models import ServedModel, ServerState
+from quire.workers.tenant import current_tenant
+
+_MAX_DOCUMENTS = 16  # of a chat
+
+
+@dataclass(frozen=True, slots=True)
+class ChatAudio:
+    """The audio of a chat: the items of each of its parts, and how the model reads them."""
+
+    info: AudioInfo
+    pieces: Pieces
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPictures:
+    """The pictures of a chat, pages of documents among them, and how the model reads them."""
+
+    info: PictureInfo
+    pictures: Sequence[RequestPicture]
+
+
+@dataclass(frozen=True, slots=True)
+class MediaSettings:
+    """What a request says about its media: `mm_processor_kwargs` and `media_io_kwargs`."""
+
+    processor: Mapping[str, Any]
+    media_io: Mapping[str, Any]
+
+    @property
+    def names(self) -> list[str]:
+        """The fields that are set."""
+        return [*([PROCESSOR] if self.processor else []), *([MEDIA_IO] if self.media_io else [])]
+
+
+@dataclass(frozen=True, slots=True)
+class ChatMedia:
+    """The media of a chat.
+
+    Attributes:
+        audio, pictures: None if there are none.
+        unused_fields: paths of fields that have no effect.
+    """
+
+    audio: ChatAudio | None = None
+    pictures: ChatPictures | None = None
+    unused_fields: Sequence[str] = ()
+
+    @property
+    def placeholders(self) -> dict[str, str]:
+        """Texts that stand for the media in messages that are texts; see `Conversation.media`."""
+        texts = {} if self.audio is None else {"audio": self.audio.info.placeholder_text}
+        return texts if self.pictures is None else {**texts, "image": self.pictures.info.placeholder_text}
+
+
+async def take_media(
+    messages: Sequence[Message], settings: MediaSettings, model: ServedModel, state: ServerState, sequences: int
+) -> ChatMedia:
+    """Replace the media in messages by what stands for them, and make items of them.
+
+    Everything that costs little is checked first, for all parts. Then the files are read, a few at a time; large ones
+    wait on disk. Then they are prepared, one after the other. The memory for the items is reserved for as long as they
+    live.
+
+    Args:
+        messages: messages of a chat; they are changed in place.
+        settings: of its pictures.
+        model: the model that the chat is for.
+        state: where media may come from, and how many.
+        sequences: requests to the engine that will have the items.
+
+    Raises:
+        InvalidRequest: a part is not valid, the model does not read it, or there are too many.
+        PromptError: a part is not allowed, broken, or too long.
+        QueueFull: too many files wait to be read.
+    """
+    reads = MediaInputs.of(model)
+    reads.check_settings(settings.names)
+    places = media_places(messages)
+    if not places:
+        return ChatMedia(unused_fields=settings.names)
+    for place in places:
+        reads.check(place)
+    _check_counts(places, state)
+    parser = PartParser(state.media)
+    parts = [parser.parse(place) for place in places]
+    with ExitStack() as stack:
+        files = MediaFiles(state.audio_memory, stack)
+        read = await files.read_all(parts)
+        contents = await DocumentContents(reads, state, files).of_parts(parts, read)
+        _replace(parts, contents)
+        limit = model.info.max_model_len
+        audio = await _audio(parts, read, reads, limit, sequences)
+        pictures = await _pictures(parts, contents, settings, reads, limit, sequences)
+    unused = [*(settings.names if pictures is None else ()), *(name for part in parts for name in part.unused)]
+    return ChatMedia(audio, pictures, unused)
+
+
+async def _pictures(
+    parts: Sequence[MediaPart],
+    contents: Sequence[Sequence[MediaContent]],
+    settings: MediaSettings,
+    reads: MediaInputs,
+    limit: int,
+    sequences: int,
+) -> ChatPictures | None:
+    files = [
+        PictureFile(content.content if isinstance(content, MediaFile) else None, content.where, part.uuid)
+        for part, pieces in zip(parts, contents, strict=True)
+        if part.place.kind != "audio"
+        for content in pieces
+        if not isinstance(content, str)
+    ]
+    if not files or reads.pictures is None:
+        return None
+    info = with_settings(reads.pictures.info, settings.processor)
+    pictures = await reads.pictures.reader.prepare(
+        files,
+        info,
+        max_tokens=limit,
+        sequences=sequences,
+        background=background_color(settings.media_io, reads.pictures.background),
+        tenant=current_tenant(),
+    )
+    return ChatPictures(info, pictures)
+
+
+def _check_counts(places: Sequence[PartPlace], state: ServerState) -> None:
+    limits = {
+        "audio": (state.max_audio_parts, "audio parts (--max-audio-parts)"),
+        "image": (state.max_image_parts, "pictures (--max-image-parts)"),
+        "document": (_MAX_DOCUMENTS, "documents"),
+    }
+    for kind, (limit, name) in limits.items():
+        count = sum(place.kind == kind for place in places)
+        if count > limit:
+            raise InvalidRequest(f"A chat may have at most {limit} {name}, not {count}.", "messages")
+
+
+def _replace(parts: Sequence[MediaPart], contents: Sequence[Sequence[MediaContent]]) -> None:
+    """Put what stands for media in place of their parts; in place of a document a list of all that it becomes."""
+    for part, content in zip(parts, contents, strict=True):
+        pieces = [_stand_in(part, piece) for piece in content]
+        part.place.content[part.place.index] = pieces if part.place.kind == "document" else pieces[0]
+
+
+def _stand_in(part: MediaPart, content: MediaContent) -> dict[str, Any]:
+    if isinstance(content, str):
+        return {"type": "text", "text": content}
+    return dict(AUDIO_PART if part.place.kind == "audio" else IMAGE_PART)
+
+
+async def _audio(
+    parts: Sequence[MediaPart], files: Sequence[MediaFile | SentBefore], reads: MediaInputs, limit: int, sequences: int
+) -> ChatAudio | None:
+    heard = [
+        (part, AudioFile(file.content, file.where))
+        for part, file in zip(parts, files, strict=True)
+        if part.place.kind == "audio" and isinstance(file, MediaFile)
+    ]
+    if not heard or reads.audio is None:
+        return None
+    pieces = await audio_pieces(
+        [part for part, _ in heard],
+        [file for _, file in heard],
+        reads.audio,
+        limit,
+        sequences,
+    )
+    return ChatAudio(reads.audio.info, pieces)

@@ -1,0 +1,156 @@
+"""The contents of content parts: read into files, and documents turned into texts and pictures."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import ExitStack
+from tempfile import SpooledTemporaryFile
+
+from quire.api.chat.media_inputs import MediaInputs
+from quire.api.chat.media_parts import MediaPart
+from quire.multimodal.audio.memory import AudioMemory, Reservation
+from quire.multimodal.documents import DocumentReader, Page, recognized, text_of
+from quire.multimodal.errors import PromptError
+from quire.multimodal.sources import MediaFile, SentBefore
+from quire.serving.models import ServerState
+from quire.workers.tenant import current_tenant
+
+_IN_MEMORY = 1 << 20  # bytes of a file; larger ones are on disk until they are decoded
+_READ_AT_ONCE = 4  # files of a chat
+_MAX_CHARACTERS = 1 << 22  # of the texts of all documents of a chat
+
+MediaContent = str | MediaFile | SentBefore  # a text, or what becomes items
+
+
+class MediaFiles:
+    """Files with the contents of a chat's parts, until a context ends. Large ones are on disk."""
+
+    def __init__(self, memory: AudioMemory, stack: ExitStack) -> None:
+        """Keep files until `stack` ends. `memory`: for contents while they are read."""
+        self._memory = memory
+        self._stack = stack
+        self._slots = asyncio.Semaphore(_READ_AT_ONCE)
+
+    async def read_all(self, parts: Sequence[MediaPart]) -> list[MediaFile | SentBefore]:
+        """Read the content of each part.
+
+        Raises:
+            PromptError: one cannot be read.
+            QueueFull: there is no memory for too long.
+        """
+        tasks = [asyncio.create_task(self._read(part)) for part in parts]
+        try:
+            return await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def keep(self, content: bytes, where: str) -> MediaFile:
+        """Keep a content. `where`: its part."""
+        file = self._stack.enter_context(SpooledTemporaryFile(_IN_MEMORY))  # noqa: SIM115 the stack closes it
+        await asyncio.to_thread(file.write, content)
+        return MediaFile(file, where)
+
+    async def reserve(self, size: int, where: str) -> Reservation:
+        """Reserve memory; see `AudioMemory.reserve`. `where`: the part, for the error if it can never fit."""
+        try:
+            return await self._memory.reserve(size, current_tenant())
+        except PromptError as error:
+            raise PromptError(str(error), where) from error
+
+    async def _read(self, part: MediaPart) -> MediaFile | SentBefore:
+        where = part.place.where
+        if part.source is None:
+            return SentBefore(where)
+        async with self._slots:
+            with await self.reserve(part.source.memory, where):
+                return await self.keep(await part.source.read(), where)
+
+
+class DocumentContents:
+    """What documents become: texts, and a picture of each page of a PDF file if the model reads pictures."""
+
+    def __init__(self, reads: MediaInputs, state: ServerState, files: MediaFiles) -> None:
+        self._reads = reads
+        self._documents: DocumentReader = state.documents
+        self._files = files
+        self._pictures_left = state.max_image_parts
+        self._characters_left = _MAX_CHARACTERS
+
+    async def of_parts(
+        self, parts: Sequence[MediaPart], files: Sequence[MediaFile | SentBefore]
+    ) -> list[list[MediaContent]]:
+        """The contents of each part; of one that is no document its file.
+
+        Raises:
+            PromptError: a document is broken or too long, or the model does not read its kind.
+            QueueFull: too many documents wait.
+        """
+        self._pictures_left -= sum(part.place.kind == "image" for part in parts)
+        contents: list[list[MediaContent]] = []
+        for part, file in zip(parts, files, strict=True):
+            if part.place.kind == "document" and isinstance(file, MediaFile):
+                contents.append(await self._contents(part, file))
+            else:
+                contents.append([file])
+        return contents
+
+    async def _contents(self, part: MediaPart, file: MediaFile) -> list[MediaContent]:
+        where = part.place.where
+        size = await asyncio.to_thread(file.size)
+        with await self._files.reserve(DocumentReader.memory(size), where):
+            content = await asyncio.to_thread(file.read)
+            kind = await asyncio.to_thread(recognized, content)
+            match kind:
+                case "text":
+                    return self._with_title(part, [self._checked(await asyncio.to_thread(text_of, content), where)])
+                case "picture" if self._reads.pictures is not None:
+                    self._count_pictures(1, where)
+                    return self._with_title(part, [file])
+                case "picture":
+                    raise PromptError(
+                        f"The file is a picture, and the model `{self._reads.name}` does not read pictures.", where
+                    )
+                case "pdf":
+                    return self._with_title(part, await self._pages(content, where))
+        raise PromptError("A file must be a PDF file, a text file in UTF-8, or a picture.", where)
+
+    async def _pages(self, content: bytes, where: str) -> list[MediaContent]:
+        pictures = None if self._reads.pictures is None else self._pictures_left
+        pages = await self._documents.pages(content, where, pictures=pictures, tenant=current_tenant())
+        if pictures is None and not any(page.text for page in pages):
+            raise PromptError(
+                f"The PDF file has no text, only pictures, which the model `{self._reads.name}` does not read.",
+                where,
+            )
+        contents: list[MediaContent] = []
+        for page in pages:
+            contents += await self._page(page, where)
+        return contents
+
+    async def _page(self, page: Page, where: str) -> list[MediaContent]:
+        contents: list[MediaContent] = []
+        if page.picture is not None:
+            self._count_pictures(1, where)
+            contents.append(await self._files.keep(page.picture, where))
+        if page.text:
+            contents.append(self._checked(page.text, where))
+        return contents
+
+    def _count_pictures(self, count: int, where: str) -> None:
+        if count > self._pictures_left:
+            raise PromptError("The chat has too many pictures, with those of its files (--max-image-parts).", where)
+        self._pictures_left -= count
+
+    def _checked(self, text: str, where: str) -> str:
+        """A text, with an end: templates join parts without one."""
+        self._characters_left -= len(text)
+        if self._characters_left < 0:
+            raise PromptError(f"The files have more than {_MAX_CHARACTERS} characters of text.", where)
+        return f"{text}\n"
+
+    @staticmethod
+    def _with_title(part: MediaPart, contents: list[MediaContent]) -> list[MediaContent]:
+        return [f"{part.title}\n", *contents] if part.title else contents

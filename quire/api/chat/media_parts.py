@@ -1,0 +1,250 @@
+"""Content parts with media: which there are, in the forms of all APIs, and checks of their fields."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from quire.multimodal.audio.formats import NAMES, recognized_name
+from quire.multimodal.fetch import SizeLimit
+from quire.multimodal.sources import MediaSource, MediaSources
+from quire.protocol.chat import Message, part_type
+from quire.protocol.errors import InvalidRequest, shorten
+
+MediaKind = Literal["audio", "image", "document"]
+_KINDS: Mapping[str, MediaKind] = {
+    "input_audio": "audio",
+    "audio_url": "audio",
+    "image_url": "image",
+    "input_image": "image",
+    "image": "image",
+    "file": "document",
+    "input_file": "document",
+    "document": "document",
+}
+# Of other APIs and of vLLM, and the stand-ins of media, which are not for clients.
+_UNSUPPORTED = frozenset(
+    {"video_url", "video", "input_video", "image_pil", "image_embeds", "audio_embeds", "video_embeds", "prompt_embeds"}
+    | {"audio"}
+)
+_DETAILS = ("auto", "low", "high", "original")
+_MAX_UUID = 256  # characters
+_FILE_FIELDS = ("file_data", "file_url", "file_id")
+
+
+@dataclass(frozen=True, slots=True)
+class PartPlace:
+    """A content part with media.
+
+    Attributes:
+        content: the content of its message.
+        index: its place in that.
+        where: its path in the request, for errors.
+        type: its type.
+        kind: what it has; None: something that is not supported.
+    """
+
+    content: list[Any]
+    index: int
+    where: str
+    type: str
+    kind: MediaKind | None
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The part itself."""
+        part: dict[str, Any] = self.content[self.index]
+        return part
+
+
+@dataclass(frozen=True, slots=True)
+class MediaPart:
+    """A content part whose fields are valid.
+
+    Attributes:
+        source: where its content comes from; None: it names content that was sent before, by its `uuid`.
+        format: format of audio that the client has given.
+        uuid: the client's name of the content.
+        title: name of a document, and what the client says about it.
+        unused: paths of fields that have no effect.
+    """
+
+    place: PartPlace
+    source: MediaSource | None
+    format: str | None = None
+    uuid: str | None = None
+    title: str = ""
+    unused: Sequence[str] = field(default=())
+
+
+def media_places(messages: Sequence[Message]) -> list[PartPlace]:
+    """All content parts with media, in their order."""
+    return list(_places(messages))
+
+
+def _places(messages: Sequence[Message]) -> Iterator[PartPlace]:
+    for number, message in enumerate(messages):
+        content = message.content
+        if not isinstance(content, list):
+            continue
+        for index, part in enumerate(content):
+            kind = part_type(part)
+            if kind in _KINDS or kind in _UNSUPPORTED:
+                yield PartPlace(content, index, f"messages[{number}].content[{index}]", kind, _KINDS.get(kind))
+
+
+class PartParser:
+    """Checks the fields of content parts, and finds where their content comes from. Nothing is read."""
+
+    def __init__(self, sources: MediaSources) -> None:
+        self._sources = sources
+        self._parsers: Mapping[str, Callable[[PartPlace], MediaPart]] = {
+            "input_audio": self._input_audio,
+            "audio_url": self._audio_url,
+            "image_url": self._image_url,
+            "input_image": self._image_url,
+            "image": self._image,
+            "file": self._file,
+            "input_file": self._file,
+            "document": self._document,
+        }
+
+    def parse(self, place: PartPlace) -> MediaPart:
+        """Check the fields of a part of a supported type.
+
+        Raises:
+            InvalidRequest: a field is not valid.
+            PromptError: a URL is not allowed.
+        """
+        return self._parsers[place.type](place)
+
+    def _input_audio(self, place: PartPlace) -> MediaPart:
+        value = place.fields.get("input_audio")
+        uuid = _uuid(place)
+        _check_content(value, uuid, place)
+        data = value.get("data") if isinstance(value, dict) else None
+        if not isinstance(value, dict) or not isinstance(data, str):
+            raise InvalidRequest('`input_audio` must be an object {"data": BASE64, "format": FORMAT}.', place.where)
+        source = self._sources.from_base64(data, self._sources.audio, place.where)
+        return MediaPart(place, source, format=_audio_format(value, place.where), uuid=uuid)
+
+    def _audio_url(self, place: PartPlace) -> MediaPart:
+        value = place.fields.get("audio_url")
+        uuid = _uuid(place)
+        _check_content(value, uuid, place)
+        url = value.get("url") if isinstance(value, dict) else value
+        if not isinstance(url, str) or not url:
+            raise InvalidRequest('`audio_url` must be an object {"url": URL}.', place.where)
+        return MediaPart(place, self._sources.from_url(url, self._sources.audio, place.where), uuid=uuid)
+
+    def _image_url(self, place: PartPlace) -> MediaPart:
+        """OpenAI's chats have `image_url: {url, detail}`, Responses `image_url` and `detail` beside each other."""
+        part, uuid = place.fields, _uuid(place)
+        value = part.get("image_url")
+        _check_no_file_id(part, "image_url", place.where)
+        if value is None and uuid is not None:
+            return MediaPart(place, None, uuid=uuid)
+        url = value.get("url") if isinstance(value, dict) else value
+        if not isinstance(url, str) or not url:
+            raise InvalidRequest('`image_url` must be an object {"url": URL}, or a URL.', place.where)
+        if isinstance(value, dict) and value.get("detail") is not None:
+            unused = _unused_detail(value, place.where, "image_url.detail")
+        else:
+            unused = _unused_detail(part, place.where, "detail")
+        return MediaPart(place, self._sources.from_url(url, self._sources.image, place.where), uuid=uuid, unused=unused)
+
+    def _image(self, place: PartPlace) -> MediaPart:
+        """Anthropic's."""
+        source = self._anthropic_source(place, self._sources.image)
+        return MediaPart(place, source, uuid=_uuid(place))
+
+    def _document(self, place: PartPlace) -> MediaPart:
+        """Anthropic's; its sources with text have become text."""
+        texts = []
+        for name in ("title", "context"):
+            text = place.fields.get(name)
+            if text is not None and not isinstance(text, str):
+                raise InvalidRequest(f"`{name}` must be a string.", f"{place.where}.{name}")
+            texts += [text] if text else []
+        source = self._anthropic_source(place, self._sources.document)
+        return MediaPart(place, source, title="\n".join(texts))
+
+    def _anthropic_source(self, place: PartPlace, limit: SizeLimit) -> MediaSource:
+        source = place.fields.get("source")
+        kind = source.get("type") if isinstance(source, dict) else None
+        where = f"{place.where}.source"
+        if kind == "file":
+            raise _no_files(f"{where}.file_id", "a source of type `base64` or `url`")
+        name = {"base64": "data", "url": "url"}.get(kind if isinstance(kind, str) else "")
+        if not isinstance(source, dict) or name is None:
+            raise InvalidRequest("`source` must be an object with the type `base64` or `url`.", where)
+        content = source.get(name)
+        if not isinstance(content, str) or not content:
+            raise InvalidRequest(f"A source of type `{kind}` needs a string in `{name}`.", f"{where}.{name}")
+        if kind == "url":
+            return self._sources.from_url(content, limit, f"{where}.url")
+        return self._sources.from_base64(content, limit, f"{where}.data")
+
+    def _file(self, place: PartPlace) -> MediaPart:
+        """OpenAI's chats have `file: {file_data, filename}`, Responses the same fields beside the type."""
+        inside = place.type == "file"
+        value = place.fields.get("file") if inside else place.fields
+        if not isinstance(value, dict):
+            raise InvalidRequest('`file` must be an object {"file_data": DATA, "filename": NAME}.', place.where)
+        where = f"{place.where}.file" if inside else place.where
+        sent = [name for name in _FILE_FIELDS if value.get(name) is not None]
+        if sent == ["file_id"]:
+            raise _no_files(f"{where}.file_id", "`file_data`")
+        if len(sent) != 1 or not isinstance(value[sent[0]], str) or not value[sent[0]]:
+            raise InvalidRequest("A file needs a string in one of `file_data` and `file_url`.", where)
+        filename = value.get("filename")
+        if filename is not None and not isinstance(filename, str):
+            raise InvalidRequest("`filename` must be a string.", f"{where}.filename")
+        read = self._sources.from_url if sent == ["file_url"] else self._sources.from_base64
+        source = read(value[sent[0]], self._sources.document, f"{where}.{sent[0]}")
+        return MediaPart(place, source, title=filename or "", unused=_unused_detail(value, where, "detail"))
+
+
+def _uuid(place: PartPlace) -> str | None:
+    """The client's name of the content; None if it gives none."""
+    uuid = place.fields.get("uuid")
+    if uuid is not None and (not isinstance(uuid, str) or not 0 < len(uuid) <= _MAX_UUID):
+        raise InvalidRequest(f"`uuid` must be a string of 1 to {_MAX_UUID} characters.", f"{place.where}.uuid")
+    return uuid
+
+
+def _check_content(value: Any, uuid: str | None, place: PartPlace) -> None:
+    """Refuse audio that is only named: it is not kept from one request to the next."""
+    if value is None and uuid is not None:
+        raise InvalidRequest("A `uuid` without content is supported for pictures only.", f"{place.where}.uuid")
+
+
+def _check_no_file_id(part: Mapping[str, Any], instead: str, where: str) -> None:
+    if part.get("file_id") is not None:
+        raise _no_files(f"{where}.file_id", f"`{instead}`")
+
+
+def _no_files(where: str, instead: str) -> InvalidRequest:
+    return InvalidRequest(f"`file_id` is not supported: this server stores no files. Send {instead}.", where)
+
+
+def _unused_detail(value: Mapping[str, Any], where: str, name: str) -> Sequence[str]:
+    """The path of a `detail` that asks for less than the model's own resolution, which is always used."""
+    detail = value.get("detail")
+    if detail is not None and detail not in _DETAILS:
+        raise InvalidRequest(f"`detail` must be one of {', '.join(_DETAILS)}.", f"{where}.{name}")
+    return (f"{where}.{name}",) if detail == "low" else ()
+
+
+def _audio_format(value: Mapping[str, Any], where: str) -> str | None:
+    """The name under which the declared format is recognized; None if none is declared."""
+    requested = value.get("format")
+    if requested is None:
+        return None
+    name = recognized_name(requested) if isinstance(requested, str) else None
+    if name is None:
+        raise InvalidRequest(
+            f"The audio format {shorten(str(requested))!r} is not supported. Supported formats: {NAMES}.", where
+        )
+    return name

@@ -1,0 +1,150 @@
+"""LLaVA, LLaVA-NeXT, LLaVA-OneVision, InternVL and Mistral 3: a tower, a projector and a language model."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from quire.engine.client.pictures import Geometry, PictureInfo
+from quire.engine.client.protocol import PictureItem
+from quire.engine.models.config.image_processor import ImageProcessor
+from quire.engine.models.config.placeholder import check_placeholder, text_of
+from quire.engine.models.errors import UnsupportedModel
+from quire.engine.models.families.vision_language import vision_language_model
+from quire.engine.models.family import PictureFacts, Tower
+from quire.engine.models.specs.decoder import DecoderSpec
+
+if TYPE_CHECKING:  # families are read without torch
+    from torch import Tensor
+
+_READ = re.compile(r"(?:model\.)?(?P<name>(?:vision_tower|multi_modal_projector|image_newline)(?:\..*)?)")
+_INNER = re.compile(r"vision_tower\.vision_model\.")  # CLIP and SigLIP in checkpoints
+_TABLE = re.compile(r".*\.position_ids")  # which old checkpoints have
+
+
+def module_name(name: str) -> str | None:
+    """The name of a tensor in transformers' model; None if it belongs to the language model or is not needed."""
+    match = _READ.fullmatch(name)
+    if match is None or _TABLE.fullmatch(name):
+        return None
+    return _INNER.sub("vision_tower.", match["name"])
+
+
+def _encode_fixed(model: Any, pixels: Tensor, item: PictureItem) -> Tensor:
+    """LLaVA: one image of a size, or, with Pixtral's tower, of any."""
+    if model.config.vision_config.model_type == "pixtral":
+        return _encode_rows(model, pixels, item)
+    features: Tensor = model.get_image_features(pixel_values=pixels).pooler_output[0]
+    return features
+
+
+def _encode_rows(model: Any, pixels: Tensor, _: PictureItem) -> Tensor:
+    """Mistral 3: one image, whose height and width the tower needs to know."""
+    sizes = [tuple(pixels.shape[-2:])]
+    features: Tensor = model.get_image_features(pixel_values=pixels, image_sizes=sizes).pooler_output[0]
+    return features
+
+
+def _encode_canvas(model: Any, pixels: Tensor, item: PictureItem) -> Tensor:
+    """LLaVA-NeXT: the whole picture and its tiles, of which some patches are padding."""
+    assert item.original_size is not None
+    sizes = pixels.new_tensor([item.original_size]).long()
+    features: Tensor = model.get_image_features(pixel_values=pixels[None], image_sizes=sizes).pooler_output[0]
+    return features
+
+
+def _encode_canvas_or_whole(model: Any, pixels: Tensor, item: PictureItem) -> Tensor:
+    """LLaVA-OneVision: as LLaVA-NeXT, but of several pictures in a prompt, each is one image."""
+    assert item.original_size is not None
+    sizes = pixels.new_tensor([item.original_size]).long()
+    pictures = pixels.new_tensor([1 if len(pixels) > 1 else 2]).long()
+    features: Tensor = model.get_image_features(
+        pixel_values=pixels[None], image_sizes=sizes, batch_num_images=pictures
+    ).pooler_output[0]
+    return features
+
+
+def _encode_tiles(model: Any, pixels: Tensor, _: PictureItem) -> Tensor:
+    """InternVL: tiles, whose tokens lie one behind the other."""
+    features: Tensor = model.get_image_features(pixel_values=pixels).pooler_output
+    return features.flatten(0, 1)
+
+
+def _info(
+    folder: Path, config: Any, spec: DecoderSpec, geometry: Geometry, before: str = "", after: str = ""
+) -> PictureInfo:
+    placeholder = check_placeholder(config.image_token_id, spec.vocab, "image_token_id")
+    return PictureInfo(
+        placeholder=placeholder,
+        placeholder_text=text_of(folder, placeholder, "<image>"),
+        geometry=geometry,
+        before=before,
+        after=after,
+    )
+
+
+def _patches(vision: Any) -> int:
+    """Number of patches along the edge of an image."""
+    size, patch = (value if isinstance(value, int) else value[0] for value in (vision.image_size, vision.patch_size))
+    return int(size // patch)
+
+
+def _whole_tokens(config: Any) -> int:
+    """Tokens of an image of the tower's size."""
+    vision = config.vision_config
+    classes = int(vision.model_type == "clip_vision_model")
+    dropped = int(config.vision_feature_select_strategy == "default")
+    return _patches(vision) ** 2 + classes - dropped
+
+
+def _llava(folder: Path, config: Any, spec: DecoderSpec) -> PictureFacts:
+    if config.vision_config.model_type == "pixtral":
+        return _mistral3(folder, config, spec)
+    processor = ImageProcessor.read(folder, "clip")
+    geometry = processor.fixed_size(_whole_tokens(config))
+    return PictureFacts(info=_info(folder, config, spec, geometry), normalization=processor.normalization())
+
+
+def _mistral3(folder: Path, config: Any, spec: DecoderSpec) -> PictureFacts:
+    processor = ImageProcessor.read(folder, "pixtral")
+    geometry = processor.patch_rows(getattr(config, "spatial_merge_size", 1))
+    return PictureFacts(info=_info(folder, config, spec, geometry), normalization=processor.normalization())
+
+
+def _llava_next(folder: Path, config: Any, spec: DecoderSpec) -> PictureFacts:
+    processor = ImageProcessor.read(folder, "llavanext")
+    geometry = processor.any_resolution(patches=_patches(config.vision_config), tokens=_whole_tokens(config))
+    return PictureFacts(info=_info(folder, config, spec, geometry), normalization=processor.normalization())
+
+
+def _llava_onevision(folder: Path, config: Any, spec: DecoderSpec) -> PictureFacts:
+    processor = ImageProcessor.read(folder, "llavaonevision")
+    aspect = re.fullmatch(r"anyres_max_(\d+)", config.vision_aspect_ratio)
+    if aspect is None:
+        raise UnsupportedModel(f"vision_aspect_ratio is {config.vision_aspect_ratio!r}; supported is anyres_max_N")
+    geometry = processor.any_resolution(
+        patches=_patches(config.vision_config), tokens=_whole_tokens(config), max_tiles=int(aspect[1])
+    )
+    return PictureFacts(info=_info(folder, config, spec, geometry), normalization=processor.normalization())
+
+
+def _internvl(folder: Path, config: Any, spec: DecoderSpec) -> PictureFacts:
+    processor = ImageProcessor.read(folder, "gotocr2")
+    geometry = processor.grid_tiles(int(_patches(config.vision_config) * config.downsample_ratio) ** 2)
+    info = _info(folder, config, spec, geometry, before="<img>", after="</img>")
+    return PictureFacts(info=info, normalization=processor.normalization())
+
+
+FAMILIES = tuple(
+    vision_language_model(
+        kind, Tower(language_model="language_model", facts=facts, encode=encode, module_name=module_name)
+    )
+    for kind, facts, encode in (
+        ("llava", _llava, _encode_fixed),
+        ("llava_next", _llava_next, _encode_canvas),
+        ("llava_onevision", _llava_onevision, _encode_canvas_or_whole),
+        ("internvl", _internvl, _encode_tiles),
+        ("mistral3", _mistral3, _encode_rows),
+    )
+)

@@ -1,0 +1,1 @@
+"""Pictures: their files, layouts and pixels. Needs NumPy and Pillow."""

@@ -1,0 +1,364 @@
+"""Layouts: which tokens stand for a picture, and which images of it are encoded. They follow from its size alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from quire.engine.client.pictures import (
+    AnyResolution,
+    FixedSize,
+    GridTiles,
+    PanAndScan,
+    PatchRows,
+    PictureInfo,
+    SmartResize,
+    SplitTiles,
+)
+from quire.engine.client.protocol import TokenArray
+
+MAX_RATIO = 200  # of a picture's edges
+_LARGEST_EDGE = 4096  # of a picture that `SplitTiles` divides
+_DIGITS = 7  # to which LLaVA rounds, against errors of floats
+_REDUCED_FROM = 1.1  # a picture of so many times the most patches' edge is reduced
+Size = tuple[int, int]  # height and width
+
+
+class LayoutError(ValueError):
+    """A picture of this size cannot be prepared for the model."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ItemLayout:
+    """The tokens and the images of an item: consecutive tokens of the prompt.
+
+    Attributes:
+        images, height, width: number and size of its images.
+        row_length: number of placeholders in a row.
+        rows: number of rows, which follow each other.
+        row_ends: each row is followed by a text token that belongs to the item.
+        grid: rows and columns of the tokens' rotary positions; None: those of text.
+        original_size: size of the picture, if the encoder needs it.
+    """
+
+    images: int
+    height: int
+    width: int
+    row_length: int
+    rows: int = 1
+    row_ends: bool = False
+    grid: Size | None = None
+    original_size: Size | None = None
+
+    @property
+    def length(self) -> int:
+        """Number of its tokens."""
+        return self.rows * (self.row_length + self.row_ends)
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """Shape of its pixels."""
+        return self.images, self.height, self.width, 3
+
+    @property
+    def size(self) -> int:
+        """Bytes of its pixels."""
+        return math.prod(self.shape)
+
+    def text_offsets(self) -> TokenArray | None:
+        """Which of its tokens are text; see `PictureItem.text_offsets`."""
+        if not self.row_ends:
+            return None
+        return (np.arange(1, self.rows + 1, dtype=np.int32) * (self.row_length + 1) - 1).astype(np.int32)
+
+    def positions(self) -> TokenArray | None:
+        """Rotary positions of its tokens; see `PictureItem.positions`."""
+        if self.grid is None:
+            return None
+        positions = np.zeros((3, *self.grid), np.int32)
+        positions[1], positions[2] = np.indices(self.grid, np.int32)
+        return positions.reshape(3, -1)
+
+    @property
+    def advance(self) -> int | None:
+        """Rotary positions from its first token to the one behind it; see `PictureItem.advance`."""
+        return None if self.grid is None else max(self.grid)
+
+
+@dataclass(frozen=True, slots=True)
+class PictureLayout:
+    """What stands for a picture.
+
+    Attributes:
+        text: stands for it in a rendered chat, with one placeholder for each row of an item: it is repeated once the
+            text is tokenized.
+        items: its items, in the order of their tokens.
+    """
+
+    text: str
+    items: tuple[ItemLayout, ...]
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens of all items."""
+        return sum(item.length for item in self.items)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the pixels of all items."""
+        return sum(item.size for item in self.items)
+
+
+def layout(info: PictureInfo, height: int, width: int) -> PictureLayout:
+    """The layout of a picture.
+
+    Args:
+        info: facts about the model.
+        height, width: size of the picture, at least 1.
+
+    Raises:
+        LayoutError: the model cannot read a picture of this size.
+    """
+    if max(height, width) > MAX_RATIO * min(height, width):
+        raise LayoutError(
+            f"The picture has {width} x {height} pixels; its longer edge may be at most {MAX_RATIO} times as long as "
+            "the shorter one."
+        )
+    match info.geometry:
+        case FixedSize() as fixed:
+            item = ItemLayout(images=1, height=fixed.height, width=fixed.width, row_length=fixed.tokens)
+            return _whole(info, item)
+        case SmartResize() as smart:
+            return _whole(info, _smart_item(smart, height, width))
+        case SplitTiles() as split:
+            return _split(info, split, height, width)
+        case PatchRows() as rows:
+            return _rows(info, rows, height, width)
+        case AnyResolution() as anyres:
+            return _whole(info, _any_resolution_item(anyres, height, width))
+        case GridTiles() as grid:
+            return _grid(info, grid, height, width)
+        case PanAndScan() as scan:
+            return _pan_and_scan(info, scan, height, width)
+
+
+def _whole(info: PictureInfo, item: ItemLayout) -> PictureLayout:
+    return PictureLayout(f"{info.before}{info.token}{info.after}", (item,))
+
+
+def smart_size(smart: SmartResize, height: int, width: int) -> Size:
+    """The size to which a picture is resized."""
+    multiple = smart.multiple
+    if smart.enlarges and min(height, width) < multiple:
+        scale = max(multiple / height, multiple / width)
+        height, width = int(height * scale), int(width * scale)
+    new_height, new_width = (round(edge / multiple) * multiple for edge in (height, width))
+    area = smart.frames * height * width
+    if smart.frames * new_height * new_width > smart.max_pixels:
+        divisor = math.sqrt(area / smart.max_pixels)
+        return (
+            max(multiple, math.floor(height / divisor / multiple) * multiple),
+            max(multiple, math.floor(width / divisor / multiple) * multiple),
+        )
+    if smart.frames * new_height * new_width < smart.min_pixels:
+        factor = math.sqrt(smart.min_pixels / area)
+        return math.ceil(height * factor / multiple) * multiple, math.ceil(width * factor / multiple) * multiple
+    return new_height, new_width
+
+
+def _smart_item(smart: SmartResize, height: int, width: int) -> ItemLayout:
+    height, width = smart_size(smart, height, width)
+    grid = height // smart.multiple, width // smart.multiple
+    return ItemLayout(
+        images=1, height=height, width=width, row_length=math.prod(grid), grid=grid if smart.mrope else None
+    )
+
+
+def split_sizes(split: SplitTiles, height: int, width: int) -> tuple[Size, Size]:
+    """The sizes to which a picture is resized before it is divided: first the one, then the other."""
+    first = _limited(*_with_longest_edge(height, width, split.longest_edge), _LARGEST_EDGE)
+    height, width = first
+    ratio = width / height
+    if width >= height:
+        width = _whole_tiles(width, split.tile)
+        height = _whole_tiles(int(width / ratio), split.tile)
+    else:
+        height = _whole_tiles(height, split.tile)
+        width = _whole_tiles(int(height * ratio), split.tile)
+    return first, (height, width)
+
+
+def _with_longest_edge(height: int, width: int, longest: int) -> Size:
+    """The size with this longer edge; the shorter one is even."""
+    ratio = width / height
+    if width >= height:
+        shorter = int(longest / ratio)
+        return max(1, shorter + shorter % 2), longest
+    shorter = int(longest * ratio)
+    return longest, max(1, shorter + shorter % 2)
+
+
+def _limited(height: int, width: int, longest: int) -> Size:
+    """The size, or one of the same shape whose longer edge is at the limit."""
+    ratio = width / height
+    if width >= height and width > longest:
+        return max(1, int(longest / ratio)), longest
+    if height > width and height > longest:
+        return longest, max(1, int(longest * ratio))
+    return height, width
+
+
+def _whole_tiles(length: int, tile: int) -> int:
+    return math.ceil(length / tile) * tile
+
+
+def split_grid(split: SplitTiles, height: int, width: int) -> Size:
+    """Rows and columns of the tiles of a picture; (0, 0) if it is not divided."""
+    if not split.splits:
+        return 0, 0
+    _, (height, width) = split_sizes(split, height, width)
+    if max(height, width) <= split.tile:
+        return 0, 0
+    return height // split.tile, width // split.tile
+
+
+def _split(info: PictureInfo, split: SplitTiles, height: int, width: int) -> PictureLayout:
+    rows, columns = split_grid(split, height, width)
+    tile = ItemLayout(images=1, height=split.tile, width=split.tile, row_length=split.tokens)
+    fence = "<fake_token_around_image>"
+    lines = [
+        "".join(f"{fence}<row_{row + 1}_col_{column + 1}>{info.token}" for column in range(columns)) + "\n"
+        for row in range(rows)
+    ]
+    end = f"{fence}<global-img>{info.token}{fence}"
+    return PictureLayout("".join(lines) + ("\n" if lines else "") + end, (tile,) * (rows * columns + 1))
+
+
+def _rows(info: PictureInfo, rows: PatchRows, height: int, width: int) -> PictureLayout:
+    ratio = max(height, width) / rows.longest_edge
+    if ratio > 1:
+        height, width = max(1, math.floor(height / ratio)), max(1, math.floor(width / ratio))
+    down, across = math.ceil(height / rows.patch), math.ceil(width / rows.patch)
+    item = ItemLayout(
+        images=1,
+        height=down * rows.patch,
+        width=across * rows.patch,
+        row_length=across,
+        rows=down,
+        row_ends=True,
+    )
+    text = f"{info.token}{rows.row_end}" * (down - 1) + f"{info.token}{rows.end}"
+    return PictureLayout(f"{info.before}{text}{info.after}", (item,))
+
+
+def best_canvas(anyres: AnyResolution, height: int, width: int) -> Size:
+    """The canvas on which most of a picture's pixels can be seen; of equal ones that of which least is wasted."""
+
+    def merit(canvas: Size) -> tuple[int, int]:
+        scale = min(canvas[1] / width, canvas[0] / height)
+        seen = min(int(width * scale) * int(height * scale), width * height)
+        return seen, seen - math.prod(canvas)
+
+    return max(anyres.canvases, key=merit)
+
+
+def fit_on_canvas(canvas: Size, height: int, width: int) -> Size:
+    """The size of a picture that is enlarged or reduced until it touches two edges of a canvas."""
+    across, down = canvas[1] / width, canvas[0] / height
+    if across < down:
+        return min(math.ceil(height * across), canvas[0]), canvas[1]
+    return canvas[0], min(math.ceil(width * down), canvas[1])
+
+
+def _any_resolution_item(anyres: AnyResolution, height: int, width: int) -> ItemLayout:
+    canvas = best_canvas(anyres, height, width)
+    down, across = canvas[0] // anyres.tile, canvas[1] // anyres.tile
+    patch_rows, patch_columns = _covered_patches(anyres, (down, across), height, width)
+    return ItemLayout(
+        images=1 + down * across,
+        height=anyres.tile,
+        width=anyres.tile,
+        row_length=anyres.tokens + patch_rows * (patch_columns + 1),
+        original_size=(height, width),
+    )
+
+
+def _covered_patches(anyres: AnyResolution, tiles: Size, height: int, width: int) -> Size:
+    """Rows and columns of the patches of a canvas that a picture covers."""
+    rows, columns = tiles[0] * anyres.patches, tiles[1] * anyres.patches
+    if width / height > columns / rows:
+        covered = int(round(height * (columns / width), _DIGITS))
+        rows -= (rows - covered) // 2 * 2
+    else:
+        covered = int(round(width * (rows / height), _DIGITS))
+        columns -= (columns - covered) // 2 * 2
+    if anyres.max_tiles is not None:
+        ratio = math.sqrt(rows * columns / (anyres.max_tiles * anyres.patches**2))
+        if ratio > _REDUCED_FROM:
+            return int(rows // ratio), int(columns // ratio)
+    return rows, columns
+
+
+def grid_of_tiles(grid: GridTiles, height: int, width: int) -> Size:
+    """Rows and columns of the grid whose shape is nearest to a picture's.
+
+    Of equally near ones it is the first, unless the picture has more than half of the pixels of a later one.
+    """
+    ratio, area = width / height, width * height
+    best, difference = (1, 1), math.inf
+    for rows, columns in _grids(grid.min_tiles, grid.max_tiles):
+        distance = abs(ratio - columns / rows)
+        covers = area > 0.5 * grid.height * grid.width * columns * rows
+        if distance < difference or (distance == difference and covers):
+            best, difference = (rows, columns), distance
+    return best
+
+
+@lru_cache(maxsize=32)
+def _grids(least: int, most: int) -> tuple[Size, ...]:
+    """Rows and columns of all grids with a number of tiles, small ones first."""
+    edges = range(1, most + 1)
+    grids = [(rows, columns) for columns in edges for rows in edges if least <= rows * columns <= most]
+    return tuple(sorted(grids, key=math.prod))
+
+
+def _grid(info: PictureInfo, grid: GridTiles, height: int, width: int) -> PictureLayout:
+    rows, columns = grid_of_tiles(grid, height, width) if grid.max_tiles > 1 else (1, 1)
+    tiles = rows * columns
+    tile = ItemLayout(images=1, height=grid.height, width=grid.width, row_length=grid.tokens)
+    items = (tile,) * (tiles if tiles == 1 else tiles + 1)
+    return PictureLayout(f"{info.before}{info.token * len(items)}{info.after}", items)
+
+
+def crops(scan: PanAndScan, height: int, width: int) -> list[tuple[int, int, int, int]]:
+    """The parts of a long picture, as (top, left, bottom, right); none of another one."""
+    longer, shorter = max(height, width), min(height, width)
+    if not scan.splits or longer / shorter < scan.min_ratio:
+        return []
+    count = min(longer // scan.min_crop, math.floor(longer / shorter + 0.5))
+    count = min(scan.max_crops, max(2, count))
+    edge = math.ceil(longer / count)
+    if min(edge, shorter) < scan.min_crop:
+        return []
+    return list(_cut(width >= height, edge, count, height, width))
+
+
+def _cut(across: bool, edge: int, count: int, height: int, width: int) -> Iterator[tuple[int, int, int, int]]:
+    for start in range(0, edge * count, edge):
+        if across:
+            yield 0, start, height, min(start + edge, width)
+        else:
+            yield start, 0, min(start + edge, height), width
+
+
+def _pan_and_scan(info: PictureInfo, scan: PanAndScan, height: int, width: int) -> PictureLayout:
+    image = ItemLayout(images=1, height=scan.height, width=scan.width, row_length=scan.tokens)
+    count = len(crops(scan, height, width))
+    one = f"{info.before}{info.token}{info.after}"
+    if not count:
+        return PictureLayout(one, (image,))
+    return PictureLayout(f"{scan.introduction}{one}{scan.between}" + " ".join([one] * count), (image,) * (count + 1))

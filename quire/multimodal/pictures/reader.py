@@ -1,0 +1,310 @@
+"""Prepares the pictures of requests in worker processes, within reserved memory."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import IO, Any, TypeVar
+
+import msgspec
+
+from quire.config.options import PictureOptions
+from quire.engine.client.pictures import Color, PictureInfo
+from quire.engine.client.protocol import PictureItem, PixelArray
+from quire.multimodal.audio.memory import AudioMemory, Reservation
+from quire.multimodal.errors import PromptError
+from quire.multimodal.pictures.cache import Key, PictureCache, PreparedPicture
+from quire.multimodal.pictures.decode import WHITE, Inspect, Job, PictureError, PictureHeader, Prepare
+from quire.multimodal.pictures.layout import LayoutError, PictureLayout, layout
+from quire.multimodal.pictures.limits import PictureLimits
+from quire.workers.errors import JobKilled, JobTimedOut, QueueFull
+from quire.workers.limits import WorkerLimits
+from quire.workers.pool import WorkerPool
+
+Result = TypeVar("Result")
+_SECONDS = 15.0  # of processor time for a picture
+_WORKER_MEMORY = 256 << 20  # bytes, beside the file and the picture
+_COPIES = 7  # of a file while it is sent: three in this process, four in the worker
+_PIXEL_COPIES = 12  # bytes for each pixel of a picture while it is decoded, turned and resized
+_RESULT_COPIES = 5  # of the pixels of items while they are made
+_AT_ONCE = 2  # pictures of one request
+_BLOCK = 1 << 20  # bytes that are hashed at once
+
+
+@dataclass(frozen=True, slots=True)
+class PictureFile:
+    """A picture of a request.
+
+    Attributes:
+        content: the file; None: one that was sent before with this name.
+        where: the content part that it came in, for errors.
+        name: the client's name of the content.
+    """
+
+    content: IO[bytes] | None
+    where: str
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestPicture:
+    """A picture that is ready for the engine: its layout, and its items, whose places are not set."""
+
+    layout: PictureLayout
+    items: tuple[PictureItem, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """A picture whose layout is known, and what is needed to prepare it. `header`: None if it was in the cache."""
+
+    file: PictureFile
+    key: Key
+    layout: PictureLayout
+    header: PictureHeader | None = None
+    size: int = 0
+
+
+class PictureReader:
+    """Prepares the pictures of one model's requests.
+
+    Attributes:
+        cache: prepared pictures.
+    """
+
+    def __init__(
+        self,
+        options: PictureOptions,
+        memory: AudioMemory,
+        *,
+        max_size: int,
+        max_queued: int = 1024,
+        share: float = 1.0,
+        on_lookup: Callable[[bool], None] = lambda _: None,
+    ) -> None:
+        """Prepare; the first picture starts what it needs.
+
+        Args:
+            options: limits of pictures, and of their cache.
+            memory: the memory for media.
+            max_size: bytes of the largest file.
+            max_queued: pictures that may wait for a process.
+            share: the largest part of these for one tenant; see `Shares`.
+            on_lookup: is told of each picture whether another request has prepared it.
+        """
+        self.cache = PictureCache(int(options.mm_processor_cache_gb * (1 << 30)))
+        self._memory = memory
+        self._on_lookup = on_lookup
+        limits = PictureLimits(max_size, options.max_image_pixels)
+        self._processes = WorkerPool(
+            "pictures",
+            "quire.multimodal.pictures.decode:worker",
+            (limits,),
+            WorkerLimits(
+                memory=_WORKER_MEMORY + 4 * max_size + _PIXEL_COPIES * limits.pixels, seconds=_SECONDS, stack=1 << 24
+            ),
+            size=2,
+            max_queued=max_queued,
+            share=share,
+        )
+
+    async def prepare(
+        self,
+        files: Sequence[PictureFile],
+        info: PictureInfo,
+        *,
+        max_tokens: int,
+        sequences: int,
+        background: Color = WHITE,
+        tenant: str = "",
+    ) -> list[RequestPicture]:
+        """Make items of pictures.
+
+        First the headers of all files are read, which say how many tokens the pictures have. Then the memory for all of
+        them is reserved at once: a request that waited for more while it holds some could wait for others that do the
+        same. It is held for as long as the items live.
+
+        Args:
+            files: the pictures.
+            info: facts about the model, with the options of the request.
+            max_tokens: tokens of the context, which the pictures must not fill.
+            sequences: requests to the engine that will have the items.
+            background: colour behind transparent pixels.
+            tenant: the tenant that sent them; tenants take turns.
+
+        Raises:
+            PromptError: a file is not a picture, is broken, or is beyond a limit; or all need more tokens or memory
+                than there are.
+            QueueFull: too many pictures wait, or have waited for too long.
+            WorkerError: processes cannot be started.
+        """
+        options = hashlib.sha256(msgspec.json.encode((info, background))).digest()
+        planned = await _at_most(_AT_ONCE, [partial(self._plan, file, info, options, tenant) for file in files])
+        _check_tokens(planned, max_tokens)
+        needed = _needed(planned, sequences)
+        largest = max(planned, key=lambda plan: plan.layout.size)
+        with await self._reserve(needed, tenant, largest.file.where) as reservation:
+            works = [partial(self._picture, plan, info, background, tenant) for plan in planned]
+            pictures = await _at_most(_AT_ONCE, works)
+            return [
+                _request_picture(plan.key, picture, reservation, 1 + sequences)
+                for plan, picture in zip(planned, pictures, strict=True)
+            ]
+
+    async def close(self) -> None:
+        """End the processes."""
+        await self._processes.close()
+
+    async def _plan(self, file: PictureFile, info: PictureInfo, options: bytes, tenant: str) -> _Planned:
+        digest = await self._digest(file, tenant)
+        key = digest, options
+        kept = self.cache.peek(key)
+        if kept is not None:
+            return _Planned(file, key, kept.layout, size=file.content.tell() if file.content else 0)
+        if file.content is None:
+            raise self._unknown(file)
+        size = file.content.tell()  # it was read to its end
+        with await self._reserve(_COPIES * size, tenant, file.where):
+            header: PictureHeader = await self._run(
+                Inspect(await asyncio.to_thread(_content, file.content)), file.where, tenant
+            )
+        try:
+            planned = layout(info, header.height, header.width)
+        except LayoutError as error:
+            raise PictureError(str(error), file.where) from error
+        return _Planned(file, key, planned, header, size)
+
+    async def _digest(self, file: PictureFile, tenant: str) -> bytes:
+        """The hash of a file's content."""
+        if file.content is None:
+            digest = self.cache.named(tenant, file.name or "")
+            if digest is None:
+                raise self._unknown(file)
+            return digest
+        digest = await asyncio.to_thread(_hash, file.content)
+        if file.name is not None:
+            self.cache.name(tenant, file.name, digest)
+        return digest
+
+    @staticmethod
+    def _unknown(file: PictureFile) -> PictureError:
+        return PictureError("The picture of this `uuid` is not in the cache (any more): send it again.", file.where)
+
+    async def _picture(self, plan: _Planned, info: PictureInfo, background: Color, tenant: str) -> PreparedPicture:
+        async def make() -> PreparedPicture:
+            content, header = plan.file.content, plan.header
+            if content is None:
+                raise self._unknown(plan.file)
+            if header is None:  # it was in the cache when this was planned
+                header = await self._run(Inspect(await asyncio.to_thread(_content, content)), plan.file.where, tenant)
+            job = Prepare(await asyncio.to_thread(_content, content), header, info, background)
+            pixels: PixelArray = await self._run(job, plan.file.where, tenant)
+            pixels.flags.writeable = False  # requests share them
+            return PreparedPicture(plan.layout, pixels)
+
+        try:
+            picture, hit = await self.cache.get(plan.key, make)
+        except PromptError as error:
+            raise PictureError(str(error), plan.file.where) from error
+        self._on_lookup(hit)
+        return picture
+
+    async def _run(self, job: Job, where: str, tenant: str) -> Any:
+        try:
+            return await self._processes.run(job, tenant=tenant)
+        except PictureError as error:
+            raise PictureError(str(error), where) from error
+        except JobTimedOut as error:
+            if error.stalled:
+                raise QueueFull("the picture waited too long for processor time") from error
+            raise PictureError(f"Decoding the picture took more than {_SECONDS:g} s.", where) from error
+        except JobKilled as error:
+            raise PictureError(f"The picture cannot be decoded: {error}.", where) from error
+
+    async def _reserve(self, size: int, tenant: str, where: str) -> Reservation:
+        try:
+            return await self._memory.reserve(size, tenant)
+        except PromptError as error:
+            raise PictureError(str(error), where) from error
+
+
+async def _at_most(count: int, works: Sequence[Callable[[], Awaitable[Result]]]) -> list[Result]:
+    """The results of works, of which so many run at once. If one fails, the others are cancelled."""
+    slots = asyncio.Semaphore(count)
+
+    async def run(work: Callable[[], Awaitable[Result]]) -> Result:
+        async with slots:
+            return await work()
+
+    tasks = [asyncio.create_task(run(work)) for work in works]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _check_tokens(planned: Sequence[_Planned], max_tokens: int) -> None:
+    tokens = 0
+    for plan in planned:
+        tokens += plan.layout.tokens
+        if tokens >= max_tokens:
+            raise PictureError(
+                f"This model's maximum context length is {max_tokens} tokens. However, the pictures have {tokens} "
+                "tokens up to this one, and text and an answer must fit as well.",
+                plan.file.where,
+            )
+
+
+def _needed(planned: Sequence[_Planned], sequences: int) -> int:
+    """The most memory that pictures take while they are prepared, and in the requests to the engine, in bytes."""
+    results = (1 + sequences) * sum(plan.layout.size for plan in planned)
+    working = sorted(
+        (
+            _COPIES * plan.size
+            + _PIXEL_COPIES * (plan.header.height * plan.header.width if plan.header else 0)
+            + _RESULT_COPIES * plan.layout.size
+            for plan in planned
+        ),
+        reverse=True,
+    )
+    return results + sum(working[:_AT_ONCE])
+
+
+def _request_picture(key: Key, picture: PreparedPicture, reservation: Reservation, copies: int) -> RequestPicture:
+    """The items of a picture for one request, which holds memory for them as long as it has them."""
+    items = []
+    first = 0
+    for index, item in enumerate(picture.layout.items):
+        pixels = picture.pixels[first : first + item.images]
+        first += item.images
+        reservation.pass_on(pixels, copies * item.size)
+        items.append(
+            PictureItem(
+                hash=hashlib.sha256(b"".join((*key, index.to_bytes(4, "little")))).digest(),
+                length=item.length,
+                pixels=pixels,
+                text_offsets=item.text_offsets(),
+                positions=item.positions(),
+                advance=item.advance,
+                original_size=item.original_size,
+            )
+        )
+    return RequestPicture(picture.layout, tuple(items))
+
+
+def _hash(file: IO[bytes]) -> bytes:
+    file.seek(0)
+    digest = hashlib.sha256()
+    while block := file.read(_BLOCK):
+        digest.update(block)
+    return digest.digest()
+
+
+def _content(file: IO[bytes]) -> bytes:
+    file.seek(0)
+    return file.read()
