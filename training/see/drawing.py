@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import math
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 from random import Random
 
@@ -59,7 +59,7 @@ class _Canvas:
         self.boxes.append(((left / self.width, top / self.height, right / self.width, bottom / self.height), what, which))
 
 
-@cache
+@lru_cache(maxsize=200)
 def font_of(name: str, size: int) -> ImageFont.FreeTypeFont:
     """Return a font at a size in pixels."""
     if not name:

@@ -30,9 +30,7 @@ HELDOUT_PICTURES, HELDOUT_SEED = 300, 1  # not the seed of the evaluation
 class Trainer:
     """Model, optimizers and position in the data; ``work`` is the folder of checkpoint, tokenizer and log."""
 
-    def __init__(
-        self, recipe: Recipe, work: Path, *, dtype: torch.dtype = torch.bfloat16, compiled: bool = False
-    ) -> None:
+    def __init__(self, recipe: Recipe, work: Path, *, dtype: torch.dtype = torch.bfloat16) -> None:
         self.recipe, self.work = recipe, work
         work.mkdir(parents=True, exist_ok=True)
         self.tokenizer: Tokenizer = load_or_build(work / TOKENIZER, recipe)
@@ -41,7 +39,6 @@ class Trainer:
         self.model = See(recipe.shape, padded_size(self.tokenizer), self.ids.image, dtype)
         self.optimizers = make_optimizers(self.model, recipe.weight_decay)
         self.steps = Steps(self.ids, recipe)
-        self._run: Callable[..., tuple[Tensor, Tensor]] = torch.compile(self.model) if compiled else self.model
         self.step = 0
 
     def resume(self) -> bool:
@@ -117,7 +114,7 @@ class Trainer:
         for optimizer, rate in zip(self.optimizers, recipe.rates, strict=True):
             for group in optimizer.param_groups:
                 group["lr"] = rate * factor
-        states, patches = self._run(*_inputs(step))
+        states, patches = self.model(*_inputs(step))
         counted = step.labels != IGNORED
         logits, labels = self.model.logits(states[counted]), step.labels[counted]
         answers = F.cross_entropy(logits, labels)

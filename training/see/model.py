@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -12,6 +14,7 @@ from training.see.recipe import Shape
 LAYER_NORM_EPS, RMS_NORM_EPS = 1e-6, 1e-5
 ROPE_THETA = 10_000.0
 CHANNELS = 3
+_POSITION_SCALE = 0.5  # of the first positions: as large as what is added to them
 
 
 def linear(layer: nn.Linear, x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -190,6 +193,9 @@ class See(nn.Module):
                 nn.init.normal_(weight, std=scale)
             elif name.endswith("bias"):
                 nn.init.zeros_(weight)
+        # Patches have to be able to find their neighbours from the first step on.
+        with torch.no_grad():
+            self.tower.positions_embed.weight.copy_(_POSITION_SCALE * waves(self.shape.grid, self.shape.width))
 
     def forward(self, pixels: Tensor, tokens: Tensor, positions: Tensor, segments: Tensor) -> tuple[Tensor, Tensor]:
         """Return states of tokens (sequences, length, width) and of patches (sequences, patches, width)."""
@@ -213,6 +219,14 @@ class See(nn.Module):
         return linear(self.what_embed, patches, self.dtype).float(), linear(
             self.which_embed, patches, self.dtype
         ).float()
+
+
+def waves(grid: int, width: int) -> Tensor:
+    """Return sines and cosines of rows, then of columns, at wavelengths of 3 to 48 patches; (grid * grid, width)."""
+    rates = 2 * math.pi / (3.0 * 16.0 ** torch.linspace(0, 1, width // 4))
+    angles = torch.arange(grid)[:, None] * rates
+    line = torch.cat([angles.sin(), angles.cos()], dim=1)
+    return torch.cat([line[:, None].expand(-1, grid, -1), line[None].expand(grid, -1, -1)], dim=2).flatten(0, 1)
 
 
 def attended(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -63,9 +63,9 @@ class Recipe:
     seed: int = SEED
     shape: Shape = field(default_factory=Shape)
     steps: int = 6000
-    pictures: int = 32
-    length: int = 176
-    easy: int = 400
+    pictures: int = 24
+    length: int = 128
+    easy: int = 300
     mix: tuple[tuple[str, float], ...] = (
         ("shapes", 0.3), ("counts", 0.22), ("number", 0.2), ("word", 0.16), ("chart", 0.12),
     )  # fmt: skip

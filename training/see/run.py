@@ -32,7 +32,6 @@ def options(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--measure-every", type=int, default=500, help="steps between measurements")
     parser.add_argument("--pause-file", type=Path, help="no step begins while this file exists")
     parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0: the default of torch")
-    parser.add_argument("--compile", action="store_true", help="use torch.compile: starts later, trains faster")
     return parser.parse_args(arguments)
 
 
@@ -42,7 +41,7 @@ def main(arguments: list[str] | None = None) -> None:
     if chosen.threads:
         torch.set_num_threads(chosen.threads)
     recipe = replace(Recipe(), steps=chosen.steps, seed=chosen.seed)
-    trainer = Trainer(recipe, chosen.work, compiled=chosen.compile)
+    trainer = Trainer(recipe, chosen.work)
     if trainer.resume():
         print(f"resuming from step {trainer.step}", flush=True)
     trainer.train(
