@@ -104,7 +104,7 @@ class Steps:
         recipe = self._recipe
         rng = Random(f"{recipe.seed}-{number}")
         easy = number < recipe.easy
-        kinds, weights = zip(*recipe.mix, strict=True)
+        kinds, weights = zip(*(recipe.easy_mix if easy else recipe.mix), strict=True)
         rows, drawings = [], []
         for _ in range(recipe.pictures):
             scene = make_scene(rng, rng.choices(kinds, weights)[0], heldout=False, easy=easy)
@@ -143,7 +143,9 @@ class Steps:
         before = f"{START}system\n{system}{STOP}\n" if system else ""
         return self._ids.encode(f"{before}{START}user\n{self._picture if picture else ''}")
 
-    def _fill(self, row: _Row, make: Callable[[], Question | None], *, talk: bool) -> list[tuple[Question, tuple[int, int]]]:
+    def _fill(
+        self, row: _Row, make: Callable[[], Question | None], *, talk: bool
+    ) -> list[tuple[Question, tuple[int, int]]]:
         """Append questions while they fit. Return them with the places of their answers' labels.
 
         Args:

@@ -23,6 +23,7 @@ Box = tuple[float, float, float, float]  # left, top, right, bottom
 # Fonts of matplotlib; an empty name is the font that pillow brings.
 FONTS = ("", "", "DejaVuSans", "DejaVuSans-Bold", "DejaVuSans-Oblique", "DejaVuSansMono", "DejaVuSerif",
          "DejaVuSerif-Bold", "STIXGeneral", "STIXGeneralBol", "cmss10")  # fmt: skip
+EASY_FONTS = ("", "DejaVuSans", "DejaVuSans-Bold")
 HELDOUT_FONTS = ("DejaVuSansMono-Bold", "STIXGeneralItalic", "DejaVuSerif-BoldItalic")
 CHARACTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 WHAT = ("nothing", "bar", *SHAPES, *CHARACTERS)  # classes of a patch
@@ -56,7 +57,9 @@ class _Canvas:
     def mark(self, box: Box, what: str, which: str) -> None:
         """Note what is in a box of pixels."""
         left, top, right, bottom = box
-        self.boxes.append(((left / self.width, top / self.height, right / self.width, bottom / self.height), what, which))
+        self.boxes.append(
+            ((left / self.width, top / self.height, right / self.width, bottom / self.height), what, which)
+        )
 
 
 @lru_cache(maxsize=200)
@@ -91,7 +94,7 @@ def paint(
     for thing in scene.things:
         _paint_thing(canvas, thing)
     if scene.text:
-        _paint_text(rng, canvas, scene, rng.choice(fonts), easy=easy)
+        _paint_text(rng, canvas, scene, rng.choice(EASY_FONTS if easy else fonts), easy=easy)
     if scene.bars:
         _paint_chart(rng, canvas, scene, rng.choice(fonts))
     image = canvas.image
@@ -195,12 +198,10 @@ def _paint_text(rng: Random, canvas: _Canvas, scene: Scene, font_name: str, *, e
     base = font_of(font_name, 100)
     left, top, right, bottom = base.getbbox(text)
     fitting = min(0.9 * canvas.width / (right - left), 0.8 * canvas.height / (bottom - top))
-    # A character has to keep some pixels when the picture is resized: a tenth of the side is the least height.
-    tallest = 0.6 if len(text) == 1 else 0.45
-    least = 0.14 * canvas.height / (bottom - top)
-    most = min(fitting, tallest * canvas.height / (bottom - top))
-    share = rng.uniform(0.85, 1.0) if easy else rng.uniform(0.0, 1.0)
-    size = max(8, int(100 * (least + (most - least) * share if most > least else most)))
+    # A character has to keep some pixels when the picture is resized.
+    least, tallest = 0.14, 0.6 if len(text) == 1 else 0.45
+    height = rng.uniform(0.2, 0.3) if easy else rng.uniform(least, max(least, tallest))
+    size = max(8, int(100 * min(fitting, height * canvas.height / (bottom - top))))
     font = font_of(font_name, size)
     left, top, right, bottom = font.getbbox(text)
     x = rng.uniform(0.02 * canvas.width, max(0.03 * canvas.width, 0.98 * canvas.width - (right - left))) - left

@@ -133,9 +133,7 @@ class DecoderLayer(nn.Module):
 
     def __init__(self, shape: Shape, dtype: torch.dtype) -> None:
         super().__init__()
-        self.input_layernorm, self.post_attention_layernorm = (
-            nn.RMSNorm(shape.width, RMS_NORM_EPS) for _ in range(2)
-        )
+        self.input_layernorm, self.post_attention_layernorm = (nn.RMSNorm(shape.width, RMS_NORM_EPS) for _ in range(2))
         self.self_attn, self.mlp = DecoderAttention(shape, dtype), DecoderMlp(shape, dtype)
 
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], bias: Tensor) -> Tensor:
@@ -170,7 +168,7 @@ class Decoder(nn.Module):
 
 
 class See(nn.Module):
-    """The complete model; the output matrix is that of the token embedding. The heads of patches are for training only."""
+    """The complete model. The output matrix is the token embedding; the heads of patches are for training only."""
 
     def __init__(self, shape: Shape, vocabulary: int, image: int, dtype: torch.dtype = torch.bfloat16) -> None:
         """``image``: the token that stands for each embedding of a picture."""

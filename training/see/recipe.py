@@ -49,8 +49,9 @@ class Recipe:
     Attributes:
         pictures: of a step.
         length: tokens of a sequence: a picture with as many questions as fit.
-        easy: first steps, whose pictures are large and clear and hold few things.
-        mix: shares of the kinds of scenes.
+        easy: first steps, whose pictures are clear and hold few things, and whose texts differ little.
+        easy_mix: shares of the kinds of scenes in these steps.
+        mix: shares of the kinds of scenes later.
         talk: share of sequences whose questions follow each other in one conversation; in others each sees the picture
             alone.
         system: share of sequences with a system message.
@@ -65,7 +66,8 @@ class Recipe:
     steps: int = 6000
     pictures: int = 24
     length: int = 128
-    easy: int = 300
+    easy: int = 900
+    easy_mix: tuple[tuple[str, float], ...] = (("shapes", 0.45), ("counts", 0.15), ("number", 0.4))
     mix: tuple[tuple[str, float], ...] = (
         ("shapes", 0.3), ("counts", 0.22), ("number", 0.2), ("word", 0.16), ("chart", 0.12),
     )  # fmt: skip

@@ -111,9 +111,9 @@ def _spread(rng: Random, names: Sequence[str], *, easy: bool) -> tuple[Thing, ..
         look = rng.choice(SHAPES), rng.choice(names)
         if look not in looks:
             looks.append(look)
-    size = rng.uniform(0.22, 0.3) if easy else rng.uniform(0.16, 0.3)
+    size = rng.uniform(0.2, 0.26) if easy else rng.uniform(0.16, 0.26)
     return tuple(
-        _thing(rng, look, (cell[0] + 0.5) / 3, (cell[1] + 0.5) / 3, size * rng.uniform(0.85, 1.1), 0.03, cell)
+        _thing(rng, look, (cell[0] + 0.5) / 3, (cell[1] + 0.5) / 3, size * rng.uniform(0.85, 1.04), 0.03, cell)
         for look, cell in zip(looks, cells, strict=True)
     )
 
@@ -134,9 +134,7 @@ def _groups(rng: Random, names: Sequence[str]) -> tuple[Thing, ...]:
 def _thing(
     rng: Random, look: tuple[str, str], y: float, x: float, size: float, shift: float, cell: tuple[int, int]
 ) -> Thing:
-    x, y = (
-        max(size / 2 + 0.01, min(0.99 - size / 2, value + rng.uniform(-shift, shift))) for value in (x, y)
-    )
+    x, y = (max(size / 2 + 0.01, min(0.99 - size / 2, value + rng.uniform(-shift, shift))) for value in (x, y))
     return Thing(look[0], look[1], shade(rng, look[1]), x, y, size, rng.uniform(-8, 8), *cell)
 
 
