@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import count
 from random import Random
 
 import numpy as np
@@ -20,6 +21,7 @@ from training.see.tokens import AROUND, GLOBAL, IMAGE, START, STOP, Ids
 IGNORED = -100  # label of a token without loss
 PADDING = -1  # segment of padding
 _TRIES = 6  # questions that may be too long for what is left of a sequence, before it is padded
+_HELDOUT_LENGTH = 400  # tokens of a sequence with all questions on a picture
 _SYSTEM = (
     "You are a helpful assistant.",
     "You are quire-nano-see.",
@@ -114,16 +116,14 @@ class Steps:
 
     def heldout(self, sights: Iterable[Sight]) -> tuple[Step, list[Asked]]:
         """Make a step of held-out pictures with their questions."""
-        recipe = self._recipe
         rows, drawings, asked = [], [], []
         for at, sight in enumerate(sights):
-            row = _Row(self._prefix("", picture=True), recipe.length)
-            waiting = iter(sight.questions)
-            spans = self._fill(row, lambda waiting=waiting: next(waiting, None), talk=False)
+            row = _Row(self._prefix("", picture=True), _HELDOUT_LENGTH)
+            spans = self._fill(row, iter(sight.questions), talk=False)
             asked += [Asked(question, at, *span) for question, span in spans]
             row.pad(self._ids.end)
             rows.append(row)
-            drawings.append(sight.drawing(recipe.shape))
+            drawings.append(sight.drawing(self._recipe.shape))
         return _stacked(rows, drawings), asked
 
     def _row(self, rng: Random, scene: Scene) -> _Row:
@@ -132,9 +132,9 @@ class Steps:
         picture = rng.random() >= recipe.without
         row = _Row(self._prefix(system, picture=picture), recipe.length)
         if picture:
-            self._fill(row, lambda: ask(rng, scene, "train"), talk=rng.random() < recipe.talk)
+            self._fill(row, (ask(rng, scene, "train") for _ in count()), talk=rng.random() < recipe.talk)
         else:
-            self._fill(row, lambda: ask_without_picture(rng, "train"), talk=False)
+            self._fill(row, (ask_without_picture(rng, "train") for _ in count()), talk=False)
         row.pad(self._ids.end)
         return row
 
@@ -143,24 +143,24 @@ class Steps:
         before = f"{START}system\n{system}{STOP}\n" if system else ""
         return self._ids.encode(f"{before}{START}user\n{self._picture if picture else ''}")
 
-    def _fill(
-        self, row: _Row, make: Callable[[], Question | None], *, talk: bool
-    ) -> list[tuple[Question, tuple[int, int]]]:
+    def _fill(self, row: _Row, questions: Iterator[Question], *, talk: bool) -> list[tuple[Question, tuple[int, int]]]:
         """Append questions while they fit. Return them with the places of their answers' labels.
 
         Args:
-            make: makes a question; None ends it.
+            questions: as many as there are, or endless.
             talk: the questions are turns of one conversation.
         """
         asked: list[tuple[Question, tuple[int, int]]] = []
         tries = 0
-        while tries < _TRIES and (question := make()):
+        for question in questions:
             again = f"\n{START}user\n" if talk and asked else ""
             prompt = self._ids.encode(f"{again}{question.text}{STOP}\n{START}assistant\n")
             answer = [*self._ids.encode(question.answer), self._ids.stop]
             first = len(row.tokens) if talk else row.prefix
             if not row.add(prompt, answer, segment=1 if talk else len(asked) + 1, first=first):
                 tries += 1
+                if tries == _TRIES:
+                    break
                 continue
             end = len(row.tokens) - 1
             asked.append((question, (end - len(answer), end)))

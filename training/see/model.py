@@ -65,7 +65,8 @@ class TowerLayer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(pictures, patches, width) to the same."""
         x = x + self.self_attn(self.layer_norm1(x))
-        return x + self.mlp(self.layer_norm2(x))
+        grown: Tensor = x + self.mlp(self.layer_norm2(x))
+        return grown
 
 
 class Tower(nn.Module):
@@ -139,7 +140,8 @@ class DecoderLayer(nn.Module):
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], bias: Tensor) -> Tensor:
         """(sequences, tokens, width) to the same."""
         x = x + self.self_attn(self.input_layernorm(x), rope, bias)
-        return x + self.mlp(self.post_attention_layernorm(x))
+        grown: Tensor = x + self.mlp(self.post_attention_layernorm(x))
+        return grown
 
 
 class Decoder(nn.Module):

@@ -38,8 +38,9 @@ def ask(rng: Random, scene: Scene, split: str) -> Question:
     if rng.random() < 0.03:
         return _about_other(rng, scene, split)
     while True:
-        kinds, weights = zip(*_KINDS[scene.kind], strict=True)
-        if question := rng.choices(kinds, weights)[0](rng, scene, split):
+        kinds = _KINDS[scene.kind]
+        (asking,) = rng.choices([asking for asking, _ in kinds], [weight for _, weight in kinds])
+        if question := asking(rng, scene, split):
             return question
 
 
