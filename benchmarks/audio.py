@@ -19,9 +19,9 @@ from quire.config.options import AudioOptions
 from quire.multimodal.audio.cuts import cut
 from quire.multimodal.audio.decode import DecodedAudio, decode
 from quire.multimodal.audio.features import SAMPLE_RATE, log_mel
-from quire.multimodal.audio.memory import Reservation
 from quire.multimodal.audio.reader import AudioFile, AudioReader, AudioUse
 from quire.multimodal.audio.voice_activity import VoiceActivity, find_speech
+from quire.multimodal.memory import Reservation
 from quire.speech.words import starts_of_tokens
 from tests.support.audio import Samples, encode, voice
 

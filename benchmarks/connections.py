@@ -223,7 +223,7 @@ def kinds_of(options: argparse.Namespace, stored: str) -> dict[str, tuple[int, O
 
 
 class Ordinary:
-    """Sends ordinary requests one after the other, and keeps the latencies in milliseconds."""
+    """Send ordinary requests one after the other, and keep the latencies in milliseconds."""
 
     def __init__(self, url: str) -> None:
         self._url = url

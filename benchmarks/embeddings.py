@@ -179,8 +179,8 @@ def sentence_transformers(folder: Path) -> dict[str, Run]:
     for dtype in ("float32", "bfloat16"):
         model = SentenceTransformer(str(folder), device="cpu", model_kwargs={"dtype": getattr(torch, dtype)})
         for batch in _BATCHES:
-            runs[f"sentence-transformers {dtype} batch {batch}"] = lambda texts, size=batch, one=model: np.asarray(  # type: ignore[misc]
-                one.encode(texts, batch_size=size), np.float32
+            runs[f"sentence-transformers {dtype} batch {batch}"] = lambda texts, size=batch, encoder=model: np.asarray(  # type: ignore[misc]
+                encoder.encode(texts, batch_size=size), np.float32
             )
     return runs
 
@@ -229,8 +229,8 @@ def _run(session: Any, tokenizer: Any, texts: list[str], batch: int) -> Vectors:
     for begin in range(0, len(order), batch):
         chosen = order[begin : begin + batch]
         encoded = tokenizer.encode_batch([texts[index] for index in chosen])
-        mask = np.array([one.attention_mask for one in encoded], np.int64)
-        inputs = {"input_ids": np.array([one.ids for one in encoded], np.int64), "attention_mask": mask}
+        mask = np.array([encoding.attention_mask for encoding in encoded], np.int64)
+        inputs = {"input_ids": np.array([encoding.ids for encoding in encoded], np.int64), "attention_mask": mask}
         (hidden,) = session.run(["hidden"], {**inputs, "token_type_ids": np.zeros_like(mask)})
         mean = (hidden * mask[..., None]).sum(1) / mask.sum(1, keepdims=True)
         mean /= np.linalg.norm(mean, axis=1, keepdims=True)
@@ -343,9 +343,9 @@ def add_ratios(rows: Rows) -> None:
     for kind in ("sentence-transformers", "onnxruntime", "infinity-emb"):
         of_kind = [row["seconds"] for name, row in rows.items() if name.startswith(kind)]
         best = [min(values) for values in zip(*of_kind, strict=True)]
-        for own in _FORMATS if best else ():
-            ratios = [other / ours for other, ours in zip(best, rows[own]["seconds"], strict=True)]
-            rows[own][f"times_{kind}"] = statistics.median(ratios)
+        for encoding_format in _FORMATS if best else ():
+            ratios = [other / seconds for other, seconds in zip(best, rows[encoding_format]["seconds"], strict=True)]
+            rows[encoding_format][f"times_{kind}"] = statistics.median(ratios)
 
 
 def main() -> None:

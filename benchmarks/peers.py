@@ -38,21 +38,21 @@ def medians(runs: list[dict[str, Any]]) -> dict[Key, dict[str, float]]:
     return {key: {server: median(values) for server, values in row.items()} for key, row in seen.items()}
 
 
-def ratio(row: dict[str, float], metric: str, ours: str) -> float | None:
+def ratio(row: dict[str, float], metric: str, version: str) -> float | None:
     """Return our value over the best other server's, or None if either was not measured."""
-    others = [value for server, value in row.items() if server != ours]
-    if ours not in row or not others:
+    others = [value for server, value in row.items() if server != version]
+    if version not in row or not others:
         return None
     best = max(others) if HIGHER_IS_BETTER.get(metric, False) else min(others)
-    return round(row[ours] / best, 3)
+    return round(row[version] / best, 3)
 
 
 def report(run: dict[str, Any], versions: dict[str, str]) -> dict[str, Any]:
     """Return the report of a run: medians and ratios, with date, machine and versions."""
-    ours = next(iter(versions))
-    stored = [one for one in run["runs"] if one["server"] in versions]
+    version = next(iter(versions))
+    stored = [result for result in run["runs"] if result["server"] in versions]
     rows = [
-        {"work": work, "metric": metric, **row, "ratio": ratio(row, metric, ours)}
+        {"work": work, "metric": metric, **row, "ratio": ratio(row, metric, version)}
         for (work, metric), row in sorted(medians(stored).items())
     ]
     return {
@@ -60,7 +60,7 @@ def report(run: dict[str, Any], versions: dict[str, str]) -> dict[str, Any]:
         "machine": f"{_processor()}, {os.cpu_count()} cores",
         "model": Path(run["model"]).name,
         "versions": versions,
-        "ratio": f"{ours} / best other",
+        "ratio": f"{version} / best other",
         "medians": rows,
     }
 

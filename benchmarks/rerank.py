@@ -35,7 +35,11 @@ def rerank(client: httpx.Client, query: str, documents: list[str]) -> Answer:
     seconds = time.perf_counter() - started
     answer.raise_for_status()
     body = answer.json()
-    return seconds, {one["index"]: one["relevance_score"] for one in body["results"]}, body["usage"]["total_tokens"]
+    return (
+        seconds,
+        {result["index"]: result["relevance_score"] for result in body["results"]},
+        body["usage"]["total_tokens"],
+    )
 
 
 def row(
@@ -49,15 +53,17 @@ def row(
         for name, client in clients.items():
             answers[name].append(rerank(client, query, documents))
     pairs = list(zip(answers["cached"], answers["plain"], strict=True))
-    difference = max(abs(one[1][index] - other[1][index]) for one, other in pairs for index in one[1])
+    difference = max(abs(first[1][index] - second[1][index]) for first, second in pairs for index in first[1])
     if difference > _TOLERANCE:
         sys.exit(f"scores differ by {difference}")
     return {
         "query_words": int(query_words),
         "document_words": int(document_words),
         "tokens_per_pair": pairs[0][0][2] / args.documents,
-        **{f"seconds_{name}": [round(one[0], 3) for one in found] for name, found in answers.items()},
-        "ratio": round(statistics.median(other[0] / one[0] for one, other in pairs), 2),
+        **{
+            f"seconds_{name}": [round(seconds, 3) for seconds, *_ in answers_of] for name, answers_of in answers.items()
+        },
+        "ratio": round(statistics.median(second[0] / first[0] for first, second in pairs), 2),
         "largest_difference_of_scores": difference,
     }
 

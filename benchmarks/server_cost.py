@@ -84,7 +84,7 @@ async def serve(folder: Path) -> None:
 
 
 class Cost:
-    """Sends load to a server and reads the CPU time of its process."""
+    """Send load to a server and reads the CPU time of its process."""
 
     def __init__(self, pid: int, url: str, streams: int, endpoint: str) -> None:
         self._process = psutil.Process(pid)

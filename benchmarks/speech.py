@@ -91,7 +91,7 @@ def make_files(count: int) -> Files:
     """Noise."""
     generator = np.random.default_rng(0)
     samples = [generator.normal(scale=0.1, size=SECONDS * SAMPLE_RATE).astype(np.float32) for _ in range(count)]
-    return [File(one, log_mel(one, _MELS, SECONDS)) for one in samples]
+    return [File(sample, log_mel(sample, _MELS, SECONDS)) for sample in samples]
 
 
 def encoder_operations(size: str) -> float:

@@ -68,8 +68,8 @@ def _tensors(model: transformers.WhisperForConditionalGeneration) -> Iterator[tu
         if name == "proj_out.weight":  # tied with the embedding
             continue
         name = name.removeprefix("model.")
-        for theirs, ours in _NAMES:
-            name = name.replace(theirs, ours)
+        for original, renaming in _NAMES:
+            name = name.replace(original, renaming)
         yield name, tensor
 
 

@@ -30,7 +30,7 @@ class Answerer(Protocol):
 
 
 class FolderAnswerer:
-    """Runs a Hugging Face folder with transformers: float32, greedy decoding, in batches."""
+    """Run a Hugging Face folder with transformers: float32, greedy decoding, in batches."""
 
     def __init__(self, folder: Path, batch: int = 40) -> None:
         self.tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
@@ -63,7 +63,7 @@ class FolderAnswerer:
 
 
 class ServerAnswerer:
-    """Sends concurrent requests to a server."""
+    """Send concurrent requests to a server."""
 
     def __init__(self, url: str, model: str, api_key: str | None = None, concurrency: int = 16) -> None:
         self.concurrency = concurrency

@@ -38,7 +38,7 @@ class Batch:
 
 
 class Batches:
-    """Generates blocks of batches; a block depends only on the seed, the name of the phase and its number."""
+    """Generate blocks of batches; a block depends only on the seed, the name of the phase and its number."""
 
     def __init__(self, tokenizer: Tokenizer, seed: str, mix: Mapping[str, float], tokens: int, block: int = 40) -> None:
         self.tokenizer, self.seed, self.mix, self.tokens, self.block = tokenizer, seed, mix, tokens, block

@@ -64,14 +64,14 @@ def encode(conversation: Conversation, tokenizer: Tokenizer) -> Encoded:
     text = prompt + render_reply(conversation.messages[-1], think) + END_OF_TURN
     replies = [at for at, message in enumerate(conversation.messages) if message["role"] == "assistant"]
     spans = _reply_spans(text, prompt, [conversation.trained[at] for at in replies])
-    given = _given_spans(text, prompt, [conversation.given.get(at, ()) for at in replies])
+    of_grammar = _given_spans(text, prompt, [conversation.given.get(at, ()) for at in replies])
     encoding = tokenizer.encode(text, add_special_tokens=False)
     loss_mask, at = [], 0
     for start, stop in encoding.offsets:
         while at < len(spans) and start >= spans[at][1]:
             at += 1
         inside = at < len(spans) and spans[at][0] <= start and stop <= spans[at][1]
-        loss_mask.append(inside and not any(first <= start < last for first, last in given))
+        loss_mask.append(inside and not any(first <= start < last for first, last in of_grammar))
     return Encoded(encoding.ids, loss_mask)
 
 
@@ -109,11 +109,13 @@ def _reply_spans(text: str, prompt: str, flags: list[bool]) -> list[tuple[int, i
     return [span for span, flag in zip(spans, flags, strict=True) if flag]
 
 
-def _given_spans(text: str, prompt: str, given: list[tuple[tuple[int, int], ...]]) -> list[tuple[int, int]]:
+def _given_spans(text: str, prompt: str, spans_of_replies: list[tuple[tuple[int, int], ...]]) -> list[tuple[int, int]]:
     """Return the character spans in the replies that a grammar writes."""
-    if not any(given):
+    if not any(spans_of_replies):
         return []
-    replies = _all_reply_spans(text, prompt, len(given))
+    replies = _all_reply_spans(text, prompt, len(spans_of_replies))
     return [
-        (start + first, start + last) for (start, _), parts in zip(replies, given, strict=True) for first, last in parts
+        (start + first, start + last)
+        for (start, _), parts in zip(replies, spans_of_replies, strict=True)
+        for first, last in parts
     ]

@@ -16,7 +16,7 @@ from quire.parsing.grammar_writer import GrammarWriter
 
 
 class SchemaProcessor(LogitsProcessor):  # type: ignore[misc]
-    """Masks the tokens that the schemas of a batch do not allow; rows without a schema stay free."""
+    """Mask the tokens that the schemas of a batch do not allow; rows without a schema stay free."""
 
     def __init__(self, tokens: GrammarTokens, schemas: list[dict[str, Any] | None], ends: list[int]) -> None:
         self.ends = ends

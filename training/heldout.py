@@ -189,7 +189,7 @@ def _answer(held: Heldout, record: Record) -> dict[str, Any]:
 def closed(schema: Any) -> Any:
     """Return a schema as OpenAI's client sends it: all keys are required, and there are no others."""
     if isinstance(schema, list):
-        return [closed(one) for one in schema]
+        return [closed(part) for part in schema]
     if not isinstance(schema, dict):
         return schema
     copied = {key: closed(value) for key, value in schema.items() if key != "default"}

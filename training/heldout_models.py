@@ -225,5 +225,5 @@ HELDOUT = (
     Heldout(Car, {"brand": "brand", "car_type": "car_type"}, about="car"),
     Heldout(Polyglot, {"name": "name", "languages": "languages"}, about="polyglot"),
 )  # fmt: skip
-MODELS = {one.model.__name__: one.model for one in HELDOUT}
-HELDOUT_KEYS = frozenset(tuple(one.facts) for one in HELDOUT)
+MODELS = {model.model.__name__: model.model for model in HELDOUT}
+HELDOUT_KEYS = frozenset(tuple(model.facts) for model in HELDOUT)

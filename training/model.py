@@ -177,6 +177,6 @@ class Nano(nn.Module):
             return losses.mean()
         tokens = taught[:, None].expand_as(mask)[mask]
         with torch.no_grad():
-            wanted = teacher.logits(teacher.hidden(ids[taught])[:, :-1][mask[taught]]).log_softmax(-1)
-        apart = F.kl_div(logits[tokens].log_softmax(-1), wanted, reduction="none", log_target=True).sum(-1)
+            teacher_logprobs = teacher.logits(teacher.hidden(ids[taught])[:, :-1][mask[taught]]).log_softmax(-1)
+        apart = F.kl_div(logits[tokens].log_softmax(-1), teacher_logprobs, reduction="none", log_target=True).sum(-1)
         return (losses[~tokens].sum() + (losses[tokens] + apart).sum() / 2) / len(losses)

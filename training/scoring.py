@@ -48,8 +48,8 @@ def is_right(kind: str, expect: dict[str, Any], text: str) -> bool:
 
 
 def _number(answer: str) -> int | None:
-    found = EQUATION.match(answer)
-    return int(found[1]) if found else None
+    match = EQUATION.match(answer)
+    return int(match[1]) if match else None
 
 
 def has_keys(answer: str, keys: list[str]) -> bool:
@@ -63,13 +63,13 @@ def has_value(answer: str, value: str) -> bool:
     return re.search(rf"(?<!\w){re.escape(value.lower())}(?!\w)", answer.lower()) is not None
 
 
-def same_json(answer: str, wanted: Any) -> bool:
+def same_json(answer: str, expected: Any) -> bool:
     """Whether the answer is exactly this JSON, with the keys in the same order."""
     try:
-        found = json.loads(answer)
+        parsed_answer = json.loads(answer)
     except json.JSONDecodeError:
         return False
-    return json.dumps(found) == json.dumps(wanted)
+    return json.dumps(parsed_answer) == json.dumps(expected)
 
 
 def parsed(expect: dict[str, Any], answer: str) -> BaseModel | None:
@@ -82,28 +82,28 @@ def parsed(expect: dict[str, Any], answer: str) -> BaseModel | None:
 
 def right_values(expect: dict[str, Any], answer: str) -> tuple[int, int]:
     """Return how many values of an answer with a schema are right, and how many there are."""
-    found = parsed(expect, answer)
-    wanted = dict(_values(expect["answer"]))
-    given = {} if found is None else dict(_values(found.model_dump(mode="json")))
-    right = sum(path in given and given[path] == value for path, value in wanted.items())
-    return right, max(len(wanted), len(given))
+    answered = parsed(expect, answer)
+    expected = dict(_values(expect["answer"]))
+    actual = {} if answered is None else dict(_values(answered.model_dump(mode="json")))
+    right = sum(path in actual and actual[path] == value for path, value in expected.items())
+    return right, max(len(expected), len(actual))
 
 
 def _values(value: Any, path: str = "") -> list[tuple[str, Any]]:
     """Return the values in nested objects and lists by their paths."""
     if isinstance(value, dict):
-        return [found for key, one in value.items() for found in _values(one, f"{path}.{key}")]
+        return [leaf for key, part in value.items() for leaf in _values(part, f"{path}.{key}")]
     if isinstance(value, list):
-        return [found for at, one in enumerate(value) for found in _values(one, f"{path}.{at}")]
+        return [leaf for at, part in enumerate(value) for leaf in _values(part, f"{path}.{at}")]
     return [(path, value)]
 
 
 def _call(answer: str) -> Any:
     """Return the tool call of an answer that contains only one tool call, otherwise None."""
-    found = TOOL_CALL.fullmatch(answer)
-    if not found:
+    match = TOOL_CALL.fullmatch(answer)
+    if not match:
         return None
     try:
-        return json.loads(found[1])
+        return json.loads(match[1])
     except json.JSONDecodeError:
         return None

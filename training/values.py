@@ -45,7 +45,7 @@ EXTENSIONS = {
 
 
 class Values:
-    """Draws values of a kind from one split; ``rare`` is the share of made-up spellings among names."""
+    """Draw values of a kind from one split; ``rare`` is the share of made-up spellings among names."""
 
     def __init__(self, split: str = "train", rare: float = 0.45) -> None:
         self.split = split
@@ -56,14 +56,14 @@ class Values:
         """Draw a value of the kind: a string; a number for ``int``, ``float`` and ``bool``; or a list."""
         if kind.startswith("enum("):
             return rng.choice(kind[5:-1].split(","))
-        name, _, rest = kind.replace("(", " ").replace(")", "").replace(",", " ").partition(" ")
+        name, _, arguments = kind.replace("(", " ").replace(")", "").replace(",", " ").partition(" ")
         if name == "int":
-            low, high = rest.split()
+            low, high = arguments.split()
             return rng.randint(int(low), int(high))
         if name == "enum":
-            return rng.choice(rest.split())
+            return rng.choice(arguments.split())
         if name == "list":
-            return [self.draw(rest, rng) for _ in range(rng.randint(1, 4))]
+            return [self.draw(arguments, rng) for _ in range(rng.randint(1, 4))]
         if name in LISTS:
             return rng.choice(self.words[LISTS[name]])
         if name in TEXTS:
@@ -294,5 +294,5 @@ class Values:
 
 def fill_first(pattern: str, slot: str, value: str) -> str:
     """Fill only the first of several slots with the same name."""
-    head, found, tail = pattern.partition("{" + slot + "}")
-    return head + value + tail if found else fill(pattern, {slot: value})
+    head, separator, tail = pattern.partition("{" + slot + "}")
+    return head + value + tail if separator else fill(pattern, {slot: value})

@@ -26,7 +26,7 @@ from quire.engine.client.protocol import AddRequest
 from quire.engine.client.sampling_params import SamplingParams
 from quire.engine.core.loop import EngineCore
 from quire.engine.execution.cache_layout import CacheLayout
-from quire.engine.execution.devices.cpu import CpuDevice
+from quire.engine.execution.devices.host import CpuDevice
 from quire.engine.execution.executor import BackgroundExecutor
 from quire.engine.execution.item_encoder import NoItemEncoder
 from quire.engine.execution.pooling import hidden_states
@@ -35,8 +35,7 @@ from quire.engine.execution.runner import ModelRunner
 from quire.engine.execution.sampling.sampler import Sampler
 from quire.engine.execution.step_graphs import EagerSteps
 from quire.engine.models.layers.inputs import ModelInputs, StepAttention, StepCrossAttention
-from quire.engine.models.networks.decoder import CacheShape
-from quire.engine.models.specs.cache import CacheGroup, FullCache
+from quire.engine.models.specs.cache import CacheGroup, CacheShape, FullCache
 from quire.engine.scheduling.blocks import BlockPool, hasher_named
 from quire.engine.scheduling.limits import SchedulerLimits
 from quire.engine.scheduling.scheduler import Scheduler

@@ -143,10 +143,10 @@ def operations(lengths: Sequence[int]) -> dict[str, int]:
     return counts | {"attention": 4 * LAYERS * HIDDEN * sum(length**2 for length in lengths)}
 
 
-def run(stack: Ours | Torch, given: Sequence[tuple[Tensor, list[int]]]) -> float:
+def run(stack: Ours | Torch, steps: Sequence[tuple[Tensor, list[int]]]) -> float:
     """Seconds for all batches."""
     started = _clock()
-    for x, lengths in given:
+    for x, lengths in steps:
         stack(x, lengths)
     return _clock() - started
 
@@ -160,7 +160,7 @@ def kernels(
         report[name] = {"share_of_time": seconds / total, "us_per_layer": seconds / rounds / batches / LAYERS * 1e6}
         if name in counts:
             report[name]["share_of_bfloat16_peak"] = counts[name] * rounds / seconds / limits.operations
-    return {name: {key: round(value, 3) for key, value in one.items()} for name, one in report.items()}
+    return {name: {key: round(value, 3) for key, value in figures.items()} for name, figures in report.items()}
 
 
 def main() -> None:
@@ -173,20 +173,20 @@ def main() -> None:
     options = parser.parse_args()
     chosen, _ = random.Random(0), torch.manual_seed(0)
     lengths = [chosen.randint(10, 500) for _ in range(options.sequences)]
-    given = [(torch.randn(sum(one), HIDDEN).bfloat16(), one) for one in batches(lengths, options.batch)]
+    steps = [(torch.randn(sum(batch), HIDDEN).bfloat16(), batch) for batch in batches(lengths, options.batch)]
     layers = [Layer.random() for _ in range(LAYERS)]
-    ours = {"bfloat16": Ours(layers, "none"), "int8": Ours(layers, "int8")}
-    stacks: dict[str, Ours | Torch] = {**ours, "torch": Torch(layers)}
+    compiled = {"bfloat16": Ours(layers, "none"), "int8": Ours(layers, "int8")}
+    stacks: dict[str, Ours | Torch] = {**compiled, "torch": Torch(layers)}
     times: dict[str, list[float]] = defaultdict(list)
     with torch.inference_mode():
         limits = Limits.measured()
         for stack in stacks.values():
-            run(stack, given[:3])
-        for one in ours.values():
-            one.seconds.clear()
+            run(stack, steps[:3])
+        for compiled_stack in compiled.values():
+            compiled_stack.seconds.clear()
         for _ in range(options.rounds):
             for name, stack in stacks.items():
-                times[name].append(run(stack, given))
+                times[name].append(run(stack, steps))
     counts = operations(lengths)
     report: dict[str, Any] = {
         "date": date.today().isoformat(),
@@ -194,20 +194,20 @@ def main() -> None:
         "instructions": native.instructions(),
         "sequences": len(lengths),
         "tokens": sum(lengths),
-        "batches": len(given),
+        "batches": len(steps),
         "bfloat16_tflop_per_s": round(limits.operations / 1e12, 3),
     }
     for name, seconds in times.items():
         best = min(seconds)
         report[name] = {
-            "seconds": [round(one, 3) for one in seconds],
+            "seconds": [round(duration, 3) for duration in seconds],
             "tokens_per_s": round(sum(lengths) / best),
             "gflop_per_s": round(sum(counts.values()) / best / 1e9, 1),
             "share_of_bfloat16_peak": round(sum(counts.values()) / best / limits.operations, 3),
             "times_as_fast_as_torch": round(min(times["torch"]) / best, 2),
         }
-    for name, one in ours.items():
-        report[name]["kernels"] = kernels(one, sum(times[name]), counts, options.rounds, len(given), limits)
+    for name, compiled_stack in compiled.items():
+        report[name]["kernels"] = kernels(compiled_stack, sum(times[name]), counts, options.rounds, len(steps), limits)
     text = json.dumps(report, indent=1)
     print(text)
     if options.out:

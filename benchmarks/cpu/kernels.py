@@ -19,8 +19,7 @@ import torch
 from benchmarks.cpu.limits import Limits, timed
 from quire.engine.execution.cache import HostKVCache
 from quire.engine.execution.cache_layout import CacheLayout
-from quire.engine.models.networks.decoder import CacheShape
-from quire.engine.models.specs.cache import CacheGroup, FullCache
+from quire.engine.models.specs.cache import CacheGroup, CacheShape, FullCache
 from quire.kernels import native
 from quire.kernels.head_linear import pack_head_weight, reference
 from quire.kernels.linear import Quantization, pack_weight
@@ -51,8 +50,8 @@ def linear(size_in: int, size_out: int, rows: int, limits: Limits) -> dict[str, 
     result: dict[str, Any] = {"inputs": size_in, "outputs": size_out, "rows": rows, "torch": _microseconds(plain, runs)}
     for weight_format in FORMATS:
         packed = [pack_weight(weight, weight_format) for weight in weights]
-        ours = [partial(weight, x, None) for weight in packed if weight is not None]
-        result[weight_format] = _microseconds(ours, runs)
+        calls = [partial(weight, x, None) for weight in packed if weight is not None]
+        result[weight_format] = _microseconds(calls, runs)
     floor = max(2 * size_in * size_out / limits.bandwidth, 2 * rows * size_in * size_out / limits.operations) * 1e6
     return {**result, "share_of_limit": round(floor / result["none"]["best"], 2)}
 
@@ -65,9 +64,9 @@ def head_products(heads: int, size_in: int, size_out: int, rows: int, dtype: tor
     out = torch.empty(rows, heads, size_out + 64, dtype=dtype)[..., :size_out]
     runs = 3 * count if rows <= 64 else 12
     plain = [partial(reference, x, weight) for weight in weights]
-    ours = [partial(packed, x, out=out) for packed in map(pack_head_weight, weights) if packed is not None]
+    calls_of_kernel = [partial(packed, x, out=out) for packed in map(pack_head_weight, weights) if packed is not None]
     case = {"heads": heads, "inputs": size_in, "outputs": size_out, "rows": rows, "dtype": str(dtype)}
-    return {**case, "torch": _microseconds(plain, runs), "ours": _microseconds(ours, runs)}
+    return {**case, "torch": _microseconds(plain, runs), "ours": _microseconds(calls_of_kernel, runs)}
 
 
 def attention(sequences: int, positions: int, heads: int, kv_heads: int, dim: int, limits: Limits) -> dict[str, Any]:
@@ -86,12 +85,17 @@ def attention(sequences: int, positions: int, heads: int, kv_heads: int, dim: in
     lengths, q = torch.full((sequences,), positions), torch.randn(sequences, heads, dim).bfloat16()
     params = AttentionParams(dim**-0.5)
     calls = [partial(paged_decode, q, cache.keys, cache.values, tables, lengths, params) for cache in caches]
-    ours = _microseconds(calls, 3 * len(calls))
+    compiled = _microseconds(calls, 3 * len(calls))
     with native.disabled():
         reference = _microseconds(calls, 6)
-    bandwidth = size / ours["best"] * 1e6
+    bandwidth = size / compiled["best"] * 1e6
     case = {"sequences": sequences, "positions": positions, "heads": heads, "kv_heads": kv_heads, "dim": dim}
-    return {**case, "ours": ours, "reference": reference, "share_of_bandwidth": round(bandwidth / limits.bandwidth, 2)}
+    return {
+        **case,
+        "ours": compiled,
+        "reference": reference,
+        "share_of_bandwidth": round(bandwidth / limits.bandwidth, 2),
+    }
 
 
 def _microseconds(calls: Sequence[Callable[[], object]], runs: int) -> dict[str, float]:

@@ -23,9 +23,9 @@ class Limits:
     def measured(cls) -> Limits:
         """Measure the limits with torch's current number of threads."""
         memory = torch.ones(_READ // 8, dtype=torch.int64)
-        one, other = (torch.randn(_SIDE, _SIDE).bfloat16() for _ in range(2))
+        first, second = (torch.randn(_SIDE, _SIDE).bfloat16() for _ in range(2))
         read = best(memory.max, 8)
-        product = best(lambda: one @ other, 8)
+        product = best(lambda: first @ second, 8)
         return cls(_READ / read, 2 * _SIDE**3 / product)
 
 

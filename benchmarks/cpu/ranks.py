@@ -121,7 +121,7 @@ class MeasuredCore:
 
     def _cpu_times(self) -> list[float]:
         times = [rank.cpu_times() for rank in self._ranks]
-        return [float(one.user + one.system) for one in times]
+        return [float(time.user + time.system) for time in times]
 
     def _add(self, count: int, length: int, max_tokens: int) -> list[str]:
         native.set_threads(self._threads)
@@ -142,25 +142,25 @@ class MeasuredCore:
 def report(intervals: Sequence[Interval]) -> dict[str, Any]:
     """Medians of some intervals, and the best one."""
     return {
-        "steps_per_s": round(median(one.steps_per_s for one in intervals), 1),
-        "tokens_per_s": round(median(one.tokens_per_s for one in intervals), 1),
-        "best_tokens_per_s": round(max(one.tokens_per_s for one in intervals), 1),
-        "cpu_ms": [round(median(times), 2) for times in zip(*(one.cpu_ms for one in intervals), strict=True)],
+        "steps_per_s": round(median(interval.steps_per_s for interval in intervals), 1),
+        "tokens_per_s": round(median(interval.tokens_per_s for interval in intervals), 1),
+        "best_tokens_per_s": round(max(interval.tokens_per_s for interval in intervals), 1),
+        "cpu_ms": [round(median(times), 2) for times in zip(*(interval.cpu_ms for interval in intervals), strict=True)],
     }
 
 
 def measure(cores: dict[str, MeasuredCore], options: argparse.Namespace) -> list[dict[str, Any]]:
     """Measure all engines in turn; returns a row for each load."""
-    found: dict[str, dict[str, list[Interval]]] = {}
+    intervals: dict[str, dict[str, list[Interval]]] = {}
     for _ in range(options.rounds):
         for batch in options.batches:
-            row = found.setdefault(f"{batch} sequences generate", {})
+            row = intervals.setdefault(f"{batch} sequences generate", {})
             for mode, core in cores.items():
                 row.setdefault(mode, []).append(core.decode(batch, options.seconds))
-        row = found.setdefault(f"{_PROMPTS} prompts of {_PROMPT} tokens", {})
+        row = intervals.setdefault(f"{_PROMPTS} prompts of {_PROMPT} tokens", {})
         for mode, core in cores.items():
             row.setdefault(mode, []).append(core.prefill())
-    return [{"load": load, **{mode: report(each) for mode, each in row.items()}} for load, row in found.items()]
+    return [{"load": load, **{mode: report(each) for mode, each in row.items()}} for load, row in intervals.items()]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

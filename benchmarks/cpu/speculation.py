@@ -47,8 +47,8 @@ def answers(url: str, turns: Sequence[Turn]) -> tuple[list[str], float]:
 def draft_token_counts(url: str) -> dict[str, float]:
     """Return the numbers of draft and accepted tokens so far."""
     page = httpx.get(url.removesuffix("/v1") + "/metrics").text
-    found = re.findall(r"^quire:spec_decode_num_(draft|accepted)_tokens_total\S* (\S+)", page, re.MULTILINE)
-    return {name: float(value) for name, value in found}
+    counts = re.findall(r"^quire:spec_decode_num_(draft|accepted)_tokens_total\S* (\S+)", page, re.MULTILINE)
+    return {name: float(value) for name, value in counts}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -74,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "model": "quire-nano",
         "questions": options.count,
         "same_answers": texts_by_kind["plain"] == texts_by_kind["ngram"],
-        **{f"{kind}_tokens_per_s": round(median(found), 1) for kind, found in rates.items()},
+        **{f"{kind}_tokens_per_s": round(median(rate), 1) for kind, rate in rates.items()},
         "ratio": round(median(rates["ngram"]) / median(rates["plain"]), 3),
         "tokens": counts,
     }

@@ -229,7 +229,7 @@ def best(kernel: str, cases: Sequence[Callable[[], Iterator[Callable[[], object]
                 logger.exception("%s with %s", kernel, config)
                 continue
         times.append((math.fsum(map(math.log, took)), config))
-        print(kernel, config, [round(1e6 * one, 1) for one in took], "us", flush=True)
+        print(kernel, config, [round(1e6 * time, 1) for time in took], "us", flush=True)
     return min(times, key=lambda timed_config: timed_config[0])[1] if times else None
 
 

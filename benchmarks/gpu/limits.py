@@ -33,9 +33,9 @@ class GpuLimits:
     @classmethod
     def measured(cls) -> GpuLimits:
         """Measure the current CUDA device."""
-        found = cls(torch.cuda.get_device_name(), _copy(), _tflops(torch.bfloat16), _tflops(torch.float32))
+        limits = cls(torch.cuda.get_device_name(), _copy(), _tflops(torch.bfloat16), _tflops(torch.float32))
         torch.cuda.empty_cache()  # memory that a model needs
-        return found
+        return limits
 
     @property
     def copy_bytes_per_s(self) -> float:

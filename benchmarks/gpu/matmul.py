@@ -82,8 +82,8 @@ class Rates(NamedTuple):
         """Measure them; those of 4-bit weights are products of bfloat16."""
         a = torch.randint(-127, 128, (SIZE, SIZE), device="cuda", dtype=torch.int8)
         int8 = _rate(lambda: torch._int_mm(a, a.T))
-        small, one = a.float().to(torch.float8_e4m3fn), torch.ones((), device="cuda")
-        fp8 = _rate(lambda: torch._scaled_mm(small, small.T, scale_a=one, scale_b=one, out_dtype=torch.bfloat16))
+        small, scale = a.float().to(torch.float8_e4m3fn), torch.ones((), device="cuda")
+        fp8 = _rate(lambda: torch._scaled_mm(small, small.T, scale_a=scale, scale_b=scale, out_dtype=torch.bfloat16))
         return cls(bf16, int8, bf16, fp8)
 
 
@@ -117,7 +117,7 @@ def linear(report: Report, shape: Shape, rows: int, rates: Rates) -> None:
 
     def quantized(quantization: str) -> dict[str, Any]:
         packed = [GpuWeight(format_weight(weight, quantization)) for weight in weights]
-        return result([partial(one, x, None) for one in packed], packed[0].nbytes, getattr(rates, quantization))
+        return result([partial(weight, x, None) for weight in packed], packed[0].nbytes, getattr(rates, quantization))
 
     case = {**shape._asdict(), "rows": rows}
     calls = [partial(F.linear, x, weight) for weight in weights]

@@ -84,7 +84,7 @@ def _layer(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 class RandomCheckpoint:
-    """Stands in for `Checkpoint`: random tensors that the GPU makes."""
+    """Stand in for `Checkpoint`: random tensors that the GPU makes."""
 
     def __init__(
         self, folder: Path, quantization: Mapping[str, Any] | None = None, plain_name: PlainName = str
@@ -122,7 +122,7 @@ class RandomCheckpoint:
         """The dtype of a tensor."""
         return torch.bfloat16
 
-    def equal(self, one: str, other: str) -> bool:
+    def equal(self, first: str, second: str) -> bool:
         """Whether two tensors have the same values."""
         return False
 

@@ -32,14 +32,14 @@ class Transformers:
     def measure(self, batch: int, context: int) -> dict[str, Any]:
         """Prefill and decode of one case, by both ways to generate; one that fails has its error."""
         prompts = torch.randint(10, 1000, (batch, context), device="cuda")
-        found: dict[str, Any] = {}
+        results: dict[str, Any] = {}
         for name, run in (("static", self._static), ("continuous", self._continuous)):
             try:
-                found |= run(prompts)
+                results |= run(prompts)
             except Exception as error:  # error boundary: the other way is worth measuring
                 logger.exception("%s failed", name)
-                found[f"{name}_error"] = f"{type(error).__name__}: {error}"
-        return found
+                results[f"{name}_error"] = f"{type(error).__name__}: {error}"
+        return results
 
     def _static(self, prompts: torch.Tensor) -> dict[str, float]:
         """generate() with a static cache, whose decode steps transformers compiles."""
@@ -82,7 +82,9 @@ class Transformers:
 
         def generate() -> None:
             out = self._model.generate_batch(inputs=inputs, **options)
-            _check(len(out) == len(inputs) and all(len(one.generated_tokens) == GENERATED for one in out.values()))
+            _check(
+                len(out) == len(inputs) and all(len(output.generated_tokens) == GENERATED for output in out.values())
+            )
 
         try:
             generate()

@@ -37,11 +37,11 @@ class Report:
     def add(self, case: Mapping[str, Any], measure: Callable[[], Mapping[str, Any]]) -> None:
         """Add the result of a case; one that fails has its error in place of numbers."""
         try:
-            found = measure()
+            measured = measure()
         except Exception as error:  # error boundary: the other cases are worth measuring
             logger.exception("%s failed", dict(case))
-            found = {"error": f"{type(error).__name__}: {error}"}
-        self.results.append({**case, **found})
+            measured = {"error": f"{type(error).__name__}: {error}"}
+        self.results.append({**case, **measured})
         print(self.results[-1], flush=True)
         self._save()
 

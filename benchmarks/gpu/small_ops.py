@@ -21,8 +21,7 @@ from benchmarks.gpu.limits import GpuLimits, require_gpu, seconds
 from benchmarks.gpu.report import Report
 from quire.engine.execution.cache import DeviceKVCache
 from quire.engine.execution.cache_layout import CacheLayout
-from quire.engine.models.networks.decoder import CacheShape
-from quire.engine.models.specs.cache import CacheGroup, FullCache
+from quire.engine.models.specs.cache import CacheGroup, CacheShape, FullCache
 from quire.kernels.activation import act_and_mul, clamped_swiglu
 from quire.kernels.add_rms_norm import add_rms_norm
 from quire.kernels.adjust_logits import Penalties, TokenCounts, penalize
@@ -89,9 +88,9 @@ def head_cases() -> Iterator[Case]:
         pages = layout.block_bytes(BLOCK_SIZE, dtype) * blocks
         nbytes = qkv.nbytes + x.nbytes + pages + tables + slots.nbytes
         name = f"qk_norm_rope_write {dtype}".replace("torch.", "")
-        given = (heads, layer.keys, layer.values, slots, 1.0, 1.0)
-        yield Case(name, nbytes, partial(qk_norm_rope_write, *given))
-        yield Case(f"{name} in two ops", nbytes, partial(in_two_ops, *given))
+        arguments = (heads, layer.keys, layer.values, slots, 1.0, 1.0)
+        yield Case(name, nbytes, partial(qk_norm_rope_write, *arguments))
+        yield Case(f"{name} in two ops", nbytes, partial(in_two_ops, *arguments))
 
 
 def _settings(**fields: float) -> ChoiceSettings:

@@ -51,9 +51,9 @@ def largest_gap(results: Results) -> float | None:
 def ratio_to_peer(results: Results, shape: str) -> float | None:
     """Tokens per second of 64 requests, relative to transformers' best way."""
     peer = find_row(results, shape, "transformers", 64)
-    own = find_row(results, shape, "quire", 64, peer.get("context"))
+    row = find_row(results, shape, "quire", 64, peer.get("context"))
     rates = [peer[name] for name in _PEER_RATES if name in peer]
-    return own["tokens_per_s_with_prefill"] / max(rates) if own and rates else None
+    return row["tokens_per_s_with_prefill"] / max(rates) if row and rates else None
 
 
 def _of_large(name: str, batch: int, context: int | None = None) -> Callable[[Results], float | None]:
@@ -77,13 +77,13 @@ GOALS = (
 
 def read(folders: Sequence[Path]) -> Results:
     """The results of all reports of the engine, without quantization."""
-    found: Results = {}
+    results: Results = {}
     for folder in folders:
         for file in sorted(folder.rglob("*.json")):
             report = json.loads(file.read_text(encoding="utf-8"))
             if "engine" in report and report.get("quantization", "none") == "none":
-                found.setdefault((report["shape"], report["engine"]), []).extend(report["results"])
-    return found
+                results.setdefault((report["shape"], report["engine"]), []).extend(report["results"])
+    return results
 
 
 def table(results: Results) -> Iterator[str]:

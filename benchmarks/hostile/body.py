@@ -63,9 +63,9 @@ def message(content: Any = "Say hello.", **fields: Any) -> Json:
     return chat(content, **fields)
 
 
-def response(given: Any = "Say hello.", **fields: Any) -> Json:
+def response(input_items: Any = "Say hello.", **fields: Any) -> Json:
     """A request to the Responses API, which is not stored."""
-    return {"input": given, "max_output_tokens": 32, "store": False, **fields}
+    return {"input": input_items, "max_output_tokens": 32, "store": False, **fields}
 
 
 def with_raw(body: Json, **values: str) -> str:

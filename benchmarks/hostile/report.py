@@ -99,10 +99,10 @@ def line(row: Row) -> str:
     return text + (f"  WRONG: {'; '.join(row.problems)}" if row.problems else "")
 
 
-def verdicts(found: dict[str, dict[str, Any]]) -> str:
+def verdicts(criteria: dict[str, dict[str, Any]]) -> str:
     """A line per criterion."""
     lines = []
-    for name, about in found.items():
+    for name, about in criteria.items():
         failed = f"; failed by {len(about['failed'])}: {', '.join(about['failed'][:12])}" if about["failed"] else ""
         lines.append(f"{'pass' if about['met'] else 'FAIL'}  {name}: {about['value']}{failed}")
     return "\n".join(lines)

@@ -133,8 +133,8 @@ class Server:
     def _wait_for_port(self) -> int:
         end = time.monotonic() + _START_TIMEOUT
         while time.monotonic() < end and self.ended is None:
-            if found := re.search(r"at https?://\S+:(\d+)", self.log):
-                return int(found[1])
+            if match := re.search(r"at https?://\S+:(\d+)", self.log):
+                return int(match[1])
             time.sleep(0.05)
         raise RuntimeError(f"the server did not start:\n{self.log}")
 

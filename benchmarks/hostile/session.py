@@ -87,8 +87,8 @@ class Row:
     @property
     def problems(self) -> list[str]:
         """What is wrong with its answers."""
-        found = {str(one["problem"]) for answers in self.answers for one in answers if one["problem"]}
-        return sorted(found | ({f"the server ended: {self.ended}"} if self.ended else set()))
+        problems = {str(answer["problem"]) for answers in self.answers for answer in answers if answer["problem"]}
+        return sorted(problems | ({f"the server ended: {self.ended}"} if self.ended else set()))
 
 
 @dataclass
@@ -149,7 +149,7 @@ class Session:
         return Row(
             names=[hostile.name for hostile in bodies],
             control=all(hostile.control for hostile in bodies),
-            answers=[[answer.to_json() for answer in one] for one in answers],
+            answers=[[answer.to_json() for answer in answers_of_client] for answers_of_client in answers],
             itl=itl_of(spans, window),
             health_max=longest(self._health.spans(*window)),
             memory={

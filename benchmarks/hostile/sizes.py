@@ -198,8 +198,8 @@ def _many_items() -> list[Hostile]:
 def _link(previous: str | None) -> Json:
     """A stored response whose reasoning item the chat template leaves out."""
     reasoning = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "x" * MEGABYTE}]}
-    given = [reasoning, {"role": "user", "content": "hi"}]
-    return {"input": given, "max_output_tokens": 4, "previous_response_id": previous}
+    items = [reasoning, {"role": "user", "content": "hi"}]
+    return {"input": items, "max_output_tokens": 4, "previous_response_id": previous}
 
 
 def _numbered(count: int) -> dict[str, str]:

@@ -24,21 +24,21 @@ _ACTIVE_SECONDS = 0.25
 
 
 class Watcher:
-    """Runs one of the functions below in another process, and asks it for what it has seen."""
+    """Run one of the functions below in another process, and ask it for what it has seen."""
 
     def __init__(self, target: Callable[..., None], *arguments: Any) -> None:
         context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=target, args=(theirs, *arguments), daemon=True)
+        self._pipe, child_end = context.Pipe()
+        self._process = context.Process(target=target, args=(child_end, *arguments), daemon=True)
         self._process.start()
-        theirs.close()
+        child_end.close()
         self._pipe.recv()  # it has begun
 
     def spans(self, start: float, end: float) -> list[Span]:
         """What overlaps with this window, with that which has not ended yet."""
         self._pipe.send((start, end))
-        found: list[Span] = self._pipe.recv()
-        return found
+        spans: list[Span] = self._pipe.recv()
+        return spans
 
     def active(self) -> int:
         """The number of streams that have got a chunk in the last quarter of a second."""

@@ -144,7 +144,7 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
     )
     idle = await asyncio.to_thread(seconds_until_idle, options.url)
     watching.cancel()
-    utterances = [one for listener in listeners for one in listener.utterances]
+    utterances = [utterance for listener in listeners for utterance in listener.utterances]
     errors, words = word_errors(utterances)
     late_deltas = sorted(
         (round(u.end - u.start, 2), u.text) for u in utterances if u.first_delta is None or u.first_delta > u.end
@@ -161,7 +161,7 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
         "word_error_rate": round(errors / max(1, words), 4),
         "seconds": latencies(utterances),
         "slowest_session_completed_p95_s": max(
-            (latencies(one.utterances)["completed_after_end"].get("p95", _PATIENCE) for one in listeners),
+            (latencies(listener.utterances)["completed_after_end"].get("p95", _PATIENCE) for listener in listeners),
             default=0.0,
         ),
         "slowest_send_s": round(max(late), 3),

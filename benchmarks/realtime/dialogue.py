@@ -64,7 +64,7 @@ def _silence(seconds: float, rng: Random) -> NDArray[np.int16]:
 
 
 class Listener:
-    """Sorts the events of a session to the utterances of its audio.
+    """Sort the events of a session to the utterances of its audio.
 
     Attributes:
         complete: set when every utterance has a transcript.
@@ -96,7 +96,7 @@ class Listener:
             utterance.completed = now
             utterance.transcripts.append(event.transcript)
             self.order.append(self.utterances.index(utterance))
-            if all(one.transcripts for one in self.utterances):
+            if all(utterance.transcripts for utterance in self.utterances):
                 self.complete.set()
 
     def _start(self, item: str, at: float, now: float) -> None:
@@ -113,7 +113,9 @@ class Listener:
     def faults(self) -> list[str]:
         """What went wrong: utterances that did not come once, or not in order."""
         counts = [
-            f"{one.text!r} came {len(one.transcripts)} times" for one in self.utterances if len(one.transcripts) != 1
+            f"{utterance.text!r} came {len(utterance.transcripts)} times"
+            for utterance in self.utterances
+            if len(utterance.transcripts) != 1
         ]
         disorder = [] if self.order == sorted(self.order) else [f"order: {self.order}"]
         return counts + disorder + self.unexpected

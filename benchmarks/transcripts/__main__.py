@@ -97,24 +97,24 @@ def peer_scores(
         [str(python), str(_PEER), str(model), compute_type, *files], check=True, stdout=subprocess.PIPE, text=True
     ).stdout
     for line in answers.splitlines():
-        found = json.loads(line)
-        pauses, speech = audio[found["file"]]
-        mode = "segments and words" if found["words"] is not None else "segments"
-        answer = Answer.read(found["text"], found["segments"], found["words"])
-        yield score(f"faster-whisper {compute_type}", mode, pauses, speech, answer, found["seconds"])
+        result = json.loads(line)
+        pauses, speech = audio[result["file"]]
+        mode = "segments and words" if result["words"] is not None else "segments"
+        answer = Answer.read(result["text"], result["segments"], result["words"])
+        yield score(f"faster-whisper {compute_type}", mode, pauses, speech, answer, result["seconds"])
 
 
-def row(one: Score) -> str:
+def row(scored: Score) -> str:
     """Return a line of the table."""
     shown = [
-        one.system,
-        one.mode,
-        one.pauses,
+        scored.system,
+        scored.mode,
+        scored.pauses,
         *(
             "" if value is None else f"{value:g}"
             for value in (
-                *(one.minutes, one.word_error_rate, one.cues, one.wrong_cues, one.worst_cue_error),
-                *(one.cues_with_pauses, one.wrong_words, one.worst_word_error, one.seconds),
+                *(scored.minutes, scored.word_error_rate, scored.cues, scored.wrong_cues, scored.worst_cue_error),
+                *(scored.cues_with_pauses, scored.wrong_words, scored.worst_word_error, scored.seconds),
             )
         ),
     ]
@@ -153,12 +153,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for name, speech in audio:
                 take(quire_scores(system, url, name, speech))
         if options.peer is not None:
-            short = [one for one in audio if one[1].seconds <= 60 * options.peer_minutes]
+            short = [clip for clip in audio if clip[1].seconds <= 60 * options.peer_minutes]
             with tempfile.TemporaryDirectory() as folder:
                 take(peer_scores(options.peer, options.peer_model, quantization, short, Path(folder)))
     if options.out:
         report = {"date": date.today().isoformat(), "model": options.model.name, "tolerance_s": TOLERANCE}
-        options.out.write_text(json.dumps({**report, "scores": [asdict(one) for one in scores]}, indent=1) + "\n")
+        options.out.write_text(json.dumps({**report, "scores": [asdict(score) for score in scores]}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

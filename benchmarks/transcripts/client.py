@@ -96,8 +96,8 @@ def post(url: str, wav: bytes, name: str, *, vad: bool = False) -> Answer:
         cues = [_cue(match) for match in _CUE.finditer(answer.text)]
         return Answer(" ".join(cue.text for cue in cues), cues)
     body = answer.json()
-    cues = [Timed(one["text"], one["start"], one["end"]) for one in body["segments"]]
-    words = [Timed(one["word"], one["start"], one["end"]) for one in body["words"] or []]
+    cues = [Timed(segment["text"], segment["start"], segment["end"]) for segment in body["segments"]]
+    words = [Timed(word["word"], word["start"], word["end"]) for word in body["words"] or []]
     return Answer(body["text"], cues, words if details else None)
 
 

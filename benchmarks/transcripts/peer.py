@@ -17,19 +17,19 @@ def main(folder: str, compute_type: str, *files: str) -> None:
     for number, file in enumerate(files):
         for with_words in (False, True):
             started = time.perf_counter()
-            found, _ = model.transcribe(
+            generator, _ = model.transcribe(
                 np.load(file),
                 language="en",
                 beam_size=1,
                 word_timestamps=with_words,
                 condition_on_previous_text=False,
             )
-            segments = list(found)
+            segments = list(generator)
             answer = {
                 "file": number,
-                "text": "".join(one.text for one in segments),
-                "segments": [(one.text, one.start, one.end) for one in segments],
-                "words": [(word.word, word.start, word.end) for one in segments for word in one.words or ()]
+                "text": "".join(segment.text for segment in segments),
+                "segments": [(segment.text, segment.start, segment.end) for segment in segments],
+                "words": [(word.word, word.start, word.end) for segment in segments for word in segment.words or ()]
                 if with_words
                 else None,
                 "seconds": time.perf_counter() - started,

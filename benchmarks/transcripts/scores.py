@@ -68,25 +68,25 @@ def time_errors(sentences: Sequence[Sentence], timed: Sequence[Timed], tolerance
         tolerance: seconds by which a time may be wrong.
         pause: seconds between two sentences, from which on they should not share a cue.
     """
-    places = [(index, place) for index, one in enumerate(sentences) for place in _places(one)]
+    places = [(index, place) for index, sentence in enumerate(sentences) for place in _places(sentence)]
     said = [word for sentence in sentences for word in spoken_words(sentence.text)]
-    owners = [(number, word) for number, one in enumerate(timed) for word in spoken_words(one.text)]
+    owners = [(number, word) for number, segment in enumerate(timed) for word in spoken_words(segment.text)]
     matches: dict[int, list[int]] = {}
     for at, other in _matched(said, [word for _, word in owners]):
         matches.setdefault(owners[other][0], []).append(at)
     errors = TimeErrors(count=len(timed))
-    for number, one in enumerate(timed):
+    for number, segment in enumerate(timed):
         if number not in matches:
             continue
         (first, begins), (last, ends) = places[matches[number][0]], places[matches[number][-1]]
         # A first word that was misheard still begins its sentence.
         error = max(
-            _error(one.start, sentences[first], sentences[first].start if begins[0] else None),
-            _error(one.end, sentences[last], sentences[last].end if ends[1] else None),
+            _error(segment.start, sentences[first], sentences[first].start if begins[0] else None),
+            _error(segment.end, sentences[last], sentences[last].end if ends[1] else None),
         )
         errors.worst = max(errors.worst, error)
         if error > tolerance:
-            errors.wrong.append((error, one))
+            errors.wrong.append((error, segment))
         between = zip(sentences[first:last], sentences[first + 1 : last + 1], strict=True)
         errors.spanning += any(later.start - earlier.end >= pause for earlier, later in between)
     return errors

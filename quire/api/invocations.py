@@ -53,7 +53,7 @@ _Answer = Callable[[Any, Request, ServerState], Any]
 # Headers by which SageMaker asks for what Quire does not have.
 _HEADERS = {
     "X-Amzn-SageMaker-Session-Id": "stateful sessions are",
-    "X-Amzn-SageMaker-Adapter-Identifier": "adapters chosen by requests are",
+    "X-Amzn-SageMaker-Adapter-Identifier": "adapters chosen by a header are",
 }
 
 

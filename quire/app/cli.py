@@ -17,7 +17,7 @@ from quire.config.environment import misspelt
 _MODULES = {
     "serve": "quire.app.serve",
     "chat": "quire.app.chat",
-    "listen": "quire.app.listen.command",
+    "listen": "quire.app.listen",
     "embed": "quire.app.embed.command",
     "bench serve": "quire.app.bench.serve",
     "bench pooling": "quire.app.bench.pooling",

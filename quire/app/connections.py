@@ -35,7 +35,7 @@ class Connection(Protocol):
 
 
 class UnreadResponse:
-    """Detects that a client does not read its response."""
+    """Detect that a client does not read its response."""
 
     def __init__(self, table: Connections, transport: asyncio.Transport) -> None:
         self._table = table

@@ -23,7 +23,7 @@ from quire.engine.execution.devices.select import uses_gpu
 from quire.engine.execution.memory import MemoryShare, free_memory
 from quire.engine.models.model_config import ModelConfig, model_config_of
 from quire.engine.models.specs.decoder import CTCSpec, EncoderSpec, TransducerSpec
-from quire.multimodal.audio.memory import AudioMemory
+from quire.multimodal.memory import MediaMemory
 from quire.rendering.renderer import Renderer
 from quire.rendering.tokenizer import Tokenizer
 from quire.serving.defaults import read_defaults
@@ -125,11 +125,11 @@ class RunningEngine:
         self._start()
         self._model: ServedModel | None = None
 
-    async def loaded(self, audio_memory: AudioMemory | None = None) -> ServedModel:
+    async def loaded(self, media_memory: MediaMemory | None = None) -> ServedModel:
         """The model, once it has been loaded.
 
         Args:
-            audio_memory: the memory for audio, which all models of a server share; None: the model has its own.
+            media_memory: the memory for audio, which all models of a server share; None: the model has its own.
 
         Raises:
             EngineDead: it could not be loaded.
@@ -142,6 +142,7 @@ class RunningEngine:
             self._tokenizer,
             ChatOptions.of(settings),
             info.max_model_len,
+            media_tokens=info.media_tokens,
             max_queued=settings.max_num_seqs + settings.max_num_queued_seqs,
             share=settings.max_client_share,
         )
@@ -161,7 +162,7 @@ class RunningEngine:
             defaults=defaults,
             priority_scheduling=settings.scheduling_policy == "priority",
         )
-        model = served_model(parts, folder, settings, audio_memory)
+        model = served_model(parts, folder, settings, media_memory)
         if isinstance(model, GeneratingModel):
             model.grammars.start()
         self._model = model

@@ -38,9 +38,9 @@ from quire.config.types import urls_by_label
 from quire.engine.client.errors import EngineDead
 from quire.engine.models.errors import ModelError
 from quire.metrics.prometheus import Metrics, ModelMetrics
-from quire.multimodal.audio.memory import AudioMemory
 from quire.multimodal.documents import DocumentReader
 from quire.multimodal.errors import ModelFileError, PromptError
+from quire.multimodal.memory import MediaMemory
 from quire.multimodal.sources import MediaSources
 from quire.realtime.sessions import Sessions
 from quire.realtime.transcribers import transcriber_factory
@@ -96,9 +96,9 @@ async def _serve(
 async def _serve_models(
     settings: Serve, engines: Sequence[RunningEngine], store: ResponseStore, sockets: list[socket.socket]
 ) -> int:
-    audio_memory = AudioMemory(int(settings.max_audio_memory), settings.max_client_share)
-    models = await asyncio.gather(*(engine.loaded(audio_memory) for engine in engines))
-    state = _state(settings, models, audio_memory)
+    media_memory = MediaMemory(int(settings.max_audio_memory), settings.max_client_share)
+    models = await asyncio.gather(*(engine.loaded(media_memory) for engine in engines))
+    state = _state(settings, models, media_memory)
     metrics = Metrics(
         max_model_len=max(model.info.max_model_len for model in models), vllm_names=settings.vllm_metric_names
     )
@@ -149,12 +149,12 @@ async def _serve_models(
     return 1 if server.failed or not server.started else 0
 
 
-def _state(settings: Serve, models: Sequence[ServedModel], audio_memory: AudioMemory) -> ServerState:
+def _state(settings: Serve, models: Sequence[ServedModel], media_memory: MediaMemory) -> ServerState:
     media = MediaOptions.of(settings)
     return ServerState(
         models=models,
         limits=LimitOptions.of(settings),
-        audio_memory=audio_memory,
+        media_memory=media_memory,
         strict_fields=settings.strict_fields,
         trust_request_chat_template=settings.trust_request_chat_template,
         tokenizer_info=settings.enable_tokenizer_info_endpoint,

@@ -21,7 +21,7 @@ Entry = logging.LogRecord | threading.Event  # an event is set once everything b
 
 
 class BackgroundHandler(QueueHandler):
-    """Passes messages to a thread that writes them to a file descriptor.
+    """Pass messages to a thread that writes them to a file descriptor.
 
     The reader of a pipe may stop reading, and a disk may be full. Then up to `limit` messages wait, and
     further ones are dropped, and their number is logged with the next line.

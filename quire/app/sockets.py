@@ -50,7 +50,7 @@ def bind_sockets(settings: ServerOptions) -> Iterator[list[socket.socket]]:
 
 
 class Listener:
-    """Accepts the connections of sockets that listen, and opens them: many in each iteration of the event loop.
+    """Accept the connections of sockets that listen, and open them: many in each iteration of the event loop.
 
     The event loop's own servers accept one. A probe that connects after thousands of clients would wait for as many
     iterations, in each of which one of their requests begins. Here it is soon accepted, as that takes a tenth of the

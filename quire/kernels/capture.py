@@ -117,7 +117,7 @@ def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
 
 
 class _ComputeDetector(TorchDispatchMode):
-    """Notices when torch computes something, rather than make views of tensors."""
+    """Notice when torch computes something, rather than make views of tensors."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -13,13 +13,13 @@ class Logprobs(NamedTuple):
     """Log-probabilities of rows of logits.
 
     Attributes:
-        own: (rows,) float32 those of the rows' tokens.
+        chosen: (rows,) float32 those of the rows' tokens.
         ranks: (rows,) int64 ranks of these tokens, from 1: tokens of the same log-probability have the same rank.
         top_ids: (rows, top) int64 the most likely tokens; equal ones by id.
         top: (rows, top) float32 their log-probabilities.
     """
 
-    own: Tensor
+    chosen: Tensor
     ranks: Tensor
     top_ids: Tensor
     top: Tensor

@@ -36,12 +36,12 @@ _CACHE_LABELS = (
     *("block_size", "num_gpu_blocks", "cache_dtype", "kv_cache_free_memory_fraction", "enable_prefix_caching"),
     "prefix_caching_hash_algo",
 )
-# Metrics that vLLM does not have. Its mm_cache_* count another cache, that of preprocessed media.
+# Metrics that vLLM does not have.
 _QUIRE_ONLY = {
     _PREFIX + name
     for name in (
         *("kv_cache_blocks_used", "step_duration_seconds", "engine_restarts", "audio_seconds"),
-        *("encoder_cache_queries", "encoder_cache_hits"),
+        *("encoder_cache_queries", "encoder_cache_hits", "mm_preprocess_seconds"),
     )
 }
 _REASONS = ("stop", "length", "abort", "error")
@@ -50,7 +50,7 @@ _SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")
 
 
 class _Alias(Collector):
-    """Exports the metrics of another registry that vLLM has as well, under vLLM's names."""
+    """Export the metrics of another registry that vLLM has as well, under vLLM's names."""
 
     def __init__(self, source: CollectorRegistry) -> None:
         self._source = source
@@ -124,11 +124,13 @@ class Metrics:
         self.running = self._gauge("num_requests_running", "Running sequences")
         self.waiting = self._gauge(
             "num_requests_waiting",
-            "Sequences that are not running: they wait to be scheduled, or for more input (streaming input)",
+            "Sequences that are not running: they wait to be scheduled, or for more input (streaming input); and "
+            "requests that wait for their media",
         )
         self.waiting_by_reason = self._gauge(
             "num_requests_waiting_by_reason",
-            "Sequences that are not running, by reason; capacity: they wait to be scheduled; deferred: for more input",
+            "Sequences that are not running, by reason; capacity: they wait to be scheduled; deferred: for more input; "
+            "preprocessing: requests whose media are read and prepared",
             "reason",
         )
         self.sleep_state = self._gauge(
@@ -150,8 +152,12 @@ class Metrics:
         self.kv_blocks = self._gauge("kv_cache_blocks_used", "KV blocks in use")
         self.prefix_queries = self._counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache")
         self.prefix_hits = self._counter("prefix_cache_hits", "Prompt tokens found in the prefix cache")
-        self.encoder_queries = self._counter("encoder_cache_queries", "Audio items looked up in the encoder cache")
-        self.encoder_hits = self._counter("encoder_cache_hits", "Audio items found in the encoder cache")
+        self.encoder_queries = self._counter("encoder_cache_queries", "Items of media looked up in the encoder cache")
+        self.encoder_hits = self._counter("encoder_cache_hits", "Items of media found in the encoder cache")
+        self.mm_queries = self._counter("mm_cache_queries", "Pictures looked up in the cache of prepared pictures")
+        self.mm_hits = self._counter(
+            "mm_cache_hits", "Pictures that were prepared, or being prepared, for another request"
+        )
         self.preemptions = self._counter("num_preemptions", "Sequences that were preempted because KV blocks ran out")
         self.drafts = self._counter("spec_decode_num_drafts", "Drafts of speculative decoding that were verified")
         self.drafted = self._counter("spec_decode_num_draft_tokens", "Draft tokens")
@@ -233,6 +239,12 @@ class Metrics:
         self.queue = self._histogram(
             "request_queue_time_seconds", "Time from arrival until a sequence is scheduled", buckets.LATENCY
         )
+        self.preprocess = self._histogram(
+            "mm_preprocess_seconds",
+            "Time in which the media of a request are fetched, decoded and prepared, waiting for memory and processes "
+            "included",
+            buckets.TTFT,
+        )
         self.inference = self._histogram(
             "request_inference_time_seconds", "Time from being scheduled to the last token", buckets.LATENCY
         )
@@ -262,9 +274,13 @@ class ModelMetrics(Observer):
                 "generation_tokens",
                 "audio_seconds",
                 "restarts",
+                *("mm_queries", "mm_hits"),
             )
         }
-        self._waiting = {name: metrics.waiting_by_reason.labels(*labels, name) for name in ("capacity", "deferred")}
+        reasons = ("capacity", "deferred", "preprocessing")
+        self._waiting = {name: metrics.waiting_by_reason.labels(*labels, name) for name in reasons}
+        self._in_engine = 0  # sequences that wait there
+        self._preprocessing = 0  # requests that wait for their media
         self._sleep = {state: metrics.sleep_state.labels(*labels, state) for state in _SLEEP_STATES}
         self._refusals = metrics.refusals.labels(model_name, _QUEUE_LIMIT)
         self.on_sleep(frozenset(), 1)
@@ -272,7 +288,7 @@ class ModelMetrics(Observer):
         names = (
             *("step_tokens", "step_seconds", "request_prompt", "request_output", "request_max", "request_n", "ttft"),
             *("itl", "tpot", "e2e", "queue", "inference", "prefill", "decode", "request_computed", "request_longest"),
-            "request_preemptions",
+            *("request_preemptions", "preprocess"),
         )
         self._histograms: dict[str, Histogram] = {name: getattr(metrics, name).labels(*labels) for name in names}
         self._itl = self._histograms["itl"]
@@ -289,7 +305,8 @@ class ModelMetrics(Observer):
     def on_step(self, stats: StepStats) -> None:
         gauges, counters = self._gauges, self._counters
         gauges["running"].set(stats.running)
-        gauges["waiting"].set(stats.waiting)
+        self._in_engine = stats.waiting
+        gauges["waiting"].set(stats.waiting + self._preprocessing)
         self._waiting["capacity"].set(stats.waiting - stats.deferred)
         self._waiting["deferred"].set(stats.deferred)
         gauges["kv_blocks"].set(stats.blocks_used)
@@ -325,6 +342,20 @@ class ModelMetrics(Observer):
         self._counters["audio_seconds"].inc(seconds)
 
     @override
+    def on_media_lookup(self, found: bool) -> None:
+        self._counters["mm_queries"].inc()
+        self._counters["mm_hits"].inc(found)
+
+    @override
+    def on_preprocessing_start(self) -> None:
+        self._add_preprocessing(1)
+
+    @override
+    def on_preprocessing_end(self, seconds: float) -> None:
+        self._add_preprocessing(-1)
+        self._histograms["preprocess"].observe(seconds)
+
+    @override
     def on_overload(self) -> None:
         self._refusals.inc()
 
@@ -338,6 +369,11 @@ class ModelMetrics(Observer):
     def on_restart(self) -> None:
         self._counters["restarts"].inc()
         self.on_step(StepStats())
+
+    def _add_preprocessing(self, count: int) -> None:
+        self._preprocessing += count
+        self._waiting["preprocessing"].set(self._preprocessing)
+        self._gauges["waiting"].set(self._in_engine + self._preprocessing)
 
     def _observe_pooled(self, record: RequestRecord) -> None:
         times, histograms = record.times, self._histograms

@@ -62,7 +62,7 @@ class AnswerFormat:
 
 
 class AnswerParser:
-    """Parses one answer. The result does not depend on how the text is cut into pieces.
+    """Parse one answer. The result does not depend on how the text is cut into pieces.
 
     Attributes:
         plain: all text is content; it need not be parsed.
@@ -124,7 +124,7 @@ class AnswerParser:
 
 
 class ReasoningCounter:
-    """Counts the tokens of the reasoning, its tags included."""
+    """Count the tokens of the reasoning, its tags included."""
 
     def __init__(self, parser: AnswerParser, text_of: Callable[[int], str]) -> None:
         self._parser = parser

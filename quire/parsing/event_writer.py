@@ -13,7 +13,7 @@ TextKind = Literal["text", "reasoning"]
 
 
 class EventWriter(ABC, Generic[Event]):
-    """Turns the pieces of an answer into the events of its parts. Subclasses make the events of one API."""
+    """Turn the pieces of an answer into the events of its parts. Subclasses make the events of one API."""
 
     def __init__(self, *, reasoning: bool) -> None:
         """`reasoning`: whether reasoning is shown."""

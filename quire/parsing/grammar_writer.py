@@ -29,7 +29,7 @@ class GrammarTooLong(ValueError):
 
 
 class GrammarWriter:
-    """Builds a grammar. Methods return Lark expressions, to be joined by spaces (sequence) or `|` (alternatives).
+    """Build a grammar. Methods return Lark expressions, to be joined by spaces (sequence) or `|` (alternatives).
 
     All of them raise `GrammarTooLong` before they do work for a longer grammar than is allowed.
     """

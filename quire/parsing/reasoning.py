@@ -66,7 +66,7 @@ class _Part(Enum):
 
 
 class ReasoningSplitter:
-    """Splits an answer that arrives in pieces into reasoning and content.
+    """Split an answer that arrives in pieces into reasoning and content.
 
     The result does not depend on how the text is cut into pieces. Whitespace next to the tags is removed, and so is a
     start tag at the beginning of the reasoning or an end tag at the beginning of the content, which models repeat.
@@ -220,7 +220,7 @@ def _end_of_spaces(text: str, at: int) -> int:
 
 
 class _Citations:
-    """Removes the marks of citations from a text that arrives in pieces."""
+    """Remove the marks of citations from a text that arrives in pieces."""
 
     def __init__(self) -> None:
         self._buffer = ""  # text that may be a part of a mark
@@ -234,7 +234,7 @@ class _Citations:
 
 
 class _Remover:
-    """Removes marks from a text that arrives in pieces."""
+    """Remove marks from a text that arrives in pieces."""
 
     def __init__(self, marks: tuple[str, ...]) -> None:
         self._marks = marks
@@ -258,7 +258,7 @@ class _Remover:
 
 
 class _Unwrapper:
-    """Removes the tags around the content, if there are any."""
+    """Remove the tags around the content, if there are any."""
 
     def __init__(self, start: str, end: str) -> None:
         self._start = start

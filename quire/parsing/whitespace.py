@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class LeadingWhitespace:
-    """Removes the whitespace at the beginning of a text."""
+    """Remove the whitespace at the beginning of a text."""
 
     def __init__(self) -> None:
         self._removed: list[str] = []
@@ -26,7 +26,7 @@ class LeadingWhitespace:
 
 
 class TrailingWhitespace:
-    """Holds the whitespace at the end of a text until other text follows."""
+    """Hold the whitespace at the end of a text until other text follows."""
 
     def __init__(self) -> None:
         self._held: list[str] = []

@@ -1,7 +1,8 @@
-"""Sampling fields of requests, each declared once with the bounds that requests have.
+"""Sampling fields of requests, with the bounds that requests have.
 
 An endpoint has the fields of the class that its request extends. A number is also declared in
-`quire.engine.client.sampling_params`, with the default that has no effect.
+`quire.engine.client.sampling_params`, with the default that has no effect. An API that has other defaults or bounds
+declares such fields again: `generate` and `anthropic` in this package do.
 """
 
 from __future__ import annotations

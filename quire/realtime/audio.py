@@ -43,7 +43,7 @@ PCMA = AudioFormat("pcma", 8000)
 
 
 class AudioDecoder:
-    """Decodes a session's append events into samples. Chunks may have any size; state is kept between them."""
+    """Decode a session's append events into samples. Chunks may have any size; state is kept between them."""
 
     def __init__(self, audio_format: AudioFormat) -> None:
         self.format = audio_format

@@ -25,14 +25,14 @@ class Event(msgspec.Struct, frozen=True, tag_field="type", kw_only=True):
 
 
 class SessionUpdate(Event, frozen=True, tag="session.update", kw_only=True):
-    """Changes settings. `session` is OpenAI's, as JSON; `model` is vLLM's."""
+    """Change settings. `session` is OpenAI's, as JSON; `model` is vLLM's."""
 
     session: msgspec.Raw | UnsetType = UNSET
     model: str | UnsetType | None = UNSET
 
 
 class TranscriptionSessionUpdate(Event, frozen=True, tag="transcription_session.update", kw_only=True):
-    """Changes settings, in OpenAI's beta."""
+    """Change settings, in OpenAI's beta."""
 
     session: msgspec.Raw
 
@@ -44,13 +44,13 @@ class Append(Event, frozen=True, tag="input_audio_buffer.append", kw_only=True):
 
 
 class Commit(Event, frozen=True, tag="input_audio_buffer.commit", kw_only=True):
-    """Ends an utterance. In vLLM's dialect it ends the audio if `final`, else begins it."""
+    """End an utterance. In vLLM's dialect it ends the audio if `final`, else begins it."""
 
     final: bool | UnsetType = UNSET
 
 
 class Clear(Event, frozen=True, tag="input_audio_buffer.clear", kw_only=True):
-    """Discards the audio that has not been committed."""
+    """Discard the audio that has not been committed."""
 
 
 ClientEvent = SessionUpdate | TranscriptionSessionUpdate | Append | Commit | Clear

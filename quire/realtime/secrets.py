@@ -38,7 +38,7 @@ class Secret(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ClientSecrets:
-    """Makes and checks secrets. They are signed, so that nothing is kept for them; no other server accepts them."""
+    """Make and check secrets. They are signed, so that nothing is kept for them; no other server accepts them."""
 
     def __init__(self) -> None:
         self._key = secrets.token_bytes(32)

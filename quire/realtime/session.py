@@ -13,7 +13,7 @@ from msgspec import UNSET
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from quire.config.options import RealtimeOptions
-from quire.multimodal.audio.memory import Reservation
+from quire.multimodal.memory import Reservation
 from quire.protocol.errors import ApiError
 from quire.realtime.audio import RATE, AudioDecoder, Samples
 from quire.realtime.captions import Captions, Utterance
@@ -270,7 +270,7 @@ class Session:
         size = int(seconds * RATE) * _BYTES_PER_SAMPLE
         try:
             if self._held is None:
-                self._held = self._shared.state.audio_memory.take(size, current_tenant())
+                self._held = self._shared.state.media_memory.take(size, current_tenant())
             else:
                 self._held.grow(size)
         except QueueFull as error:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from quire.engine.client.model_info import Transcribes
 from quire.engine.client.streaming import Streams
-from quire.multimodal.audio.memory import Reservation
+from quire.multimodal.memory import Reservation
 from quire.realtime.audio import RATE
 from quire.realtime.settings import SessionSettings
 from quire.realtime.transcript import Transcript, Usage

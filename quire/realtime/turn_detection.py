@@ -108,7 +108,7 @@ def voice_activity(detection: TurnDetection) -> SpeechDetector:
 
 
 class TurnDetector:
-    """Cuts a session's audio into utterances: by voice activity, or where the client commits.
+    """Cut a session's audio into utterances: by voice activity, or where the client commits.
 
     Attributes:
         speaking_since: start of the current utterance in samples; None outside of utterances.

@@ -13,8 +13,8 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from quire.engine.client.json_file import read_json
 from quire.multimodal.errors import ModelFileError, PromptError
-from quire.rendering.json_file import read_json
 
 # Exceptions that a template may raise. Deeply nested or very long ones exceed limits of Python's compiler.
 _FAILURES = (
@@ -139,12 +139,12 @@ def load_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
     for path in (folder / "additional_chat_templates").glob("*.jinja"):
         templates[path.stem] = _read(path)
     # Of models that read pictures, older versions of transformers write the processor's template to a file of its own.
-    if isinstance(processor := read_json(folder / "chat_template.json").get("chat_template"), str):
+    if isinstance(processor := read_json(folder / "chat_template.json", ModelFileError).get("chat_template"), str):
         templates["default"] = processor
     main = folder / "chat_template.jinja"
     if main.exists():
         templates["default"] = _read(main)
-    kind = read_json(folder / "config.json").get("model_type")
+    kind = read_json(folder / "config.json", ModelFileError).get("model_type")
     if "default" not in templates and kind in _BUILT_IN:
         templates["default"] = _BUILT_IN[kind]
     return templates

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,9 @@ from quire.config.types import read_template
 from quire.engine.client.protocol import TokenArray
 from quire.multimodal.errors import PromptError
 from quire.rendering.chat_template import ChatTemplate, load_templates
+from quire.rendering.control_texts import ControlTexts, TextGuard
 from quire.rendering.messages import normalize
+from quire.rendering.picture_texts import PictureTexts
 from quire.rendering.pooling_prompts import (
     PairsJob,
     PoolingPrompt,
@@ -52,6 +54,7 @@ class Conversation:
     Attributes:
         media: texts that stand for media in messages that are texts, by the types of media that there are. See
             `normalize`.
+        pictures: its pictures; None if there are none.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -63,6 +66,7 @@ class Conversation:
     template: str | None = None
     variables: Mapping[str, Any] = field(default_factory=dict)
     media: Mapping[str, str] = field(default_factory=dict)
+    pictures: PictureTexts | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,21 +108,36 @@ Job = TextJob | ChatJob | TextsJob | PairsJob
 
 
 class PromptBuilder:
-    """Makes the prompts of one model.
+    """Make the prompts of one model.
 
     Attributes:
         sources: texts of the model's chat templates by name; the main one is `default`.
         sentence_transformers: settings in the files of sentence-transformers.
     """
 
-    def __init__(self, folder: Path, tokenizer: Tokenizer, options: ChatOptions, max_model_len: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        tokenizer: Tokenizer,
+        options: ChatOptions,
+        max_model_len: int,
+        media_tokens: frozenset[str] = frozenset(),
+    ) -> None:
         """Read the model's chat templates.
+
+        Args:
+            folder: the model's directory.
+            tokenizer: the model's tokenizer.
+            options: the operator's template and its variables.
+            max_model_len: context length in tokens.
+            media_tokens: texts of the tokens that stand for media.
 
         Raises:
             PromptError: --chat-template is not a valid template.
         """
         self._tokenizer = tokenizer
         self._max_model_len = max_model_len
+        self._media_tokens = media_tokens
         self._defaults = _with_switches(options.default_chat_template_kwargs)
         self.sources = load_templates(folder, tokenizer.config)
         if options.chat_template is not None:
@@ -165,12 +184,23 @@ class PromptBuilder:
         if reserved:
             raise PromptError(f"chat_template_kwargs cannot set {', '.join(reserved)}.", "chat_template_kwargs")
         template = self._template(conversation)
+        guard = self._guard(conversation)
+        if guard is not None:
+            conversation = _guarded(conversation, guard)
         messages = normalize(conversation.messages, as_parts=template.wants_parts, media=conversation.media)
+        if guard is not None:
+            _guard_arguments(messages, guard)
         final_text = _text_of(messages[-1]) if messages else ""
         variables = {**self._defaults, **_with_switches(conversation.variables)}
         text = self._render(template, conversation, messages, variables)
+        if conversation.pictures is not None:
+            text = conversation.pictures.put_into(text)
         self.check_length(text, job.max_tokens)
-        prompt = self._encode(text, conversation.add_special_tokens)
+        if guard is None:
+            prompt = self._encode(text, conversation.add_special_tokens)
+        else:
+            prompt = self._encode_marked(text, guard, conversation.add_special_tokens)
+            final_text = guard.unmarked(final_text)
         return RenderedChat(prompt, final_text, template.variables, template.keys, _thinking(variables))
 
     def check_batch(self, job: TextsJob | PairsJob) -> None:
@@ -211,13 +241,31 @@ class PromptBuilder:
         if len(text) > limit:
             raise PromptError(f"The text has {len(text)} characters; at most {limit} are allowed.", "input_text")
 
+    def _guard(self, conversation: Conversation) -> TextGuard | None:
+        """What keeps texts of users from becoming tokens of media, or beside media other control tokens.
+
+        None if none would.
+        """
+        if not self._media_tokens:
+            return None
+        special = self._tokenizer.special_tokens if conversation.media else ()
+        return TextGuard.needed_for(
+            conversation.messages,
+            (conversation.tools, conversation.documents, conversation.variables),
+            ControlTexts.of(self._media_tokens.union(special)),
+            ControlTexts.of(self._media_tokens),
+        )
+
     def _encode(self, text: str, add_special_tokens: bool) -> Prompt:
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:  # from escapes in JSON, or from templates
-            raise PromptError(f"The prompt contains an invalid character: {error}", "input_text") from error
+        _check_characters(text)
         ids = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
         return Prompt(token_array(ids), text)
+
+    def _encode_marked(self, text: str, guard: TextGuard, add_special_tokens: bool) -> Prompt:
+        """The tokens of a text but those of its marks."""
+        _check_characters(text)
+        ids = self._tokenizer.encode_without(text, guard.mark, add_special_tokens=add_special_tokens)
+        return Prompt(token_array(ids), guard.unmarked(text))
 
     def _render(
         self,
@@ -259,6 +307,31 @@ class PromptBuilder:
         return self._compile(source)
 
 
+def _check_characters(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:  # from escapes in JSON, or from templates
+        raise PromptError(f"The prompt contains an invalid character: {error}", "input_text") from error
+
+
+def _guarded(conversation: Conversation, guard: TextGuard) -> Conversation:
+    """The conversation with marks in what its users wrote."""
+    return replace(
+        conversation,
+        messages=guard.messages(conversation.messages),
+        tools=guard.value(conversation.tools),
+        documents=guard.value(conversation.documents),
+        variables=guard.value(conversation.variables),
+    )
+
+
+def _guard_arguments(messages: Sequence[dict[str, Any]], guard: TextGuard) -> None:
+    """Mark the arguments of tool calls again: they were JSON, in which control texts may be written with escapes."""
+    for message in messages:
+        if "tool_calls" in message:
+            message["tool_calls"] = guard.value(message["tool_calls"])
+
+
 def _with_switches(variables: Mapping[str, Any]) -> dict[str, Any]:
     """The variables, and the switches of reasoning that follow from its effort if they set none."""
     effort = variables.get(EFFORT)
@@ -274,7 +347,11 @@ def _thinking(variables: Mapping[str, Any]) -> bool | None:
 
 
 def worker(
-    folder: Path, backend: tokenizers.Tokenizer | None, options: ChatOptions, max_model_len: int
+    folder: Path,
+    backend: tokenizers.Tokenizer | None,
+    options: ChatOptions,
+    max_model_len: int,
+    media_tokens: frozenset[str] = frozenset(),
 ) -> Callable[[Job], Prompt | RenderedChat | list[PoolingPrompt]]:
     """Make the function that runs the jobs of a worker process.
 
@@ -283,8 +360,9 @@ def worker(
         backend: the model's tokenizer; None if it is a file in the directory.
         options: options of `PromptBuilder`.
         max_model_len: context length in tokens.
+        media_tokens: as in `PromptBuilder`.
     """
-    builder = PromptBuilder(folder, Tokenizer.load(folder, backend), options, max_model_len)
+    builder = PromptBuilder(folder, Tokenizer.load(folder, backend), options, max_model_len, media_tokens)
 
     def do(job: Job) -> Prompt | RenderedChat | list[PoolingPrompt]:
         match job:

@@ -33,7 +33,7 @@ _LIMITS = WorkerLimits(memory=1 << 30, seconds=10.0, stack=1 << 24)
 
 
 class Renderer:
-    """Makes the prompts of one model."""
+    """Make the prompts of one model."""
 
     def __init__(
         self,
@@ -42,6 +42,7 @@ class Renderer:
         options: ChatOptions,
         max_model_len: int,
         *,
+        media_tokens: frozenset[str] = frozenset(),
         max_queued: int = 1024,
         share: float = 1.0,
         limits: WorkerLimits = _LIMITS,
@@ -53,6 +54,8 @@ class Renderer:
             tokenizer: the model's tokenizer.
             options: the operator's template and its variables.
             max_model_len: context length in tokens.
+            media_tokens: texts of the tokens that stand for media: in texts of users they are texts. Beside media, so
+                are those of all special tokens, but in messages of an assistant.
             max_queued: jobs that may wait for the threads, and for the processes.
             share: the largest part of these for one tenant; see `Shares`.
             limits: limits of a job in a process.
@@ -63,11 +66,11 @@ class Renderer:
         self.tokenizer = tokenizer
         self.max_model_len = max_model_len
         self._limits = limits
-        self._builder = PromptBuilder(folder, tokenizer, options, max_model_len)
+        self._builder = PromptBuilder(folder, tokenizer, options, max_model_len, media_tokens)
         # With two threads, one long prompt does not delay all others.
         self._threads = FairThreads("render", size=2, max_queued=max_queued, share=share)
         backend = None if tokenizer.in_file else tokenizer.backend
-        arguments = (folder, backend, ChatOptions.of(options), max_model_len)
+        arguments = (folder, backend, ChatOptions.of(options), max_model_len, media_tokens)
         self._processes = WorkerPool(
             "render",
             "quire.rendering.prompts:worker",
@@ -172,11 +175,6 @@ class Renderer:
 
     def _decode(self, tokens: TokenArray) -> str:
         return self.tokenizer.decode(tokens.tolist(), skip_special_tokens=False)
-
-    @property
-    def has_template(self) -> bool:
-        """Whether the model has a chat template, so that requests need not bring one."""
-        return "default" in self._builder.sources
 
     @property
     def template(self) -> str:

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from quire.multimodal.errors import PromptError
+from quire.engine.client.json_file import read_json
+from quire.multimodal.errors import ModelFileError, PromptError
 from quire.rendering.chat_template import ChatTemplate
-from quire.rendering.json_file import read_json
 from quire.rendering.tokenizer import Tokenizer
 
 _ROLES = [re.compile(f"""["']{role}["']""") for role in ("query", "document")]
@@ -21,7 +21,7 @@ _QWEN3_SYSTEM = (
 
 
 class PairTemplate(Protocol):
-    """Makes the text of a prompt. The query comes first, so that prompts with the same query share a prefix."""
+    """Make the text of a prompt. The query comes first, so that prompts with the same query share a prefix."""
 
     def text(self, query: str, document: str, instruction: str | None, variables: Mapping[str, Any]) -> str:
         """The prompt.
@@ -89,7 +89,7 @@ def pair_template(
     """
     if chat_template is not None and all(role.search(chat_template) for role in _ROLES):
         return ChatPairTemplate(ChatTemplate(chat_template), tokenizer.special, defaults)
-    kind = read_json(folder / "config.json").get("model_type")
+    kind = read_json(folder / "config.json", ModelFileError).get("model_type")
     if kind == "qwen3" and tokenizer.token_id("<|im_start|>") is not None:
         return Qwen3Template()
     return None

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from quire.engine.client.json_file import read_json
 from quire.multimodal.errors import ModelFileError, PromptError
-from quire.rendering.json_file import read_json
 
 # Names of prompts for the two sides of a search, in the order in which they are looked for.
 _SIDES: Mapping[str, tuple[str, ...]] = {
@@ -78,7 +78,7 @@ def read_sentence_transformers_files(folder: Path) -> SentenceTransformersFiles:
     Raises:
         ModelFileError: one of them cannot be read.
     """
-    config = read_json(folder / "config_sentence_transformers.json")
+    config = read_json(folder / "config_sentence_transformers.json", ModelFileError)
     prompts = config.get("prompts") or {}
     # PyLate's names, for models that compare the tokens of texts; or the tokens of ColBERT's own training
     prefixes = {**colbert_markers(folder)}
@@ -87,13 +87,14 @@ def read_sentence_transformers_files(folder: Path) -> SentenceTransformersFiles:
         raise ModelFileError(f"{folder / 'config_sentence_transformers.json'}: `prompts` must be an object")
     prompts = {name: text for name, text in {**prefixes, **prompts}.items() if isinstance(text, str)}
     default = config.get("default_prompt_name")
-    texts = read_json(folder / "sentence_bert_config.json")
+    texts = read_json(folder / "sentence_bert_config.json", ModelFileError)
     return SentenceTransformersFiles(
         prompts=prompts,
         default_prompt=default if isinstance(default, str) and default in prompts else None,
         lower_case=texts.get("do_lower_case") is True,
         pools_prompt=all(
-            read_json(path).get("include_prompt") is not False for path in sorted(folder.glob("*_Pooling/config.json"))
+            read_json(path, ModelFileError).get("include_prompt") is not False
+            for path in sorted(folder.glob("*_Pooling/config.json"))
         ),
     )
 
@@ -104,7 +105,7 @@ def colbert_markers(folder: Path) -> dict[str, str]:
     Raises:
         ModelFileError: the file cannot be read.
     """
-    trained = read_json(folder / "artifact.metadata")
+    trained = read_json(folder / "artifact.metadata", ModelFileError)
     markers = {"query": trained.get("query_token_id"), "document": trained.get("doc_token_id")}
     return {side: token for side, token in markers.items() if isinstance(token, str) and token}
 

@@ -25,7 +25,7 @@ class TokenizerError(ModelFileError):
 
 
 class Tokenizer:
-    """Turns text into tokens and back.
+    """Turn text into tokens and back.
 
     Attributes:
         backend: the tokenizer of the `tokenizers` library.
@@ -90,6 +90,12 @@ class Tokenizer:
         """Tokenize a text. `add_special_tokens`: add those that the model expects at the start and end."""
         # `encode` would hold the GIL; a batch of one does not.
         return self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+
+    def encode_without(self, text: str, character: str, *, add_special_tokens: bool) -> list[int]:
+        """Tokenize a text, and leave out the tokens of a character, which keeps others apart."""
+        encoding = self.backend.encode_batch([text], add_special_tokens=add_special_tokens)[0]
+        left_out = (start < end and text[start:end] == character for start, end in encoding.offsets)
+        return [token for token, leave_out in zip(encoding.ids, left_out, strict=True) if not leave_out]
 
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool) -> str:
         """Text of tokens."""

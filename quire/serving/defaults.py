@@ -11,9 +11,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, ValidationError
 
+from quire.engine.client.json_file import read_json
 from quire.engine.client.sampling_params import SamplingNumbers
+from quire.multimodal.errors import ModelFileError
 from quire.protocol.sampling import ModelDefaultFields
-from quire.rendering.json_file import read_json
 from quire.rendering.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -73,8 +74,8 @@ def read_defaults(
     Raises:
         ModelFileError: the file cannot be read.
     """
-    generation = read_json(folder / "generation_config.json")
-    config = {**read_json(folder / "config.json"), **hf_overrides}
+    generation = read_json(folder / "generation_config.json", ModelFileError)
+    config = {**read_json(folder / "config.json", ModelFileError), **hf_overrides}
     eos_ids = generation.get("eos_token_id")
     if eos_ids is None:
         text_config = config.get("text_config")

@@ -135,7 +135,7 @@ async def collect(
 
 
 class UsageCounter:
-    """Counts the tokens of a request. Each of its prompts has `n` sequences."""
+    """Count the tokens of a request. Each of its prompts has `n` sequences."""
 
     def __init__(
         self, prompt_lengths: Sequence[int], n: int, media_tokens: Mapping[MediaName, int] | None = None

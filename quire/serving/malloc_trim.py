@@ -26,7 +26,7 @@ _STATM = Path("/proc/self/statm")
 
 
 class MallocTrimmer:
-    """Trims glibc's heap, which is configured to keep freed memory, so that a prefill does not wait for page faults.
+    """Trim glibc's heap, which is configured to keep freed memory, so that a prefill does not wait for page faults.
 
     It is trimmed after large bodies, and after all requests have ended. Ordinary requests never make it trim while
     others run.

@@ -19,9 +19,9 @@ from quire.engine.client.model_info import Generates, ModelInfo, Pools, Transcri
 from quire.engine.client.pictures import Color, PictureInfo
 from quire.engine.client.pooling_params import PoolingTask
 from quire.engine.client.streaming import Streams
-from quire.multimodal.audio.memory import AudioMemory
 from quire.multimodal.audio.reader import AudioReader
 from quire.multimodal.documents import DocumentReader
+from quire.multimodal.memory import MediaMemory
 from quire.multimodal.picture_settings import background_color, with_settings
 from quire.multimodal.pictures.decode import WHITE
 from quire.multimodal.pictures.reader import PictureReader
@@ -173,7 +173,7 @@ class ModelParts(TypedDict):
 
 
 def served_model(
-    parts: ModelParts, folder: Path, settings: Serve, audio_memory: AudioMemory | None = None
+    parts: ModelParts, folder: Path, settings: Serve, media_memory: MediaMemory | None = None
 ) -> ServedModel:
     """Return a model with what its kind needs to prepare requests; nothing of that is started.
 
@@ -181,24 +181,28 @@ def served_model(
         parts: what models of all kinds have.
         folder: the model's directory.
         settings: settings of the server.
-        audio_memory: the memory for audio, which all models of a server share; None: the model has its own.
+        media_memory: the memory for audio, which all models of a server share; None: the model has its own.
     """
     queued = settings.max_num_seqs + settings.max_num_queued_seqs
     new_reader = partial(
-        AudioReader, AudioOptions.of(settings), audio_memory, max_queued=queued, share=settings.max_client_share
+        AudioReader, AudioOptions.of(settings), media_memory, max_queued=queued, share=settings.max_client_share
     )
     match parts["info"].kind:
         case Pools() as pools:
             return PoolingModel(**parts, pools=pools)
         case Generates(audio=audio, pictures=pictures):
             audio_input = None if audio is None else AudioInput(audio, new_reader())
-            picture_input = None if pictures is None else _picture_input(pictures, settings, audio_memory, queued)
+            picture_input = (
+                None if pictures is None else _picture_input(pictures, parts["client"], settings, media_memory, queued)
+            )
             return _generating_model(parts, folder, settings, audio_input, picture_input)
         case speech:
             return SpeechModel(**parts, speech=speech, reader=new_reader())
 
 
-def _picture_input(info: PictureInfo, settings: Serve, memory: AudioMemory | None, queued: int) -> PictureInput:
+def _picture_input(
+    info: PictureInfo, client: Engine, settings: Serve, memory: MediaMemory | None, queued: int
+) -> PictureInput:
     """How a model reads pictures.
 
     Raises:
@@ -207,10 +211,11 @@ def _picture_input(info: PictureInfo, settings: Serve, memory: AudioMemory | Non
     share = settings.max_client_share
     reader = PictureReader(
         PictureOptions.of(settings),
-        memory or AudioMemory(int(settings.max_audio_memory), share),
+        memory or MediaMemory(int(settings.max_audio_memory), share),
         max_size=int(settings.max_image_size),
         max_queued=queued,
         share=share,
+        on_lookup=client.observers.on_media_lookup,
     )
     info = with_settings(info, settings.mm_processor_kwargs)
     return PictureInput(info, reader, background_color(settings.media_io_kwargs, WHITE))
@@ -242,7 +247,7 @@ class ServerState:
     """State that all endpoints share.
 
     Attributes:
-        audio_memory: memory for the audio of all requests and sessions.
+        media_memory: memory for the audio of all requests and sessions.
         stall_timeout: seconds without progress of an engine after which the server is unhealthy.
         tokenizer_info: /tokenizer_info is served.
         include_usage: streams of completions and chats always end with their token counts.
@@ -262,7 +267,7 @@ class ServerState:
 
     models: Sequence[ServedModel]
     limits: LimitOptions
-    audio_memory: AudioMemory
+    media_memory: MediaMemory
     strict_fields: bool = False
     trust_request_chat_template: bool = False
     tokenizer_info: bool = False

@@ -10,7 +10,7 @@ _LIMIT = 1 << 28  # numbers, of 4 bytes each
 
 
 class ResultMemory:
-    """Counts the values held for all requests."""
+    """Count the values held for all requests."""
 
     def __init__(self, limit: int = _LIMIT, share: float = 1.0) -> None:
         """`limit`: numbers in all; `share`: of these for one tenant."""

@@ -159,8 +159,10 @@ class DecodingAttempt:
         return self._piece("")
 
     def _piece(self, text: str, logprobs: tuple[TokenLogprob, ...] = ()) -> TranscriptDelta:
-        given = 0 if self.pieces else self.prompt_tokens + self.audio_tokens
-        return TranscriptDelta(text, logprobs, input_tokens=given, output_tokens=len(self.output) - self._counted)
+        input_tokens = 0 if self.pieces else self.prompt_tokens + self.audio_tokens
+        return TranscriptDelta(
+            text, logprobs, input_tokens=input_tokens, output_tokens=len(self.output) - self._counted
+        )
 
     def end(self, finish_reason: FinishReason | None, options: TranscriptionOptions) -> None:
         """Note why the request has ended, if it has."""

@@ -90,8 +90,8 @@ def check_options(model: str, capabilities: Capabilities, options: Transcription
     """
     for field, reason in _unsupported_fields(capabilities, options):
         raise InvalidRequest(f"`{field}` is not supported by the model `{model}`: {reason}.", field)
-    given = () if options.language is None else (options.language,)
-    for field, codes in (("language", given), ("languages", options.languages)):
+    language = () if options.language is None else (options.language,)
+    for field, codes in (("language", language), ("languages", options.languages)):
         for code in codes:
             if code not in capabilities.languages:
                 raise InvalidRequest(

@@ -12,12 +12,13 @@ from numpy.typing import NDArray
 
 from quire.engine.client.audio import AudioInfo
 from quire.engine.client.detokenizer import Detokenizer, TextParams
-from quire.engine.client.protocol import AudioItem, TokenArray
+from quire.engine.client.protocol import AudioItem, TokenArray, only_audio
 from quire.engine.client.sampling_params import SamplingParams
 from quire.engine.client.stream import GenerateRequest
 from quire.multimodal.audio.cuts import Window
 from quire.multimodal.audio.features import SAMPLE_RATE
-from quire.multimodal.audio.items import audio_items, place_audio, token_count
+from quire.multimodal.audio.items import audio_items, audio_placeholders, token_count
+from quire.multimodal.placement import place_items
 from quire.protocol.errors import InvalidRequest
 from quire.rendering.messages import AUDIO_PART
 from quire.rendering.prompts import Conversation, Prompt
@@ -179,7 +180,7 @@ def _context(options: TranscriptionOptions) -> str:
 
 
 class AnswerReader:
-    """Finds the transcript in the tokens of an answer while they are generated.
+    """Find the transcript in the tokens of an answer while they are generated.
 
     Attributes:
         language: ISO code of the language that the answer names; None if it names none.
@@ -228,7 +229,7 @@ def reader_of(served: ServedModel, info: AudioInfo, options: TranscriptionOption
 
 
 class ChatWindowTranscriber:
-    """Transcribes windows with a language model that reads audio; implements `WindowTranscriber`."""
+    """Transcribe windows with a language model that reads audio; implements `WindowTranscriber`."""
 
     def __init__(self, served: GeneratingModel, audio: AudioInput, options: TranscriptionOptions, tenant: str) -> None:
         self._served = served
@@ -251,8 +252,8 @@ class ChatWindowTranscriber:
             return
         items = await self._reader.run(partial(audio_items, samples, self._info), tenant=self._tenant)
         assert self._prompt is not None
-        prompt, placed = place_audio(self._prompt.token_ids, self._info, [items])
-        attempt, text = await self._best_attempt(prompt, placed, window.seconds, text_stream)
+        prompt, placed = place_items(self._prompt.token_ids, [audio_placeholders([items], self._info)])
+        attempt, text = await self._best_attempt(prompt, only_audio(placed), window.seconds, text_stream)
         spans = [SegmentSpan(0.0, window.seconds, 0, len(text), tuple(text))] if text else []
         text_stream.finish_part(
             WindowResult(
@@ -269,8 +270,8 @@ class ChatWindowTranscriber:
         self, prompt: TokenArray, items: tuple[AudioItem, ...], seconds: float, text_stream: TextStream
     ) -> tuple[DecodingAttempt, list[int]]:
         """The first attempt that can be trusted, or the last one. Text that was sent is not replaced."""
-        given = self._options.numbers.temperature
-        for temperature in (given,) if given or self._options.beams else TEMPERATURES:
+        requested = self._options.numbers.temperature
+        for temperature in (requested,) if requested or self._options.beams else TEMPERATURES:
             params = self._params(len(prompt), seconds, temperature)
             request = GenerateRequest(prompt=prompt, params=params, items=items, deadline=self._options.deadline)
             attempt, text, answer = await self._attempt(request, text_stream)
@@ -303,8 +304,8 @@ class ChatWindowTranscriber:
                     continue
                 tokens, probs = [held_tokens[index] for index in shown], [held_logprobs[index] for index in shown]
                 text += tokens
-                given = detokenizer.push(tokens, last=last)
-                attempt.add_piece(given, token_logprobs(tokenizer, tokens, probs) if self._options.logprobs else ())
+                piece = detokenizer.push(tokens, last=last)
+                attempt.add_piece(piece, token_logprobs(tokenizer, tokens, probs) if self._options.logprobs else ())
                 held_tokens, held_logprobs = [], []
                 if text_stream.live:
                     text_stream.send(attempt.pieces)

@@ -44,7 +44,7 @@ def collapse(positions: PooledArray, blank: int) -> list[AlignedToken]:
 
 
 class CTCWindowTranscriber:
-    """Transcribes windows with a CTC model, which does not report a language; implements `WindowTranscriber`."""
+    """Transcribe windows with a CTC model, which does not report a language; implements `WindowTranscriber`."""
 
     def __init__(
         self,
@@ -86,18 +86,18 @@ class CTCWindowTranscriber:
         info = self._info
         assert info.blank_token is not None
         placed = collapse(positions, info.blank_token)
-        found = [one for one in placed if one.token not in self._special]
-        tokens = found[: self._options.max_tokens]
-        contents = [self._tokenizer.token_bytes(one.token) for one in tokens]
+        text_tokens = [placed_token for placed_token in placed if placed_token.token not in self._special]
+        tokens = text_tokens[: self._options.max_tokens]
+        contents = [self._tokenizer.token_bytes(placed_token.token) for placed_token in tokens]
         spaced = self._tokenizer.separates_words
         words = align_words(tokens, contents, info.time_precision, window.seconds, spaced=spaced)
-        ids = [one.token for one in tokens]
-        logprobs = [one.logprob for one in tokens]
+        ids = [placed_token.token for placed_token in tokens]
+        logprobs = [placed_token.logprob for placed_token in tokens]
         attempt = DecodingAttempt(0.0, audio_tokens=len(positions), output=ids, logprobs=logprobs)
-        attempt.truncated = len(tokens) < len(found)
+        attempt.truncated = len(tokens) < len(text_tokens)
         text = self._tokenizer.decode(ids, skip_special_tokens=True)
-        wanted = text and self._options.logprobs
-        attempt.add_piece(text, token_logprobs(self._tokenizer, ids, logprobs) if wanted else ())
+        reports_logprobs = text and self._options.logprobs
+        attempt.add_piece(text, token_logprobs(self._tokenizer, ids, logprobs) if reports_logprobs else ())
         return WindowResult(
             window=window,
             attempt=attempt,

@@ -45,21 +45,21 @@ def spans_of(output: Sequence[int], tokens: TranscriptionTokens, seconds: float)
     """
     spans: list[SegmentSpan] = []
     start, first, count = 0.0, 0, 0
-    own: list[int] = []
+    segment_tokens: list[int] = []
 
     def close(end: float) -> None:
         if count > first:
-            spans.append(SegmentSpan(start, max(start, end), first, count, tuple(own)))
+            spans.append(SegmentSpan(start, max(start, end), first, count, tuple(segment_tokens)))
 
     for token in output:
         if tokens.is_timestamp(token):
             time = min(tokens.seconds(token), seconds)
             if count > first:
-                own.append(token)
+                segment_tokens.append(token)
             close(time)
-            start, first, own = (max(start, time) if spans else time), count, [token]
+            start, first, segment_tokens = (max(start, time) if spans else time), count, [token]
         elif tokens.is_text(token):
-            own.append(token)
+            segment_tokens.append(token)
             count += 1
     close(seconds)
     return spans

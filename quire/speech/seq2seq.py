@@ -59,7 +59,7 @@ _SHORTEST = 10 * SAMPLE_RATE  # samples of a window that is not divided any more
 
 
 class Seq2SeqWindowTranscriber:
-    """Transcribes windows with an encoder-decoder model (Whisper, Moonshine); implements `WindowTranscriber`."""
+    """Transcribe windows with an encoder-decoder model (Whisper, Moonshine); implements `WindowTranscriber`."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class Seq2SeqWindowTranscriber:
         self._tokens = tokens
         self._options = options
         self._tenant = tenant
-        self._kept: tuple[Window, AudioItem] | None = None
+        self._detected: tuple[Window, AudioItem] | None = None
         self._earlier: Sequence[int] = ()
         self._writes_timestamps = options.timestamps and tokens.rule is not None
         self.language = options.language if tokens.info.languages else only_language(tokens.info)
@@ -85,8 +85,8 @@ class Seq2SeqWindowTranscriber:
         """Tokenize the earlier text, and detect the language in the first window."""
         self._earlier = await self._reader.run(partial(self._tokens.earlier_text, self._options), tenant=self._tenant)
         if windows and self.language is None and self._tokens.info.languages:
-            found = await self.detect(audio, windows[0])
-            self.language = max(self._options.languages or found, key=found.__getitem__)
+            probabilities = await self.detect(audio, windows[0])
+            self.language = max(self._options.languages or probabilities, key=probabilities.__getitem__)
 
     async def _item(self, samples: Samples) -> AudioItem:
         return await self._reader.run(partial(make_item, samples, self._tokens.info), tenant=self._tenant)
@@ -100,7 +100,7 @@ class Seq2SeqWindowTranscriber:
         """
         info = self._tokens.info
         item = await self._item(audio[window.start : window.end])
-        self._kept = (window, item)
+        self._detected = (window, item)
         codes = list(info.languages)
         params = SamplingParams(
             max_tokens=1,
@@ -126,8 +126,11 @@ class Seq2SeqWindowTranscriber:
         speech: SpeechStretches | None = None
         part: Window | None = window
         while part is not None:
-            kept, self._kept = self._kept, None
-            item = kept[1] if kept is not None and kept[0] == part else await self._item(audio[part.start : part.end])
+            detected, self._detected = self._detected, None
+            if detected is not None and detected[0] == part:
+                item = detected[1]
+            else:
+                item = await self._item(audio[part.start : part.end])
             # The audio of further parts has been counted.
             positions = self._positions(window.end - window.start) if part == window else 0
             attempt = await self._best_attempt(item, positions, text_stream)
@@ -226,8 +229,8 @@ class Seq2SeqWindowTranscriber:
     async def _best_attempt(self, item: AudioItem, audio_tokens: int, text_stream: TextStream) -> DecodingAttempt:
         """The first attempt that can be trusted, or the last one. Text that was sent is not replaced."""
         prompt = self._tokens.prompt(self._options, self.language, self._earlier)
-        given = self._options.numbers.temperature
-        for temperature in (given,) if given or self._options.beams else TEMPERATURES:
+        requested = self._options.numbers.temperature
+        for temperature in (requested,) if requested or self._options.beams else TEMPERATURES:
             attempt = DecodingAttempt(temperature, len(prompt.tokens), audio_tokens)
             await self._run(attempt, item, prompt, text_stream)
             if text_stream.sent or not attempt.quality.failed or (attempt.limited and not attempt.quality.repeats):
@@ -340,8 +343,10 @@ class Seq2SeqWindowTranscriber:
         shown = [index for index, token in enumerate(output) if self._tokens.is_text(token)]
         tokens = [output[index] for index in shown]
         text = detokenizer.push(tokens, last=last)
-        wanted = [logprobs[index] for index in shown]
-        attempt.add_piece(text, token_logprobs(self._tokenizer, tokens, wanted) if self._options.logprobs else ())
+        text_logprobs = [logprobs[index] for index in shown]
+        attempt.add_piece(
+            text, token_logprobs(self._tokenizer, tokens, text_logprobs) if self._options.logprobs else ()
+        )
 
     def _detokenizer(self) -> Detokenizer:
         return Detokenizer(self._tokenizer.backend, (), TextParams())

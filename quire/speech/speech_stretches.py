@@ -53,5 +53,5 @@ class SpeechStretches:
 
 def find_stretches(samples: NDArray[np.float32]) -> SpeechStretches:
     """Return where somebody speaks in 1-D audio at 16 kHz. Takes some tens of milliseconds."""
-    found = find_speech(samples, _THRESHOLD, 0, _SILENCE_MS, 0)
-    return SpeechStretches([(start / SAMPLE_RATE, end / SAMPLE_RATE) for start, end in found])
+    spans = find_speech(samples, _THRESHOLD, 0, _SILENCE_MS, 0)
+    return SpeechStretches([(start / SAMPLE_RATE, end / SAMPLE_RATE) for start, end in spans])

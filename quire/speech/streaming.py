@@ -33,7 +33,7 @@ _NO_TOKENS = np.empty(0, np.int32)
 
 
 class _FrameClock:
-    """Tells to which frame of the audio each generated token belongs."""
+    """Tell to which frame of the audio each generated token belongs."""
 
     def __init__(self, info: Streams) -> None:
         self._info = info if isinstance(info, TransducerInfo) else None
@@ -96,7 +96,7 @@ class StreamedText:
 
 
 class StreamingWindowTranscriber:
-    """Transcribes windows of files, without temperature fallback; implements `WindowTranscriber`."""
+    """Transcribe windows of files, without temperature fallback; implements `WindowTranscriber`."""
 
     language: str | None = None
 
@@ -139,7 +139,7 @@ class StreamingWindowTranscriber:
 
 
 class LiveTranscription:
-    """Transcribes audio while it arrives, by one open request."""
+    """Transcribe audio while it arrives, by one open request."""
 
     def __init__(self, served: ServedModel, info: Streams, options: TranscriptionOptions) -> None:
         self._served = served
@@ -175,9 +175,9 @@ class LiveTranscription:
             # It begins once this task waits: then the request has been sent.
             feeding = group.create_task(self._feed(request.request_id, audio))
             async for delta in deltas:
-                given = len(text.attempt.pieces)
+                sent = len(text.attempt.pieces)
                 text.push(delta)
-                for piece in text.attempt.pieces[given:]:
+                for piece in text.attempt.pieces[sent:]:
                     if (joined := joiner.add(piece)) is not None:
                         await send_text(joined)
             feeding.cancel()

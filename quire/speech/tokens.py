@@ -99,8 +99,8 @@ class TranscriptionTokens:
         if not text or self.info.previous_token is None:
             return []
         tokens = self._tokenizer.encode(f" {text}", add_special_tokens=False)
-        kept = [token for token in tokens if self.is_text(token)]
-        return kept[-(self.info.max_output_tokens // 2 - 1) :]
+        text_tokens = [token for token in tokens if self.is_text(token)]
+        return text_tokens[-(self.info.max_output_tokens // 2 - 1) :]
 
     def prompt(
         self, options: TranscriptionOptions, language: str | None, earlier: Sequence[int] = ()

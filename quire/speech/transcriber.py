@@ -80,7 +80,7 @@ def _way_of(served: ServedModel) -> _Way:
 
 
 class Transcriber:
-    """Transcribes with one model.
+    """Transcribe with one model.
 
     The caller of `transcribe` has reserved one slot, or one for each beam, with `Engine.slots`. Without beam
     search further windows run concurrently while half of all slots are free.
@@ -201,8 +201,8 @@ class Transcriber:
         detector = self._detector()(options, current_tenant())
         self.check(options)
         window = Window(0, min(len(audio), round(self._way.capabilities.window_seconds * SAMPLE_RATE)))
-        found = await detector.detect(audio, window)
-        chosen = {code: found[code] for code in options.languages or found}
+        probabilities = await detector.detect(audio, window)
+        chosen = {code: probabilities[code] for code in options.languages or probabilities}
         total = sum(chosen.values())
         return {code: value / total if total else 1 / len(chosen) for code, value in chosen.items()}
 

@@ -25,7 +25,7 @@ _SAMPLE = 4  # bytes
 
 
 class TextStream:
-    """Streams the pieces of a window's text, and the results of its parts, each behind its pieces.
+    """Stream the pieces of a window's text, and the results of its parts, each behind its pieces.
 
     A part that is not finished is not sent before the window's turn; until then it may be decoded again.
 
@@ -71,7 +71,7 @@ class TextStream:
 
 
 class WindowTranscriber(Protocol):
-    """Transcribes the windows of one transcription.
+    """Transcribe the windows of one transcription.
 
     Attributes:
         language: ISO code of the speech; None as long as it is not known.
@@ -98,7 +98,7 @@ class WindowTranscriber(Protocol):
 
 
 class RunningWindows:
-    """Runs the windows in order. The first slot is the caller's; others are taken while half of all slots are free."""
+    """Run the windows in order. The first slot is the caller's; others are taken while half of all slots are free."""
 
     def __init__(
         self,
@@ -192,15 +192,15 @@ class Joiner:
         elif self._fresh and self._spaced and piece.text and not text[:1].isspace():
             text = f" {text}"
         self._fresh = self._fresh and not piece.text
-        given = text.rstrip()
-        self._held = text[len(given) :]
+        complete = text.rstrip()
+        self._held = text[len(complete) :]
         self._held_input += piece.input_tokens
         self._held_output += piece.output_tokens
-        if not given and not piece.logprobs:
+        if not complete and not piece.logprobs:
             return None
-        if given:
-            self._texts.append(given)
-        delta = TranscriptDelta(given, piece.logprobs, self._held_input, self._held_output)
+        if complete:
+            self._texts.append(complete)
+        delta = TranscriptDelta(complete, piece.logprobs, self._held_input, self._held_output)
         self._held_input = self._held_output = 0
         return delta
 

@@ -14,7 +14,7 @@ Result = TypeVar("Result")
 
 
 class LoopThread:
-    """Runs coroutines in another thread. The thread starts with the first of them."""
+    """Run coroutines in another thread. The thread starts with the first of them."""
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -20,7 +20,7 @@ _CLOSE_SECONDS = 10.0
 
 
 class WorkerPool:
-    """Runs jobs in processes that are replaced when a job ends them. For one event loop.
+    """Run jobs in processes that are replaced when a job ends them. For one event loop.
 
     A job that takes longer than `patience` continues with low priority, and another process takes the place of its own,
     so that long jobs do not block short ones. There are at most `size` of these; further long jobs start again when

@@ -63,14 +63,14 @@ class WorkerProcess:
         Raises:
             WorkerError: it has not become ready. Exceptions of the factory are raised as they are.
         """
-        ours, theirs = socket.socketpair()
+        server_end, worker_end = socket.socketpair()
         try:
-            reader, writer = await asyncio.open_unix_connection(sock=ours, limit=_BUFFER)
+            reader, writer = await asyncio.open_unix_connection(sock=server_end, limit=_BUFFER)
         except BaseException:
-            ours.close()
-            theirs.close()
+            server_end.close()
+            worker_end.close()
             raise
-        creating = asyncio.get_running_loop().run_in_executor(threads, _create, theirs)
+        creating = asyncio.get_running_loop().run_in_executor(threads, _create, worker_end)
         worker = cls(creating, setup.limits, reader, writer)
         try:
             async with asyncio.timeout(_START_SECONDS):

@@ -14,7 +14,7 @@ Result = TypeVar("Result")
 
 
 class FairThreads:
-    """Runs functions in threads. For one event loop."""
+    """Run functions in threads. For one event loop."""
 
     def __init__(self, name: str, *, size: int = 2, max_queued: int = 64, share: float = 1.0) -> None:
         """Prepare threads; the first job starts one.

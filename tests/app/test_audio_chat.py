@@ -65,8 +65,8 @@ def server(folders: dict[str, Path]) -> Iterator[ServerProcess]:
 
 def read(samples: Samples) -> Samples:
     """Samples as the server gets them, from a file of 16 bits."""
-    found: Samples = soundfile.read(io.BytesIO(wav(samples[:, None])), dtype="float32")[0]
-    return found
+    resampled: Samples = soundfile.read(io.BytesIO(wav(samples[:, None])), dtype="float32")[0]
+    return resampled
 
 
 def info_of(folder: Path) -> AudioInfo:
@@ -115,8 +115,10 @@ def test_transcriptions(server: ServerProcess, models: dict[str, Any], folders: 
     fields = {**fields, "temperature": "0", "use_beam_search": "true"}
     with server.http as client:
         files = {"file": ("a.wav", wav(FIRST[:, None]))}
-        one, three = (client.post("/v1/audio/transcriptions", files=files, data={**fields, "n": n}) for n in ("1", "3"))
-    assert one.json()["text"] == response.json()["text"]  # one beam is greedy decoding
+        single, three = (
+            client.post("/v1/audio/transcriptions", files=files, data={**fields, "n": n}) for n in ("1", "3")
+        )
+    assert single.json()["text"] == response.json()["text"]  # one beam is greedy decoding
     assert three.status_code == 200, three.text
 
 

@@ -128,8 +128,8 @@ def more_entries(value: Any) -> Breaker:
 
 
 def first(entries: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = next(entry for name, entry in entries.items() if name != "__metadata__")
-    return found
+    first_entry: dict[str, Any] = next(entry for name, entry in entries.items() if name != "__metadata__")
+    return first_entry
 
 
 QUERY = "model.layers.0.self_attn.q_proj.weight"

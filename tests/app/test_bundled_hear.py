@@ -111,7 +111,7 @@ def test_every_response_format(client: openai.OpenAI) -> None:
         assert re.match(rf"{beginning}00:00:00[,.]\d{{3}} --> 00:00:0[12][,.]\d{{3}}\n{ENGLISH}\n", subtitles)
     answer = transcribe(client, "english.flac", include=["logprobs"], chunking_strategy="auto")
     assert (answer.text, answer.usage.seconds) == (ENGLISH, 3)
-    assert "".join(one.token for one in answer.logprobs).strip() == ENGLISH
+    assert "".join(entry.token for entry in answer.logprobs).strip() == ENGLISH
     with pytest.raises(openai.BadRequestError, match="speaker diarization"):
         transcribe(client, "english.flac", response_format="diarized_json")
 

@@ -204,6 +204,6 @@ def test_listen_prints_what_a_microphone_hears_until_it_is_interrupted(server: S
     assert process.stdout is not None
     printed = [process.stdout.readline().strip() for _ in range(2)]
     process.send_signal(signal.SIGINT)
-    rest, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=60)
     assert printed == [TEXTS["english.flac"], TEXTS["german.flac"]]
-    assert (rest, process.returncode) == ("", 0)
+    assert (output, process.returncode) == ("", 0)

@@ -100,10 +100,10 @@ ASKED: list[tuple[BaseModel, str]] = [
 def test_parse_with_ten_models() -> None:
     ended, right = [], []
     with serving() as server, openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
-        for wanted, text in ASKED:
-            parsed = _parsed(client, type(wanted), text)
+        for kind, text in ASKED:
+            parsed = _parsed(client, type(kind), text)
             ended.append(parsed is not None)
-            right.append(parsed == wanted)
+            right.append(parsed == kind)
     assert all(ended)
     assert sum(right) >= 8
 
@@ -161,7 +161,7 @@ def test_hot_answers_do_not_end_in_whitespace(seeds: int) -> None:
             return text
 
         asked = [(schema, levels, seed) for schema, levels in LEVELS for seed in range(seeds)]
-        texts = list(threads.map(lambda one: answer(one[0], one[2]), asked))
+        texts = list(threads.map(lambda question: answer(question[0], question[2]), asked))
     for (_, levels, _), text in zip(asked, texts, strict=True):
         runs = re.findall(r"\s+", _STRING.sub("S", text))
         assert all(run == " " or re.fullmatch(rf"\n( {{0,{4 * levels}}}|\t{{0,{levels}}})", run) for run in runs), text

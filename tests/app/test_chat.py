@@ -16,8 +16,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 
 def test_chat_streams_answers_and_remembers(server: ServerProcess) -> None:
-    one = quire("chat", "--url", f"{server.url}/v1", "--message", "hi", "--max-tokens", "5", "--temperature", "0")
-    assert one.strip()
+    single = quire("chat", "--url", f"{server.url}/v1", "--message", "hi", "--max-tokens", "5", "--temperature", "0")
+    assert single.strip()
     talk = quire(
         *("chat", "--url", f"{server.url}/v1", "--max-tokens", "5", "--temperature", "0", "--system", "be brief"),
         stdin="/help\nhi\nagain\n/clear\nhi\n/exit\n",

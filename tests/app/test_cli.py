@@ -92,8 +92,8 @@ def test_names_of_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     for name in ("a", "b", "sub/c"):
         (tmp_path / name).mkdir(parents=True)
 
-    def names(given: list[str], served: list[str]) -> list[tuple[str, ...]]:
-        return [source.names for source in resolve_models(given, served, None)]
+    def names(models: list[str], served: list[str]) -> list[tuple[str, ...]]:
+        return [source.names for source in resolve_models(models, served, None)]
 
     assert names([], []) == [("quire-nano",), ("quire-nano-embed",), ("quire-nano-hear",)]
     assert names([], ["x", "y=quire-nano-embed"]) == [("x",), ("y",), ("quire-nano-hear",)]
@@ -101,7 +101,7 @@ def test_names_of_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert names(["sub/c"], []) == [("c", "sub/c")]
     assert names(["a"], ["x", "y"]) == [("x", "y")]
     assert names(["a", "b"], ["x=a", "y=a"]) == [("x", "y"), ("b",)]
-    for given, served, complaint in (
+    for models, served, complaint in (
         (["a", "b"], ["x"], "NAME=MODEL"),
         (["a"], ["x=z"], "does not match any MODEL"),
         (["a", "b"], ["x=a", "x=b"], "two models"),
@@ -109,4 +109,4 @@ def test_names_of_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         (["a", "a"], [], "twice"),
     ):
         with pytest.raises(ConfigError, match=complaint):
-            names(given, served)
+            names(models, served)

@@ -196,7 +196,7 @@ async def test_one_client_does_not_take_the_memory_of_audio(tmp_path: Path) -> N
     core.hold.set()
     settings: Any = {"api_key": KEYS, "max_client_share": SHARE, "max_audio_memory": "200MiB"}
     async with speech.speech_server(tmp_path, core, **settings) as server:
-        memory = server.state.audio_memory
+        memory = server.state.media_memory
 
         def send(key: str, content: bytes) -> asyncio.Task[Any]:
             upload, headers = {"file": ("a", content)}, {"authorization": f"Bearer {key}"}

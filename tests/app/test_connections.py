@@ -28,8 +28,8 @@ async def many(server: Server, count: int, data: bytes | str = b"") -> AsyncIter
     async with AsyncExitStack() as stack:
         before = len(server.connections)
         made = [await stack.enter_async_context(connected(server)) for _ in range(count)]
-        for one in made:
-            await one.send(data)
+        for connection in made:
+            await connection.send(data)
         await until(lambda: len(server.connections) == before + count)
         yield made
 
@@ -64,9 +64,9 @@ async def test_a_new_connection_takes_the_place_of_one_without_a_request(
         (running,) = await stack.enter_async_context(many(server, 1, post({"prompt": "abc"})))
         await until(lambda: core.active)
         idle = await stack.enter_async_context(many(server, 3))
-        for one in idle:
-            await one.send(HEALTH)
-            assert (await one.answer()).status == 200
+        for connection in idle:
+            await connection.send(HEALTH)
+            assert (await connection.answer()).status == 200
         for closed in (*idle, *halves):  # idle ones first, then those without a complete head
             late = await stack.enter_async_context(connected(server))
             await late.send(HEALTH[:-2])

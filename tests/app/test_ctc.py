@@ -43,7 +43,7 @@ def pcm(samples: Samples) -> Samples:
 def post(server: ServerProcess, model: str, samples: Samples, **fields: Any) -> Any:
     with server.http as client:
         names = [card["id"] for card in client.get("/v1/models").json()["data"]]
-        name = next(one for one in names if one.rstrip("/").endswith(model))
+        name = next(name for name in names if name.rstrip("/").endswith(model))
         files = {"file": ("speech.wav", wav(samples[:, None]))}
         response = client.post(PATH, files=files, data={"model": name, **fields})
     assert response.status_code == 200, response.text
@@ -54,13 +54,15 @@ def test_text_and_words_of_samples(server: ServerProcess, models: dict[str, Any]
     samples = pcm(voice(4.0))
     folder = save_ctc(models["wave"], tmp_path)
     tokenizer = Wav2Vec2CTCTokenizer(str(folder / "vocab.json"))
-    theirs = tokenizer.decode(expected_positions(models["wave"], samples)[:, 0].astype(int), output_word_offsets=True)
-    assert len(theirs.text) > 5
+    reference = tokenizer.decode(
+        expected_positions(models["wave"], samples)[:, 0].astype(int), output_word_offsets=True
+    )
+    assert len(reference.text) > 5
     options: dict[str, Any] = {"response_format": "verbose_json", "timestamp_granularities[]": ["word", "segment"]}
     body = post(server, "wave", samples, **options)
-    assert body["text"] == theirs.text
-    assert [word["word"] for word in body["words"]] == [word["word"] for word in theirs.word_offsets]
-    starts = [word["start_offset"] * 0.02 for word in theirs.word_offsets]
+    assert body["text"] == reference.text
+    assert [word["word"] for word in body["words"]] == [word["word"] for word in reference.word_offsets]
+    starts = [word["start_offset"] * 0.02 for word in reference.word_offsets]
     assert [word["start"] for word in body["words"]] == pytest.approx(starts, abs=1e-3)
     assert all(segment["end"] <= 4.0 for segment in body["segments"])
 
@@ -72,9 +74,9 @@ def test_text_of_a_spectrogram(server: ServerProcess, models: dict[str, Any]) ->
     tokens = expected_positions(model, samples)[:, 0].astype(int).tolist()
     body = post(server, "band", samples, response_format="verbose_json")
     blank = model.config.pad_token_id
-    kept = [token for before, token in zip([None, *tokens], tokens, strict=False) if token not in (before, blank)]
-    assert [token for segment in body["segments"] for token in segment["tokens"]] == kept
-    assert len(kept) > 3
+    expected = [token for before, token in zip([None, *tokens], tokens, strict=False) if token not in (before, blank)]
+    assert [token for segment in body["segments"] for token in segment["tokens"]] == expected
+    assert len(expected) > 3
     assert "".join(body["text"].split()) != ""
 
 

@@ -60,12 +60,12 @@ def test_embeddings_beside_generation_are_those_of_the_reference(server: ServerP
             chosen = range(0, count, 10) if size == 1 else range(count)
             for begin in range(0, len(chosen), size):
                 rows = chosen[begin : begin + size]
-                found = embed(client, [inputs[row] for row in rows])
-                assert (1 - (found * expected[rows]).sum(1)).max() < 1e-5
+                actual = embed(client, [inputs[row] for row in rows])
+                assert (1 - (actual * expected[rows]).sum(1)).max() < 1e-5
         eventually(lambda: server.metric("generation_tokens_total") > before)
 
 
 def embed(client: httpx.Client, inputs: list[str]) -> np.ndarray:
     answer = client.post("/v1/embeddings", json={"model": NAME, "input": inputs, "truncate_prompt_tokens": -1})
     answer.raise_for_status()
-    return np.array([one["embedding"] for one in answer.json()["data"]], np.float64)
+    return np.array([entry["embedding"] for entry in answer.json()["data"]], np.float64)

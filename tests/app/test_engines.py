@@ -16,10 +16,10 @@ from quire.engine.build.core_config import CoreConfig
 from quire.engine.client.errors import EngineDead
 from quire.engine.execution.memory import MemoryShare
 from quire.engine.models.model_config import read_model_config
-from tests.engine.client.test_engine_client import collect, request
 from tests.support.encoders import tiny_embedder
 from tests.support.fake_core import FakeCore
 from tests.support.models import make_model, save_model
+from tests.support.text_requests import collect, text_request
 from tests.support.tokenizer import write_tokenizer
 
 
@@ -115,17 +115,17 @@ async def test_an_engine_is_started_again_with_its_new_share(tmp_path: Path, mon
     monkeypatch.setattr(engines, "serve_core", serve)
     folder = save_model(make_model("llama", num_hidden_layers=1), tmp_path)
     write_tokenizer(folder)
-    given = MemoryShare(0, engines=2, weights=23)
-    engine = RunningEngine(ModelSource(folder, str(folder), ("a",)), read_model_config(folder), Serve(), given)
+    share = MemoryShare(0, engines=2, weights=23)
+    engine = RunningEngine(ModelSource(folder, str(folder), ("a",)), read_model_config(folder), Serve(), share)
     try:
         await engine.client.ready()
         engine.set_memory_share(MemoryShare(0, steps=7))
         with pytest.raises(EngineDead, match="told to die"):
-            await collect(engine.client, request())
+            await collect(engine.client, text_request())
         await engine.restart()
     finally:
         await engine.stop()
-    assert used == [given, MemoryShare(0, steps=7)]
+    assert used == [share, MemoryShare(0, steps=7)]
 
 
 async def test_no_engine_starts_after_one_that_fails(

@@ -59,8 +59,8 @@ def test_a_signal_while_loading_ends_the_server_cleanly(tmp_path: Path, moment: 
         if "HERE" in line:
             break
     process.send_signal(number)
-    rest, _ = process.communicate(timeout=60)
-    log = "".join(lines) + rest
+    output, _ = process.communicate(timeout=60)
+    log = "".join(lines) + output
     assert process.returncode == (130 if number == signal.SIGINT else 0), log
     assert f"stopped by {number.name}" in log
     assert "Traceback" not in log

@@ -16,9 +16,9 @@ from tests.support.process import eventually
 
 @pytest.fixture
 def logger() -> Iterator[logging.Logger]:
-    one = logging.Logger("test", logging.INFO)
-    yield one
-    one.handlers.clear()
+    log = logging.Logger("test", logging.INFO)
+    yield log
+    log.handlers.clear()
 
 
 @pytest.fixture
@@ -30,10 +30,10 @@ def pipe() -> Iterator[tuple[int, int]]:
 
 
 def read_until(descriptor: int, text: bytes) -> bytes:
-    found = b""
-    while text not in found:
-        found += os.read(descriptor, 1 << 16)
-    return found
+    output = b""
+    while text not in output:
+        output += os.read(descriptor, 1 << 16)
+    return output
 
 
 def test_messages_arrive_in_order_and_formatted(logger: logging.Logger, pipe: tuple[int, int]) -> None:

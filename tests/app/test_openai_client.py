@@ -37,7 +37,7 @@ BROKEN = {
 
 
 class Server(ThreadingHTTPServer):
-    """Answers every POST with the same stream."""
+    """Answer every POST with the same stream."""
 
     stream: bytes
 

@@ -15,13 +15,13 @@ async def test_the_load_is_in_a_header_if_a_request_asks_for_it(tmp_path: Path) 
     async with running_server(tmp_path, FakeCore(), FakeCore()) as server:
         body = {"prompt": "hi", "max_tokens": 1}
 
-        async def header(wanted: str, **fields: bool) -> str | None:
+        async def header(load_format: str, **fields: bool) -> str | None:
             answer = await server.post(
-                "/v1/completions", {**body, **fields}, headers={"endpoint-load-metrics-format": wanted}
+                "/v1/completions", {**body, **fields}, headers={"endpoint-load-metrics-format": load_format}
             )
             assert answer.status_code == 200
-            given: str | None = answer.headers.get("endpoint-load-metrics")
-            return given
+            value: str | None = answer.headers.get("endpoint-load-metrics")
+            return value
 
         as_text = await header("text")
         assert as_text is not None

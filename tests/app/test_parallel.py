@@ -89,10 +89,10 @@ def test_a_rank_that_is_killed_ends_the_server(flags: list[str], tmp_path: Path,
             lines = answer.iter_lines()
             next(lines)
             rank_of(server).kill()
-            rest = [line.removeprefix("data: ") for line in lines if line]
-        assert rest[-1] == "[DONE]"
+            events = [line.removeprefix("data: ") for line in lines if line]
+        assert events[-1] == "[DONE]"
         ended = f"rank {int(flags[1]) - 1} of {flags[1]} has stopped"
-        assert ended in json.loads(rest[-2])["error"]["message"]
+        assert ended in json.loads(events[-2])["error"]["message"]
         assert server.process.wait(60) == 1
         eventually(lambda: f"the server stops: The engine has stopped: {ended}" in server.log)
         assert "Traceback" not in server.log

@@ -71,21 +71,21 @@ def test_thread_and_process_and_batch_give_the_same_tokens(server: ServerProcess
 
 
 def test_the_same_seed_gives_the_same_text_in_a_crowd(server: ServerProcess) -> None:
-    wanted = {"prompt": "xyz", "max_tokens": 20, "temperature": 1.3, "seed": 42, "ignore_eos": True}
+    body = {"prompt": "xyz", "max_tokens": 20, "temperature": 1.3, "seed": 42, "ignore_eos": True}
     with server.http as client:
-        alone = client.post("/v1/completions", json=wanted).json()["choices"][0]["text"]
-        crowd = {**wanted, "seed": None, "n": 10, "max_tokens": 60}
+        alone = client.post("/v1/completions", json=body).json()["choices"][0]["text"]
+        crowd = {**body, "seed": None, "n": 10, "max_tokens": 60}
         other = threading.Thread(target=lambda: httpx.post(f"{server.url}/v1/completions", json=crowd, timeout=60))
         other.start()
-        assert client.post("/v1/completions", json=wanted).json()["choices"][0]["text"] == alone
+        assert client.post("/v1/completions", json=body).json()["choices"][0]["text"] == alone
         other.join()
 
 
 def test_clients_that_leave_hold_no_blocks(server: ServerProcess) -> None:
     with server.http as client:
         for _ in range(5):
-            wanted = {**PROMPT, "max_tokens": 200, "stream": True, "n": 4}
-            with client.stream("POST", "/v1/completions", json=wanted) as answer:
+            body = {**PROMPT, "max_tokens": 200, "stream": True, "n": 4}
+            with client.stream("POST", "/v1/completions", json=body) as answer:
                 next(answer.iter_lines())
         eventually(lambda: server.metric("kv_cache_blocks_used") == 0)
         assert server.metric("num_requests_running") == 0
@@ -102,9 +102,9 @@ def kill_engine(server: ServerProcess) -> None:
         children = psutil.Process(server.process.pid).children()
         (engine,) = [child for child in children if "spawn_main" in str(child.cmdline())]
         os.kill(engine.pid, signal.SIGKILL)
-        rest = [line.removeprefix("data: ") for line in lines if line]
-    assert rest[-1] == "[DONE]"
-    assert "engine" in json.loads(rest[-2])["error"]["message"]
+        events = [line.removeprefix("data: ") for line in lines if line]
+    assert events[-1] == "[DONE]"
+    assert "engine" in json.loads(events[-2])["error"]["message"]
 
 
 def test_a_server_whose_engine_was_killed_ends_with_status_1(folder: Path) -> None:
@@ -254,12 +254,12 @@ def answers(client: httpx.Client) -> bool:
 
 
 def test_a_name_with_two_addresses_is_served_at_both(folder: Path) -> None:
-    found = {address[0] for *_, address in socket.getaddrinfo("localhost", 0, type=socket.SOCK_STREAM)}
+    addresses = {address[0] for *_, address in socket.getaddrinfo("localhost", 0, type=socket.SOCK_STREAM)}
     with serving(str(folder), "--host", "localhost") as server:
         port = httpx.URL(server.url).port
-        assert "127.0.0.1" in found
+        assert "127.0.0.1" in addresses
         assert httpx.get(f"http://127.0.0.1:{port}/health", timeout=PATIENCE).status_code == 200
-        if "::1" in found:
+        if "::1" in addresses:
             assert httpx.get(f"http://[::1]:{port}/health", timeout=PATIENCE).status_code == 200
 
 

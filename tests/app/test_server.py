@@ -59,9 +59,9 @@ def test_sigterm_drains_then_stops(folder: Path, where: list[str]) -> None:
     with serving(str(folder), *where) as server:
         with streaming(server, PROMPT) as lines:
             server.process.send_signal(signal.SIGTERM)
-            rest = list(lines)
-        assert rest[-1] == "[DONE]"
-        assert json.loads(rest[-2])["choices"][0]["finish_reason"] == "length"
+            remaining = list(lines)
+        assert remaining[-1] == "[DONE]"
+        assert json.loads(remaining[-2])["choices"][0]["finish_reason"] == "length"
         assert_it_ended_well(server)
 
 
@@ -75,9 +75,9 @@ def test_a_drain_that_takes_too_long_ends_requests_with_an_error(folder: Path, w
             plain = other.submit(httpx.post, f"{server.url}/v1/completions", json=LONG, timeout=60)
             eventually(lambda: in_flight(server) == 2)
             server.process.send_signal(signal.SIGTERM)
-            rest = list(lines)
-        assert rest[-1] == "[DONE]"
-        assert "shutting down" in json.loads(rest[-2])["error"]["message"]
+            remaining = list(lines)
+        assert remaining[-1] == "[DONE]"
+        assert "shutting down" in json.loads(remaining[-2])["error"]["message"]
         assert plain.result().status_code == 503
         assert "shutting down" in plain.result().json()["error"]["message"]
         assert_it_ended_well(server)
@@ -90,9 +90,9 @@ def test_a_second_signal_ends_the_drain_at_once(folder: Path, second: signal.Sig
             server.process.send_signal(signal.SIGTERM)
             eventually(lambda: "shutting down" in server.log)
             server.process.send_signal(second)
-            rest = list(lines)
-        assert rest[-1] == "[DONE]"
-        assert "shutting down" in json.loads(rest[-2])["error"]["message"]
+            remaining = list(lines)
+        assert remaining[-1] == "[DONE]"
+        assert "shutting down" in json.loads(remaining[-2])["error"]["message"]
         assert_it_ended_well(server)
 
 

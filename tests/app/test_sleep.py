@@ -15,7 +15,7 @@ CHAT = {"messages": [{"role": "user", "content": "What is the capital of France?
 def resident(server: ServerProcess) -> int:
     """Memory of the server and of its child processes, in MiB."""
     process = psutil.Process(server.process.pid)
-    return sum(one.memory_info().rss for one in (process, *process.children(recursive=True))) >> 20
+    return sum(child.memory_info().rss for child in (process, *process.children(recursive=True))) >> 20
 
 
 @pytest.mark.parametrize("flags", [[], ["--engine-process"]], ids=["thread", "process"])

@@ -18,7 +18,7 @@ from tests.support.server import until
 
 
 class Hello(asyncio.Protocol):
-    """Greets, and closes the connection."""
+    """Greet, and close the connection."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn
         assert transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
@@ -27,7 +27,7 @@ class Hello(asyncio.Protocol):
 
 
 class Full(socket.socket):
-    """Listens while this process has as many files as it may, twice."""
+    """Listen while this process has as many files as it may, twice."""
 
     failures = 2
 

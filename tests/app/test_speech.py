@@ -181,7 +181,7 @@ def test_long_audio_has_growing_times_and_words(server: ServerProcess) -> None:
     assert body["usage"]["seconds"] in (67, 68)
     seeks = {segment["seek"] for segment in body["segments"]}
     assert len(seeks) == 3
-    assert all(2000 < two - one <= 3000 for one, two in pairwise(sorted(seeks)))
+    assert all(2000 < two - seek <= 3000 for seek, two in pairwise(sorted(seeks)))
     times = [time for segment in body["segments"] for time in (segment["start"], segment["end"])]
     assert times == sorted(times)
     assert times[-1] <= body["duration"]

@@ -84,11 +84,11 @@ async def test_transcriptions_are_those_of_transformers(model: Any, folder: Path
         assert (await transcribed(server, samples, response_format="text")).text.strip() == text
         whole = (await transcribed(server, samples, response_format="verbose_json")).json()
         assert whole["text"] == text
-        times = [time for one in whole["segments"] for time in (one["start"], one["end"])]
+        times = [time for segment in whole["segments"] for time in (segment["start"], segment["end"])]
         assert times == sorted(times)
         assert times[-1] <= 2.3
         assert times[0] == pytest.approx(0.08 * first)
-        assert "".join(one["text"] for one in whole["segments"]).strip() == text
+        assert "".join(segment["text"] for segment in whole["segments"]).strip() == text
         streamed = await transcribed(server, samples, stream="true")
         events = [
             json.loads(line.removeprefix("data: ")) for line in streamed.text.splitlines() if line[:6] == "data: "
@@ -109,7 +109,7 @@ async def test_long_files_are_cut_where_the_context_ends(model: Any, folder: Pat
         whole = (await transcribed(roomy, samples)).json()["text"]
     async with streaming_server(folder, max_model_len=80) as server:
         response = (await transcribed(server, samples, response_format="verbose_json")).json()
-        assert len({one["seek"] for one in response["segments"]}) == 2
+        assert len({segment["seek"] for segment in response["segments"]}) == 2
         assert response["text"] != whole
         await left_nothing(server)
 
@@ -147,9 +147,9 @@ async def test_committed_audio_gives_the_text_of_a_file(model: Any, folder: Path
             events = await client.until(COMPLETED)
         assert events[-1]["transcript"] == text == "".join(e["delta"] for e in events if e["type"] == DELTA)
         entries = events[-1]["logprobs"]
-        assert bytes(byte for one in entries for byte in one["bytes"]).decode(errors="replace").strip() == text
-        assert all(one["logprob"] < 0 for one in entries)
-        assert [one for e in events if e["type"] == DELTA for one in e["logprobs"]] == entries
+        assert bytes(byte for entry in entries for byte in entry["bytes"]).decode(errors="replace").strip() == text
+        assert all(entry["logprob"] < 0 for entry in entries)
+        assert [entry for e in events if e["type"] == DELTA for entry in e["logprobs"]] == entries
         usage = events[-1]["usage"]
         assert usage["input_token_details"] == {"audio_tokens": -(-len(samples) // FRAME), "text_tokens": 36}
         assert usage["output_tokens"] == tokens

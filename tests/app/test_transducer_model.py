@@ -55,15 +55,15 @@ def tokens_of(model: Any, folder: Path, samples: Samples) -> list[int]:
 
 def words_of(tokens: list[int]) -> list[tuple[str, int]]:
     """The words in generated tokens, and the frame at which each begins."""
-    frame, symbols, found = 0, 0, list[tuple[str, int]]()
+    frame, symbols, words = 0, 0, list[tuple[str, int]]()
     for token in tokens:
-        if token != BLANK and (not found or PIECES[token].startswith("\u2581")):
-            found.append((PIECES[token].lstrip("\u2581"), frame))
+        if token != BLANK and (not words or PIECES[token].startswith("\u2581")):
+            words.append((PIECES[token].lstrip("\u2581"), frame))
         elif token != BLANK:
-            found[-1] = (found[-1][0] + PIECES[token], found[-1][1])
+            words[-1] = (words[-1][0] + PIECES[token], words[-1][1])
         symbols = 0 if token == BLANK or symbols == 2 else symbols + 1
         frame += symbols == 0
-    return found
+    return words
 
 
 async def test_transcriptions_are_those_of_transformers(model: Any, folder: Path) -> None:
@@ -85,9 +85,9 @@ async def test_transcriptions_are_those_of_transformers(model: Any, folder: Path
         whole = (await transcribed(server, samples, **fields)).json()
         assert whole["text"] == text
         words = words_of(tokens)
-        assert [one["word"] for one in whole["words"]] == [word for word, _ in words]
-        assert [one["start"] for one in whole["words"]] == pytest.approx([0.08 * frame for _, frame in words])
-        assert "".join(one["text"] for one in whole["segments"]).split() == text.split()
+        assert [word["word"] for word in whole["words"]] == [word for word, _ in words]
+        assert [word["start"] for word in whole["words"]] == pytest.approx([0.08 * frame for _, frame in words])
+        assert "".join(segment["text"] for segment in whole["segments"]).split() == text.split()
         assert whole["segments"][-1]["end"] <= 2.3
         streamed = await transcribed(server, samples, stream="true")
         events = [
@@ -108,7 +108,7 @@ async def test_long_files_are_cut_where_the_context_ends(folder: Path) -> None:
     samples = np.concatenate([voice(1.4), np.zeros(8000, np.float32), voice(1.2, hertz=180.0)])
     async with core_server(folder, max_model_len=25) as server:
         response = (await transcribed(server, samples, response_format="verbose_json")).json()
-        assert len({one["seek"] for one in response["segments"]}) == 2
+        assert len({segment["seek"] for segment in response["segments"]}) == 2
         await left_nothing(server)
 
 
@@ -170,12 +170,12 @@ async def test_sessions_at_once_have_the_texts_that_they_have_alone(model: Any, 
     assert len(set(expected)) > 2
     async with core_server(folder, encoder_cache_memory=25_000) as server:
 
-        async def one(samples: Samples) -> list[str]:
+        async def transcripts_of(samples: Samples) -> list[str]:
             async with session_of(server, turn_detection=None) as client:
                 return [(await committed(client, samples))[-1]["transcript"] for _ in range(2)]
 
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one(samples)) for samples in audio]
+            tasks = [group.create_task(transcripts_of(samples)) for samples in audio]
             file = group.create_task(transcribed(server, audio[0]))
         assert [task.result() for task in tasks] == [[text, text] for text in expected]
         assert file.result().json()["text"] == expected[0]

@@ -28,17 +28,19 @@ def model_with(task: str) -> str:
 
 def expected(texts: list[str], **fields: Any) -> list[list[float]]:
     """Embeddings of texts."""
-    return [one["embedding"] for one in ask("/v1/embeddings", {"input": texts, **fields})["data"]]
+    return [entry["embedding"] for entry in ask("/v1/embeddings", {"input": texts, **fields})["data"]]
 
 
 def expected_order(query: str, texts: list[str]) -> list[int]:
     """Indices of texts by their relevance."""
-    return [one["index"] for one in ask("/rerank", {"query": query, "documents": texts, "model": RERANKER})["results"]]
+    return [
+        result["index"] for result in ask("/rerank", {"query": query, "documents": texts, "model": RERANKER})["results"]
+    ]
 
 
-def close(found: Any, wanted: Any) -> bool:
+def close(actual: Any, expected: Any) -> bool:
     """Whether two lists of embeddings are equal to 1e-3, as some clients get them in fewer bits or batches."""
-    pairs = [(a, b) for one, other in zip(found, wanted, strict=True) for a, b in zip(one, other, strict=True)]
+    pairs = [(a, b) for row, other in zip(actual, expected, strict=True) for a, b in zip(row, other, strict=True)]
     return len(pairs) > 0 and max(abs(a - b) for a, b in pairs) < 1e-3
 
 

@@ -17,10 +17,10 @@ assert answer.meta.billed_units.input_tokens > 0
 
 order = expected_order(QUERY, TEXTS)
 ranked = client.rerank(model=RERANKER, query=QUERY, documents=TEXTS, top_n=2)
-assert [one.index for one in ranked.results] == order[:2]
+assert [result.index for result in ranked.results] == order[:2]
 assert ranked.results[0].relevance_score >= ranked.results[1].relevance_score
 
 first = cohere.Client(api_key="none", base_url=SERVER)
 ranked = first.rerank(model=RERANKER, query=QUERY, documents=TEXTS, return_documents=True)
-assert [one.index for one in ranked.results] == order
+assert [result.index for result in ranked.results] == order
 assert ranked.results[0].document.text == TEXTS[order[0]]

@@ -11,18 +11,18 @@ from haystack_integrations.components.rankers.huggingface_api import HuggingFace
 from texts import EMBEDDER, QUERY, SERVER, TEXTS, URL, ask, close, expected
 
 key = Secret.from_token("none")
-one = OpenAITextEmbedder(api_key=key, model=EMBEDDER, api_base_url=URL).run(QUERY)
-assert close([one["embedding"]], expected([QUERY]))
+single = OpenAITextEmbedder(api_key=key, model=EMBEDDER, api_base_url=URL).run(QUERY)
+assert close([single["embedding"]], expected([QUERY]))
 documents = OpenAIDocumentEmbedder(api_key=key, model=EMBEDDER, api_base_url=URL, progress_bar=False)
-found = documents.run([Document(content=text) for text in TEXTS])["documents"]
-assert close([document.embedding for document in found], expected(TEXTS))
+embedded = documents.run([Document(content=text) for text in TEXTS])["documents"]
+assert close([document.embedding for document in embedded], expected(TEXTS))
 
 tei = HuggingFaceAPITextEmbedder(
     api_type="text_embeddings_inference", api_params={"url": SERVER}, token=key, normalize=True
 )
 assert close([tei.run(QUERY)["embedding"]], expected([QUERY]))
 
-wanted = [rank["index"] for rank in ask("/rerank", {"query": QUERY, "texts": TEXTS})]
+order = [rank["index"] for rank in ask("/rerank", {"query": QUERY, "texts": TEXTS})]
 ranker = HuggingFaceTEIRanker(url=SERVER, top_k=2, token=key)
 ranked = ranker.run(query=QUERY, documents=[Document(content=text) for text in TEXTS])["documents"]
-assert [document.content for document in ranked] == [TEXTS[index] for index in wanted[:2]]
+assert [document.content for document in ranked] == [TEXTS[index] for index in order[:2]]

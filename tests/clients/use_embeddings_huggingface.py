@@ -8,8 +8,8 @@ from texts import QUERY, SERVER, TEXTS, close, expected
 
 for address in (SERVER, f"{SERVER}/embed"):
     client = InferenceClient(base_url=address, token="none")
-    one = client.feature_extraction(TEXTS[0])
-    assert close(one, expected(TEXTS[:1])), one.shape
+    single = client.feature_extraction(TEXTS[0])
+    assert close(single, expected(TEXTS[:1])), single.shape
     query = client.feature_extraction(QUERY, prompt_name="query", normalize=True, truncate=True,
                                       truncation_direction="right")  # fmt: skip
     assert close(query, expected([QUERY], input_type="query"))

@@ -17,7 +17,7 @@ for embedder in (
     assert close(embedder.get_text_embedding_batch(TEXTS), expected(TEXTS))
     assert close([embedder.get_query_embedding(QUERY)], expected([QUERY]))
 
-wanted = [rank["index"] for rank in ask("/rerank", {"query": QUERY, "texts": TEXTS})]
+order = [rank["index"] for rank in ask("/rerank", {"query": QUERY, "texts": TEXTS})]
 nodes = [NodeWithScore(node=TextNode(text=text), score=0.0) for text in TEXTS]
 ranked = TextEmbeddingInference(base_url=SERVER, top_n=2).postprocess_nodes(nodes, query_str=QUERY)
-assert [node.text for node in ranked] == [TEXTS[index] for index in wanted[:2]]
+assert [node.text for node in ranked] == [TEXTS[index] for index in order[:2]]

@@ -7,13 +7,13 @@ import openai
 from texts import EMBEDDER, TEXTS, URL, close, expected
 
 client = openai.OpenAI(base_url=URL, api_key="none", max_retries=0)
-wanted = expected(TEXTS)
+vectors = expected(TEXTS)
 for fields in ({}, {"encoding_format": "float"}):
     answer = client.embeddings.create(model=EMBEDDER, input=TEXTS, **fields)
-    assert close([one.embedding for one in answer.data], wanted)
+    assert close([entry.embedding for entry in answer.data], vectors)
     assert answer.usage.prompt_tokens == answer.usage.total_tokens > 0
 many = client.embeddings.create(model=EMBEDDER, input=[f"text {i}" for i in range(2048)])
-assert [one.index for one in many.data] == list(range(2048))
+assert [entry.index for entry in many.data] == list(range(2048))
 try:
     client.embeddings.create(model=EMBEDDER, input=["x"] * 2049)
     refusal = ""

@@ -18,8 +18,8 @@ texts = [" ".join(rng.choices(words, k=length)) for length in lengths]
 
 card = next(card for card in ask("/v1/models")["data"] if "minilm" in card["root"].lower())
 model = SentenceTransformer(card["root"], device="cpu", local_files_only=True)
-wanted = model.encode(texts, batch_size=32)
+reference = model.encode(texts, batch_size=32)
 fields = {"model": card["id"], "truncate_prompt_tokens": -1}
-found = [row for start in range(0, COUNT, 250) for row in expected(texts[start : start + 250], **fields)]
-distances = 1 - (np.array(found, np.float64) * wanted.astype(np.float64)).sum(1)
+actual = [row for start in range(0, COUNT, 250) for row in expected(texts[start : start + 250], **fields)]
+distances = 1 - (np.array(actual, np.float64) * reference.astype(np.float64)).sum(1)
 assert distances.max() < 1e-5, (distances.max(), texts[int(distances.argmax())][:200])

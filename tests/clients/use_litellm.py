@@ -28,9 +28,9 @@ TOOL = {
 
 
 def ask(messages, **options):
-    given = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
+    chat = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
     return litellm.completion(
-        f"hosted_vllm/{MODEL}", messages=given, api_base=URL, api_key="none", temperature=0, **options
+        f"hosted_vllm/{MODEL}", messages=chat, api_base=URL, api_key="none", temperature=0, **options
     )
 
 

@@ -27,7 +27,7 @@ VALUES = (
     ),
     *("9" * 400 + "GiB", "infB", "1e400B", "-5GiB", "5XB", "http://[::", "http://a:99999999/", "a:b:c", "--", "-x"),
 )
-LONGEST = 90 * 300  # characters of a refusal: that many settings, each with what it expects and the start of the value
+LONGEST = 110 * 300  # characters of a refusal: that many settings, each with what it expects and the start of the value
 
 
 def check(command: type[Command], arguments: list[str]) -> None:

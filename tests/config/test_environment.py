@@ -110,18 +110,18 @@ def test_variables_of_vllm_are_obeyed_or_named(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     texts = {"VLLM_LOGGING_LEVEL": "DEBUG", "VLLM_ATTENTION_BACKEND": "FLASH_ATTN", "VLLM_CPU_KVCACHE_SPACE": "4"}
-    wanted = {"log_level": "debug", "attention_backend": "flash_attn", "kv_cache_memory_bytes": 4 << 30}
+    options = {"log_level": "debug", "attention_backend": "flash_attn", "kv_cache_memory_bytes": 4 << 30}
     for name, variable in VARIABLES.items():
         if name != "VLLM_API_KEY":
             monkeypatch.setenv(name, texts.get(name, "7"))
-            wanted.setdefault(variable.field, 7)
-    wanted["max_audio_size"] = 7 << 20
+            options.setdefault(variable.field, 7)
+    options["max_audio_size"] = 7 << 20
     monkeypatch.setenv("VLLM_MAX_AUDIO_DECODE_BYTES", str(7 << 20))
-    wanted["max_audio_decoded_size"] = 7 << 20
+    options["max_audio_decoded_size"] = 7 << 20
     monkeypatch.setenv("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "1")
     monkeypatch.setenv("VLLM_NO_USAGE_STATS", "1")
     settings = Serve.parse([])
-    assert {field: getattr(settings, field) for field in wanted} == wanted
+    assert {field: getattr(settings, field) for field in options} == options
     assert len(settings.notes) == len(VARIABLES) - 1
     assert settings.warnings == ("the variable VLLM_ALLOW_RUNTIME_LORA_UPDATING of vLLM has no effect",)
 

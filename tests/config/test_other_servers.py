@@ -68,6 +68,17 @@ COMMON: list[tuple[str, dict[str, Any]]] = [
     ),
     ("m --limit-mm-per-prompt.audio 3", {"max_audio_parts": 3}),
     (
+        'm --limit-mm-per-prompt \'{"image": {"count": 5, "width": 512}, "video": {"count": 1}, "audio": 0}\'',
+        {"max_image_parts": 5, "max_audio_parts": 0},
+    ),
+    ("m --limit_mm_per_prompt image=2,video=1", {"max_image_parts": 2, "max_audio_parts": 16}),
+    ("m --limit-mm-per-prompt.image.count 4", {"max_image_parts": 4}),
+    ("m --mm-processor-kwargs.max_pixels 784", {"mm_processor_kwargs": {"max_pixels": 784}}),
+    (
+        "m --media-io-kwargs.image.rgba_background_color+ 0,0,0 --interleave-mm-strings",
+        {"media_io_kwargs": {"image": {"rgba_background_color": [0, 0, 0]}}},
+    ),
+    (
         "m --structured-outputs-config.backend xgrammar --structured-outputs-config.reasoning_parser qwen3",
         {"reasoning_parser": "qwen3"},
     ),
@@ -235,7 +246,7 @@ def test_the_tables_name_flags_that_exist(server: Server) -> None:
 def test_values_of_the_table_are_those_that_are_translated() -> None:
     values = {flag.names[0]: flag.values for flag in flags_of("vllm")}
     assert values["--attention-backend"] == ATTENTION_BACKENDS
-    assert values["--kv-cache-dtype"] == {name: ours for name, ours in CACHE_DTYPES.items() if name != ours}
+    assert values["--kv-cache-dtype"] == {name: new_name for name, new_name in CACHE_DTYPES.items() if name != new_name}
 
 
 def test_the_page_is_up_to_date() -> None:

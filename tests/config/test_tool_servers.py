@@ -19,8 +19,8 @@ def test_servers_have_labels() -> None:
 
 
 @pytest.mark.parametrize(
-    "given", ["ftp://a/mcp", "http://", "a=", "a:port", "http://a:99999/mcp", "a:1,a:2", "x=a:1,x=b:1"]
+    "servers", ["ftp://a/mcp", "http://", "a=", "a:port", "http://a:99999/mcp", "a:1,a:2", "x=a:1,x=b:1"]
 )
-def test_what_is_no_server_is_refused(given: str) -> None:
+def test_what_is_no_server_is_refused(servers: str) -> None:
     with pytest.raises(ConfigError, match="--tool-server expects URL"):
-        Serve.parse(["--tool-server", given])
+        Serve.parse(["--tool-server", servers])

@@ -205,12 +205,12 @@ def test_text_that_spells_special_tokens(folder: Path, fields: Any, forced: bool
     tokens.forces_tokens = forced
     grammar = grammar_of(StructuredOutputs.model_validate(fields), tokens.special)
     for seed in range(3):
-        given = walk(tokens, grammar, Random(seed))
-        assert not set(given) & set(SPECIAL_IDS.values())
-        text = text_of(given)
+        answer = walk(tokens, grammar, Random(seed))
+        assert not set(answer) & set(SPECIAL_IDS.values())
+        text = text_of(answer)
         assert "<" in text
         if forced:  # the tokens are those of the text
-            assert given == tokens.backend.tokenize_str(text)
+            assert answer == tokens.backend.tokenize_str(text)
 
 
 @pytest.mark.parametrize("merged", [False, True])
@@ -227,18 +227,18 @@ def test_text_that_spells_added_tokens_of_the_vocabulary(tmp_path: Path, merged:
     tokens = GrammarTokens(tmp_path, new + 2, (EOS,))
     assert tokens.special["<b>"] == new + 1
     for seed in range(3):
-        given = walk(tokens, grammar_of(StructuredOutputs.model_validate({"choice": ["a <b> c"]}), {}), Random(seed))
-        assert new + 1 not in given
-        assert tokens.backend.decode_str(given) == "a <b> c"
+        answer = walk(tokens, grammar_of(StructuredOutputs.model_validate({"choice": ["a <b> c"]}), {}), Random(seed))
+        assert new + 1 not in answer
+        assert tokens.backend.decode_str(answer) == "a <b> c"
 
 
 def test_a_structural_tag_may_contain_special_tokens(folder: Path) -> None:
     node = {"type": "tag", "begin": "a<think>b", "content": {"type": "const_string", "value": "c"}, "end": " </think>d"}
     tag = StructuralTagFormat.model_validate({"type": "structural_tag", "format": node})
     tokens = GrammarTokens(folder, len(SPECIAL_IDS) + 256, (EOS,))
-    given = walk(tokens, grammar_of(tag, tokens.special), Random(1))
-    assert text_of(given) == "a<think>bc </think>d"
-    assert {SPECIAL_IDS["<think>"], SPECIAL_IDS["</think>"]} < set(given)
+    answer = walk(tokens, grammar_of(tag, tokens.special), Random(1))
+    assert text_of(answer) == "a<think>bc </think>d"
+    assert {SPECIAL_IDS["<think>"], SPECIAL_IDS["</think>"]} < set(answer)
 
 
 @pytest.mark.parametrize("name", CONSTRAINED)
@@ -249,14 +249,14 @@ def test_a_tool_whose_names_and_values_spell_special_tokens(folder: Path, name: 
     plan = ToolPlan(format=FORMATS[name].constrained, schemas=schemas, required=True, parallel=False)
     tokens = GrammarTokens(folder, len(SPECIAL_IDS) + 256, (EOS,))
     for seed in range(2):
-        given = walk(tokens, grammar_of(None, tokens.special, plan=plan), Random(seed))
-        assert SPECIAL_IDS["<think>"] not in given
-        assert "x <think> y" in text_of(given)
+        answer = walk(tokens, grammar_of(None, tokens.special, plan=plan), Random(seed))
+        assert SPECIAL_IDS["<think>"] not in answer
+        assert "x <think> y" in text_of(answer)
 
 
 def walk(tokens: GrammarTokens, grammar: str, rng: Random) -> list[int]:
     """Random tokens that a grammar allows, up to its end; ordinary ones where the end is not the only possibility."""
-    matcher, given = tokens.matcher(complete_grammar(grammar)), list[int]()
+    matcher, answer = tokens.matcher(complete_grammar(grammar)), list[int]()
     while not matcher.is_stopped():
         mask = matcher.compute_bitmask()
         allowed = [token for token in range(len(mask) * 8) if mask[token // 8] >> token % 8 & 1]
@@ -265,9 +265,9 @@ def walk(tokens: GrammarTokens, grammar: str, rng: Random) -> list[int]:
         if token == EOS:
             break
         assert matcher.consume_token(token), matcher.get_error()
-        given.append(token)
-        assert len(given) < 500
-    return given
+        answer.append(token)
+        assert len(answer) < 500
+    return answer
 
 
 def test_the_content_of_a_structural_tag_matches_its_schema(engine: Engine) -> None:
@@ -358,8 +358,8 @@ def test_a_grammar_rendered_as_lark_is_equivalent(engine: Engine) -> None:
         again = grammar_for(grammar=as_lark(grammar))
         for seed in range(2):
             tokens = [
-                engine.generate(random_prompt(seed, 9), constrained(one, seed, max_tokens=40)).tokens
-                for one in (grammar, again)
+                engine.generate(random_prompt(seed, 9), constrained(text, seed, max_tokens=40)).tokens
+                for text in (grammar, again)
             ]
             assert tokens[0] == tokens[1]
 

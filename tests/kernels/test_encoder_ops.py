@@ -116,11 +116,11 @@ def test_attention_reads_and_writes_only_what_belongs_to_it(
     params = EncoderAttentionParams(dim**-0.5)
     monkeypatch.setattr(module, "empty", lambda shape, dtype: torch.full(shape, torch.nan, dtype=dtype))
     out = varlen_attention(q, k, v, _offsets([length] * 3), params)
-    own = slice(length, 2 * length)
+    rows = slice(length, 2 * length)
     with native.disabled():
-        expected = varlen_attention(q[own].float(), k[own].float(), v[own].float(), _offsets([length]), params)
+        expected = varlen_attention(q[rows].float(), k[rows].float(), v[rows].float(), _offsets([length]), params)
     tolerance = 1e-5 if dtype == torch.float32 else 0.02
-    torch.testing.assert_close(out[own].float(), expected, atol=tolerance, rtol=tolerance)
+    torch.testing.assert_close(out[rows].float(), expected, atol=tolerance, rtol=tolerance)
     assert out[:length].isnan().all()
     assert out[2 * length :].isnan().all()
 
@@ -134,8 +134,10 @@ def test_a_sequence_does_not_depend_on_the_others(name: str, dtype: torch.dtype)
     params = replace(PARAMS[name], window=None if PARAMS[name].window is None else 300)
     together = varlen_attention(q, k, v, offsets, params)
     for begin, length in zip(offsets.tolist(), lengths, strict=False):
-        own = slice(begin, begin + length)
-        assert torch.equal(varlen_attention(q[own], k[own], v[own], torch.tensor([0, length]), params), together[own])
+        rows = slice(begin, begin + length)
+        assert torch.equal(
+            varlen_attention(q[rows], k[rows], v[rows], torch.tensor([0, length]), params), together[rows]
+        )
 
 
 @compiled
@@ -179,13 +181,13 @@ def test_layer_norm(has_residual: bool, has_bias: bool, dim: int, dtype: torch.d
     weight, bias = torch.randn(dim).to(dtype), torch.randn(dim).to(dtype)
     total = x.double() + (residual.double() if has_residual else 0)
     expected = F.layer_norm(total, (dim,), weight.double(), bias.double() if has_bias else None, 1e-5)
-    given = (x, weight, bias if has_bias else None, 1e-5, residual if has_residual else None)
+    arguments = (x, weight, bias if has_bias else None, 1e-5, residual if has_residual else None)
     tolerance = 1e-5 if dtype == torch.float32 else 0.01
-    out = layer_norm(*given)
+    out = layer_norm(*arguments)
     assert out.dtype == dtype
     torch.testing.assert_close(out.double(), expected, atol=tolerance, rtol=tolerance)
     with native.disabled():
-        torch.testing.assert_close(layer_norm(*given).double(), expected, atol=tolerance, rtol=tolerance)
+        torch.testing.assert_close(layer_norm(*arguments).double(), expected, atol=tolerance, rtol=tolerance)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

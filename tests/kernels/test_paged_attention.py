@@ -216,11 +216,11 @@ def test_spans_in_one_call(singles: int, counts: list[int], shared: int, which: 
     spans = AttentionMetadata(tables, torch.tensor(lengths), torch.tensor([singles, len(counts), *counts]))
     q = torch.randn(sum(counts), heads, dim).bfloat16()
     together = paged_varlen(q, keys, values, spans, params)
-    for i, (own, out) in enumerate(zip(q.split(counts), together.split(counts), strict=True)):
+    for i, (part, out) in enumerate(zip(q.split(counts), together.split(counts), strict=True)):
         if i < singles:
-            alone = paged_decode(own, keys, values, tables[i : i + 1], spans.seq_lens[i : i + 1], params)
+            alone = paged_decode(part, keys, values, tables[i : i + 1], spans.seq_lens[i : i + 1], params)
         else:
-            alone = paged_prefill(own, keys, values, tables[i], lengths[i], params)
+            alone = paged_prefill(part, keys, values, tables[i], lengths[i], params)
         assert torch.equal(out, alone)
 
 
@@ -311,7 +311,7 @@ def test_stale_contents_of_pages_do_not_matter(which: int, dim: int) -> None:
     clean = values.clone()
     table = packed(tables)
     q = torch.randn(2, 4, dim)
-    mine = {int(block) for one in tables for block in one}
+    mine = {int(block) for table in tables for block in table}
     for block in range(values.shape[1]):
         if block not in mine:
             keys[:, block], values[:, block] = torch.nan, torch.inf
@@ -353,9 +353,9 @@ def test_int8_pages(dtype: torch.dtype, heads: int, kv_heads: int, dim: int, val
     compiled, exact = attend(small), attend(plain)
     with native.disabled():
         reference = attend(small)
-    for ours, theirs, plain_result in zip(compiled, reference, exact, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=0.02, atol=0.04 if dtype is torch.bfloat16 else 1e-5)
-        torch.testing.assert_close(ours, plain_result, rtol=0.05, atol=0.05)
+    for actual, expected, plain_result in zip(compiled, reference, exact, strict=True):
+        torch.testing.assert_close(actual, expected, rtol=0.02, atol=0.04 if dtype is torch.bfloat16 else 1e-5)
+        torch.testing.assert_close(actual, plain_result, rtol=0.05, atol=0.05)
 
 
 def empty_int8(kv_heads: int, size: int) -> Tensor:

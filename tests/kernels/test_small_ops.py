@@ -121,8 +121,8 @@ def test_compiled_qk_norm_rope(tokens: int, pairs: int | None, offset: float | N
     tolerance = (
         1e-5 if dtype == torch.float32 else 0.04
     )  # of elements up to ten, which the reference rounds three times
-    for one, other in zip(out, expected, strict=True):
-        torch.testing.assert_close(one, other, atol=tolerance, rtol=tolerance)
+    for actual, other in zip(out, expected, strict=True):
+        torch.testing.assert_close(actual, other, atol=tolerance, rtol=tolerance)
 
 
 def test_softcap() -> None:

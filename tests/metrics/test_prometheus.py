@@ -27,7 +27,7 @@ async def test_metrics_count_what_happened(tmp_path: Path) -> None:
             await server.post(COMPLETIONS, {"prompt": "abcd", "max_tokens": 5})
         labels = '{engine="0",model_name="fake"}'
         for prefix in ("quire:", "vllm:"):
-            found = await metrics_of(server)
+            metrics = await metrics_of(server)
             expected = {
                 "prompt_tokens_total": 12,
                 "generation_tokens_total": 15,
@@ -50,34 +50,34 @@ async def test_metrics_count_what_happened(tmp_path: Path) -> None:
                 "request_num_preemptions_sum": 0,
             }
             for name, value in expected.items():
-                assert found[f"{prefix}{name}{labels}"] == value, name
+                assert metrics[f"{prefix}{name}{labels}"] == value, name
             ended = f'{prefix}request_success_total{{engine="0",finished_reason="length",model_name="fake"}}'
-            assert found[ended] == 3
+            assert metrics[ended] == 3
         handled = 'http_requests_total{handler="/v1/completions",method="POST",status="2xx"}'
-        assert found[handled] == 3
+        assert metrics[handled] == 3
 
 
 async def test_n_is_counted_once_for_each_request(tmp_path: Path) -> None:
     async with running_server(tmp_path) as server:
         await server.post(COMPLETIONS, {"prompt": "abcd", "max_tokens": 2, "n": 3})
-        found = await metrics_of(server)
+        metrics = await metrics_of(server)
     labels = '{engine="0",model_name="fake"}'
-    assert found[f"vllm:request_params_n_sum{labels}"] == 3
-    assert found[f"vllm:request_params_n_count{labels}"] == 1
-    assert found[f"vllm:request_max_num_generation_tokens_sum{labels}"] == 2
-    assert found[f"vllm:request_max_num_generation_tokens_count{labels}"] == 1
+    assert metrics[f"vllm:request_params_n_sum{labels}"] == 3
+    assert metrics[f"vllm:request_params_n_count{labels}"] == 1
+    assert metrics[f"vllm:request_max_num_generation_tokens_sum{labels}"] == 2
+    assert metrics[f"vllm:request_max_num_generation_tokens_count{labels}"] == 1
 
 
 async def test_the_settings_of_the_cache_are_labels(tmp_path: Path) -> None:
     async with running_server(tmp_path) as server:
-        found = await metrics_of(server)
-    (line,) = [line for line in found if line.startswith("vllm:cache_config_info{")]
+        metrics = await metrics_of(server)
+    (line,) = [line for line in metrics if line.startswith("vllm:cache_config_info{")]
     assert 'block_size="16"' in line
     assert 'num_gpu_blocks="1024"' in line
     assert 'model_name="fake"' in line
     assert 'kv_cache_free_memory_fraction="0.5"' in line
     assert "gpu_memory_utilization" not in line
-    assert found[line] == 1
+    assert metrics[line] == 1
 
 
 async def test_only_metrics_of_vllm_have_its_prefix(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ async def test_only_metrics_of_vllm_have_its_prefix(tmp_path: Path) -> None:
     without = {name for name in quire if name.replace("quire:", "vllm:") not in vllm}
     owned = (
         *("kv_cache_blocks_used", "step_duration_seconds", "engine_restarts", "audio_seconds"),
-        "encoder_cache",
+        *("encoder_cache", "mm_preprocess_seconds"),
     )
     assert all(name.removeprefix("quire:").startswith(owned) for name in without)
     assert {"quire:kv_cache_blocks_used", "quire:step_duration_seconds_count"} <= without
@@ -103,8 +103,8 @@ async def test_metrics_return_to_nothing_after_clients_left(tmp_path: Path) -> N
         async with server.http.stream("POST", COMPLETIONS, json={**LONG, "stream": True}) as answer:
             await anext(answer.aiter_bytes())
         await until(lambda: not core.active)
-        found = await metrics_of(server)
-        assert found['quire:request_success_total{engine="0",finished_reason="abort",model_name="fake"}'] == 1
+        metrics = await metrics_of(server)
+        assert metrics['quire:request_success_total{engine="0",finished_reason="abort",model_name="fake"}'] == 1
 
 
 async def test_metrics_under_quires_names_only(tmp_path: Path) -> None:
@@ -120,23 +120,41 @@ async def test_pooled_requests_are_counted_without_token_times(tmp_path: Path) -
     async with running_server(tmp_path, FakeCore()) as server:
         request = PoolRequest(prompt=prompt_of("abcd"), params=PoolingParams(task="embed"))
         await server.state.models[0].client.pool(request)
-        found = await metrics_of(server)
+        metrics = await metrics_of(server)
     labels = '{engine="0",model_name="fake"}'
-    assert found['quire:request_success_total{engine="0",finished_reason="stop",model_name="fake"}'] == 1
-    assert found[f"quire:prompt_tokens_total{labels}"] == 4
+    assert metrics['quire:request_success_total{engine="0",finished_reason="stop",model_name="fake"}'] == 1
+    assert metrics[f"quire:prompt_tokens_total{labels}"] == 4
     for name in ("e2e_request_latency", "request_queue_time", "request_inference_time"):
-        assert found[f"quire:{name}_seconds_count{labels}"] == 1
+        assert metrics[f"quire:{name}_seconds_count{labels}"] == 1
     for name in ("time_to_first_token", "request_prefill_time", "request_decode_time"):
-        assert found[f"quire:{name}_seconds_count{labels}"] == 0
+        assert metrics[f"quire:{name}_seconds_count{labels}"] == 0
 
 
 async def test_waiting_sequences_are_counted_by_reason(tmp_path: Path) -> None:
     async with running_server(tmp_path) as server:
         server.state.models[0].client.observers.on_step(StepStats(running=1, waiting=5, deferred=2))
-        found = await metrics_of(server)
+        metrics = await metrics_of(server)
     by_reason = 'vllm:num_requests_waiting_by_reason{{engine="0",model_name="fake",reason="{}"}}'
-    assert [found[by_reason.format(reason)] for reason in ("capacity", "deferred")] == [3, 2]
-    assert found['vllm:num_requests_waiting{engine="0",model_name="fake"}'] == 5
+    assert [metrics[by_reason.format(reason)] for reason in ("capacity", "deferred")] == [3, 2]
+    assert metrics['vllm:num_requests_waiting{engine="0",model_name="fake"}'] == 5
+
+
+async def test_requests_that_wait_for_their_media_are_counted(tmp_path: Path) -> None:
+    labels = '{engine="0",model_name="fake"}'
+    by_reason = 'quire:num_requests_waiting_by_reason{engine="0",model_name="fake",reason="preprocessing"}'
+    async with running_server(tmp_path) as server:
+        observers = server.state.models[0].client.observers
+        observers.on_step(StepStats(waiting=2))
+        with observers.preprocessing():
+            observers.on_media_lookup(False)
+            observers.on_media_lookup(True)
+            during = await metrics_of(server)
+        after = await metrics_of(server)
+    assert (during[by_reason], during[f"quire:num_requests_waiting{labels}"]) == (1, 3)
+    assert (after[by_reason], after[f"quire:num_requests_waiting{labels}"]) == (0, 2)
+    assert after[f"quire:mm_preprocess_seconds_count{labels}"] == 1
+    assert after[f"vllm:mm_cache_queries_total{labels}"] == 2
+    assert after[f"vllm:mm_cache_hits_total{labels}"] == 1
 
 
 async def test_refused_requests_are_counted(tmp_path: Path) -> None:
@@ -152,9 +170,9 @@ async def test_refused_requests_are_counted(tmp_path: Path) -> None:
 
 async def test_sleep_is_a_state(tmp_path: Path) -> None:
     async def states() -> list[float]:
-        found = await metrics_of(server)
+        metrics = await metrics_of(server)
         name = 'vllm:engine_sleep_state{{engine="0",model_name="fake",sleep_state="{}"}}'
-        return [found[name.format(state)] for state in ("awake", "weights_offloaded", "discard_all")]
+        return [metrics[name.format(state)] for state in ("awake", "weights_offloaded", "discard_all")]
 
     async with running_server(tmp_path, enable_sleep_mode=True) as server:
         assert await states() == [1, 0, 0]

@@ -89,11 +89,11 @@ def parsed(read: AnswerFormat, pieces: Sequence[str]) -> Iterator[Parsed]:
     yield parser.push("", last=True)
 
 
-def items(found: Iterable[Parsed]) -> list[tuple[str, str, str]]:
+def items(parts: Iterable[Parsed]) -> list[tuple[str, str, str]]:
     """Type, name and text of each item of a response."""
     writer = ItemWriter(reasoning=True, encode_reasoning=False)
-    for one in found:
-        for event in writer.write(one):
+    for part in parts:
+        for event in writer.write(part):
             assert event["output_index"] == len(writer.items) - 1
     list(writer.end_turn("completed"))
     return [
@@ -102,14 +102,14 @@ def items(found: Iterable[Parsed]) -> list[tuple[str, str, str]]:
     ]
 
 
-def blocks(found: Iterable[Parsed], *, thinking: bool) -> list[dict[str, Any]]:
+def blocks(parts: Iterable[Parsed], *, thinking: bool) -> list[dict[str, Any]]:
     """Blocks of a message, put together from its events."""
     usage = MessagesUsage(input_tokens=0, output_tokens=0)
     writer = MessageStreamWriter(
         MessagesResponse(id="m", model="m", content=[], stop_reason=None, usage=usage), thinking=thinking
     )
     built: list[dict[str, Any]] = []
-    events = [event for one in found for event in writer.write(one)]
+    events = [event for part in parts for event in writer.write(part)]
     for body in (json.loads(event.split(b"data: ")[1]) for event in events):
         if body["type"] == "content_block_start":
             built.append({**body["content_block"], "input": ""} if "id" in body["content_block"] else
@@ -157,12 +157,12 @@ def test_items_are_in_the_order_of_the_answer(name: str) -> None:
     first, second, third = (text.replace("{}", word) for word in "abc")
     answer = reasoning + first + now + second + note + third
     for pieces in ([answer], list(answer)):
-        found = items(parsed(answer_format(name), pieces))
-        assert [(kind, of) for kind, of, _ in found] == [
+        actual = items(parsed(answer_format(name), pieces))
+        assert [(kind, of) for kind, of, _ in actual] == [
             ("reasoning", ""), ("message", ""), ("function_call", "now"), ("message", ""), ("function_call", "note"),
             ("message", ""),
         ]  # fmt: skip
-        texts = [content for kind, _, content in found if kind == "message"]
+        texts = [content for kind, _, content in actual if kind == "message"]
         assert all(f"'text': '{word}'" in content for word, content in zip("abc", texts, strict=True))
 
 
@@ -171,7 +171,7 @@ def test_items_are_in_the_order_of_the_answer(name: str) -> None:
 def test_results_do_not_depend_on_how_tokens_are_grouped(data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(sorted(CALLS)))
     now, note, text = CALLS[name]
-    parts = st.sampled_from([now, note, ANALYSIS, *(text.replace("{}", one) for one in TEXTS)])
+    parts = st.sampled_from([now, note, ANALYSIS, *(text.replace("{}", content) for content in TEXTS)])
     answer = data.draw(st.sampled_from(["", REASONING])) + "".join(data.draw(st.lists(parts, max_size=7)))
     answer = answer[: data.draw(st.integers(0, len(answer)), "end")]
     pieces = cut(answer, data.draw(st.lists(st.integers(0, len(answer)), max_size=12)))
@@ -207,7 +207,9 @@ def test_texts_around_a_call_are_on_lines_of_their_own(name: str) -> None:
         answer_format(name, custom=frozenset(["note"])),
     ):
         assert read.parser().push(answer, last=True).content == "First.\nThen.\nLast."
-        assert "".join(one for kind, one in chunks(read, list(answer)) if kind == "content") == "First.\nThen.\nLast."
+        assert (
+            "".join(chunk for kind, chunk in chunks(read, list(answer)) if kind == "content") == "First.\nThen.\nLast."
+        )
     (*_, last) = items(parsed(answer_format(name, parallel=False), list(answer)))
     assert "'text': 'Then.\\nLast.'" in last[2]
 
@@ -217,16 +219,16 @@ def test_log_probabilities_are_those_of_the_text_before_the_first_call() -> None
     for size in (1, 2, 5):
         writer = ItemWriter(reasoning=True, encode_reasoning=False)
         for start in range(0, len(tokens), size):
-            one = Parsed()
+            part = Parsed()
             for token, text in tokens[start : start + size]:
-                one.add_text(text)
+                part.add_text(text)
                 if token == "<c>":
-                    one.add_call(CallDelta(0, "id", "now", "{}"))
+                    part.add_call(CallDelta(0, "id", "now", "{}"))
             entries = [{"token": token, "bytes": list(token.encode())} for token, _ in tokens[start : start + size]]
-            list(writer.write_tokens(one, entries))
+            list(writer.write_tokens(part, entries))
         list(writer.end_turn("completed"))
         contents = [item["content"][0] for item in writer.items if "content" in item]
-        assert [[one["token"] for one in content["logprobs"]] for content in contents] == [["a", "b"], []]
+        assert [[entry["token"] for entry in content["logprobs"]] for content in contents] == [["a", "b"], []]
 
 
 # Sizes at which a cost that is quadratic takes minutes.

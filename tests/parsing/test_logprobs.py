@@ -42,36 +42,36 @@ def parsed(fragment: orjson.Fragment) -> Any:
 
 @pytest.mark.parametrize("count", [0, 1, 30, 2000])
 async def test_arrays_are_written_in_steps(count: int) -> None:
-    given = entries(count)
+    expected = entries(count)
     for format_entries in (FORMATTER.chat, FORMATTER.prompt):
-        fragment, ticks = await ticks_during(encode_entries(given, format_entries))
-        assert parsed(fragment) == format_entries(given)
+        fragment, ticks = await ticks_during(encode_entries(expected, format_entries))
+        assert parsed(fragment) == format_entries(expected)
         assert ticks >= count * WIDTH // 1000
 
 
 async def test_columns_are_written_in_steps() -> None:
-    given, tokens = [None, *entries(999)], prompt_of("a\u20acb" * 200).tolist()
+    expected, tokens = [None, *entries(999)], prompt_of("a\u20acb" * 200).tolist()
 
     async def written(*parts: Sequence[Any]) -> orjson.Fragment:
         columns = CompletionLogprobColumns(FORMATTER, TextPosition())
         for first, end in parts:
-            await columns.extend(given[first:end], tokens[first:end])
+            await columns.extend(expected[first:end], tokens[first:end])
         return columns.json()
 
     fragment, ticks = await ticks_during(written((0, 1000)))
     assert ticks >= 20
-    assert parsed(fragment) == FORMATTER.completion(given, tokens, TextPosition())
+    assert parsed(fragment) == FORMATTER.completion(expected, tokens, TextPosition())
     assert parsed(await written((0, 2), (2, 500), (500, 1000))) == parsed(fragment)
 
 
 async def test_a_copy_of_columns_goes_on_by_itself() -> None:
-    given, tokens = entries(6), prompt_of("a\u20acbc").tolist()
+    expected, tokens = entries(6), prompt_of("a\u20acbc").tolist()
     columns = CompletionLogprobColumns(FORMATTER, TextPosition())
-    await columns.extend(given[:2], tokens[:2])
+    await columns.extend(expected[:2], tokens[:2])
     for _ in range(2):
-        own = copy.copy(columns)
-        await own.extend(given[2:], tokens[2:])
-        assert parsed(own.json()) == FORMATTER.completion(given, tokens, TextPosition())
+        copied = copy.copy(columns)
+        await copied.extend(expected[2:], tokens[2:])
+        assert parsed(copied.json()) == FORMATTER.completion(expected, tokens, TextPosition())
 
 
 @pytest.mark.parametrize("fields", [{"prompt_logprobs": 2}, {"echo": True, "logprobs": 2}])

@@ -117,8 +117,8 @@ def test_streamed_utterances_are_split_at_their_end_after_the_longest_time() -> 
     activity = Told()
     turns = TurnDetector(TurnDetection(), lambda _: activity, 600)
     activity.events = [SpeechStarted(0)]
-    found = [event for _ in range(1201) for event in turns.push(np.ones(RATE, np.int16), 600.0)]
-    first, ended, second, *more = found
+    events = [event for _ in range(1201) for event in turns.push(np.ones(RATE, np.int16), 600.0)]
+    first, ended, second, *more = events
     assert isinstance(ended, UtteranceEnded)
     assert isinstance(first, UtteranceStarted)
     assert isinstance(second, UtteranceStarted)

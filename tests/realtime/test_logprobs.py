@@ -122,18 +122,18 @@ async def test_the_official_client(tmp_path: Path) -> None:
         await connection.session.update(session=session)
         await connection.input_audio_buffer.append(audio=base64_of(np.zeros(24_000, np.int16)))
         await connection.input_audio_buffer.commit()
-        given: list[str] = []
+        texts: list[str] = []
         async for event in connection:
             if event.type == "conversation.item.input_audio_transcription.delta":
-                given += [entry.token for entry in event.logprobs or []]
+                texts += [entry.token for entry in event.logprobs or []]
             elif event.type == "conversation.item.input_audio_transcription.completed":
                 assert event.logprobs is not None
-                assert [entry.token for entry in event.logprobs] == given == [" w1", " w2"]
+                assert [entry.token for entry in event.logprobs] == texts == [" w1", " w2"]
                 break
 
 
 def tokens(*contents: bytes) -> tuple[TokenLogprob, ...]:
-    return tuple(TokenLogprob(one.decode(errors="replace"), 0.0, one) for one in contents)
+    return tuple(TokenLogprob(content.decode(errors="replace"), 0.0, content) for content in contents)
 
 
 def test_tokens_begin_where_their_characters_are() -> None:
@@ -145,8 +145,8 @@ def test_tokens_begin_where_their_characters_are() -> None:
 
 
 def test_every_token_is_in_one_part_of_a_text() -> None:
-    given = tokens(b" one", b" t", b"wo", b" three", b" ")
-    transcript = Transcript("one two three", Usage(1.0), logprobs=given)
+    pieces = tokens(b" one", b" t", b"wo", b" three", b" ")
+    transcript = Transcript("one two three", Usage(1.0), logprobs=pieces)
     parts = [transcript.logprobs_between(start, end) for start, end in ((0, 3), (3, 7), (7, 13), (13, 13))]
-    assert parts == [given[:1], given[1:3], given[3:], ()]
+    assert parts == [pieces[:1], pieces[1:3], pieces[3:], ()]
     assert Transcript("one", Usage(1.0)).logprobs_between(0, 3) is None

@@ -40,8 +40,8 @@ async def test_a_dialogue_comes_back_utterance_by_utterance(tmp_path: Path) -> N
         items = [e["item_id"] for e in events if e["type"] == "input_audio_buffer.speech_started"]
         assert [e["item_id"] for e in events if e["type"] == COMPLETED] == items
         for index, (start, length) in enumerate(((1.0, 2.0), (4.0, 1.2), (6.2, 3.1))):
-            own = [e for e in events if items[index] in (e.get("item_id"), e.get("item", {}).get("id"))]
-            assert [e["type"] for e in own if e["type"] != DELTA] == [
+            item_events = [e for e in events if items[index] in (e.get("item_id"), e.get("item", {}).get("id"))]
+            assert [e["type"] for e in item_events if e["type"] != DELTA] == [
                 "input_audio_buffer.speech_started",
                 "input_audio_buffer.speech_stopped",
                 "input_audio_buffer.committed",
@@ -49,13 +49,13 @@ async def test_a_dialogue_comes_back_utterance_by_utterance(tmp_path: Path) -> N
                 COMPLETED,
                 DONE,
             ]
-            started, stopped, committed, _, completed, done = (e for e in own if e["type"] != DELTA)
+            started, stopped, committed, _, completed, done = (e for e in item_events if e["type"] != DELTA)
             assert started["audio_start_ms"] == pytest.approx(1000 * start - 300, abs=150)
             assert stopped["audio_end_ms"] == pytest.approx(1000 * (start + length), abs=300)
             assert committed["previous_item_id"] == (items[index - 1] if index else None)
             text = completed["transcript"]
             assert text == words((stopped["audio_end_ms"] - started["audio_start_ms"]) // 500)
-            assert "".join(e["delta"] for e in own if e["type"] == DELTA) == text
+            assert "".join(e["delta"] for e in item_events if e["type"] == DELTA) == text
             assert completed["usage"]["type"] == "tokens"
             assert done["item"]["content"][0]["transcript"] == text
             assert done["previous_item_id"] == committed["previous_item_id"]
@@ -251,7 +251,7 @@ async def test_an_utterance_that_fails_does_not_end_the_session(tmp_path: Path) 
 
 
 class BrokenSpeech(FakeSpeech):
-    """Fails in a way that nobody expects, once a language is set."""
+    """Fail in a way that nobody expects, once a language is set."""
 
     def check(self, settings: SessionSettings) -> None:
         if settings.language is not None:
@@ -271,11 +271,11 @@ async def test_a_failure_of_the_server_ends_the_session_with_its_type(tmp_path: 
 async def test_the_model_of_a_session_is_that_of_its_transcription_unless_that_has_one(tmp_path: Path) -> None:
     async with speech_server(tmp_path) as server, client_of(server) as client:
         await client.expect("session.created")
-        own = {"audio": {"input": {"transcription": {"model": "fake"}}}}
+        session = {"audio": {"input": {"transcription": {"model": "fake"}}}}
         for kind, audio, model in (
             ("transcription", {}, "alias"),
             ("realtime", {}, "alias"),
-            ("realtime", own, "fake"),
+            ("realtime", session, "fake"),
         ):
             await client.send("session.update", session={"type": kind, "model": "alias", **audio})
             updated = (await client.expect("session.updated"))["session"]

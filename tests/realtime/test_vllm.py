@@ -155,18 +155,18 @@ async def test_the_first_event_shows_the_dialect(tmp_path: Path) -> None:
 
 async def test_a_server_that_shuts_down_ends_the_generation(tmp_path: Path) -> None:
     async with speech_server(tmp_path) as server, client_of(server, "") as client, client_of(server, "") as idle:
-        for one in (client, idle):
-            await one.expect("session.created")
-            await one.send("session.update", model="fake")
+        for connection in (client, idle):
+            await connection.expect("session.created")
+            await connection.send("session.update", model="fake")
         await client.append(np.concatenate([dialogue(1.0), speech(1.3)]))
-        for one in (client, idle):
-            await one.send("nonsense")
-            await one.until("error")  # so all audio has been heard
+        for connection in (client, idle):
+            await connection.send("nonsense")
+            await connection.until("error")  # so all audio has been heard
         server.sessions.drain()
         assert (await client.until("transcription.done"))[-1]["text"] == "w1 w2 w1 w2 w3"
-        for one in (client, idle):
-            await one.connection.wait_closed()
-            assert one.connection.close_code == 1012
+        for connection in (client, idle):
+            await connection.connection.wait_closed()
+            assert connection.connection.close_code == 1012
 
 
 async def check_alive(client: Client) -> None:

@@ -32,14 +32,14 @@ def test_reasoning_is_there_under_both_names() -> None:
 
 def test_tool_arguments_become_objects() -> None:
     long = 10**30
-    for given, expected in (
+    for arguments, expected in (
         ('{"a": 1}', {"a": 1}),
         (f"[{long}]", [long]),
         ({"a": 1}, {"a": 1}),
         ("", {}),
         (None, None),
     ):
-        call = {"id": "1", "function": {"name": "f", "arguments": given}}
+        call = {"id": "1", "function": {"name": "f", "arguments": arguments}}
         (message,) = normalize([{"role": "assistant", "tool_calls": [call]}], as_parts=False)
         assert message["tool_calls"][0]["function"].get("arguments") == expected
     with pytest.raises(PromptError, match="JSON"):

@@ -54,14 +54,14 @@ async def collected(renderer: Renderer, job: TextsJob | PairsJob) -> list[Poolin
 def test_slices_are_bounded_and_together_are_the_job(lengths: list[int], first: int) -> None:
     job = texts_job(["x" * length for length in lengths], first=first, prefix="p")
     slices = list(job.slices())
-    assert [text for one in slices for text in one.texts] == list(job.texts)
+    assert [text for part in slices for text in part.texts] == list(job.texts)
     position = first
-    for one in slices:
-        assert one.first == position
-        position += len(one.texts)
-        assert 1 <= len(one.texts) <= 256
-        assert len(one.texts) == 1 or sum(one.sizes()) <= 1 << 15, one.sizes()
-        assert one.prefix == "p"
+    for part in slices:
+        assert part.first == position
+        position += len(part.texts)
+        assert 1 <= len(part.texts) <= 256
+        assert len(part.texts) == 1 or sum(part.sizes()) <= 1 << 15, part.sizes()
+        assert part.prefix == "p"
 
 
 @given(text=st.text(max_size=60), limit=st.integers(1, 40), side=st.sampled_from(["left", "right"]))
@@ -69,12 +69,14 @@ def test_slices_are_bounded_and_together_are_the_job(lengths: list[int], first: 
 def test_a_cut_text_is_a_part_of_the_whole_one(text: str, limit: int, side: Any) -> None:
     (whole,) = tokenize_texts(texts_job([text]), TOKENIZER, lower_case=False)
     (cut,) = tokenize_texts(texts_job([text], Truncation(limit, truncate=True, side=side)), TOKENIZER, lower_case=False)
-    ids, kept = whole.token_ids.tolist(), cut.token_ids.tolist()
-    assert len(kept) == min(limit, len(ids))
-    if len(kept) >= 2:
+    ids, cut_ids = whole.token_ids.tolist(), cut.token_ids.tolist()
+    assert len(cut_ids) == min(limit, len(ids))
+    if len(cut_ids) >= 2:
         inner = ids[1:-1]
-        assert (kept[0], kept[-1]) == (ids[0], ids[-1])
-        assert kept[1:-1] == (inner[: len(kept) - 2] if side == "right" else inner[len(inner) - len(kept) + 2 :])
+        assert (cut_ids[0], cut_ids[-1]) == (ids[0], ids[-1])
+        assert cut_ids[1:-1] == (
+            inner[: len(cut_ids) - 2] if side == "right" else inner[len(inner) - len(cut_ids) + 2 :]
+        )
 
 
 @given(
@@ -87,9 +89,9 @@ def test_pairs_are_cut_as_the_tokenizers_library_does(pair: tuple[str, str], lim
     (cut,) = tokenize_pairs(pairs_job([pair], Truncation(limit, truncate=True, side=side)), TOKENIZER, None)
     reference = pair_tokenizer()
     reference.enable_truncation(limit, strategy="longest_first", direction=side)
-    wanted = reference.encode(*pair)
-    assert cut.token_ids.tolist() == wanted.ids
-    assert cut.second_text_start == wanted.type_ids.index(1)
+    expected = reference.encode(*pair)
+    assert cut.token_ids.tolist() == expected.ids
+    assert cut.second_text_start == expected.type_ids.index(1)
 
 
 def test_errors_name_the_input_of_the_whole_request() -> None:
@@ -140,10 +142,10 @@ async def test_texts_of_all_sizes_give_the_same_tokens(tmp_path: Path, monkeypat
     texts = ["short", *(f"text {i}" for i in range(600)), "long " * 500, "longest " * 1000]
     try:
         truncation = Truncation(10_000)
-        found = await collected(renderer, texts_job(texts, truncation, prefix="> "))
-        assert [text_of(prompt) for prompt in found] == [f"> {text}" for text in texts]
-        (one,) = await collected(renderer, texts_job(["short"], truncation, prefix="> "))
-        assert one.token_ids.tolist() == found[0].token_ids.tolist()
+        actual = await collected(renderer, texts_job(texts, truncation, prefix="> "))
+        assert [text_of(prompt) for prompt in actual] == [f"> {text}" for text in texts]
+        (short,) = await collected(renderer, texts_job(["short"], truncation, prefix="> "))
+        assert short.token_ids.tolist() == actual[0].token_ids.tolist()
         pairs = await collected(renderer, pairs_job([("query", text) for text in texts], truncation))
         assert [text_of(prompt) for prompt in pairs] == [f"query{text}" for text in texts]
         assert {prompt.second_text_start for prompt in pairs} == {7}

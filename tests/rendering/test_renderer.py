@@ -144,12 +144,12 @@ async def test_a_quadratic_template_has_a_time_limit_and_delays_nobody(tmp_path:
         await asyncio.sleep(0)
         for _ in range(20):
             await renderer.chat(Conversation(messages=HI), tenant="other")
-        assert not any(one.done() for one in rendering)
+        assert not any(task.done() for task in rendering)
         with pytest.raises(PromptError, match=r"Rendering the chat took more than 1 s\.") as refused:
             await rendering[0]
         assert refused.value.param == "tools"
-        for one in rendering:
-            one.cancel()
+        for task in rendering:
+            task.cancel()
         await asyncio.wait(rendering)
 
 

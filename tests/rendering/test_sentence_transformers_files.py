@@ -96,8 +96,8 @@ def test_rerankers_have_the_template_that_fits(tmp_path: Path) -> None:
     assert pair_template(tmp_path, tokenizer, CHAT_TEMPLATE, {}) is None
     folder_with(tmp_path, config={"model_type": "qwen3"})
     assert isinstance(pair_template(tmp_path, tokenizer, CHAT_TEMPLATE, {}), Qwen3Template)
-    own = "{{ messages | selectattr('role', 'eq', 'query') | map(attribute='content') | first }}{{ x }} 'document'"
-    template = pair_template(tmp_path, tokenizer, own, {"x": "!"})
+    source = "{{ messages | selectattr('role', 'eq', 'query') | map(attribute='content') | first }}{{ x }} 'document'"
+    template = pair_template(tmp_path, tokenizer, source, {"x": "!"})
     assert isinstance(template, ChatPairTemplate)
     assert template.text("a", "b", None, {}) == "a! 'document'"
     assert template.text("a", "b", None, {"x": "?"}) == "a? 'document'"

@@ -42,10 +42,10 @@ def by_rank(piece: bytes) -> list[bytes]:
         return [piece]
     parts = [piece[at : at + 1] for at in range(len(piece))]
     while True:
-        found = [(ranks[a + b], at) for at, (a, b) in enumerate(itertools.pairwise(parts)) if a + b in ranks]
-        if not found:
+        candidates = [(ranks[a + b], at) for at, (a, b) in enumerate(itertools.pairwise(parts)) if a + b in ranks]
+        if not candidates:
             return parts
-        at = min(found)[1]
+        at = min(candidates)[1]
         parts[at : at + 2] = [parts[at] + parts[at + 1]]
 
 

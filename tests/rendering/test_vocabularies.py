@@ -27,11 +27,11 @@ def write(folder: Path, vocabulary: Any = None, config: Any = None) -> Path:
 def test_text_is_that_of_transformers(tmp_path: Path, lower: bool) -> None:
     """Doubled letters stay, since the front end has removed repetitions and blanks already."""
     write(tmp_path, config={"do_lower_case": lower})
-    theirs = Wav2Vec2CTCTokenizer(str(tmp_path / "vocab.json"), do_lower_case=lower)
+    reference = Wav2Vec2CTCTokenizer(str(tmp_path / "vocab.json"), do_lower_case=lower)
     tokenizer = Tokenizer.load(tmp_path)
     shown = [token for token in HELLO if token != 0]
     text = tokenizer.decode(shown, skip_special_tokens=True)
-    assert text == theirs.decode(HELLO)
+    assert text == reference.decode(HELLO)
     assert text == ("hello w" if lower else "HELLO W")
     assert b"".join(map(tokenizer.token_bytes, shown)).decode() == text
     assert {"<pad>", "<s>", "</s>", "<unk>"} == set(tokenizer.special_tokens)

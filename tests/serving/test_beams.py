@@ -23,6 +23,7 @@ from quire.serving.beams.options import BeamOptions
 from quire.serving.beams.search import BeamSearch
 from tests.support.fake_core import FakeCore, running_client, says
 from tests.support.models import make_model, save_model
+from tests.support.observers import Records
 from tests.support.server import running_server
 from tests.support.tokenizer import VOCAB_SIZE, byte_tokenizer, write_tokenizer
 
@@ -57,11 +58,16 @@ async def test_the_answers_are_those_of_transformers(tmp_path: Path, width: int,
     request = GenerateRequest(prompt=np.array(PROMPT, np.int32), params=SamplingParams(max_tokens=tokens))
     async with running_client(partial(serve_core, config)) as client:
         tokenizer = Tokenizer.load(folder)
-        found = await collect_answers(client, [request] * width, options(width, penalty), tokenizer)
-    wanted = [[token for token in row if token != VOCAB_SIZE - 1] for row in expected.tolist()]
-    assert [answer.total.token_ids for answer in found] == wanted
-    assert [answer.total.finish_reason for answer in found] == [
-        "stop" if row[-1] in ENDS else "length" for row in wanted
+        client.observers.add(records := Records())
+        answers = await collect_answers(client, [request] * width, options(width, penalty), tokenizer)
+        assert {record.is_search_step for record in records.records} == {True}
+        async for _ in client.generate(request):
+            pass
+        assert not records.records[-1].is_search_step
+    expected_tokens = [[token for token in row if token != VOCAB_SIZE - 1] for row in expected.tolist()]
+    assert [answer.total.token_ids for answer in answers] == expected_tokens
+    assert [answer.total.finish_reason for answer in answers] == [
+        "stop" if row[-1] in ENDS else "length" for row in expected_tokens
     ]
 
 
@@ -77,8 +83,8 @@ def test_the_search_ends_once_nothing_can_be_better() -> None:
 async def test_requests_for_beams_are_answered(tmp_path: Path) -> None:
     async with running_server(tmp_path, FakeCore(answer=says("a"))) as server:
         fields: dict[str, Any] = {"use_beam_search": True, "n": 2, "max_tokens": 3, "temperature": 0.5}
-        given = {"prompt": ["ab", "cd"], "echo": True, "return_metrics": True, **fields}
-        answer = await server.post("/v1/completions", given)
+        completion = {"prompt": ["ab", "cd"], "echo": True, "return_metrics": True, **fields}
+        answer = await server.post("/v1/completions", completion)
         assert answer.headers["x-quire-ignored-fields"] == "temperature"
         choices = answer.json()["choices"]
         assert [choice["index"] for choice in choices] == [0, 1, 2, 3]

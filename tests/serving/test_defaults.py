@@ -18,9 +18,9 @@ PATH = "/v1/completions"
 def test_defaults_beyond_the_bounds_of_requests_are_left_out(tmp_path: Path) -> None:
     write_tokenizer(tmp_path)
     tokenizer = Tokenizer.load(tmp_path)
-    given = {"temperature": -1, "top_p": 0.9, "top_k": "many", "repetition_penalty": 1e39, "max_new_tokens": 0}
-    given |= {"eos_token_id": [1, -1, "x", None]}
-    (tmp_path / "generation_config.json").write_text(json.dumps(given))
+    numbers = {"temperature": -1, "top_p": 0.9, "top_k": "many", "repetition_penalty": 1e39, "max_new_tokens": 0}
+    numbers |= {"eos_token_id": [1, -1, "x", None]}
+    (tmp_path / "generation_config.json").write_text(json.dumps(numbers))
     defaults = read_defaults(tmp_path, tokenizer, "auto")
     assert (defaults.numbers.temperature, defaults.numbers.top_p, defaults.numbers.top_k) == (1.0, 0.9, 0)
     assert (defaults.numbers.repetition_penalty, defaults.max_tokens) == (1.0, None)

@@ -76,8 +76,8 @@ async def test_timings_are_returned_on_request(tmp_path: Path, path: str) -> Non
 async def test_many_sequences_do_not_start_all_at_once() -> None:
     core = FakeCore()
     async with running_client(core, capacity=500) as client:
-        wanted = GenerateRequest(prompt=prompt_of("x"), params=SamplingParams(max_tokens=1))
-        work = asyncio.ensure_future(collect(client, [wanted] * 400))
+        request = GenerateRequest(prompt=prompt_of("x"), params=SamplingParams(max_tokens=1))
+        work = asyncio.ensure_future(collect(client, [request] * 400))
         seen = [0]
         while not work.done():
             await asyncio.sleep(0)

@@ -72,7 +72,7 @@ class Collections:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.resident, self.seconds, self.count = 0, 1e-7, 0
         self._clock = 0.0
-        self._kept: list[object] = []
+        self._objects: list[object] = []
         self._looks = 0
         monkeypatch.setattr(module, "_resident_bytes", lambda: self.resident)
         monkeypatch.setattr(module, "time", SimpleNamespace(thread_time=lambda: self._clock))
@@ -96,7 +96,7 @@ class Collections:
         """Full collections while so many objects are made, which stay, and after them."""
         before = self.count
         while objects > 0:
-            self._kept.append([[] for _ in range(10_000)])  # more than ten collections of younger objects
+            self._objects.append([[] for _ in range(10_000)])  # more than ten collections of younger objects
             objects -= 10_000
         looks = self._looks
         await until(lambda: self._looks > looks + 3)
@@ -104,7 +104,7 @@ class Collections:
 
     def drop(self) -> None:
         """Free all of these objects."""
-        self._kept.clear()
+        self._objects.clear()
 
     def _look(self) -> bool:
         self._looks += 1
@@ -113,7 +113,7 @@ class Collections:
     def _watch(self, phase: str, info: dict[str, Any]) -> None:
         if info["generation"] == 2 and phase == "stop":
             self.count += 1
-            self._clock += self.seconds * max(100_000, sum(map(len, self._kept)))  # type: ignore[arg-type]
+            self._clock += self.seconds * max(100_000, sum(map(len, self._objects)))  # type: ignore[arg-type]
 
 
 async def test_few_objects_are_searched_for_garbage_regularly(monkeypatch: pytest.MonkeyPatch) -> None:

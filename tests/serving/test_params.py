@@ -151,7 +151,7 @@ async def test_log_probabilities_of_listed_tokens(tmp_path: Path) -> None:
     async with running_server(tmp_path, FakeCore(answer=says("abc"))) as server:
         answer = (await server.post(CHATS, {**chat, **asked, "logprobs": True})).json()
         for entry in answer["choices"][0]["logprobs"]["content"]:
-            assert [one["logprob"] for one in entry["top_logprobs"]] == [-1.5, -2.5]
+            assert [logprob["logprob"] for logprob in entry["top_logprobs"]] == [-1.5, -2.5]
         streamed = await server.post(CHATS, {**chat, **asked, "logprobs": True, "stream": True})
         entries = [
             entry

@@ -40,8 +40,10 @@ def contents(tokens: list[int]) -> list[bytes]:
 
 def words(tokens: list[int], seconds: float = 30.0, *, spaced: bool = True) -> list[tuple[str, float, float]]:
     placed = collapse(positions(tokens), 0)
-    found = align_words(placed, contents([one.token for one in placed]), SHIFT, seconds, spaced=spaced)
-    return [(word.text, word.start, word.end) for word in found]
+    actual = align_words(
+        placed, contents([placed_token.token for placed_token in placed]), SHIFT, seconds, spaced=spaced
+    )
+    return [(word.text, word.start, word.end) for word in actual]
 
 
 def test_tokens_words_and_times_are_those_of_transformers(tmp_path: Path) -> None:
@@ -52,31 +54,34 @@ def test_tokens_words_and_times_are_those_of_transformers(tmp_path: Path) -> Non
     random = np.random.default_rng(0)
     for length in range(60):
         path_tokens = np.repeat(random.choice([0, 4, 4, 5, 6, 7], length), random.integers(1, 4, length)).tolist()
-        theirs = tokenizer.decode(path_tokens, output_word_offsets=True)
+        reference = tokenizer.decode(path_tokens, output_word_offsets=True)
         placed = collapse(positions(path_tokens), 0)
-        text = b"".join(contents([one.token for one in placed])).decode()
-        assert text.strip() == theirs.text
-        found = words(path_tokens)
-        assert [word for word, _, _ in found] == [word["word"] for word in theirs.word_offsets]
-        assert [start for _, start, _ in found] == pytest.approx(
-            [word["start_offset"] * SHIFT for word in theirs.word_offsets]
+        text = b"".join(contents([placed_token.token for placed_token in placed])).decode()
+        assert text.strip() == reference.text
+        actual = words(path_tokens)
+        assert [word for word, _, _ in actual] == [word["word"] for word in reference.word_offsets]
+        assert [start for _, start, _ in actual] == pytest.approx(
+            [word["start_offset"] * SHIFT for word in reference.word_offsets]
         )
-        assert [end for _, _, end in found] == pytest.approx(
-            [word["end_offset"] * SHIFT for word in theirs.word_offsets]
+        assert [end for _, _, end in actual] == pytest.approx(
+            [word["end_offset"] * SHIFT for word in reference.word_offsets]
         )
 
 
 def test_a_token_has_the_log_probability_of_its_likeliest_position() -> None:
     array = np.array([[5, -2.0], [5, -0.5], [5, -1.0], [0, -0.1], [5, -3.0]], np.float32)
-    assert [(one.logprob, one.first, one.last) for one in collapse(array, 0)] == [(-0.5, 0, 3), (-3.0, 4, 5)]
+    assert [(placed_token.logprob, placed_token.first, placed_token.last) for placed_token in collapse(array, 0)] == [
+        (-0.5, 0, 3),
+        (-3.0, 4, 5),
+    ]
     assert collapse(positions([]), 0) == []
     assert collapse(positions([0, 0]), 0) == []
 
 
 def test_pieces_that_begin_with_a_space_and_end_with_punctuation() -> None:
     placed = collapse(positions([1, 1, 2, 0, 3, 4, 0]), 0)
-    found = align_words(placed, [b" hel", b"lo,", b" w", b"orld"], 0.08, 30.0)
-    assert [(word.text, word.first, word.last) for word in found] == [("hello,", 0, 2), ("world", 2, 4)]
+    actual = align_words(placed, [b" hel", b"lo,", b" w", b"orld"], 0.08, 30.0)
+    assert [(word.text, word.first, word.last) for word in actual] == [("hello,", 0, 2), ("world", 2, 4)]
 
 
 def test_a_vocabulary_without_spaces_has_a_word_for_each_token() -> None:
@@ -86,31 +91,31 @@ def test_a_vocabulary_without_spaces_has_a_word_for_each_token() -> None:
 
 def test_bytes_of_a_character_are_one_word() -> None:
     placed = collapse(positions([1, 2, 3, 4]), 0)
-    found = align_words(placed, [b" ", "ü".encode()[:1], "ü".encode()[1:], b"!"], SHIFT, 30.0)
-    assert [word.text for word in found] == ["ü!"]
+    actual = align_words(placed, [b" ", "ü".encode()[:1], "ü".encode()[1:], b"!"], SHIFT, 30.0)
+    assert [word.text for word in actual] == ["ü!"]
 
 
 def test_no_time_exceeds_the_window() -> None:
-    found = words(spelled("AB CD", stretch=4), seconds=0.3)
-    assert max(end for _, _, end in found) == 0.3
-    assert all(start <= end for _, start, end in found)
+    actual = words(spelled("AB CD", stretch=4), seconds=0.3)
+    assert max(end for _, _, end in actual) == 0.3
+    assert all(start <= end for _, start, end in actual)
 
 
 def test_segments_end_at_pauses_and_before_they_are_too_long() -> None:
     tokens = [*spelled("HELLO THERE"), SPACE, *[0] * 40, *spelled("AGAIN")]
     placed = collapse(positions(tokens), 0)
-    own = contents([one.token for one in placed])
-    spans = segment_words(align_words(placed, own, SHIFT, 30.0), placed)
-    assert [b"".join(own[span.first : span.last]) for span in spans] == [b"HELLO THERE", b"AGAIN"]
+    pieces = contents([placed_token.token for placed_token in placed])
+    spans = segment_words(align_words(placed, pieces, SHIFT, 30.0), placed)
+    assert [b"".join(pieces[span.first : span.last]) for span in spans] == [b"HELLO THERE", b"AGAIN"]
     assert spans[1].start - spans[0].end >= 0.8
-    assert spans[0].tokens == tuple(one.token for one in placed[:11])
+    assert spans[0].tokens == tuple(placed_token.token for placed_token in placed[:11])
 
     steady = [token for _ in range(60) for token in (*spelled("WORD", gap=6), SPACE)]
     placed = collapse(positions(steady), 0)
-    own = contents([one.token for one in placed])
-    spans = segment_words(align_words(placed, own, SHIFT, 60.0), placed)
+    pieces = contents([placed_token.token for placed_token in placed])
+    spans = segment_words(align_words(placed, pieces, SHIFT, 60.0), placed)
     assert len(spans) > 3
     assert all(span.end - span.start <= 7.0 for span in spans)
-    assert all(one.end <= two.start for one, two in pairwise(spans))
-    assert b" ".join(b"".join(own[span.first : span.last]) for span in spans).count(b"WORD") == 60
+    assert all(span.end <= two.start for span, two in pairwise(spans))
+    assert b" ".join(b"".join(pieces[span.first : span.last]) for span in spans).count(b"WORD") == 60
     assert segment_words([], []) == []

@@ -49,14 +49,14 @@ async def events_of(server: Server, audio: Samples, **options: Any) -> list[Any]
 
 def asked(core: AudioCore) -> list[str]:
     """The prompts, with one placeholder in place of all."""
-    found = []
+    texts = []
     placeholder = PLACEHOLDERS[core.kind]
     for message in requests_of(core):
         text = audio_tokenizer().decode(message.prompt.tolist(), skip_special_tokens=False)
         length = sum(item.length for item in message.items)
         assert text.count(placeholder) == length
-        found.append(text.replace(placeholder * length, placeholder))
-    return found
+        texts.append(text.replace(placeholder * length, placeholder))
+    return texts
 
 
 PROMPTS: dict[str, list[tuple[dict[str, Any], str]]] = {
@@ -132,7 +132,7 @@ async def test_the_language_in_the_answer(tmp_path: Path, answer: str, text: str
     assert (last.text, last.language) == (text, language)
     pieces = [event for event in events if isinstance(event, TranscriptDelta)]
     assert "".join(piece.text for piece in pieces) == text
-    assert "".join(one.token for piece in pieces for one in piece.logprobs) == text
+    assert "".join(entry.token for piece in pieces for entry in piece.logprobs) == text
 
 
 async def test_long_audio_is_cut_and_joined(tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ async def test_long_audio_is_cut_and_joined(tmp_path: Path) -> None:
     assert [segment.text for segment in segments] == last.text.split()
     assert segments[0].start == 0.0
     assert segments[-1].end == pytest.approx(70.0)
-    assert all(one.end == pytest.approx(other.start) for one, other in pairwise(segments))
+    assert all(segment.end == pytest.approx(other.start) for segment, other in pairwise(segments))
 
 
 async def test_repetition_is_decoded_again(tmp_path: Path) -> None:

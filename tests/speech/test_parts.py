@@ -34,10 +34,10 @@ async def transcribe(server: Server, audio: Samples, **options: Any) -> tuple[Tr
             audio, TranscriptionOptions(**{"language": "en", "timestamps": True, **options})
         )
         async with aclosing(stream) as events:
-            found = [event async for event in events]
-    last = found[-1]
+            collected = [event async for event in events]
+    last = collected[-1]
     assert isinstance(last, TranscriptionDone)
-    assert last.text == "".join(event.text for event in found if isinstance(event, TranscriptDelta))
+    assert last.text == "".join(event.text for event in collected if isinstance(event, TranscriptDelta))
     assert model.client.slots_in_use == 0
     return last, last.text
 
@@ -86,7 +86,9 @@ async def test_speech_behind_a_pause_is_not_lost_and_has_its_times(tmp_path: Pat
         assert [segment.text.strip() for segment in last.segments] == ["one", "two", "three"]
         assert [segment.start for segment in last.segments] == pytest.approx([0.0, 8.0, 16.0], abs=0.1)
         assert [segment.end for segment in last.segments] == pytest.approx([2.0, 10.0, 18.0], abs=0.15)
-        assert [(word.start, word.end) for word in last.words] == [(one.start, one.end) for one in last.segments]
+        assert [(word.start, word.end) for word in last.words] == [
+            (segment.start, segment.end) for segment in last.segments
+        ]
         assert [segment.seek for segment in last.segments] == sorted({segment.seek for segment in last.segments})
         assert last.usage.audio_tokens == 900  # each position is counted once
 

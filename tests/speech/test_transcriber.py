@@ -98,9 +98,9 @@ async def test_text_is_given_while_more_is_generated(tmp_path: Path) -> None:
                 assert "alpha".startswith(first.text)
                 assert core.active
                 core.hold.clear()
-                rest = [event async for event in events]
-        assert isinstance(rest[-1], TranscriptionDone)
-        assert first.text + "".join(deltas(rest)) == rest[-1].text == "alpha"
+                others = [event async for event in events]
+        assert isinstance(others[-1], TranscriptionDone)
+        assert first.text + "".join(deltas(others)) == others[-1].text == "alpha"
 
 
 async def test_given_language_task_and_earlier_text_are_in_the_prompt(tmp_path: Path) -> None:
@@ -372,8 +372,8 @@ async def test_likely_speech_is_kept_although_it_may_be_none(tmp_path: Path) -> 
 
 async def test_a_window_whose_text_has_no_room_is_divided(tmp_path: Path) -> None:
     def answer(message: AddRequest) -> list[int]:
-        found = heard(message)
-        if len(found) > 2:
+        hertz_heard = heard(message)
+        if len(hertz_heard) > 2:
             return text("".join(f" {number:x}{number * 7919 % 4099:x}" for number in range(100)))[
                 : message.sampling_params.max_tokens
             ]
@@ -459,8 +459,8 @@ async def test_segments_come_behind_the_text_of_their_window(tmp_path: Path) -> 
     async with speech_server(tmp_path, core) as server:
         events = await events_of(server, spoken((A, 2.0)), timestamps=True, language="en")
         segments = [event.segment for event in events if isinstance(event, SegmentDone)]
-        assert [one.text for one in segments] == [" one", " two"]
-        times = [time for one in segments for time in (one.start, one.end)]
+        assert [segment.text for segment in segments] == [" one", " two"]
+        times = [time for segment in segments for time in (segment.start, segment.end)]
         assert times == pytest.approx([0.4, 1.0, 1.2, 2.8])  # the last one is the end of the audio
         assert segments[0].tokens == (at(0.4), *text(" one"), at(1.0))
 

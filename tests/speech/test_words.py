@@ -46,10 +46,10 @@ def test_the_path_is_that_of_transformers(shape: tuple[int, int]) -> None:
 def test_words_have_their_punctuation(
     tokens: TranscriptionTokens, spoken: str, language: str, expected: list[str]
 ) -> None:
-    given = text(spoken)
-    words = words_of(given, tokens, language)
+    token_ids = text(spoken)
+    words = words_of(token_ids, tokens, language)
     assert [word.text for word in words] == expected
-    assert [index for word in words for index in range(word.first, word.last)] == list(range(len(given)))
+    assert [index for word in words for index in range(word.first, word.last)] == list(range(len(token_ids)))
 
 
 def test_punctuation_takes_no_time(tokens: TranscriptionTokens) -> None:
@@ -59,8 +59,8 @@ def test_punctuation_takes_no_time(tokens: TranscriptionTokens) -> None:
 
 
 def test_an_incomplete_character_is_a_word_of_its_own(tokens: TranscriptionTokens) -> None:
-    given = text("é")[:1]
-    (word,) = words_of(given, tokens, "en")
+    token_ids = text("é")[:1]
+    (word,) = words_of(token_ids, tokens, "en")
     assert (word.first, word.last) == (0, 1)
 
 
@@ -91,4 +91,4 @@ def test_segments_are_the_text_between_timestamps(
     tokens: TranscriptionTokens, output: list[int], expected: list[tuple[float, float, tuple[int, int]]]
 ) -> None:
     spans = spans_of(output, tokens, 5.0)
-    assert [(round(one.start, 2), round(one.end, 2), (one.first, one.last)) for one in spans] == expected
+    assert [(round(span.start, 2), round(span.end, 2), (span.first, span.last)) for span in spans] == expected

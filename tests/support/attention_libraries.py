@@ -39,7 +39,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Calls:
     calls = Calls()
     for name, make in MODULES.items():
         monkeypatch.setitem(sys.modules, name, make(calls))
-    patched = {name: replace(one, dtypes=DTYPES, workspace=1024) for name, one in libraries.LIBRARIES.items()}
+    patched = {name: replace(library, dtypes=DTYPES, workspace=1024) for name, library in libraries.LIBRARIES.items()}
     for name, library in patched.items():
         monkeypatch.setitem(as_dict(libraries.LIBRARIES), name, library)
     return calls
@@ -350,7 +350,7 @@ class _Wrapper:
     def __init__(self, workspace: Tensor, layout: str, fixed: tuple[Tensor | None, ...] | None) -> None:
         assert not workspace.any(), "Must be initialized to 0 for its first use"
         assert layout == "HND"
-        self._fixed = None if fixed is None else tuple(one for one in fixed if one is not None)
+        self._fixed = None if fixed is None else tuple(array for array in fixed if array is not None)
         if self._fixed is not None:
             starts, _, last_lens = self._fixed
             assert len(starts) == len(last_lens) + 1
@@ -364,18 +364,18 @@ class _Wrapper:
         assert float_workspace_buffer.dtype == int_workspace_buffer.dtype == torch.uint8
 
     def take_pages(self, starts: Tensor, indices: Tensor, last_lens: Tensor) -> None:
-        given = (starts, indices, last_lens)
-        assert all(one.dtype == torch.int32 for one in given)
+        pages = (starts, indices, last_lens)
+        assert all(page.dtype == torch.int32 for page in pages)
         assert starts.device.type == last_lens.device.type == "cpu", "a plan would wait for the device"
         assert len(indices) == starts[-1]
         assert int(starts.diff().min()) >= 1
         if self._fixed is None:
-            self._pages = given
+            self._pages = pages
             return
         assert len(last_lens) == len(self._fixed[2]), "The batch size should be fixed in cudagraph mode"
         assert len(indices) <= len(self._fixed[1])
-        for buffer, one in zip(self._fixed, given, strict=True):
-            buffer[: len(one)].copy_(one)
+        for buffer, page in zip(self._fixed, pages, strict=True):
+            buffer[: len(page)].copy_(page)
         self._pages = self._fixed
 
     def take_options(
@@ -396,7 +396,7 @@ class _Wrapper:
     def attend(self, q: Tensor, paged_kv_cache: tuple[Tensor, Tensor]) -> Tensor:
         heads, kv_heads, dim, page_size = self._sizes
         _, window_left, softcap, scale = self._options
-        starts, indices, last_lens = (one.tolist() for one in self._pages)
+        starts, indices, last_lens = (page.tolist() for page in self._pages)
         query_starts = self.query_starts.tolist()
         assert q.shape == (query_starts[-1], heads, dim)
         for pages in paged_kv_cache:

@@ -280,7 +280,7 @@ def noise(seed: int, seconds: float) -> Samples:
 
 def span(samples: Samples, info: AudioInfo, start: int) -> list[AudioItem]:
     """The items of samples, whose placeholders begin at `start`."""
-    return [msgspec.structs.replace(one, start=one.start + start) for one in audio_items(samples, info)]
+    return [msgspec.structs.replace(item, start=item.start + start) for item in audio_items(samples, info)]
 
 
 def prompt_with(info: AudioInfo, *parts: Sequence[int] | Samples) -> tuple[list[int], tuple[AudioItem, ...]]:
@@ -307,8 +307,8 @@ def transformers_inputs(kind: str, audios: Sequence[Samples]) -> dict[str, torch
         return dict(extract(audio, sampling_rate=RATE))
     options: dict[str, Any] = {"sampling_rate": RATE, "return_tensors": "pt"}
     if kind == "qwen2_audio":
-        found = extract(list(audios), padding="max_length", return_attention_mask=True, **options)
-        return {"input_features": found["input_features"], "feature_attention_mask": found["attention_mask"]}
+        extracted = extract(list(audios), padding="max_length", return_attention_mask=True, **options)
+        return {"input_features": extracted["input_features"], "feature_attention_mask": extracted["attention_mask"]}
     if kind == "voxtral":
         chunks = []
         for audio in audios:
@@ -316,11 +316,13 @@ def transformers_inputs(kind: str, audios: Sequence[Samples]) -> dict[str, torch
             chunks.append(features["input_features"].reshape(MELS, -1, 100).transpose(0, 1))
         return {"input_features": torch.cat(chunks)}
     # Each by itself: of several, those that are not the longest would be followed by silence instead of zeros.
-    found = [extract(one, padding=True, truncation=False, return_attention_mask=True, **options) for one in audios]
-    longest = max(one["input_features"].shape[-1] for one in found)
+    extracted = [
+        extract(audio, padding=True, truncation=False, return_attention_mask=True, **options) for audio in audios
+    ]
+    longest = max(features["input_features"].shape[-1] for features in extracted)
 
     def padded(name: str) -> torch.Tensor:
-        parts = [one[name] for one in found]
+        parts = [features[name] for features in extracted]
         return torch.cat([torch.nn.functional.pad(part, (0, longest - part.shape[-1])) for part in parts])
 
     return {"input_features": padded("input_features"), "input_features_mask": padded("attention_mask")}
@@ -353,8 +355,8 @@ def _merged_embeddings(model: Any, ids: torch.Tensor, audios: Sequence[Samples])
     if model.config.model_type == "phi4_multimodal":
         return _phi4_embeddings(model, ids, audios)
     with torch.inference_mode():
-        inputs = [transformers_inputs(model.config.model_type, [one]) for one in audios]
-        features = [model.get_audio_features(**one).pooler_output[0] for one in inputs]
+        inputs = [transformers_inputs(model.config.model_type, [audio]) for audio in audios]
+        features = [model.get_audio_features(**model_inputs).pooler_output[0] for model_inputs in inputs]
         merged: torch.Tensor = model.model.get_merged_audio_embeddings(ids, torch.cat(features))
     return merged
 
@@ -364,8 +366,8 @@ def _phi4_embeddings(model: Any, ids: torch.Tensor, audios: Sequence[Samples]) -
     with torch.inference_mode():
         merged: torch.Tensor = model.model.embed_tokens(ids)
         made = []
-        for one in audios:
-            inputs = transformers_inputs("phi4_multimodal", [one])
+        for audio in audios:
+            inputs = transformers_inputs("phi4_multimodal", [audio])
             encoded = embed.encoder(inputs["audio_input_features"], None)
             projected = embed.down_proj_for_speech(torch.nn.functional.gelu(embed.up_proj_for_speech(encoded)))
             made.append(projected[0, : int(inputs["audio_embed_sizes"][0])])

@@ -178,7 +178,7 @@ _EMBEDDINGS: list[Body] = [
     {**_POOLED, **_EMBEDDED, "input": ["Once", "Twice"], "add_special_tokens": False, "prompt_name": "query",
      "instruction": "look"},
     {**_POOLED, **_EMBEDDED, **_CHAT_INPUT, "prompt_name": None, "instruction": None},
-    *({"input": given, "encoding_format": "bytes"} for given in _INPUTS),
+    *({"input": inputs, "encoding_format": "bytes"} for inputs in _INPUTS),
 ]  # fmt: skip
 _CLASSIFIED: list[Body] = [
     {**_POOLED, "input": ["Once", "Twice"], "add_special_tokens": False, "use_activation": False},
@@ -198,7 +198,7 @@ _SCORES: list[Body] = [
 _TEI: Body = {"model": "fake-1", "truncate": True, "truncation_direction": "Left"}
 _TEI_TEXTS: list[Body] = [
     {**_TEI, "inputs": ["Once", "Twice"], "prompt_name": "query"},
-    *({"inputs": given} for given in _INPUTS),
+    *({"inputs": inputs} for inputs in _INPUTS),
 ]
 _TEI_EMBEDDED: list[Body] = [
     {**_TEI_TEXTS[0], "normalize": False, "dimensions": 4, "encoding_format": "float"},

@@ -127,8 +127,8 @@ def _logits(model: Any, samples: NDArray[np.float32]) -> torch.Tensor:
     with torch.inference_mode():
         if not isinstance(model, ParakeetForCTC):
             values = Wav2Vec2FeatureExtractor()(samples, sampling_rate=16_000, return_tensors="pt").input_values
-            found: torch.Tensor = model(values).logits[0].clone()
-            return found
+            logits: torch.Tensor = model(values).logits[0].clone()
+            return logits
         features = ParakeetFeatureExtractor(feature_size=BANDS)(samples, sampling_rate=16_000)
-        logits: torch.Tensor = model(**features).logits[0].clone()
+        logits = model(**features).logits[0].clone()
         return logits[: int(model._get_subsampling_output_length(features["attention_mask"].sum(-1)))]

@@ -7,7 +7,7 @@ from quire.engine.scheduling.plan import StepPlan, StepResult
 
 
 class DeferredExecutor:
-    """Runs the steps of another executor; a result is known only after later steps were submitted.
+    """Run the steps of another executor; a result is known only after later steps were submitted.
 
     Steps run in order, so a step reads the tokens that the steps before it sampled, although the scheduler has not
     seen them yet.

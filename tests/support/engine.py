@@ -17,6 +17,7 @@ from quire.engine.build.core_config import CoreConfig
 from quire.engine.build.engine import build_core
 from quire.engine.client.audio import AudioInfo
 from quire.engine.client.model_info import Generates, ModelInfo, Pools, Transcribes
+from quire.engine.client.pictures import PictureInfo
 from quire.engine.client.pooling_params import PoolingParams
 from quire.engine.client.protocol import (
     Abort,
@@ -52,13 +53,15 @@ def load(folder: Path, **options: Any) -> Any:
     chosen = ModelOptions(**{"dtype": "float32", **options})
     device = find_device(chosen.device)
     with device.activate():
-        config = read_model_config(folder, chosen.model_impl, chosen.hf_overrides)
+        config = read_model_config(
+            folder, chosen.model_impl, chosen.hf_overrides, language_model_only=chosen.language_model_only
+        )
         return load_model(folder, config, chosen, device, no_progress)
 
 
 @dataclass
 class Channel:
-    """Stands in for the transport: records the messages that the core sends."""
+    """Stand in for the transport: record the messages that the core sends."""
 
     sent: list[Any] = field(default_factory=list)
 
@@ -123,6 +126,7 @@ class Engine:
                 model.model_impl,
                 model.hf_overrides,
                 PoolingOptions(model.task, model.convert, model.pooler_config),
+                language_model_only=model.language_model_only,
             ),
             model=model,
             engine=EngineOptions(**{**defaults, **options}),
@@ -167,6 +171,13 @@ class Engine:
         return self.info.kind.audio
 
     @property
+    def pictures(self) -> PictureInfo:
+        """How the model reads pictures."""
+        assert isinstance(self.info.kind, Generates)
+        assert self.info.kind.pictures is not None
+        return self.info.kind.pictures
+
+    @property
     def speech(self) -> Transcribes:
         assert isinstance(self.info.kind, Transcribes)
         return self.info.kind
@@ -186,8 +197,13 @@ class Engine:
 
     @property
     def blocks_used(self) -> int:
-        pool = getattr(self.core.scheduler, "pool", None)  # the schedulers of encoders and transducers have none
+        pool = getattr(self.core.scheduler, "pool", None)  # the schedulers of encoders have none
         return 0 if pool is None else pool.num_used
+
+    @property
+    def rows_used(self) -> int:
+        """Number of sequences in the runner's table."""
+        return len(self.runner._table._rows)
 
     @property
     def block_bytes(self) -> int:

@@ -80,7 +80,7 @@ def says_in_turn(*texts: str) -> Callable[[AddRequest], list[int]]:
 
 @dataclass
 class FakeCore:
-    """Generates one token a step for each request, as `answer` says.
+    """Generate one token a step for each request, as `answer` says.
 
     Attributes:
         info: what is said about the model.
@@ -133,10 +133,10 @@ class FakeCore:
                     channel.send(self._step())
 
     def _listen(self, channel: CoreChannel) -> bool:
-        while self.deaf.is_set():
-            time.sleep(0.01)
         busy = bool(self.active) and not self.hold.is_set()
         message = channel.receive(0.0 if busy else 0.005)
+        while self.deaf.is_set():  # after the wait, during which it may have become so
+            time.sleep(0.01)
         while message is not None:
             self.received.append(message)
             match message:
@@ -175,17 +175,17 @@ class FakeCore:
 
     def _step(self) -> StepOutput:
         outputs: list[RequestOutput] = []
-        for request_id, (message, answer, given) in list(self.active.items()):
+        for request_id, (message, answer, sent) in list(self.active.items()):
             if isinstance(message.params, PoolingParams):
                 outputs.append(self._pooled(message))
                 del self.active[request_id]
                 continue
-            token, made, params = answer[given], given + 1, message.sampling_params
+            token, made, params = answer[sent], sent + 1, message.sampling_params
             ends = token in params.eos_token_ids
             reason = "stop" if ends else "length" if made >= params.max_tokens or made == len(answer) else None
             logprobs = prompt_logprobs = None
             if params.logprobs is not None:
-                logprobs = [_logprobs(token, params.logprobs, self.logprob(message, given))]
+                logprobs = [_logprobs(token, params.logprobs, self.logprob(message, sent))]
                 if listed := params.logprob_token_ids:
                     logprobs = [
                         TokenLogprobs(

@@ -51,8 +51,8 @@ class _OnCpu(TorchFunctionMode):
     ) -> Any:
         if func is torch.device:
             return func(*args, **(kwargs or {}))
-        given = {name: _moved(value) for name, value in (kwargs or {}).items()}
-        return func(*(_moved(value) for value in args), **given)
+        arguments = {name: _moved(value) for name, value in (kwargs or {}).items()}
+        return func(*(_moved(value) for value in args), **arguments)
 
 
 def _moved(value: Any) -> Any:

@@ -23,11 +23,11 @@ class _Without:
         self._finder = finder
         self._names = names
 
-    def find_spec(self, fullname: str, *given: Any) -> ModuleSpec | None:
+    def find_spec(self, fullname: str, *arguments: Any) -> ModuleSpec | None:
         if fullname in self._names or fullname.partition(".")[0] in self._names:
             return None
-        found: ModuleSpec | None = self._finder.find_spec(fullname, *given)
-        return found
+        spec: ModuleSpec | None = self._finder.find_spec(fullname, *arguments)
+        return spec
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._finder, name)
@@ -40,11 +40,11 @@ def normalized(distribution: str) -> str:
 
 def hide(allowed: Collection[str]) -> None:
     """Let imports of installed packages fail but those of the distributions `allowed`, and of the compiled kernels."""
-    wanted = {normalized(name) for name in allowed} | {"quire"}
+    packages = {normalized(name) for name in allowed} | {"quire"}
     hidden = {
         name
         for name, distributions in packages_distributions().items()
-        if wanted.isdisjoint(map(normalized, distributions))
+        if packages.isdisjoint(map(normalized, distributions))
     }
     names = hidden - set(sys.modules) | {"quire.kernels._native"}
     sys.meta_path[:] = [_Without(finder, names) for finder in sys.meta_path]

@@ -26,8 +26,8 @@ def workload(seed: int) -> list[tuple[list[int], SamplingParams]]:
     shared = random_prompt(seed, 40)
     out = []
     for index in range(10):
-        own = random_prompt(seed * 100 + index, rng.randint(1, 30))
-        prompt = shared[: rng.choice([8, 24, 40])] + own if rng.random() < 0.5 else own
+        tail = random_prompt(seed * 100 + index, rng.randint(1, 30))
+        prompt = shared[: rng.choice([8, 24, 40])] + tail if rng.random() < 0.5 else tail
         length = rng.randint(1, 24)
         if rng.random() < 0.4:
             params = greedy(length)

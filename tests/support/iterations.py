@@ -9,7 +9,7 @@ from typing import Any, Self
 
 
 class Iterations:
-    """Counts notes by iteration, inside of `with`. It keeps the event loop turning."""
+    """Count notes by iteration, inside of `with`. It keeps the event loop turning."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()

@@ -47,8 +47,8 @@ async def core_server(
 
 def read(samples: Samples) -> Samples:
     """Samples as the server gets them, from a file of 16 bits."""
-    found: Samples = soundfile.read(io.BytesIO(wav(samples[:, None])), dtype="float32")[0]
-    return found
+    resampled: Samples = soundfile.read(io.BytesIO(wav(samples[:, None])), dtype="float32")[0]
+    return resampled
 
 
 def as_pcm(samples: Samples) -> NDArray[np.int16]:
@@ -118,12 +118,12 @@ async def check_cleared_and_killed_sessions(server: Server) -> None:
         await left_nothing(server)
         await client.append(np.concatenate([silence(0.5), speech(1.0), silence(1.0)]))
         assert (await client.until(COMPLETED))[-1]["transcript"]
-    async with session_of(server) as one, session_of(server) as other:
-        for client in (one, other):
+    async with session_of(server) as first, session_of(server) as other:
+        for client in (first, other):
             await client.append(np.concatenate([silence(0.5), speech(2.0)]))
-        await one.until(DELTA)
+        await first.until(DELTA)
         await other.until(DELTA)
-        one.connection.transport.abort()
+        first.connection.transport.abort()
         await until(lambda: engine.open_streams == 1)
         await other.append(np.concatenate([speech(0.5), silence(1.0)]))
         assert (await other.until(COMPLETED))[-1]["transcript"]

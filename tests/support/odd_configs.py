@@ -354,12 +354,12 @@ _PARTIAL = ("gpt_neox", "phi", "phi3", "stablelm")  # rotate a part of each head
 def odd_configs(draw: Draw, model_type: str) -> Config:
     """The config.json of a model of a family."""
     config = _common(draw)
-    own = FAMILIES[model_type](draw, config)
+    fields = FAMILIES[model_type](draw, config)
     rope_keys = {"rope_parameters", "rope_theta", "rope_scaling", "original_max_position_embeddings"}
-    if rope_keys & set(own):
+    if rope_keys & set(fields):
         config = {key: value for key, value in config.items() if key not in rope_keys}
     foreign = draw(st.lists(st.sampled_from(sorted(_FOREIGN)), max_size=3, unique=True))
-    merged = {"model_type": model_type, **{key: _FOREIGN[key] for key in foreign}, **config, **own}
+    merged = {"model_type": model_type, **{key: _FOREIGN[key] for key in foreign}, **config, **fields}
     if model_type == "gpt_oss" or (model_type not in _PARTIAL and not _has_default_ropes(merged)):
         merged.pop("partial_rotary_factor", None)  # transformers fails; the default of gpt-oss is yarn
     if model_type == "cohere":

@@ -50,6 +50,20 @@ def transformers_model(folder: Path) -> Any:
     return model
 
 
+def generated(model: Any, prompt: list[int], count: int) -> tuple[list[int], torch.Tensor]:
+    """Greedy tokens of Hugging Face's implementation with its KV cache, and the logits of each."""
+    with torch.inference_mode():
+        out = model.generate(
+            torch.tensor([prompt]),
+            max_new_tokens=count,
+            do_sample=False,
+            pad_token_id=0,
+            output_logits=True,
+            return_dict_in_generate=True,
+        )
+    return out.sequences[0, len(prompt) :].tolist(), torch.stack(out.logits)[:, 0]
+
+
 def assert_equal(folder: Path, prompts: Sequence[list[int]], tokens: int = 6, **options: Any) -> Engine:
     """Check the log-probabilities of prompts and the greedy tokens after them; `options` are the engine's.
 
@@ -66,33 +80,26 @@ def assert_equal(folder: Path, prompts: Sequence[list[int]], tokens: int = 6, **
     for i, prompt in enumerate(prompts):
         with torch.inference_mode():
             logits = model(torch.tensor([prompt])).logits[0].float()
-            out = model.generate(
-                torch.tensor([prompt]),
-                max_new_tokens=tokens,
-                do_sample=False,
-                pad_token_id=0,
-                output_logits=True,
-                return_dict_in_generate=True,
-            )
-        expected = out.sequences[0, len(prompt) :].tolist()
+        expected, generated_logits = generated(model, prompt, tokens)
+        sequence = torch.tensor([[*prompt, *expected]])
         pairs: list[tuple[Any, torch.Tensor, int]] = []  # what the engine says, transformers' logits, their position
         for run in range(2):
             result = engine.results[f"{run}-{i}"]
             assert result.error is None
             same = _same_tokens(result.tokens, expected)
             if same < len(expected):
-                gap = _gap(out.logits[same][0], expected[same], result.tokens[same])
-                noise = _noise(model, out.sequences)[len(prompt) - 1 + same]
+                gap = _gap(generated_logits[same], expected[same], result.tokens[same])
+                noise = _noise(model, sequence)[len(prompt) - 1 + same]
                 assert gap < 4 * noise, f"prompt {i} of {len(prompt)} tokens, run {run}, token {same}: {gap} {noise}"
             for step, output in enumerate(result.outputs[: same + 1]):
                 assert output.logprobs is not None
-                pairs.append((output.logprobs[0], out.logits[step][0], len(prompt) - 1 + step))
+                pairs.append((output.logprobs[0], generated_logits[step], len(prompt) - 1 + step))
         reported = engine.results[f"0-{i}"].outputs[0].prompt_logprobs
         assert reported is not None
         pairs += [(entry, logits[position], position) for position, entry in enumerate(reported[1:])]
         errors = torch.tensor([_error(entry, row) for entry, row, _ in pairs])
         if errors.max() >= TOLERANCE:
-            noise = _noise(model, out.sequences)[[position for *_, position in pairs]]
+            noise = _noise(model, sequence)[[position for *_, position in pairs]]
             assert (errors < (4 * noise).clamp(min=TOLERANCE)).all(), (errors, noise)
     return engine
 
@@ -143,8 +150,8 @@ def _noise(model: Any, token_ids: torch.Tensor) -> torch.Tensor:
 
     def logits() -> torch.Tensor:
         with torch.inference_mode():
-            found: torch.Tensor = model(token_ids).logits[0].float()
-        return found
+            logits: torch.Tensor = model(token_ids).logits[0].float()
+        return logits
 
     kinds = (torch.nn.Embedding, torch.nn.Linear)
     exact = logits()

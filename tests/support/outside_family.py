@@ -1,14 +1,45 @@
-"""A model family of a package outside of Quire: Llama under another type, with names of its own."""
+"""Model families of a package outside of Quire: Llama under other types, with names and a layer of their own."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
+
+from typing_extensions import override
 
 from quire.engine.models.families.llama import llama
 from quire.engine.models.family import Family
+from quire.engine.models.specs.cache import CacheShape, FullCache
+from quire.engine.models.specs.decoder import Attention, DecoderSpec, GroupedQueryAttention
+from quire.engine.models.specs.rope import Rope
 from quire.engine.models.specs.tensor_names import KIND, WeightNames
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeparateAttention(Attention):
+    """Attention whose queries, keys and values have projections of their own; Quire's have one for all of them."""
+
+    description: ClassVar = "separate attention"
+    layer: ClassVar = "tests.support.outside_layer:SeparateAttentionLayer"
+    positive: ClassVar = ("heads", "kv_heads", "head_dim", "scale")
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float
+    rope: Rope
+
+    @property
+    def cache(self) -> FullCache:
+        """Keys and values of all tokens."""
+        return FullCache()
+
+    @override
+    def cache_shape(self, alignment: int = 1) -> CacheShape:
+        return CacheShape(self.kv_heads, self.head_dim, self.head_dim, alignment=alignment)
+
 
 _BLOCK = r"blocks\.(?P<layer>\d+)\."
 _NAMES = WeightNames(
@@ -24,6 +55,10 @@ _NAMES = WeightNames(
         (_BLOCK + r"mlp_norm\.weight", "ffn_norm.weight"),
     ),
     prefixes=r"outside\.",
+)
+_SEPARATE_NAMES = replace(
+    _NAMES,
+    rules=(*((_BLOCK + rf"attention\.{part}" + KIND, f"attn.{part}.{{kind}}") for part in "qkv"), *_NAMES.rules),
 )
 _FIELDS = {"width": "hidden_size", "depth": "num_hidden_layers", "heads": "num_attention_heads"}  # by ours
 _TENSORS = {
@@ -46,7 +81,19 @@ def _config(raw: dict[str, Any]) -> Any:
     return config
 
 
+def _separate(config: Any) -> DecoderSpec:
+    spec = llama(config)
+    attn = spec.layers[0].attn
+    assert isinstance(attn, GroupedQueryAttention)
+    assert attn.rope is not None
+    separate = SeparateAttention(
+        heads=attn.heads, kv_heads=attn.kv_heads, head_dim=attn.head_dim, scale=attn.scale, rope=attn.rope
+    )
+    return replace(spec, layers=tuple(replace(layer, attn=separate) for layer in spec.layers))
+
+
 OUTSIDE = Family(name="outside", config_types=("outside",), spec=llama, tensors=_NAMES, config=_config)
+SEPARATE = Family(name="separate", config_types=("separate",), spec=_separate, tensors=_SEPARATE_NAMES, config=_config)
 TAKES_LLAMA = Family(name="my-llama", config_types=("my-llama", "llama"), spec=llama, tensors=_NAMES)
 TAKES_NAME = Family(name="llama", config_types=("llama-5",), spec=llama, tensors=_NAMES)
 CHANGES_LLAMA = Family(
@@ -64,8 +111,8 @@ def install(folder: Path, **entries: str) -> None:
     (info / "entry_points.txt").write_text("\n".join(["[quire.families]", *lines, ""]))
 
 
-def save_outside(folder: Path) -> Any:
-    """Write a folder of the family; returns the model that transformers would run for it, if it knew the family."""
+def save_outside(folder: Path, model_type: str = "outside") -> Any:
+    """Write a folder of a family; returns the model that transformers would run for it, if it knew the family."""
     from safetensors.torch import load_file, save_file  # the family itself is read without torch
 
     from tests.support.models import make_model
@@ -76,14 +123,14 @@ def save_outside(folder: Path) -> Any:
     renamed = {}
     for name, tensor in load_file(path).items():
         outside = name
-        for theirs, ours in _TENSORS.items():
-            outside = outside.replace(theirs, ours)
+        for original, renaming in _TENSORS.items():
+            outside = outside.replace(original, renaming)
         renamed[outside] = tensor
     save_file(renamed, path, metadata={"format": "pt"})
-    names = {theirs: ours for ours, theirs in _FIELDS.items()}
+    names = {original: renaming for renaming, original in _FIELDS.items()}
     written = json.loads((folder / "config.json").read_text())
     config = {names.get(name, name): value for name, value in written.items()}
     (folder / "config.json").write_text(
-        json.dumps({**config, "model_type": "outside", "architectures": ["OutsideForCausalLM"]})
+        json.dumps({**config, "model_type": model_type, "architectures": ["OutsideForCausalLM"]})
     )
     return model

@@ -57,7 +57,7 @@ def write_files(folder: Path, files: dict[str, Any]) -> None:
 
 def vectors(body: Any) -> NDArray[np.float32]:
     """The embeddings in a response."""
-    return np.array([one["embedding"] for one in body["data"]], np.float32)
+    return np.array([entry["embedding"] for entry in body["data"]], np.float32)
 
 
 def added(core: FakeCore) -> list[AddRequest]:

@@ -10,7 +10,7 @@ from quire.engine.execution.ranks.workers import RankEntry
 
 
 class ThreadRank(threading.Thread):
-    """Runs a rank in a thread, which ends by a message, or with an error when the others have ended."""
+    """Run a rank in a thread, which ends by a message, or with an error when the others have ended."""
 
     exitcode = None
 

@@ -74,9 +74,9 @@ class FakeSpeech:
             logprobs = list[TokenLogprob]()
             for number, word in enumerate(text.split()):
                 await asyncio.sleep(0)
-                given = TokenLogprob(f" {word}", -number / (2 if draft else 4), f" {word}".encode())
-                logprobs.append(given)
-                yield TranscriptDelta(given.token if number else word, (given,) if settings.logprobs else ())
+                entry = TokenLogprob(f" {word}", -number / (2 if draft else 4), f" {word}".encode())
+                logprobs.append(entry)
+                yield TranscriptDelta(entry.token if number else word, (entry,) if settings.logprobs else ())
             usage = Usage(len(audio) / RATE, audio_tokens=len(audio) // _WORD, text_tokens=4, output_tokens=3)
             yield Transcript(text, usage, settings.language, tuple(logprobs) if settings.logprobs else None)
         finally:

@@ -24,8 +24,8 @@ CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_
 REASONING_AND_CALL = f"<think>\nRome, then.\n</think>\n\nLet me see.\n{CALL}"
 
 
-async def ask(server: Server, given: Any = "hi", **fields: Any) -> dict[str, Any]:
-    answer = await server.post(PATH, {"input": given, **fields})
+async def ask(server: Server, input_items: Any = "hi", **fields: Any) -> dict[str, Any]:
+    answer = await server.post(PATH, {"input": input_items, **fields})
     assert answer.status_code == 200, answer.text
     body: dict[str, Any] = answer.json()
     return body
@@ -40,8 +40,8 @@ def events_in(text: str) -> list[dict[str, Any]]:
     return events
 
 
-async def stream(server: Server, given: Any = "hi", **fields: Any) -> list[dict[str, Any]]:
-    answer = await server.post(PATH, {"input": given, "stream": True, **fields})
+async def stream(server: Server, input_items: Any = "hi", **fields: Any) -> list[dict[str, Any]]:
+    answer = await server.post(PATH, {"input": input_items, "stream": True, **fields})
     assert answer.status_code == 200, answer.text
     return events_in(answer.text)
 

@@ -50,7 +50,7 @@ def request(name: str, prompt: Iterable[int], max_tokens: int = 4, **fields: obj
 
 
 class FakeRunner:
-    """Stands in for the model runner: applies all plans and asserts that they are valid.
+    """Stand in for the model runner: apply all plans and assert that they are valid.
 
     With several stages the result of a step is known when as many steps are in flight, or no other can be planned.
     """
@@ -147,8 +147,8 @@ class FakeRunner:
             assert len(table) <= -(-end // BLOCK) + self.scheduler.limits.max_draft
             first = 0 if window is None else max(0, item.start - window + 1)
             for position in range(first, item.start):  # written with the same tokens and the same rope
-                found_extended, found = self.written[table[position // BLOCK]]
-                assert (found_extended, found[: position + 1]) == (extended, tuple(tokens[: position + 1]))
+                found_extended, content = self.written[table[position // BLOCK]]
+                assert (found_extended, content[: position + 1]) == (extended, tuple(tokens[: position + 1]))
             for position in range(item.start, item.start + item.count):
                 self.written[table[position // BLOCK]] = extended, tuple(written[: position + 1])
 

@@ -29,8 +29,8 @@ from quire.config.commands import Serve
 from quire.config.types import urls_by_label
 from quire.engine.client.launch import CoreEntry, CoreHandle
 from quire.metrics.prometheus import Metrics, ModelMetrics
-from quire.multimodal.audio.memory import AudioMemory
 from quire.multimodal.documents import DocumentReader
+from quire.multimodal.memory import MediaMemory
 from quire.multimodal.sources import MediaSources
 from quire.parsing.parsers import reasoning_tags, tool_format
 from quire.realtime.sessions import Sessions
@@ -85,7 +85,7 @@ async def running_server(
         write(folder)
     settings.setdefault("max_client_share", 1.0)  # all clients of a test have one address
     options = Serve(**settings)
-    audio_memory = AudioMemory(int(options.max_audio_memory), options.max_client_share)
+    media_memory = MediaMemory(int(options.max_audio_memory), options.max_client_share)
     metrics = Metrics(max_model_len=CONTEXT, vllm_names=options.vllm_metric_names)
     async with AsyncExitStack() as stack:
         models = []
@@ -99,14 +99,21 @@ async def running_server(
                 names=tuple(names) if index == 0 else (f"fake-{index}",),
                 root=f"root-{index}",
                 client=client,
-                renderer=Renderer(folder, tokenizer, options, info.max_model_len, share=options.max_client_share),
+                renderer=Renderer(
+                    folder,
+                    tokenizer,
+                    options,
+                    info.max_model_len,
+                    media_tokens=info.media_tokens,
+                    share=options.max_client_share,
+                ),
                 info=info,
                 defaults=read_defaults(
                     folder, tokenizer, options.generation_config, options.override_generation_config
                 ),
                 priority_scheduling=options.scheduling_policy == "priority",
             )
-            model = served_model(parts, folder, options, audio_memory)
+            model = served_model(parts, folder, options, media_memory)
             if isinstance(model, GeneratingModel):  # whatever the template
                 model = replace(
                     model,
@@ -122,7 +129,7 @@ async def running_server(
         state = ServerState(
             models=models,
             limits=options,
-            audio_memory=audio_memory,
+            media_memory=media_memory,
             strict_fields=options.strict_fields,
             trust_request_chat_template=options.trust_request_chat_template,
             tokenizer_info=options.enable_tokenizer_info_endpoint,

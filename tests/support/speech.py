@@ -117,8 +117,8 @@ def hears(message: AddRequest) -> list[int]:
     timed = TOKEN["<|notimestamps|>"] not in message.prompt.tolist()
     output: list[int] = []
     for word, start, end in heard(message):
-        own = text(f" {word}")
-        output += [at(start), *own, at(end)] if timed else own
+        tokens = text(f" {word}")
+        output += [at(start), *tokens, at(end)] if timed else tokens
     return [*output, END]
 
 

@@ -101,8 +101,8 @@ def streaming_info(folder: Path) -> DelayedStreamsInfo:
 
 def features(seed: int, frames: int) -> Features:
     """Random features of so many frames."""
-    found: Features = np.random.default_rng(seed).normal(0, 1, (MELS, COLUMNS * frames)).astype(np.float32)
-    return found
+    features: Features = np.random.default_rng(seed).normal(0, 1, (MELS, COLUMNS * frames)).astype(np.float32)
+    return features
 
 
 def audio_of(part: Features) -> AudioItem:
@@ -145,8 +145,8 @@ def write_streaming_tokenizer(folder: Path) -> None:
 
 def text_of(tokens: list[int]) -> str:
     """The text that a client gets for generated tokens."""
-    kept = tokens[: tokens.index(END)] if END in tokens else tokens
-    return streaming_tokenizer().decode([token for token in kept if token < FIRST_SPECIAL]).strip()
+    shown = tokens[: tokens.index(END)] if END in tokens else tokens
+    return streaming_tokenizer().decode([token for token in shown if token < FIRST_SPECIAL]).strip()
 
 
 @asynccontextmanager

@@ -40,10 +40,10 @@ OSLO = call("get_weather", city="Oslo")
 @asynccontextmanager
 async def serving(folder: Path, *answers: str, **settings: Any) -> AsyncIterator[tuple[Server, FakeCore, Tools]]:
     core = FakeCore(answer=says_in_turn(*answers))
-    given: dict[str, Any] = {"tool_call_parser": "hermes", "reasoning_parser": "qwen3", "chat_template": TEMPLATE}
+    defaults: dict[str, Any] = {"tool_call_parser": "hermes", "reasoning_parser": "qwen3", "chat_template": TEMPLATE}
     async with (
         mcp_server() as tools,
-        running_server(folder, core, tool_server=f"weather={tools.url}", **given | settings) as server,
+        running_server(folder, core, tool_server=f"weather={tools.url}", **defaults | settings) as server,
     ):
         yield server, core, tools
 

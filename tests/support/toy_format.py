@@ -95,7 +95,7 @@ class ToyWeight(PackableWeight):
 
 
 class ToyKernel:
-    """Multiplies with a weight as it is stored."""
+    """Multiply with a weight as it is stored."""
 
     def __init__(self, weight: ToyWeight) -> None:
         self.weight = weight

@@ -18,7 +18,12 @@ from transformers import NemotronAsrStreamingConfig, NemotronAsrStreamingFeature
 
 from quire.engine.client.protocol import AudioItem
 from quire.engine.client.streaming import TransducerInfo
+from quire.engine.execution.cache import HostKVCache
+from quire.engine.execution.cache_layout import CacheLayout
+from quire.engine.execution.request_table import RequestTable
+from quire.engine.execution.states import StateCaches
 from quire.engine.models.model_config import read_model_config
+from quire.engine.models.networks.transducer import TransducerModel
 from tests.support.models import draw_weights
 
 MELS, FACTOR = 16, 8  # rows of features, and columns of a frame
@@ -92,6 +97,14 @@ def offline(audio: Features) -> dict[str, torch.Tensor]:
     return {"input_features": padded, "attention_mask": mask}
 
 
+def states_of_one_sequence(model: TransducerModel) -> StateCaches:
+    """The states of a sequence in row 0."""
+    layout = CacheLayout({}, model.cache_groups())
+    cache, count = HostKVCache(layout, 1, 1, torch.float32), layout.state_blocks(1, torch.float32)
+    table = RequestTable(1, 0, 1, windows=(), state_blocks=count)
+    return StateCaches(cache, table, torch.device("cpu"))
+
+
 def save_transducer(model: Any, folder: Path, **options: Any) -> Path:
     """Save a model with its tokenizer and the config of its feature extractor."""
     model.save_pretrained(folder, **options)
@@ -128,8 +141,8 @@ def transducer_info(folder: Path) -> TransducerInfo:
 
 def features(seed: int, columns: int, mels: int = MELS) -> Features:
     """Random features of so many columns."""
-    found: Features = np.random.default_rng(seed).normal(-6, 4, (mels, columns)).astype(np.float32)
-    return found
+    features: Features = np.random.default_rng(seed).normal(-6, 4, (mels, columns)).astype(np.float32)
+    return features
 
 
 def audio_of(part: Features) -> AudioItem:
@@ -160,8 +173,8 @@ def expected_live_tokens(model: Any, audio: Features) -> list[int]:
 
 
 def _lookahead(model: Any) -> int:
-    found: int = model.config.encoder_config.default_num_lookahead_tokens
-    return found
+    lookahead: int = model.config.encoder_config.default_num_lookahead_tokens
+    return lookahead
 
 
 def text_of(tokens: list[int]) -> str:

@@ -65,8 +65,8 @@ def resources(compiled: Any) -> Resources:
         file.flush()
         command = [triton.knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
         usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    found = {name: int(value) for name, value in re.findall(r"(REG|STACK):(\d+)", usage)}
-    return Resources(found["REG"], found["STACK"], compiled.metadata.shared)
+    counts = {name: int(value) for name, value in re.findall(r"(REG|STACK):(\d+)", usage)}
+    return Resources(counts["REG"], counts["STACK"], compiled.metadata.shared)
 
 
 def all_variants() -> Iterator[tuple[str, KernelVariant]]:

@@ -83,7 +83,7 @@ class _Pointer:
 
 
 class _Driver:
-    """Stands in for the driver of a GPU, to compile without one."""
+    """Stand in for the driver of a GPU, to compile without one."""
 
     def get_current_target(self) -> Any:
         from triton.backends.compiler import GPUTarget

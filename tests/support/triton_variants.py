@@ -17,24 +17,24 @@ _ALIGNMENT = 16
 @contextmanager
 def recorded_variants() -> Iterator[set[Variant]]:
     """The variants of all kernels that are called within."""
-    found: set[Variant] = set()
+    variants: set[Variant] = set()
     inner = InterpretedFunction.run
 
     def run(kernel: InterpretedFunction[Any], *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
-        found.add(_variant(kernel, args, options))
+        variants.add(_variant(kernel, args, options))
         return inner(kernel, *args, grid=grid, warmup=warmup, **options)
 
     InterpretedFunction.run = run
     try:
-        yield found
+        yield variants
     finally:
         InterpretedFunction.run = inner
 
 
-def differences(found: set[Variant], known: set[Variant]) -> list[str]:
+def differences(called: set[Variant], known: set[Variant]) -> list[str]:
     """The variants that are not known: their arguments that differ from those of the most similar known one."""
     lines = []
-    for name, arguments in sorted(found - known, key=str):
+    for name, arguments in sorted(called - known, key=str):
         similar = [sorted(set(arguments) - set(others), key=str) for other, others in known if other == name]
         lines.append(f"{name}: {min(similar, key=len) if similar else 'not called'}")
     return lines
@@ -42,8 +42,8 @@ def differences(found: set[Variant], known: set[Variant]) -> list[str]:
 
 def _variant(kernel: InterpretedFunction[Any], args: tuple[Any, ...], options: dict[str, Any]) -> Variant:
     signature = inspect.signature(kernel.fn)
-    own = {name: value for name, value in options.items() if name in signature.parameters}
-    launch = {name: value for name, value in options.items() if name not in own}
+    arguments = {name: value for name, value in options.items() if name in signature.parameters}
+    launch = {name: value for name, value in options.items() if name not in arguments}
     plain, unaligned = (
         set(kernel.kwargs.get(option) or ()) for option in ("do_not_specialize", "do_not_specialize_on_alignment")
     )
@@ -51,7 +51,7 @@ def _variant(kernel: InterpretedFunction[Any], args: tuple[Any, ...], options: d
         name: value
         if "constexpr" in str(signature.parameters[name].annotation)
         else _known(value, specialized=name not in plain, aligned=name not in unaligned)
-        for name, value in signature.bind(*args, **own).arguments.items()
+        for name, value in signature.bind(*args, **arguments).arguments.items()
     }
     return kernel.fn.__name__, tuple(sorted({**known, **launch}.items()))
 

@@ -3,17 +3,37 @@
 from __future__ import annotations
 
 import copy
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import transformers
+from PIL import Image
 from transformers import AutoConfig, AutoModelForImageTextToText
+from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
+from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+from transformers.models.llava_next.image_processing_pil_llava_next import LlavaNextImageProcessorPil
+from transformers.models.llava_onevision.image_processing_pil_llava_onevision import LlavaOnevisionImageProcessorPil
+from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
+from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
+from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
+from quire.engine.client.pictures import PictureInfo
+from quire.engine.client.protocol import PictureItem
+from quire.multimodal.pictures.layout import ItemLayout, layout
+from quire.multimodal.pictures.pixels import picture_pixels
 from tests.support.models import draw_weights
 
 VOCAB = 300
 _PICTURE = 290  # the placeholder token
+_ROW_END, _SEPARATOR = 291, 292  # text within a picture
 _TEXT = {
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -30,12 +50,15 @@ _TEXT = {
 _VISION = {
     "hidden_size": 32,
     "intermediate_size": 48,
-    "num_hidden_layers": 1,
+    "num_hidden_layers": 2,
     "num_attention_heads": 2,
     "image_size": 28,
     "patch_size": 14,
     "num_channels": 3,
 }
+_LARGER = {**_VISION, "image_size": 56}
+_SIGLIP = {"model_type": "siglip_vision_model", **_VISION, "vision_use_head": False}
+_CANVASES = [[28, 56], [56, 28], [56, 56], [28, 84]]
 _QWEN_VISION = {"depth": 1, "hidden_size": 32, "out_hidden_size": 64, "num_heads": 2, "intermediate_size": 48}
 _PERCEIVER = {
     "resampler_n_latents": 4,
@@ -71,20 +94,48 @@ COMPOSITES: dict[str, tuple[str, dict[str, Any]]] = {
         ),
     ),
     "idefics2": ("idefics2", _config("mistral", {"model_type": "idefics2", **_VISION}, perceiver_config=_PERCEIVER)),
-    "idefics3": ("idefics3", _config("llama", {"model_type": "idefics3_vision", **_VISION})),
+    "idefics3": (
+        "idefics3",
+        _config("llama", {"model_type": "idefics3_vision", **_LARGER}, image_token_id=_PICTURE, scale_factor=2),
+    ),
     "internvl": (
         "internvl",
-        _config("qwen2", {"model_type": "internvl_vision", **_VISION}, tie_word_embeddings=True),
+        _config(
+            "qwen2", {"model_type": "internvl_vision", **_LARGER}, tie_word_embeddings=True, image_token_id=_PICTURE
+        ),
     ),
-    "internvl-qwen3": ("internvl", _config("qwen3", {"model_type": "internvl_vision", **_VISION})),
+    "internvl-qwen3": (
+        "internvl",
+        _config("qwen3", {"model_type": "internvl_vision", **_LARGER}, image_token_id=_PICTURE),
+    ),
     "llava": ("llava", _config("llama", {"model_type": "clip_vision_model", **_VISION}, image_token_index=_PICTURE)),
     "llava_next": (
         "llava_next",
-        _config("mistral", {"model_type": "clip_vision_model", **_VISION}, image_token_index=_PICTURE),
+        _config(
+            "mistral",
+            {"model_type": "clip_vision_model", **_VISION},
+            image_token_index=_PICTURE,
+            image_grid_pinpoints=_CANVASES,
+        ),
     ),
     "llava_onevision": (
         "llava_onevision",
-        _config("qwen2", {"model_type": "siglip_vision_model", **_VISION}, image_token_index=_PICTURE),
+        _config("qwen2", _SIGLIP, image_token_index=_PICTURE, image_grid_pinpoints=_CANVASES)
+        | {"vision_aspect_ratio": "anyres_max_2"},
+    ),
+    "llava-pixtral": (
+        "llava",
+        _config(
+            "mistral",
+            {"model_type": "pixtral", **_VISION},
+            image_token_index=_PICTURE,
+            vision_feature_layer=-1,
+            vision_feature_select_strategy="full",
+        ),
+    ),
+    "llava-siglip": (
+        "llava",
+        _config("llama", _SIGLIP, image_token_index=_PICTURE, vision_feature_select_strategy="full"),
     ),
     "mistral3": (
         "mistral3",
@@ -125,7 +176,10 @@ COMPOSITES: dict[str, tuple[str, dict[str, Any]]] = {
             text_fields={"rope_parameters": {**_MROPE, "mrope_interleaved": True}},
         ),
     ),
-    "smolvlm": ("smolvlm", _config("llama", {"model_type": "smolvlm_vision", **_VISION})),
+    "smolvlm": (
+        "smolvlm",
+        _config("llama", {"model_type": "smolvlm_vision", **_LARGER}, image_token_id=_PICTURE, scale_factor=2),
+    ),
     "vipllava": (
         "vipllava",
         _config(
@@ -155,3 +209,138 @@ def save_composite(case: str, folder: Path) -> Path:
     """Save the whole model of a case to a folder, without a tokenizer."""
     make_composite(case).save_pretrained(folder)
     return folder
+
+
+@dataclass(frozen=True)
+class Eyes:
+    """How transformers prepares the pictures of a model.
+
+    Attributes:
+        processor: its image processor.
+        inputs: the arguments of `generate` for pictures, of which there is at least one.
+        written: changes of the processor's fields in the config that is saved.
+    """
+
+    processor: Any
+    inputs: Callable[[Any, list[Image.Image]], dict[str, torch.Tensor]]
+    written: dict[str, Any]
+
+
+def _inputs(names: Sequence[str], processor: Any, pictures: list[Image.Image]) -> dict[str, torch.Tensor]:
+    processed = processor(images=pictures, return_tensors="pt")
+    return {name: processed[name] for name in names if name in processed}
+
+
+def _nested_inputs(processor: Any, pictures: list[Image.Image]) -> dict[str, torch.Tensor]:
+    return _inputs(("pixel_values", "pixel_attention_mask"), processor, [pictures])  # type: ignore[list-item]
+
+
+_FIXED = partial(_inputs, ("pixel_values",))
+_SIZED = partial(_inputs, ("pixel_values", "image_sizes"))
+_CLIP = {"size": {"shortest_edge": 28}, "crop_size": {"height": 28, "width": 28}}
+_TILES = {"size": {"longest_edge": 112}, "max_image_size": {"longest_edge": 56}}
+# Those that read pictures, by case. The longest edge of Pixtral's is not a multiple of its patches.
+SEES: dict[str, Eyes] = {
+    "idefics3": Eyes(Idefics3ImageProcessorPil(**_TILES), _nested_inputs, {}),
+    "internvl": Eyes(
+        GotOcr2ImageProcessorPil(size={"height": 56, "width": 56}, crop_to_patches=True, min_patches=1, max_patches=4),
+        _FIXED,
+        {},
+    ),
+    "llava": Eyes(CLIPImageProcessorPil(**_CLIP), _FIXED, {}),
+    "llava-pixtral": Eyes(
+        PixtralImageProcessorPil(size={"longest_edge": 75}, patch_size={"height": 14, "width": 14}), _SIZED, {}
+    ),
+    "llava-siglip": Eyes(
+        SiglipImageProcessorPil(size={"height": 28, "width": 28}),
+        _FIXED,
+        {},
+    ),
+    "llava_next": Eyes(LlavaNextImageProcessorPil(**_CLIP, image_grid_pinpoints=_CANVASES), _SIZED, {}),
+    "llava_onevision": Eyes(
+        LlavaOnevisionImageProcessorPil(size={"height": 28, "width": 28}, image_grid_pinpoints=_CANVASES), _SIZED, {}
+    ),
+    "mistral3": Eyes(
+        PixtralImageProcessorPil(size={"longest_edge": 130}, patch_size={"height": 28, "width": 28}),
+        _SIZED,
+        {"patch_size": {"height": 14, "width": 14}},
+    ),
+    "smolvlm": Eyes(SmolVLMImageProcessorPil(**_TILES), _nested_inputs, {}),
+}
+
+
+def save_seeing(model: Any, case: str, folder: Path) -> Path:
+    """Save a model with the config of its image processor, without a tokenizer."""
+    model.save_pretrained(folder)
+    eyes = SEES[case]
+    config = {**json.loads(eyes.processor.to_json_string()), **eyes.written}
+    (folder / "preprocessor_config.json").write_text(json.dumps(config))
+    return folder
+
+
+def seen(info: PictureInfo, picture: Image.Image, start: int) -> tuple[list[int], list[PictureItem]]:
+    """The tokens of a picture that begin at `start`, and its items. Text between items is one token."""
+    planned = layout(info, picture.height, picture.width)
+    pixels = picture_pixels(info.geometry, picture, planned)
+    tokens: list[int] = []
+    items: list[PictureItem] = []
+    first = 0
+    for place in planned.items:
+        if items:
+            tokens.append(_SEPARATOR)
+        own = np.ascontiguousarray(pixels[first : first + place.images])
+        first += place.images
+        items.append(
+            PictureItem(
+                hash=hashlib.sha256(own.tobytes() + repr((own.shape, place.original_size)).encode()).digest(),
+                start=start + len(tokens),
+                length=place.length,
+                pixels=own,
+                text_offsets=place.text_offsets(),
+                positions=place.positions(),
+                advance=place.advance,
+                original_size=place.original_size,
+            )
+        )
+        tokens += _tokens(info, place)
+    return tokens, items
+
+
+def _tokens(info: PictureInfo, place: ItemLayout) -> list[int]:
+    row = [info.placeholder] * place.row_length + [_ROW_END] * place.row_ends
+    return row * place.rows
+
+
+def prompt_with_pictures(
+    info: PictureInfo, *parts: Sequence[int] | Image.Image
+) -> tuple[list[int], tuple[PictureItem, ...]]:
+    """The prompt of tokens and pictures one behind the other, and its items."""
+    tokens: list[int] = []
+    items: list[PictureItem] = []
+    for part in parts:
+        if isinstance(part, Image.Image):
+            own, of_part = seen(info, part, len(tokens))
+            tokens += own
+            items += of_part
+        else:
+            tokens += part
+    return tokens, tuple(items)
+
+
+def expected_of_pictures(
+    model: Any, case: str, prompt: Sequence[int], pictures: list[Image.Image], max_tokens: int
+) -> list[int]:
+    """Greedy tokens of transformers' `generate`."""
+    ids = torch.tensor([prompt])
+    eyes = SEES[case]
+    inputs = eyes.inputs(eyes.processor, pictures) if pictures else {}
+    with torch.inference_mode():
+        out = model.generate(
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=max_tokens,
+            do_sample=False,
+            pad_token_id=0,
+            **inputs,
+        )
+    return [int(token) for token in out[0, len(prompt) :]]

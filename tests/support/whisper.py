@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from transformers import GenerationConfig, WhisperConfig, WhisperForConditionalGeneration
 
 from quire.engine.client.protocol import AudioItem
+from quire.engine.client.sampling_params import TimestampRule
 from tests.support.models import draw_weights
 
 # Tokens behind 80 of text.
@@ -24,6 +25,7 @@ END, START, ENGLISH, GERMAN, TRANSLATE, TRANSCRIBE, PREVIOUS, NO_SPEECH, NO_TIME
 MELS, POSITIONS, TARGETS = 16, 40, 64
 VOCAB = BEGIN + POSITIONS + 1
 SUPPRESS, BEGIN_SUPPRESS = [3, 7, START, PREVIOUS], [5, END]
+RULE = TimestampRule(begin=BEGIN, no_timestamps=NO_TIMESTAMPS, end=END, max_initial=8)
 
 
 def whisper_config(**changes: Any) -> WhisperConfig:

@@ -61,7 +61,7 @@ def test_steps_are_repeatable(tokenizer_text: str) -> None:
     steps = Steps(Tokenizer.from_str(tokenizer_text), TINY)
     first, second = steps.make(3), steps.make(3)
     assert first.allowed.tolist() == second.allowed.tolist()
-    assert all(torch.equal(one.ids, other.ids) for one, other in zip(first.groups, second.groups, strict=True))
+    assert all(torch.equal(group.ids, other.ids) for group, other in zip(first.groups, second.groups, strict=True))
     assert bool(first.allowed[:, : first.queries].diagonal().all())
     assert sorted(first.places.tolist()) == list(range(first.queries + first.texts))
 
@@ -71,9 +71,9 @@ def test_loss_is_small_for_right_order() -> None:
     allowed = torch.ones(2, 2, dtype=torch.bool)
     right = torch.stack([units[0], units[1], units[0], units[1]])
     wrong = torch.stack([units[0], units[1], units[1], units[0]])
-    losses = [float(contrastive_loss(one, 2, allowed, 0.05, (4, 2))) for one in (right, wrong)]
+    losses = [float(contrastive_loss(scores, 2, allowed, 0.05, (4, 2))) for scores in (right, wrong)]
     assert losses[0] < 1e-3 < 10 < losses[1]
-    assert [share_right(one, 2, allowed) for one in (right, wrong)] == [1.0, 0.0]
+    assert [share_right(scores, 2, allowed) for scores in (right, wrong)] == [1.0, 0.0]
     masked = torch.eye(2, dtype=torch.bool)
     assert float(contrastive_loss(wrong, 2, masked, 0.05, (4,))) < 1e-3
 
@@ -92,14 +92,16 @@ def test_resumed_run_has_the_same_losses(tmp_path: Path, tokenizer_text: str) ->
 def test_exported_folder_gives_the_same_embeddings(tmp_path: Path, tokenizer_text: str) -> None:
     made = trainer(tmp_path / "work", tokenizer_text)
     export(made.model, made.tokenizer, TINY.dimensions, tmp_path / "out")
-    theirs = Folder(tmp_path / "out").embed(["reset the password", "send an item back, please"])
-    ours = Embedder(made.model.shape, torch.float32)
-    ours.load_state_dict({name: weight.bfloat16().float() for name, weight in made.model.state_dict().items()})
+    expected = Folder(tmp_path / "out").embed(["reset the password", "send an item back, please"])
+    embedder = Embedder(made.model.shape, torch.float32)
+    embedder.load_state_dict({name: weight.bfloat16().float() for name, weight in made.model.state_dict().items()})
     encoded = made.tokenizer.encode_batch(["reset the password", "send an item back, please"])
-    for row, one in zip(theirs, encoded, strict=True):
-        ids = torch.tensor([one.ids])
+    for row, encoding in zip(expected, encoded, strict=True):
+        ids = torch.tensor([encoding.ids])
         with torch.no_grad():
-            mine = torch.nn.functional.normalize(ours([Group(ids, torch.ones_like(ids, dtype=torch.bool))]), dim=-1)[0]
+            mine = torch.nn.functional.normalize(
+                embedder([Group(ids, torch.ones_like(ids, dtype=torch.bool))]), dim=-1
+            )[0]
         assert torch.allclose(mine, row, atol=1e-5)
 
 
@@ -111,8 +113,8 @@ def test_command_lines(
     trainer(work, tokenizer_text)
     run.main(["--work", str(work), "--out", str(out), "--until", "1"])
     modules = json.loads((out / "modules.json").read_text("utf-8"))
-    assert [one["path"] for one in modules] == ["", "1_Pooling", "2_Normalize"]
-    assert all((out / one["path"]).is_dir() for one in modules)
+    assert [module["path"] for module in modules] == ["", "1_Pooling", "2_Normalize"]
+    assert all((out / module["path"]).is_dir() for module in modules)
     results = tmp_path / "results.json"
     evaluate(["--folder", str(out), "--kinds", "typo", "--count", "5", "--dimensions", "16", "--json", str(results)])
     assert "BM25" in capsys.readouterr().out

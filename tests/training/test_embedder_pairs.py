@@ -66,7 +66,7 @@ def test_heldout_facts_are_not_trained() -> None:
 def test_heldout_topics_and_questions_are_not_trained() -> None:
     assert len(topics("heldout")) >= 10
     assert not set(topics("train")) & set(topics("heldout"))
-    heldout = {normalize(one) for topic in topics("train").values() for one in topic["heldout"]}
+    heldout = {normalize(phrase) for topic in topics("train").values() for phrase in topic["heldout"]}
     hidden = {text for topic in topics("heldout").values() for text in topic["text"]}
     rng = Random(3)
     for _ in range(400):
@@ -80,17 +80,21 @@ def test_heldout_record_questions_are_not_trained() -> None:
 
     tables = phrase_book("pairs")["questions"].values()
     trained = {
-        phrase for table in tables for one in table.values() for line in one["train"] for phrase in all_phrases(line)
+        phrase
+        for table in tables
+        for topic in table.values()
+        for line in topic["train"]
+        for phrase in all_phrases(line)
     }
     assert not trained & heldout_questions()
 
 
 def test_pages_belong_to_one_split() -> None:
-    train, heldout = ({one.key.split()[0] for one in paragraphs(split)} for split in ("train", "heldout"))
+    train, heldout = ({paragraph.key.split()[0] for paragraph in paragraphs(split)} for split in ("train", "heldout"))
     assert train
     assert heldout
     assert not train & heldout
-    assert all("](" not in one.text for one in paragraphs("train"))
+    assert all("](" not in paragraph.text for paragraph in paragraphs("train"))
 
 
 def test_typos_and_synonyms() -> None:
@@ -105,17 +109,17 @@ def test_typos_and_synonyms() -> None:
 
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_searches_have_one_right_candidate(kind: str) -> None:
-    found = search(kind, 12, seed=3)
-    assert found == search(kind, 12, seed=3)
-    assert len(found.queries) == len(found.right)
-    assert len(found.queries) > 3
-    assert len(set(found.candidates)) > len(found.candidates) * 0.98
-    assert all(0 <= at < len(found.candidates) for at in found.right)
+    pairs = search(kind, 12, seed=3)
+    assert pairs == search(kind, 12, seed=3)
+    assert len(pairs.queries) == len(pairs.right)
+    assert len(pairs.queries) > 3
+    assert len(set(pairs.candidates)) > len(pairs.candidates) * 0.98
+    assert all(0 <= at < len(pairs.candidates) for at in pairs.right)
 
 
 def test_search_from_pairs_has_no_second_answer() -> None:
-    found = from_pairs(recall_question, Random(5), 15)
-    assert len(set(found.right)) == len(found.queries)
+    pairs = from_pairs(recall_question, Random(5), 15)
+    assert len(set(pairs.right)) == len(pairs.queries)
 
 
 def test_recall_of_bm25() -> None:

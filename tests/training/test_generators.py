@@ -107,13 +107,13 @@ def test_composed_sums_are_not_heldout_ones(section: str) -> None:
 
 
 def heldout_of(table: dict[str, Any]) -> set[str]:
-    found: set[str] = set()
+    phrases: set[str] = set()
     for name, value in table.items():
         if isinstance(value, dict):
-            found |= heldout_of(value)
+            phrases |= heldout_of(value)
         elif name == "heldout":
-            found |= phrasings(value)
-    return found
+            phrases |= phrasings(value)
+    return phrases
 
 
 def test_heldout_phrases_are_recognised() -> None:
@@ -176,12 +176,12 @@ def test_training_sums_are_not_held_out() -> None:
     rng = Random(1)
     for _ in range(300):
         conversation = make_conversation("arithmetic", rng)
-        found = re.match(r"(\d+)[+-](\d+):", conversation.think)
-        assert not found or not is_heldout(int(found[1]), int(found[2]))
+        match = re.match(r"(\d+)[+-](\d+):", conversation.think)
+        assert not match or not is_heldout(int(match[1]), int(match[2]))
 
 
 @pytest.mark.parametrize(
-    ("a", "b", "minus", "wanted"),
+    ("a", "b", "minus", "expected"),
     [
         (27, 58, False, "27+58: 7+8=15, 2+5+1=8 -> 85"),
         (4, 5, False, "4+5: 4+5=9 -> 9"),
@@ -190,8 +190,8 @@ def test_training_sums_are_not_held_out() -> None:
         (58, 51, True, "58-51: 8-1=7, 5-5=0 -> 7"),
     ],
 )
-def test_scratch_steps(a: int, b: int, minus: bool, wanted: str) -> None:
-    assert steps(a, b, minus) == wanted
+def test_scratch_steps(a: int, b: int, minus: bool, expected: str) -> None:
+    assert steps(a, b, minus) == expected
 
 
 def test_scratch_steps_are_correct() -> None:

@@ -68,10 +68,10 @@ def trainer(work: Path, recorded: Recordings) -> Trainer:
 def test_sentences_are_divided_by_their_text() -> None:
     rng = Random(3)
     for language in LANGUAGES:
-        kept = {split_sentence(rng, language, heldout=False).text for _ in range(400)}
+        texts = {split_sentence(rng, language, heldout=False).text for _ in range(400)}
         apart = {split_sentence(rng, language, heldout=True).text for _ in range(400)}
-        assert not {normalized(text) for text in kept} & {normalized(text) for text in apart}
-        assert not any("{" in text or "  " in text for text in kept | apart)
+        assert not {normalized(text) for text in texts} & {normalized(text) for text in apart}
+        assert not any("{" in text or "  " in text for text in texts | apart)
 
 
 def test_times_and_dates_are_written_in_figures_and_spoken_in_words() -> None:
@@ -169,16 +169,16 @@ def test_exported_folder_gives_the_same_logits(tmp_path: Path, recorded: Recordi
     made = trainer(tmp_path / "work", recorded)
     folder = tmp_path / "out"
     export(made.model, made.tokenizer, folder)
-    theirs = WhisperForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
-    ours = Hear(SHAPE, made.model.vocabulary, torch.float32)
-    ours.load_state_dict({name: weight.bfloat16().float() for name, weight in made.model.state_dict().items()})
+    reference = WhisperForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
+    model = Hear(SHAPE, made.model.vocabulary, torch.float32)
+    model.load_state_dict({name: weight.bfloat16().float() for name, weight in made.model.state_dict().items()})
     features = torch.randn(1, 2 * SHAPE.positions, SHAPE.mels)
     tokens = torch.tensor([[made.ids.start, made.ids.languages["de"], made.ids.transcribe, 5, 6, 7]])
     with torch.no_grad():
-        expected = theirs(input_features=features.transpose(1, 2), decoder_input_ids=tokens).logits
-        logits, _ = ours(features, tokens)
+        expected = reference(input_features=features.transpose(1, 2), decoder_input_ids=tokens).logits
+        logits, _ = model(features, tokens)
     assert torch.allclose(logits, expected, atol=1e-4)
-    speech = read_speech(folder, theirs.config).info
+    speech = read_speech(folder, reference.config).info
     assert (speech.languages, speech.window_seconds) == (made.ids.languages, 4.0)
     assert speech.timestamp_begin == made.ids.time(0)
     assert speech.translate_token is None
@@ -217,18 +217,22 @@ def test_heldout_utterances(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recordings, "speak", tone)
     clean = utterances(12, 1)
     noisy = with_noise(clean, 10, 1)
-    assert {one.noise for one in noisy} == set(KINDS)
-    for one, other in zip(clean, noisy, strict=True):
-        assert one.text == other.text
-        assert len(normalized(one.text).split()) >= 3
-        assert not np.array_equal(one.samples, other.samples)
+    assert {utterance.noise for utterance in noisy} == set(KINDS)
+    for utterance, other in zip(clean, noisy, strict=True):
+        assert utterance.text == other.text
+        assert len(normalized(utterance.text).split()) >= 3
+        assert not np.array_equal(utterance.samples, other.samples)
     with wave.open(io.BytesIO(noisy[0].wav())) as file:
         assert (file.getframerate(), file.getnframes()) == (SAMPLE_RATE, len(noisy[0].samples))
 
 
 def test_results_of_the_evaluation_have_their_date(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(recordings, "speak", tone)
-    monkeypatch.setattr(evaluate, "transcribe", lambda client, one: evaluate.Answer(one.text, one.language, one.speech))
+    monkeypatch.setattr(
+        evaluate,
+        "transcribe",
+        lambda client, utterance: evaluate.Answer(utterance.text, utterance.language, utterance.speech),
+    )
     evaluate.main(["--count", "6", "--json", str(tmp_path / "results.json")])
     written = json.loads((tmp_path / "results.json").read_text("utf-8"))
     assert written["date"] == date.today().isoformat()

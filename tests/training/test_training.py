@@ -60,8 +60,10 @@ def _after_lessons(work: Path, phase: Phase) -> float:
     assert made.teacher is not None
     batch = next(Batches(made.tokenizer, "other", {"arithmetic": 1.0}, 512).start_at(0))
     with torch.no_grad():
-        ours, theirs = (one.logits(one.hidden(batch.ids)).log_softmax(-1) for one in (made.model, made.teacher))
-    return float((theirs.exp() * (theirs - ours)).sum(-1)[batch.loss_mask.roll(-1)].mean())
+        actual, expected = (
+            model.logits(model.hidden(batch.ids)).log_softmax(-1) for model in (made.model, made.teacher)
+        )
+    return float((expected.exp() * (expected - actual)).sum(-1)[batch.loss_mask.roll(-1)].mean())
 
 
 def test_command_line_exports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,12 +80,12 @@ def test_command_line_exports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_same_logits_as_transformers(tmp_path: Path) -> None:
     made = trainer(tmp_path / "work")
     export(made.model, made.tokenizer, tmp_path / "out")
-    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
-    ours = Nano(made.model.shape, torch.float32)
-    ours.load_state_dict({name: weight.bfloat16().float() for name, weight in made.model.state_dict().items()})
+    reference = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
+    model = Nano(made.model.shape, torch.float32)
+    model.load_state_dict({name: weight.bfloat16().float() for name, weight in made.model.state_dict().items()})
     ids = torch.randint(0, made.tokenizer.get_vocab_size(), (2, 200))
     with torch.no_grad():
-        assert torch.allclose(ours.logits(ours.hidden(ids)), theirs(ids).logits, atol=1e-4)
+        assert torch.allclose(model.logits(model.hidden(ids)), reference(ids).logits, atol=1e-4)
 
 
 def test_shipped_model_is_small() -> None:

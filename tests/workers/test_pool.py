@@ -233,7 +233,8 @@ async def test_processes_ignore_signals_and_inherit_no_sockets() -> None:
 
 _SERVER = """
 import asyncio, sys
-from tests.workers.test_pool import LIMITS, WorkerPool, WorkerLimits
+from quire.workers.limits import WorkerLimits
+from quire.workers.pool import WorkerPool
 
 async def main():
     pool = WorkerPool("test", "tests.workers.jobs:factory", (), WorkerLimits(1 << 28, 100, 4 << 20), size=1)

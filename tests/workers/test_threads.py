@@ -47,11 +47,11 @@ async def test_a_job_that_nobody_waits_for_is_dropped() -> None:
     threads, order = FairThreads("test", size=1), list[str]()
     with busy(threads) as leave:
         await asyncio.sleep(0)
-        dropped, kept = (asyncio.ensure_future(threads.run(noted(order, name))) for name in ("dropped", "kept"))
+        dropped, finished = (asyncio.ensure_future(threads.run(noted(order, name))) for name in ("dropped", "kept"))
         await asyncio.sleep(0)
         dropped.cancel()
         leave.set()
-        await kept
+        await finished
     assert order == ["kept"]
     assert await threads.run(lambda: 5) == 5
     threads.close()

@@ -42,7 +42,7 @@ class Step:
 
 
 class Steps:
-    """Generates the pairs of each step and encodes them."""
+    """Generate the pairs of each step and encode them."""
 
     def __init__(self, tokenizer: Tokenizer, recipe: Recipe) -> None:
         self.tokenizer, self.recipe = tokenizer, recipe
@@ -72,7 +72,7 @@ class Steps:
         return pairs
 
     def _groups(self, texts: list[str], rng: Random) -> tuple[list[Group], Tensor]:
-        encoded = [one.ids for one in self.tokenizer.encode_batch(texts)]
+        encoded = [encoding.ids for encoding in self.tokenizer.encode_batch(texts)]
         by_length: dict[int, list[int]] = {}
         for at, ids in enumerate(encoded):
             by_length.setdefault(next(length for length in LENGTHS if len(ids) <= length), []).append(at)

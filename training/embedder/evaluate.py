@@ -21,18 +21,18 @@ OWN = "quire-nano-embed"
 
 def ranks(scores: torch.Tensor, right: list[int]) -> list[int]:
     """Return the rank of the right candidate for each query, from 1; of equal scores the first counts."""
-    found = []
+    places = []
     for row, at in zip(scores, right, strict=True):
         ahead = (row > row[at]).sum() + (row[:at] == row[at]).sum()
-        found.append(int(ahead) + 1)
-    return found
+        places.append(int(ahead) + 1)
+    return places
 
 
 def measure(retriever: Retriever, searched: Search) -> dict[str, float]:
     """Return recall@1 and recall@10 in percent."""
     started = time.monotonic()
-    found = ranks(retriever.scores(searched.queries, searched.candidates), searched.right)
-    return {f"recall@{top}": round(100 * sum(rank <= top for rank in found) / len(found), 1) for top in (1, 10)} | {
+    places = ranks(retriever.scores(searched.queries, searched.candidates), searched.right)
+    return {f"recall@{top}": round(100 * sum(rank <= top for rank in places) / len(places), 1) for top in (1, 10)} | {
         "seconds": round(time.monotonic() - started, 2)
     }
 
@@ -73,7 +73,7 @@ def main(arguments: list[str] | None = None) -> None:
     retrievers: dict[str, Retriever] = {OWN: Folder(chosen.folder)}
     retrievers |= {f"{size} dimensions": Folder(chosen.folder, size) for size in chosen.dimensions}
     retrievers["BM25"] = Bm25()
-    retrievers |= {one.partition("=")[0]: Folder(Path(one.partition("=")[2])) for one in chosen.beside}
+    retrievers |= {text.partition("=")[0]: Folder(Path(text.partition("=")[2])) for text in chosen.beside}
     results: dict[str, dict[str, Any]] = {}
     for kind in chosen.kinds:
         searched = search(kind, chosen.count, chosen.seed)
@@ -91,7 +91,7 @@ def _show_wrong(retriever: Retriever, searched: Search, count: int) -> None:
     if not count:
         return
     best = retriever.scores(searched.queries, searched.candidates).argmax(-1).tolist()
-    wrong = [at for at, found in enumerate(best) if found != searched.right[at]]
+    wrong = [at for at, place in enumerate(best) if place != searched.right[at]]
     for at in wrong[:count]:
         print(repr(searched.queries[at]))
         print(f"  found {searched.candidates[best[at]]!r}")

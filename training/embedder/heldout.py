@@ -108,9 +108,9 @@ def _topics(new: bool) -> Callable[[Random, int], Search]:
 
 def _docs(rng: Random, count: int) -> Search:
     """Return a search for the rest of a paragraph by one of its sentences, in pages that training does not use."""
-    found = from_pairs(docs_sentence, rng, min(count, len(paragraphs(SPLIT))))
-    others = [one.text for one in paragraphs("train")]
-    return Search(found.queries, [*found.candidates, *others], found.right)
+    pairs = from_pairs(docs_sentence, rng, min(count, len(paragraphs(SPLIT))))
+    others = [paragraph.text for paragraph in paragraphs("train")]
+    return Search(pairs.queries, [*pairs.candidates, *others], pairs.right)
 
 
 KINDS: dict[str, Callable[[Random, int], Search]] = {

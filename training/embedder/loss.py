@@ -17,13 +17,13 @@ def contrastive_loss(
     ``embeddings`` are those of the queries, then of their texts in the same order, then of wrong texts. ``allowed``
     (queries, texts) is false for texts that are not counted as wrong answers.
     """
-    own = torch.arange(queries)
+    rows = torch.arange(queries)
     total = torch.zeros(())
     for size in dimensions:
         cut = F.normalize(embeddings[:, :size], dim=-1)
         scores = (cut[:queries] @ cut[queries:].T / temperature).masked_fill(~allowed, NEVER)
         back = scores[:, :queries].T
-        total = total + 0.5 * (F.cross_entropy(scores, own) + F.cross_entropy(back, own))
+        total = total + 0.5 * (F.cross_entropy(scores, rows) + F.cross_entropy(back, rows))
     return total / len(dimensions)
 
 

@@ -92,9 +92,9 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor, shapes: list[torch.Size], biases: list[Tensor | None]) -> Tensor:
         """Apply attention and feed-forward to the tokens of groups of texts; ``biases`` are added to the scores."""
-        own = self.attention.self
-        weight = torch.cat([own.query.weight, own.key.weight, own.value.weight]).to(self.dtype)
-        added = torch.cat([own.query.bias, own.key.bias, own.value.bias]).to(self.dtype)
+        attention = self.attention.self
+        weight = torch.cat([attention.query.weight, attention.key.weight, attention.value.weight]).to(self.dtype)
+        added = torch.cat([attention.query.bias, attention.key.bias, attention.value.bias]).to(self.dtype)
         projected = F.linear(x.to(self.dtype), weight, added)
         parts = projected.split([shape.numel() for shape in shapes])
         attended = [self._attend(part, shape, bias) for part, shape, bias in zip(parts, shapes, biases, strict=True)]

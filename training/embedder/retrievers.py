@@ -43,7 +43,7 @@ class Folder:
     def embed(self, texts: list[str]) -> Tensor:
         """Return the embeddings of the texts."""
         order = sorted(range(len(texts)), key=lambda at: len(texts[at]))
-        found: dict[int, Tensor] = {}
+        embeddings: dict[int, Tensor] = {}
         for start in range(0, len(order), BATCH):
             places = order[start : start + BATCH]
             inputs = self.tokenizer(
@@ -56,8 +56,8 @@ class Folder:
             states = self.model(**inputs).last_hidden_state
             weights = inputs["attention_mask"].unsqueeze(-1).float()
             mean = (states * weights).sum(1) / weights.sum(1)
-            found.update(zip(places, F.normalize(mean[:, : self.dimensions], dim=-1), strict=True))
-        return torch.stack([found[at] for at in range(len(texts))])
+            embeddings.update(zip(places, F.normalize(mean[:, : self.dimensions], dim=-1), strict=True))
+        return torch.stack([embeddings[at] for at in range(len(texts))])
 
 
 class Bm25:
@@ -69,7 +69,7 @@ class Bm25:
         lengths = [sum(count.values()) for count in counts]
         mean = sum(lengths) / len(lengths)
         containing = Counter(word for count in counts for word in count)
-        rarity = {word: math.log(1 + (len(counts) - found + 0.5) / (found + 0.5)) for word, found in containing.items()}
+        rarity = {word: math.log(1 + (len(counts) - count + 0.5) / (count + 0.5)) for word, count in containing.items()}
         rows = []
         for query in queries:
             words = [word for word in _words(query) if word in rarity]

@@ -73,8 +73,8 @@ def table_rows(rng: Random) -> list[tuple[str, str]]:
     rows = []
     for _ in range(rng.randint(10, 24)):
         if rng.random() < COMPLETE_STEPS_RATE:
-            head, _, rest = steps(*draw_pair(rng, "train"), minus=rng.random() < 0.65).partition(":")
-            rows.append((f"{head}:", rest))
+            head, _, answer = steps(*draw_pair(rng, "train"), minus=rng.random() < 0.65).partition(":")
+            rows.append((f"{head}:", answer))
             continue
         a, b, carry = rng.randint(0, 9), rng.randint(0, 9), rng.random() < 0.3
         if rng.random() < 0.5:

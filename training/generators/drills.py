@@ -161,9 +161,9 @@ def _quiz_turn(rng: Random, values: Values, tools: list[Tool]) -> Turn:
 def _dictated_call(rng: Random, values: Values, tool: Tool) -> Turn:
     """Return a tool call for which the user names the tool and its arguments."""
     book = phrase_book("drills")["quiz"]
-    given = [p for p in tool.parameters if p.required or not tool.lists_required or rng.random() < 0.5]
-    arguments = {parameter.name: make_value(parameter, rng, values) for parameter in given}
+    parameters = [p for p in tool.parameters if p.required or not tool.lists_required or rng.random() < 0.5]
+    arguments = {parameter.name: make_value(parameter, rng, values) for parameter in parameters}
     call = {"name": tool.name, "arguments": arguments}
     listed = _as_text(arguments, rng, ordered=rng.random() < 0.7)
-    question = add_noise(rng.choice(book["call" if given else "bare"]), rng, suffix=False, end=False)
+    question = add_noise(rng.choice(book["call" if parameters else "bare"]), rng, suffix=False, end=False)
     return Turn("tool_call", fill(question, {"t": tool.name, "a": listed}), call=call, expect={"call": call})

@@ -192,7 +192,7 @@ def _add_context(pattern: str, rng: Random) -> str:
     """Occasionally add words before a name, before a city, or at the end that are not part of a value."""
     if rng.random() < 0.08:
         pattern = CITY_AFTER_PREPOSITION.sub(
-            lambda found: f"{found[1]} {rng.choice(DESCRIBED_CITIES)}", pattern, count=1
+            lambda match: f"{match[1]} {rng.choice(DESCRIBED_CITIES)}", pattern, count=1
         )
     if pattern.startswith("{name}") and rng.random() < 0.3:
         pattern = f"{part('sentences', 'opening', rng)}, {pattern}"
@@ -205,9 +205,9 @@ def _fill_each(pattern: str, shown: dict[str, str], rng: Random, values: Values)
     """Fill the slots: slots of the person always with the same value, every other slot with a new value."""
     pieces = []
     for piece in pattern.split("{"):
-        slot, found, rest = piece.partition("}")
-        if found and slots_of("{" + slot + "}"):
-            pieces.append((shown[slot] if slot in shown else _other_value(slot, rng, values)) + rest)
+        slot, closed, text = piece.partition("}")
+        if closed and slots_of("{" + slot + "}"):
+            pieces.append((shown[slot] if slot in shown else _other_value(slot, rng, values)) + text)
         else:
             pieces.append(("{" if pieces else "") + piece)
     return "".join(pieces)

@@ -24,7 +24,7 @@ def expand(book: str, pattern: str, rng: Random) -> str:
     text = draw(pattern, rng)
     if "<" not in text:
         return text
-    return PART.sub(lambda found: part(book, found[1], rng) if found[1] in table else found[0], text)
+    return PART.sub(lambda match: part(book, match[1], rng) if match[1] in table else match[0], text)
 
 
 @cache

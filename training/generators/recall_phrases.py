@@ -51,35 +51,35 @@ def training_key(rng: Random, values: Values, people: list[str], main_weights: d
 def similar_key(key: str, rng: Random, values: Values, people: list[str]) -> str:
     """Draw the key of a similar fact: of another person or thing, or another fact of the same kind."""
     book, more = phrase_book("recall"), phrase_book("recall_more")
-    group, _, rest = key.partition(".")
+    group, _, subkey = key.partition(".")
     if group in ("others", "people"):
-        name, _, person = rest.partition(".")
+        name, _, person = subkey.partition(".")
         if rng.random() < 0.5:
             return f"{group}.{name}.{rng.choice(people)}"
         group = rng.choice(("others", "people"))
         return f"{group}.{rng.choice(list((book if group == 'others' else more)[group]))}.{person}"
     if group == "things":
-        attr, _, noun = rest.partition(" ")
+        attr, _, noun = subkey.partition(" ")
         other = str(values.draw("noun", rng))
         return f"things.{attr} {other}" if rng.random() < 0.5 else f"things.{rng.choice(list(more['attrs']))} {noun}"
     if group == "kinds":
-        noun = rest.partition(" ")[2]
+        noun = subkey.partition(" ")[2]
         return f"kinds.{rng.choice(more['lists']['kinds_of'])} {noun}"
     table = (book if group in book else more)[group]
-    same_kind = [name for name, kind in table.items() if kind == table[rest]] if group != "attributes" else []
+    same_kind = [name for name, kind in table.items() if kind == table[subkey]] if group != "attributes" else []
     return f"{group}.{rng.choice(same_kind if len(same_kind) > 1 and rng.random() < 0.6 else list(table))}"
 
 
 def training_table(key: str) -> tuple[dict[str, Any], str, dict[str, str]]:
     """Return phrases, kind of value and slots of a fact that only training uses."""
     book, more = phrase_book("recall"), phrase_book("recall_more")
-    group, _, rest = key.partition(".")
+    group, _, subkey = key.partition(".")
     if group == "things":
-        attr, _, noun = rest.partition(" ")
+        attr, _, noun = subkey.partition(" ")
         return more["thing_phrases"], more["attrs"][attr], {"attr": attr, "noun": noun}
     if group == "kinds":
-        return book["belonging_phrases"], book["belongings"][rest.partition(" ")[2]], {"noun": rest}
-    name, _, person = rest.partition(".")
+        return book["belonging_phrases"], book["belongings"][subkey.partition(" ")[2]], {"noun": subkey}
+    name, _, person = subkey.partition(".")
     return more[group][name], more[group][name]["values"], {"p": person}
 
 

@@ -52,9 +52,9 @@ def make_record(rng: Random, values: Values, about: str | None = None) -> Record
     return person_record(rng, values) if about == PERSON else thing_record(rng, values, about)
 
 
-def person_record(rng: Random, values: Values, wanted: tuple[str, ...] = (), base: tuple[str, ...] = ()) -> Record:
-    """Return a text about a person. ``wanted``: facts to add; ``base``: facts that its first sentence has."""
-    if values.split == "train" and not wanted and rng.random() < COMPOSED_RATE:
+def person_record(rng: Random, values: Values, added: tuple[str, ...] = (), base: tuple[str, ...] = ()) -> Record:
+    """Return a text about a person. ``added``: facts to add; ``base``: facts that its first sentence has."""
+    if values.split == "train" and not added and rng.random() < COMPOSED_RATE:
         text, person = composed_text(rng.choice(COMPOSED_SECTIONS), rng, values)
         facts = {key: value for key, value in person.items() if value is not None}
         additions: tuple[str, ...] = SAFE_ADDITIONS
@@ -64,7 +64,7 @@ def person_record(rng: Random, values: Values, wanted: tuple[str, ...] = (), bas
         additions = (*book["more"], *book["yes"])
     text = text if text[-1:] in '.!?"' else text + "."
     person_of = "I" if FIRST_PERSON.search(text) else "she" if FEMALE.search(text) else rng.choice(("he", "she"))
-    chosen = list(wanted) or rng.sample(additions, rng.choice((0, 0, 1, 1, 2, 3)))
+    chosen = list(added) or rng.sample(additions, rng.choice((0, 0, 1, 1, 2, 3)))
     for field in chosen:
         if CLASHES.get(field) not in facts:
             sentence, facts[field] = _addition(field, person_of, rng, values)
@@ -88,9 +88,9 @@ def thing_record(rng: Random, values: Values, about: str) -> Record:
     return Record(about, text if pattern.startswith("{") else text[:1].upper() + text[1:], with_parts_of_name(facts))
 
 
-def _base(rng: Random, values: Values, wanted: tuple[str, ...]) -> tuple[str, dict[str, Any]]:
+def _base(rng: Random, values: Values, needed: tuple[str, ...]) -> tuple[str, dict[str, Any]]:
     patterns = phrase_book(BOOK)["base"][values.split]
-    pattern = rng.choice([one for one in patterns if {"name", *wanted} <= set(slots_of(one))])
+    pattern = rng.choice([pattern for pattern in patterns if {"name", *needed} <= set(slots_of(pattern))])
     facts: dict[str, Any] = {}
     text = _filled(draw(pattern, rng), facts, rng, values)
     for filler in ("food", "month", "weekday"):
@@ -109,7 +109,7 @@ def _addition(field: str, person: str, rng: Random, values: Values) -> tuple[str
         table = book["more"][field]
     facts: dict[str, Any] = {}
     pattern = draw(rng.choice(table[values.split]), rng)
-    pattern = INFLECTION.sub(lambda found: PERSONS[person].get(found[1], found[0]), pattern)
+    pattern = INFLECTION.sub(lambda match: PERSONS[person].get(match[1], match[0]), pattern)
     text = _filled(pattern, facts, rng, values)
     text = text if pattern.startswith("{") else text[:1].upper() + text[1:]
     return text, facts[field] if value is None else value
@@ -117,7 +117,7 @@ def _addition(field: str, person: str, rng: Random, values: Values) -> tuple[str
 
 def _filled(pattern: str, facts: dict[str, Any], rng: Random, values: Values) -> str:
     """Fill the slots of a text and add their values to the facts."""
-    return SLOT.sub(lambda found: _shown(found[1], facts, rng, values), pattern)
+    return SLOT.sub(lambda match: _shown(match[1], facts, rng, values), pattern)
 
 
 def _shown(slot: str, facts: dict[str, Any], rng: Random, values: Values) -> str:
@@ -143,12 +143,12 @@ def _shown(slot: str, facts: dict[str, Any], rng: Random, values: Values) -> str
 
 
 def _several(kind: str, rng: Random, values: Values) -> list[str]:
-    found: list[str] = []
-    while len(found) < 2 or (len(found) < 4 and rng.random() < 0.35):
-        one = str(values.draw(kind, rng))
-        if one not in found:
-            found.append(one)
-    return found
+    options: list[str] = []
+    while len(options) < 2 or (len(options) < 4 and rng.random() < 0.35):
+        value = str(values.draw(kind, rng))
+        if value not in options:
+            options.append(value)
+    return options
 
 
 def _listed(names: list[str], rng: Random) -> str:

@@ -66,7 +66,7 @@ def schema_turn(rng: Random, values: Values) -> Turn:
     """Return a text with a request for structured output, and the answer of a random schema."""
     while True:
         fields, records = _fields_and_records(rng, values)
-        keys = tuple(one.key for one in fields)
+        keys = tuple(field.key for field in fields)
         if keys and len(set(keys)) == len(keys) and keys not in HELDOUT_KEYS:
             break
     shape = _shape(fields, len(records), rng)
@@ -153,10 +153,10 @@ def _shape(fields: list[Field], count: int, rng: Random) -> dict[str, Any]:
 def _group(shape: dict[str, Any], rng: Random) -> None:
     """Move some of the fields to a nested object."""
     for name in rng.sample(list(GROUPS), len(GROUPS)):
-        inside = [one for one in shape["fields"] if one.fact in GROUPS[name]]
-        outside = [one for one in shape["fields"] if one.fact not in GROUPS[name]]
+        inside = [field for field in shape["fields"] if field.fact in GROUPS[name]]
+        outside = [field for field in shape["fields"] if field.fact not in GROUPS[name]]
         key = rng.choice(phrase_book(BOOK)["groups"][name])
-        if inside and outside and key not in {one.key for one in outside}:
+        if inside and outside and key not in {field.key for field in outside}:
             nested = (key, {"title": key.replace("_", " ").title().replace(" ", ""), "fields": inside})
             outside.insert(rng.randint(0, len(outside)), nested)
             shape["fields"] = outside
@@ -176,25 +176,25 @@ def _write(shape: dict[str, Any], records: list[dict[str, Any]], out: Written) -
         out.add("]")
         return
     out.add("{")
-    for at, one in enumerate(shape["fields"]):
+    for at, part in enumerate(shape["fields"]):
         out.add(", " if at else "")
-        key = one.key if isinstance(one, Field) else one[0]
+        key = part.key if isinstance(part, Field) else part[0]
         out.add('"')
         out.add(key, given=True)
-        if isinstance(one, Field):
-            _write_value(one, records[0], out)
+        if isinstance(part, Field):
+            _write_value(part, records[0], out)
         else:
             out.add('": ')
-            _write(one[1], records, out)
+            _write(part[1], records, out)
     out.add("}")
 
 
-def _write_value(one: Field, facts: dict[str, Any], out: Written) -> None:
-    value = facts.get(one.fact)
-    if value is None and not one.nullable:
-        out.add('": ' + ('"' if one.kind == "string" else ""), given=True)
-        out.add(json.dumps(EMPTY[one.kind]).removeprefix('"' if one.kind == "string" else ""))
-    elif one.kind == "string" and value is not None and not isinstance(value, str):
+def _write_value(leaf: Field, facts: dict[str, Any], out: Written) -> None:
+    value = facts.get(leaf.fact)
+    if value is None and not leaf.nullable:
+        out.add('": ' + ('"' if leaf.kind == "string" else ""), given=True)
+        out.add(json.dumps(EMPTY[leaf.kind]).removeprefix('"' if leaf.kind == "string" else ""))
+    elif leaf.kind == "string" and value is not None and not isinstance(value, str):
         out.add('": "', given=True)
         out.add(f'{value}"')
     else:
@@ -241,8 +241,8 @@ def _all_keys(shape: dict[str, Any]) -> list[str]:
     if "items" in shape:
         return _all_keys(shape["items"])
     keys: list[str] = []
-    for one in shape["fields"]:
-        keys += [one.key] if isinstance(one, Field) else [one[0], *_all_keys(one[1])]
+    for part in shape["fields"]:
+        keys += [part.key] if isinstance(part, Field) else [part[0], *_all_keys(part[1])]
     return keys
 
 
@@ -263,13 +263,13 @@ def _schema(
     if "items" in shape:
         return {"items": _schema(shape["items"], definitions, strict, described), "type": "array"}
     properties: dict[str, Any] = {}
-    for one in shape["fields"]:
-        if isinstance(one, Field):
-            properties[one.key] = _property(one, described)
+    for part in shape["fields"]:
+        if isinstance(part, Field):
+            properties[part.key] = _property(part, described)
         else:
-            inner = _schema(one[1], definitions, strict, described)
-            title = {"title": one[0].replace("_", " ").title()} if "items" in one[1] else {}
-            properties[one[0]] = {**inner, **title}
+            inner = _schema(part[1], definitions, strict, described)
+            title = {"title": part[0].replace("_", " ").title()} if "items" in part[1] else {}
+            properties[part[0]] = {**inner, **title}
     schema: dict[str, Any] = {"properties": properties, "required": list(properties), "title": shape["title"],
                               "type": "object"}  # fmt: skip
     if strict:
@@ -280,14 +280,14 @@ def _schema(
     return {"$ref": f"#/$defs/{shape['title']}"}
 
 
-def _property(one: Field, described: bool) -> dict[str, Any]:
-    title = one.key.replace("_", " ").title()
-    kind: dict[str, Any] = {"type": one.kind}
-    if one.kind == "array":
+def _property(leaf: Field, described: bool) -> dict[str, Any]:
+    title = leaf.key.replace("_", " ").title()
+    kind: dict[str, Any] = {"type": leaf.kind}
+    if leaf.kind == "array":
         kind = {"items": {"type": "string"}, "type": "array"}
-    if one.fact in ENUMS:
-        kind = {"enum": list(ENUMS[one.fact]), "type": "string"}
-    if one.nullable:
+    if leaf.fact in ENUMS:
+        kind = {"enum": list(ENUMS[leaf.fact]), "type": "string"}
+    if leaf.nullable:
         kind = {"anyOf": [kind, {"type": "null"}]}
-    about = {"description": f"the {one.fact.replace('_', ' ')}"} if described else {}
+    about = {"description": f"the {leaf.fact.replace('_', ' ')}"} if described else {}
     return {**about, **kind, "title": title}

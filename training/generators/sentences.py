@@ -39,10 +39,10 @@ def field_list(keys: set[str], rng: Random) -> str:
             order.insert(rng.randrange(len(order) + 1), "age")
         head = part(BOOK, "heading", rng) + ": " if rng.random() < 0.4 else ""
         return head + raw_part("dash", rng).join(f"{{{key}}}" for key in order)
-    given = rng.sample(sorted(keys), len(keys))
+    shuffled = rng.sample(sorted(keys), len(keys))
     labels = {key: part(BOOK, f"label_{key}", rng) for key in KEYS}
     equals = raw_part("equals", rng)
-    fields = [labels[key] + equals + f"{{{key}}}" for key in given]
+    fields = [labels[key] + equals + f"{{{key}}}" for key in shuffled]
     fields += [labels[key] + equals + part(BOOK, "unknown", rng) for key in KEYS if key not in keys]
     if len(keys) < len(KEYS) and rng.random() < 0.5:
         fields = fields[: len(keys)]
@@ -61,7 +61,7 @@ def raw_part(name: str, rng: Random) -> str:
 
 
 class Writer:
-    """Writes one text about one person: "she", "he", or "I" for the speaker."""
+    """Write one text about one person: "she", "he", or "I" for the speaker."""
 
     def __init__(self, person: str, rng: Random) -> None:
         self.person, self.rng = person, rng
@@ -205,10 +205,12 @@ class Writer:
         if noun is not None:
             pronoun = noun == "{he}"
             bare = noun.rstrip(",")
-            own = "{his}" if pronoun else "{name}'s" if noun.endswith((",", ")", "]", "-")) else f"{noun}'s"
-            text = text.replace("{nps}", own).replace("{npo}", "{him}" if pronoun else noun).replace("{np}", noun)
+            possessive = "{his}" if pronoun else "{name}'s" if noun.endswith((",", ")", "]", "-")) else f"{noun}'s"
+            text = (
+                text.replace("{nps}", possessive).replace("{npo}", "{him}" if pronoun else noun).replace("{np}", noun)
+            )
             text = re.sub(re.escape(bare) + r",(?=$|[.;:])", lambda _: bare, text)
-        return INFLECTION.sub(lambda found: forms.get(found[1], found[0]), text)
+        return INFLECTION.sub(lambda match: forms.get(match[1], match[0]), text)
 
     def _finish(self, text: str, noun: str | None) -> str:
         """Fill in pronouns and verb endings, and clean up punctuation; without a full stop."""

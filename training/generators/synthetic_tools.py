@@ -86,11 +86,11 @@ def make_family(values: Values, rng: Random, count: int) -> list[Tool]:
     ]
 
 
-def _ambiguous(one: Subject, other: Subject, by_verb: bool) -> bool:
+def _ambiguous(subject: Subject, other: Subject, by_verb: bool) -> bool:
     """Whether a request could mean either of two subjects."""
     if by_verb:
-        return bool({one.verb, *one.synonyms} & {other.verb, *other.synonyms})
-    return bool(set(one.object_name.split()) & set(other.object_name.split()))
+        return bool({subject.verb, *subject.synonyms} & {other.verb, *other.synonyms})
+    return bool(set(subject.object_name.split()) & set(other.object_name.split()))
 
 
 def _subject(values: Values, rng: Random, gibberish: bool | None = None) -> Subject:
@@ -228,11 +228,11 @@ def _add_pair(parameters: list[Parameter], request_parts: list[RequestPart], val
 def _ask(subject: Subject, request_parts: list[RequestPart], rng: Random) -> str:
     frames = tool_names.vocabulary()["frames"]
     head = next((part.text for part in request_parts if part.is_object), None)
-    rest = [part for part in request_parts if not part.is_object]
+    others = [part for part in request_parts if not part.is_object]
     if rng.random() < 0.4:
-        rng.shuffle(rest)
-    later = [part.own_sentence for part in rest if part.own_sentence and rng.random() < 0.15]
-    inside = " ".join(part.text for part in rest if part.own_sentence not in later).replace(" ,", ",")
+        rng.shuffle(others)
+    later = [part.own_sentence for part in others if part.own_sentence and rng.random() < 0.15]
+    inside = " ".join(part.text for part in others if part.own_sentence not in later).replace(" ,", ",")
     object_name = head or rng.choice(ARTICLES) + subject.object_name
     if head and not inside and rng.random() < 0.6:
         kinds, object_name, inside = ["value"], "", head

@@ -100,8 +100,8 @@ def _blocks(name: str) -> list[dict[str, list[str]]]:
     for block in re.split(r"\n\s*\n", re.sub(r"^#.*\n", "", text, flags=re.MULTILINE).strip()):
         fields: dict[str, list[str]] = {"name": [], "about": [], "arg": [], "gives": [], "ask": []}
         for line in block.splitlines():
-            word, _, rest = line.partition(" ")
-            fields[word].append(rest.strip())
+            word, _, text_after = line.partition(" ")
+            fields[word].append(text_after.strip())
         blocks.append(fields)
     return blocks
 

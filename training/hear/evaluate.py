@@ -37,13 +37,13 @@ class Answer:
 
 def word_errors(right: str, heard: str) -> tuple[int, int]:
     """Substituted, missing and additional words, and the number of right words."""
-    wanted, given = normalized(right).split(), normalized(heard).split()
-    row = list(range(len(given) + 1))
-    for at, word in enumerate(wanted, 1):
+    right_words, heard_words = normalized(right).split(), normalized(heard).split()
+    row = list(range(len(heard_words) + 1))
+    for at, word in enumerate(right_words, 1):
         before, row[0] = row[0], at
-        for column, other in enumerate(given, 1):
+        for column, other in enumerate(heard_words, 1):
             before, row[column] = row[column], min(row[column] + 1, row[column - 1] + 1, before + (word != other))
-    return row[-1], len(wanted)
+    return row[-1], len(right_words)
 
 
 def transcribe(client: httpx.Client, utterance: Utterance) -> Answer:
@@ -59,11 +59,11 @@ def transcribe(client: httpx.Client, utterance: Utterance) -> Answer:
 
 def figures(pairs: Sequence[tuple[Utterance, Answer]]) -> dict[str, Any]:
     """Word error rate and right languages in percent, and the mean error of start and end in milliseconds."""
-    errors = [word_errors(one.text, answer.text) for one, answer in pairs]
-    right = sum(one.language == answer.language for one, answer in pairs)
+    errors = [word_errors(utterance.text, answer.text) for utterance, answer in pairs]
+    right = sum(utterance.language == answer.language for utterance, answer in pairs)
     gaps = [
-        abs(wanted - given) for one, answer in pairs if answer.times
-        for wanted, given in zip(one.speech, answer.times, strict=True)
+        abs(spoken - heard) for utterance, answer in pairs if answer.times
+        for spoken, heard in zip(utterance.speech, answer.times, strict=True)
     ]  # fmt: skip
     return {
         "utterances": len(pairs),
@@ -77,7 +77,7 @@ def groups(pairs: Sequence[tuple[Utterance, Answer]]) -> dict[str, Any]:
     """The figures of all, and by language, kind and noise."""
     result = figures(pairs)
     for name in ("language", "kind", "noise"):
-        values = sorted({getattr(one, name) for one, _ in pairs})
+        values = sorted({getattr(utterance, name) for utterance, _ in pairs})
         if len(values) > 1:
             result[f"by_{name}"] = {
                 value: figures([pair for pair in pairs if getattr(pair[0], name) == value]) for value in values
@@ -99,7 +99,7 @@ def main(arguments: list[str] | None = None) -> None:
     results: dict[str, Any] = {}
     with httpx.Client(base_url=chosen.url, timeout=_TIMEOUT) as client, ThreadPoolExecutor(4) as pool:
         for name, spoken in sets.items():
-            answers = list(pool.map(lambda one: transcribe(client, one), spoken))
+            answers = list(pool.map(lambda utterance: transcribe(client, utterance), spoken))
             pairs = list(zip(spoken, answers, strict=True))
             results[name] = groups(pairs)
             print(name, json.dumps(results[name], indent=1))
@@ -111,11 +111,12 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _show_wrong(pairs: Sequence[tuple[Utterance, Answer]], count: int) -> None:
     wrong = [
-        (one, answer) for one, answer in pairs
-        if one.language != answer.language or word_errors(one.text, answer.text)[0]
+        (utterance, answer) for utterance, answer in pairs
+        if utterance.language != answer.language or word_errors(utterance.text, answer.text)[0]
     ]  # fmt: skip
-    for one, answer in wrong[:count]:
-        print(f"{one.voice} {one.noise}\n  {one.language} {one.text!r}\n  {answer.language} {answer.text!r}")
+    for utterance, answer in wrong[:count]:
+        print(f"{utterance.voice} {utterance.noise}")
+        print(f"  {utterance.language} {utterance.text!r}\n  {answer.language} {answer.text!r}")
 
 
 if __name__ == "__main__":

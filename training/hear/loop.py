@@ -164,7 +164,7 @@ class Meter:
     def take(self) -> dict[str, float]:
         """Return the means, and seconds of audio per second of the clock and of CPU time; and reset."""
         result = {
-            name: round(sum(one[name] for one in self.figures) / len(self.figures), 4) for name in self.figures[0]
+            name: round(sum(figure[name] for figure in self.figures) / len(self.figures), 4) for name in self.figures[0]
         }
         result["audio_per_second"] = round(self.seconds / (time.monotonic() - self.started), 1)
         result["audio_per_cpu_second"] = round(self.seconds / (time.process_time() - self.cpu_started), 1)

@@ -103,10 +103,10 @@ class Recordings:
 
 
 def _write(samples: Path, facts: Path, recordings: Sequence[Recording]) -> None:
-    ends = np.cumsum([len(one.samples) for one in recordings]).tolist()
+    ends = np.cumsum([len(recording.samples) for recording in recordings]).tolist()
     entries = [
-        (one.language, one.kind, one.text, one.voice, end - len(one.samples), end)
-        for one, end in zip(recordings, ends, strict=True)
+        (recording.language, recording.kind, recording.text, recording.voice, end - len(recording.samples), end)
+        for recording, end in zip(recordings, ends, strict=True)
     ]
-    np.save(samples, np.concatenate([one.samples for one in recordings]))
+    np.save(samples, np.concatenate([recording.samples for recording in recordings]))
     facts.write_text(json.dumps(entries, ensure_ascii=False), encoding="utf-8")

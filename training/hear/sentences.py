@@ -190,10 +190,10 @@ def _year(rng: Random, language: str) -> tuple[str, str]:
     year = rng.randrange(1700, 2000) if rng.random() < 0.7 else rng.randrange(2000, 2040)
     if year >= 2000 or year % 100 == 0:
         return str(year), str(year)
-    century, rest = divmod(year, 100)
+    century, year_of_century = divmod(year, 100)
     if language == "de":
-        return str(year), f"{century}hundert {rest}"
-    return str(year), f"{century} {rest}" if rest > 9 else f"{century} oh {rest}"
+        return str(year), f"{century}hundert {year_of_century}"
+    return str(year), f"{century} {year_of_century}" if year_of_century > 9 else f"{century} oh {year_of_century}"
 
 
 _VALUES: dict[str, Callable[[Random, str], tuple[str, str]]] = {

@@ -65,10 +65,10 @@ class Ids:
 
     def of(self, token: str) -> int:
         """The id of a special token."""
-        found: int | None = self._tokenizer.token_to_id(token)
-        if found is None:
+        token_id: int | None = self._tokenizer.token_to_id(token)
+        if token_id is None:
             raise ValueError(f"the tokenizer has no token {token}")
-        return found
+        return token_id
 
     def text(self, text: str) -> list[int]:
         """The tokens of a text, with a leading space as whisper writes them."""

@@ -56,7 +56,7 @@ class Step:
 
 
 class Steps:
-    """Makes the steps; each depends on the recipe and its number only."""
+    """Make the steps; each depends on the recipe and its number only."""
 
     def __init__(self, recordings: Recordings, ids: Ids, recipe: Recipe) -> None:
         self._recordings, self._ids, self._recipe = recordings, ids, recipe

@@ -315,7 +315,7 @@ def error_event(error: ApiError) -> bytes:
 
 
 class MessageStreamWriter(EventWriter[bytes]):
-    """Writes the events of one streamed message: its content blocks one after the other."""
+    """Write the events of one streamed message: its content blocks one after the other."""
 
     def __init__(self, message: MessagesResponse, *, thinking: bool) -> None:
         """Make a writer.

@@ -11,8 +11,8 @@ from quire.engine.client.protocol import AudioItem
 from quire.multimodal.audio.decode import AudioError, DecodedAudio
 from quire.multimodal.audio.features import SAMPLE_RATE
 from quire.multimodal.audio.items import audio_items, feature_bytes, longest_audio, token_count, working_bytes
-from quire.multimodal.audio.memory import Reservation
 from quire.multimodal.audio.reader import AudioFile, AudioUse
+from quire.multimodal.memory import Reservation
 from quire.serving.models import AudioInput
 from quire.workers.tenant import current_tenant
 

@@ -39,7 +39,7 @@ class ChatChunkFields:
 
 
 class ChatChunkWriter:
-    """Writes the chunks of one choice: first its role, then its deltas, then its finish reason.
+    """Write the chunks of one choice: first its role, then its deltas, then its finish reason.
 
     Attributes:
         started: the role has been written.

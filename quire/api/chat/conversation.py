@@ -11,6 +11,7 @@ from quire.protocol.chat import ChatRequest, Message
 from quire.protocol.errors import InvalidRequest
 from quire.protocol.models import TokenizeRequest
 from quire.protocol.pooling.requests import ChatInput
+from quire.rendering.picture_texts import PictureTexts
 from quire.rendering.prompts import EFFORT, NO_EFFORT, THINKING_SWITCHES, Conversation, RenderedChat
 
 WithMessages = ChatRequest | TokenizeRequest | ChatInput
@@ -48,13 +49,16 @@ def _unread_message_fields(messages: Sequence[Message], rendered: RenderedChat) 
     return list(unread.values())
 
 
-def conversation_of(body: WithMessages, *, trusted: bool, media: Mapping[str, str] | None = None) -> Conversation:
+def conversation_of(
+    body: WithMessages, *, trusted: bool, media: Mapping[str, str] | None = None, pictures: PictureTexts | None = None
+) -> Conversation:
     """The input of the chat template.
 
     Args:
         body: the request.
         trusted: whether requests may bring their own template.
         media: texts that stand for media, by the types of media in the messages; see `Conversation`.
+        pictures: the pictures in the messages.
 
     Raises:
         InvalidRequest: the request brings a template without being trusted, or a tool call is malformed.
@@ -77,6 +81,7 @@ def conversation_of(body: WithMessages, *, trusted: bool, media: Mapping[str, st
         template=body.chat_template,
         variables=variables,
         media=media or {},
+        pictures=pictures,
     )
 
 

@@ -13,13 +13,17 @@ from quire.api.chat.media_inputs import MediaInputs
 from quire.api.chat.media_parts import MediaPart, PartParser, PartPlace, media_places
 from quire.engine.client.audio import AudioInfo
 from quire.engine.client.pictures import PictureInfo
+from quire.multimodal.audio.items import audio_placeholders
 from quire.multimodal.audio.reader import AudioFile
 from quire.multimodal.picture_settings import MEDIA_IO, PROCESSOR, background_color, with_settings
+from quire.multimodal.pictures.placement import picture_placeholders
 from quire.multimodal.pictures.reader import PictureFile, RequestPicture
+from quire.multimodal.placement import Placeholders
 from quire.multimodal.sources import MediaFile, SentBefore
 from quire.protocol.chat import Message
 from quire.protocol.errors import InvalidRequest
 from quire.rendering.messages import AUDIO_PART, IMAGE_PART
+from quire.rendering.picture_texts import PictureTexts
 from quire.serving.models import ServedModel, ServerState
 from quire.workers.tenant import current_tenant
 
@@ -69,10 +73,28 @@ class ChatMedia:
     unused_fields: Sequence[str] = ()
 
     @property
-    def placeholders(self) -> dict[str, str]:
+    def placeholder_texts(self) -> dict[str, str]:
         """Texts that stand for the media in messages that are texts; see `Conversation.media`."""
         texts = {} if self.audio is None else {"audio": self.audio.info.placeholder_text}
         return texts if self.pictures is None else {**texts, "image": self.pictures.info.placeholder_text}
+
+    @property
+    def picture_texts(self) -> PictureTexts | None:
+        """What stands for the pictures in the rendered chat; None if there are none."""
+        if self.pictures is None:
+            return None
+        layouts = [picture.layout.text for picture in self.pictures.pictures]
+        return PictureTexts(self.pictures.info.placeholder_text, layouts)
+
+    @property
+    def placeholders(self) -> list[Placeholders]:
+        """The placeholder tokens in the tokenized chat."""
+        kinds = []
+        if self.audio is not None:
+            kinds.append(audio_placeholders(self.audio.pieces, self.audio.info))
+        if self.pictures is not None:
+            kinds.append(picture_placeholders(self.pictures.pictures, self.pictures.info))
+        return kinds
 
 
 async def take_media(
@@ -106,8 +128,8 @@ async def take_media(
     _check_counts(places, state)
     parser = PartParser(state.media)
     parts = [parser.parse(place) for place in places]
-    with ExitStack() as stack:
-        files = MediaFiles(state.audio_memory, stack)
+    with ExitStack() as stack, model.client.observers.preprocessing():
+        files = MediaFiles(state.media_memory, stack)
         read = await files.read_all(parts)
         contents = await DocumentContents(reads, state, files).of_parts(parts, read)
         _replace(parts, contents)

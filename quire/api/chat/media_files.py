@@ -9,9 +9,9 @@ from tempfile import SpooledTemporaryFile
 
 from quire.api.chat.media_inputs import MediaInputs
 from quire.api.chat.media_parts import MediaPart
-from quire.multimodal.audio.memory import AudioMemory, Reservation
 from quire.multimodal.documents import DocumentReader, Page, recognized, text_of
 from quire.multimodal.errors import PromptError
+from quire.multimodal.memory import MediaMemory, Reservation
 from quire.multimodal.sources import MediaFile, SentBefore
 from quire.serving.models import ServerState
 from quire.workers.tenant import current_tenant
@@ -26,7 +26,7 @@ MediaContent = str | MediaFile | SentBefore  # a text, or what becomes items
 class MediaFiles:
     """Files with the contents of a chat's parts, until a context ends. Large ones are on disk."""
 
-    def __init__(self, memory: AudioMemory, stack: ExitStack) -> None:
+    def __init__(self, memory: MediaMemory, stack: ExitStack) -> None:
         """Keep files until `stack` ends. `memory`: for contents while they are read."""
         self._memory = memory
         self._stack = stack
@@ -54,7 +54,7 @@ class MediaFiles:
         return MediaFile(file, where)
 
     async def reserve(self, size: int, where: str) -> Reservation:
-        """Reserve memory; see `AudioMemory.reserve`. `where`: the part, for the error if it can never fit."""
+        """Reserve memory; see `MediaMemory.reserve`. `where`: the part, for the error if it can never fit."""
         try:
             return await self._memory.reserve(size, current_tenant())
         except PromptError as error:

@@ -12,8 +12,8 @@ from quire.api.chat.media import MediaSettings, take_media
 from quire.api.chat.media_parts import media_places
 from quire.engine.client.protocol import AudioItem, MediaItem, PictureItem
 from quire.engine.client.stream import GenerateRequest
-from quire.multimodal.audio.items import place_audio
 from quire.multimodal.picture_settings import MEDIA_IO, PROCESSOR
+from quire.multimodal.placement import place_items
 from quire.parsing.answer import AnswerFormat, ReasoningCounter
 from quire.parsing.logprobs import LogprobFormatter
 from quire.parsing.structured.constraint import checked_grammar
@@ -113,12 +113,17 @@ async def render_chat(
     """
     settings = MediaSettings(*(getattr(body, name, None) or {} for name in (PROCESSOR, MEDIA_IO)))
     media = await take_media(body.messages or (), settings, model, state, sequences)
-    conversation = conversation_of(body, trusted=state.trust_request_chat_template, media=media.placeholders)
+    conversation = conversation_of(
+        body,
+        trusted=state.trust_request_chat_template,
+        media=media.placeholder_texts,
+        pictures=media.picture_texts,
+    )
     rendered = await model.renderer.chat(conversation, max_tokens=max_tokens, tenant=current_tenant())
     prompt = rendered.prompt
     items: tuple[MediaItem, ...] = ()
-    if media.audio is not None:
-        tokens, items = place_audio(prompt.token_ids, media.audio.info, media.audio.pieces)
+    if media.placeholders:
+        tokens, items = place_items(prompt.token_ids, media.placeholders)
         prompt = Prompt(tokens, prompt.text)
     return ChatPrompt(rendered, prompt, items, media.unused_fields)
 

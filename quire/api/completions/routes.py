@@ -167,7 +167,7 @@ async def _chunks(prepared: PreparedCompletion, ended: Callable[[], None]) -> As
 
 
 class _ChunkWriter:
-    """Writes the chunks of one choice. Most contain only text and are made from a prepared template."""
+    """Write the chunks of one choice. Most contain only text and are made from a prepared template."""
 
     def __init__(self, prepared: PreparedCompletion, index: int) -> None:
         self._prepared = prepared

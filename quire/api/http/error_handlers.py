@@ -68,7 +68,7 @@ def install_error_handlers(app: FastAPI) -> None:
 
 
 class _UnhandledErrors:
-    """Responds to all other exceptions. (Starlette's handler raises them again, which closes the connection.)"""
+    """Respond to all other exceptions. (Starlette's handler raises them again, which closes the connection.)"""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 
-import msgspec
+from msgspec import structs
 
 from quire.api.chat.prepare import PreparedChat
 from quire.engine.client.deadline import Deadline
 
 
 class ResponseLimits:
-    """Limits the turns of a response."""
+    """Limit the turns of a response."""
 
     def __init__(self, deadline: Deadline, tokens: int | None) -> None:
         """`deadline`: of all turns together; `tokens`: `max_output_tokens`."""
@@ -28,6 +28,6 @@ class ResponseLimits:
         max_tokens = request.params.max_tokens
         if self._tokens is not None:
             max_tokens = min(self._tokens - used, turn.model.info.max_model_len - len(request.prompt))
-        params = msgspec.structs.replace(request.params, max_tokens=max_tokens)
-        request = dataclasses.replace(request, params=params, deadline=self.deadline)
+        params = structs.replace(request.params, max_tokens=max_tokens)
+        request = structs.replace(request, params=params, deadline=self.deadline)
         return dataclasses.replace(turn, requests=[request])

@@ -284,7 +284,7 @@ class ResponseRun:
 
 
 class EventLog:
-    """Gives the events of a response to any number of readers, from any sequence number on, until there are no more."""
+    """Give the events of a response to any number of readers, from any sequence number on, until there are no more."""
 
     def __init__(self, events: list[Event]) -> None:
         """Read the events so far, and those that are added to the list, once `notify` was called."""

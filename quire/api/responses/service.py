@@ -58,7 +58,7 @@ class _Job:
 
 
 class ResponseService:
-    """Creates and stores responses."""
+    """Create and store responses."""
 
     def __init__(self, state: ServerState, store: ResponseStore, tool_servers: ToolServers) -> None:
         self._state = state

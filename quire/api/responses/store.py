@@ -55,7 +55,7 @@ class StoredResponse:
 
 
 class ResponseStore:
-    """Stores responses until they expire, or until newer ones need their space.
+    """Store responses until they expire, or until newer ones need their space.
 
     A response can be read, continued and deleted by its owner, and one without an owner by everybody. For all others it
     does not exist.
@@ -173,7 +173,7 @@ class ResponseStore:
 
 
 class _ConversationReader:
-    """Decodes the rows of a conversation, newest first, within limits.
+    """Decode the rows of a conversation, newest first, within limits.
 
     Attributes:
         responses: the responses so far, the latest first.

@@ -346,7 +346,7 @@ def encode_reasoning(text: str) -> str:
 
 
 class _ReasoningDecoder:
-    """Decodes the `encrypted_content` of one request, with a limit: it may be a thousand times as long decompressed."""
+    """Decode the `encrypted_content` of one request, with a limit: it may be a thousand times as long decompressed."""
 
     def __init__(self) -> None:
         self._left = _MAX_REASONING_BYTES

@@ -32,7 +32,7 @@ _CLOSE_SECONDS = 2.0  # for operations that are under way when the server stops
 
 
 class DatabaseWorker:
-    """Runs operations on a database in threads, and opens it again if it was replaced or could not be used.
+    """Run operations on a database in threads, and open it again if it was replaced or could not be used.
 
     Attributes:
         problem: the reason why the last operation or check failed; None if the database works.

@@ -24,7 +24,7 @@ def new_id(prefix: str) -> str:
 
 
 class ItemWriter(EventWriter[Event]):
-    """Builds the output items of one response and the events of their generation.
+    """Build the output items of one response and the events of their generation.
 
     Attributes:
         items: the items so far; the last one may be unfinished.

@@ -19,8 +19,8 @@ from quire.api.http.body import release_body
 from quire.api.http.routing import enter_for_request
 from quire.api.http.sse import unless_disconnected
 from quire.multimodal.audio.decode import DecodedAudio, check_size
-from quire.multimodal.audio.memory import Reservation
 from quire.multimodal.audio.reader import AudioFile, AudioUse
+from quire.multimodal.memory import Reservation
 from quire.protocol.errors import ClientDisconnected, InvalidRequest, shorten
 from quire.serving.models import ServedModel
 from quire.speech.transcriber import Transcriber

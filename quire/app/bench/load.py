@@ -27,7 +27,7 @@ early late young small large open close clear strong quiet happy ready common hu
 
 
 class PromptMaker:
-    """Makes prompts of random words, one token each in most tokenizers, that have only a prefix in common."""
+    """Make prompts of random words, one token each in most tokenizers, that have only a prefix in common."""
 
     def __init__(self, seed: int, prefix_len: int, input_len: int) -> None:
         self._random = random.Random(seed)
@@ -126,7 +126,7 @@ async def send_all(
     ) as session:
         started = time.perf_counter()
 
-        async def one(send: Send) -> None:
+        async def send_one(send: Send) -> None:
             try:
                 sample = await send(session)
             finally:
@@ -140,7 +140,7 @@ async def send_all(
                 if settings.duration is not None and time.perf_counter() - started >= settings.duration:
                     slots.release()
                     break
-                tasks.create_task(one(prepare()))
+                tasks.create_task(send_one(prepare()))
         return LoadResult(samples, time.perf_counter() - started)
 
 

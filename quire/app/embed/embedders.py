@@ -38,7 +38,7 @@ class TextRefused(Exception):
 
 
 class Embedder(Protocol):
-    """Embeds texts."""
+    """Embed texts."""
 
     async def embed(self, texts: Sequence[str]) -> Vectors:
         """One row for each text.
@@ -50,7 +50,7 @@ class Embedder(Protocol):
 
 
 class ServerEmbedder:
-    """Embeds with an OpenAI-compatible server. Nonstandard fields are sent only if needed."""
+    """Embed with an OpenAI-compatible server. Nonstandard fields are sent only if needed."""
 
     def __init__(self, client: httpx.AsyncClient, settings: Embed, model: str) -> None:
         self._client = client

@@ -32,7 +32,7 @@ _CLIENT_ERROR = 400
 
 
 class LocalEmbedder:
-    """Sends batches to the engine of a model."""
+    """Send batches to the engine of a model."""
 
     def __init__(self, model: PoolingModel, settings: Embed) -> None:
         self._model = model

@@ -63,7 +63,7 @@ def _remarks(flag: OtherServerFlag, *, accepted: bool) -> list[str]:
         remarks.append(f"accepted with {values}, refused with other values" if flag.only else "accepted without effect")
     elif flag.kind == "refused" and accepted:
         remarks.append("refused")
-    remarks += [f"`{value}` is `{ours}`" for value, ours in flag.values.items()]
+    remarks += [f"`{other_value}` is `{value}`" for other_value, value in flag.values.items()]
     return [*remarks, flag.note] if flag.note else remarks
 
 

@@ -27,6 +27,7 @@ class OtherServerFlag:
         ours: Quire's flag; empty if there is none.
         note: the reason why it has no effect or is refused, or the difference.
         switch: it takes no value, and may be negated with `--no-`.
+        several: it takes several values, one after the other, which Quire's takes one by one.
         values: values that have another name in Quire.
         only: accepted values, which have no effect; other values are refused. Empty: all values are accepted.
     """
@@ -36,6 +37,7 @@ class OtherServerFlag:
     ours: str = ""
     note: str = ""
     switch: bool = False
+    several: bool = False
     values: Mapping[str, str] = field(default_factory=dict)
     only: tuple[str, ...] = ()
 
@@ -51,5 +53,5 @@ def _flags(row: dict[str, Any]) -> Iterator[OtherServerFlag]:
     (kind,) = (kind for kind in _KINDS if kind in row)
     for name in row.pop(kind).split():
         names = tuple(name.split("|"))
-        settings = {"ours": names[0]} if kind == "same" else row
+        settings = {**row, "ours": names[0]} if kind == "same" else row
         yield OtherServerFlag(names=names, kind=kind, **{**settings, "only": tuple(settings.get("only", ()))})

@@ -12,8 +12,6 @@ from quire.config.command import ConfigError
 from quire.config.other_servers import values
 from quire.config.other_servers.table import OtherServerFlag, Server, flags_of
 
-# vLLM's take several values after one flag.
-_LISTS = ("--served-model-name", "--api-key", "--allowed-media-domains", "--cudagraph-capture-sizes")
 # Values that need more than another name; each gives all flags that replace the flag.
 _CONVERTERS: Mapping[str, Callable[[str], list[str]]] = {
     "--max-model-len": values.context_length,
@@ -60,6 +58,7 @@ def translate_flags(arguments: Sequence[str], our_flags: frozenset[str]) -> tupl
     models = list[str]()
     result = list[str]()
     notes = list[str]()
+    names = _by_name()
     model_given = not arguments[0].startswith("-") if arguments else False
     model_given = model_given or any(argument.partition("=")[0] == "--model" for argument in arguments)
     while remaining:
@@ -68,7 +67,7 @@ def translate_flags(arguments: Sequence[str], our_flags: frozenset[str]) -> tupl
         entry = _find(name, our_flags)
         if entry is None:
             result.append(name + equals + value if name in our_flags else argument)
-            if name in _LISTS and model_given and not equals:
+            if model_given and not equals and name in names and names[name].several:
                 result += (values_given := _repeated(name, remaining))
                 if len(values_given) > 1:
                     count = 1 + values_given.count(name)
@@ -152,8 +151,8 @@ def _replaced(name: str, flag: OtherServerFlag, value: str) -> tuple[list[str], 
             raise ConfigError(_refusal(shown, flag))
         return [], [f"{shown} has no effect: {flag.note}"]
     if flag.switch:
-        ours = _negated(flag.ours) if name.startswith("--no-") else flag.ours
-        return [ours], [f"{name} is translated to {ours}"]
+        negated = _negated(flag.ours) if name.startswith("--no-") else flag.ours
+        return [negated], [f"{name} is translated to {negated}"]
     convert = _CONVERTERS.get(flag.names[0])
     try:
         new = convert(value) if convert is not None else [flag.ours, flag.values.get(value, value)]
@@ -174,8 +173,8 @@ def _negated(flag: str) -> str:
 def _refusal(shown: str, flag: OtherServerFlag) -> str:
     """Return an error that names Quire's flag, if there is one."""
     server = "llama-server" if flag in flags_of("llama_server") else "vLLM"
-    ours = f"; Quire's is {flag.ours}" if flag.ours else ""
-    return f"quire serve: {shown} of {server} is not supported{ours}" + (f": {flag.note}" if flag.note else "")
+    equivalent = f"; Quire's is {flag.ours}" if flag.ours else ""
+    return f"quire serve: {shown} of {server} is not supported{equivalent}" + (f": {flag.note}" if flag.note else "")
 
 
 @cache

@@ -95,7 +95,7 @@ def _option_refusals(library: AttentionLibrary, config: CoreConfig) -> Iterator[
 
 def _layer_refusals(library: AttentionLibrary, attn: Attention) -> Iterator[str]:
     if not isinstance(attn, GroupedQueryAttention):
-        yield "does not support latent attention (MLA)"
+        yield f"does not support {attn.description}"
         return
     if attn.sinks:
         yield "does not support attention sinks"

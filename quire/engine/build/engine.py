@@ -35,7 +35,6 @@ from quire.engine.execution.cache import OutOfCacheMemory, count_blocks
 from quire.engine.execution.devices.device import Device
 from quire.engine.execution.devices.select import find_device
 from quire.engine.execution.executor import Executor
-from quire.engine.execution.pooling import pooling_facts
 from quire.engine.execution.ranks.errors import RankDied
 from quire.engine.execution.ranks.workers import Launcher, rank_process
 from quire.engine.execution.sampling.compiler import GrammarCompiler
@@ -46,7 +45,6 @@ from quire.engine.models.networks.audio_encoder import CTCModel
 from quire.engine.models.networks.decoder import Decoder, LanguageModel
 from quire.engine.models.networks.encoder import TextEncoder
 from quire.engine.models.networks.transducer import TransducerModel
-from quire.engine.models.networks.transformer import Transformer
 from quire.engine.scheduling.block_tables import BlockGroups
 from quire.engine.scheduling.blocks import BlockPool, hasher_named
 from quire.engine.scheduling.encoder_scheduler import EncoderScheduler
@@ -159,11 +157,10 @@ def _build_core(
         if isinstance(loaded.model, TextEncoder | CTCModel):
             built = _Built(_build_encoder(loaded, loaded.model, config, device, channel))
         elif isinstance(loaded.model, TransducerModel):
-            scheduler, executor, cache_bytes = build_transducer(loaded, loaded.model, options, device)
-            vocab = loaded.vocab_size
-            kind = _kind_of(loaded, loaded.context_len)
-            core = EngineCore(scheduler, executor, channel, vocab_size=vocab, kind=kind)
-            built = _Built(core, cache_bytes=cache_bytes)
+            parts = build_transducer(loaded, loaded.model, options, device)
+            vocab, kind = loaded.vocab_size, loaded.kind(loaded.context_len)
+            core = EngineCore(parts.scheduler, parts.executor, channel, vocab_size=vocab, kind=kind)
+            built = _Built(core, parts.num_blocks, parts.cache_bytes)
         else:
             built = _build_decoder(loaded, loaded.model, config, device, channel, ranks)
     keep_freed_memory()  # after loading: memory that loading frees is not needed again
@@ -184,16 +181,6 @@ def _build_core(
     return built.core, info
 
 
-def _kind_of(loaded: LoadedModel, context_len: int) -> ModelKind:
-    """What the model does. `context_len`: tokens of the longest sequence."""
-    if loaded.speech is not None:
-        return structs.replace(loaded.speech.info, max_output_tokens=context_len)
-    if loaded.pooler is not None:
-        assert isinstance(loaded.model, Transformer | TextEncoder)
-        return pooling_facts(loaded.pooler, loaded.model.hidden_size, loaded.vocab_size)
-    return loaded.streaming or Generates(audio=loaded.audio)
-
-
 def _with_pictures(kind: ModelKind, loaded: LoadedModel, context_len: int, options: EngineOptions) -> ModelKind:
     """What the model does, pictures included. An item must fit into the context and the encoder cache."""
     if loaded.pictures is None or not isinstance(kind, Generates):
@@ -206,7 +193,7 @@ def _build_encoder(
     loaded: LoadedModel, model: TextEncoder | CTCModel, config: CoreConfig, device: Device, channel: CoreChannel
 ) -> EngineCore:
     """The core around an encoder, of text or audio."""
-    options, kind = config.engine, _kind_of(loaded, loaded.context_len)
+    options, kind = config.engine, loaded.kind(loaded.context_len)
     limits = SchedulerLimits(
         max_num_seqs=options.max_num_seqs,
         max_num_batched_tokens=options.max_num_batched_tokens,
@@ -264,9 +251,9 @@ def _build_decoder(
     """The core around a decoder."""
     options = config.engine
     poll = partial(_stop_if_asked, channel)
-    if ranks is not None:
-        ranks.connect(device, poll)
     plan = plan_cache(loaded, config, device)
+    if ranks is not None:
+        plan = ranks.connect(device, plan, poll)
     reserved = _cached_embeddings(loaded, options) * _embedding_bytes(loaded)
     streaming = delayed_streams_of(loaded, options, device)
     if streaming is not None:
@@ -285,7 +272,7 @@ def _build_decoder(
     context_len = _fitting_context(loaded, config, plan, num_blocks - cross_blocks, step)
     if streaming is not None:
         streaming.check_context(context_len)
-    kind = _with_pictures(_kind_of(loaded, context_len), loaded, context_len, options)
+    kind = _with_pictures(loaded.kind(context_len), loaded, context_len, options)
     if ranks is not None:
         ranks.allocate(num_blocks, context_len)
     allocate = plan.allocator(device, num_blocks, loaded.weight_bytes)

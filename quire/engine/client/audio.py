@@ -8,7 +8,7 @@ import msgspec
 
 
 class AudioLengths(msgspec.Struct, frozen=True, tag="convolutions"):
-    """Computes the number of encoder positions of columns of features.
+    """Compute the number of encoder positions of columns of features.
 
     Attributes:
         chunk: columns that convolutions see together; nothing reaches across the border of two chunks.
@@ -22,8 +22,8 @@ class AudioLengths(msgspec.Struct, frozen=True, tag="convolutions"):
 
     def positions(self, columns: int) -> int:
         """Positions before pooling."""
-        whole, rest = divmod(columns, self.chunk)
-        return whole * self._halved(self.chunk) + self._halved(rest)
+        chunks, left = divmod(columns, self.chunk)
+        return chunks * self._halved(self.chunk) + self._halved(left)
 
     def tokens(self, columns: int) -> int:
         """Tokens of an item."""
@@ -34,7 +34,7 @@ class AudioLengths(msgspec.Struct, frozen=True, tag="convolutions"):
 
 
 class WindowLengths(msgspec.Struct, frozen=True, tag="windows"):
-    """Computes the number of tokens that an encoder makes of windows of columns.
+    """Compute the number of tokens that an encoder makes of windows of columns.
 
     Attributes:
         window: number of columns of a window.

@@ -15,7 +15,7 @@ from typing_extensions import override
 from quire.engine.client.errors import EngineError
 from quire.engine.client.protocol import FinishReason, PooledArray, PooledOutput, RequestOutput
 from quire.engine.client.records import RequestRecord
-from quire.engine.client.stream import OutputStream, PoolRequest, error_of
+from quire.engine.client.stream import OutputStream, PoolRequest, error_of, pooled_record
 
 # Enough for several steps of short texts. Each takes a slot of the engine: a larger window would leave others less.
 _WINDOW = 128
@@ -80,15 +80,7 @@ class BatchItem(OutputStream):
 
     @override
     def record(self, request_id: str) -> RequestRecord:
-        return RequestRecord(
-            kind="pool",
-            request_id=request_id,
-            origin=self.request.origin,
-            times=self.times,
-            finish_reason=self.finish_reason or "abort",
-            prompt_tokens=len(self.request.prompt),
-            cached_tokens=self.cached_tokens,
-        )
+        return pooled_record(self, self.request, request_id, self.cached_tokens)
 
 
 class PooledBatch:
@@ -164,15 +156,15 @@ class PooledBatch:
 
     def take(self, item: BatchItem, data: PooledArray) -> None:
         """Take the result of a request, and send another one soon."""
-        kept = data if self._on_result is None else self._on_result(item.index, data)
-        if isinstance(kept, np.ndarray):
-            self._finish(item, kept)
+        result = data if self._on_result is None else self._on_result(item.index, data)
+        if isinstance(result, np.ndarray):
+            self._finish(item, result)
             return
-        keeping = asyncio.ensure_future(kept)
+        keeping = asyncio.ensure_future(result)
         self._keeping.add(keeping)
-        keeping.add_done_callback(partial(self._kept, item))
+        keeping.add_done_callback(partial(self._take_kept, item))
 
-    def _kept(self, item: BatchItem, keeping: asyncio.Future[PooledArray]) -> None:
+    def _take_kept(self, item: BatchItem, keeping: asyncio.Future[PooledArray]) -> None:
         self._keeping.discard(keeping)
         if keeping.cancelled():
             return

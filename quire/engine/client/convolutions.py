@@ -17,14 +17,14 @@ class Convolution(msgspec.Struct, frozen=True, array_like=True):
 
 def count_positions(convolutions: Sequence[Convolution], columns: int) -> int:
     """Number of positions after the convolutions of `columns` columns of features."""
-    for one in convolutions:
-        room = columns + 2 * one.padding - one.kernel
-        columns = room // one.stride + 1 if room >= 0 else 0
+    for convolution in convolutions:
+        room = columns + 2 * convolution.padding - convolution.kernel
+        columns = room // convolution.stride + 1 if room >= 0 else 0
     return columns
 
 
 def count_columns(convolutions: Sequence[Convolution], positions: int) -> int:
     """The smallest number of columns with this number of positions."""
-    for one in reversed(convolutions):
-        positions = max(1, (positions - 1) * one.stride + one.kernel - 2 * one.padding)
+    for convolution in reversed(convolutions):
+        positions = max(1, (positions - 1) * convolution.stride + convolution.kernel - 2 * convolution.padding)
     return positions

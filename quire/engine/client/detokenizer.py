@@ -29,7 +29,7 @@ class TextParams(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _IncrementalDecoder:
-    """Decodes one token at a time, together with the tokens before it, on which its text may depend."""
+    """Decode one token at a time, together with the tokens before it, on which its text may depend."""
 
     def __init__(self, tokenizer: Tokenizer, context: list[int], params: TextParams) -> None:
         self._tokenizer = tokenizer
@@ -66,8 +66,8 @@ class _IncrementalDecoder:
     def _changed_text(self, text: str) -> str:
         """New text if the earlier text changed: the prompt's last character was completed, or pieces were merged."""
         if self._returned_text.endswith(_REPLACEMENT):
-            kept = takewhile(lambda pair: pair[0] == pair[1], zip(text, self._returned_text, strict=False))
-            return text[sum(1 for _ in kept) :]
+            same = takewhile(lambda pair: pair[0] == pair[1], zip(text, self._returned_text, strict=False))
+            return text[sum(1 for _ in same) :]
         return self._text(self._ids[self._num_returned :])
 
     def _text(self, ids: list[int]) -> str:
@@ -83,7 +83,7 @@ def _special_ids(tokenizer: Tokenizer) -> frozenset[int]:
 
 
 class Detokenizer:
-    """Detokenizes one sequence. Text that may be the start of a stop string is held until that is decided."""
+    """Detokenize one sequence. Text that may be the start of a stop string is held until that is decided."""
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] | NDArray[np.int32], params: TextParams) -> None:
         self._params = params
@@ -127,9 +127,9 @@ class Detokenizer:
             return text
         seen = len(self._held)
         self._held += text
-        found = self._stops.push(text)
-        if found is not None and self._num_tokens > self._params.min_tokens:
-            start, self.matched = found
+        match = self._stops.push(text)
+        if match is not None and self._num_tokens > self._params.min_tokens:
+            start, self.matched = match
             stop_at = seen + start + (len(self.matched) if self._params.include_stop else 0)
             final, self._held = self._held[:stop_at], ""
             return final

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import time
 import uuid
@@ -19,7 +20,6 @@ from quire.engine.client.deadline import Deadline
 from quire.engine.client.detokenizer import Detokenizer
 from quire.engine.client.engine import NO_DEADLINE, Engine
 from quire.engine.client.errors import EngineDead, EngineError, EngineOverloaded, RequestFailed, TenantOverloaded
-from quire.engine.client.heartbeat import Heartbeat
 from quire.engine.client.model_info import ModelInfo
 from quire.engine.client.protocol import (
     Abort,
@@ -30,6 +30,7 @@ from quire.engine.client.protocol import (
     ExtendRequest,
     MediaItem,
     MemoryTag,
+    Ping,
     Pong,
     Ready,
     RequestOutput,
@@ -77,7 +78,7 @@ class EngineClient(Engine):
         self._dead: EngineDead | None = None
         self._ended = asyncio.Event()
         self._ready: asyncio.Future[ModelInfo] = asyncio.get_running_loop().create_future()
-        self._heartbeat = Heartbeat()
+        self._heartbeat = _Heartbeat()
         self._pinging = asyncio.create_task(self._ping())
         self._closed = False
         self._sleep_control = SleepControl(self)
@@ -400,3 +401,34 @@ class EngineClient(Engine):
             while self._dead is None:
                 self._heartbeat.ping(self._channel)
                 await asyncio.sleep(_PING_EVERY)
+
+
+class _Heartbeat:
+    """The pings that are sent to a core, at most one at a time, and its answers.
+
+    Attributes:
+        last_message: monotonic seconds at which the core's last message arrived.
+    """
+
+    def __init__(self) -> None:
+        self.last_message = time.monotonic()
+        self._serials = itertools.count()
+        self._unanswered: float | None = None  # when the ping was sent that has no answer yet
+
+    def ping(self, channel: ClientChannel) -> None:
+        """Send a ping, unless the last one has no answer.
+
+        Raises:
+            EngineDead: the core cannot be reached.
+        """
+        if self._unanswered is None:
+            self._unanswered = time.monotonic()
+            channel.send(Ping(next(self._serials)))
+
+    def answered(self) -> None:
+        """The core has answered, or has been replaced."""
+        self._unanswered = None
+
+    def unresponsive_seconds(self) -> float:
+        """Seconds since the last message of a core that has not answered a ping; 0 if no ping is unanswered."""
+        return 0.0 if self._unanswered is None else time.monotonic() - max(self._unanswered, self.last_message)

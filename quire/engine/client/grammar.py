@@ -137,8 +137,8 @@ def _without_forcing(grammar: str) -> str:
 def _byte_level_alphabet() -> list[str]:
     """The character of each byte in the vocabularies of byte-level tokenizers, as in GPT-2."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = (byte for byte in range(0x100) if byte not in printable)
-    moved = {byte: 0x100 + index for index, byte in enumerate(others)}
+    unprintable = (byte for byte in range(0x100) if byte not in printable)
+    moved = {byte: 0x100 + index for index, byte in enumerate(unprintable)}
     return [chr(moved.get(byte, byte)) for byte in range(0x100)]
 
 

@@ -146,6 +146,15 @@ class ModelInfo(msgspec.Struct, frozen=True):
     kind: ModelKind = Generates()
 
     @property
+    def media_tokens(self) -> frozenset[str]:
+        """Texts of the tokens that stand for media in prompts."""
+        if not isinstance(self.kind, Generates):
+            return frozenset()
+        audio, pictures = self.kind.audio, self.kind.pictures
+        texts = () if audio is None else (audio.placeholder_text,)
+        return frozenset(texts if pictures is None else (*texts, pictures.placeholder_text, pictures.token))
+
+    @property
     def tasks(self) -> tuple[str, ...]:
         """Tasks of the model: "generate", "transcribe" or pooling tasks; "score" also if it compares embeddings."""
         match self.kind:

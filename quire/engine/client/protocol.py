@@ -92,25 +92,35 @@ def only_audio(items: Sequence[MediaItem]) -> tuple[AudioItem, ...]:
     return tuple(item for item in items if isinstance(item, AudioItem))
 
 
-class AddRequest(msgspec.Struct, frozen=True, tag="add"):
-    """Run a request on `prompt`, 1-D int32 token ids; the type of `params` selects generation or pooling.
+class RequestFields(msgspec.Struct, frozen=True, kw_only=True):
+    """What requests to an engine have in the front end and in the core, beside prompt and parameters.
 
     Attributes:
+        priority: lower runs first, under the priority policy.
+        cache_salt: only requests with equal salts share prefix blocks.
         items: inputs beside the tokens, in the order of their spans, which do not overlap.
         open: more follows in `ExtendRequest` messages: of the prompt, and nothing is generated before its end; or of
-            the audio, if the model reads it while it generates (see `Streams`).
+            the audio, if the model reads it while it generates (see `Streams`). Of requests that generate.
+        flow: fair-queueing key; flows get equal engine time.
+        second_text_start: index of the first token of the second text of a pair; of requests that pool.
+        second_text_end: index of the first token behind it; None: the end of the prompt.
     """
+
+    priority: int = 0
+    cache_salt: str | None = None
+    items: tuple[MediaItem, ...] = ()
+    open: bool = False
+    flow: str = ""
+    second_text_start: int | None = None
+    second_text_end: int | None = None
+
+
+class AddRequest(RequestFields, frozen=True, tag="add"):
+    """Run a request on `prompt`, 1-D int32 token ids; the type of `params` selects generation or pooling."""
 
     request_id: str
     prompt: TokenArray
     params: SamplingParams | PoolingParams
-    priority: int = 0  # lower runs first, under the priority policy
-    cache_salt: str | None = None  # only requests with equal salts share prefix blocks
-    flow: str = ""  # fair-queueing key; flows get equal engine time
-    second_text_start: int | None = None  # index of the first token of the second text of a pair
-    items: tuple[MediaItem, ...] = ()
-    open: bool = False
-    second_text_end: int | None = None  # index of the first token behind it; None: the end of the prompt
 
     @property
     def sampling_params(self) -> SamplingParams:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -60,13 +62,14 @@ class SequenceGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRecord:
-    """One finished sequence. The last five attributes are 0 for pooling.
+    """One finished sequence. The numbers from `output_tokens` on are 0 for pooling.
 
     Attributes:
         request_id: its id in the engine.
         origin: the HTTP request that it is part of.
         answers: sequences of the request with this prompt, in the last of them to end; 0 in the others.
         longest_answer: tokens of the longest of them; 0 where `answers` is.
+        is_search_step: it is one token of one beam of a beam search, which has thousands of such sequences.
     """
 
     request_id: str
@@ -81,10 +84,11 @@ class RequestRecord:
     answers: int = 0
     longest_answer: int = 0
     preemptions: int = 0
+    is_search_step: bool = False
 
 
 class Observer:
-    """Receives the events of one engine, on the event loop; must not block. A class has the methods that it needs."""
+    """Receive the events of one engine, on the event loop; must not block. A class has the methods that it needs."""
 
     def on_step(self, stats: StepStats) -> None:
         """The engine finished a step."""
@@ -97,6 +101,15 @@ class Observer:
 
     def on_audio(self, seconds: float) -> None:
         """So many seconds of audio were transcribed."""
+
+    def on_media_lookup(self, found: bool) -> None:
+        """A picture was looked up in the cache of prepared ones, or among those that are being prepared."""
+
+    def on_preprocessing_start(self) -> None:
+        """A request waits until its media are read and prepared."""
+
+    def on_preprocessing_end(self, seconds: float) -> None:
+        """It does so no longer; it has waited for so long."""
 
     def on_restart(self) -> None:
         """The engine died and has been started again."""
@@ -147,6 +160,20 @@ class Observers(Observer):
     @override
     def on_audio(self, seconds: float) -> None:
         self._tell("on_audio", seconds)
+
+    @override
+    def on_media_lookup(self, found: bool) -> None:
+        self._tell("on_media_lookup", found)
+
+    @contextmanager
+    def preprocessing(self) -> Iterator[None]:
+        """A context in which a request waits for its media."""
+        begun = time.monotonic()
+        self._tell("on_preprocessing_start")
+        try:
+            yield
+        finally:
+            self._tell("on_preprocessing_end", time.monotonic() - begun)
 
     @override
     def on_restart(self) -> None:

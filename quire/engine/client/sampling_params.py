@@ -34,7 +34,7 @@ class TimestampRule(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokenProbs(msgspec.Struct, frozen=True):
-    """Asks for the probabilities that the model gives these tokens after a position of the prompt.
+    """Ask for the probabilities that the model gives these tokens after a position of the prompt.
 
     At whisper's start token, these are the probabilities of no speech and of each language. They are those of all
     logits, before any sampling parameter.
@@ -45,7 +45,7 @@ class TokenProbs(msgspec.Struct, frozen=True):
 
 
 class PromptTokenIds(msgspec.Struct, frozen=True):
-    """Asks for the log-probabilities that the model gives listed tokens at positions of the prompt.
+    """Ask for the log-probabilities that the model gives listed tokens at positions of the prompt.
 
     Attributes:
         start: row 0 is about the prompt's token `start + 1`, row 1 about the next one, and so on.
@@ -67,7 +67,7 @@ class PromptTokenIds(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """Declares a number of `SamplingNumbers`.
+    """Declare a number of `SamplingNumbers`.
 
     Attributes:
         low, high: bounds that the core checks. They are wider than those of any API; values within them do not overflow
@@ -85,7 +85,8 @@ class SamplingNumbers(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     """The numbers among the sampling parameters. A number has no effect at its default.
 
     A new one is declared here and, with the bounds of requests, in `quire.protocol.sampling`. Code that passes numbers
-    on reads these two declarations and names none of them.
+    on reads these two declarations. Only APIs that have some of the numbers name those: Anthropic's in requests, and
+    responses in their answers.
     """
 
     temperature: Annotated[float, Number(0.0, 1e6, keeps_ranking=True)] = 1.0  # 0: greedy

@@ -38,7 +38,7 @@ class SleepingClient(Protocol):
 
 
 class Sleeping(Protocol):
-    """Puts an engine to sleep and wakes it.
+    """Put an engine to sleep and wake it.
 
     Attributes:
         asleep: what has no memory.
@@ -73,7 +73,7 @@ class Sleeping(Protocol):
 
 
 class SleepControl(Sleeping):
-    """Puts the core of a client to sleep and wakes it, one after the other."""
+    """Put the core of a client to sleep and wake it, one after the other."""
 
     def __init__(self, client: SleepingClient) -> None:
         self._client = client
@@ -141,8 +141,8 @@ class SleepControl(Sleeping):
             self._settle()
 
     async def _wake(self, tags: Iterable[MemoryTag]) -> None:
-        if wanted := self.asleep.intersection(tags):
-            await self._ask(Wake(wanted))
+        if waking := self.asleep.intersection(tags):
+            await self._ask(Wake(waking))
 
     async def _ask(self, message: Sleep | Wake) -> None:
         self._reply = asyncio.get_running_loop().create_future()

@@ -7,7 +7,7 @@ from quire.workers.shares import Shares
 
 
 class Slots:
-    """Counts the sequences in an engine, those that are being prepared too, and those of each tenant."""
+    """Count the sequences in an engine, those that are being prepared too, and those of each tenant."""
 
     def __init__(self, capacity: int, share: float) -> None:
         """`capacity`: of sequences that may run or wait at the same time; `share`: of it for one tenant."""

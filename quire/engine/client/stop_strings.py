@@ -23,17 +23,17 @@ class StopStrings:
 
         Of several stop strings, the one that begins first is returned; if two begin together, the first alphabetically.
         """
-        found = [
+        matches = [
             (end - len(stop), stop) for i, (stop, _) in enumerate(self._stops) if (end := self._advance(i, text)) > 0
         ]
         self.held = max(self._matched, default=0)
-        return min(found, default=None)
+        return min(matches, default=None)
 
     def _advance(self, index: int, text: str) -> int:
         """Match one stop string against new text; returns the end of the first match in it, 0 if there is none."""
         stop, borders = self._stops[index]
         matched, end, first = self._matched[index], len(stop), stop[0]
-        found = position = 0
+        first_end = position = 0
         while position < len(text):
             if not matched:  # nearly always: skip to where the stop string may begin
                 position = text.find(first, position)
@@ -45,10 +45,10 @@ class StopStrings:
             matched += stop[matched] == char
             position += 1
             if matched == end:
-                found = found or position
+                first_end = first_end or position
                 matched = borders[-1]
         self._matched[index] = matched
-        return found
+        return first_end
 
 
 @lru_cache(maxsize=256)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import msgspec
 from typing_extensions import override
 
 from quire.engine.client.deadline import Deadline
@@ -19,9 +20,9 @@ from quire.engine.client.protocol import (
     AddRequest,
     ErrorOutput,
     FinishReason,
-    MediaItem,
     PooledArray,
     PooledOutput,
+    RequestFields,
     RequestOutput,
     TokenArray,
     TokenLogprobs,
@@ -31,58 +32,46 @@ from quire.engine.client.records import RequestRecord, RequestTimes, SequenceGro
 from quire.engine.client.sampling_params import SamplingParams
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineRequest:
+class EngineRequest(RequestFields, frozen=True, kw_only=True):
     """What requests of both kinds have.
 
     Attributes:
         prompt: token ids, 1-D int32.
-        priority: lower runs first, under the priority policy.
-        cache_salt: only requests with equal salts share prefix blocks.
         deadline: when the request fails with `DeadlineExceeded`.
-        items: see `AddRequest`.
         origin: the HTTP request that it is part of.
         rendered: see `RequestTimes`.
     """
 
     prompt: TokenArray
-    priority: int = 0
-    cache_salt: str | None = None
-    deadline: Deadline = field(default_factory=Deadline)
-    items: tuple[MediaItem, ...] = ()
-    origin: Origin = field(default_factory=current_origin)
-    rendered: float = field(default_factory=time.monotonic)
+    deadline: Deadline = msgspec.field(default_factory=Deadline)
+    origin: Origin = msgspec.field(default_factory=current_origin)
+    rendered: float = msgspec.field(default_factory=time.monotonic)
 
     def new_times(self) -> RequestTimes:
         """Return the times of the request, which is sent to the engine now."""
         return RequestTimes(self.origin.arrived, self.rendered, time.monotonic())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GenerateRequest(EngineRequest):
-    """One sequence to generate.
+class GenerateRequest(EngineRequest, frozen=True, kw_only=True):
+    """One sequence to generate. If it is open, the rest is sent with `Engine.extend`.
 
     Attributes:
-        open: see `AddRequest`; the rest is sent with `Engine.extend`.
         request_id: id of this request in the engine; None for a new one. Required if it is open.
         group: the sequences of the request with this prompt, for metrics; shared by them.
+        is_search_step: see `RequestRecord`.
     """
 
     params: SamplingParams
-    text: TextParams = field(default_factory=TextParams)
-    open: bool = False
+    text: TextParams = msgspec.field(default_factory=TextParams)
     request_id: str | None = None
-    group: SequenceGroup = field(default_factory=SequenceGroup)
+    group: SequenceGroup = msgspec.field(default_factory=SequenceGroup)
+    is_search_step: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PoolRequest(EngineRequest):
-    """One prompt whose hidden states are pooled; see `AddRequest` for the attributes."""
+class PoolRequest(EngineRequest, frozen=True, kw_only=True):
+    """One prompt whose hidden states are pooled."""
 
     params: PoolingParams
-    flow: str = ""
-    second_text_start: int | None = None
-    second_text_end: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +219,7 @@ class SequenceStream(OutputStream):
             preemptions=self.preemptions,
             answers=group.size if last else 0,
             longest_answer=group.longest if last and group.size else 0,
+            is_search_step=self.request.is_search_step,
         )
 
     def _wake(self) -> None:
@@ -279,15 +269,20 @@ class PooledStream(OutputStream):
 
     @override
     def record(self, request_id: str) -> RequestRecord:
-        return RequestRecord(
-            kind="pool",
-            request_id=request_id,
-            origin=self.request.origin,
-            times=self.times,
-            finish_reason=self.finish_reason or "abort",
-            prompt_tokens=len(self.request.prompt),
-            cached_tokens=self._cached_tokens,
-        )
+        return pooled_record(self, self.request, request_id, self._cached_tokens)
+
+
+def pooled_record(stream: OutputStream, request: PoolRequest, request_id: str, cached_tokens: int) -> RequestRecord:
+    """The record of a pooling request; see `OutputStream.record`."""
+    return RequestRecord(
+        kind="pool",
+        request_id=request_id,
+        origin=request.origin,
+        times=stream.times,
+        finish_reason=stream.finish_reason or "abort",
+        prompt_tokens=len(request.prompt),
+        cached_tokens=cached_tokens,
+    )
 
 
 def error_of(output: RequestOutput, expected: type[RequestOutput]) -> EngineError:
@@ -299,13 +294,5 @@ def error_of(output: RequestOutput, expected: type[RequestOutput]) -> EngineErro
 
 def core_request(request_id: str, request: GenerateRequest | PoolRequest) -> AddRequest:
     """The message by which a request is sent to the core."""
-    common = (request_id, request.prompt, request.params, request.priority, request.cache_salt)
-    if isinstance(request, GenerateRequest):
-        return AddRequest(*common, items=request.items, open=request.open)
-    return AddRequest(
-        *common,
-        flow=request.flow,
-        second_text_start=request.second_text_start,
-        second_text_end=request.second_text_end,
-        items=request.items,
-    )
+    fields = {name: getattr(request, name) for name in RequestFields.__struct_fields__}
+    return AddRequest(request_id, request.prompt, request.params, **fields)

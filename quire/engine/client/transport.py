@@ -32,7 +32,7 @@ Received = TypeVar("Received")
 
 
 class MessageEncoder:
-    """Encodes a message as frames."""
+    """Encode a message as frames."""
 
     def encode(self, message: object) -> list[Frame]:
         """Return the frames of a message: its head, then its arrays in order."""
@@ -53,7 +53,7 @@ class MessageEncoder:
 
 
 class MessageDecoder(Generic[Message]):
-    """Decodes frames into one of the message types of a union."""
+    """Decode frames into one of the message types of a union."""
 
     def __init__(self, messages: Any) -> None:
         self._decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(

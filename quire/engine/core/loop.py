@@ -64,7 +64,7 @@ class _SubmittedStep:
 
 
 class EngineCore:
-    """Serves the requests that arrive on a channel until a `Shutdown` message."""
+    """Serve the requests that arrive on a channel until a `Shutdown` message."""
 
     def __init__(
         self,

@@ -69,7 +69,7 @@ class EngineParts(Generic[Cache]):
 
 
 class Sleeper(Generic[Cache]):
-    """Owns the model of an engine that can sleep.
+    """Own the model of an engine that can sleep.
 
     Everything that holds addresses of weights or pages, such as captured steps, belongs to the executor, which is made
     again at each wake-up.

@@ -32,7 +32,7 @@ class _Weights:
 
 
 class Aligner:
-    """Keeps the weights of the sequences that align, by row of the request table."""
+    """Keep the weights of the sequences that align, by row of the request table."""
 
     def __init__(self, spec: SpeechToTextSpec, table: RequestTable, layers: Mapping[int, LayerCache]) -> None:
         """`layers`: the pages of each layer."""

@@ -10,8 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from quire.engine.models.networks.decoder import CacheShape
-from quire.engine.models.specs.cache import CacheGroup, CrossCache, StateCache
+from quire.engine.models.specs.cache import CacheGroup, CacheShape, CrossCache, StateCache
 from quire.kernels.int8_pages import SCALE
 
 _STATE_ALIGNMENT = 16  # bytes
@@ -154,7 +153,7 @@ class _Place(NamedTuple):
 
 @dataclass(slots=True)
 class _Pages:
-    """Allocates the pages of one layer, one part behind the other in its place of a block.
+    """Allocate the pages of one layer, one part behind the other in its place of a block.
 
     Attributes:
         memory: elements of all blocks.
@@ -191,7 +190,8 @@ class _Pages:
 
 
 def _state_bytes(kind: StateCache) -> int:
-    return sum(aligned_state(array.nbytes) for array in kind.arrays)
+    """Return the bytes of a state: some even if all arrays are empty, as these are views of it as well."""
+    return max(_STATE_ALIGNMENT, sum(aligned_state(array.nbytes) for array in kind.arrays))
 
 
 def aligned_state(nbytes: int) -> int:

@@ -84,7 +84,7 @@ class CudaGraph(Graph):
 
 
 class GraphSteps(StepRunner):
-    """Replays the graph of each padded step; others run layer by layer.
+    """Replay the graph of each padded step; others run layer by layer.
 
     Where the model has adapters, each size has two graphs: with the adapters' products and without them, as most steps
     have no row that needs them. Which rows do, the former read from the step's inputs.

@@ -106,7 +106,7 @@ def _offsets(sizes: Sizes) -> _Offsets:
 
 
 class DeviceInputBuilder(InputBuilder):
-    """Builds the inputs of a step in pinned memory and copies them to the device.
+    """Build the inputs of a step in pinned memory and copy them to the device.
 
     The block tables of all rows of the request table have a copy on the device, to which a step sends its new blocks
     only. A step in which every sequence samples from one generated token is padded to one of `padded_sizes` and has its

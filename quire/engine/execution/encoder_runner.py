@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 class PackedRunner(ABC):
-    """Runs a model over the requests of a step, concatenated without padding.
+    """Run a model over the requests of a step, concatenated without padding.
 
     It has no state, so several threads may run steps at once.
     """
@@ -68,7 +68,7 @@ class PackedRunner(ABC):
 
 
 class EncoderRunner(PackedRunner):
-    """Runs an encoder of text, and its pooler."""
+    """Run an encoder of text, and its pooler."""
 
     def __init__(self, model: TextEncoder, pooler: Pooler, device: torch.device) -> None:
         """`device`: that of the model."""
@@ -95,7 +95,7 @@ class EncoderRunner(PackedRunner):
 
 
 class CTCRunner(PackedRunner):
-    """Runs an encoder of audio with a projection to the logits of each position."""
+    """Run an encoder of audio with a projection to the logits of each position."""
 
     def __init__(self, model: CTCModel) -> None:
         self.model = model

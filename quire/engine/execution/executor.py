@@ -64,7 +64,7 @@ Activate = Callable[[], AbstractContextManager[None]]  # see `Device.activate`
 
 
 class Executor(Protocol):
-    """Runs steps, which begin in the order in which they are submitted.
+    """Run steps, which begin in the order in which they are submitted.
 
     Attributes:
         max_steps_in_flight: submitted steps whose results may be outstanding. With 1 a step's results are known before
@@ -110,7 +110,7 @@ class FinishedStep(PendingStep):
 
 
 class LocalExecutor(Executor):
-    """Runs each step in the calling thread, during `submit`."""
+    """Run each step in the calling thread, during `submit`."""
 
     max_steps_in_flight = 1
 
@@ -155,7 +155,7 @@ class _ThreadStep(PendingStep):
 
 
 class BackgroundExecutor(Executor):
-    """Submits steps to a device from the calling thread, and waits for their results later."""
+    """Submit steps to a device from the calling thread, and wait for their results later."""
 
     def __init__(
         self, activate: Activate, runner: BackgroundRunner, max_steps_in_flight: int, cache: KVCache | None = None
@@ -216,7 +216,7 @@ def _lower_priority() -> None:
 
 
 class ParallelExecutor(Executor):
-    """Runs several steps at once, each in another thread; for runners without state.
+    """Run several steps at once, each in another thread; for runners without state.
 
     Threads that share a step wait for each other at the end of every op. So the cores are divided among the steps in
     flight: with as many steps as cores each step has one, and a step that is alone has all of them. Without compiled

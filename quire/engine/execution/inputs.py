@@ -150,14 +150,14 @@ class DeviceMetadata:
 
 
 class InputBuilder(Protocol):
-    """Builds the inputs of a step from its scheduled sequences."""
+    """Build the inputs of a step from its scheduled sequences."""
 
     def build(self, scheduled: Sequence[ScheduledSequence]) -> StepInputs:
         """The request table already holds the new blocks and drafts."""
 
 
 class NumpyInputBuilder(InputBuilder):
-    """Builds new tensors for every step, on the host."""
+    """Build new tensors for every step, on the host."""
 
     def __init__(self, table: RequestTable) -> None:
         self._table = table
@@ -186,7 +186,7 @@ class NumpyInputBuilder(InputBuilder):
 
 
 class NativeInputBuilder(InputBuilder):
-    """Builds all inputs in one native call, into arrays at fixed addresses if the step is not too large.
+    """Build all inputs in one native call, into arrays at fixed addresses if the step is not too large.
 
     One call, because the weights that a step reads evict everything else from the caches, so that each line of Python
     takes long (decision 013).

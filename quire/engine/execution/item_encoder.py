@@ -27,7 +27,7 @@ from quire.kernels.write_pages import write_pages
 
 
 class ItemEncoder(Protocol):
-    """Encodes items. There is an implementation for each way in which a decoder reads them.
+    """Encode items. There is an implementation for each way in which a decoder reads them.
 
     Attributes:
         changes_embeddings: `embeddings` may return something.
@@ -92,7 +92,7 @@ def encode_items(encoder: AudioEncoder, items: Sequence[AudioItem]) -> list[Tens
 
 
 class CrossAttentionEncoder(NoItemEncoder):
-    """Encodes items and writes the keys and values that cross-attention reads to blocks of `cache`."""
+    """Encode items and write the keys and values that cross-attention reads to blocks of `cache`."""
 
     def __init__(self, model: Decoder, encoder: AudioEncoder, cache: KVCache, block_size: int) -> None:
         self._model = model
@@ -149,7 +149,7 @@ class EncodedTokens:
 
 
 class PlaceholderEncoder(ItemEncoder):
-    """Holds the embeddings of items with placeholder tokens, as the scheduler's `EncoderCache` decides."""
+    """Hold the embeddings of items with placeholder tokens, as the scheduler's `EncoderCache` decides."""
 
     changes_embeddings = True
 
@@ -157,12 +157,12 @@ class PlaceholderEncoder(ItemEncoder):
         """`audio`, `vision`: the encoders of a model; None: it has none."""
         self._audio = audio
         self._vision = vision
-        self._kept: dict[bytes, EncodedTokens] = {}
+        self._encodings: dict[bytes, EncodedTokens] = {}
 
     @override
     def update(self, plan: StepPlan) -> None:
         for key in plan.evicted:
-            self._kept.pop(key, None)
+            self._encodings.pop(key, None)
 
     @override
     def prepare(self, plan: StepPlan, scheduled: Sequence[ScheduledSequence]) -> None:
@@ -178,17 +178,17 @@ class PlaceholderEncoder(ItemEncoder):
             for (key, item), embeddings in zip(audio, encoded, strict=True):
                 trimmed = embeddings[: item.length]  # positions may have been filled up
                 is_whole = len(trimmed) == len(embeddings) and len(audio) == 1
-                self._kept[key] = EncodedTokens(trimmed if is_whole else trimmed.clone())
+                self._encodings[key] = EncodedTokens(trimmed if is_whole else trimmed.clone())
         for entry in entries:
             if isinstance(entry.item, PictureItem) and self._vision is not None:
-                self._kept[entry.key] = _encoded_picture(self._vision, entry.item)
+                self._encodings[entry.key] = _encoded_picture(self._vision, entry.item)
 
     @override
     def missing(self, plan: StepPlan) -> list[bytes]:
         return [entry.key for entry in self._missing(plan.encoded)]
 
     def _missing(self, entries: Iterable[EncodedItem]) -> list[EncodedItem]:
-        return [entry for entry in entries if entry.key not in self._kept]
+        return [entry for entry in entries if entry.key not in self._encodings]
 
     @override
     def embeddings(self, sequences: Sequence[tuple[Span, ScheduledSequence]]) -> ItemEmbeddings | None:
@@ -199,7 +199,7 @@ class PlaceholderEncoder(ItemEncoder):
             return None
         rows, values = [], []
         for row, part in parts:
-            encoded = self._kept.get(part.key)
+            encoded = self._encodings.get(part.key)
             if encoded is None:
                 raise RuntimeError("the item could not be encoded")
             offsets, embeddings = encoded.between(part.first, part.first + part.count)

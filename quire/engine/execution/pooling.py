@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.engine.client.model_info import Pools
 from quire.engine.client.pooling_params import PoolingParams, PoolingType
 from quire.engine.client.protocol import PooledArray, TokenArray
 from quire.engine.execution.inputs import Span
 from quire.engine.execution.request_table import RequestTable
 from quire.engine.models.layers.heads import PoolerHeads, run_steps
 from quire.engine.models.networks.transformer import Transformer
-from quire.engine.models.specs.pooler import Dense, HeadStep, PoolerSpec, SparseHead
+from quire.engine.models.specs.pooler import PoolerSpec, SparseHead
 from quire.engine.scheduling.plan import NOT_FINITE, StepResult
 from quire.kernels.add_rows import add_rows
 
@@ -56,7 +55,7 @@ class _First(_Pooling):
 
 
 class _Mean(_Pooling):
-    """Sums in float64, so that the order of the sums, and thus the chunking, does not show in float32."""
+    """Sum in float64, so that the order of the sums, and thus the chunking, does not show in float32."""
 
     def __init__(self) -> None:
         self._sum: Tensor | None = None
@@ -164,7 +163,7 @@ _POOLINGS: dict[PoolingType, type[_Pooling]] = {
 
 
 class Pooler:
-    """Turns hidden states into the arrays that pooling requests ask for."""
+    """Turn hidden states into the arrays that pooling requests ask for."""
 
     def __init__(self, heads: PoolerHeads, embedding: Transformer | None = None) -> None:
         """`embedding`: the model whose embedding table a sparse head multiplies with; None: the model has the head."""
@@ -233,7 +232,7 @@ class Pooler:
 
 
 class ChunkPooler:
-    """Keeps the pooled states of the pooling requests in the batch of a decoder, by row of the request table."""
+    """Keep the pooled states of the pooling requests in the batch of a decoder, by row of the request table."""
 
     def __init__(self, table: RequestTable, pooler: Pooler) -> None:
         self._table = table
@@ -277,24 +276,3 @@ def add_pooled(result: StepResult, request_id: str, array: PooledArray) -> None:
 def hidden_states() -> Pooler:
     """The pooler of a model that generates: its hidden states as they are."""
     return Pooler(PoolerHeads(PoolerSpec(tasks=("embed", "token_embed"), normalize=False), 0, 0))
-
-
-def pooling_facts(spec: PoolerSpec, hidden: int, vocab: int) -> Pools:
-    """Facts about a model that pools. `hidden`: elements of its hidden states."""
-
-    def size(steps: Sequence[HeadStep]) -> int:
-        return next((step.size_out for step in reversed(steps) if isinstance(step, Dense)), hidden)
-
-    return Pools(
-        tasks=spec.tasks,
-        pooling_type=spec.pooling_type,
-        embedding_size=size(spec.embed) if spec.sparse_head is None else vocab,
-        token_embedding_size=size(spec.token_embed),
-        matryoshka=spec.matryoshka,
-        dimensions=spec.dimensions,
-        labels=spec.labels,
-        score_method=spec.score_method,
-        sparse=spec.sparse_head is not None,
-        chunked=spec.chunked,
-        max_embed_len=spec.max_embed_len,
-    )

@@ -9,8 +9,8 @@ from torch import Tensor
 from typing_extensions import override
 
 from quire.engine.models.layers.inputs import ModelInputs, StepAttention, StepStates
-from quire.engine.models.networks.decoder import CacheShape, LanguageModel, compute_logits
-from quire.engine.models.specs.cache import StateCache
+from quire.engine.models.networks.decoder import LanguageModel, compute_logits
+from quire.engine.models.specs.cache import CacheShape, StateCache
 from quire.kernels.paged_attention import AttentionParams
 
 
@@ -32,7 +32,7 @@ def run_largest_step(
 
 
 class _NoAttention(StepAttention):
-    """Stands in for attention: the result has its shape only."""
+    """Stand in for attention: the result has its shape only."""
 
     def __init__(self, caches: Mapping[int, CacheShape], sampling: int) -> None:
         self._caches = caches
@@ -55,7 +55,7 @@ class _NoAttention(StepAttention):
 
 
 class _NoStates(StepStates):
-    """Stands in for the states of one sequence."""
+    """Stand in for the states of one sequence."""
 
     def __init__(self, kinds: Mapping[int, StateCache], tokens: int, device: torch.device) -> None:
         self.ranges = [(0, tokens)]

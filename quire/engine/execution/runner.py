@@ -53,21 +53,21 @@ class StartedStep:
     Attributes:
         known: what is known of its result.
         pending: tokens that are sampled, with the ids of their sequences.
-        rest: waits for the logits and samples, if that is not done yet.
+        finish: waits for the logits and samples, if that is not done yet.
     """
 
     known: StepResult = field(default_factory=StepResult)
     pending: list[tuple[list[str], PendingTokens]] = field(default_factory=list)
-    rest: Callable[[], None] | None = None
+    finish: Callable[[], None] | None = None
 
     def is_done(self) -> bool:
         """Whether all tokens are known."""
-        return self.rest is None and all(tokens.is_done() for _, tokens in self.pending)
+        return self.finish is None and all(tokens.is_done() for _, tokens in self.pending)
 
     def result(self) -> StepResult:
         """The result of the step; waits for its tokens. Called once."""
-        if self.rest is not None:
-            self.rest()
+        if self.finish is not None:
+            self.finish()
         for request_ids, tokens in self.pending:
             for request_id, choice in zip(request_ids, tokens.result(), strict=True):
                 _report(request_id, [choice], self.known)
@@ -75,7 +75,7 @@ class StartedStep:
 
 
 class ModelRunner:
-    """Keeps the request table up to date, and runs model, sampler and pooler over it.
+    """Keep the request table up to date, and run model, sampler and pooler over it.
 
     Attributes:
         contains_failures: an exception ends the sequences for which it occurs; False: it ends the engine.

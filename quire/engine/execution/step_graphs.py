@@ -22,14 +22,14 @@ _Kind = tuple[bool, int | None]  # of a graph: logits are computed for every tok
 
 
 class StepRunner(Protocol):
-    """Runs the steps in which every sequence needs the logits of its last token only."""
+    """Run the steps in which every sequence needs the logits of its last token only."""
 
     def logits(self, inputs: StepInputs, attention: PreparedAttention) -> Tensor:
         """Logits (num_logits, vocab) float32, valid until the next call."""
 
 
 class EagerSteps(StepRunner):
-    """Runs every step layer by layer."""
+    """Run every step layer by layer."""
 
     def __init__(self, model: LanguageModel) -> None:
         self._model = model
@@ -41,7 +41,7 @@ class EagerSteps(StepRunner):
 
 
 class StepGraphs(StepRunner):
-    """Captures steps with static inputs and replays them.
+    """Capture steps with static inputs and replay them.
 
     There are two graphs: one for steps in which logits are computed for every token, one for the others; and as many
     for steps whose rows all have the same adapter. A step of which only some rows have it runs eagerly; so does one

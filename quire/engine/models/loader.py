@@ -12,17 +12,19 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import torch
+from msgspec import structs
 from torch import Tensor, nn
 
 from quire.config.options import ModelOptions
 from quire.engine.client.audio import AudioInfo
+from quire.engine.client.json_file import read_json
+from quire.engine.client.model_info import Generates, ModelKind
 from quire.engine.client.streaming import Streams
 from quire.engine.models.checkpoint.adapter import Adapter, AdapterLoader
 from quire.engine.models.checkpoint.checkpoint import Checkpoint, Progress
 from quire.engine.models.checkpoint.safetensors import SafetensorsFile
 from quire.engine.models.checkpoint.weights import EMBEDDING, HEAD, WeightFiller, allocate, check_unpacked
-from quire.engine.models.config.activation_checks import check_acts
-from quire.engine.models.config.json_file import read_json
+from quire.engine.models.config.checks import check_acts
 from quire.engine.models.config.rope import max_positions
 from quire.engine.models.config.task_adapter import merged
 from quire.engine.models.distributed.group import RankGroups
@@ -35,6 +37,7 @@ from quire.engine.models.networks.audio_encoder import CTCModel
 from quire.engine.models.networks.decoder import Decoder, LanguageModel
 from quire.engine.models.networks.encoder import Encoder, TextEncoder
 from quire.engine.models.networks.transducer import TransducerModel
+from quire.engine.models.networks.transformer import Transformer
 from quire.engine.models.networks.vision_encoder import VisionEncoder
 from quire.engine.models.registry import has_adapter, plain_name, tower_of, weight_names
 from quire.engine.models.sharding.cache_scales import CacheScales
@@ -98,6 +101,15 @@ class LoadedModel:
     streaming: Streams | None = None
     adapters: Mapping[int, Adapter] = field(default_factory=dict)
     item_lora_id: int | None = None
+
+    def kind(self, context_len: int) -> ModelKind:
+        """Return what the model does. `context_len`: tokens of the longest sequence."""
+        if self.speech is not None:
+            return structs.replace(self.speech.info, max_output_tokens=context_len)
+        if self.pooler is not None:
+            assert isinstance(self.model, Transformer | TextEncoder)
+            return self.pooler.facts(self.model.hidden_size, self.vocab_size)
+        return self.streaming or Generates(audio=self.audio)
 
 
 @dataclass(frozen=True, slots=True)
@@ -389,7 +401,7 @@ def _load_audio_model(load: _Load, spec: CTCSpec | TransducerSpec) -> LoadedMode
 
 def _sentence_limit(folder: Path, positions: int) -> int:
     """Tokens of the longest input: sentence-transformers may allow fewer than there are positions."""
-    max_tokens = read_json(folder / "sentence_bert_config.json").get("max_seq_length")
+    max_tokens = read_json(folder / "sentence_bert_config.json", BrokenFolder).get("max_seq_length")
     return min(positions, max_tokens) if type(max_tokens) is int and max_tokens > 0 else positions
 
 

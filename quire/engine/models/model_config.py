@@ -20,8 +20,7 @@ from types import MappingProxyType, SimpleNamespace
 from typing import Any, Literal
 
 from quire.engine.client.launch import end_with_parent
-from quire.engine.models.config.activation_checks import check_acts
-from quire.engine.models.config.checks import check_raw, check_spec
+from quire.engine.models.config.checks import check_acts, check_raw, check_spec
 from quire.engine.models.config.pooling import PoolingOptions, read_pooler
 from quire.engine.models.config.quantization import quantization_section
 from quire.engine.models.config.sentence_transformers import read_modules

@@ -73,7 +73,7 @@ class Prefix:
 
 
 class BlockTables:
-    """Takes the blocks of requests from the pool, and gives them back.
+    """Take the blocks of requests from the pool, and give them back.
 
     All groups have as many blocks, of which those that no further token attends to are given back early.
     """

@@ -118,11 +118,6 @@ class BlockPool:
                 if self._hash_of[block] is None:  # no cached content: allocate it first
                     self._free.move_to_end(block, last=False)
 
-    def reset_prefix_cache(self) -> None:
-        """Evict the cached content of every block."""
-        for block in range(self.num_blocks):
-            self._evict(block)
-
     def check(self, holders: Iterable[Sequence[int]]) -> None:
         """Assert that the pool is consistent with the block tables of all holders."""
         held = [0] * self.num_blocks

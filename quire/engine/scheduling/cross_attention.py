@@ -12,7 +12,7 @@ from quire.engine.scheduling.request import BlockHash, CrossAttentionState, Hash
 
 
 class CrossAttentionBlocks:
-    """Takes an item's blocks from the pool when its sequence enters the batch: all of them, filled in that step.
+    """Take an item's blocks from the pool when its sequence enters the batch: all of them, filled in that step.
 
     They are found again by the item's hash, as long as all of them are cached.
     """

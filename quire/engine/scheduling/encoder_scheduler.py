@@ -15,7 +15,7 @@ _URGENT_TOKENS = 64  # computed in a few milliseconds
 
 
 class EncoderScheduler:
-    """Packs waiting requests into steps, without padding; see `Scheduler` for the methods."""
+    """Pack waiting requests into steps, without padding; see `Scheduler` for the methods."""
 
     def __init__(self, limits: SchedulerLimits, *, by_priority: bool = False) -> None:
         self.limits = limits

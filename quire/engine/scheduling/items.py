@@ -62,7 +62,7 @@ class PlaceholderRanges:
 
 
 class EncoderCache:
-    """Decides which encoded items the runner keeps: the most recently used, up to a number of embeddings.
+    """Decide which encoded items the runner keeps: the most recently used, up to a number of embeddings.
 
     An item stays until others need its place, so that the chunks of a prompt and further prompts find it. Those that a
     step reads are not evicted in that step. Nothing else is held, so a request never waits for another one's items.

@@ -10,7 +10,7 @@ from quire.engine.scheduling.request import Request
 
 
 class OpenRequests:
-    """Keeps the requests whose prompts are not complete.
+    """Keep the requests whose prompts are not complete.
 
     Attributes:
         waiting_for_input: ids of those that hold no blocks and are not in the queue until their prompts grow.

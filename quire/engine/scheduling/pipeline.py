@@ -16,7 +16,7 @@ _LEAST = 8  # sequences of a step; with fewer it takes about as long (benchmarks
 
 
 class StepShares:
-    """Limits the sequences of each step to its share."""
+    """Limit the sequences of each step to its share."""
 
     def __init__(self, stages: int) -> None:
         """`stages`: pipeline stages; as many steps are in flight."""

@@ -38,7 +38,7 @@ _SORT_KEY = attrgetter("sort_key")
 
 
 class Scheduler:
-    """Holds every request from its arrival until it finishes.
+    """Hold every request from its arrival until it finishes.
 
     `schedule` and `update` are called in pairs and in order. Further steps may be scheduled before the results of the
     first are known; they run in the order in which they were scheduled.

@@ -13,7 +13,7 @@ _MEMORY_BOUND_TOKENS = 24
 
 
 class Speculation:
-    """Limits the draft tokens of each step, and counts the accepted ones. Drafts come from `Request.drafter`."""
+    """Limit the draft tokens of each step, and count the accepted ones. Drafts come from `Request.drafter`."""
 
     def __init__(self, limits: SchedulerLimits, tables: BlockTables) -> None:
         """`limits`, `tables`: those of the scheduler."""

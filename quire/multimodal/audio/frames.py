@@ -21,7 +21,7 @@ def frame_samples(info: Streams) -> int:
 
 
 class FeatureMaker(Protocol):
-    """Computes features of audio that arrives in pieces: the same as transformers' extractor gives for all of it."""
+    """Compute features of audio that arrives in pieces: the same as transformers' extractor gives for all of it."""
 
     @property
     def frames(self) -> int:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from quire.engine.client.audio import AudioInfo
 from quire.engine.client.model_info import Transcribes
-from quire.engine.client.protocol import AudioItem, FeatureArray, TokenArray
+from quire.engine.client.protocol import AudioItem, FeatureArray
 from quire.multimodal.audio.features import (
     HOP,
     kaldi_columns,
@@ -22,7 +21,7 @@ from quire.multimodal.audio.features import (
     stacked_columns,
     stacked_log_mel,
 )
-from quire.multimodal.errors import PromptError
+from quire.multimodal.placement import Placeholders
 
 Samples = NDArray[np.float32]
 _FLOAT = 4  # bytes
@@ -157,36 +156,8 @@ def _speech_features(samples: NDArray[np.float32], info: Transcribes) -> Feature
     return np.pad(samples, (0, max(0, info.min_columns - len(samples))))[None]
 
 
-def place_audio(
-    tokens: TokenArray, info: AudioInfo, pieces: Sequence[Sequence[AudioItem]]
-) -> tuple[TokenArray, tuple[AudioItem, ...]]:
-    """Repeat each placeholder as often as the audio that it stands for has embeddings.
-
-    Args:
-        tokens: tokens of a prompt, with one placeholder for each piece of audio.
-        info: facts about the model.
-        pieces: the items of each piece, whose spans count from its first placeholder.
-
-    Returns:
-        The tokens of the prompt, and the items with their places in it.
-
-    Raises:
-        PromptError: there are more or fewer placeholders.
-    """
-    spots = np.flatnonzero(tokens == info.placeholder)
-    if len(spots) != len(pieces):
-        raise PromptError(
-            f"The rendered chat has {len(spots)} audio placeholders for {len(pieces)} audio parts. Texts must not "
-            f"contain any ({info.placeholder_text}), and the chat template must render each part once.",
-            "messages",
-        )
-    counts = [sum(item.length for item in piece) for piece in pieces]
-    repeats = np.ones(len(tokens), np.int64)
-    repeats[spots] = counts
-    starts = spots + np.cumsum([0, *(count - 1 for count in counts[:-1])]) if counts else spots
-    items = tuple(
-        msgspec.structs.replace(item, start=int(start) + item.start)
-        for start, piece in zip(starts, pieces, strict=True)
-        for item in piece
-    )
-    return np.repeat(tokens, repeats), items
+def audio_placeholders(pieces: Sequence[Sequence[AudioItem]], info: AudioInfo) -> Placeholders:
+    """The placeholders of a prompt, one for each piece of audio. Spans of items count from the first one of theirs."""
+    repeats = [sum(item.length for item in piece) for piece in pieces]
+    items = [(index, item) for index, piece in enumerate(pieces) for item in piece]
+    return Placeholders(info.placeholder, info.placeholder_text, "audio", repeats, items)

@@ -15,7 +15,8 @@ from quire.config.options import AudioOptions
 from quire.multimodal.audio.decode import PARAM, AudioError, DecodedAudio, LongerAudio
 from quire.multimodal.audio.features import SAMPLE_RATE, log_mel
 from quire.multimodal.audio.limits import AudioLimits
-from quire.multimodal.audio.memory import AudioMemory, Reservation
+from quire.multimodal.errors import PromptError
+from quire.multimodal.memory import MediaMemory, Reservation
 from quire.workers.errors import JobKilled, JobTimedOut, QueueFull
 from quire.workers.limits import WorkerLimits
 from quire.workers.pool import WorkerPool
@@ -53,7 +54,7 @@ class AudioUse:
 
 
 class AudioReader:
-    """Prepares the audio of one model's requests.
+    """Prepare the audio of one model's requests.
 
     Attributes:
         limits: limits of files.
@@ -63,7 +64,7 @@ class AudioReader:
     def __init__(
         self,
         options: AudioOptions,
-        memory: AudioMemory | None = None,
+        memory: MediaMemory | None = None,
         *,
         max_queued: int = 1024,
         share: float = 1.0,
@@ -79,7 +80,7 @@ class AudioReader:
         self.limits = AudioLimits(
             int(options.max_audio_size), options.max_audio_seconds, int(options.max_audio_decoded_size)
         )
-        self.memory = memory or AudioMemory(int(options.max_audio_memory), share)
+        self.memory = memory or MediaMemory(int(options.max_audio_memory), share)
         self._most = round(SAMPLE_RATE * self.limits.seconds)
         self._processes = WorkerPool(
             "audio",
@@ -142,10 +143,10 @@ class AudioReader:
             results.clear()
 
     async def reserve(self, size: int, tenant: str, param: str) -> Reservation:
-        """Reserve memory; see `AudioMemory.reserve`. `param`: for the error if it can never fit."""
+        """Reserve memory; see `MediaMemory.reserve`. `param`: for the error if it can never fit."""
         try:
             return await self.memory.reserve(size, tenant)
-        except AudioError as error:
+        except PromptError as error:
             raise AudioError(str(error), param) from error
 
     def _likely(self, sizes: Sequence[int], use: AudioUse) -> list[int]:

@@ -14,8 +14,8 @@ import msgspec
 from quire.config.options import PictureOptions
 from quire.engine.client.pictures import Color, PictureInfo
 from quire.engine.client.protocol import PictureItem, PixelArray
-from quire.multimodal.audio.memory import AudioMemory, Reservation
 from quire.multimodal.errors import PromptError
+from quire.multimodal.memory import MediaMemory, Reservation
 from quire.multimodal.pictures.cache import Key, PictureCache, PreparedPicture
 from quire.multimodal.pictures.decode import WHITE, Inspect, Job, PictureError, PictureHeader, Prepare
 from quire.multimodal.pictures.layout import LayoutError, PictureLayout, layout
@@ -78,7 +78,7 @@ class PictureReader:
     def __init__(
         self,
         options: PictureOptions,
-        memory: AudioMemory,
+        memory: MediaMemory,
         *,
         max_size: int,
         max_queued: int = 1024,

@@ -43,7 +43,7 @@ class CheckedGrammar:
 
 
 class GrammarChecker:
-    """Checks grammars for one model. Results are cached by a hash of the grammar."""
+    """Check grammars for one model. Results are cached by a hash of the grammar."""
 
     def __init__(self, folder: Path, vocab_size: int, eos_token_ids: tuple[int, ...], share: float = 1.0) -> None:
         """`folder`: the model's directory; `share`: the largest part of its queues for one tenant."""

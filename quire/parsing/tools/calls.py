@@ -111,7 +111,7 @@ def short_id(_: int, __: str) -> str:
 
 
 class ToolParser:
-    """Finds tool calls in an answer that arrives in pieces.
+    """Find tool calls in an answer that arrives in pieces.
 
     The result does not depend on how the text is cut. Text that is not a valid call stays content; a call whose
     arguments are cut off is reported as far as it goes.

@@ -19,7 +19,7 @@ _ESCAPED = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", '"': '"', "\\
 
 
 class CustomInputReader:
-    """Extracts `input` from the arguments of one call, which arrive in pieces.
+    """Extract `input` from the arguments of one call, which arrive in pieces.
 
     The result does not depend on how the arguments are cut. Arguments without an `input` are returned unchanged, or
     as text if they are a string; an escape that is cut off is dropped, and lone surrogates are replaced.
@@ -84,7 +84,7 @@ class CustomInputReader:
 
 
 class CustomCallReader:
-    """Replaces the arguments of custom tool calls by their plain text input."""
+    """Replace the arguments of custom tool calls by their plain text input."""
 
     def __init__(self, names: Collection[str]) -> None:
         """`names`: names of the custom tools."""

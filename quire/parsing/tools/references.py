@@ -75,7 +75,7 @@ def resolve_reference(part: Any, schema: Mapping[str, Any]) -> Any:
 
 
 class _Bundle:
-    """Copies a part of a tool's schema, with the definitions that it refers to."""
+    """Copy a part of a tool's schema, with the definitions that it refers to."""
 
     def __init__(self, name: str, places: _Places, prefix: str = "r", *, current: bool = False) -> None:
         """`prefix`: beginning of definition names. `current`: schemas of several JSON Schema versions become one."""

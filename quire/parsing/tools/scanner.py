@@ -20,7 +20,7 @@ _FEW_SPACES = re.compile(f"[{_WHITESPACE}]{{0,64}}")
 
 
 class Scanner:
-    """Reads the text that has arrived.
+    """Read the text that has arrived.
 
     Attributes:
         ended: no more text will arrive.

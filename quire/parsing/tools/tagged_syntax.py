@@ -207,7 +207,7 @@ class TaggedSyntax:
 
 
 class _StringWriter:
-    """Reports a string as it arrives, escaped for JSON; without the line breaks next to its tags if it is padded."""
+    """Report a string as it arrives, escaped for JSON; without the line breaks next to its tags if it is padded."""
 
     def __init__(self, out: ToolParser, *, padded: bool) -> None:
         self._out = out

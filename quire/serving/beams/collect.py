@@ -6,9 +6,9 @@ What beams share is in the prefix cache, up to the last whole block.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from dataclasses import replace
 
 import numpy as np
+from msgspec import structs
 
 from quire.engine.client.detokenizer import Detokenizer
 from quire.engine.client.engine import Engine
@@ -90,7 +90,7 @@ class _PromptSearch:
         for index, beam in enumerate(self._search.running):
             prompt = np.append(self._request.prompt, np.array(beam.tokens, np.int32)).astype(np.int32)
             group = SequenceGroup(self._options.width if first and not index else 0)
-            yield replace(self._request, prompt=prompt, params=params, group=group)
+            yield structs.replace(self._request, prompt=prompt, params=params, group=group, is_search_step=True)
 
     def advance(self, results: Sequence[SequenceResult]) -> None:
         """Take the results of the requests.

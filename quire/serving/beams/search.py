@@ -30,7 +30,7 @@ class Beam:
 
 @dataclass(slots=True)
 class BeamSearch:
-    """Extends beams by one token at a time.
+    """Extend beams by one token at a time.
 
     Attributes:
         running: the beams to be extended, best first; empty at the end of the search.

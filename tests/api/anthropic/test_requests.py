@@ -58,8 +58,8 @@ async def test_a_deferred_tool_is_offered_once_a_message_refers_to_it(tmp_path: 
     assert (await prompt_of(tmp_path, tools=tools)).startswith("<find>[user:hi]")
     auto = {"tool_choice": {"type": "auto"}}
     assert (await prompt_of(tmp_path, tools=tools[1:], **auto)).startswith("[user:hi]")
-    found = result([{"type": "tool_reference", "tool_name": "weather"}])
-    prompt = await prompt_of(tmp_path, tools=tools, messages=found)
+    answer = result([{"type": "tool_reference", "tool_name": "weather"}])
+    prompt = await prompt_of(tmp_path, tools=tools, messages=answer)
     assert prompt.startswith("<find><weather>[user:hi]")
     assert "weather" in prompt.partition("[tool:")[2]
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from quire.multimodal.audio.items import audio_items
-from quire.multimodal.audio.memory import AudioMemory
+from quire.multimodal.memory import MediaMemory
 from tests.support.audio import Samples, encode, tone, voice, wav
 from tests.support.audio_chat import (
     KINDS,
@@ -230,7 +230,6 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     "too short": (input_audio(encoded(sound(0.005))), "too short"),
     "picture": ({"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}, "'image_url' are not"),
     "no marker of ours": ({"type": "audio"}, "'audio' are not supported"),
-    "a marker's text": ({"type": "text", "text": "<|AUDIO|>"}, "2 audio placeholders for 1 audio parts"),
 }
 
 
@@ -245,6 +244,15 @@ async def test_what_cannot_be_heard_is_refused(tmp_path: Path, name: str) -> Non
         assert error["param"] in ("messages[0].content[1]", "messages")
         assert server.state.models[0].client.slots_in_use == 0
     assert requests_of(core) == []
+
+
+async def test_a_text_like_a_marker_is_a_text(tmp_path: Path) -> None:
+    core = AudioCore()
+    async with audio_server(tmp_path, core) as server:
+        await said(server, asked(input_audio(encoded(ONE)), {"type": "text", "text": "<|AUDIO|>"}))
+    (request,) = requests_of(core)
+    (item,) = request.items
+    assert (request.prompt == audio_info(core.kind).placeholder).sum() == item.length
 
 
 async def test_limits(tmp_path: Path) -> None:
@@ -294,8 +302,8 @@ async def test_the_memory_of_a_chat_is_held_until_it_is_answered(tmp_path: Path)
     assert sizes[1] == 4 * features
 
 
-def memory_of(server: Server) -> AudioMemory:
-    return server.state.audio_memory
+def memory_of(server: Server) -> MediaMemory:
+    return server.state.media_memory
 
 
 @pytest.mark.parametrize("way", ["input_audio", "data url", "address", "file", "responses"])
@@ -440,7 +448,7 @@ def test_long_audio_becomes_several_items(kind: str) -> None:
     info = audio_info(kind)
     seconds = 30.0 if info.max_items else 61.3
     items = audio_items(sound(seconds), info)
-    assert [item.start for item in items] == [sum(one.length for one in items[:i]) for i in range(len(items))]
+    assert [item.start for item in items] == [sum(item.length for item in items[:i]) for i in range(len(items))]
     expected = {
         "granite_speech": [100 * 3],
         "phi4_multimodal": [500, math.ceil((6128 - 4000) / 8)],

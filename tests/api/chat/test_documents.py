@@ -137,7 +137,7 @@ async def test_files_that_cannot_be_read(tmp_path: Path, name: str) -> None:
         error = await refused(server, chat("a", file_part(content)))
         assert reason in error["message"]
         assert error["param"] == "messages[0].content[1]"
-        memory = server.state.audio_memory
+        memory = server.state.media_memory
         assert memory.held == 0
 
 

@@ -59,10 +59,10 @@ async def test_a_stream_comes_in_order(tmp_path: Path) -> None:
         assert usage["choices"] == []
         assert usage["usage"]["completion_tokens"] == 12
         for index in range(2):
-            own = [chunk["choices"][0] for chunk in chunks if chunk["choices"][0]["index"] == index]
-            assert own[0]["delta"] == {"role": "assistant", "content": ""}
-            assert "".join(choice["delta"]["content"] for choice in own) == "hello"
-            assert [choice["finish_reason"] for choice in own] == [None] * (len(own) - 1) + ["stop"]
+            choices = [chunk["choices"][0] for chunk in chunks if chunk["choices"][0]["index"] == index]
+            assert choices[0]["delta"] == {"role": "assistant", "content": ""}
+            assert "".join(choice["delta"]["content"] for choice in choices) == "hello"
+            assert [choice["finish_reason"] for choice in choices] == [None] * (len(choices) - 1) + ["stop"]
         assert all(chunk["usage"] is None for chunk in chunks)
         *chunks, _ = chunks_of((await server.post(PATH, {"messages": HI, "stream": True})).text)
         assert all("usage" not in chunk for chunk in chunks)
@@ -185,11 +185,11 @@ async def test_the_server_may_always_stream_usage_and_write_tokens_as_ids(tmp_pa
 
 async def test_templates_of_requests_need_trust(tmp_path: Path) -> None:
     core = FakeCore(answer=says("ok"))
-    wanted = {"messages": HI, "chat_template": "own {{ messages[0].content }}"}
+    body = {"messages": HI, "chat_template": "own {{ messages[0].content }}"}
     async with running_server(tmp_path, core) as server:
-        assert (await server.post(PATH, wanted)).json()["error"]["param"] == "chat_template"
+        assert (await server.post(PATH, body)).json()["error"]["param"] == "chat_template"
     async with running_server(tmp_path, core, trust_request_chat_template=True) as server:
-        assert (await server.post(PATH, wanted)).status_code == 200
+        assert (await server.post(PATH, body)).status_code == 200
         for bad in ("{% if %}", "{{ raise_exception('no') }}", "{{ messages.x.y }}", "{{ ''.__class__.__mro__ }}"):
             answer = await server.post(PATH, {"messages": HI, "chat_template": bad})
             assert answer.status_code == 400, bad

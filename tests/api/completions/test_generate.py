@@ -51,8 +51,8 @@ async def test_streams_add_up(tmp_path: Path) -> None:
     chunks = [json.loads(line) for line in lines]
     assert chunks[-1]["usage"] == whole["usage"]
     for index in range(2):
-        pieces = [one for chunk in chunks for one in chunk["choices"] if one["index"] == index]
-        assert [token for one in pieces for token in one["token_ids"]] == whole["choices"][index]["token_ids"]
+        pieces = [choice for chunk in chunks for choice in chunk["choices"] if choice["index"] == index]
+        assert [token for piece in pieces for token in piece["token_ids"]] == whole["choices"][index]["token_ids"]
         assert pieces[-1]["finish_reason"] == "stop"
 
 
@@ -85,7 +85,7 @@ async def test_what_is_rendered_generates_the_same(tmp_path: Path) -> None:
     assert again["choices"][0]["token_ids"] == whole["choices"][0]["token_ids"]
     first, second = [message.sampling_params for message in core.received if isinstance(message, AddRequest)]
     assert first == second
-    assert [one["token_ids"] for one in listed] == [byte_tokenizer().encode(text).ids for text in ("ab", "cd")]
+    assert [entry["token_ids"] for entry in listed] == [byte_tokenizer().encode(text).ids for text in ("ab", "cd")]
     assert listed[0]["sampling_params"]["seed"] == 5
 
 
@@ -152,7 +152,7 @@ async def test_log_probabilities_have_ids_or_texts(tmp_path: Path) -> None:
             assert [entry["token_id"] for entry in entries] == choice["token_ids"]
             for entry in entries:
                 assert entry["top_logprobs"][0] == {name: entry[name] for name in ("token_id", "logprob", "rank")}
-                ids = [one["token_id"] for one in entry["top_logprobs"]]
+                ids = [logprob["token_id"] for logprob in entry["top_logprobs"]]
                 assert len(ids) == len(set(ids)) >= (1 if count == 0 else 2)
                 assert entry["rank"] >= 1
         text = (await server.post(PATH, {**request(logprobs=0), "output_mode": "text"})).json()

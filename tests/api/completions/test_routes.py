@@ -99,9 +99,9 @@ async def test_usage_ends_a_stream_if_wanted(tmp_path: Path) -> None:
 async def test_echo_puts_the_prompt_in_front(tmp_path: Path) -> None:
     async with running_server(tmp_path) as server:
         for prompt in ("hello ", prompt_of("hello ").tolist()):
-            wanted = {"prompt": prompt, "echo": True, "max_tokens": 20}
-            assert (await server.post(PATH, wanted)).json()["choices"][0]["text"] == "hello HELLO "
-            streamed = chunks_of((await server.post(PATH, {**wanted, "stream": True})).text)
+            body = {"prompt": prompt, "echo": True, "max_tokens": 20}
+            assert (await server.post(PATH, body)).json()["choices"][0]["text"] == "hello HELLO "
+            streamed = chunks_of((await server.post(PATH, {**body, "stream": True})).text)
             assert "".join(chunk["choices"][0]["text"] for chunk in streamed) == "hello HELLO "
 
 
@@ -117,14 +117,14 @@ async def test_echo_alone_gives_the_prompt_and_its_logprobs(tmp_path: Path) -> N
 
 async def test_logprobs_are_columns(tmp_path: Path) -> None:
     async with running_server(tmp_path) as server:
-        wanted = {"prompt": "hi", "max_tokens": 2, "logprobs": 2, "echo": True}
-        columns = (await server.post(PATH, wanted)).json()["choices"][0]["logprobs"]
+        body = {"prompt": "hi", "max_tokens": 2, "logprobs": 2, "echo": True}
+        columns = (await server.post(PATH, body)).json()["choices"][0]["logprobs"]
         assert columns["tokens"] == ["h", "i", "H", "I"]
         assert columns["text_offset"] == [0, 1, 2, 3]
         assert columns["token_logprobs"] == [None, -0.5, -0.5, -0.5]
         assert columns["top_logprobs"][0] is None
         assert columns["top_logprobs"][2] == {"H": -0.5, "I": -1.5}
-        streamed = chunks_of((await server.post(PATH, {**wanted, "stream": True})).text)
+        streamed = chunks_of((await server.post(PATH, {**body, "stream": True})).text)
         merged = {
             key: [value for chunk in streamed for value in chunk["choices"][0]["logprobs"][key]] for key in columns
         }
@@ -133,26 +133,26 @@ async def test_logprobs_are_columns(tmp_path: Path) -> None:
 
 async def test_offsets_count_characters_not_their_pieces(tmp_path: Path) -> None:
     async with running_server(tmp_path) as server:
-        wanted = {"prompt": "w\u00f6rld", "max_tokens": 2, "logprobs": 1, "echo": True}
-        columns = (await server.post(PATH, wanted)).json()["choices"][0]["logprobs"]
+        body = {"prompt": "w\u00f6rld", "max_tokens": 2, "logprobs": 1, "echo": True}
+        columns = (await server.post(PATH, body)).json()["choices"][0]["logprobs"]
         assert columns["text_offset"] == [0, 1, 1, 2, 3, 4, 5, 6]
-        streamed = chunks_of((await server.post(PATH, {**wanted, "stream": True})).text)
+        streamed = chunks_of((await server.post(PATH, {**body, "stream": True})).text)
         offsets = [offset for chunk in streamed for offset in chunk["choices"][0]["logprobs"]["text_offset"]]
         assert offsets == columns["text_offset"]
 
 
 async def test_tokens_as_ids(tmp_path: Path) -> None:
     async with running_server(tmp_path) as server:
-        wanted = {"prompt": "hi", "max_tokens": 2, "logprobs": 1, "return_tokens_as_token_ids": True}
-        wanted["return_token_ids"] = True
-        (choice,) = (await server.post(PATH, wanted)).json()["choices"]
+        body = {"prompt": "hi", "max_tokens": 2, "logprobs": 1, "return_tokens_as_token_ids": True}
+        body["return_token_ids"] = True
+        (choice,) = (await server.post(PATH, body)).json()["choices"]
         ids = prompt_of("HI").tolist()
         assert choice["logprobs"]["tokens"] == [f"token_id:{token}" for token in ids]
         assert choice["token_ids"] == ids
         assert choice["prompt_token_ids"] == prompt_of("hi").tolist()
-        first, *rest = chunks_of((await server.post(PATH, {**wanted, "stream": True})).text)
+        first, *others = chunks_of((await server.post(PATH, {**body, "stream": True})).text)
         assert first["choices"][0]["prompt_token_ids"] == prompt_of("hi").tolist()
-        assert [token for chunk in (first, *rest) for token in chunk["choices"][0]["token_ids"]] == ids
+        assert [token for chunk in (first, *others) for token in chunk["choices"][0]["token_ids"]] == ids
 
 
 async def test_the_number_of_prompt_logprobs_has_a_limit(tmp_path: Path) -> None:
@@ -171,8 +171,8 @@ async def test_the_number_of_prompt_logprobs_has_a_limit(tmp_path: Path) -> None
 async def test_logprobs_of_the_whole_vocabulary(tmp_path: Path) -> None:
     async with running_server(tmp_path, max_logprobs=-1) as server:
         for count in (-1, 1 << 60):
-            wanted = {"prompt": "hi", "max_tokens": 1, "logprobs": count, "prompt_logprobs": count}
-            answer = await server.post(PATH, {**wanted, "return_tokens_as_token_ids": True})
+            body = {"prompt": "hi", "max_tokens": 1, "logprobs": count, "prompt_logprobs": count}
+            answer = await server.post(PATH, {**body, "return_tokens_as_token_ids": True})
             (choice,) = answer.json()["choices"]
             assert len(choice["logprobs"]["top_logprobs"][0]) > 250
             assert len(choice["prompt_logprobs"][1]) > 250
@@ -195,17 +195,17 @@ async def test_cached_tokens_are_counted_once_for_each_prompt(tmp_path: Path) ->
 
 async def test_a_long_prompt_is_cut_if_wanted(tmp_path: Path) -> None:
     async with running_server(tmp_path) as server:
-        wanted = {"prompt": "abcdef", "truncate_prompt_tokens": 2, "max_tokens": 9}
-        body = (await server.post(PATH, wanted)).json()
-        assert body["choices"][0]["text"] == "EF"
-        assert body["usage"]["prompt_tokens"] == 2
+        body = {"prompt": "abcdef", "truncate_prompt_tokens": 2, "max_tokens": 9}
+        answer = (await server.post(PATH, body)).json()
+        assert answer["choices"][0]["text"] == "EF"
+        assert answer["usage"]["prompt_tokens"] == 2
         for side, text in (("right", "AB"), ("left", "EF")):
-            body = (await server.post(PATH, {**wanted, "truncation_side": side})).json()
-            assert body["choices"][0]["text"] == text
-        refused = await server.post(PATH, {**wanted, "truncation_side": "middle"})
+            answer = (await server.post(PATH, {**body, "truncation_side": side})).json()
+            assert answer["choices"][0]["text"] == text
+        refused = await server.post(PATH, {**body, "truncation_side": "middle"})
         assert refused.json()["error"]["param"] == "truncation_side"
-        wanted = {"prompt": "x" * 3000, "truncate_prompt_tokens": -1, "max_tokens": 1}
-        assert (await server.post(PATH, wanted)).json()["usage"]["prompt_tokens"] == 511
+        body = {"prompt": "x" * 3000, "truncate_prompt_tokens": -1, "max_tokens": 1}
+        assert (await server.post(PATH, body)).json()["usage"]["prompt_tokens"] == 511
 
 
 @pytest.mark.parametrize(
@@ -358,8 +358,8 @@ async def test_sampling_fields_reach_the_engine(tmp_path: Path) -> None:
 
 
 async def test_defaults_come_from_the_models_own_file(tmp_path: Path) -> None:
-    given = {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "eos_token_id": [5, 6], "max_new_tokens": 3}
-    (tmp_path / "generation_config.json").write_text(json.dumps(given))
+    defaults = {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "eos_token_id": [5, 6], "max_new_tokens": 3}
+    (tmp_path / "generation_config.json").write_text(json.dumps(defaults))
     for mode, expected in (("auto", (0.6, 0.95, 20)), ("none", (1.0, 1.0, 0))):
         core = FakeCore()
         async with running_server(tmp_path, core, generation_config=mode) as server:

@@ -32,15 +32,15 @@ async def test_pages_that_do_not_exist(tmp_path: Path) -> None:
 
 async def test_errors_of_responses_have_openais_types(tmp_path: Path) -> None:
     async with running_server(tmp_path, capacity=1) as server:
-        wanted = {"input": "hi"}
+        body = {"input": "hi"}
         for answer, status in (
             (await server.post("/v1/responses", {"input": 5}), 400),
-            (await server.post("/v1/responses", {**wanted, "model": "none"}), 404),
+            (await server.post("/v1/responses", {**body, "model": "none"}), 404),
             (await server.http.get("/v1/responses/resp_none"), 404),
         ):
             assert (answer.status_code, answer.json()["error"]["type"]) == (status, "invalid_request_error")
         with server.state.models[0].client.slots(1):
-            answer = await server.post("/v1/responses", wanted)
+            answer = await server.post("/v1/responses", body)
         assert (answer.status_code, answer.json()["error"]["type"]) == (503, "server_error")
 
 

@@ -41,9 +41,9 @@ async def test_a_silent_stream_shows_that_it_is_alive(tmp_path: Path) -> None:
             assert await anext(lines) == ": keep-alive"
             core.hold.clear()
             core.allow(10)
-            rest = [line async for line in lines]
-    assert rest[-2] == "data: [DONE]"
-    assert "late" in "".join(json.loads(line[6:])["choices"][0]["delta"].get("content", "") for line in rest
+            remaining = [line async for line in lines]
+    assert remaining[-2] == "data: [DONE]"
+    assert "late" in "".join(json.loads(line[6:])["choices"][0]["delta"].get("content", "") for line in remaining
                              if line.startswith("data: {"))  # fmt: skip
 
 

@@ -16,8 +16,8 @@ from tests.support.tool_server import OWN, WEATHER, serving
 @pytest.mark.parametrize("stream", [False, True])
 async def test_what_is_no_tool_server_is_an_error_at_once(tmp_path: Path, stream: bool) -> None:
     async with mcp_server() as tools:
-        given: dict[str, Any] = {"tool_server": f"weather={tools.url}/nothing", "tool_call_parser": "hermes"}
-        async with running_server(tmp_path, **given) as server:
+        options: dict[str, Any] = {"tool_server": f"weather={tools.url}/nothing", "tool_call_parser": "hermes"}
+        async with running_server(tmp_path, **options) as server:
             answer = await server.post(PATH, {"input": "hi", "tools": [WEATHER], "stream": stream})
             await until(lambda: server.state.models[0].client.slots_in_use == 0)
     assert (answer.status_code, answer.json()["error"]["param"]) == (424, "tools")

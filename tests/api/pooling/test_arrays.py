@@ -46,17 +46,17 @@ def base64_of(values: arrays.Floats, dtype: EmbedDtype, endianness: Endianness) 
 )
 def test_floats_are_rounded_as_torch_does(name: str, kind: torch.dtype, largest: float) -> None:
     values = VALUES[np.abs(VALUES) <= largest]
-    wanted = torch.from_numpy(values).to(kind)
-    assert raw(values, name, "native") == wanted.view(torch.uint8).numpy().tobytes()  # type: ignore[arg-type]
-    assert np.array_equal(round_values(values, name), wanted.float().numpy())  # type: ignore[arg-type]
+    expected = torch.from_numpy(values).to(kind)
+    assert raw(values, name, "native") == expected.view(torch.uint8).numpy().tobytes()  # type: ignore[arg-type]
+    assert np.array_equal(round_values(values, name), expected.float().numpy())  # type: ignore[arg-type]
 
 
 def test_values_beyond_float8_become_its_largest() -> None:
-    given = np.array([1e6, -1e6, np.nan], np.float32)
-    assert round_values(given, "fp8_e4m3")[:2].tolist() == [448, -448]
-    assert round_values(given, "fp8_e5m2")[:2].tolist() == [57344, -57344]
-    assert np.isnan(round_values(given, "fp8_e4m3")[2])
-    assert np.isnan(round_values(given, "bfloat16")[2])
+    numbers = np.array([1e6, -1e6, np.nan], np.float32)
+    assert round_values(numbers, "fp8_e4m3")[:2].tolist() == [448, -448]
+    assert round_values(numbers, "fp8_e5m2")[:2].tolist() == [57344, -57344]
+    assert np.isnan(round_values(numbers, "fp8_e4m3")[2])
+    assert np.isnan(round_values(numbers, "bfloat16")[2])
 
 
 def test_integers_keep_the_directions_of_vectors() -> None:
@@ -102,11 +102,11 @@ def test_vectors_of_many_tokens_are_written_in_short_pieces(monkeypatch: pytest.
 
     monkeypatch.setattr(arrays, "cast", counted)
     tokens = RANDOM.normal(size=(700, 100)).astype(np.float32)
-    found, as_text, as_base64 = raw(tokens, dtype, "big"), json_of(tokens, dtype), base64_of(tokens, dtype, "big")
+    as_bytes, as_text, as_base64 = raw(tokens, dtype, "big"), json_of(tokens, dtype), base64_of(tokens, dtype, "big")
     assert max(converted) <= 1 << 14
     assert np.array_equal(np.array(json.loads(as_text), np.float32), round_values(tokens, dtype).astype(np.float32))
     whole = cast(tokens, dtype)
-    assert found == (whole.byteswap() if whole.itemsize > 1 else whole).tobytes()
-    assert base64.b64decode(json.loads(as_base64)) == found
-    assert byte_size(tokens, dtype) == len(found)
+    assert as_bytes == (whole.byteswap() if whole.itemsize > 1 else whole).tobytes()
+    assert base64.b64decode(json.loads(as_base64)) == as_bytes
+    assert byte_size(tokens, dtype) == len(as_bytes)
     assert byte_size(tokens[0], dtype) == len(raw(tokens[0], dtype, "native"))

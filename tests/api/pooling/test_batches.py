@@ -30,10 +30,10 @@ async def test_2048_inputs_run_with_a_few_slots(tmp_path: Path) -> None:
     async with pooling_server(tmp_path, core=core, capacity=4) as server:
         answer = await server.post(PATH, {"input": TEXTS})
         assert answer.status_code == 200, answer.text
-        found = vectors(answer.json())
+        actual = vectors(answer.json())
         some = vectors((await server.post(PATH, {"input": [TEXTS[0], TEXTS[2047]]})).json())
-    assert found.shape[0] == 2048
-    assert np.array_equal(found[[0, 2047]], some)
+    assert actual.shape[0] == 2048
+    assert np.array_equal(actual[[0, 2047]], some)
     assert len({message.flow for message in added(core)[:2048]}) == 1
 
 
@@ -178,13 +178,13 @@ async def test_large_answers_are_complete(tmp_path: Path, path: str, body: Any) 
         name, texts = next((name, value) for name, value in body.items() if isinstance(value, list))
         if name == "embedding_types":
             name, texts = "texts", TEXTS
-        one = await server.post(path, {**body, name: texts[:1]})
-        assert int(one.headers["content-length"]) == len(one.content)
+        answer_to_one = await server.post(path, {**body, name: texts[:1]})
+        assert int(answer_to_one.headers["content-length"]) == len(answer_to_one.content)
         if path == "/pooling":
-            assert whole.content.startswith(one.content)
+            assert whole.content.startswith(answer_to_one.content)
         else:
             assert count_of(whole.json()) == 2048
-            assert count_of(one.json()) == 1
+            assert count_of(answer_to_one.json()) == 1
         assert server.state.results.held == 0
 
 

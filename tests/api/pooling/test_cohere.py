@@ -38,7 +38,7 @@ async def test_several_types_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "wanted"),
+    ("fields", "expected"),
     [
         ({}, "abcdef"),
         ({"truncate": "START"}, "cdefgh"),
@@ -47,15 +47,15 @@ async def test_several_types_at_once(tmp_path: Path) -> None:
         ({"truncate": "NONE"}, None),
     ],
 )
-async def test_long_texts_are_cut(tmp_path: Path, fields: dict[str, Any], wanted: str | None) -> None:
+async def test_long_texts_are_cut(tmp_path: Path, fields: dict[str, Any], expected: str | None) -> None:
     core = FakeCore()
     async with pooling_server(tmp_path, core=core, max_model_len=6) as server:
         answer = await server.post(PATH, {"texts": ["abcdefgh"], **fields})
-    if wanted is None:
+    if expected is None:
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "texts[0]")
     else:
         assert answer.status_code == 200
-        assert texts(core) == [wanted]
+        assert texts(core) == [expected]
 
 
 async def test_types_of_input_choose_prompts(tmp_path: Path) -> None:

@@ -31,13 +31,13 @@ async def test_all_kinds_of_input_give_the_same_embeddings(tmp_path: Path) -> No
         both = (await server.post(PATH, {"input": ["hello", "world"]})).json()
         assert both["object"] == "list"
         assert both["model"] == "fake"
-        assert [(one["object"], one["index"]) for one in both["data"]] == [("embedding", 0), ("embedding", 1)]
+        assert [(entry["object"], entry["index"]) for entry in both["data"]] == [("embedding", 0), ("embedding", 1)]
         assert both["usage"]["prompt_tokens"] == both["usage"]["total_tokens"] == 10
         assert both["usage"]["completion_tokens"] == 0
         assert np.allclose(np.linalg.norm(vectors(both), axis=1), 1)
-        for given in (["hello"], "hello", ids("hello"), [ids("hello")]):
-            one = (await server.post(PATH, {"input": given})).json()
-            assert np.array_equal(vectors(one)[0], vectors(both)[0])
+        for inputs in (["hello"], "hello", ids("hello"), [ids("hello")]):
+            answer = (await server.post(PATH, {"input": inputs})).json()
+            assert np.array_equal(vectors(answer)[0], vectors(both)[0])
 
 
 async def test_null_is_the_default(tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ async def test_openais_client_reads_them(tmp_path: Path) -> None:
         shorter = await client.embeddings.create(model="fake", input="a", dimensions=5)
         with pytest.raises(openai.BadRequestError, match="empty"):
             await client.embeddings.create(model="fake", input=["a", ""])
-    assert np.allclose([one.embedding for one in plain.data], [one.embedding for one in default.data])
+    assert np.allclose([entry.embedding for entry in plain.data], [entry.embedding for entry in default.data])
     assert len(shorter.data[0].embedding) == 5
 
 
@@ -74,12 +74,12 @@ async def test_a_conversation_is_rendered_and_embedded(tmp_path: Path) -> None:
     async with pooling_server(tmp_path, core=core) as server:
         answer = (await server.post(PATH, chat)).json()
         with_prompt = await server.post(PATH, {**chat, "add_generation_prompt": True})
-        own = await server.post(PATH, {**chat, "chat_template": "{{ 1 }}"})
+        with_template = await server.post(PATH, {**chat, "chat_template": "{{ 1 }}"})
     assert len(answer["data"]) == 1
     assert texts(core)[0] == "<|im_start|>user\nhi<|im_end|>\n"
     assert texts(core)[1].endswith("assistant\n")
     assert with_prompt.status_code == 200
-    assert own.json()["error"]["param"] == "chat_template"
+    assert with_template.json()["error"]["param"] == "chat_template"
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2", "int8", "ubinary"])
@@ -91,12 +91,12 @@ async def test_formats_carry_the_same_values(tmp_path: Path, dtype: str) -> None
         described = await server.post(PATH, {**body, "encoding_format": "bytes"})
         bare = await server.post(PATH, {**body, "encoding_format": "bytes_only"})
         exact = vectors((await server.post(PATH, {"input": ["hello", "world"]})).json())
-    pieces = [base64.b64decode(one["embedding"]) for one in encoded["data"]]
+    pieces = [base64.b64decode(entry["embedding"]) for entry in encoded["data"]]
     assert described.content == bare.content == b"".join(pieces)
     assert described.headers["content-type"] == "application/octet-stream"
     metadata = json.loads(described.headers["metadata"])
     assert metadata["usage"] == encoded["usage"]
-    assert [described.content[one["start"] : one["end"]] for one in metadata["data"]] == pieces
+    assert [described.content[entry["start"] : entry["end"]] for entry in metadata["data"]] == pieces
     assert metadata["data"][1]["shape"] == [listed.shape[1]]
     assert "metadata" not in bare.headers
     if dtype in ("float32", "float16"):
@@ -161,7 +161,7 @@ async def test_tokens_of_a_prompt_may_be_left_out_of_the_mean(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("fields", "wanted"),
+    ("fields", "expected"),
     [
         ({"truncate_prompt_tokens": 5}, "<|im_start|>abc<|im_end|>"),
         ({"truncate_prompt_tokens": 5, "truncation_side": "left"}, "<|im_start|>fgh<|im_end|>"),
@@ -171,13 +171,13 @@ async def test_tokens_of_a_prompt_may_be_left_out_of_the_mean(tmp_path: Path) ->
     ],
 )
 async def test_long_texts_are_cut_inside_their_special_tokens(
-    tmp_path: Path, fields: dict[str, Any], wanted: str
+    tmp_path: Path, fields: dict[str, Any], expected: str
 ) -> None:
     core = FakeCore()
     async with pooling_server(tmp_path, core=core, joins=True) as server:
         answer = await server.post(PATH, {"input": "abcdefgh", **fields})
         assert answer.status_code == 200, answer.text
-    assert texts(core) == [wanted]
+    assert texts(core) == [expected]
 
 
 async def test_long_token_lists_are_cut(tmp_path: Path) -> None:
@@ -273,9 +273,9 @@ async def test_pooling_has_all_tasks(tmp_path: Path) -> None:
         async def data(**fields: Any) -> Any:
             answer = await server.post("/pooling", {"input": "abc", **fields})
             assert answer.status_code == 200, answer.text
-            (one,) = answer.json()["data"]
-            assert one["object"] == "pooling"
-            return one["data"]
+            (entry,) = answer.json()["data"]
+            assert entry["object"] == "pooling"
+            return entry["data"]
 
         assert np.shape(await data()) == (SIZE,)  # the first task
         assert np.shape(await data(task="embed", dimensions=3)) == (3,)
@@ -300,10 +300,10 @@ async def test_pooling_has_all_tasks(tmp_path: Path) -> None:
 async def test_classes_have_labels_and_probabilities(tmp_path: Path) -> None:
     async with pooling_server(tmp_path, "classify") as server:
         answer = (await server.post("/classify", {"input": ["abc", "abd"]})).json()
-        for index, one in enumerate(answer["data"]):
-            assert (one["index"], one["num_classes"]) == (index, 3)
-            assert sum(one["probs"]) == pytest.approx(1)
-            assert one["label"] == LABELS[int(np.argmax(one["probs"]))]
+        for index, entry in enumerate(answer["data"]):
+            assert (entry["index"], entry["num_classes"]) == (index, 3)
+            assert sum(entry["probs"]) == pytest.approx(1)
+            assert entry["label"] == LABELS[int(np.argmax(entry["probs"]))]
         assert answer["usage"]["total_tokens"] == 6
         raw = (await server.post("/classify", {"input": "abc", "use_activation": False})).json()
         assert max(raw["data"][0]["probs"]) > 1
@@ -336,11 +336,11 @@ async def test_the_openapi_document_describes_them(tmp_path: Path) -> None:
 
     def references(node: Any) -> list[str]:
         if isinstance(node, dict):
-            own = [node["$ref"]] if isinstance(node.get("$ref"), str) else []
-            return own + [one for value in node.values() for one in references(value)]
-        return [one for value in node for one in references(value)] if isinstance(node, list) else []
+            local = [node["$ref"]] if isinstance(node.get("$ref"), str) else []
+            return local + [reference for value in node.values() for reference in references(value)]
+        return [reference for value in node for reference in references(value)] if isinstance(node, list) else []
 
-    assert {one.removeprefix("#/components/schemas/") for one in references(document)} <= set(schemas)
+    assert {reference.removeprefix("#/components/schemas/") for reference in references(document)} <= set(schemas)
     content = document["paths"][PATH]["post"]["responses"]["200"]["content"]
     assert set(content) == {"application/json", "application/octet-stream"}
     for schema in schemas.values():
@@ -366,6 +366,6 @@ async def test_salt_priority_and_flow_reach_the_engine(tmp_path: Path) -> None:
         answer = await server.post(PATH, {"input": ["a", "b"], "priority": 3, "cache_salt": "s", "request_id": "r"})
         await server.post(PATH, {"input": "c"})
     first, second, third = added(core)
-    assert {(one.priority, one.cache_salt) for one in (first, second)} == {(3, "s")}
+    assert {(request.priority, request.cache_salt) for request in (first, second)} == {(3, "s")}
     assert first.flow == second.flow != third.flow
     assert answer.json()["id"] == "embd-r"

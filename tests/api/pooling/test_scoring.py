@@ -27,7 +27,7 @@ PAIRS = [("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), (
 async def scores_of(server: Any, first: Any, second: Any, **fields: Any) -> list[float]:
     answer = await server.post("/score", {"text_1": first, "text_2": second, **fields})
     assert answer.status_code == 200, answer.text
-    return [one["score"] for one in answer.json()["data"]]
+    return [entry["score"] for entry in answer.json()["data"]]
 
 
 @pytest.mark.parametrize("names", PAIRS)
@@ -37,11 +37,11 @@ async def test_one_or_many_are_compared_with_many(tmp_path: Path, names: tuple[s
         async def ask(first: Any, second: Any) -> Any:
             return await server.post("/v1/score", {names[0]: first, names[1]: second})
 
-        one = (await ask("cat", "act")).json()
-        assert (one["object"], one["data"][0]["object"], one["data"][0]["index"]) == ("list", "score", 0)
+        single = (await ask("cat", "act")).json()
+        assert (single["object"], single["data"][0]["object"], single["data"][0]["index"]) == ("list", "score", 0)
         many = (await ask("cat", DOCUMENTS)).json()
         assert [entry["index"] for entry in many["data"]] == [0, 1, 2, 3]
-        assert many["data"][2]["score"] == one["data"][0]["score"]
+        assert many["data"][2]["score"] == single["data"][0]["score"]
         assert (await ask(["cat"], DOCUMENTS)).json()["data"] == many["data"]
         assert (await ask(["cat"] * 4, DOCUMENTS)).json()["data"] == many["data"]
         parts = {"content": [{"type": "text", "text": "cat"}]}
@@ -74,7 +74,7 @@ async def test_a_tokenizer_without_token_types_has_no_second_segment(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("fields", "wanted"),
+    ("fields", "expected"),
     [
         ({"truncate_prompt_tokens": 9}, "<|im_start|>abc<|im_end|>vwx<|im_end|>"),
         ({"truncate_prompt_tokens": 8}, "<|im_start|>ab<|im_end|>vwx<|im_end|>"),
@@ -83,11 +83,11 @@ async def test_a_tokenizer_without_token_types_has_no_second_segment(tmp_path: P
         ({"max_tokens_per_query": 1}, "<|im_start|>a<|im_end|>vwxyz<|im_end|>"),
     ],
 )
-async def test_pairs_are_cut(tmp_path: Path, fields: dict[str, Any], wanted: str) -> None:
+async def test_pairs_are_cut(tmp_path: Path, fields: dict[str, Any], expected: str) -> None:
     core = FakeCore()
     async with pooling_server(tmp_path, "score", core=core, joins=True) as server:
         await scores_of(server, "abcde", "vwxyz", **fields)
-    assert texts(core) == [wanted]
+    assert texts(core) == [expected]
 
 
 @pytest.mark.parametrize("lengths", [(3, 9), (9, 3), (6, 6), (7, 5), (1, 20)])
@@ -142,8 +142,8 @@ async def test_late_interaction_compares_tokens(tmp_path: Path) -> None:
             return np.array((await server.post("/pooling", body)).json()["data"][0]["data"], np.float32)
 
         query = await tokens(QUERY)
-        wanted = [(query @ (await tokens(text)).T).max(axis=1).sum() for text in DOCUMENTS]
-        assert np.allclose(scores, wanted, atol=1e-5)
+        expected = [(query @ (await tokens(text)).T).max(axis=1).sum() for text in DOCUMENTS]
+        assert np.allclose(scores, expected, atol=1e-5)
         assert (await scores_of(server, [QUERY, "zzz"], DOCUMENTS[:2]))[0] == pytest.approx(scores[0])
         usage = (await server.post("/score", {"text_1": "ab", "text_2": ["c", "d"]})).json()["usage"]
         assert usage["prompt_tokens"] == 4
@@ -204,16 +204,16 @@ async def test_documents_are_ordered(tmp_path: Path, path: str) -> None:
     async with pooling_server(tmp_path, "score", joins=True) as server:
         body = {"model": "fake", "query": QUERY, "documents": DOCUMENTS}
         answer = (await server.post(path, body)).json()
-        scores = [one["relevance_score"] for one in answer["results"]]
+        scores = [result["relevance_score"] for result in answer["results"]]
         assert scores == sorted(scores, reverse=True)
         assert scores == sorted(await scores_of(server, QUERY, DOCUMENTS), reverse=True)
-        assert {one["index"] for one in answer["results"]} == {0, 1, 2, 3}
-        assert all(one["document"] == {"text": DOCUMENTS[one["index"]]} for one in answer["results"])
+        assert {result["index"] for result in answer["results"]} == {0, 1, 2, 3}
+        assert all(result["document"] == {"text": DOCUMENTS[result["index"]]} for result in answer["results"])
         assert answer["usage"]["prompt_tokens"] == answer["usage"]["total_tokens"] > 0
         assert answer["meta"]["billed_units"] == {"search_units": 1}
         assert answer["id"].startswith("rerank-")
         best = (await server.post(path, {**body, "top_n": 2, "return_documents": False})).json()["results"]
-        assert best == [{key: one[key] for key in ("index", "relevance_score")} for one in answer["results"][:2]]
+        assert best == [{key: result[key] for key in ("index", "relevance_score")} for result in answer["results"][:2]]
         many = (await server.post(path, {**body, "top_n": 100})).json()["results"]
         assert many == answer["results"]
 

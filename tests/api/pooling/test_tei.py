@@ -17,32 +17,32 @@ async def test_embeddings_are_bare_lists(tmp_path: Path) -> None:
     files = {"config_sentence_transformers.json": {"prompts": {"query": "q: "}}}
     core = FakeCore()
     async with pooling_server(tmp_path, core=core, files=files) as server:
-        one = (await server.post("/embed", {"inputs": "hello"})).json()
+        single = (await server.post("/embed", {"inputs": "hello"})).json()
         two = (await server.post("/embed", {"inputs": ["hello", "world"]})).json()
-        assert one[0] == two[0]
+        assert single[0] == two[0]
         assert np.allclose(np.linalg.norm(two, axis=1), 1)
         assert np.linalg.norm((await server.post("/embed", {"inputs": "hello", "normalize": False})).json()) > 2
         assert np.shape((await server.post("/embed", {"inputs": [[1, 2], [3]], "dimensions": 4})).json()) == (2, 4)
         await server.post("/embed", {"inputs": "hello", "prompt_name": "query"})
         assert texts(core)[-1] == "q: hello"
-        assert (await server.post("/", {"inputs": "hello"})).json() == one
+        assert (await server.post("/", {"inputs": "hello"})).json() == single
         by_token = (await server.post("/embed_all", {"inputs": ["ab", "c"]})).json()
         assert [np.shape(array) for array in by_token] == [(2, TOKEN_SIZE), (1, TOKEN_SIZE)]
 
 
 @pytest.mark.parametrize(
-    ("fields", "wanted"),
+    ("fields", "expected"),
     [({}, "<|im_start|>abc"), ({"truncation_direction": "Left"}, "<|im_start|>fgh"), ({"truncate": False}, None)],
 )
-async def test_long_texts_are_cut_if_wanted(tmp_path: Path, fields: dict[str, Any], wanted: str | None) -> None:
+async def test_long_texts_are_cut_if_wanted(tmp_path: Path, fields: dict[str, Any], expected: str | None) -> None:
     core = FakeCore()
     async with pooling_server(tmp_path, core=core, joins=True, max_model_len=5) as server:
         answer = await server.post("/embed", {"inputs": ["a", "abcdefgh"], "truncate": True, **fields})
-    if wanted is None:
+    if expected is None:
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "inputs[1]")
     else:
         assert answer.status_code == 200
-        assert texts(core)[1] == f"{wanted}<|im_end|>"
+        assert texts(core)[1] == f"{expected}<|im_end|>"
 
 
 async def test_sparse_embeddings_have_what_is_not_zero(tmp_path: Path) -> None:
@@ -72,11 +72,11 @@ async def test_predictions_are_sorted_labels(tmp_path: Path) -> None:
     core = FakeCore()
     async with pooling_server(tmp_path, "classify", core=core, joins=True) as server:
         for path in ("/predict", "/"):
-            one = (await server.post(path, {"inputs": "abc"})).json()
-            assert {label["label"] for label in one} == set(LABELS)
-            assert sum(label["score"] for label in one) == pytest.approx(1)
-            assert one == sorted(one, key=lambda label: -label["score"])
-            assert (await server.post(path, {"inputs": [["abc"]]})).json() == [one]
+            single = (await server.post(path, {"inputs": "abc"})).json()
+            assert {label["label"] for label in single} == set(LABELS)
+            assert sum(label["score"] for label in single) == pytest.approx(1)
+            assert single == sorted(single, key=lambda label: -label["score"])
+            assert (await server.post(path, {"inputs": [["abc"]]})).json() == [single]
         pair = (await server.post("/predict", {"inputs": ["a", "b"]})).json()
         assert texts(core)[-1] == "<|im_start|>a<|im_end|>b<|im_end|>"
         assert (await server.post("/predict", {"inputs": [["a", "b"], ["c", "d"]]})).json()[0] == pair

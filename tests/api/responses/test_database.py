@@ -89,8 +89,8 @@ def row(name: str, size: int = 1000, expires: float | None = None, owner: str = 
     return {"id": name, "owner": owner, "expires": expires, "lease": 0.0, **blobs, "size": size}
 
 
-def names(database: Database, *wanted: str) -> list[str]:
-    return [name for name in wanted if database.get(name, "", 0.0, events=False) is not None]
+def names(database: Database, *ids: str) -> list[str]:
+    return [name for name in ids if database.get(name, "", 0.0, events=False) is not None]
 
 
 @contextmanager
@@ -108,15 +108,15 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 def test_the_oldest_rows_make_room(url: str) -> None:
     with closing(Database(url, 10 * MIB)) as database:
-        wanted = [str(number) for number in range(25)]
-        for name in wanted:
+        ids = [str(number) for number in range(25)]
+        for name in ids:
             database.put(row(name, MIB))
-        assert names(database, *wanted) == wanted[-10:]
+        assert names(database, *ids) == ids[-10:]
         database.put(row("15", 3 * MIB))  # replaced by a larger one, it is still the oldest, but the one that is put
-        assert names(database, *wanted) == ["15", *wanted[-7:]]
+        assert names(database, *ids) == ["15", *ids[-7:]]
         assert database.delete("15", "")
         database.put(row("after", 3 * MIB))
-        assert names(database, *wanted, "after") == [*wanted[-7:], "after"]
+        assert names(database, *ids, "after") == [*ids[-7:], "after"]
 
 
 def test_who_stores_most_makes_room(url: str) -> None:
@@ -127,8 +127,8 @@ def test_who_stores_most_makes_room(url: str) -> None:
         assert database.get("first", "b", 0.0, events=False) is not None
         for number in range(20, 23):
             database.put(row(str(number), 2 * MIB, owner="b"))  # until both have half
-        kept = [database.get(str(number), "a", 0.0, events=False) is not None for number in range(20)]
-        assert kept == [False] * 16 + [True] * 4 or kept == [False] * 15 + [True] * 5
+        present = [database.get(str(number), "a", 0.0, events=False) is not None for number in range(20)]
+        assert present == [False] * 16 + [True] * 4 or present == [False] * 15 + [True] * 5
 
 
 def test_an_owner_whose_only_row_is_the_new_one_takes_room_of_others(url: str) -> None:
@@ -191,11 +191,11 @@ def test_a_row_larger_than_the_limit_is_refused_and_evicts_nothing(url: str) -> 
 
 
 def test_the_limit_holds_for_rows_of_other_servers(tmp_path: Path) -> None:
-    with closing(Database(url_of(tmp_path), 4 * MIB)) as one, closing(Database(url_of(tmp_path), 4 * MIB)) as other:
+    with closing(Database(url_of(tmp_path), 4 * MIB)) as first, closing(Database(url_of(tmp_path), 4 * MIB)) as other:
         for number in range(4):
-            one.put(row(f"one {number}", MIB))
+            first.put(row(f"one {number}", MIB))
             other.put(row(f"other {number}", MIB))
-        while one.sweep(0.0):
+        while first.sweep(0.0):
             pass
         left = names(other, *(f"{who} {number}" for number in range(4) for who in ("one", "other")))
         assert left == ["one 2", "other 2", "one 3", "other 3"]
@@ -230,9 +230,9 @@ def test_a_database_of_an_earlier_version_is_brought_up_to_date(tmp_path: Path, 
     for _ in range(2):
         with closing(Database(url_of(tmp_path))) as database:
             for reader in ("", "somebody"):  # nobody knows whose it is
-                found = database.get("old", reader, time.time(), events=True)
-                assert found is not None
-                assert found["size"] in (317, module.ROW_BYTES + len('{"id": "old"}') + len("[]"))
+                stored_row = database.get("old", reader, time.time(), events=True)
+                assert stored_row is not None
+                assert stored_row["size"] in (317, module.ROW_BYTES + len('{"id": "old"}') + len("[]"))
             database.put(row("new", owner="somebody"))
             assert database.get("new", "other", time.time(), events=True) is None
             database.check(write=True)
@@ -346,13 +346,13 @@ def test_closing_ends_the_wait_for_a_lock(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_two_servers_share_a_file(tmp_path: Path) -> None:
     with (
-        closing(Database(url_of(tmp_path))) as one,
+        closing(Database(url_of(tmp_path))) as first,
         closing(Database(url_of(tmp_path))) as other,
         ThreadPoolExecutor(4) as pool,
     ):
-        wanted = [str(number) for number in range(200)]
-        list(pool.map(lambda name: (one if int(name) % 2 else other).put(row(name)), wanted))
-        assert names(one, *wanted) == names(other, *wanted) == wanted
+        ids = [str(number) for number in range(200)]
+        list(pool.map(lambda name: (first if int(name) % 2 else other).put(row(name)), ids))
+        assert names(first, *ids) == names(other, *ids) == ids
 
 
 def test_what_was_stored_outlives_a_killed_writer(tmp_path: Path) -> None:

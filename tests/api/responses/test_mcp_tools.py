@@ -29,8 +29,8 @@ async def test_a_tool_is_called_and_its_result_goes_on(tmp_path: Path) -> None:
         body = await ask(server, "Weather?", tools=[WEATHER], enable_response_messages=True)
     assert tools.calls == [("get_weather", {"city": "Rome"})]
     assert kinds(body) == ["mcp_list_tools", "reasoning", "message", "mcp_call", "reasoning", "message"]
-    assert [one["message"] for one in body["output_messages"]] == list(answers)
-    assert [len(one["tokens"]) for one in body["input_messages"]] == [len(prompt) for prompt in prompts(core)]
+    assert [message["message"] for message in body["output_messages"]] == list(answers)
+    assert [len(message["tokens"]) for message in body["input_messages"]] == [len(prompt) for prompt in prompts(core)]
     listed, _, _, made, _, message = body["output"]
     assert listed["server_label"] == "weather"
     assert [tool["name"] for tool in listed["tools"]] == ["get_weather", "fail", "wait"]
@@ -67,9 +67,9 @@ async def test_events_come_in_their_order(tmp_path: Path) -> None:
     ]  # fmt: skip
     output = events[-1]["response"]["output"]
     for place, item in enumerate(output):
-        own = [event for event in events if event.get("output_index") == place]
-        assert {event["item_id"] for event in own if "item_id" in event} == {item["id"]}
-        assert own[-1]["item"] == item
+        item_events = [event for event in events if event.get("output_index") == place]
+        assert {event["item_id"] for event in item_events if "item_id" in event} == {item["id"]}
+        assert item_events[-1]["item"] == item
     added = [event["item"] for event in events if event["type"] == "response.output_item.added"]
     assert added[0]["tools"] == []
     assert (added[1]["arguments"], added[1]["output"], added[1]["status"]) == ("", None, "in_progress")
@@ -82,8 +82,8 @@ async def test_openais_client_reads_them(tmp_path: Path) -> None:
         serving(tmp_path, ROME, call("fail"), "Warm.") as (server, _, _),
         openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
     ):
-        given: Any = {"model": "fake", "input": "Weather?", "tools": [WEATHER]}
-        async with client.responses.stream(**given) as events:
+        body: Any = {"model": "fake", "input": "Weather?", "tools": [WEATHER]}
+        async with client.responses.stream(**body) as events:
             seen = [event.type async for event in events if "mcp" in event.type and "delta" not in event.type]
             final = await events.get_final_response()
         again = await client.responses.retrieve(final.id)
@@ -176,8 +176,8 @@ async def test_a_server_that_stops_and_comes_back(tmp_path: Path) -> None:
     core.hold.set()
     async with AsyncExitStack() as stack:
         tools = await stack.enter_async_context(mcp_server())
-        given: dict[str, Any] = {"tool_server": f"weather={tools.url}", "tool_call_parser": "hermes"}
-        async with running_server(tmp_path, core, **given) as server:
+        options: dict[str, Any] = {"tool_server": f"weather={tools.url}", "tool_call_parser": "hermes"}
+        async with running_server(tmp_path, core, **options) as server:
             asking = asyncio.create_task(ask(server, "Weather?", tools=[WEATHER]))
             await until(lambda: core.active)
             await stack.aclose()  # listed, and gone
@@ -198,19 +198,19 @@ async def test_a_server_that_stops_and_comes_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize("way", ["leave", "cancel", "timeout"])
 async def test_a_response_that_ends_ends_its_calls(tmp_path: Path, way: str) -> None:
     async with serving(tmp_path, call("wait"), "So.") as (server, _, tools):
-        given: dict[str, Any] = {"input": "hi", "tools": [WEATHER]}
+        request: dict[str, Any] = {"input": "hi", "tools": [WEATHER]}
         if way == "cancel":
-            body = (await server.post(PATH, {**given, "background": True})).json()
+            body = (await server.post(PATH, {**request, "background": True})).json()
             await until(lambda: tools.waiting)
             path = f"{PATH}/{body['id']}"
             assert (await server.http.get(path)).json()["status"] == "in_progress"
             assert (await server.http.post(f"{path}/cancel")).json()["status"] == "cancelled"
         elif way == "timeout":
-            late = await server.post(PATH, {**given, "timeout": 2})
+            late = await server.post(PATH, {**request, "timeout": 2})
             assert late.status_code == 408
             assert "after 2 seconds" in late.json()["error"]["message"]
         else:
-            asking = asyncio.create_task(server.post(PATH, given))
+            asking = asyncio.create_task(server.post(PATH, request))
             await until(lambda: tools.waiting)
             asking.cancel()
         await until(lambda: not tools.waiting)
@@ -314,8 +314,8 @@ async def test_the_error_of_an_unknown_server_names_those_that_are_allowed(tmp_p
 async def test_the_older_transport(tmp_path: Path) -> None:
     core = FakeCore(answer=says_in_turn(ROME, "Warm."))
     async with mcp_server(old=True) as tools:
-        given: dict[str, Any] = {"tool_server": tools.url, "tool_call_parser": "hermes"}
-        async with running_server(tmp_path, core, **given) as server:
+        options: dict[str, Any] = {"tool_server": tools.url, "tool_call_parser": "hermes"}
+        async with running_server(tmp_path, core, **options) as server:
             body = await ask(server, "hi", tools=[{**WEATHER, "server_label": "127.0.0.1"}])
     assert body["output"][1]["output"] == "21 degrees in Rome"
 

@@ -32,8 +32,8 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
         yield opened
 
 
-def ask(client: openai.OpenAI, given: Any, **options: Any) -> Any:
-    return client.responses.create(model="quire-nano", input=given, temperature=0, **options)
+def ask(client: openai.OpenAI, input_items: Any, **options: Any) -> Any:
+    return client.responses.create(model="quire-nano", input=input_items, temperature=0, **options)
 
 
 def test_answers(client: openai.OpenAI) -> None:
@@ -56,9 +56,9 @@ def test_streams(client: openai.OpenAI) -> None:
     text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
     assert text == final.output_text
     assert "85" in text
-    rest = list(client.responses.retrieve(final.id, stream=True, starting_after=5))
-    assert [event.sequence_number for event in rest] == list(range(6, rest[-1].sequence_number + 1))
-    assert rest[-1].type == "response.completed"
+    later = list(client.responses.retrieve(final.id, stream=True, starting_after=5))
+    assert [event.sequence_number for event in later] == list(range(6, later[-1].sequence_number + 1))
+    assert later[-1].type == "response.completed"
 
 
 def test_parses_into_a_class(client: openai.OpenAI) -> None:
@@ -109,8 +109,8 @@ def test_a_custom_tool_is_called_with_a_text(client: openai.OpenAI) -> None:
     assert call.name == "note"
     deltas = [event.delta for event in events if event.type == "response.custom_tool_call_input.delta"]
     assert "".join(deltas) == call.input
-    given: Any = [{"type": "custom_tool_call_output", "call_id": call.call_id, "output": "noted"}]
-    assert ask(client, given, previous_response_id=final.id, max_output_tokens=20).output
+    items: Any = [{"type": "custom_tool_call_output", "call_id": call.call_id, "output": "noted"}]
+    assert ask(client, items, previous_response_id=final.id, max_output_tokens=20).output
     chat = client.chat.completions.create(
         model="quire-nano",
         messages=[{"role": "user", "content": "Note that it rains."}],
@@ -120,4 +120,4 @@ def test_a_custom_tool_is_called_with_a_text(client: openai.OpenAI) -> None:
         tool_choice={"type": "custom", "custom": {"name": "note"}},
     )
     calls = chat.choices[0].message.tool_calls or []
-    assert [one.custom.input for one in calls if one.type == "custom"] == [call.input]
+    assert [call.custom.input for call in calls if call.type == "custom"] == [call.input]

@@ -85,8 +85,8 @@ async def test_responses_stay_with_their_key_after_a_restart(tmp_path: Path) -> 
     async with running_server(tmp_path, api_key=KEYS) as server:
         of_a, of_b = [await created(server, key) for key in KEYS]
     async with running_server(tmp_path, api_key=(KEYS[1], KEYS[0])) as server:
-        for key, own, other in ((KEYS[0], of_a, of_b), (KEYS[1], of_b, of_a)):
-            assert (await call(server, key, "GET", f"/{own}"))[0] == 200
+        for key, response, other in ((KEYS[0], of_a, of_b), (KEYS[1], of_b, of_a)):
+            assert (await call(server, key, "GET", f"/{response}"))[0] == 200
             assert (await call(server, key, "GET", f"/{without_key}"))[0] == 200
             await assert_unknown_to(server, key, other)
     async with running_server(tmp_path) as server:

@@ -87,11 +87,11 @@ async def test_events_tell_the_same_as_the_whole(tmp_path: Path) -> None:
     assert added[0]["item"]["content"] == added[1]["item"]["content"] == []
     assert added[2]["item"]["arguments"] == ""
     for place, item in enumerate(whole["output"]):
-        own = [event for event in events if event.get("output_index") == place]
-        assert {event["item_id"] for event in own if "item_id" in event} == {item["id"]}
-        text = "".join(event["delta"] for event in own if event["type"].endswith(".delta"))
+        item_events = [event for event in events if event.get("output_index") == place]
+        assert {event["item_id"] for event in item_events if "item_id" in event} == {item["id"]}
+        text = "".join(event["delta"] for event in item_events if event["type"].endswith(".delta"))
         assert text == (item["arguments"] if item["type"] == "function_call" else item["content"][0]["text"])
-        assert own[-1]["item"] == item
+        assert item_events[-1]["item"] == item
 
 
 async def test_answers_that_break_off_are_incomplete(tmp_path: Path) -> None:
@@ -109,9 +109,9 @@ async def test_log_probabilities_come_with_the_text(tmp_path: Path) -> None:
         body = await ask(server, **fields)
         events = await stream(server, **fields)
     deltas = [event for event in events if event["type"] == "response.output_text.delta"]
-    streamed_entries = [one for event in deltas for one in event["logprobs"]]
+    streamed_entries = [entry for event in deltas for entry in event["logprobs"]]
     assert body["output"][1]["content"][0]["logprobs"] == streamed_entries
-    assert "".join(one["token"] for one in streamed_entries).strip() == "abc"
+    assert "".join(streamed_entry["token"] for streamed_entry in streamed_entries).strip() == "abc"
 
 
 async def test_a_format_is_kept_to(tmp_path: Path) -> None:
@@ -137,7 +137,11 @@ CALL = {"type": "function_call", "call_id": "c", "name": "f"}
         ({"prompt": {"id": "p"}}, 400, "prompt"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, 400, None),
         ({"input": []}, 400, "input"),
-        ({"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "f"}]}]}, 400, FIRST_PART),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "f"}]}]},
+            400,
+            f"{FIRST_PART}.file_id",
+        ),
         ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, 400, FIRST_PART),
         ({"input": [{"role": "user", "content": "a"}, {**CALL, "arguments": "{"}]}, 400, "input[1]"),
         ({"input": [{"type": "reasoning", "encrypted_content": "x"}]}, 400, "input[0].encrypted_content"),

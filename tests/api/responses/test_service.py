@@ -172,8 +172,8 @@ async def test_what_a_dead_server_left_has_failed(tmp_path: Path) -> None:
         body = await ask(server)
         left = {**body, "status": "in_progress", "background": True}
         await ResponseStore(url, 0).save(StoredResponse(owner="", response=left, items=[], lease=1.0))
-        found = (await server.http.get(f"{PATH}/{body['id']}")).json()
-    assert (found["status"], found["error"]["code"]) == ("failed", "server_error")
+        stored = (await server.http.get(f"{PATH}/{body['id']}")).json()
+    assert (stored["status"], stored["error"]["code"]) == ("failed", "server_error")
 
 
 async def test_a_client_that_leaves_ends_the_answer(tmp_path: Path) -> None:
@@ -189,9 +189,9 @@ async def test_a_client_that_leaves_ends_the_answer(tmp_path: Path) -> None:
         await until(lambda: not core.active)
         path = f"{PATH}/{created['response']['id']}"
         async with asyncio.timeout(60):
-            while (found := await server.http.get(path)).status_code == 404:
+            while (cancelled := await server.http.get(path)).status_code == 404:
                 await asyncio.sleep(0.01)
-    assert found.json()["status"] == "cancelled"
+    assert cancelled.json()["status"] == "cancelled"
 
 
 async def test_nobody_can_choose_the_name_under_which_a_response_is_kept(tmp_path: Path) -> None:

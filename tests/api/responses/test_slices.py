@@ -17,8 +17,8 @@ async def test_others_run_between_the_slices() -> None:
             ticks += 1
 
     counting = asyncio.create_task(count())
-    found = await map_in_slices(range(3000), lambda part: [(number, ticks) for number in part])
+    pairs = await map_in_slices(range(3000), lambda part: [(number, ticks) for number in part])
     counting.cancel()
-    assert [number for number, _ in found] == list(range(3000))
-    assert len({tick for _, tick in found}) > 10  # there are twelve slices of 256
+    assert [number for number, _ in pairs] == list(range(3000))
+    assert len({tick for _, tick in pairs}) > 10  # there are twelve slices of 256
     assert await map_in_slices([], list) == []

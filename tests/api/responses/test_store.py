@@ -44,9 +44,9 @@ async def health(server: Server) -> Any:
     return answer.json() if answer.content else None
 
 
-async def until_health(server: Server, wanted: Any) -> None:
+async def until_health(server: Server, expected: Any) -> None:
     async with asyncio.timeout(60):
-        while await health(server) != wanted:
+        while await health(server) != expected:
             await asyncio.sleep(0.005)
 
 
@@ -76,8 +76,8 @@ async def test_responses_expire_while_nobody_asks(tmp_path: Path, monkeypatch: p
 async def test_responses_in_memory(tmp_path: Path) -> None:
     async with running_server(tmp_path, response_store="sqlite://") as server:
         bodies = await asyncio.gather(*(ask(server, str(number)) for number in range(20)))
-        found = await asyncio.gather(*(server.http.get(f"{PATH}/{body['id']}") for body in bodies))
-    assert [one.json() for one in found] == bodies
+        answers = await asyncio.gather(*(server.http.get(f"{PATH}/{body['id']}") for body in bodies))
+    assert [answer.json() for answer in answers] == bodies
 
 
 @pytest.mark.parametrize("where", ["file", "memory"])
@@ -87,8 +87,8 @@ async def test_the_oldest_responses_make_room(tmp_path: Path, where: str) -> Non
         first = await ask(server)
         second = await ask(server, previous_response_id=first["id"])
         large = [{"role": "user", "content": "hi", "note": "x" * 100_000}]
-        kept = [(await ask(server, large))["id"] for _ in range(12)]
-        assert (await server.http.get(f"{PATH}/{kept[-1]}")).status_code == 200
+        ids = [(await ask(server, large))["id"] for _ in range(12)]
+        assert (await server.http.get(f"{PATH}/{ids[-1]}")).status_code == 200
         for gone in (first["id"], second["id"]):
             answer = await server.http.get(f"{PATH}/{gone}")
             assert answer.status_code == 404
@@ -174,10 +174,10 @@ async def test_what_could_not_be_stored_whole_is_stored_as_failed(tmp_path: Path
         core.allow(1)
         path = f"{PATH}/{body['id']}"
         async with asyncio.timeout(60):
-            while (found := (await server.http.get(path)).json())["status"] in ("queued", "in_progress"):
+            while (polled := (await server.http.get(path)).json())["status"] in ("queued", "in_progress"):
                 await asyncio.sleep(0.005)
         stored = (await server.http.get(path)).json()
-    assert found["status"] == stored["status"] == "failed"
+    assert polled["status"] == stored["status"] == "failed"
     assert "--response-store-size" in stored["error"]["message"]
 
 
@@ -296,13 +296,13 @@ async def test_nobody_waits_for_a_store_that_does_not_answer(tmp_path: Path, mon
 async def test_a_locked_store_is_closed_in_bounded_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(database, "LOCK_SECONDS", 1000.0)
     monkeypatch.setattr(worker, "_CLOSE_SECONDS", 0.1)
-    kept = ResponseStore(f"sqlite:///{tmp_path / 'responses.db'}", 0)
-    assert await kept.load("resp_x", "") is None
+    responses = ResponseStore(f"sqlite:///{tmp_path / 'responses.db'}", 0)
+    assert await responses.load("resp_x", "") is None
     with locked(tmp_path):
-        saving = [asyncio.create_task(kept.save(stored(str(number)))) for number in range(10)]
+        saving = [asyncio.create_task(responses.save(stored(str(number)))) for number in range(10)]
         await asyncio.sleep(0)
         async with asyncio.timeout(60):
-            await kept.aclose()
+            await responses.aclose()
             results = await asyncio.gather(*saving, return_exceptions=True)
     assert all("store of responses" in str(result) for result in results)
 
@@ -310,43 +310,43 @@ async def test_a_locked_store_is_closed_in_bounded_time(tmp_path: Path, monkeypa
 async def test_opening_says_which_database_cannot_be_used(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no database\n" * 100)
     for url in (f"sqlite:///{tmp_path}/file", f"sqlite:///{tmp_path}", f"sqlite:///{tmp_path}/no/such/file"):
-        async with closing_store(url) as kept:
+        async with closing_store(url) as responses:
             with pytest.raises(Exception, match=f"--response-store: {url}"):
-                await kept.open()
-    async with closing_store("nothing://me:secret@host/x") as kept:
+                await responses.open()
+    async with closing_store("nothing://me:secret@host/x") as responses:
         with pytest.raises(Exception, match=r"//me:\*\*\*@host/x") as failed:
-            await kept.open()
+            await responses.open()
     assert "secret" not in str(failed.value)
 
 
 async def test_a_conversation_is_read_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "MAX_CONVERSATION", 50)
-    async with closing_store(f"sqlite:///{tmp_path / 'kept.db'}") as kept:
+    async with closing_store(f"sqlite:///{tmp_path / 'responses.db'}") as responses:
         before = None
         for number in range(51):
-            await kept.save(stored(f"resp_{number}", before))
+            await responses.save(stored(f"resp_{number}", before))
             before = f"resp_{number}"
         operations = []
-        run = kept._worker.run
+        run = responses._worker.run
 
         async def counted(work: Any, *, write: bool) -> Any:
             operations.append(work)
             return await run(work, write=write)
 
-        monkeypatch.setattr(kept._worker, "run", counted)
-        found = await kept.conversation("resp_49", "", 1 << 20)
-        assert [one.id for one in found] == [f"resp_{number}" for number in range(50)]
+        monkeypatch.setattr(responses._worker, "run", counted)
+        rows = await responses.conversation("resp_49", "", 1 << 20)
+        assert [row.id for row in rows] == [f"resp_{number}" for number in range(50)]
         assert len(operations) == 1
         with pytest.raises(Exception, match="too long: it may have 50 responses"):
-            await kept.conversation("resp_50", "", 1 << 20)
+            await responses.conversation("resp_50", "", 1 << 20)
         with pytest.raises(Exception, match="and 100 bytes"):
-            await kept.conversation("resp_3", "", 100)
-        await kept.save(stored("resp_0", "resp_49"))  # a cycle, which no client can make
+            await responses.conversation("resp_3", "", 100)
+        await responses.save(stored("resp_0", "resp_49"))  # a cycle, which no client can make
         with pytest.raises(Exception, match="too long"):
-            await kept.conversation("resp_49", "", 1 << 20)
-        await kept.delete("resp_20", "")
+            await responses.conversation("resp_49", "", 1 << 20)
+        await responses.delete("resp_20", "")
         with pytest.raises(NoSuchResponse, match="'resp_20', an earlier part of the conversation of 'resp_49'"):
-            await kept.conversation("resp_49", "", 1 << 20)
+            await responses.conversation("resp_49", "", 1 << 20)
 
 
 async def test_what_a_client_sees_of_a_conversation_that_is_too_long(

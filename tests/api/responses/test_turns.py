@@ -81,7 +81,7 @@ async def test_errors_of_elsewhere_may_be_too_deep(tmp_path: Path) -> None:
 async def test_a_choice_of_servers_that_are_not_there_is_refused(tmp_path: Path) -> None:
     choice = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "mcp", "server_label": "nope", "name": "z"}]}
     async with serving(tmp_path, "Well.") as (server, _, _):
-        for given in (choice, {"type": "mcp", "server_label": "nope"}):
-            answer = await server.post(PATH, {"input": "hi", "tools": [OWN], "tool_choice": given})
+        for tool_choice in (choice, {"type": "mcp", "server_label": "nope"}):
+            answer = await server.post(PATH, {"input": "hi", "tools": [OWN], "tool_choice": tool_choice})
             assert answer.status_code == 400
             assert answer.json()["error"]["param"] == "tool_choice"

@@ -27,7 +27,7 @@ def test_log_probabilities_do_not_depend_on_how_tokens_are_grouped(size: int) ->
         list(writer.write_tokens(parsed, entries))
     list(writer.end_turn("completed"))
     (part,) = writer.items[0]["content"]
-    assert [one["token"] for one in part["logprobs"]] == ["\n\n", "a", "b", "c"]
+    assert [entry["token"] for entry in part["logprobs"]] == ["\n\n", "a", "b", "c"]
 
 
 async def test_nothing_of_an_event_comes_before_it(tmp_path: Path) -> None:

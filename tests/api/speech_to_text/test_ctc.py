@@ -79,7 +79,7 @@ async def test_long_audio_keeps_its_times_and_gives_every_word_once(tmp_path: Pa
         body = (await send(server, file=LONG, **TIMES)).json()
         assert body["text"].split() == ["ALPHA", "BRAVO"] * 8
         assert [word["start"] for word in body["words"]] == pytest.approx([0.4 + 4.4 * i for i in range(16)], abs=0.03)
-        assert all(one["end"] <= two["start"] for one, two in pairwise(body["segments"]))
+        assert all(segment["end"] <= two["start"] for segment, two in pairwise(body["segments"]))
         requests = added(core)
         assert len(requests) == 3
         assert len({request.flow for request in requests}) == 1

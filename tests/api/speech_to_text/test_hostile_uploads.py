@@ -160,7 +160,7 @@ HOUR = encode(np.zeros((3600 * 1000, 1), np.float32), "flac", rate=1000)  # 11 k
 
 async def test_what_needs_more_memory_than_there_is_waits_and_is_told_when_to_come_back(tmp_path: Path) -> None:
     async with speech_server(tmp_path, max_audio_memory="600MiB") as server:
-        memory = server.state.audio_memory
+        memory = server.state.media_memory
         memory._patience = 0.3
         with await memory.reserve(600 << 20, "somebody else"):
             response = await post(server.http, HOUR)
@@ -182,13 +182,13 @@ async def test_what_can_never_fit_into_memory_is_refused(tmp_path: Path) -> None
         assert response.status_code == 400
         error = response.json()["error"]
         assert error["param"] == "file"
-        assert "this server has 104857600 for all audio (--max-audio-memory)" in error["message"]
+        assert "this server has 104857600 for all media (--max-audio-memory)" in error["message"]
 
 
 async def test_memory_is_held_while_a_file_is_transcribed(tmp_path: Path) -> None:
     core = SpeechCore()
     async with speech_server(tmp_path, core) as server:
-        memory = server.state.audio_memory
+        memory = server.state.media_memory
         sizes: list[int] = []
         heard = core.answer
 

@@ -59,7 +59,7 @@ async def test_all_languages_have_a_probability_and_no_text_is_generated(tmp_pat
 async def test_the_languages_may_be_restricted(tmp_path: Path) -> None:
     async with speech_server(tmp_path, likely(0.1, 0.6, 0.3)) as server:
         body = (await send(server, **{"languages[]": ["en", "ja"]})).json()
-        assert [(one["code"], one["probability"]) for one in body["languages"]] == [
+        assert [(language["code"], language["probability"]) for language in body["languages"]] == [
             ("ja", pytest.approx(0.75)),
             ("en", pytest.approx(0.25)),
         ]

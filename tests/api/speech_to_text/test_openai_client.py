@@ -45,8 +45,8 @@ async def test_every_response_format(tmp_path: Path) -> None:
         )
         assert verbose.segments is not None
         assert verbose.words is not None
-        assert [one.text for one in verbose.segments] == [" alpha", " bravo"]
-        assert [one.word for one in verbose.words] == ["alpha", "bravo"]
+        assert [segment.text for segment in verbose.segments] == [" alpha", " bravo"]
+        assert [word.word for word in verbose.words] == ["alpha", "bravo"]
         assert verbose.language == "en"
         with pytest.raises(openai.BadRequestError, match="speaker diarization"):
             await create(model="fake", file=FILE, response_format="diarized_json")
@@ -73,7 +73,7 @@ async def test_log_probabilities_and_translations(tmp_path: Path) -> None:
     async with client_of(tmp_path) as client:
         parsed = await client.audio.transcriptions.create(model="fake", file=FILE, include=["logprobs"])
         assert parsed.logprobs is not None
-        assert "".join(one.token or "" for one in parsed.logprobs) == " alpha bravo"
+        assert "".join(entry.token or "" for entry in parsed.logprobs) == " alpha bravo"
         translated = await client.audio.translations.create(model="fake", file=FILE)
         assert translated.text == "alpha bravo"
         subtitles = await client.audio.translations.create(model="fake", file=FILE, response_format="srt")

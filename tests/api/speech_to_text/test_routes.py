@@ -95,7 +95,7 @@ async def test_verbose_json_has_segments_and_words(tmp_path: Path) -> None:
         body = (await send(server, **fields)).json()
         assert (body["task"], body["language"], body["duration"]) == ("transcribe", "de", 3.2)
         assert body["text"] == "alpha bravo"
-        assert [one["text"] for one in body["segments"]] == [" alpha", " bravo"]
+        assert [segment["text"] for segment in body["segments"]] == [" alpha", " bravo"]
         first = body["segments"][0]
         assert set(first) == {
             *("id", "seek", "start", "end", "text", "tokens", "temperature", "avg_logprob", "compression_ratio"),
@@ -120,7 +120,9 @@ async def test_long_files_in_other_formats_are_transcribed_whole(tmp_path: Path)
     async with speech_server(tmp_path) as server:
         body = (await send(server, file=LONG, response_format="verbose_json")).json()
         assert body["text"].split() == ["alpha", "bravo"] * 8
-        assert [round(one["start"], 1) for one in body["segments"]] == [round(0.4 + 4.4 * i, 1) for i in range(16)]
+        assert [round(segment["start"], 1) for segment in body["segments"]] == [
+            round(0.4 + 4.4 * i, 1) for i in range(16)
+        ]
         mp3 = encode(spoken((A, 1.0), (B, 1.0))[:, None], "mp3")
         assert (await send(server, file=mp3)).json()["text"] == "alpha bravo"
 
@@ -338,16 +340,19 @@ async def test_chunks_have_the_tokens_so_far(tmp_path: Path, file: bytes, window
     async with speech_server(tmp_path) as server:
         *pieces, last, whole = events_of(await send(server, file=file, **fields, **flags))
     texts = accumulate(chunk["choices"][0]["delta"]["content"] for chunk in pieces)
-    given = [chunk["usage"]["prompt_tokens"] for chunk in pieces]  # grows where a window begins
-    ended = [sorted(set(given)).index(one) for one in given]
+    prompt_tokens = [chunk["usage"]["prompt_tokens"] for chunk in pieces]  # grows where a window begins
+    ended = [sorted(set(prompt_tokens)).index(count) for count in prompt_tokens]
     # A token is a byte, or the end of a window, which may come with the last bytes. The text lacks the first space.
     expected = [1 + len(text) + ends for text, ends in zip(texts, ended, strict=True)]
     counts = [chunk["usage"]["completion_tokens"] for chunk in pieces]
     assert all(count - least in (0, 1) for count, least in zip(counts, expected, strict=True))
     assert ended[-1] == windows - 1
-    assert given == sorted(given)
+    assert prompt_tokens == sorted(prompt_tokens)
     assert last["usage"] == whole["usage"]
-    assert (whole["usage"]["prompt_tokens"], whole["usage"]["completion_tokens"]) == (given[-1], expected[-1] + 1)
+    assert (whole["usage"]["prompt_tokens"], whole["usage"]["completion_tokens"]) == (
+        prompt_tokens[-1],
+        expected[-1] + 1,
+    )
 
 
 async def test_chunks_of_a_text_that_was_cut_end_with_length(tmp_path: Path) -> None:

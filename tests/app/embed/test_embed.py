@@ -46,10 +46,10 @@ async def test_a_servers_embeddings_are_written_in_order(
     async with pooling_server(tmp_path / "model") as server:
         flags = ("--url", f"{server.url}/v1", "--text-field", "body", "--batch-size", "4", "--concurrency", "3")
         assert await embed(str(path), *flags) == 0
-        wanted = vectors((await server.post("/v1/embeddings", {"input": TEXTS})).json())
-    found = np.load(tmp_path / "corpus.npy")
-    assert found.dtype == np.float32
-    assert np.array_equal(found, wanted)
+        expected = vectors((await server.post("/v1/embeddings", {"input": TEXTS})).json())
+    actual = np.load(tmp_path / "corpus.npy")
+    assert actual.dtype == np.float32
+    assert np.array_equal(actual, expected)
     shown = capsys.readouterr()
     assert "23 embeddings written" in shown.out
     assert "23/23" in shown.err
@@ -165,7 +165,7 @@ def test_a_model_in_the_process_gives_the_embeddings(tmp_path: Path, capsys: pyt
     assert "does not embed; its tasks are generate" in capsys.readouterr().err
     serve = ("--serve-args", "--convert embed --dtype float32")
     assert run(Embed.parse((str(path), *flags, *serve))) == 0, capsys.readouterr().err
-    found = np.load(tmp_path / "corpus.npy")
-    assert found.shape == (23, 64)
-    assert np.allclose(np.linalg.norm(found, axis=1), 1, atol=1e-5)
-    assert np.abs(found[0] - found[1]).max() > 1e-3
+    actual = np.load(tmp_path / "corpus.npy")
+    assert actual.shape == (23, 64)
+    assert np.allclose(np.linalg.norm(actual, axis=1), 1, atol=1e-5)
+    assert np.abs(actual[0] - actual[1]).max() > 1e-3

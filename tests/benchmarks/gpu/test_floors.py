@@ -43,9 +43,9 @@ def test_a_dense_model(shape: str) -> None:
 def test_a_mixture_of_experts() -> None:
     """One token reads eight experts of 128, many tokens read all."""
     shape = "qwen3-30b-a3b"
-    experts, rest = parameters(shape, "mlp.experts"), parameters(shape, "") - parameters(shape, "mlp.experts")
-    rest -= parameters(shape, "embed_tokens")
-    one, many = (decode_floors(shape, info_of(shape, 160), LIMITS, batch, 0) for batch in (1, 10_000))
-    assert one.weights == pytest.approx(2 * (rest + experts / 16) / 3e12)
-    assert many.weights == pytest.approx(2 * (rest + experts) / 3e12)
-    assert many.larger == many.products == pytest.approx(10_000 * 2 * (rest + experts / 16) / 8e14)
+    experts, dense = parameters(shape, "mlp.experts"), parameters(shape, "") - parameters(shape, "mlp.experts")
+    dense -= parameters(shape, "embed_tokens")
+    single, many = (decode_floors(shape, info_of(shape, 160), LIMITS, batch, 0) for batch in (1, 10_000))
+    assert single.weights == pytest.approx(2 * (dense + experts / 16) / 3e12)
+    assert many.weights == pytest.approx(2 * (dense + experts) / 3e12)
+    assert many.larger == many.products == pytest.approx(10_000 * 2 * (dense + experts / 16) / 8e14)

@@ -19,18 +19,22 @@ IMAGE = ("torch", "triton", "transformers", "pytest", "pytest-timeout", "pytest-
 
 def with_requirements(distributions: Iterable[str]) -> set[str]:
     """Distributions and all that they require."""
-    found, left = set[str](), [*distributions]
+    names, left = set[str](), [*distributions]
     while left:
         name = left.pop()
-        if name in found:
+        if name in names:
             continue
-        found.add(name)
+        names.add(name)
         try:
             required = map(Requirement, metadata.requires(name) or ())
         except metadata.PackageNotFoundError:  # it is not required here
             continue
-        left += [one.name for one in required if one.marker is None or one.marker.evaluate({"extra": ""})]
-    return found
+        left += [
+            requirement.name
+            for requirement in required
+            if requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+        ]
+    return names
 
 
 def without_others(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:

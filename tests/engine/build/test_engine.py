@@ -11,7 +11,7 @@ from quire.config.options import EngineOptions, ModelOptions
 from quire.engine.build.core_config import CoreConfig
 from quire.engine.build.engine import LoadingStopped, build_core
 from quire.engine.client.protocol import Shutdown
-from quire.engine.execution.devices.reference import ReferenceDevice
+from quire.engine.execution.devices.host import ReferenceDevice
 from quire.engine.execution.executor import BackgroundExecutor, Executor, ParallelExecutor
 from quire.engine.execution.sampling.compiler import GrammarCompiler
 from quire.engine.models.errors import UnsupportedModel
@@ -28,7 +28,7 @@ class WarmingDevice(ReferenceDevice):
 
 
 class ImpatientFrontEnd(Channel):
-    """Asks the core to stop during the warm-up."""
+    """Ask the core to stop during the warm-up."""
 
     impatient = False
 

@@ -31,14 +31,14 @@ def reserved(placement: Placement, max_num_seqs: int) -> int:
     nothing: Any = None
     config = CoreConfig(folder=Path(), model_config=nothing, model=ModelOptions(), engine=options, parallel=parallel)
     loaded: Any = SimpleNamespace(model=model, dtype=torch.bfloat16, context_len=64)
-    found: list[int] = []
+    sizes: list[int] = []
     device: Any = SimpleNamespace(
         torch_device=torch.device("cuda"),
         attention_bytes=lambda *_: 0,
-        cache_memory=lambda _, share, nbytes, step: found.append(nbytes),
+        cache_memory=lambda _, share, nbytes, step: sizes.append(nbytes),
     )
     cache_memory(loaded, config, device, 7)
-    return found[0] - 7
+    return sizes[0] - 7
 
 
 @pytest.mark.parametrize(("max_num_seqs", "rows"), [(16, 256), (300, 300)])  # at least those of prompt_logprobs
@@ -49,8 +49,8 @@ def test_stages_have_room_for_what_steps_in_flight_send(max_num_seqs: int, rows:
 
 def test_only_the_rank_that_gathers_logits_has_room_for_them() -> None:
     hidden, logits = 100 * 64 * 2, 2 * 256 * 1000 * 4
-    found = [reserved(Placement(rank, 2, 2), 16) for rank in range(4)]
-    assert found == [hidden, hidden, hidden + logits, hidden]
+    sizes = [reserved(Placement(rank, 2, 2), 16) for rank in range(4)]
+    assert sizes == [hidden, hidden, hidden + logits, hidden]
 
 
 def test_ranks_of_one_stage_have_one_step_in_flight() -> None:

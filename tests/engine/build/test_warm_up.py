@@ -199,7 +199,7 @@ def test_a_step_that_fails_is_reported(
     inner = ModelRunner._compute
 
     def compute(runner: ModelRunner, scheduled: Sequence[ScheduledSequence]) -> Computed:
-        if any(one.count > 8 for one in scheduled):
+        if any(sequence.count > 8 for sequence in scheduled):
             raise RuntimeError("out of registers")
         return inner(runner, scheduled)
 

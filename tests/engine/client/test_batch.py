@@ -44,13 +44,13 @@ async def test_results_have_the_order_of_the_requests() -> None:
     core = FakeCore()
     async with running_client(core, capacity=8) as client:
         client.observers.add(records := Records())
-        wanted = requests(500)
+        pool_requests = requests(500)
         with client.slots(1), client.pool_batch() as batch:
-            batch.add(wanted[:300])
+            batch.add(pool_requests[:300])
             await asyncio.sleep(0)
-            batch.add(wanted[300:])
+            batch.add(pool_requests[300:])
             arrays = await batch.results()
-        assert all(np.array_equal(array, one.prompt) for array, one in zip(arrays, wanted, strict=True))
+        assert all(np.array_equal(array, request.prompt) for array, request in zip(arrays, pool_requests, strict=True))
         assert records.reasons == ["stop"] * 500
         assert nothing_is_held(client)
 

@@ -108,8 +108,8 @@ def test_a_bounded_number_of_invalid_bytes_is_held() -> None:
     texts = [detokenizer.push([first_byte]) for _ in range(1000)]
     held = 1000 - len("".join(texts))
     assert held < 50
-    rest = detokenizer.push(TOKENIZER.encode("end").ids, last=True)
-    assert "".join(texts) + rest == "\ufffd" * 1000 + "end"
+    text = detokenizer.push(TOKENIZER.encode("end").ids, last=True)
+    assert "".join(texts) + text == "\ufffd" * 1000 + "end"
 
 
 def test_many_special_tokens_do_not_change_the_text() -> None:

@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import aclosing
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from quire.engine.client import engine_client as client_module
 from quire.engine.client.deadline import Deadline
-from quire.engine.client.detokenizer import Detokenizer, TextParams
-from quire.engine.client.engine_client import EngineClient
+from quire.engine.client.detokenizer import Detokenizer
 from quire.engine.client.errors import (
     DeadlineExceeded,
     EngineAsleep,
@@ -27,46 +26,28 @@ from quire.engine.client.launch import ThreadCore
 from quire.engine.client.pooling_params import PoolingParams
 from quire.engine.client.protocol import Abort, AddRequest, ErrorOutput, StepStats, TokenLogprobs, TokensOutput
 from quire.engine.client.records import Observer, RequestRecord
-from quire.engine.client.sampling_params import SamplingParams
-from quire.engine.client.stream import Delta, GenerateRequest, PooledStream, PoolRequest, SequenceStream
+from quire.engine.client.stream import PooledStream, PoolRequest, SequenceStream
 from tests.support.fake_core import FakeCore, prompt_of, running_client, says
 from tests.support.iterations import Iterations
-from tests.support.tokenizer import EOS, byte_tokenizer
+from tests.support.server import until
+from tests.support.text_requests import collect, text_request
+from tests.support.tokenizer import byte_tokenizer
 
 _LONG = 3600.0  # seconds, longer than any test
-
-
-def request(text: str = "hello", *, max_tokens: int = 100, **text_params: object) -> GenerateRequest:
-    params = SamplingParams(max_tokens=max_tokens, eos_token_ids=(EOS,))
-    return GenerateRequest(prompt=prompt_of(text), params=params, text=TextParams(**text_params))  # type: ignore[arg-type]
-
-
-async def collect(client: EngineClient, wanted: GenerateRequest) -> tuple[str, Delta]:
-    text = ""
-    async for delta in client.generate(wanted):
-        text += delta.text
-    return text, delta
-
-
-async def until(condition: object) -> None:
-    """Wait for a condition that another thread makes true."""
-    async with asyncio.timeout(60):
-        while not condition():  # type: ignore[operator]
-            await asyncio.sleep(0)
 
 
 async def test_concurrent_streams_are_complete() -> None:
     async with running_client(FakeCore()) as client:
         texts = [f"request {i} \u20ac" for i in range(30)]
-        results = await asyncio.gather(*(collect(client, request(text)) for text in texts))
+        results = await asyncio.gather(*(collect(client, text_request(text)) for text in texts))
         assert [text for text, _ in results] == [text.upper() for text in texts]
         assert all(last.finish_reason == "stop" for _, last in results)
         assert client.open_streams == 0
 
 
 async def test_steps_that_were_not_read_are_merged_into_one_delta() -> None:
-    wanted = request()
-    stream = SequenceStream(wanted, Detokenizer(byte_tokenizer(), [], wanted.text))
+    request = text_request()
+    stream = SequenceStream(request, Detokenizer(byte_tokenizer(), [], request.text))
     ids = byte_tokenizer().encode("HELLO").ids
     for token in ids[:-1]:
         stream.put(TokensOutput("id", [token]))
@@ -87,8 +68,8 @@ async def test_steps_that_were_not_read_are_merged_into_one_delta() -> None:
 async def test_a_stop_token_has_text_only_with_include_stop(
     text_params: dict[str, Any], reason: Any, expected: str
 ) -> None:
-    wanted = request(**text_params)
-    stream = SequenceStream(wanted, Detokenizer(byte_tokenizer(), [], wanted.text))
+    request = text_request(**text_params)
+    stream = SequenceStream(request, Detokenizer(byte_tokenizer(), [], request.text))
     ids = byte_tokenizer().encode("HI!").ids
     entries = [TokenLogprobs([token], [-1.0], [1]) for token in ids]
     stream.put(TokensOutput("id", ids[:1], logprobs=entries[:1]))
@@ -101,8 +82,8 @@ async def test_a_stop_token_has_text_only_with_include_stop(
 async def test_eos_has_text_only_with_special_tokens_and_include_stop() -> None:
     core = FakeCore()
     async with running_client(core) as client:
-        assert (await collect(client, request(skip_special_tokens=False)))[0] == "HELLO"
-        expected, _ = await collect(client, request(skip_special_tokens=False, include_stop=True))
+        assert (await collect(client, text_request(skip_special_tokens=False)))[0] == "HELLO"
+        expected, _ = await collect(client, text_request(skip_special_tokens=False, include_stop=True))
         assert expected == "HELLO<|im_end|>"
 
 
@@ -110,9 +91,9 @@ async def test_an_output_that_cannot_be_handled_fails_only_its_stream(monkeypatc
     core = FakeCore(answer=says("x" * 1000))
     core.hold.set()
     async with running_client(core) as client:
-        first = asyncio.create_task(collect(client, request(max_tokens=5)))
+        first = asyncio.create_task(collect(client, text_request(max_tokens=5)))
         await until(lambda: len(core.active) == 1)
-        second = asyncio.create_task(collect(client, request(max_tokens=1000)))
+        second = asyncio.create_task(collect(client, text_request(max_tokens=1000)))
         await until(lambda: len(core.active) == 2)
 
         def fail(_: TokensOutput) -> None:
@@ -134,7 +115,7 @@ async def test_an_observer_that_fails_does_not_stop_the_streams() -> None:
 
     async with running_client(FakeCore()) as client:
         client.observers.add(FailingObserver())
-        assert (await collect(client, request()))[0] == "HELLO"
+        assert (await collect(client, text_request()))[0] == "HELLO"
 
 
 async def test_closing_a_stream_frees_its_request() -> None:
@@ -142,7 +123,7 @@ async def test_closing_a_stream_frees_its_request() -> None:
     core.hold.set()
     core.allow(1)
     async with running_client(core) as client:
-        async with aclosing(client.generate(request(max_tokens=1000))) as deltas:
+        async with aclosing(client.generate(text_request(max_tokens=1000))) as deltas:
             await anext(deltas)
         await until(lambda: not core.active)
         assert any(isinstance(message, Abort) for message in core.received)
@@ -153,7 +134,7 @@ async def test_cancelling_before_the_first_token_frees_the_request() -> None:
     core = FakeCore()
     core.hold.set()
     async with running_client(core) as client:
-        task = asyncio.create_task(collect(client, request()))
+        task = asyncio.create_task(collect(client, text_request()))
         await until(lambda: core.active)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -167,7 +148,7 @@ async def test_a_stop_string_ends_the_request_in_the_core() -> None:
     core.hold.set()
     core.allow(len("one two thr"))
     async with running_client(core) as client:
-        text, last = await collect(client, request(max_tokens=2000, stop=(" thr",)))
+        text, last = await collect(client, text_request(max_tokens=2000, stop=(" thr",)))
         assert (text, last.finish_reason, last.stop_reason) == ("one two", "stop", " thr")
         await until(lambda: not core.active)
 
@@ -175,8 +156,8 @@ async def test_a_stop_string_ends_the_request_in_the_core() -> None:
 async def test_a_finished_request_is_not_aborted() -> None:
     core = FakeCore()
     async with running_client(core) as client:
-        await collect(client, request())
-        await collect(client, request())
+        await collect(client, text_request())
+        await collect(client, text_request())
         assert not any(isinstance(message, Abort) for message in core.received)
 
 
@@ -185,7 +166,7 @@ async def test_requests_beyond_the_capacity_are_rejected() -> None:
     core.hold.set()
     async with running_client(core, capacity=2) as client:
         with client.slots(2):
-            tasks = [asyncio.create_task(collect(client, request())) for _ in range(2)]
+            tasks = [asyncio.create_task(collect(client, text_request())) for _ in range(2)]
             await until(lambda: len(core.active) == 2)
             with pytest.raises(EngineOverloaded) as refused, client.slots(1):
                 pass
@@ -196,7 +177,7 @@ async def test_requests_beyond_the_capacity_are_rejected() -> None:
             assert [text for text, _ in await asyncio.gather(*tasks)] == ["HELLO", "HELLO"]
         assert client.slots_in_use == 0
         with client.slots(2):
-            assert (await collect(client, request()))[0] == "HELLO"
+            assert (await collect(client, text_request()))[0] == "HELLO"
 
 
 async def test_slots_come_back_after_an_exception() -> None:
@@ -209,12 +190,12 @@ async def test_slots_come_back_after_an_exception() -> None:
 async def test_death_of_the_core_fails_all_streams_and_new_requests() -> None:
     core = FakeCore(die_at_step=3)
     async with running_client(core) as client:
-        results = await asyncio.gather(*(collect(client, request()) for _ in range(3)), return_exceptions=True)
+        results = await asyncio.gather(*(collect(client, text_request()) for _ in range(3)), return_exceptions=True)
         assert all(isinstance(result, EngineDead) for result in results)
         assert client.dead is not None
         assert "told to die" in str(client.dead)
         with pytest.raises(EngineDead):
-            await collect(client, request())
+            await collect(client, text_request())
 
 
 async def test_a_request_to_a_core_that_has_ended_fails() -> None:
@@ -222,13 +203,13 @@ async def test_a_request_to_a_core_that_has_ended_fails() -> None:
     core, handle = FakeCore(die_at_step=1), ThreadCore()
     async with running_client(core, handle=handle) as client:
         with pytest.raises(EngineDead):
-            await collect(client, request())
+            await collect(client, text_request())
         await handle.join(5)
         await asyncio.sleep(0.1)  # until its socket is closed
         client._dead = None
         async with asyncio.timeout(60):
             with pytest.raises(EngineDead):
-                await collect(client, request())
+                await collect(client, text_request())
         client.fail("it is gone")
 
 
@@ -255,10 +236,10 @@ async def test_the_observer_sees_every_finished_request() -> None:
     core = FakeCore()
     async with running_client(core) as client:
         client.observers.add(observer := RecordingObserver())
-        await collect(client, request("hello"))
-        await collect(client, request("hello", max_tokens=2))
+        await collect(client, text_request("hello"))
+        await collect(client, text_request("hello", max_tokens=2))
         core.hold.set()
-        task = asyncio.create_task(collect(client, request("hello")))
+        task = asyncio.create_task(collect(client, text_request("hello")))
         await until(lambda: core.active)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -274,7 +255,7 @@ async def test_the_observer_sees_every_finished_request() -> None:
 async def test_request_ids_are_unique() -> None:
     core = FakeCore()
     async with running_client(core) as client:
-        await asyncio.gather(*(collect(client, request()) for _ in range(20)))
+        await asyncio.gather(*(collect(client, text_request()) for _ in range(20)))
     ids = [message.request_id for message in core.received if isinstance(message, AddRequest)]
     assert len(set(ids)) == 20
 
@@ -292,7 +273,7 @@ async def test_pooled_arrays_arrive_beside_generated_text() -> None:
 
     async with running_client(FakeCore()) as client:
         client.observers.add(Records())
-        pooled, (text, _) = await asyncio.gather(client.pool(pooling("abc")), collect(client, request()))
+        pooled, (text, _) = await asyncio.gather(client.pool(pooling("abc")), collect(client, text_request()))
         assert pooled.data.dtype == np.float32
         assert pooled.data.tolist() == prompt_of("abc").tolist()
         assert text == "HELLO"
@@ -336,12 +317,12 @@ async def test_an_output_of_another_task_fails_the_request() -> None:
 
 
 async def test_refusals_and_failures_are_different_errors() -> None:
-    wanted = request()
+    request = text_request()
     for output, expected in (
         (ErrorOutput("id", "too long", invalid=True), RequestRefused),
         (ErrorOutput("id", "broken"), RequestFailed),
     ):
-        generating = SequenceStream(wanted, Detokenizer(byte_tokenizer(), [], wanted.text))
+        generating = SequenceStream(request, Detokenizer(byte_tokenizer(), [], request.text))
         pooled = PooledStream(pooling())
         for stream in (generating, pooled):
             stream.put(output)
@@ -364,7 +345,7 @@ async def test_requests_that_end_together_do_not_hold_up_the_event_loop(
 
             async def run() -> None:
                 with pytest.raises((DeadlineExceeded, EngineDead, EngineAsleep)):
-                    await collect(client, replace(request(), deadline=deadline))
+                    await collect(client, structs.replace(text_request(), deadline=deadline))
                 iterations.note()
 
             deadline = Deadline(_LONG if cause == "deadline" else None)

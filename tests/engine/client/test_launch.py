@@ -17,9 +17,9 @@ from quire.engine.client.errors import EngineDead
 from quire.engine.client.launch import ProcessCore, ThreadCore
 from quire.engine.client.protocol import Ready
 from quire.engine.client.transport import ClientChannel
-from tests.engine.client.test_engine_client import collect, request
 from tests.support.fake_core import INFO, FakeCore, running_client
 from tests.support.process import no_children_of
+from tests.support.text_requests import collect, text_request
 from tests.support.tokenizer import byte_tokenizer
 
 
@@ -35,7 +35,7 @@ async def test_the_core_ignores_signals(sent: signal.Signals) -> None:
         assert handle.pid is not None
         os.kill(handle.pid, sent)
         await asyncio.sleep(0.2)
-        assert (await collect(client, request()))[0] == "HELLO"
+        assert (await collect(client, text_request()))[0] == "HELLO"
     assert handle._process is not None
     assert handle._process.exitcode == 0
 

@@ -12,6 +12,7 @@ from quire.engine.client.records import Observer, RequestRecord, RequestTimes
 from quire.engine.client.sampling_params import SamplingParams
 from quire.engine.client.stream import Delta, GenerateRequest
 from tests.support.fake_core import FakeCore, prompt_of, running_client
+from tests.support.observers import Records
 from tests.support.tokenizer import EOS
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -22,19 +23,8 @@ def request(text: str = "hi", origin: Origin | None = None) -> GenerateRequest:
     return GenerateRequest(prompt=prompt_of(text), params=params, origin=origin or Origin())
 
 
-class Records(Observer):
-    """Keeps the records of finished requests, as traces would."""
-
-    def __init__(self) -> None:
-        self.records: list[RequestRecord] = []
-
-    @override
-    def on_finish(self, record: RequestRecord) -> None:
-        self.records.append(record)
-
-
 class Broken(Observer):
-    """Fails at everything that happens to a request."""
+    """Fail at everything that happens to a request."""
 
     @override
     def on_step(self, stats: StepStats) -> None:
@@ -50,7 +40,7 @@ class Broken(Observer):
 
 
 class Tokens(Observer):
-    """Counts tokens."""
+    """Count tokens."""
 
     count = 0
 

@@ -12,8 +12,9 @@ from quire.engine.client.pooling_params import PoolingParams
 from quire.engine.client.protocol import MemoryTag, Sleep, SleepLevel, SleepState, Wake
 from quire.engine.client.sleep import SleepControl, SleepingClient
 from quire.engine.client.stream import PoolRequest
-from tests.engine.client.test_engine_client import collect, request, until
 from tests.support.fake_core import FakeCore, prompt_of, running_client, says
+from tests.support.server import until
+from tests.support.text_requests import collect, text_request
 
 TAGS: tuple[MemoryTag, ...] = ("weights", "kv_cache")
 
@@ -30,21 +31,21 @@ async def test_requests_are_refused_while_the_engine_sleeps() -> None:
         with pytest.raises(EngineAsleep, match="/wake_up"), client.slots(1):
             pass
         with pytest.raises(EngineAsleep, match="/wake_up"):
-            await collect(client, request())
+            await collect(client, text_request())
         with pytest.raises(EngineAsleep, match="/wake_up"):
             await client.pool(PoolRequest(prompt=prompt_of("a"), params=PoolingParams(task="embed")))
         with pytest.raises(EngineAsleep, match="/wake_up"), client.pool_batch():
             pass
         await client.sleeping.wake_up(TAGS)
         with client.slots(1):
-            assert (await collect(client, request()))[0] == "HELLO"
+            assert (await collect(client, text_request()))[0] == "HELLO"
 
 
 async def test_running_requests_are_aborted() -> None:
     core = FakeCore(answer=says("x" * 50))
     core.hold.set()
     async with running_client(core) as client:
-        running = asyncio.create_task(collect(client, request()))
+        running = asyncio.create_task(collect(client, text_request()))
         await until(lambda: core.active)
         await client.sleeping.sleep(2)
         with pytest.raises(EngineAsleep, match="aborted"):
@@ -59,7 +60,7 @@ async def test_with_wait_running_requests_end_and_new_ones_are_refused() -> None
     core.hold.set()
     async with running_client(core) as client:
         with client.slots(1):
-            running = asyncio.create_task(collect(client, request()))
+            running = asyncio.create_task(collect(client, text_request()))
             await until(lambda: core.active)
             sleeping = asyncio.create_task(client.sleeping.sleep(1, wait=True))
             await until(lambda: client.sleeping.refusal_of_new)
@@ -69,7 +70,7 @@ async def test_with_wait_running_requests_end_and_new_ones_are_refused() -> None
             core.hold.clear()
             assert (await running)[0] == "x" * 50
             # A request that has begun may have several sequences, one after the other.
-            assert (await collect(client, request()))[0] == "x" * 50
+            assert (await collect(client, text_request()))[0] == "x" * 50
             assert not changes(core)
         await sleeping
         assert changes(core) == [Sleep(1)]
@@ -79,7 +80,7 @@ async def test_wake_up_without_sleep_is_not_sent() -> None:
     core = FakeCore()
     async with running_client(core) as client:
         await client.sleeping.wake_up(TAGS)
-        await collect(client, request())
+        await collect(client, text_request())
         assert not changes(core)
 
 
@@ -89,7 +90,7 @@ async def test_sleep_and_wake_up_at_once_happen_one_after_the_other() -> None:
         control = client.sleeping
         await asyncio.gather(control.sleep(1), control.sleep(2), control.wake_up(TAGS), control.wake_up(TAGS))
         assert changes(core) == [Sleep(1), Sleep(2), Wake(frozenset(TAGS))]
-        assert (await collect(client, request()))[0] == "HELLO"
+        assert (await collect(client, text_request()))[0] == "HELLO"
 
 
 async def test_a_failed_wake_up_can_be_repeated() -> None:
@@ -99,10 +100,10 @@ async def test_a_failed_wake_up_can_be_repeated() -> None:
         with pytest.raises(SleepFailed, match="no memory"):
             await client.sleeping.wake_up(TAGS)
         with pytest.raises(EngineAsleep):
-            await collect(client, request())
+            await collect(client, text_request())
         core.wake_error = None
         await client.sleeping.wake_up(TAGS)
-        assert (await collect(client, request()))[0] == "HELLO"
+        assert (await collect(client, text_request()))[0] == "HELLO"
 
 
 async def test_the_end_of_the_engine_ends_the_wait_for_it() -> None:

@@ -17,14 +17,14 @@ def test_matches_and_held_text_are_those_of_a_search(stops: list[str], pieces: l
     matcher, text = StopStrings(stops), ""
     for piece in pieces:
         before, text = len(text), text + piece
-        found = matcher.push(piece)
+        match = matcher.push(piece)
         starts = [
             (start - before, stop)
             for stop in stops
             for start in range(max(0, before - len(stop) + 1), len(text))
             if text.startswith(stop, start)
         ]
-        assert found == min(starts, default=None)
+        assert match == min(starts, default=None)
         sizes = [size for stop in stops for size in range(len(stop)) if text.endswith(stop[:size])]
         assert matcher.held == max(sizes)
 

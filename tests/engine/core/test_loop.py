@@ -245,11 +245,11 @@ def test_listed_tokens_are_scored_at_each_position_of_the_prompt(folder: Path) -
     whole = engine.generate(prompt, greedy(2, prompt_logprobs=VOCAB_SIZE)).outputs[0].prompt_logprobs
     rows = np.array([[(7 * i) % 64, i % 5, -1 if i % 2 else 9] for i in range(30 - 1 - 3)], np.int32)
     asked = PromptTokenIds(3, 3, rows.reshape(-1))
-    found = engine.generate(prompt, greedy(2, prompt_logprobs=0, prompt_token_ids=asked)).outputs[0].prompt_logprobs
+    entries = engine.generate(prompt, greedy(2, prompt_logprobs=0, prompt_token_ids=asked)).outputs[0].prompt_logprobs
     assert whole is not None
-    assert found is not None
-    assert [entry and len(entry.token_ids) for entry in found[:4]] == [None, 1, 1, 1]
-    for row, entry, every in zip(rows.tolist(), found[4:], whole[4:], strict=True):
+    assert entries is not None
+    assert [entry and len(entry.token_ids) for entry in entries[:4]] == [None, 1, 1, 1]
+    for row, entry, every in zip(rows.tolist(), entries[4:], whole[4:], strict=True):
         assert entry is not None
         assert every is not None
         expected = dict(zip(every.token_ids, every.logprobs, strict=True))

@@ -18,9 +18,8 @@ from quire.config.options import ParallelOptions
 from quire.engine.client.pooling_params import PoolingParams
 from quire.engine.client.protocol import MemoryTag, Ping, Pong, Sleep, SleepLevel, SleepState, Wake
 from quire.engine.core.sleep import OffloadedWeights
-from quire.engine.execution.devices.cpu import CpuDevice
 from quire.engine.execution.devices.device import Device
-from quire.engine.execution.devices.reference import ReferenceDevice
+from quire.engine.execution.devices.host import CpuDevice, ReferenceDevice
 from quire.engine.models.errors import UnsupportedModel
 from tests.support.audio_models import make_audio_model, noise, prompt_with, save_audio_model
 from tests.support.encoders import tiny_embedder
@@ -137,9 +136,9 @@ def test_of_two_levels_the_deeper_one_counts(folder: Path) -> None:
     parameter = weakref.ref(next(engine.model.parameters()))
     del engine.runner
     levels: tuple[tuple[SleepLevel, bool], ...] = ((1, True), (1, True), (2, False), (1, False))
-    for level, kept in levels:
+    for level, in_memory in levels:
         sleep(engine, level)
-        assert (parameter() is not None) == kept
+        assert (parameter() is not None) == in_memory
     assert answer(engine, Wake(ALL)) == AWAKE
     assert engine.generate([1, 2, 3], greedy(5)).tokens == before
 

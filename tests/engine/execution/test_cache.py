@@ -13,10 +13,9 @@ import torch
 from quire.config.options import EngineOptions
 from quire.engine.execution.cache import DeviceKVCache, HostKVCache, KVCache, OutOfCacheMemory, count_blocks
 from quire.engine.execution.cache_layout import CacheLayout, aligned_state, scale_bytes
-from quire.engine.execution.devices.reference import ReferenceDevice
+from quire.engine.execution.devices.host import ReferenceDevice
 from quire.engine.execution.memory import MemoryShare, free_memory
-from quire.engine.models.networks.decoder import CacheShape
-from quire.engine.models.specs.cache import CacheGroup, FullCache, StateArray, StateCache, WindowCache
+from quire.engine.models.specs.cache import CacheGroup, CacheShape, FullCache, StateArray, StateCache, WindowCache
 from quire.kernels.int8_pages import SCALE
 
 SHAPES = [CacheShape(2, 8, 8), CacheShape(1, 12, 8, values_in_keys=True)]
@@ -167,7 +166,7 @@ def test_pages_are_not_resident_until_they_are_written() -> None:
     process = psutil.Process()
     before = process.memory_info().rss
     caches = HostKVCache(layout(*[CacheShape(8, 64, 64)] * 4), 4096, 16, torch.bfloat16).layers
-    size = sum(one.keys.nbytes + one.values.nbytes for one in caches.values())
+    size = sum(cache.keys.nbytes + cache.values.nbytes for cache in caches.values())
     assert size == 512 << 20
     assert process.memory_info().rss - before < size / 10
     assert not caches[0].keys[3, 77].any()
@@ -186,8 +185,8 @@ def resident(cache: HostKVCache) -> int:
     first, last = storage.data_ptr(), storage.data_ptr() + storage.nbytes()
     total, inside = 0, False
     for line in Path("/proc/self/smaps").read_text().splitlines():
-        if found := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
-            inside = int(found[1], 16) < last and first < int(found[2], 16)
+        if match := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+            inside = int(match[1], 16) < last and first < int(match[2], 16)
         elif inside and line.startswith("Rss:"):
             total += int(line.split()[1]) << 10
     return total

@@ -74,7 +74,7 @@ def test_a_failing_choice(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None
     """The batch is then sampled row by row."""
 
     def fails(logits: torch.Tensor, params: Any, randoms: Any) -> list[int]:
-        if any(one.min_p == BAD / 10 for one in params):
+        if any(row_params.min_p == BAD / 10 for row_params in params):
             raise ZeroDivisionError("injected error")
         return sample_tokens(logits, params, randoms)
 

@@ -57,36 +57,36 @@ class Batch:
 
     def check(self, scheduled: list[ScheduledSequence]) -> tuple[StepInputs, DeviceMetadata]:
         """Build a step twice, and compare all that both builders make."""
-        found, expected = self.builder.build(scheduled), self.reference.build(scheduled)
+        actual, expected = self.builder.build(scheduled), self.reference.build(scheduled)
         count = expected.num_tokens
-        assert found.spans == expected.spans
+        assert actual.spans == expected.spans
         for name in ("token_ids", "positions"):
-            torch.testing.assert_close(getattr(found.model, name)[:count], getattr(expected.model, name))
-        assert found.last_block == expected.last_block
-        assert found.num_logits == expected.num_logits
-        if found.model.logits_indices is not None and expected.model.logits_indices is not None:
-            torch.testing.assert_close(found.model.logits_indices, expected.model.logits_indices)
-        assert len(found.groups) == len(expected.groups) == len(self.windows)
-        for group, (inputs, of_group) in enumerate(zip(found.groups, expected.groups, strict=True)):
+            torch.testing.assert_close(getattr(actual.model, name)[:count], getattr(expected.model, name))
+        assert actual.last_block == expected.last_block
+        assert actual.num_logits == expected.num_logits
+        if actual.model.logits_indices is not None and expected.model.logits_indices is not None:
+            torch.testing.assert_close(actual.model.logits_indices, expected.model.logits_indices)
+        assert len(actual.groups) == len(expected.groups) == len(self.windows)
+        for group, (inputs, of_group) in enumerate(zip(actual.groups, expected.groups, strict=True)):
             torch.testing.assert_close(inputs.slots[:count], of_group.slots)
             assert inputs.slots.data_ptr() % 16 == 0
             assert isinstance(inputs.attention, DeviceMetadata)
-            self._check_tables(found, group, inputs.attention)
-        metadata = found.groups[0].attention
+            self._check_tables(actual, group, inputs.attention)
+        metadata = actual.groups[0].attention
         assert isinstance(metadata, DeviceMetadata)
-        return found, metadata
+        return actual, metadata
 
-    def _check_tables(self, found: StepInputs, group: int, metadata: DeviceMetadata) -> None:
+    def _check_tables(self, inputs: StepInputs, group: int, metadata: DeviceMetadata) -> None:
         """Each query's block table is that of its row, and its length that of its last position."""
         queries = [
             (span.row, length - 1, length)
-            for span in found.spans
+            for span in inputs.spans
             if span.generated
             for length in range(span.start + 1, span.length + 1)
         ]
         queries += [(0, 0, 0)] * (len(metadata.singles.seq_lens) - len(queries))
-        prompts = [(span.row, span.start, span.length) for span in found.spans if not span.generated]
-        sampling = [span for span in found.spans if span.samples] if found.model.logits_indices is not None else []
+        prompts = [(span.row, span.start, span.length) for span in inputs.spans if not span.generated]
+        sampling = [span for span in inputs.spans if span.samples] if inputs.model.logits_indices is not None else []
         pairs = []
         for expected, part in (
             (queries, metadata.singles),
@@ -112,8 +112,8 @@ def test_prompts_and_generated_tokens() -> None:
         batch.item("d", 0, 5, 0, samples=False),
         new=[batch.enter("a", 7), batch.enter("b", 1), batch.enter("c", 5, 3), batch.enter("d", 9)],
     )
-    found, metadata = batch.check(scheduled)
-    assert not found.static
+    actual, metadata = batch.check(scheduled)
+    assert not actual.static
     assert len(metadata.singles.seq_lens) == 3
     assert metadata.query_starts.tolist() == [0, 7, 8, 13]
 
@@ -128,15 +128,15 @@ def test_decode_steps_are_padded_and_stay_where_they_are() -> None:
     for position in range(4, 7):
         for name in names:
             batch.table.append(batch.table.row_of(name), 50 + position)
-        found, metadata = batch.check(batch.apply(*(batch.item(name, position, 1, position) for name in names)))
-        assert found.static
-        assert found.num_tokens == len(metadata.singles.seq_lens) == 4
-        assert found.groups[-1].slots[3:].tolist() == [-1]
+        actual, metadata = batch.check(batch.apply(*(batch.item(name, position, 1, position) for name in names)))
+        assert actual.static
+        assert actual.num_tokens == len(metadata.singles.seq_lens) == 4
+        assert actual.groups[-1].slots[3:].tolist() == [-1]
         assert metadata.singles.seq_lens.tolist() == [position + 1] * 3 + [0]
         tensors = (
-            found.model.token_ids,
-            found.model.positions,
-            found.groups[-1].slots,
+            actual.model.token_ids,
+            actual.model.positions,
+            actual.groups[-1].slots,
             metadata.singles.seq_lens,
             metadata.singles.block_tables,
         )
@@ -170,13 +170,16 @@ def test_adapters_are_sent_only_in_steps_that_use_one(monkeypatch: pytest.Monkey
             batch.table.append(batch.table.row_of(name), 50)
         return batch.builder.build(batch.apply(*(batch.item(name, position, 1, position) for name in names)))
 
-    both, one = decode("ab", 5), decode("b", 6)
+    both, single = decode("ab", 5), decode("b", 6)
     assert both.model.lora_ids is not None
     adapted = batch.table.row_of("a")
     assert both.model.lora_ids.tokens.tolist() == [0 if span.row == adapted else -1 for span in both.spans]
-    assert one.model.lora_ids is None
-    assert one.static
-    for tensors in ([step.model.token_ids for step in (both, one)], [step.groups[-1].slots for step in (both, one)]):
+    assert single.model.lora_ids is None
+    assert single.static
+    for tensors in (
+        [step.model.token_ids for step in (both, single)],
+        [step.groups[-1].slots for step in (both, single)],
+    ):
         assert tensors[0].data_ptr() == tensors[1].data_ptr()
     assert sent[1] - sent[2] == 16  # two indices of 4 bytes, and padding
 
@@ -190,9 +193,9 @@ def test_more_sequences_than_the_largest_padded_size(sizes: tuple[int, ...]) -> 
     )
     for name in names:
         batch.table.append(batch.table.row_of(name), 60)
-    found, _ = batch.check(batch.apply(*(batch.item(name, 3, 1, 3) for name in names)))
-    assert not found.static
-    assert found.model.logits_indices is None
+    actual, _ = batch.check(batch.apply(*(batch.item(name, 3, 1, 3) for name in names)))
+    assert not actual.static
+    assert actual.model.logits_indices is None
 
 
 def test_tokens_that_only_the_device_knows() -> None:
@@ -204,8 +207,8 @@ def test_tokens_that_only_the_device_knows() -> None:
     batch.table.append(a, 70)
     position = batch.table.append_unknown(b)
     batch.builder.last_tokens[b] = 71
-    found = batch.builder.build(batch.apply(batch.item("a", 3, 1, 3), batch.item("b", 3, 1, 3)))
-    by_row = dict(zip([span.row for span in found.spans], found.model.token_ids.tolist(), strict=False))
+    actual = batch.builder.build(batch.apply(batch.item("a", 3, 1, 3), batch.item("b", 3, 1, 3)))
+    by_row = dict(zip([span.row for span in actual.spans], actual.model.token_ids.tolist(), strict=False))
     assert by_row == {a: 70, b: 71}
     batch.table.set_token(b, position, 71)
     assert batch.table.known_tokens(b).tolist()[-1] == 71

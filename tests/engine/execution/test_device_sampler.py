@@ -50,7 +50,7 @@ def params(**fields: Any) -> SamplingParams:
 
 
 class NextTokens:
-    """Stands for the state of a grammar: one of the next five tokens may follow a token, and nothing may follow 13."""
+    """Stand for the state of a grammar: one of the next five tokens may follow a token, and nothing may follow 13."""
 
     def __init__(self) -> None:
         self.last = 0
@@ -64,10 +64,10 @@ class NextTokens:
             mask[:] = token_mask(np.arange(self.last + 1, self.last + 6, dtype=np.int32) % VOCAB, VOCAB)
 
 
-def grammar_state(one: SamplingParams) -> GrammarState | None:
-    if one.grammar == "fails":
+def grammar_state(row_params: SamplingParams) -> GrammarState | None:
+    if row_params.grammar == "fails":
         raise ValueError("no such grammar")
-    return cast("GrammarState", NextTokens()) if one.grammar else None
+    return cast("GrammarState", NextTokens()) if row_params.grammar else None
 
 
 class Harness:
@@ -81,7 +81,7 @@ class Harness:
             else Sampler(self.table, vocab, grammar_state)
         )
         self.on_device = on_device
-        self.apply(StepPlan(new=[new(f"r{i}", one) for i, one in enumerate(requests)]))
+        self.apply(StepPlan(new=[new(f"r{i}", request) for i, request in enumerate(requests)]))
         self.rows = [self.table.row_of(f"r{i}") for i in range(len(requests))]
 
     def apply(self, plan: StepPlan) -> None:
@@ -99,23 +99,23 @@ class Harness:
         return [self.table.known_tokens(row).tolist() for row in self.rows]
 
 
-def new(request_id: str, one: SamplingParams, output: tuple[int, ...] = ()) -> NewSequence:
-    return NewSequence(request_id, np.array([1, 2, 3, 2, *output], np.int32), 4, one, None)
+def new(request_id: str, row_params: SamplingParams, output: tuple[int, ...] = ()) -> NewSequence:
+    return NewSequence(request_id, np.array([1, 2, 3, 2, *output], np.int32), 4, row_params, None)
 
 
 def logits_of(rows: int, seed: int, vocab: int = VOCAB) -> torch.Tensor:
     return torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed)) * 3
 
 
-def assert_same(found: list[SampledToken], expected: list[SampledToken]) -> None:
-    assert [one.error for one in found] == [one.error for one in expected]
-    assert [one.token for one in found] == [one.token for one in expected]
-    for one, other in zip(found, expected, strict=True):
-        assert (one.logprobs is None) == (other.logprobs is None)
-        if one.logprobs is not None and other.logprobs is not None:
-            assert one.logprobs.token_ids == other.logprobs.token_ids
-            assert one.logprobs.ranks == other.logprobs.ranks
-            assert one.logprobs.logprobs == pytest.approx(other.logprobs.logprobs, abs=2e-5)
+def assert_same(actual: list[SampledToken], expected: list[SampledToken]) -> None:
+    assert [sample.error for sample in actual] == [sample.error for sample in expected]
+    assert [sample.token for sample in actual] == [sample.token for sample in expected]
+    for result, other in zip(actual, expected, strict=True):
+        assert (result.logprobs is None) == (other.logprobs is None)
+        if result.logprobs is not None and other.logprobs is not None:
+            assert result.logprobs.token_ids == other.logprobs.token_ids
+            assert result.logprobs.ranks == other.logprobs.ranks
+            assert result.logprobs.logprobs == pytest.approx(other.logprobs.logprobs, abs=2e-5)
 
 
 tokens_ = st.integers(0, VOCAB - 1)
@@ -145,13 +145,13 @@ requests = st.builds(
 
 def _check_batch(batch: list[SamplingParams], seed: int, steps: int) -> None:
     host, device = (Harness(*batch, on_device=on_device) for on_device in (False, True))
-    alone = [Harness(one, on_device=True) for one in batch]
+    alone = [Harness(row, on_device=True) for row in batch]
     for step in range(steps):
         logits = logits_of(len(batch), seed + step)
-        expected, found = host.sample(logits), device.sample(logits)
-        assert_same(found, expected)
+        expected, actual = host.sample(logits), device.sample(logits)
+        assert_same(actual, expected)
         for i, harness in enumerate(alone):
-            assert_same(harness.sample(logits[i : i + 1]), found[i : i + 1])
+            assert_same(harness.sample(logits[i : i + 1]), actual[i : i + 1])
     assert device.tokens() == host.tokens()
     for harness in (host, device, *alone):
         harness.sampler.close()
@@ -184,15 +184,15 @@ def test_drafts_give_the_same_tokens(
     """Drafts that are confirmed partly or completely, and sequences without one."""
     host, device, ahead = (Harness(*batch, on_device=on_device) for on_device in (False, True, False))
     logits = [logits_of(5, seed + i) for i in range(len(batch))]
-    future = [ahead.sample(torch.stack([one[depth] for one in logits])) for depth in range(4)]
+    future = [ahead.sample(torch.stack([logit[depth] for logit in logits])) for depth in range(4)]
     drafts = [[future[depth][i].token for depth in range(lengths[i])] for i in range(len(batch))]
     for draft, at in zip(drafts, wrong, strict=False):
         draft[at : at + 1] = [(token + 1) % VOCAB for token in draft[at : at + 1]]
-    rows = torch.cat([one[: 1 + len(draft)] for one, draft in zip(logits, drafts, strict=True)])
-    expected, found = host.verify(rows, drafts), device.verify(rows, drafts)
-    for i, (one, other) in enumerate(zip(found, expected, strict=True)):
-        assert_same(one, other)
-        assert len(one) == 1 + min(lengths[i], wrong[i])
+    rows = torch.cat([logit[: 1 + len(draft)] for logit, draft in zip(logits, drafts, strict=True)])
+    expected, actual = host.verify(rows, drafts), device.verify(rows, drafts)
+    for i, (result, other) in enumerate(zip(actual, expected, strict=True)):
+        assert_same(result, other)
+        assert len(result) == 1 + min(lengths[i], wrong[i])
     assert device.tokens() == host.tokens()
     later = logits_of(len(batch), seed + 9)
     assert_same(device.sample(later), host.sample(later))
@@ -203,9 +203,9 @@ def test_a_confirmed_draft_is_what_greedy_sampling_gives(triton: bool) -> None:
     logits = torch.zeros(5, VOCAB)
     logits[:3, 7], logits[:3, 8] = 2.0, 1.8  # 7 is penalized once it was generated
     logits[3:, 9] = 1.0
-    found = harness.verify(logits, [[7, 8], [9]])
-    assert [[one.token for one in part] for part in found] == [[7, 8, 7], [9, 9]]
-    assert [one.token for one in harness.sample(logits[[0, 3]])] == [8, 9]  # after 7, 8, 7
+    verified = harness.verify(logits, [[7, 8], [9]])
+    assert [[sample.token for sample in part] for part in verified] == [[7, 8, 7], [9, 9]]
+    assert [sample.token for sample in harness.sample(logits[[0, 3]])] == [8, 9]  # after 7, 8, 7
 
 
 def test_rows_are_sampled_again_after_others_left(triton: bool) -> None:
@@ -236,13 +236,13 @@ def test_tokens_are_read_after_the_next_step_began(triton: bool) -> None:
     expected = [host.sample(logits) for logits in steps]
     pending = [device.sampler.start(logits.clone().to(DEVICE), device.rows) for logits in steps[:2]]
     assert (device.table.tokens[device.rows[0], 4:6] == -1 - device.rows[0]).all()
-    found = []
+    results = []
     for logits in steps[2:]:
-        found.append(pending.pop(0).result())
+        results.append(pending.pop(0).result())
         pending.append(device.sampler.start(logits.clone().to(DEVICE), device.rows))
-    found += [one.result() for one in pending]
-    for one, other in zip(found, expected, strict=True):
-        assert_same(one, other)
+    results += [sample.result() for sample in pending]
+    for result, other in zip(results, expected, strict=True):
+        assert_same(result, other)
     assert device.tokens() == host.tokens()
 
 
@@ -253,8 +253,8 @@ def test_grammars_follow_tokens_that_are_read_later(triton: bool) -> None:
     steps = [logits_of(3, seed) for seed in range(4)]
     expected = [host.sample(logits) for logits in steps]
     pending = [device.sampler.start(logits.clone().to(DEVICE), device.rows) for logits in steps]
-    for one, other in zip(pending, expected, strict=True):
-        assert_same(one.result(), other)
+    for result, other in zip(pending, expected, strict=True):
+        assert_same(result.result(), other)
     leaving = device.sampler.start(logits_of(3, 9).to(DEVICE), device.rows)
     device.apply(StepPlan(removed=["r0", "r1", "r2"], new=[new("r3", params(grammar="g"))]))
     device.rows = [device.table.row_of("r3")]
@@ -271,10 +271,10 @@ def test_a_grammar_that_fails_ends_its_sequence_only(triton: bool) -> None:
     plain = Harness(params(), on_device=True)
     for step in range(3):
         logits = logits_of(2, step)
-        failed, found = harness.sample(logits)
+        failed, sampled = harness.sample(logits)
         assert failed.error is not None
         assert "no such grammar" in failed.error.message
-        assert (found.token, found.error) == (3 + 5 * step, None)
+        assert (sampled.token, sampled.error) == (3 + 5 * step, None)
         assert plain.sample(logits[:1])[0].error is None
     error = harness.sample(logits_of(2, 4))[1].error
     assert error is not None
@@ -286,7 +286,7 @@ def test_a_token_of_a_sequence_that_left_is_not_written(triton: bool) -> None:
     pending = harness.sampler.start(logits_of(2, 0).to(DEVICE), harness.rows)
     harness.apply(StepPlan(removed=["r0", "r1"], new=[new("r2", params())]))
     before = harness.table.tokens.copy()
-    assert [one.token for one in pending.result()] == logits_of(2, 0).argmax(-1).tolist()
+    assert [sample.token for sample in pending.result()] == logits_of(2, 0).argmax(-1).tolist()
     assert (harness.table.tokens[harness.table.row_of("r2")] == before[harness.table.row_of("r2")]).all()
 
 
@@ -295,7 +295,7 @@ def test_last_tokens_stay_on_the_device(triton: bool) -> None:
     sampler = DeviceSampler(table, VOCAB, DEVICE, last)
     sampler.update(*table.apply(StepPlan(new=[new("a", params()), new("b", params(temperature=1.0))]))[:2])
     rows = [table.row_of("a"), table.row_of("b")]
-    tokens = [one.token for one in sampler.start(logits_of(2, 3).to(DEVICE), rows).result()]
+    tokens = [sample.token for sample in sampler.start(logits_of(2, 3).to(DEVICE), rows).result()]
     assert last[rows].tolist() == tokens
     assert sorted(last.tolist())[:2] == [-5, -5]
 

@@ -27,7 +27,7 @@ THREADS = torch.get_num_threads
 
 @dataclass
 class Runner:
-    """Ends the steps of long requests when `may_end` is set, and others at once. The result is the prompt's length."""
+    """End the steps of long requests when `may_end` is set, and others at once. The result is the prompt's length."""
 
     may_end: threading.Event = field(default_factory=threading.Event)
     both_run: threading.Barrier = field(default_factory=lambda: threading.Barrier(2))
@@ -46,11 +46,11 @@ class Runner:
         finally:
             self.running -= 1
         result = StepResult()
-        for one in plan.encoder_requests:
-            if one.request_id.startswith("bad"):
-                result.errors[one.request_id] = SequenceError(f"injected for {one.request_id}")
+        for request in plan.encoder_requests:
+            if request.request_id.startswith("bad"):
+                result.errors[request.request_id] = SequenceError(f"injected for {request.request_id}")
             else:
-                result.pooled[one.request_id] = np.full(3, len(one.prompt), np.float32)
+                result.pooled[request.request_id] = np.full(3, len(request.prompt), np.float32)
         return result
 
     def _wait(self, plan: StepPlan) -> None:

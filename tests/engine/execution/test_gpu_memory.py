@@ -61,8 +61,8 @@ class FakeGpu:
             cache = 0
             if model.has_cache:
                 later = models[index + 1 :]
-                engines = sum(one.has_cache for one in models[index:])
-                share = MemoryShare(0, engines, sum(one.in_files for one in later), steps)
+                engines = sum(model.has_cache for model in models[index:])
+                share = MemoryShare(0, engines, sum(model.in_files for model in later), steps)
                 before, after = self.measured(model)
                 cache = gpu_cache_memory(before, after, UTILIZATION, share if len(models) > 1 else None)
                 steps += model.steps if self.one_process else 0

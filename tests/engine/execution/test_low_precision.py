@@ -43,8 +43,8 @@ def requests(number: int) -> list[tuple[list[int], SamplingParams]]:
     rng, shared = random.Random(number), random_prompt(number, 40)
     out = []
     for index in range(number):
-        own = random_prompt(1000 + index, rng.randint(1, 30))
-        prompt = shared[: rng.choice([8, 24, 40])] + own if rng.random() < 0.5 else own
+        tail = random_prompt(1000 + index, rng.randint(1, 30))
+        prompt = shared[: rng.choice([8, 24, 40])] + tail if rng.random() < 0.5 else tail
         temperature = rng.choice([0.0, 1.0, 1.5])
         out.append((prompt, SamplingParams(max_tokens=rng.randint(1, 40), temperature=temperature, seed=index)))
     return out

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 from typing import Any
 
@@ -10,42 +9,14 @@ import pytest
 
 from quire.config.options import ModelOptions
 from quire.engine.client.pooling_params import PoolingParams
-from quire.engine.client.sampling_params import SamplingParams
 from tests.support.engine import Engine, greedy, random_prompt
 from tests.support.models import make_model, save_model
+from tests.support.pieces import run_in_pieces, task
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_model(make_model("llama"), tmp_path_factory.mktemp("model"))
-
-
-def task(seed: int) -> SamplingParams:
-    """Sampling whose result depends on which tokens are the prompt's."""
-    return SamplingParams(
-        max_tokens=8, temperature=1.0, seed=seed, repetition_penalty=1.3, presence_penalty=0.4, min_tokens=2
-    )
-
-
-def run_in_pieces(engine: Engine, prompts: dict[str, list[int]], seed: int) -> None:
-    """Send all prompts in random pieces, in between steps, the last one sometimes empty."""
-    rng = random.Random(seed)
-    left = {}
-    for name, prompt in prompts.items():
-        cut = rng.randint(1, len(prompt))
-        engine.add(name, prompt[:cut], task(len(prompt)), open=True)
-        left[name] = prompt[cut:]
-    while left or engine.busy:
-        if left and rng.random() < 0.7:
-            name = rng.choice(sorted(left))
-            cut = rng.randint(0, len(left[name]))
-            piece, left[name] = left[name][:cut], left[name][cut:]
-            is_last = not left[name] and rng.random() < 0.5
-            engine.extend(name, piece, last=is_last)
-            if is_last:
-                del left[name]
-        if engine.busy:
-            engine.step()
 
 
 @pytest.mark.parametrize(

@@ -190,5 +190,5 @@ def test_both_devices_agree(dtype: Any, tmp_path: Path) -> None:
     cpu, reference = (Engine(folder, model=ModelOptions(dtype=dtype, device=device)) for device in ("cpu", "reference"))
     tolerance = 1e-4 if dtype == "float32" else 0.1
     for kind in KINDS:
-        ours, theirs = pool(cpu, prompt, kind), pool(reference, prompt, kind)
-        assert np.median(np.abs(ours - theirs)) / np.abs(theirs).max() < tolerance
+        actual, expected = pool(cpu, prompt, kind), pool(reference, prompt, kind)
+        assert np.median(np.abs(actual - expected)) / np.abs(expected).max() < tolerance

@@ -54,8 +54,8 @@ def logits(seed: int = 0, vocab: int = VOCAB) -> torch.Tensor:
 def sample_counts(count: int, target: torch.Tensor, **fields: Any) -> Counter[int]:
     """Count the tokens that `count` independent requests sample from the same logits."""
     rows = target.float().expand(count, -1).clone()
-    one = params(temperature=1.0, **fields) if "temperature" not in fields else params(**fields)
-    return Counter(sample_tokens(rows, [one] * count, [uniform(seed, 0) for seed in range(count)]))
+    row = params(temperature=1.0, **fields) if "temperature" not in fields else params(**fields)
+    return Counter(sample_tokens(rows, [row] * count, [uniform(seed, 0) for seed in range(count)]))
 
 
 def test_greedy_returns_the_argmax() -> None:
@@ -86,12 +86,12 @@ def test_top_p_keeps_the_smallest_set_that_covers_p(vocab: int) -> None:
     # The larger one is nearly uniform: it needs more top tokens than are tried first.
     target = logits(vocab=vocab) / (1 if vocab == VOCAB else 100)
     probs, ids = target.softmax(-1).sort(descending=True)
-    kept = int((probs.cumsum(-1) < 0.7).sum()) + 1
+    nucleus = int((probs.cumsum(-1) < 0.7).sum()) + 1
     counts = sample_counts(4000, target, top_p=0.7)
-    assert set(counts) <= set(ids[:kept].tolist())
-    assert len(counts) > 0.3 * min(kept, 3000)
+    assert set(counts) <= set(ids[:nucleus].tolist())
+    assert len(counts) > 0.3 * min(nucleus, 3000)
     if vocab == VOCAB:
-        assert set(counts) == set(ids[:kept].tolist())
+        assert set(counts) == set(ids[:nucleus].tolist())
 
 
 def test_top_p_applies_after_top_k() -> None:
@@ -115,10 +115,10 @@ def test_a_top_p_that_underflows_float32_is_greedy() -> None:
 
 def test_a_large_top_k_is_kept_in_a_batch_with_top_p() -> None:
     flat = logits(vocab=5000) / 100
-    own = [params(temperature=1.0, top_k=2000)] * 50
+    rows = [params(temperature=1.0, top_k=2000)] * 50
     randoms = [uniform(seed, 0) for seed in range(50)]
-    alone = sample_tokens(flat.expand(50, -1).clone(), own, randoms)
-    batch = [*own, params(temperature=1.0, top_p=0.01)]
+    alone = sample_tokens(flat.expand(50, -1).clone(), rows, randoms)
+    batch = [*rows, params(temperature=1.0, top_p=0.01)]
     assert sample_tokens(flat.expand(51, -1).clone(), batch, [*randoms, 0.5])[:50] == alone
     assert len(set(alone) - set(flat.topk(256).indices.tolist())) > 20
 
@@ -130,27 +130,27 @@ def test_tokens_with_equal_logits_do_not_depend_on_the_batch(fields: dict[str, A
     """Models in bfloat16 return equal logits for many tokens."""
     rounded = logits(vocab=8000).bfloat16().float().expand(60, -1)
     flat = logits(seed=1, vocab=8000)[None] / 100
-    own = [params(temperature=1.0, **fields)] * 60
+    rows = [params(temperature=1.0, **fields)] * 60
     randoms = [uniform(seed, 0) for seed in range(60)]
-    alone = sample_tokens(rounded.clone(), own, randoms)
+    alone = sample_tokens(rounded.clone(), rows, randoms)
     for other in ({"top_p": 0.1}, {"top_p": 0.9}, {"top_k": 3000}):
-        batch = [*own, params(temperature=1.0, **other)]
+        batch = [*rows, params(temperature=1.0, **other)]
         assert sample_tokens(torch.cat((rounded, flat)), batch, [*randoms, 0.5])[:60] == alone
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=6), st.integers(0, 1 << 62))
 @settings(deadline=None)
 def test_a_seeded_token_does_not_depend_on_the_batch(kinds: list[int], seed: int) -> None:
-    own = params(temperature=1.0, seed=seed, top_p=0.95)
+    row = params(temperature=1.0, seed=seed, top_p=0.95)
     others = [
         (params(), params(temperature=1.0, seed=1), params(temperature=2.0, top_k=3), params(temperature=1, min_p=0.1))[
             k
         ]
         for k in kinds
     ]
-    alone = SamplerHarness(own).sample(logits())[0]
-    assert SamplerHarness(own, *others).sample(logits())[0] == alone
-    assert SamplerHarness(*others, own).sample(logits())[-1] == alone
+    alone = SamplerHarness(row).sample(logits())[0]
+    assert SamplerHarness(row, *others).sample(logits())[0] == alone
+    assert SamplerHarness(*others, row).sample(logits())[-1] == alone
 
 
 def test_random_numbers_are_uniform() -> None:
@@ -270,7 +270,7 @@ def test_nan_logits_do_not_affect_other_rows() -> None:
     rows = logits().expand(3, -1).clone()
     rows[0], rows[1] = math.nan, math.nan
     sampled = harness.sampler.sample(rows, harness.rows)
-    assert [one.error for one in sampled] == [NOT_FINITE, NOT_FINITE, None]
+    assert [sample.error for sample in sampled] == [NOT_FINITE, NOT_FINITE, None]
     assert sampled[2].token == logits().argmax().item()
 
 

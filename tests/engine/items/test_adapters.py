@@ -68,7 +68,7 @@ def test_blocks_belong_to_the_content_of_an_adapter() -> None:
         return request.block_hashes(4, hasher)
 
     assert hashes(0, b"one") == hashes(3, b"one")
-    assert len({tuple(found) for found in (hashes(None), hashes(0, b"one"), hashes(0, b"other"))}) == 3
+    assert len({tuple(digests) for digests in (hashes(None), hashes(0, b"one"), hashes(0, b"other"))}) == 3
 
 
 def test_digests_of_adapters(tmp_path: Path) -> None:
@@ -127,14 +127,14 @@ def test_the_same_bits_alone_and_beside_others(tmp_path: Path, quantization: Any
     parts: list[list[Any]] = [[HEAD], [HEAD, noise(0, 0.5), [4]], [[7]], [[3], noise(1, 0.3)], [[8, 1]]]
     engine = Engine(folder, model=options, block_size=8)
     alone = Engine(folder, model=options, block_size=8)
-    found = []
-    for index, one in enumerate(parts):
-        prompt, items = prompt_with(engine.audio, *one)
+    logprobs = []
+    for index, part in enumerate(parts):
+        prompt, items = prompt_with(engine.audio, *part)
         engine.add(str(index), prompt, greedy(9, logprobs=1), items=items)
         result = alone.generate(prompt, greedy(9, logprobs=1), items=items)
-        found.append([entry.logprobs for output in result.outputs for entry in output.logprobs or ()])
+        logprobs.append([entry.logprobs for output in result.outputs for entry in output.logprobs or ()])
     engine.run()
-    for index, expected in enumerate(found):
+    for index, expected in enumerate(logprobs):
         outputs = engine.results[str(index)].outputs
         assert [entry.logprobs for output in outputs for entry in output.logprobs or ()] == expected
 
@@ -169,8 +169,8 @@ def saved(tmp_path: Path, kind: str = "granite_speech") -> tuple[Any, Path, Path
 @pytest.mark.parametrize("kind", ADAPTED)
 def test_a_model_without_its_adapter(tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture) -> None:
     """It is loaded as transformers loads it, and a warning says so."""
-    model, folder, own = saved(tmp_path, kind)
-    (own / "adapter_config.json").unlink()
+    model, folder, adapter_folder = saved(tmp_path, kind)
+    (adapter_folder / "adapter_config.json").unlink()
     with caplog.at_level(logging.WARNING):
         engine = Engine(folder)
     assert "has no adapter for audio" in caplog.text
@@ -183,12 +183,12 @@ def test_patterns_and_scales(tmp_path: Path) -> None:
     """A module may have another alpha, and scales may be divided by the root of the rank."""
     model = make_audio_model("granite_speech")
     plain = adapt(model, ["q_proj", "v_proj"], rank=4, alpha=4.0)  # scales of 1
-    own = dict(plain.named_modules())
+    layers = dict(plain.named_modules())
     for name, module in model.named_modules():
         if name.endswith(("q_proj", "v_proj")) and "language_model" in name:
-            change = own[name].weight.data - module.weight.data
+            change = layers[name].weight.data - module.weight.data
             scale = 1.0 if name.endswith("layers.1.self_attn.v_proj") else 3.0
-            own[name].weight.data = module.weight.data + scale * change
+            layers[name].weight.data = module.weight.data + scale * change
     model.adapted = (plain,)
     model.lora.config |= {
         "lora_alpha": 6.0,
@@ -205,9 +205,9 @@ def without(key: str) -> Callable[[LoRA], object]:
     return lambda lora: lora.tensors.pop(next(name for name in lora.tensors if name.endswith(key)))
 
 
-def renamed(one: str, other: str) -> Callable[[LoRA], object]:
+def renamed(part: str, replacement: str) -> Callable[[LoRA], object]:
     def change(lora: LoRA) -> None:
-        lora.tensors = {name.replace(one, other): tensor for name, tensor in lora.tensors.items()}
+        lora.tensors = {name.replace(part, replacement): tensor for name, tensor in lora.tensors.items()}
 
     return change
 
@@ -261,15 +261,15 @@ def test_adapters_that_cannot_be_used(tmp_path: Path, name: str) -> None:
 
 
 def test_files_that_are_missing_or_broken(tmp_path: Path) -> None:
-    _, folder, own = saved(tmp_path)
-    weights = (own / "adapter_model.safetensors").read_bytes()
-    (own / "adapter_model.safetensors").unlink()
+    _, folder, adapter_folder = saved(tmp_path)
+    weights = (adapter_folder / "adapter_model.safetensors").read_bytes()
+    (adapter_folder / "adapter_model.safetensors").unlink()
     with pytest.raises(ModelError, match=r"adapter_model\.safetensors is missing"):
         Engine(folder)
-    (own / "adapter_model.safetensors").write_bytes(weights[:100])
+    (adapter_folder / "adapter_model.safetensors").write_bytes(weights[:100])
     with pytest.raises(ModelError):
         Engine(folder)
-    (own / "adapter_model.safetensors").write_bytes(weights)
-    (own / "adapter_config.json").write_text(json.dumps([1]))
+    (adapter_folder / "adapter_model.safetensors").write_bytes(weights)
+    (adapter_folder / "adapter_config.json").write_text(json.dumps([1]))
     with pytest.raises(ModelError, match="must contain a JSON object"):
         Engine(folder)

@@ -41,7 +41,7 @@ def workload(seed: int, info: AudioInfo) -> list[Case]:
     """Prompts with up to three pieces of audio, of which there are four; many begin alike."""
     rng = random.Random(seed)
     longest = 1.0 if info.max_items else 2.3
-    cases = []
+    cases: list[Case] = []
     for _ in range(10):
         parts: list[Any] = [[5, 9]]
         for _ in range(rng.choice([0, 1, 1, 2, 3])):
@@ -82,14 +82,14 @@ def together(engine: Engine, seed: int) -> list[list[int]]:
 @pytest.fixture(scope="module")
 def alone(audio_folders: dict[str, Path]) -> dict[str, list[list[int]]]:
     """The tokens of each request of a workload alone in the engine, without prefix caching, by kind."""
-    found = {}
+    results = {}
     for kind in KINDS:
         engine = Engine(audio_folders[kind], enable_prefix_caching=False)
-        found[kind] = [
+        results[kind] = [
             engine.generate(prompt, params, items=items).tokens for prompt, items, params in workload(1, engine.audio)
         ]
-        assert len({tuple(tokens) for tokens in found[kind]}) > 6
-    return found
+        assert len({tuple(tokens) for tokens in results[kind]}) > 6
+    return results
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -125,8 +125,8 @@ def test_prompts_in_pieces(audio_folders: dict[str, Path], alone: dict[str, list
         begin = 2
         for item in items:
             engine.extend(name, prompt[begin : item.start])
-            own = prompt[item.start : item.start + item.length]
-            engine.extend(name, own, items=(msgspec.structs.replace(item, start=0),))
+            placeholders = prompt[item.start : item.start + item.length]
+            engine.extend(name, placeholders, items=(msgspec.structs.replace(item, start=0),))
             begin = item.start + item.length
             for _ in range(index % 4):
                 if engine.busy:
@@ -172,13 +172,13 @@ def test_equal_tokens_with_an_item_at_another_place(audio_folders: dict[str, Pat
 def test_a_hit_that_ends_within_an_item(audio_folders: dict[str, Path], kind: str) -> None:
     """The rest of the item is computed from its embeddings, which are kept, or made again."""
     head = [5, 9, 3] if kind in ("qwen3_asr", "phi4_multimodal") else [5, 9]
-    for kept in (True, False):
-        engine = Engine(audio_folders[kind], block_size=4, encoder_cache_memory=1 << 20 if kept else 1)
+    for keeps in (True, False):
+        engine = Engine(audio_folders[kind], block_size=4, encoder_cache_memory=1 << 20 if keeps else 1)
         fresh = Engine(audio_folders[kind], enable_prefix_caching=False)
-        if not kept and kind in LONG_ITEMS:
+        if not keeps and kind in LONG_ITEMS:
             engine.core.scheduler._encoder_cache._capacity = 10  # type: ignore[union-attr]
         sequence(engine, head, noise(0, 0.8))
-        if not kept:
+        if not keeps:
             # Takes the place of the first item's embeddings.
             sequence(engine, [6], noise(1, 2.0 if kind == "qwen3_asr" else 0.8))
         before = engine.items_encoded
@@ -187,7 +187,7 @@ def test_a_hit_that_ends_within_an_item(audio_folders: dict[str, Path], kind: st
             assert result.tokens == sequence(fresh, head, noise(0, 0.8), tail).tokens
         length = len(prompt_with(engine.audio, head, noise(0, 0.8))[0])
         assert length % 4, "the hit is to end within the item"
-        assert engine.items_encoded - before == (0 if kept else 1)
+        assert engine.items_encoded - before == (0 if keeps else 1)
 
 
 def test_an_item_of_several_chunks_is_encoded_once(audio_folders: dict[str, Path]) -> None:
@@ -257,7 +257,7 @@ def test_an_item_that_cannot_be_encoded_fails_alone(
 
 def test_log_probabilities_of_prompts_with_items(audio_folders: dict[str, Path]) -> None:
     """Every token is computed, and each chunk has the item's embeddings."""
-    found = []
+    results = []
     for tokens in (512, 5):
         engine = Engine(audio_folders["voxtral"], max_num_batched_tokens=tokens, max_num_seqs=4)
         prompt, items = prompt_with(engine.audio, [1, 2], noise(0, 1.0), [3, 4])
@@ -265,5 +265,5 @@ def test_log_probabilities_of_prompts_with_items(audio_folders: dict[str, Path])
             result = engine.generate(prompt, greedy(1, prompt_logprobs=1), items=items)
             reported = result.outputs[0].prompt_logprobs
             assert reported is not None
-            found.append([None if entry is None else entry.logprobs[0] for entry in reported])
-    assert all(one[1:] == pytest.approx(found[0][1:], abs=1e-4) for one in found)
+            results.append([None if entry is None else entry.logprobs[0] for entry in reported])
+    assert all(result[1:] == pytest.approx(results[0][1:], abs=1e-4) for result in results)

@@ -87,15 +87,15 @@ def test_features_and_lengths_equal_those_of_the_processors(audio_folders: dict[
         if info.max_items is not None and seconds > 1:
             continue
         samples = noise(3, seconds)
-        found = transformers_inputs(kind, [samples])
+        inputs = transformers_inputs(kind, [samples])
         items = audio_items(samples, info)
         features = np.concatenate([item.features[:, : item.columns] for item in items], 1)
-        whole = found["audio_input_features" if kind == "phi4_multimodal" else "input_features"]
+        whole = inputs["audio_input_features" if kind == "phi4_multimodal" else "input_features"]
         if kind == "voxtral":
             rows = whole.transpose(0, 1).flatten(1).numpy()
         else:
             rows = whole[0].T.numpy() if kind in TRANSPOSED else whole[0].numpy()
-        mask = found.get("feature_attention_mask", found.get("input_features_mask"))
+        mask = inputs.get("feature_attention_mask", inputs.get("input_features_mask"))
         columns = rows.shape[1] if mask is None else int(mask.sum())
         assert encoded_columns(len(samples), info) == columns
         np.testing.assert_allclose(features, rows[:, : features.shape[1]], atol=2e-4)
@@ -129,8 +129,8 @@ def test_low_precision_stays_close(audio_folders: dict[str, Path], kind: str, qu
     for engine in (exact, rough):
         outputs = engine.generate(prompt, greedy(1, logprobs=300), items=items).outputs
         assert outputs[0].logprobs is not None
-        found = outputs[0].logprobs[0]
+        entry = outputs[0].logprobs[0]
         row = torch.zeros(300)
-        row[found.token_ids] = torch.tensor(found.logprobs).exp()
+        row[entry.token_ids] = torch.tensor(entry.logprobs).exp()
         probs.append(row)
     assert 0.5 * float((probs[0] - probs[1]).abs().sum()) < 0.25

@@ -47,8 +47,8 @@ def as_published(model: Any, folder: Path) -> Path:
     renamed = {}
     for name, tensor in weights.items():
         new = name
-        for ours, theirs in THEIRS if name.startswith(AUDIO) else ():
-            new = new.replace(ours, theirs)
+        for here, published in THEIRS if name.startswith(AUDIO) else ():
+            new = new.replace(here, published)
         adapted = f"{name.removesuffix('.weight')}.lora_A" in model.lora.tensors
         renamed[name.replace(".weight", ".base_layer.weight") if adapted else new] = tensor
     for name, tensor in model.lora.tensors.items():

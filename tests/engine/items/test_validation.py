@@ -216,10 +216,10 @@ def test_columns_before_an_item(tmp_path: Path) -> None:
 def test_extractors_of_processors_are_read(tmp_path: Path, kind: str) -> None:
     """Recent versions of transformers write one file; without any, whisper's features are assumed."""
     folder = save_audio_model(make_audio_model(kind), tmp_path)
-    own = folder / "preprocessor_config.json"
+    settings_file = folder / "preprocessor_config.json"
     expected = read_model_config(folder).facts.audio
-    extractor = json.loads(own.read_text())
-    own.unlink()
+    extractor = json.loads(settings_file.read_text())
+    settings_file.unlink()
     assert read_model_config(folder).facts.audio == expected
     (folder / "processor_config.json").write_text(json.dumps({"feature_extractor": {**extractor, "hop_length": 5}}))
     with pytest.raises(ModelError, match="hop_length is 5"):

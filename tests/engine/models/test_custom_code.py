@@ -88,9 +88,9 @@ def test_gte_under_its_first_name(scaling: dict[str, Any] | None, tmp_path: Path
     save_file({f"new.{name}": tensor for name, tensor in weights.items()}, tmp_path / "model.safetensors")
     path = tmp_path / "config.json"
     config = {name: value for name, value in json.loads(path.read_text()).items() if name != "rope_parameters"}
-    own = {"position_embedding_type": "rope", "rope_theta": 500000.0, "rope_scaling": scaling, "pack_qkv": True}
+    fields = {"position_embedding_type": "rope", "rope_theta": 500000.0, "rope_scaling": scaling, "pack_qkv": True}
     custom = {"auto_map": {"AutoConfig": "x/new-impl--configuration.NewConfig"}, "architectures": ["NewModel"]}
-    path.write_text(json.dumps({**config, **own, **custom, "model_type": "new"}))
+    path.write_text(json.dumps({**config, **fields, **custom, "model_type": "new"}))
     if scaling is not None:  # a base that is twice as large, and then frequencies lower by 2^(2 / dim)
         dim = 16
         model.rotary_emb.inv_freq = (2 * 500000.0) ** -(torch.arange(0, dim, 2) / dim) / 2 ** (2 / dim)
@@ -156,8 +156,8 @@ def write_jina_v3(folder: Path, task: int, *, dropped: str = "") -> Any:
         weights |= {f"roberta.{module}.parametrizations.weight.{part}": value for part, value in parts.items()}
     save_file(merged, folder / "model.safetensors", metadata={"format": "pt"})
     expected = type(model).from_pretrained(folder, dtype=torch.float32).eval()
-    kept = {name: value for name, value in weights.items() if not dropped or dropped not in name}
-    save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
+    remaining = {name: value for name, value in weights.items() if not dropped or dropped not in name}
+    save_file(remaining, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(_JINA_V3))
     return expected
 

@@ -50,8 +50,8 @@ def test_sharded_and_single_files_give_the_same_weights(tmp_path: Path) -> None:
     sharded_folder = save_model(model, tmp_path / "shards", max_shard_size="200KB")
     assert len(list(sharded_folder.glob("*.safetensors"))) > 2
     sharded = load(sharded_folder).model
-    for (name, one), (_, other) in zip(whole.named_parameters(), sharded.named_parameters(), strict=True):
-        assert torch.equal(one, other), name
+    for (name, parameter), (_, other) in zip(whole.named_parameters(), sharded.named_parameters(), strict=True):
+        assert torch.equal(parameter, other), name
 
 
 @pytest.mark.parametrize(

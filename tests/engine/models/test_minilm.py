@@ -62,8 +62,10 @@ def test_fewer_bits_give_nearly_the_same_embeddings(options: dict[str, Any], dis
     for number, prompt in enumerate(prompts):
         engine.add(f"{number}", prompt, PoolingParams(task="embed"))
     engine.run()
-    found = [engine.results[f"{number}"].pooled for number in range(len(prompts))]
-    distances = [1 - float(one.data @ other) for one, other in zip(found, expected, strict=True) if one is not None]
+    arrays = [engine.results[f"{number}"].pooled for number in range(len(prompts))]
+    distances = [
+        1 - float(array.data @ other) for array, other in zip(arrays, expected, strict=True) if array is not None
+    ]
     assert len(distances) == len(prompts)
     assert 1e-7 < max(distances) < distance
     assert engine.info.weight_bytes < 0.6 * sum(tensor.nbytes for tensor in _weights(folder))

@@ -14,30 +14,17 @@ from quire.engine.models.errors import UnsupportedModel
 from quire.kernels import native
 from tests.support.engine import Engine, greedy, load, random_prompt
 from tests.support.models import DECODERS, FALLBACKS, make_model, save_model
+from tests.support.oracle import generated
 
 TOKENS = 64
 
 
-def oracle(model: Any, prompt: list[int], count: int) -> tuple[list[int], torch.Tensor]:
-    """Greedy tokens of Hugging Face's implementation with its KV cache, and the logits of each."""
-    with torch.inference_mode():
-        out = model.generate(
-            torch.tensor([prompt]),
-            max_new_tokens=count,
-            do_sample=False,
-            pad_token_id=0,
-            output_logits=True,
-            return_dict_in_generate=True,
-        )
-    return out.sequences[0, len(prompt) :].tolist(), torch.stack(out.logits)[:, 0]
-
-
 @cache
 def references(case: str) -> list[tuple[list[int], list[int], torch.Tensor]]:
-    """Two prompts for the model of a case, each with what `oracle` gives for it; computed once for all devices."""
+    """Two prompts for the model of a case, each with the tokens and logits after it; computed once for all devices."""
     model = make_model(case)
     prompts = [random_prompt(seed, length) for seed, length in ((1, 5), (2, 40))]
-    return [(prompt, *oracle(model, prompt, TOKENS)) for prompt in prompts]
+    return [(prompt, *generated(model, prompt, TOKENS)) for prompt in prompts]
 
 
 @pytest.mark.parametrize("device", ["cpu", "reference"])
@@ -150,9 +137,9 @@ def test_options_of_other_requests_do_not_change_logprobs(tmp_path: Path, option
     folder = save_model(make_model("qwen3").bfloat16(), tmp_path)
     options: dict[str, Any] = {"kv_cache_dtype": "int8"}
     logprobs = []
-    for wanted in (False, True):
-        extra: dict[str, Any] = {"prompt_logprobs": 0} if wanted and option == "prompt_logprobs" else {}
-        guessing: dict[str, Any] = {"speculative_method": "ngram"} if wanted and option == "speculation" else {}
+    for adds in (False, True):
+        extra: dict[str, Any] = {"prompt_logprobs": 0} if adds and option == "prompt_logprobs" else {}
+        guessing: dict[str, Any] = {"speculative_method": "ngram"} if adds and option == "speculation" else {}
         engine = Engine(folder, model=ModelOptions(dtype="bfloat16"), **options, **guessing)
         engine.add("neighbour", [5, 6, 7] * 8, greedy(20, **extra))
         if option == "speculation":
@@ -175,9 +162,9 @@ def test_compiled_kernels_and_torch_agree(tmp_path: Path, case: str, quantizatio
     with native.disabled():
         reference = Engine(folder, model=ModelOptions(dtype="bfloat16"))
         reported.append(reference.generate(prompt, greedy(1, prompt_logprobs=0)).outputs[0].prompt_logprobs)
-    ours, theirs = (torch.tensor([entry.logprobs[0] for entry in one or [] if entry]) for one in reported)
-    assert len(ours) == len(theirs) == len(prompt) - 1
-    assert (ours - theirs).abs().median() < 0.5  # log-probabilities are around -9; unrelated ones differ by 3
+    actual, expected = (torch.tensor([entry.logprobs[0] for entry in entries or [] if entry]) for entries in reported)
+    assert len(actual) == len(expected) == len(prompt) - 1
+    assert (actual - expected).abs().median() < 0.5  # log-probabilities are around -9; unrelated ones differ by 3
 
 
 def test_tied_weights_are_stored_once(tmp_path: Path) -> None:

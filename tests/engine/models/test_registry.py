@@ -6,20 +6,28 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from quire.engine.models.errors import UnknownArchitecture
+from quire.config.options import EngineOptions, ModelOptions
+from quire.engine.build.attention_checks import with_attention_backend
+from quire.engine.build.core_config import CoreConfig
+from quire.engine.models.config.checks import check_spec
+from quire.engine.models.distributed.placement import Placement
+from quire.engine.models.errors import UnknownArchitecture, UnsupportedModel
 from quire.engine.models.families.llama import LLAMA, llama
 from quire.engine.models.family import Family
 from quire.engine.models.model_config import model_config_of, read_model_config, start_reading_configs
 from quire.engine.models.registry import Conflict, Registry, registry, weight_names
+from quire.engine.models.sharding.shard import check_divisible
 from quire.engine.models.specs.decoder import DecoderSpec
 from tests.support.engine import Engine, greedy, random_prompt
 from tests.support.models import make_model, save_model
-from tests.support.outside_family import install, save_outside
+from tests.support.outside_family import SeparateAttention, install, save_outside
+from tests.support.triton_device import InterpretedDevice
 
 _MODULE = "tests.support.outside_family"
 Install = Callable[..., None]
@@ -39,15 +47,38 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Insta
     registry.cache_clear()
 
 
-def test_a_family_from_outside_equals_hugging_face(installed: Install, tmp_path: Path) -> None:
-    installed(outside=f"{_MODULE}:OUTSIDE")
-    model = save_outside(tmp_path / "model")
+@pytest.mark.parametrize("name", ["outside", "separate"])
+def test_a_family_from_outside_equals_hugging_face(name: str, installed: Install, tmp_path: Path) -> None:
+    """The second one brings a layer of its own as well."""
+    installed(**{name: f"{_MODULE}:{name.upper()}"})
+    model = save_outside(tmp_path / "model", name)
     engine = Engine(tmp_path / "model", block_size=8)
     assert engine.info.implementation == "quire"
     prompt = random_prompt(1, 20)
     with torch.inference_mode():
         expected = model.generate(torch.tensor([prompt]), max_new_tokens=32, do_sample=False, pad_token_id=0)
     assert engine.generate(prompt, greedy(32)).tokens == expected[0, len(prompt) :].tolist()
+
+
+def test_attention_from_outside_is_refused_by_name_where_it_cannot_be_run(installed: Install, tmp_path: Path) -> None:
+    installed(separate=f"{_MODULE}:SEPARATE")
+    save_outside(tmp_path, "separate")
+    spec = read_model_config(tmp_path).spec
+    assert isinstance(spec, DecoderSpec)
+    with pytest.raises(UnsupportedModel, match="separate attention cannot be divided among 2 ranks"):
+        check_divisible(spec, Placement(tensor_size=2))
+    config = CoreConfig(
+        folder=tmp_path,
+        model_config=read_model_config(tmp_path),
+        model=ModelOptions(),
+        engine=EngineOptions(attention_backend="flashinfer", block_size=16),
+    )
+    with pytest.raises(UnsupportedModel, match="flashinfer does not support separate attention"):
+        with_attention_backend(config, InterpretedDevice())
+    layer = spec.layers[0]
+    assert isinstance(layer.attn, SeparateAttention)
+    with pytest.raises(UnsupportedModel, match="heads is 0, but must be above 0"):
+        check_spec(replace(spec, layers=(replace(layer, attn=replace(layer.attn, heads=0)),)))
 
 
 def test_a_server_reads_its_config_without_torch(installed: Install, tmp_path: Path) -> None:

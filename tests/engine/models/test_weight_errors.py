@@ -37,9 +37,9 @@ def assert_named(folder: Path) -> None:
     for name in tensors:
         if (target := names.target(name, parameters)) is None or target.stacked:
             continue
-        found = names.names_of(target.parameter, target.part, [other for other in tensors if other != name])
-        assert any(name.endswith(one) for one in found), (name, found)
-        assert all("(" not in one and "\\" not in one for one in found), found
+        stored = names.names_of(target.parameter, target.part, [other for other in tensors if other != name])
+        assert any(name.endswith(pattern) for pattern in stored), (name, stored)
+        assert all("(" not in pattern and "\\" not in pattern for pattern in stored), stored
 
 
 @pytest.mark.parametrize("case", ENCODERS)

@@ -61,7 +61,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule()
     def evict_all(self) -> None:
-        self.pool.reset_prefix_cache()
+        self.pool.evict_blocks(range(BLOCKS))
         self.content.clear()
 
     @invariant()

@@ -54,8 +54,8 @@ def tokens_of(deltas: list[Delta]) -> list[int]:
 
 
 async def test_items_and_probabilities(whisper_folder: Path) -> None:
-    prompt, wanted = ids(START, ENGLISH, TRANSCRIBE), TokenProbs(0, (ENGLISH, GERMAN))
-    params = greedy(5, token_probs=wanted)
+    prompt, token_probs = ids(START, ENGLISH, TRANSCRIBE), TokenProbs(0, (ENGLISH, GERMAN))
+    params = greedy(5, token_probs=token_probs)
     async with serving(whisper_folder) as client:
         info = await client.ready()
         assert isinstance(info.kind, Transcribes)

@@ -11,9 +11,8 @@ import pytest
 from quire.config.options import ModelOptions
 from quire.engine.client.protocol import MediaItem
 from quire.engine.client.sampling_params import SamplingParams
-from tests.engine.speech.test_whisper import RULE
 from tests.support.engine import Engine, greedy
-from tests.support.whisper import END, ENGLISH, POSITIONS, PREVIOUS, START, TRANSCRIBE, item
+from tests.support.whisper import END, ENGLISH, POSITIONS, PREVIOUS, RULE, START, TRANSCRIBE, item
 
 SCHEDULES: dict[str, dict[str, Any]] = {
     "batched": {},
@@ -159,8 +158,8 @@ def test_an_item_that_cannot_be_encoded_fails_alone(whisper_folder: Path, monkey
         encode(entries)
 
     monkeypatch.setattr(engine.runner.items, "encode", fail)
-    for name, one in (("good", item(1)), ("bad", bad), ("too", bad), ("other", item(2))):
-        engine.add(name, [START], greedy(4), items=(one,))
+    for name, request_item in (("good", item(1)), ("bad", bad), ("too", bad), ("other", item(2))):
+        engine.add(name, [START], greedy(4), items=(request_item,))
     engine.run()
     failed = {name for name, result in engine.results.items() if result.error is not None}
     assert failed == {"bad", "too"}

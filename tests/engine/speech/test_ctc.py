@@ -63,11 +63,11 @@ def test_tokens_equal_transformers(model: Any, folder: Path, device: str) -> Non
         expected = expected_positions(model, audio(length))
         add(alone, length)
         alone.run()
-        for one in (engine, alone):
-            found = positions(one, str(length))
-            assert found.shape == expected.shape
-            assert found[:, 0].tolist() == expected[:, 0].tolist()
-            np.testing.assert_allclose(found[:, 1], expected[:, 1], atol=2e-3)
+        for server in (engine, alone):
+            actual = positions(server, str(length))
+            assert actual.shape == expected.shape
+            assert actual[:, 0].tolist() == expected[:, 0].tolist()
+            np.testing.assert_allclose(actual[:, 1], expected[:, 1], atol=2e-3)
         seen |= set(expected[:, 0].tolist())
     assert len(seen) > 3, "the outputs say nothing about the inputs"
 

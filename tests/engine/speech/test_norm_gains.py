@@ -41,7 +41,7 @@ def _spread(norm: torch.nn.LayerNorm, *linears: torch.nn.Linear) -> None:
 def error(model: torch.nn.Module, exact: torch.nn.Module, norm: str, linear: str) -> float:
     """The relative error of a linear layer behind a norm."""
     x = torch.randn(50, 64, generator=torch.Generator().manual_seed(1))
-    outputs = [one.get_submodule(linear)(one.get_submodule(norm)(x)) for one in (model, exact)]
+    outputs = [network.get_submodule(linear)(network.get_submodule(norm)(x)) for network in (model, exact)]
     return float((outputs[0] - outputs[1]).norm() / outputs[1].norm())
 
 
@@ -80,12 +80,12 @@ def test_products_stay_the_same_whichever_is_loaded_first(norm_type: Any, order:
     x = torch.randn(5, 32)
     expected = linear(norm(x))
     gains = NormGains(model, [(norm, (linear,))])
-    given: list[Any] = []
+    changed: list[Any] = []
     for part in order:
         layers = [linear] if part == "linear" else []
         for name in [name for name, _ in model.named_parameters() if name.startswith(part)]:
-            given += gains.loaded(name, layers)
-    assert given == [linear]
+            changed += gains.loaded(name, layers)
+    assert changed == [linear]
     torch.testing.assert_close(linear(norm(x)), expected, atol=1e-4, rtol=1e-4)
     spread = norm.weight.abs()[norm.weight != 0]
     assert float(spread.max()) <= 1.0

@@ -12,7 +12,7 @@ import torch
 
 from quire.config.options import ModelOptions
 from quire.engine.client.pooling_params import PoolingParams
-from quire.engine.client.sampling_params import SamplingParams, TimestampRule, TokenProbs
+from quire.engine.client.sampling_params import SamplingParams, TokenProbs
 from tests.support.engine import Engine, greedy
 from tests.support.whisper import (
     BEGIN,
@@ -23,6 +23,7 @@ from tests.support.whisper import (
     NO_SPEECH,
     NO_TIMESTAMPS,
     PREVIOUS,
+    RULE,
     START,
     SUPPRESS,
     TRANSCRIBE,
@@ -47,7 +48,6 @@ PROMPTS = (
     [START, GERMAN, TRANSLATE],
     [PREVIOUS, 4, 6, 9, 20, 31, 8, 44, START, ENGLISH, TRANSCRIBE, BEGIN],
 )
-RULE = TimestampRule(begin=BEGIN, no_timestamps=NO_TIMESTAMPS, end=END, max_initial=8)
 
 
 def suppressing(max_tokens: int, **fields: Any) -> SamplingParams:
@@ -142,12 +142,12 @@ def test_probabilities_at_the_start_token(whisper: Any, whisper_folder: Path) ->
     """Also where the prompt is computed in chunks, or was found in the prefix cache."""
     engine = Engine(whisper_folder, block_size=4, max_num_batched_tokens=3, max_num_seqs=2)
     prompt = [PREVIOUS, *range(10, 20), START, ENGLISH, TRANSCRIBE]
-    wanted = TokenProbs(prompt.index(START), (NO_SPEECH, ENGLISH, GERMAN))
+    token_probs = TokenProbs(prompt.index(START), (NO_SPEECH, ENGLISH, GERMAN))
     with torch.inference_mode():
         logits = whisper(torch.from_numpy(features(3))[None], decoder_input_ids=torch.tensor([prompt])).logits
-    expected = logits[0, wanted.position].softmax(-1)[list(wanted.token_ids)]
+    expected = logits[0, token_probs.position].softmax(-1)[list(token_probs.token_ids)]
     for _ in range(2):
-        outputs = engine.generate(prompt, suppressing(3, token_probs=wanted), items=(item(3),)).outputs
+        outputs = engine.generate(prompt, suppressing(3, token_probs=token_probs), items=(item(3),)).outputs
         torch.testing.assert_close(torch.tensor(outputs[0].token_probs), expected, atol=1e-5, rtol=1e-4)
         assert all(output.token_probs is None for output in outputs[1:])
     assert outputs[0].cached_tokens == 8
@@ -212,14 +212,14 @@ def test_facts_for_the_front_end(whisper: Any, whisper_folder: Path, tmp_path: P
 def test_low_precision_stays_close(whisper_folder: Path, quantization: str, cache_dtype: str) -> None:
     """Probabilities in bfloat16 and int8 are near those in float32."""
     prompt = [START, ENGLISH, TRANSCRIBE]
-    wanted = TokenProbs(2, tuple(range(130)))
-    exact = Engine(whisper_folder).generate(prompt, greedy(1, token_probs=wanted), items=(item(1),))
+    token_probs = TokenProbs(2, tuple(range(130)))
+    exact = Engine(whisper_folder).generate(prompt, greedy(1, token_probs=token_probs), items=(item(1),))
     rough = Engine(
         whisper_folder,
         model=ModelOptions(dtype="bfloat16", quantization=quantization),
         kv_cache_dtype=cache_dtype,
         block_size=32,
-    ).generate(prompt, greedy(1, token_probs=wanted), items=(item(1),))
+    ).generate(prompt, greedy(1, token_probs=token_probs), items=(item(1),))
     distance = 0.5 * sum(
         abs(a - b) for a, b in zip(exact.outputs[0].token_probs or [], rough.outputs[0].token_probs or [], strict=True)
     )

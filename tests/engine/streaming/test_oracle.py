@@ -94,9 +94,9 @@ def test_low_precision_stays_close(streaming_folder: Path, quantization: str) ->
         audio = audio_of(features(1, 40))
         outputs = engine.generate(prompt(8), greedy(1, logprobs=300), items=(audio,)).outputs
         assert outputs[0].logprobs is not None
-        found = outputs[0].logprobs[0]
+        entry = outputs[0].logprobs[0]
         row = torch.zeros(300)
-        row[found.token_ids] = torch.tensor(found.logprobs).exp()
+        row[entry.token_ids] = torch.tensor(entry.logprobs).exp()
         probs.append(row)
     assert 0.5 * float((probs[0] - probs[1]).abs().sum()) < 0.25
 

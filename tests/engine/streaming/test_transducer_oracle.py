@@ -12,7 +12,8 @@ import torch
 
 from quire.config.options import ModelOptions
 from quire.engine.execution.attention.varlen import VarlenAttention
-from quire.engine.models.networks.transducer import EncoderState, Piece
+from quire.engine.execution.inputs import Span
+from quire.engine.models.networks.transducer import Piece
 from tests.support.engine import Engine, greedy, load
 from tests.support.transducer_models import (
     BLANK,
@@ -28,6 +29,7 @@ from tests.support.transducer_models import (
     make_transducer,
     offline,
     save_transducer,
+    states_of_one_sequence,
     transducer_info,
 )
 
@@ -139,11 +141,11 @@ def test_random_configs(tmp_path: Path, seed: int) -> None:
 
 def pieces_of(audio: Features, chunks: int) -> list[tuple[torch.Tensor, bool]]:
     """Pieces of so many chunks, and whether each is the last."""
-    found, at, size = [], 0, FACTOR * (CHUNK * chunks - 1) + 1
+    pieces, at, size = [], 0, FACTOR * (CHUNK * chunks - 1) + 1
     while at < audio.shape[1]:
-        found.append((torch.from_numpy(audio[:, at : at + size].copy()), at + size >= audio.shape[1]))
+        pieces.append((torch.from_numpy(audio[:, at : at + size].copy()), at + size >= audio.shape[1]))
         at, size = at + size, FACTOR * CHUNK * chunks
-    return found
+    return pieces
 
 
 @pytest.mark.parametrize("chunks", [1, 3, 100])
@@ -152,13 +154,13 @@ def test_incremental_encoding_equals_that_of_the_whole(
     transducer: Any, transducer_folder: Path, columns: int, chunks: int
 ) -> None:
     model, audio = load(transducer_folder).model, features(columns, columns)
-    state: EncoderState = model.start_encoder()
-    encoded = []
+    encoded, start, caches = [], 0, states_of_one_sequence(model)
     with torch.inference_mode():
         for piece, last in pieces_of(audio, chunks):
-            parts, states = model.encode([Piece(piece, state, last)], ATTEND)
-            encoded.append(parts[0])
-            state = states[0]
+            states = caches.of_step([Span(0, 0, start, 0, False, False)])
+            encoded += model.encode([Piece(piece, start, last)], states, ATTEND)
+            states.commit()
+            start += len(encoded[-1])
         whole = transducer.get_audio_features(**offline(audio), num_lookahead_tokens=LOOKAHEAD)
     expected = whole.pooler_output[0, : int(whole.attention_mask.sum())]
     torch.testing.assert_close(torch.cat(encoded), expected, atol=1e-5, rtol=1e-4)
@@ -168,14 +170,15 @@ def test_incremental_encoding_equals_that_of_the_whole(
 def test_low_precision_stays_close(transducer_folder: Path, quantization: str) -> None:
     """Encodings in bfloat16 and int8 are near those in float32."""
     piece = torch.from_numpy(features(1, 400))
-    found = []
+    pieces = []
     for options in ({}, {"dtype": "bfloat16", "quantization": quantization}):
         model = load(transducer_folder, **options).model
         with torch.inference_mode():
             like = model.encoder.sample
-            parts, _ = model.encode([Piece(piece.to(like.dtype), model.start_encoder(), last=True)], ATTEND)
-        found.append(parts[0].float())
-    exact, rough = found
+            states = states_of_one_sequence(model).of_step([Span(0, 0, 0, 0, False, False)])
+            (encoded,) = model.encode([Piece(piece.to(like.dtype), 0, last=True)], states, ATTEND)
+        pieces.append(encoded.float())
+    exact, rough = pieces
     assert float((exact - rough).norm() / exact.norm()) < 0.1
 
 

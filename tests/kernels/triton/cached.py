@@ -61,8 +61,8 @@ def cache(
         values = keys[..., : value_dim + extra]
     order = (torch.randperm(blocks - 1) + 1).split(widths) if sum(widths) else [torch.empty(0)] * len(lengths)
     tables = torch.zeros(len(lengths), max(1, *widths), dtype=torch.int32)
-    for table, own, length in zip(tables, order, lengths, strict=True):
-        table[: len(own)] = own
+    for table, entries, length in zip(tables, order, lengths, strict=True):
+        table[: len(entries)] = entries
         position = torch.arange(length)
         slots = table[position // block_size].long() * block_size + position % block_size
         k, v = (torch.randn(length, kv_heads, size).to(dtype) for size in (dim, value_dim))

@@ -25,30 +25,30 @@ def settings_of(requests: list[SamplingParams], randoms: list[float], device: to
     def tensor(values: list[float], dtype: torch.dtype) -> torch.Tensor:
         return torch.tensor(values, dtype=dtype, device=device)
 
-    ranked = [bool(one.temperature and (one.top_k or one.top_p < 1)) for one in requests]
+    ranked = [bool(request.temperature and (request.top_k or request.top_p < 1)) for request in requests]
     return ChoiceSettings(
-        tensor([one.temperature for one in requests], torch.float32),
+        tensor([request.temperature for request in requests], torch.float32),
         tensor(randoms, torch.float64),
-        tensor([math.log(one.min_p) if one.min_p else -math.inf for one in requests], torch.float32),
-        tensor([one.top_k for one in requests], torch.int32),
-        tensor([one.top_p for one in requests], torch.float32),
-        any(one.temperature > 0 and not is_ranked for one, is_ranked in zip(requests, ranked, strict=True)),
+        tensor([math.log(request.min_p) if request.min_p else -math.inf for request in requests], torch.float32),
+        tensor([request.top_k for request in requests], torch.int32),
+        tensor([request.top_p for request in requests], torch.float32),
+        any(request.temperature > 0 and not is_ranked for request, is_ranked in zip(requests, ranked, strict=True)),
         any(ranked),
     )
 
 
 def assert_chosen(logits: torch.Tensor, requests: list[SamplingParams], randoms: list[float]) -> None:
     """The tokens are the CPU's, or those of a random number that hardly differs."""
-    found = choose_tokens(logits, settings_of(requests, randoms, logits.device)).tolist()
+    tokens = choose_tokens(logits, settings_of(requests, randoms, logits.device)).tolist()
     on_host = logits.cpu().contiguous()
     expected = sample_tokens(on_host.clone(), requests, randoms)
-    for row, (one, other) in enumerate(zip(found, expected, strict=True)):
-        if one != other:
+    for row, (token, other) in enumerate(zip(tokens, expected, strict=True)):
+        if token != other:
             near = [
                 sample_tokens(on_host[row : row + 1].clone(), [requests[row]], [min(max(moved, 0.0), 1 - 2**-53)])[0]
                 for moved in (randoms[row] - NEAR, randoms[row] + NEAR)
             ]
-            assert one in near, (requests[row], randoms[row], one, other)
+            assert token in near, (requests[row], randoms[row], token, other)
 
 
 KINDS = [
@@ -107,8 +107,8 @@ def test_impossible_tokens_are_never_chosen(device: torch.device, random: float)
     logits[0::3, 8191], logits[1::3, 0], logits[2::3, 4095:4097] = -50.0, 3.0, 1.0
     requests = [params()] * 3 + [params(top_p=0.99)] * 3
     last = 4095 if random < 0.5 else 4096
-    found = choose_tokens(logits, settings_of(requests, [random] * 6, device)).tolist()
-    assert found == [8191, 0, last] * 2
+    tokens = choose_tokens(logits, settings_of(requests, [random] * 6, device)).tolist()
+    assert tokens == [8191, 0, last] * 2
 
 
 @pytest.mark.parametrize("vocab", [40, 4500])
@@ -116,8 +116,8 @@ def test_impossible_tokens_are_never_chosen(device: torch.device, random: float)
 def test_rows_with_nan_or_infinity_have_no_token(vocab: int, invalid: float, device: torch.device) -> None:
     logits = torch.zeros(5, vocab, device=device)
     logits[0], logits[1, 0], logits[2, vocab - 1], logits[3] = invalid, invalid, invalid, -torch.inf
-    for one in KINDS:
-        settings = settings_of([one] * 5, [0.5] * 5, device)
+    for kind in KINDS:
+        settings = settings_of([kind] * 5, [0.5] * 5, device)
         for tokens in (choose_tokens(logits, settings).tolist(), reference(logits, settings).tolist()):
             assert tokens[:3] == [NO_TOKEN] * 3
             assert all(0 <= token < vocab for token in tokens[3:])
@@ -136,8 +136,8 @@ def test_a_row_does_not_depend_on_the_others(device: torch.device) -> None:
     logits = torch.randn(len(KINDS), 4500, device=device).mul_(2).bfloat16().float()
     randoms = [uniform(seed, 3) for seed in range(len(KINDS))]
     together = choose_tokens(logits, settings_of(KINDS, randoms, device)).tolist()
-    for row, one in enumerate(KINDS):
-        alone = settings_of([one], [randoms[row]], device)
+    for row, kind in enumerate(KINDS):
+        alone = settings_of([kind], [randoms[row]], device)
         assert choose_tokens(logits[row : row + 1], alone).tolist() == [together[row]]
 
 

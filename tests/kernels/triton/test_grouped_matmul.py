@@ -57,9 +57,9 @@ def stacked(weights: Tensor, quantization: str) -> StackedWeights:
 def plain_product(x: Tensor, stack: StackedWeights, expert: int) -> Tensor:
     """x (1, size_in) times an expert's weight, both as they are quantized, in float64."""
     data = stack.data
-    one = WeightData(data.kind, data.values[expert], None if data.scales is None else data.scales[expert])
-    rows = prepare_rows(x, one)
-    return plain_rows(rows) @ plain_weight(one, x.shape[1]).T
+    expert_data = WeightData(data.kind, data.values[expert], None if data.scales is None else data.scales[expert])
+    rows = prepare_rows(x, expert_data)
+    return plain_rows(rows) @ plain_weight(expert_data, x.shape[1]).T
 
 
 def expected_sum(
@@ -131,8 +131,8 @@ def test_a_token_does_not_depend_on_the_batch(device: torch.device, quantization
     act = partial(act_and_mul, act="silu")
     together = run_experts(x, gate_up, down, act, chosen, weights)
     for begin, end in ((0, 1), (5, 8), (11, 12)):
-        own = run_experts(x[begin:end], gate_up, down, act, chosen[begin:end], weights[begin:end])
-        assert torch.equal(own, together[begin:end])
+        part = run_experts(x[begin:end], gate_up, down, act, chosen[begin:end], weights[begin:end])
+        assert torch.equal(part, together[begin:end])
 
 
 @pytest.mark.skipif(gpu.is_interpreted(), reason="the interpreter has no graphs")
@@ -208,5 +208,5 @@ def test_a_captured_product_serves_any_mix_of_adapters(device: torch.device) -> 
         adapters.copy_(torch.tensor(mix, dtype=torch.int32))
         graph.replay()
         for row, adapter in enumerate(mix):
-            own = y[row] if adapter < 0 else y[row] + up[adapter] @ (down[adapter] @ x[row])
-            torch.testing.assert_close(out[row], own, rtol=1e-4, atol=1e-4)
+            expected = y[row] if adapter < 0 else y[row] + up[adapter] @ (down[adapter] @ x[row])
+            torch.testing.assert_close(out[row], expected, rtol=1e-4, atol=1e-4)

@@ -106,21 +106,21 @@ def test_logprobs(device: torch.device, vocab: int, top: int) -> None:
     logits[2, : vocab // 2] = -torch.inf
     logits[3] *= 30
     tokens = torch.tensor([0, vocab // 2, 0, vocab - 1], device=device)
-    found = token_logprobs.token_logprobs(logits, tokens, top)
+    actual = token_logprobs.token_logprobs(logits, tokens, top)
     expected = token_logprobs.reference(logits, tokens, min(top, vocab))
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other, atol=2e-5, rtol=1e-6)
+    for value, other in zip(actual, expected, strict=True):
+        torch.testing.assert_close(value, other, atol=2e-5, rtol=1e-6)
 
 
 def test_logprobs_are_those_of_the_cpu(device: torch.device) -> None:
     from quire.engine.execution.sampling.logprobs import top_logprobs
 
     logits, tokens = logits_of(3, 500, device), [4, 499, 0]
-    found = token_logprobs.token_logprobs(logits, torch.tensor(tokens, device=device), 7)
+    actual = token_logprobs.token_logprobs(logits, torch.tensor(tokens, device=device), 7)
     for row, expected in enumerate(top_logprobs(logits.cpu(), tokens, 7)):
-        assert expected.token_ids == [tokens[row], *found.top_ids[row].tolist()]
-        assert expected.ranks == [int(found.ranks[row]), *range(1, 8)]
-        assert expected.logprobs == pytest.approx([float(found.own[row]), *found.top[row].tolist()], abs=1e-5)
+        assert expected.token_ids == [tokens[row], *actual.top_ids[row].tolist()]
+        assert expected.ranks == [int(actual.ranks[row]), *range(1, 8)]
+        assert expected.logprobs == pytest.approx([float(actual.chosen[row]), *actual.top[row].tolist()], abs=1e-5)
 
 
 def test_empty_batches(device: torch.device) -> None:

@@ -35,10 +35,10 @@ def check(q: Tensor, cached: Cached, arguments: dict[str, Any], reference: Atten
     tolerance = TOLERANCE[q.dtype]
     torch.testing.assert_close(out.float(), expected, atol=tolerance, rtol=tolerance)
     for row in range(len(q)):
-        one = Cached(
+        single = Cached(
             cached.keys, cached.values, cached.tables[row : row + 1], cached.lengths[row : row + 1].to(torch.int32)
         )
-        assert torch.equal(decode(q[row : row + 1], one, arguments)[0], out[row])
+        assert torch.equal(decode(q[row : row + 1], single, arguments)[0], out[row])
 
 
 @FEW

@@ -120,8 +120,8 @@ def test_cross_attention(device: torch.device) -> None:
     for row, part in enumerate((slice(0, 8), slice(8, 12))):
         k, v = (pages[:, cached.tables[row].long()].flatten(1, 2) for pages in (cached.keys, cached.values))
         length = int(cached.lengths[row])
-        one = F.scaled_dot_product_attention(q[part].transpose(0, 1), k[:, :length], v[:, :length], scale=0.3)
-        torch.testing.assert_close(out[part], one.transpose(0, 1), atol=2e-5, rtol=2e-5)
+        expected = F.scaled_dot_product_attention(q[part].transpose(0, 1), k[:, :length], v[:, :length], scale=0.3)
+        torch.testing.assert_close(out[part], expected.transpose(0, 1), atol=2e-5, rtol=2e-5)
 
 
 def test_the_ops_call_the_kernel(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,6 +132,6 @@ def test_the_ops_call_the_kernel(device: torch.device, monkeypatch: pytest.Monke
     attention = AttentionParams(0.3, softcap=2.0)
     with native.disabled():
         out = attend_spans(q, cached.keys, cached.values, cached.tables, cached.lengths, starts, attention)
-        one = paged_prefill(q[:10], cached.keys, cached.values, cached.tables[0], 40, attention)
+        single = paged_prefill(q[:10], cached.keys, cached.values, cached.tables[0], 40, attention)
     assert torch.equal(out, prefill(q, cached, [10, 2], {"scale": 0.3, "softcap": 2.0}))
-    assert torch.equal(one, out[:10])
+    assert torch.equal(single, out[:10])

@@ -38,14 +38,14 @@ def projection(
     kv_heads: int,
     *,
     pairs: int = 0,
-    rest: int = 0,
+    unrotated: int = 0,
     offset: float | None = None,
     interleaved: bool = False,
     dtype: torch.dtype = torch.float32,
 ) -> ProjectedHeads:
     """Random heads between columns of NaN. `pairs`: 0 for no rotation; `offset`: of the norms, None for no norms."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    dim = 2 * pairs + rest
+    dim = 2 * pairs + unrotated
     size = (heads + 2 * kv_heads) * dim
     memory = torch.full((tokens, size + 14), math.nan, dtype=dtype, device=device)
     memory[:, 3 : size + 3] = 3 * torch.randn(tokens, size, device=device)
@@ -78,10 +78,10 @@ def empty_pages(heads: ProjectedHeads, dtype: torch.dtype | None = None) -> tupl
     return keys, values
 
 
-def assert_same_bits(one: Tensor, other: Tensor) -> None:
+def assert_same_bits(actual: Tensor, other: Tensor) -> None:
     """Equal also in NaN and in the signs of zeros."""
-    assert one.dtype == other.dtype
-    assert torch.equal(one.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8))
+    assert actual.dtype == other.dtype
+    assert torch.equal(actual.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8))
 
 
 @settings(deadline=None, max_examples=60)
@@ -92,7 +92,7 @@ def assert_same_bits(one: Tensor, other: Tensor) -> None:
     heads=st.integers(1, 6),
     kv_heads=st.integers(1, 3),
     pairs=st.integers(0, 20),
-    rest=st.integers(1, 9),
+    unrotated=st.integers(1, 9),
     offset=st.sampled_from([None, 0.0, 1.0]),
     interleaved=st.booleans(),
     dtype=st.sampled_from(DTYPES),
@@ -103,23 +103,30 @@ def test_queries_and_pages_have_the_bits_of_two_ops(
     heads: int,
     kv_heads: int,
     pairs: int,
-    rest: int,
+    unrotated: int,
     offset: float | None,
     interleaved: bool,
     dtype: torch.dtype,
     page_dtype: torch.dtype | None,
 ) -> None:
     """All bytes of the pages, also those of other slots."""
-    given_ = projection(
-        len(slots), heads, kv_heads, pairs=pairs, rest=rest, offset=offset, interleaved=interleaved, dtype=dtype
+    projected = projection(
+        len(slots),
+        heads,
+        kv_heads,
+        pairs=pairs,
+        unrotated=unrotated,
+        offset=offset,
+        interleaved=interleaved,
+        dtype=dtype,
     )
-    own, expected = empty_pages(given_, page_dtype), empty_pages(given_, page_dtype)
-    at = torch.tensor(slots, dtype=torch.int64, device=given_.qkv.device)
-    expected_q = in_two_ops(replace(given_, qkv=given_.qkv.clone()), *expected, at, *SCALES)
-    q = qk_norm_rope_write(given_, *own, at, *SCALES)
-    assert q.shape == (len(slots), heads, 2 * pairs + rest)
-    for one, other in zip((q, *own), (expected_q, *expected), strict=True):
-        assert_same_bits(one, other)
+    pages, expected = empty_pages(projected, page_dtype), empty_pages(projected, page_dtype)
+    at = torch.tensor(slots, dtype=torch.int64, device=projected.qkv.device)
+    expected_q = in_two_ops(replace(projected, qkv=projected.qkv.clone()), *expected, at, *SCALES)
+    q = qk_norm_rope_write(projected, *pages, at, *SCALES)
+    assert q.shape == (len(slots), heads, 2 * pairs + unrotated)
+    for actual, other in zip((q, *pages), (expected_q, *expected), strict=True):
+        assert_same_bits(actual, other)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -129,42 +136,44 @@ def test_rows_with_odd_elements(
     device: torch.device, odd: float, page_dtype: torch.dtype | None, dtype: torch.dtype
 ) -> None:
     """One element of a row, and in the last token all of them."""
-    heads = projection(3, 2, 2, pairs=3, rest=4, offset=0.0, dtype=dtype)
+    heads = projection(3, 2, 2, pairs=3, unrotated=4, offset=0.0, dtype=dtype)
     heads.split[1, :, 4] = odd
     heads.split[2] = odd
-    own, expected = empty_pages(heads, page_dtype), empty_pages(heads, page_dtype)
+    pages, expected = empty_pages(heads, page_dtype), empty_pages(heads, page_dtype)
     slots = torch.tensor([4, 9, 1], device=device)
     expected_q = in_two_ops(replace(heads, qkv=heads.qkv.clone()), *expected, slots, *SCALES)
-    q = qk_norm_rope_write(heads, *own, slots, *SCALES)
-    for one, other in zip((q, *own), (expected_q, *expected), strict=True):
-        assert_same_bits(one, other)
+    q = qk_norm_rope_write(heads, *pages, slots, *SCALES)
+    for actual, other in zip((q, *pages), (expected_q, *expected), strict=True):
+        assert_same_bits(actual, other)
 
 
 @pytest.mark.parametrize("heads", [(40, 20), (20, 1), (3, 3)])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_result_is_that_of_torch(device: torch.device, dtype: torch.dtype, heads: tuple[int, int]) -> None:
     """Of more heads than a program has, of one head of keys, and of as many keys as queries."""
-    given_ = projection(2, *heads, pairs=24, rest=32, offset=1.0, interleaved=True, dtype=dtype)
-    assert given_.norms is not None
-    assert given_.angles is not None
-    q, k, v = given_.split.split((heads[0], heads[1], heads[1]), 1)
+    projected = projection(2, *heads, pairs=24, unrotated=32, offset=1.0, interleaved=True, dtype=dtype)
+    assert projected.norms is not None
+    assert projected.angles is not None
+    q, k, v = projected.split.split((heads[0], heads[1], heads[1]), 1)
     q, k = (
-        rope.reference(rms_norm_reference(x, weight, 1e-6, 1.0), given_.angles.cos, given_.angles.sin, interleaved=True)
-        for x, weight in ((q, given_.norms.query), (k, given_.norms.key))
+        rope.reference(
+            rms_norm_reference(x, weight, 1e-6, 1.0), projected.angles.cos, projected.angles.sin, interleaved=True
+        )
+        for x, weight in ((q, projected.norms.query), (k, projected.norms.key))
     )
-    own, expected = empty_pages(given_), empty_pages(given_)
+    pages, expected = empty_pages(projected), empty_pages(projected)
     slots = torch.tensor([6, 14], device=device)
     write_reference(*expected, slots, k, v)
     atol, rtol = (2e-6, 1e-5) if dtype == torch.float32 else (0.06, 0.02)  # the reference rounds several times
-    found = qk_norm_rope_write(given_, *own, slots)
-    torch.testing.assert_close(found, q, atol=atol, rtol=rtol)
-    torch.testing.assert_close(own[0], expected[0], atol=atol, rtol=rtol)
-    assert_same_bits(own[1], expected[1])
+    actual = qk_norm_rope_write(projected, *pages, slots)
+    torch.testing.assert_close(actual, q, atol=atol, rtol=rtol)
+    torch.testing.assert_close(pages[0], expected[0], atol=atol, rtol=rtol)
+    assert_same_bits(pages[1], expected[1])
 
 
 @pytest.mark.parametrize("page_dtype", PAGES)
 def test_a_token_does_not_depend_on_the_others(device: torch.device, page_dtype: torch.dtype | None) -> None:
-    heads = projection(9, 6, 2, pairs=12, rest=8, offset=0.0, dtype=torch.bfloat16)
+    heads = projection(9, 6, 2, pairs=12, unrotated=8, offset=0.0, dtype=torch.bfloat16)
     assert heads.angles is not None
     slots = torch.arange(9, device=device)
     together = empty_pages(heads, page_dtype)
@@ -173,7 +182,7 @@ def test_a_token_does_not_depend_on_the_others(device: torch.device, page_dtype:
     for token in range(9):
         row = slice(token, token + 1)
         angles = replace(heads.angles, cos=heads.angles.cos[row], sin=heads.angles.sin[row])
-        one = replace(heads, qkv=heads.qkv[row], angles=angles)
-        assert_same_bits(qk_norm_rope_write(one, *alone, slots[row], *SCALES), q[row])
-    for one_page, other in zip(alone, together, strict=True):
-        assert_same_bits(one_page, other)
+        single = replace(heads, qkv=heads.qkv[row], angles=angles)
+        assert_same_bits(qk_norm_rope_write(single, *alone, slots[row], *SCALES), q[row])
+    for page, other in zip(alone, together, strict=True):
+        assert_same_bits(page, other)

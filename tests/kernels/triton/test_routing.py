@@ -38,9 +38,9 @@ def test_grouped_sigmoid(
 ) -> None:
     torch.manual_seed(0)
     logits, bias = torch.randn(5, experts, device=device), torch.randn(experts, device=device) * 0.3
-    given = {"groups": groups, "top_groups": top_groups, "scale": 2.5, "renormalize": renormalize}
-    expected = in_order(*routing.reference_sigmoid(logits, bias, top_k, **given))  # type: ignore[arg-type]
-    chosen, weights = in_order(*routing.grouped_sigmoid(logits, bias, top_k, **given))  # type: ignore[arg-type]
+    options = {"groups": groups, "top_groups": top_groups, "scale": 2.5, "renormalize": renormalize}
+    expected = in_order(*routing.reference_sigmoid(logits, bias, top_k, **options))  # type: ignore[arg-type]
+    chosen, weights = in_order(*routing.grouped_sigmoid(logits, bias, top_k, **options))  # type: ignore[arg-type]
     assert torch.equal(chosen, expected[0])
     torch.testing.assert_close(weights, expected[1])
 

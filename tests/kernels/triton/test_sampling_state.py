@@ -40,7 +40,7 @@ def test_drafts_are_taken_up_to_the_first_token_that_differs(
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     lengths = torch.tensor([len(draft) for draft in drafts], dtype=torch.int32, device=device)
     starts = (lengths + 1).cumsum(0, dtype=torch.int32) - lengths - 1
-    tokens = torch.tensor([token for one in sampled for token in one], dtype=torch.int64, device=device)
+    tokens = torch.tensor([token for row in sampled for token in row], dtype=torch.int64, device=device)
     inputs = torch.tensor([token for draft in drafts for token in (99, *draft)], dtype=torch.int64, device=device)
     rows = torch.arange(len(drafts), device=device).flip(0)
     states = []
@@ -54,8 +54,8 @@ def test_drafts_are_taken_up_to_the_first_token_that_differs(
             with gpu.interpreted():
                 taken = op(tokens, inputs, starts, lengths, rows, positions, last, seen)
         states.append((taken, positions, last, torch.zeros(0) if seen is None else seen.counts))
-    for one, other in zip(*states, strict=True):
-        assert torch.equal(one, other)
-    for draft, own, count in zip(drafts, sampled, states[0][0].tolist(), strict=True):
-        assert own[: count - 1] == draft[: count - 1]
-        assert count == len(own) or own[count - 1] != draft[count - 1]
+    for state, other in zip(*states, strict=True):
+        assert torch.equal(state, other)
+    for draft, tokens_of, count in zip(drafts, sampled, states[0][0].tolist(), strict=True):
+        assert tokens_of[: count - 1] == draft[: count - 1]
+        assert count == len(tokens_of) or tokens_of[count - 1] != draft[count - 1]

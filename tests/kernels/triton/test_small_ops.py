@@ -92,8 +92,8 @@ def test_layer_norm(
     x = poisoned(*shape, dtype, device, 3.0)
     weight, bias = (torch.randn(shape[1], device=device).to(dtype) for _ in range(2))
     residual = poisoned(*shape, dtype, device) if with_residual else None
-    given = (x, weight, bias if with_bias else None, 1e-5, residual)
-    assert_near(layer_norm.layer_norm(*given), layer_norm.reference(*given))
+    arguments = (x, weight, bias if with_bias else None, 1e-5, residual)
+    assert_near(layer_norm.layer_norm(*arguments), layer_norm.reference(*arguments))
 
 
 @dtypes
@@ -125,17 +125,17 @@ def test_sums_with_scales(device: torch.device, dtype: torch.dtype) -> None:
     tokens=st.integers(0, 4),
     heads=st.integers(1, 6),
     pairs=st.integers(1, 20),
-    rest=st.integers(0, 9),
+    unrotated=st.integers(0, 9),
     interleaved=st.booleans(),
     dtype=st.sampled_from(DTYPES),
 )
-def test_rope(tokens: int, heads: int, pairs: int, rest: int, interleaved: bool, dtype: torch.dtype) -> None:
+def test_rope(tokens: int, heads: int, pairs: int, unrotated: int, interleaved: bool, dtype: torch.dtype) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    x = poisoned(tokens, heads * (2 * pairs + rest), dtype, device).unflatten(1, (heads, -1))
+    x = poisoned(tokens, heads * (2 * pairs + unrotated), dtype, device).unflatten(1, (heads, -1))
     angle = torch.randn(tokens, pairs, device=device) * 3
-    given_ = (x, angle.cos(), angle.sin())
-    out = rope.apply_rope(*given_, interleaved=interleaved)
-    assert_near(out, rope.reference(*given_, interleaved=interleaved))
+    arguments = (x, angle.cos(), angle.sin())
+    out = rope.apply_rope(*arguments, interleaved=interleaved)
+    assert_near(out, rope.reference(*arguments, interleaved=interleaved))
 
 
 @dtypes
@@ -157,8 +157,8 @@ def test_qk_norm_rope(
         q, k = (rms_norm_reference(x, weight, 1e-6, offset) for x, weight in zip((q, k), weights, strict=True))
     if angles is not None:
         q, k = (rope.reference(x, angles.cos, angles.sin, interleaved=interleaved) for x in (q, k))
-    for one, other in zip(out, (q, k, v), strict=True):
-        assert_near(one, other)
+    for actual, other in zip(out, (q, k, v), strict=True):
+        assert_near(actual, other)
 
 
 def test_a_row_does_not_depend_on_the_others(device: torch.device) -> None:

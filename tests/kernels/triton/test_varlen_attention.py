@@ -61,9 +61,9 @@ def test_varlen_attention_equals_its_reference(
         expected = varlen_attention.reference(q.float(), k.float(), v.float(), torch.tensor(ends), params)
         torch.testing.assert_close(out.float(), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
         for begin, end in pairwise(ends):
-            own, ends_of_one = slice(begin, end), torch.tensor([0, end - begin], device=device)
-            one = varlen_attention.varlen_attention(q[own], k[own], v[own], ends_of_one, params)
-            assert torch.equal(one, out[begin:end])
+            span, ends_of_one = slice(begin, end), torch.tensor([0, end - begin], device=device)
+            single = varlen_attention.varlen_attention(q[span], k[span], v[span], ends_of_one, params)
+            assert torch.equal(single, out[begin:end])
 
 
 def test_the_op_calls_the_kernel(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:

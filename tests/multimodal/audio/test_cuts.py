@@ -40,7 +40,7 @@ def test_every_sample_is_in_exactly_one_window(length: int, seconds: float, seed
     windows = cut(samples, seconds)
     assert windows[0].start == 0
     assert windows[-1].end == length
-    assert all(one.end == two.start for one, two in pairwise(windows))
+    assert all(window.end == two.start for window, two in pairwise(windows))
     assert all(0 < window.end - window.start <= round(seconds * SAMPLE_RATE) for window in windows)
 
 

@@ -130,8 +130,10 @@ def test_items_of_any_length_are_finite_and_long_enough(kind: Any, length: int) 
 
 @pytest.mark.parametrize("convolutions", [((10, 5), (3, 2), (3, 2), (2, 2)), ((127, 64), (7, 3), (3, 2)), ((3, 2, 1),)])
 def test_positions_are_counted_as_by_torch(convolutions: tuple[tuple[int, ...], ...]) -> None:
-    known = tuple(Convolution(*one) for one in convolutions)
-    layers = [torch.nn.Conv1d(1, 1, one.kernel, one.stride, one.padding) for one in known]
+    known = tuple(Convolution(*convolution) for convolution in convolutions)
+    layers = [
+        torch.nn.Conv1d(1, 1, convolution.kernel, convolution.stride, convolution.padding) for convolution in known
+    ]
     fewest = count_columns(known, 1)
     assert count_positions(known, fewest - 1) == 0
     for columns in range(fewest, fewest + 300, 7):

@@ -71,8 +71,8 @@ def test_features_of_transducers_are_those_of_transformers(samples: int, bfloat1
     """Without the last column, which transformers masks."""
     audio = voice(3.0)[:samples]
     extract = NemotronAsrStreamingFeatureExtractor(mel_filters_dtype="bfloat16" if bfloat16 else "float32")
-    found = extract(audio, sampling_rate=16_000)
-    expected = found["input_features"][0, : int(found["attention_mask"].sum())].numpy().T
+    extracted = extract(audio, sampling_rate=16_000)
+    expected = extracted["input_features"][0, : int(extracted["attention_mask"].sum())].numpy().T
     features = frames_of(audio, msgspec.structs.replace(TRANSDUCER, bfloat16_filters=bfloat16))
     assert features.shape == expected.shape == (80, samples // 160)
     np.testing.assert_allclose(features, expected, atol=2e-3)

@@ -35,8 +35,8 @@ def seconds(content: bytes | bytearray) -> float:
 
 def written(container: str, subtype: str | None = None, samples: Samples | None = None, **options: Any) -> bytearray:
     file = io.BytesIO()
-    given = tone(SECONDS) if samples is None else samples
-    soundfile.write(file, given, RATE, format=container, subtype=subtype, **options)
+    source = tone(SECONDS) if samples is None else samples
+    soundfile.write(file, source, RATE, format=container, subtype=subtype, **options)
     return bytearray(file.getvalue())
 
 
@@ -65,9 +65,9 @@ def test_wav_with_a_chunk_before_the_audio() -> None:
 @pytest.mark.usefixtures("_both_installations")
 def test_wav_without_audio_is_refused_though_something_follows() -> None:
     content = wav(tone(SECONDS))[:40] + bytes(4)
-    for rest in (b"", b"LIST" + struct.pack("<I", 4) + b"INFO"):
+    for chunk in (b"", b"LIST" + struct.pack("<I", 4) + b"INFO"):
         with pytest.raises(AudioError, match="no audio"):
-            decode(content + rest, LIMITS)
+            decode(content + chunk, LIMITS)
 
 
 @pytest.mark.usefixtures("_both_installations")

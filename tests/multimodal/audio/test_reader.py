@@ -14,8 +14,8 @@ import pytest
 from quire.config.options import AudioOptions
 from quire.multimodal.audio.decode import AudioError, DecodedAudio
 from quire.multimodal.audio.features import log_mel
-from quire.multimodal.audio.memory import Reservation
 from quire.multimodal.audio.reader import AudioFile, AudioReader, AudioUse
+from quire.multimodal.memory import Reservation
 from tests.support.audio import encode, tone, wav
 from tests.support.server import until
 
@@ -104,7 +104,7 @@ async def test_files_wait_for_memory_and_those_who_leave_give_theirs_back() -> N
 
 async def test_what_can_never_fit_is_refused_with_the_limit() -> None:
     async with reading(max_audio_memory="64MiB") as reader:
-        with pytest.raises(AudioError, match=r"this server has 67108864 for all audio \(--max-audio-memory\)"):
+        with pytest.raises(AudioError, match=r"this server has 67108864 for all media \(--max-audio-memory\)"):
             await decoded(reader, HOUR)
         assert (await decoded(reader, wav(tone(60.0))))[0].seconds == 60.0
 

@@ -104,20 +104,20 @@ def test_the_network_computes_what_torchs_layers_compute() -> None:
     weights = {name: (random.standard_normal(shape) * 0.05).astype(np.float32) for name, shape in shapes.items()}
     t = {name: torch.from_numpy(weight) for name, weight in weights.items()}
     frames = random.standard_normal((3, CONTEXT + FRAME)).astype(np.float32)
-    own = SileroNetwork(weights)
+    network = SileroNetwork(weights)
 
     x = F.conv1d(F.pad(torch.from_numpy(frames)[:, None], (0, 64), "reflect"), t["stft_conv.weight"], stride=128)
     x = torch.sqrt(x[:, :129] ** 2 + x[:, 129:] ** 2)
     for layer, stride in ((1, 1), (2, 2), (3, 2), (4, 1)):
         x = F.relu(F.conv1d(x, t[f"conv{layer}.weight"], t[f"conv{layer}.bias"], stride, padding=1))
-    np.testing.assert_allclose(own.encode(frames), x[..., 0].numpy(), atol=1e-4)
+    np.testing.assert_allclose(network.encode(frames), x[..., 0].numpy(), atol=1e-4)
 
     cell = torch.nn.LSTMCell(128, 128)
     cell.load_state_dict({name.removeprefix("lstm_cell."): w for name, w in t.items() if name.startswith("lstm")})
     hidden, memory = np.zeros(STATE, np.float32), np.zeros(STATE, np.float32)
     state = (torch.zeros(1, STATE), torch.zeros(1, STATE))
-    for encoded in own.encode(frames):
-        probability, hidden, memory = own.step(encoded, hidden, memory)
+    for encoded in network.encode(frames):
+        probability, hidden, memory = network.step(encoded, hidden, memory)
         with torch.no_grad():
             state = cell(torch.from_numpy(encoded)[None], state)
             expected = torch.sigmoid(

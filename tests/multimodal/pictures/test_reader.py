@@ -14,7 +14,7 @@ import pytest
 
 from quire.config.options import PictureOptions
 from quire.engine.client.pictures import FixedSize, GridTiles, PatchRows, PictureInfo
-from quire.multimodal.audio.memory import AudioMemory
+from quire.multimodal.memory import MediaMemory
 from quire.multimodal.pictures.decode import PictureError
 from quire.multimodal.pictures.pixels import picture_pixels
 from quire.multimodal.pictures.reader import PictureFile, PictureReader, RequestPicture
@@ -32,7 +32,7 @@ RED, PLAIN = drawn(60, 40, seed=1), drawn(31, 90, seed=2)
 class _Reader:
     """A reader, with what it has told its observer."""
 
-    def __init__(self, memory: AudioMemory, **options: Any) -> None:
+    def __init__(self, memory: MediaMemory, **options: Any) -> None:
         self.memory = memory
         self.lookups: list[bool] = []
         self.reader = PictureReader(PictureOptions(**options), memory, max_size=1 << 20, on_lookup=self.lookups.append)
@@ -49,7 +49,7 @@ class _Reader:
 
 @asynccontextmanager
 async def _reader(memory: int = 1 << 30, **options: Any) -> AsyncIterator[_Reader]:
-    prepared = _Reader(AudioMemory(memory), **options)
+    prepared = _Reader(MediaMemory(memory), **options)
     try:
         yield prepared
     finally:

@@ -70,15 +70,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def jobs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The jobs that all pools get."""
-    given: list[Any] = []
+    results: list[Any] = []
     run = WorkerPool.run
 
     async def recording(self: WorkerPool, job: Any, *, tenant: str = "") -> Any:
-        given.append(job)
+        results.append(job)
         return await run(self, job, tenant=tenant)
 
     monkeypatch.setattr(WorkerPool, "run", recording)
-    return given
+    return results
 
 
 @asynccontextmanager
@@ -126,9 +126,9 @@ async def test_the_server_keeps_nothing_of_refused_grammars(folder: Path) -> Non
         for number in range(20):
             with pytest.raises(InvalidRequest):
                 await check(grammar=f"start: missing{number}\n// " + "x" * 1_000_000)
-        kept = tracemalloc.get_traced_memory()[0] - before
+        held = tracemalloc.get_traced_memory()[0] - before
         tracemalloc.stop()
-        assert kept < 5_000_000
+        assert held < 5_000_000
 
 
 async def test_a_grammar_is_checked_once(folder: Path, jobs: list[Any]) -> None:

@@ -160,8 +160,8 @@ async def test_text_that_is_no_schema_or_structural_tag_is_refused(tmp_path: Pat
                 ("structural_tag", value), ("structured_outputs", {"structural_tag": value}), ("guided_json", value),
                 ("structured_outputs", {"json": value, "disable_additional_properties": True}),
             ]  # fmt: skip
-            for field, given in fields[: 2 if value == "true" else None]:  # as a schema, `true` allows any JSON
-                answer = await server.post("/v1/completions", {"prompt": "x", field: given})
+            for field, content in fields[: 2 if value == "true" else None]:  # as a schema, `true` allows any JSON
+                answer = await server.post("/v1/completions", {"prompt": "x", field: content})
                 assert answer.status_code == 400, answer.text
                 assert answer.json()["error"]["param"].startswith(field), answer.text
 

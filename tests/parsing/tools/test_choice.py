@@ -121,8 +121,8 @@ async def test_every_chunk_has_token_ids_if_wanted(tmp_path: Path) -> None:
         chunks = await stream(server, return_token_ids=True)
         assert not any("token_ids" in chunk for chunk in await stream(server))
     assert chunks[0]["token_ids"] is None
-    found = [token for chunk in chunks for token in chunk["token_ids"] or ()]
-    assert found == [*byte_tokenizer().encode(TWO).ids, EOS]
+    tokens = [token for chunk in chunks for token in chunk["token_ids"] or ()]
+    assert tokens == [*byte_tokenizer().encode(TWO).ids, EOS]
 
 
 async def test_a_stream_adds_up_to_the_same_calls(tmp_path: Path) -> None:

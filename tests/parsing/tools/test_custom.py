@@ -57,8 +57,8 @@ async def chat(server: Server, **fields: Any) -> dict[str, Any]:
     return choice
 
 
-async def respond(server: Server, given: Any = "hi", **fields: Any) -> dict[str, Any]:
-    answer = await server.post(RESPONSES, {"input": given, "tools": TOOLS, **fields})
+async def respond(server: Server, input_items: Any = "hi", **fields: Any) -> dict[str, Any]:
+    answer = await server.post(RESPONSES, {"input": input_items, "tools": TOOLS, **fields})
     assert answer.status_code == 200, answer.text
     body: dict[str, Any] = answer.json()
     return body
@@ -135,9 +135,9 @@ async def test_a_streamed_chat_adds_up_to_the_same(tmp_path: Path) -> None:
         body = {"messages": [{"role": "user", "content": "hi"}], "tools": CHAT_TOOLS, "stream": True}
         lines = [line.removeprefix("data: ") for line in (await server.post(CHAT, body)).text.split("\n\n") if line]
     deltas = [json.loads(line)["choices"][0]["delta"].get("tool_calls", ()) for line in lines[:-1]]
-    first, *rest = [call for calls in deltas for call in calls]
+    first, *others = [call for calls in deltas for call in calls]
     assert (first["index"], first["type"], first["custom"]) == (0, "custom", {"name": "apply_patch", "input": ""})
-    assert "".join(call["custom"]["input"] for call in rest) == PATCH
+    assert "".join(call["custom"]["input"] for call in others) == PATCH
 
 
 async def test_a_chat_goes_on_behind_a_custom_call(tmp_path: Path) -> None:
@@ -193,18 +193,18 @@ async def test_a_response_has_an_item_for_a_custom_call(tmp_path: Path) -> None:
     assert (message["type"], function["type"]) == ("message", "function_call")
     assert body["tools"] == TOOLS
     events = [json.loads(block.split("\ndata: ")[1]) for block in answer.text.split("\n\n")[:-1]]
-    own = [event for event in events if event.get("output_index") == 1]
-    kinds = [event["type"].removeprefix("response.") for event in own]
+    item_events = [event for event in events if event.get("output_index") == 1]
+    kinds = [event["type"].removeprefix("response.") for event in item_events]
     assert [kind for i, kind in enumerate(kinds) if i == 0 or kind != kinds[i - 1]] == [
         "output_item.added",
         "custom_tool_call_input.delta",
         "custom_tool_call_input.done",
         "output_item.done",
     ]
-    assert (own[0]["item"]["input"], own[0]["item"]["status"]) == ("", "in_progress")
-    assert "".join(event["delta"] for event in own if "delta" in event) == own[-2]["input"] == PATCH
-    assert {event["item_id"] for event in own[1:-1]} == {own[0]["item"]["id"]}
-    assert own[-1]["item"] == events[-1]["response"]["output"][1]
+    assert (item_events[0]["item"]["input"], item_events[0]["item"]["status"]) == ("", "in_progress")
+    assert "".join(event["delta"] for event in item_events if "delta" in event) == item_events[-2]["input"] == PATCH
+    assert {event["item_id"] for event in item_events[1:-1]} == {item_events[0]["item"]["id"]}
+    assert item_events[-1]["item"] == events[-1]["response"]["output"][1]
 
 
 async def test_a_response_goes_on_behind_a_custom_call(tmp_path: Path) -> None:

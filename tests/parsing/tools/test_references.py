@@ -51,7 +51,7 @@ class Plant(BaseModel):
 
 
 class Chain(BaseModel):
-    """Refers to itself at the root."""
+    """Refer to itself at the root."""
 
     value: bool
     next: Chain | None
@@ -101,7 +101,7 @@ def plan_of(name: str, schemas: dict[str, dict[str, Any]], **fields: Any) -> Too
 def text_of(tokens: GrammarTokens, plan: ToolPlan, rng: Random) -> str:
     """A random text that the grammar allows; values tend to end soon."""
     matcher = tokens.matcher(complete_grammar(grammar_of(None, tokens.special, plan=plan)))
-    given: list[int] = []
+    depths: list[int] = []
     soon = set(byte_tokenizer().encode('"]}<').ids)
     while not matcher.is_stopped():
         mask = matcher.compute_bitmask()
@@ -111,9 +111,9 @@ def text_of(tokens: GrammarTokens, plan: ToolPlan, rng: Random) -> str:
         if token == EOS:
             break
         assert matcher.consume_token(token), matcher.get_error()
-        given.append(token)
-        assert len(given) < 3000
-    return byte_tokenizer().decode(given, skip_special_tokens=False)
+        depths.append(token)
+        assert len(depths) < 3000
+    return byte_tokenizer().decode(depths, skip_special_tokens=False)
 
 
 @pytest.mark.parametrize("name", CONSTRAINED)

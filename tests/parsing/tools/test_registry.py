@@ -306,8 +306,8 @@ ALIASES = {
 RECORDED += [
     (alias, text, content, calls)
     for alias, name in ALIASES.items()
-    for one, text, content, calls in RECORDED
-    if one == name
+    for recorded_name, text, content, calls in RECORDED
+    if recorded_name == name
 ]
 
 
@@ -325,9 +325,9 @@ def cut(text: str, rng: Random) -> list[str]:
 
 @pytest.mark.parametrize(("name", "text", "content", "calls"), RECORDED)
 def test_what_is_found(name: str, text: str, content: str, calls: list[tuple[str, dict[str, Any]]]) -> None:
-    said, found = read(name, [text])
-    assert said == content
-    assert [(function, json.loads(arguments)) for function, arguments in found] == calls
+    actual_content, actual_calls = read(name, [text])
+    assert actual_content == content
+    assert [(function, json.loads(arguments)) for function, arguments in actual_calls] == calls
 
 
 # format, the text of a first call that is broken, and that of a second one
@@ -387,9 +387,9 @@ def test_marks_in_strings_are_text() -> None:
     ],
 )
 def test_templates_say_what_format_they_have(template: str, name: str) -> None:
-    found = detect_format(template)
-    assert found is not None
-    assert found.name == name
+    detected = detect_format(template)
+    assert detected is not None
+    assert detected.name == name
 
 
 def test_every_format_has_a_recording() -> None:
@@ -469,7 +469,7 @@ def test_a_mark_may_begin_with_another_one() -> None:
 @pytest.mark.parametrize("name", sorted(FORMATS))
 def test_arguments_come_before_they_are_complete(name: str) -> None:
     """Long texts are not held back till the end: whoever reads a file being written sees it grow."""
-    text = next(text for one, text, _, calls in RECORDED if one == name and calls)
+    text = next(text for recorded_name, text, _, calls in RECORDED if recorded_name == name and calls)
     parser = FORMATS[name].parser(SCHEMAS)
     seen = [parser.push(char) for char in text]
     assert any(part.calls and part.calls[0].name for part in seen)

@@ -28,8 +28,8 @@ def word_class(rng: Random, split: str) -> Pair:
     """Return a word and the name of its class, or two words of the class."""
     name = rng.choice(list(CLASSES))
     words = VALUES[split].words[name]
-    one, other = rng.choice(words), rng.choice(words)
+    text, other = rng.choice(words), rng.choice(words)
     if rng.random() < 0.5:
         label = rng.choice(CLASSES[name])
-        one = rng.choice(ABOUT).replace("{a}", with_article(label)).replace("{c}", label)
-    return same(one, other, [f"class {name}"])
+        text = rng.choice(ABOUT).replace("{a}", with_article(label)).replace("{c}", label)
+    return same(text, other, [f"class {name}"])

@@ -46,16 +46,16 @@ class Paragraph:
 @cache
 def paragraphs(split: str) -> tuple[Paragraph, ...]:
     """Return the paragraphs of the pages of a split; a page's name decides its split."""
-    found: list[Paragraph] = []
+    collected: list[Paragraph] = []
     for path in sorted(path for pattern in PATTERNS for path in ROOT.glob(pattern)):
         name = path.relative_to(ROOT).as_posix()
         if (crc32(name.encode()) % HELDOUT_EVERY == 0) == (split == "heldout"):
-            found += _paragraphs(name, path.read_text("utf-8"))
-    return tuple(found)
+            collected += _paragraphs(name, path.read_text("utf-8"))
+    return tuple(collected)
 
 
 def _paragraphs(name: str, page: str) -> list[Paragraph]:
-    found: list[Paragraph] = []
+    collected: list[Paragraph] = []
     headings: list[str] = []
     page = re.sub(r"^(```.*?^```|    .*?$)", "", page, flags=re.MULTILINE | re.DOTALL)
     for block in re.split(r"\n\s*\n|\n(?=- |\|)", page):
@@ -68,8 +68,8 @@ def _paragraphs(name: str, page: str) -> list[Paragraph]:
             continue  # rows of tables are mostly numbers
         text = plain(block)
         if MIN_WORDS <= len(text.split()) <= MAX_WORDS:
-            found.append(Paragraph(f"{name} {len(found)}", tuple(headings), tuple(SENTENCE_END.split(text))))
-    return found
+            collected.append(Paragraph(f"{name} {len(collected)}", tuple(headings), tuple(SENTENCE_END.split(text))))
+    return collected
 
 
 def plain(text: str) -> str:
@@ -86,8 +86,8 @@ def docs_pair(rng: Random, split: str) -> Pair:
         return same(": ".join(paragraph.headings[-2:]), paragraph.text, [f"docs {' '.join(paragraph.headings)}"])
     if form < 0.6 and len(paragraph.sentences) > 1:
         at = rng.randrange(len(paragraph.sentences))
-        rest = [one for place, one in enumerate(paragraph.sentences) if place != at]
-        return same(paragraph.sentences[at], " ".join(rest), [f"docs {' '.join(paragraph.headings)}", paragraph.key])
+        others = [sentence for place, sentence in enumerate(paragraph.sentences) if place != at]
+        return same(paragraph.sentences[at], " ".join(others), [f"docs {' '.join(paragraph.headings)}", paragraph.key])
     words = content_words(paragraph.text)
     start = rng.randrange(max(1, len(words) - 8))
     chosen = rng.sample(words[start : start + 10], min(len(words[start : start + 10]), rng.randint(3, 5)))
@@ -96,8 +96,8 @@ def docs_pair(rng: Random, split: str) -> Pair:
 
 def docs_sentence(rng: Random, split: str) -> Pair:
     """Return a sentence of a paragraph and the rest of the paragraph."""
-    longer = [one for one in paragraphs(split) if len(one.sentences) > 1]
+    longer = [paragraph for paragraph in paragraphs(split) if len(paragraph.sentences) > 1]
     paragraph = rng.choice(longer)
     at = rng.randrange(len(paragraph.sentences))
-    rest = " ".join(one for place, one in enumerate(paragraph.sentences) if place != at)
-    return same(paragraph.sentences[at], rest, [paragraph.key])
+    others = " ".join(sentence for place, sentence in enumerate(paragraph.sentences) if place != at)
+    return same(paragraph.sentences[at], others, [paragraph.key])

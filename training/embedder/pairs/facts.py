@@ -58,8 +58,8 @@ def _kind(fact: Fact) -> str:
 
 def _topic(fact: Fact) -> str:
     """Return what the fact is about; similar facts, for which one question may ask, have the same topic."""
-    group, _, rest = fact.key.partition(".")
-    name, _, person = rest.partition(".")
+    group, _, subkey = fact.key.partition(".")
+    name, _, person = subkey.partition(".")
     for similar in SIMILAR_FACTS:
         if name in similar:
             name = min(similar)

@@ -36,17 +36,17 @@ def record_question(rng: Random, split: str) -> Pair:
             else thing_record(rng, VALUES[split], about)
         )
         pattern = draw(rng.choice(book[about][asked][split]), rng)
-        given = slots_of(pattern)
+        slots = slots_of(pattern)
         shown = {
             "ajob": with_article(str(record.facts.get("job"))),
             **{key: str(value) for key, value in record.facts.items()},
         }
-        if asked in record.facts and all(slot in shown for slot in given):
+        if asked in record.facts and all(slot in shown for slot in slots):
             query = fill(add_noise(pattern, rng, split, frame=rng.random() < 0.5), shown)
             marks = frozenset(
-                _mark("job" if slot == "ajob" else slot, shown["job" if slot == "ajob" else slot]) for slot in given
+                _mark("job" if slot == "ajob" else slot, shown["job" if slot == "ajob" else slot]) for slot in slots
             )
-            return Pair(query, record.text, marks, _marks(record.facts), _changed(record, given, rng, split))
+            return Pair(query, record.text, marks, _marks(record.facts), _changed(record, slots, rng, split))
 
 
 def _wanted(asked: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -80,7 +80,7 @@ def record_wording(rng: Random, split: str) -> Pair:
     negative = fill(second, {**shown, slot: _shown(slot, rng, VALUES[split])})
     text = fill(second, shown)
     asks, holds = (
-        frozenset(f"{about} {_mark(slot, shown[slot])}" for slot in slots_of(one)) for one in (first, second)
+        frozenset(f"{about} {_mark(slot, shown[slot])}" for slot in slots_of(pattern)) for pattern in (first, second)
     )
     return Pair(fill(first, shown), text, asks, holds, negative if negative != text else "")
 
@@ -168,6 +168,6 @@ def heldout_questions() -> set[str]:
         phrase
         for table in tables
         for lists in table.values()
-        for one in lists["heldout"]
-        for phrase in all_phrases(one)
+        for pattern in lists["heldout"]
+        for phrase in all_phrases(pattern)
     }

@@ -71,4 +71,4 @@ def _with_rewordings(split: str) -> tuple[tuple[ToolSpec, tuple[str, ...]], ...]
 
 
 def _shown(tool: Tool, rng: Random, values: Values) -> dict[str, str]:
-    return {one.slot: str(make_value(one, rng, values)).replace("_", " ") for one in tool.parameters}
+    return {parameter.slot: str(make_value(parameter, rng, values)).replace("_", " ") for parameter in tool.parameters}

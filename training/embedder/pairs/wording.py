@@ -204,11 +204,11 @@ def with_another_word(text: str, rng: Random, split: str) -> str:
 @cache
 def synonyms() -> dict[str, tuple[str, ...]]:
     """Return the words of equal meaning, by each of them."""
-    found: dict[str, tuple[str, ...]] = {}
+    wordings: dict[str, tuple[str, ...]] = {}
     for line in phrase_book("pairs")["synonyms"]["groups"]:
         group = tuple(part.strip() for part in line.split("|"))
-        found.update({word: tuple(other for other in group if other != word) for word in group})
-    return found
+        wordings.update({word: tuple(other for other in group if other != word) for word in group})
+    return wordings
 
 
 @cache
@@ -220,12 +220,12 @@ def _synonym_pattern() -> re.Pattern[str]:
 def reword(text: str, rng: Random) -> str:
     """Return the text with some words replaced by others of equal meaning."""
 
-    def other(found: re.Match[str]) -> str:
-        options = synonyms().get(found[0].lower())
+    def other(match: re.Match[str]) -> str:
+        options = synonyms().get(match[0].lower())
         if not options or rng.random() < 0.2:
-            return found[0]
+            return match[0]
         chosen = rng.choice(options)
-        return chosen.capitalize() if found[0][0].isupper() else chosen
+        return chosen.capitalize() if match[0][0].isupper() else chosen
 
     return _synonym_pattern().sub(other, text)
 

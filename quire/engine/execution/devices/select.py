@@ -8,9 +8,8 @@ from typing import Literal, assert_never
 
 import torch
 
-from quire.engine.execution.devices.cpu import CpuDevice
 from quire.engine.execution.devices.device import Device
-from quire.engine.execution.devices.reference import ReferenceDevice
+from quire.engine.execution.devices.host import CpuDevice, ReferenceDevice
 from quire.engine.models.errors import UnavailableDevice
 from quire.kernels import native
 

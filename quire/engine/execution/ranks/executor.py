@@ -15,7 +15,7 @@ from quire.engine.scheduling.plan import SampledTokens, StepPlan, StepResult
 
 
 class ShardedExecutor(Executor):
-    """Sends each plan to the workers, and runs the core's part of the step.
+    """Send each plan to the workers, and run the core's part of the step.
 
     The tokens that steps have sampled are sent with the next plan, because only the core samples. With several pipeline
     stages as many steps are in flight: the first stage computes one while the others compute those before it.

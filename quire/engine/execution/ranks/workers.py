@@ -90,7 +90,7 @@ def gpu_of_rank(rank: int, visible: str | None) -> str:
 
 
 class Workers:
-    """Owns the workers, and talks to them.
+    """Own the workers, and talk to them.
 
     Attributes:
         folder: where the ranks find each other.
@@ -104,9 +104,9 @@ class Workers:
         self._handles: list[RankHandle] = []
         self._closing = False
         for rank in range(1, ranks):
-            ours, theirs = multiprocessing.Pipe()
-            self._handles.append(launch(entry, rank, self.folder, theirs))
-            self._channels.append(RankChannel(ours, FromWorker))
+            server_end, worker_end = multiprocessing.Pipe()
+            self._handles.append(launch(entry, rank, self.folder, worker_end))
+            self._channels.append(RankChannel(server_end, FromWorker))
 
     def collect(self, kind: type[Reply], poll: Callable[[], None] = lambda: None) -> list[Reply]:
         """Wait for one message of a kind from each worker; `poll` is called meanwhile.

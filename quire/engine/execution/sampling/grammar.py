@@ -95,7 +95,7 @@ class GrammarState:
 
 
 class GrammarProcessor:
-    """Applies the masks of grammars after all logits processors, so that grammars take precedence."""
+    """Apply the masks of grammars after all logits processors, so that grammars take precedence."""
 
     def __init__(self, initial_state: Callable[[SamplingParams], GrammarState | None], vocab_size: int) -> None:
         """`initial_state`: see `Sampler`."""

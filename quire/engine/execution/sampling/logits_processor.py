@@ -32,7 +32,7 @@ class RowState(Protocol):
 
 
 class LogitsProcessor(RowState, Protocol):
-    """Changes the logits of the rows that use it, before a token is chosen. An exception fails the row's sequence."""
+    """Change the logits of the rows that use it, before a token is chosen. An exception fails the row's sequence."""
 
     def apply(self, logits: Tensor, row: int, table: RequestTable) -> None:
         """Change the logits (vocab,) float32 of one of `rows` in place."""

@@ -101,7 +101,7 @@ class AllowedTokens(_ByRow[Masks]):
 
 
 class Biases(_ByRow[_Biases]):
-    """Adds to the logits of single tokens, see `token_biases`."""
+    """Add to the logits of single tokens, see `token_biases`."""
 
     def _make(self, params: SamplingParams) -> _Biases | None:
         biases = sorted(token_biases(params), key=lambda bias: -bias.limit)

@@ -38,7 +38,7 @@ class Adapter:
 
 
 class AdapterLoader:
-    """Collects the weights of an adapter, and adds them to the linear layers of a model."""
+    """Collect the weights of an adapter, and add them to the linear layers of a model."""
 
     def __init__(self, config: AdapterConfig, names: WeightNames) -> None:
         """`names`: how the checkpoint names the tensors of the model."""

@@ -29,7 +29,7 @@ Progress = Callable[[int], None]  # called with the size in bytes of each tensor
 
 
 class WeightTaker(Protocol):
-    """Says what is wanted of weights that are stored as several tensors."""
+    """What is wanted of weights that are stored as several tensors."""
 
     def window(self, name: str, shape: Sequence[int]) -> Window | None:
         """The part of a weight that is wanted; None: nothing of it."""

@@ -19,7 +19,6 @@ from quire.engine.models.specs.tensor_names import WeightNames, WeightTarget, un
 from quire.kernels.linear import PackedWeight, Quantization
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"  # in checkpoints
-_KEEP_FLOAT32 = re.compile(r".*\.score_bias")
 _MAX_NAMES = 5  # in an error message
 _NOT_FINITE = "has NaN or infinite values: the checkpoint is damaged"
 
@@ -27,16 +26,18 @@ _NOT_FINITE = "has NaN or infinite values: the checkpoint is damaged"
 def allocate(model: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
     """Make every parameter of a model that was built on the meta device, shared ones once.
 
+    A layer names in `float32_parameters` those of its own that are float32, whatever the dtype of the model is.
+
     On devices that do not map memory at the first write, matrices have none until they are filled, and must not be
     touched: otherwise, a model that is quantized while it is loaded would need memory for all of its plain weights.
     """
     lazy = _maps_at_first_write(device)
     made: dict[int, nn.Parameter] = {}
-    for module_name, module in model.named_modules():
+    for module in model.modules():
+        float32: Sequence[str] = getattr(module, "float32_parameters", ())
         for name, parameter in list(module.named_parameters(recurse=False)):
-            keep = _KEEP_FLOAT32.fullmatch(f"{module_name}.{name}") is not None
             if id(parameter) not in made:
-                data = torch.empty(parameter.shape, dtype=torch.float32 if keep else dtype, device=device)
+                data = torch.empty(parameter.shape, dtype=torch.float32 if name in float32 else dtype, device=device)
                 if data.dim() > 1 and not lazy:
                     data.untyped_storage().resize_(0)
                 made[id(parameter)] = nn.Parameter(data, requires_grad=False)
@@ -77,7 +78,7 @@ def _is_finite(tensor: Tensor) -> bool:
 
 
 class WeightFiller(WeightTaker):
-    """Copies a checkpoint's tensors into a model's parameters and keeps track of missing ones.
+    """Copy a checkpoint's tensors into a model's parameters and keep track of missing ones.
 
     A weight whose format a kernel reads is taken as it is stored, and packed when all parts of its parameter are there.
 

@@ -1,4 +1,4 @@
-"""Reads the config of the adapter that a language model uses for requests with audio. Without torch."""
+"""Reads the config of an adapter (LoRA) of a language model. Without torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from quire.engine.models.config.json_file import read_json
+from quire.engine.client.json_file import read_json
 from quire.engine.models.errors import BrokenFolder, UnsupportedModel
 
 _CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -67,7 +67,7 @@ def read_adapter(folder: Path, inner: str = "") -> AdapterConfig | None:
     path = folder / inner / _CONFIG
     if not path.exists():
         return None
-    config = read_json(path)
+    config = read_json(path, BrokenFolder)
     kind = config.get("peft_type")
     if kind != "LORA":
         raise UnsupportedModel(f"{path}: peft_type {kind!r} is not supported; supported is 'LORA'")

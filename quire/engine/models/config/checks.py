@@ -8,41 +8,22 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 from quire.engine.models.errors import BrokenFolder, UnsupportedModel
-from quire.engine.models.specs.audio import (
-    BlockAttention,
-    CausalConv2dStem,
-    CausalConvStem,
-    ChunkedAttention,
-    ChunkedConvStem,
-    Conv2dStem,
-    ConvPositions,
-    ConvStem,
-    LinearStem,
-    Projector,
-    QueryProjector,
-    RelativeAttention,
-    TimeConv,
-    WaveConv,
-)
+from quire.engine.models.specs.audio import Conv2dStem, Projector
 from quire.engine.models.specs.decoder import (
     AudioEncoderSpec,
-    ClippedBias,
-    CrossAttention,
     CTCSpec,
     DecoderSpec,
-    DisentangledAttention,
-    EncoderSpec,
-    GatedMLP,
     GroupedQueryAttention,
     GroupedSigmoidRouter,
-    LatentAttention,
     Layer,
     MoE,
-    PlainMLP,
+    StackSpec,
     TransducerSpec,
     TransformerSpec,
 )
-from quire.engine.models.specs.rope import DynamicNtk, LongRope, Rope
+from quire.engine.models.specs.part import SpecPart
+from quire.engine.models.specs.rope import LongRope, Rope
+from quire.kernels.activation_names import CANONICAL_ACTIVATIONS
 
 # Reading a config makes lists with an entry per layer, expert or label, so that huge numbers would fill the memory.
 _MAX_COUNT = 10_000
@@ -62,38 +43,6 @@ _POSITIVE = (
     *("encoder_num_attention_heads", "decoder_num_attention_heads", "intermediate_size", "decoder_hidden_size"),
     *("embedding_size", "num_hidden_groups", "inner_group_num"),
 )
-_SPEC_POSITIVE: dict[type, tuple[str, ...]] = {
-    DecoderSpec: ("hidden", "vocab", "max_positions"),
-    AudioEncoderSpec: ("hidden", "max_positions", "averaged", "joined"),
-    ConvStem: ("channels",),
-    CausalConvStem: ("channels",),
-    ChunkedConvStem: ("rows", "channels", "chunk"),
-    WaveConv: ("size", "kernel", "stride"),
-    Conv2dStem: ("bands", "channels", "layers", "kernel"),
-    CausalConv2dStem: ("bands", "channels", "layers", "kernel"),
-    ConvPositions: ("kernel", "groups"),
-    CTCSpec: ("vocab",),
-    TransducerSpec: ("hidden", "vocab", "lstm_layers", "chunk"),
-    RelativeAttention: ("heads", "head_dim"),
-    ChunkedAttention: ("heads", "head_dim", "chunk"),
-    BlockAttention: ("heads", "head_dim", "block", "reach"),
-    TimeConv: ("size", "kernel"),
-    ClippedBias: ("reach",),
-    LinearStem: ("rows",),
-    QueryProjector: ("window", "queries", "hidden", "layers", "heads", "ffn", "cross_every", "size"),
-    CrossAttention: ("heads", "head_dim", "scale"),
-    EncoderSpec: ("hidden", "vocab", "max_positions"),
-    DisentangledAttention: ("heads", "head_dim", "max_distance"),
-    PlainMLP: ("size",),
-    GroupedQueryAttention: ("heads", "kv_heads", "head_dim", "scale"),
-    LatentAttention: ("heads", "kv_rank", "nope_dim", "value_dim", "scale"),
-    GatedMLP: ("size",),
-    MoE: ("size", "experts", "top_k"),
-    GroupedSigmoidRouter: ("groups", "top_groups"),
-    Rope: ("dim",),
-    DynamicNtk: ("theta", "factor", "trained_len"),
-    LongRope: ("trained_len",),
-}
 _TYPES: dict[object, tuple[type, ...]] = {"int": (int,), "float": (float, int), "str": (str,)}  # by annotation
 _SHOWN = 40  # characters of a value in an error
 
@@ -139,6 +88,19 @@ def check_spec(spec: TransformerSpec | CTCSpec | TransducerSpec) -> None:
             raise UnsupportedModel(f"the model's config.json describes a model that cannot be built: {problem}")
 
 
+def check_acts(spec: StackSpec | CTCSpec | TransducerSpec, *others: str) -> None:
+    """Check that all activations are known: those of a spec, and others.
+
+    Raises:
+        UnsupportedModel: one is not.
+    """
+    parts = [part for part in _parts(spec) if isinstance(part, SpecPart)]
+    for act in sorted({getattr(part, name) for part in parts for name in part.activations}.union(others)):
+        if act not in CANONICAL_ACTIVATIONS:
+            supported = ", ".join(CANONICAL_ACTIVATIONS)
+            raise UnsupportedModel(f"activation {act!r} is not supported; supported are {supported}")
+
+
 def _parts(part: Any) -> Iterator[Any]:
     """All dataclasses in a spec; equal layers, which are one object, once."""
     yield part
@@ -155,7 +117,7 @@ def _problems(part: Any) -> Iterator[str]:
         kind, _, optional = str(field.type).partition(" | ")
         if kind in _TYPES and not (isinstance(value, _TYPES[kind]) or (optional and value is None)):
             yield f"{field.name} is {_short(value)}, not a {'string' if kind == 'str' else 'number'}"
-    for name in _SPEC_POSITIVE.get(type(part), ()):
+    for name in part.positive if isinstance(part, SpecPart) else ():
         if getattr(part, name) <= 0:
             yield f"{name} is {getattr(part, name)}, but must be above 0"
     match part:

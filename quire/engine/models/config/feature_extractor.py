@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from quire.engine.models.config.json_file import read_json
-from quire.engine.models.errors import UnsupportedModel
+from quire.engine.client.json_file import read_json
+from quire.engine.models.errors import BrokenFolder, UnsupportedModel
 
 SAMPLE_RATE = 16_000  # samples per second
 HOP = 160  # samples from one column of a spectrogram to the next
@@ -26,8 +26,8 @@ def read_extractor(folder: Path) -> Extractor:
     Raises:
         BrokenFolder: a file cannot be read.
     """
-    preprocessor = read_json(folder / "preprocessor_config.json")
-    processor = read_json(folder / "processor_config.json")
+    preprocessor = read_json(folder / "preprocessor_config.json", BrokenFolder)
+    processor = read_json(folder / "processor_config.json", BrokenFolder)
     inside = processor.get("feature_extractor", processor.get("audio_processor"))
     return {**(inside if isinstance(inside, dict) else {}), **preprocessor}
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from quire.engine.client.json_file import read_json
 from quire.engine.client.pictures import (
     AnyResolution,
     Color,
@@ -18,8 +19,7 @@ from quire.engine.client.pictures import (
     SmartResize,
     SplitTiles,
 )
-from quire.engine.models.config.json_file import read_json
-from quire.engine.models.errors import UnsupportedModel
+from quire.engine.models.errors import BrokenFolder, UnsupportedModel
 
 _FILTERS: tuple[Filter, ...] = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # by Pillow's numbers
 _CLIP = {
@@ -94,8 +94,8 @@ class ImageProcessor:
             BrokenFolder: a file cannot be read.
             UnsupportedModel: there is no config, or it is of a kind that is not supported.
         """
-        file = read_json(folder / "preprocessor_config.json")
-        processor = read_json(folder / "processor_config.json")
+        file = read_json(folder / "preprocessor_config.json", BrokenFolder)
+        processor = read_json(folder / "processor_config.json", BrokenFolder)
         inside = processor.get("image_processor")
         config = {**(inside if isinstance(inside, dict) else {}), **file}
         if not config:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from quire.engine.models.config.json_file import read_json
-from quire.engine.models.errors import UnsupportedModel
+from quire.engine.client.json_file import read_json
+from quire.engine.models.errors import BrokenFolder, UnsupportedModel
 
 _TEXT = "<|audio|>"  # if the tokenizer has none for the placeholder
 
@@ -29,7 +29,7 @@ def check_placeholder(token: Any, vocab: int, name: str = "audio_token_id") -> i
 
 def text_of(folder: Path, token: int, default: str = _TEXT) -> str:
     """The text of a special token. `default`: its text if the tokenizer has none."""
-    added = read_json(folder / "tokenizer.json").get("added_tokens")
+    added = read_json(folder / "tokenizer.json", BrokenFolder).get("added_tokens")
     for entry in added if isinstance(added, list) else ():
         if isinstance(entry, dict) and entry.get("id") == token and isinstance(entry.get("content"), str):
             return str(entry["content"])

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
+from quire.engine.client.json_file import read_json
 from quire.engine.client.pooling_params import PoolingTask, PoolingType
-from quire.engine.models.config.json_file import read_json
 from quire.engine.models.config.pooler_settings import PoolerSettings, read_pooler_settings
 from quire.engine.models.config.sentence_transformers import Modules, read_modules
-from quire.engine.models.errors import UnknownArchitecture, UnsupportedModel
+from quire.engine.models.errors import BrokenFolder, UnknownArchitecture, UnsupportedModel
 from quire.engine.models.specs.decoder import DecoderSpec, TransformerSpec
 from quire.engine.models.specs.pooler import (
     Dense,
@@ -146,7 +146,7 @@ def _letters(name: str) -> str:
 
 def _size(folder: Path, config: Any) -> int:
     """Elements of a token's embedding: the config's, or that of the file which ColBERT's training writes, or 128."""
-    trained = read_json(folder / "artifact.metadata").get("dim")
+    trained = read_json(folder / "artifact.metadata", BrokenFolder).get("dim")
     size = getattr(config, "colbert_dim", None) or trained or _COLBERT_SIZE
     if type(size) is not int or size < 1:
         raise UnsupportedModel(f"the size of a token's embedding must be a positive integer, not {size!r}")
@@ -158,7 +158,8 @@ def _wants_embedding(options: PoolingOptions) -> bool:
 
 
 def _embedder(folder: Path, config: Any, modules: Modules) -> PoolerSpec:
-    similarity = read_json(folder / "config_sentence_transformers.json").get("similarity_fn_name") or "cosine"
+    trained = read_json(folder / "config_sentence_transformers.json", BrokenFolder)
+    similarity = trained.get("similarity_fn_name") or "cosine"
     method: ScoreMethod = "dot" if similarity in ("dot", "dot_product") else "cosine"
     steps = tuple(step for step, _ in modules.steps)
     if modules.pooling_type is None:  # PyLate

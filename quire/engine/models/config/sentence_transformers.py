@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeGuard
 
+from quire.engine.client.json_file import read_json
 from quire.engine.client.pooling_params import PoolingType
-from quire.engine.models.config.json_file import read_json
 from quire.engine.models.errors import BrokenFolder, UnsupportedModel
 from quire.engine.models.specs.pooler import Dense, HeadStep
 
@@ -90,13 +90,13 @@ def _add(modules: Modules, kind: str, inner: str, folder: Path) -> None:
             modules.static = inner
             modules.pooling_type = "mean"
         case "Pooling":
-            modules.pooling_type = _pooling_type(read_json(folder / inner / "config.json"))
+            modules.pooling_type = _pooling_type(read_json(folder / inner / "config.json", BrokenFolder))
         case "Dense":
-            modules.steps.append((_dense(read_json(folder / inner / "config.json")), inner))
+            modules.steps.append((_dense(read_json(folder / inner / "config.json", BrokenFolder)), inner))
         case "Normalize":
             modules.normalize = True
         case "SpladePooling":
-            _add_splade(modules, read_json(folder / inner / "config.json"))
+            _add_splade(modules, read_json(folder / inner / "config.json", BrokenFolder))
         case "Dropout" | "LogitScore":
             pass
         case _:

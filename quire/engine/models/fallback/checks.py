@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from quire.engine.models.errors import UnknownArchitecture, UnsupportedModel
 from quire.engine.models.layers.inputs import StepAttention
-from quire.engine.models.networks.decoder import CacheShape
+from quire.engine.models.specs.cache import CacheShape
 from quire.kernels.paged_attention import AttentionParams, paged_decode, paged_prefill
 from quire.kernels.write_pages import write_pages
 

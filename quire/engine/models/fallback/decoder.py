@@ -20,8 +20,7 @@ from quire.engine.models.checkpoint.weights import check_finite
 from quire.engine.models.errors import ModelError, UnsupportedModel, WeightMismatch
 from quire.engine.models.fallback.checks import DryRun, check_equal, dry_run_steps, dry_run_tokens, make_mask, window_of
 from quire.engine.models.layers.inputs import ModelInputs, StepAttention, StepCrossAttention
-from quire.engine.models.networks.decoder import CacheShape
-from quire.engine.models.specs.cache import CacheGroup, FullCache
+from quire.engine.models.specs.cache import CacheGroup, CacheShape, FullCache
 from quire.kernels.paged_attention import AttentionParams
 
 _NAME = "quire_paged"
@@ -30,7 +29,7 @@ _loading = threading.Lock()  # from_pretrained changes torch's default dtype for
 
 
 class _Binding:
-    """Connects the attention modules of a Hugging Face model with the attention of the current step.
+    """Connect the attention modules of a Hugging Face model with the attention of the current step.
 
     Each attention call of a run has a separate cache, as a layer may call attention more than once.
 

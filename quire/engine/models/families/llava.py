@@ -39,9 +39,11 @@ def _encode_fixed(model: Any, pixels: Tensor, item: PictureItem) -> Tensor:
     return features
 
 
-def _encode_rows(model: Any, pixels: Tensor, _: PictureItem) -> Tensor:
+def _encode_rows(model: Any, pixels: Tensor, item: PictureItem) -> Tensor:
     """Mistral 3: one image, whose height and width the tower needs to know."""
-    sizes = [tuple(pixels.shape[-2:])]
+    if item.text_offsets is not None and item.length - len(item.text_offsets) == 1:
+        pixels = pixels.repeat(2, 1, 1, 1)  # of one token alone, transformers would drop a dimension
+    sizes = [tuple(pixels.shape[-2:])] * len(pixels)
     features: Tensor = model.get_image_features(pixel_values=pixels, image_sizes=sizes).pooler_output[0]
     return features
 

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from quire.engine.client.convolutions import count_positions
+from quire.engine.client.json_file import read_json
 from quire.engine.client.model_info import Transcribes
 from quire.engine.models.config.feature_extractor import SAMPLE_RATE, WINDOW_SECONDS, read_speech_extractor
-from quire.engine.models.config.json_file import read_json
 from quire.engine.models.config.rope import rope_of
-from quire.engine.models.errors import UnsupportedModel
+from quire.engine.models.errors import BrokenFolder, UnsupportedModel
 from quire.engine.models.family import Facts, Family
 from quire.engine.models.specs.audio import StemNorm, WaveConv, WaveStem
 from quire.engine.models.specs.decoder import (
@@ -115,7 +115,7 @@ def _stem(hidden: int) -> WaveStem:
 def _facts(folder: Path, config: Any, spec: DecoderSpec) -> Facts:
     encoder = spec.encoder
     assert encoder is not None
-    generation = read_json(folder / "generation_config.json")
+    generation = read_json(folder / "generation_config.json", BrokenFolder)
 
     def token(key: str) -> int:
         token_id: Any = generation.get(key, getattr(config, key))

@@ -6,11 +6,11 @@ import math
 from pathlib import Path
 from typing import Any
 
+from quire.engine.client.json_file import read_json
 from quire.engine.client.streaming import TransducerInfo
 from quire.engine.models.config.feature_extractor import SAMPLE_RATE, check_nemo_spectrogram, read_speech_extractor
-from quire.engine.models.config.json_file import read_json
-from quire.engine.models.errors import UnsupportedModel
-from quire.engine.models.families.parakeet import CONFORMER, conformer_weights
+from quire.engine.models.errors import BrokenFolder, UnsupportedModel
+from quire.engine.models.families.parakeet import CONFORMER, conformer_weights, count_halvings
 from quire.engine.models.family import Facts, Family
 from quire.engine.models.specs.audio import CausalConv2dStem, ChunkedAttention, Projector, TimeConv
 from quire.engine.models.specs.decoder import AudioEncoderSpec, ConformerLayer, LayerNormSpec, PlainMLP, TransducerSpec
@@ -45,11 +45,12 @@ def nemotron_asr_streaming(config: Any) -> TransducerSpec:
     encoder = config.encoder_config
     hidden, heads = encoder.hidden_size, encoder.num_attention_heads
     dim = getattr(encoder, "head_dim", None) or hidden // heads
-    factor, lookahead = encoder.subsampling_factor, encoder.default_num_lookahead_tokens
-    if encoder.subsampling_conv_stride != 2 or type(factor) is not int or factor < 2 or factor & (factor - 1):
-        raise UnsupportedModel("subsampling_conv_stride must be 2, and subsampling_factor a power of 2")
+    halvings, lookahead = count_halvings(encoder), encoder.default_num_lookahead_tokens
     if type(lookahead) is not int or not 0 <= lookahead <= _MAX_LOOKAHEAD:
         raise UnsupportedModel(f"default_num_lookahead_tokens must be from 0 to {_MAX_LOOKAHEAD}, not {lookahead!r}")
+    kernel = encoder.subsampling_conv_kernel_size
+    if type(kernel) is not int or kernel < 2:  # of one column none would be read again
+        raise UnsupportedModel(f"subsampling_conv_kernel_size must be at least 2, not {kernel!r}")
     if type(encoder.sliding_window) is not int or encoder.sliding_window < 1:
         raise UnsupportedModel(f"sliding_window must be at least 1, not {encoder.sliding_window!r}")
     chunk = lookahead + 1
@@ -78,8 +79,8 @@ def nemotron_asr_streaming(config: Any) -> TransducerSpec:
             stem=CausalConv2dStem(
                 bands=encoder.num_mel_bins,
                 channels=encoder.subsampling_conv_channels,
-                layers=factor.bit_length() - 1,
-                kernel=encoder.subsampling_conv_kernel_size,
+                layers=halvings,
+                kernel=kernel,
                 scale=math.sqrt(hidden) if encoder.scale_input else 1.0,
             ),
             positions=None,
@@ -116,7 +117,7 @@ def _facts(folder: Path, config: Any, spec: TransducerSpec) -> Facts:
             f"the feature extractor's mel_filters_dtype must be float32 or bfloat16, not {filters!r}"
         )
     _check_lookahead(folder, spec.chunk - 1)
-    generation = read_json(folder / "generation_config.json")
+    generation = read_json(folder / "generation_config.json", BrokenFolder)
     start = generation.get("decoder_start_token_id", config.blank_token_id)
     if start != config.blank_token_id:
         raise UnsupportedModel(f"decoder_start_token_id must be the blank, {config.blank_token_id!r}, not {start!r}")
@@ -140,7 +141,7 @@ def _number(name: str, value: Any, low: int, high: int) -> int:
 
 def _check_lookahead(folder: Path, frames: int) -> None:
     """Check that the model was trained with a lookahead, if its folder says with which ones."""
-    trained = read_json(folder / "processor_config.json").get("supported_num_lookahead_tokens")
+    trained = read_json(folder / "processor_config.json", BrokenFolder).get("supported_num_lookahead_tokens")
     if isinstance(trained, list) and frames not in trained:
         listed = ", ".join(map(str, trained))
         raise UnsupportedModel(

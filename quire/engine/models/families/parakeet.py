@@ -53,15 +53,13 @@ def parakeet(config: Any) -> CTCSpec:
     encoder = config.encoder_config
     hidden, heads = encoder.hidden_size, encoder.num_attention_heads
     dim = getattr(encoder, "head_dim", None) or hidden // heads
-    factor = encoder.subsampling_factor
-    if encoder.subsampling_conv_stride != 2 or type(factor) is not int or factor < 2 or factor & (factor - 1):
-        raise UnsupportedModel("subsampling_conv_stride must be 2, and subsampling_factor a power of 2")
+    halvings = count_halvings(encoder)
     if encoder.subsampling_conv_kernel_size % 2 != 1 or encoder.conv_kernel_size % 2 != 1:
         raise UnsupportedModel("subsampling_conv_kernel_size and conv_kernel_size must be odd")
     stem = Conv2dStem(
         bands=encoder.num_mel_bins,
         channels=encoder.subsampling_conv_channels,
-        layers=factor.bit_length() - 1,
+        layers=halvings,
         kernel=encoder.subsampling_conv_kernel_size,
         scale=math.sqrt(hidden) if encoder.scale_input else 1.0,
     )
@@ -89,6 +87,18 @@ def parakeet(config: Any) -> CTCSpec:
         ),
         vocab=config.vocab_size,
     )
+
+
+def count_halvings(encoder: Any) -> int:
+    """How often the convolutions before an encoder halve the number of columns.
+
+    Raises:
+        UnsupportedModel: another stride than 2, or a factor that is not a power of 2.
+    """
+    factor = encoder.subsampling_factor
+    if encoder.subsampling_conv_stride != 2 or type(factor) is not int or factor < 2 or factor & (factor - 1):
+        raise UnsupportedModel("subsampling_conv_stride must be 2, and subsampling_factor a power of 2")
+    return factor.bit_length() - 1
 
 
 def conformer_weights(encoder: AudioEncoderSpec) -> list[str]:

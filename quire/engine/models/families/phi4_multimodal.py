@@ -263,7 +263,9 @@ def _published(raw: RawConfig) -> RawConfig:
     known = {name: value for name, value in raw.items() if name not in _PUBLISHED_DROPPED}
     audio_config = _object(_object(raw, "audio_processor"), "config")
     audio = {name: audio_config[name] for name in _PUBLISHED_SAME if name in audio_config}
-    audio |= {name: audio_config[theirs] for theirs, name in _PUBLISHED_AUDIO.items() if theirs in audio_config}
+    audio |= {
+        name: audio_config[published] for published, name in _PUBLISHED_AUDIO.items() if published in audio_config
+    }
     if (channels := _object(audio_config, "nemo_conv_settings").get("conv_channels")) is not None:
         audio["nemo_conv_channels"] = channels
     if (distance := _object(audio_config, "relative_attention_bias_args").get("t5_bias_max_distance")) is not None:

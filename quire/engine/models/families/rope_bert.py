@@ -197,7 +197,7 @@ def _published_nomic(raw: RawConfig) -> RawConfig:
     if act not in _NOMIC_ACTS:
         raise UnsupportedModel(f"activation_function {act!r} is not supported; supported are {', '.join(_NOMIC_ACTS)}")
     known = {name: value for name, value in raw.items() if name != "auto_map" and name not in _NOMIC_FIELDS}
-    renamed = {ours: raw[theirs] for theirs, ours in _NOMIC_FIELDS.items() if theirs in raw}
+    renamed = {name: raw[published] for published, name in _NOMIC_FIELDS.items() if published in raw}
     rope = {"rope_type": "default", "rope_theta": raw.get("rotary_emb_base", 1000.0)}
     return {**known, **renamed, "hidden_act": _NOMIC_ACTS[act], "rope_parameters": rope}
 

@@ -68,7 +68,7 @@ def voxtral_realtime(config: Any) -> DecoderSpec:
         joined=joined,
         projector=Projector(sizes=(text.hidden, text.hidden), bias=False, act=config.projector_hidden_act),
     )
-    return replace(text, tied=bool(config.tie_word_embeddings), encoder=encoder, adds_encoder=True)
+    return replace(text, tied=bool(config.tie_word_embeddings), encoder=encoder)
 
 
 def _names(_spec: DecoderSpec, facts: Facts) -> WeightNames:

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from quire.engine.client.json_file import read_json
 from quire.engine.client.model_info import Transcribes
-from quire.engine.models.config.json_file import read_json
 from quire.engine.models.errors import BrokenFolder, UnsupportedModel
 from quire.engine.models.family import Facts, Family
 from quire.engine.models.specs.audio import ConvStem, LearnedPositions
@@ -126,7 +126,7 @@ def read_speech(folder: Path, config: Any) -> SpeechToTextSpec:
     Raises:
         UnsupportedModel: a token is missing, or a number cannot be used.
     """
-    generation = read_json(folder / "generation_config.json")
+    generation = read_json(folder / "generation_config.json", BrokenFolder)
     tokens = _special_tokens(folder)
     vocab: int = config.vocab_size
 
@@ -181,10 +181,10 @@ def read_speech(folder: Path, config: Any) -> SpeechToTextSpec:
 def _special_tokens(folder: Path) -> dict[str, int]:
     """Ids of the tokens that look like <|name|>."""
     special_tokens: dict[str, int] = {}
-    for entry in _listed(read_json(folder / "tokenizer.json").get("added_tokens")):
+    for entry in _listed(read_json(folder / "tokenizer.json", BrokenFolder).get("added_tokens")):
         if isinstance(entry, Mapping) and type(entry.get("id")) is int and isinstance(entry.get("content"), str):
             special_tokens[entry["content"]] = entry["id"]
-    added = read_json(folder / "added_tokens.json")
+    added = read_json(folder / "added_tokens.json", BrokenFolder)
     return special_tokens | {name: token for name, token in added.items() if type(token) is int}
 
 

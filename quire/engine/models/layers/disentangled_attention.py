@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from quire.engine.models.distributed.group import RankGroup
 from quire.engine.models.layers.linear import Linear
 from quire.engine.models.layers.norm import LayerNorm
 from quire.engine.models.layers.step import StepContext
@@ -37,7 +38,10 @@ class RelativePositions(nn.Module):
 class DisentangledAttentionLayer(nn.Module):
     """Each sequence attends to itself, with the scores of contents and of relative positions summed."""
 
-    def __init__(self, spec: DisentangledAttention, model: StackSpec) -> None:
+    def __init__(
+        self, index: int, spec: DisentangledAttention, model: StackSpec, group: RankGroup | None = None
+    ) -> None:
+        """`index` and `group` are not read: encoders have no cache, and are not divided among ranks."""
         super().__init__()
         self.spec = spec
         size = spec.heads * spec.head_dim

@@ -15,7 +15,7 @@ from quire.kernels.take_rows import take_rows
 
 
 class EmbeddingSum(nn.Module):
-    """Adds embeddings of positions and token types to those of tokens; then a norm, and a projection."""
+    """Add embeddings of positions and token types to those of tokens; then a norm, and a projection."""
 
     def __init__(self, model: TransformerSpec) -> None:
         super().__init__()

@@ -67,7 +67,7 @@ class UpProjections(Linear):
 
 
 class LatentAttentionLayer(nn.Module):
-    """Caches one latent vector and one rotated key per token, shared by all heads.
+    """Attention that caches one latent vector and one rotated key per token, shared by all heads.
 
     The up-projections of keys and values are absorbed into queries and outputs: a head's query is taken into the
     latent space, where all heads attend as queries of a single key, and the attended latent is taken out of it.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -113,6 +114,8 @@ class Router(Linear):
 
 class MoELayer(nn.Module):
     """Router, experts, and the shared expert if there is one."""
+
+    float32_parameters: ClassVar = ("score_bias",)  # see `allocate` in `checkpoint/weights.py`
 
     def __init__(self, hidden: int, spec: MoE, group: RankGroup | None = None) -> None:
         """`group`: ranks that have other experts, or other parts of each; the results are summed."""

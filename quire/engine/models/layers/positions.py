@@ -25,7 +25,7 @@ def make_positions(spec: Positions | None, max_positions: int, hidden: int) -> n
 
 
 class LearnedPositionsLayer(nn.Module):
-    """Adds the table of `LearnedPositions`."""
+    """Add the table of `LearnedPositions`."""
 
     def __init__(self, max_positions: int, hidden: int) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class LearnedPositionsLayer(nn.Module):
 
 
 class ConvPositionsLayer(nn.Module):
-    """Adds the convolution of `ConvPositions`. Each group is a linear layer with weights as in `ConvStemLayer`."""
+    """Add the convolution of `ConvPositions`. Each group is a linear layer with weights as in `ConvStemLayer`."""
 
     def __init__(self, spec: ConvPositions, hidden: int) -> None:
         super().__init__()

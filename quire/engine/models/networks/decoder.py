@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -16,42 +15,10 @@ from quire.engine.models.networks.audio_encoder import AudioEncoder
 from quire.engine.models.networks.stack import TransformerLayer
 from quire.engine.models.networks.transformer import Transformer
 from quire.engine.models.networks.vision_encoder import VisionEncoder
-from quire.engine.models.specs.cache import CacheGroup
-from quire.engine.models.specs.decoder import Attention, DecoderSpec, GroupedQueryAttention, LatentAttention, Recurrence
+from quire.engine.models.specs.audio import CausalConvStem
+from quire.engine.models.specs.cache import CacheGroup, CacheShape
+from quire.engine.models.specs.decoder import DecoderSpec
 from quire.kernels.softcap import softcap
-
-
-@dataclass(frozen=True, slots=True)
-class CacheShape:
-    """Elements that a layer caches of a token: key_dim per head, and value_dim more unless values lie in the keys.
-
-    Each key and each value takes a multiple of `alignment` elements in the pages; those past its own are zero.
-
-    Attributes:
-        row_alignment: the elements of each row in pages begin at a multiple of this many bytes.
-    """
-
-    heads: int
-    key_dim: int
-    value_dim: int
-    values_in_keys: bool = False
-    alignment: int = 1
-    row_alignment: int = 1
-
-    @property
-    def key_elements(self) -> int:
-        """Elements of a key in the pages."""
-        return -(-self.key_dim // self.alignment) * self.alignment
-
-    @property
-    def value_elements(self) -> int:
-        """Elements of a value in the pages."""
-        return -(-self.value_dim // self.alignment) * self.alignment
-
-    @property
-    def is_padded(self) -> bool:
-        """Whether keys or values have zeros appended in the pages."""
-        return self.key_elements != self.key_dim or self.value_elements != self.value_dim
 
 
 class LanguageModel(Protocol):
@@ -159,17 +126,25 @@ class Decoder(Transformer):
         super().__init__(spec, head if spec.tied else None, group)
         self.head = head
         self.lm_head = LMHead(spec, head)
+        shapes = [layer.attn.cache_shape() for layer in spec.layers]
         self.caches: Mapping[int, CacheShape] = {
-            index: cache_shape(layer.attn)
-            for index, layer in enumerate(spec.layers)
-            if not isinstance(layer.attn, Recurrence)
+            index: shape for index, shape in enumerate(shapes) if shape is not None
         }
         self.encoder = None if spec.encoder is None else AudioEncoder(spec.encoder)
         self.vision: VisionEncoder | None = None
 
     def cache_groups(self, context_len: int) -> tuple[CacheGroup, ...]:
         assert isinstance(self.spec, DecoderSpec)
-        return self.spec.cache_groups(context_len)
+        groups = self.spec.cache_groups(context_len)
+        if self.encoder is None or not isinstance(self.encoder.spec.stem, CausalConvStem):
+            return groups
+        state = self.encoder.spec.stem.state(self.encoder.spec.hidden, self.encoder.state_dtype)
+        return (*groups, CacheGroup(state, (self.stem_state,)))
+
+    @property
+    def stem_state(self) -> int:
+        """The index of the state of the encoder's stem, if audio arrives in pieces: behind those of the layers."""
+        return len(self.layers)
 
     def cross_keys_and_values(self, encoded: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
         """Index, keys and values of each layer with cross-attention; see `CrossAttentionLayer.keys_and_values`."""
@@ -177,11 +152,3 @@ class Decoder(Transformer):
             assert isinstance(layer, TransformerLayer)
             if layer.cross is not None:
                 yield index, *layer.cross.keys_and_values(encoded)
-
-
-def cache_shape(spec: Attention, alignment: int = 1) -> CacheShape:
-    """What a layer of attention caches; see `CacheShape.alignment`."""
-    if isinstance(spec, GroupedQueryAttention):
-        return CacheShape(spec.kv_heads, spec.head_dim, spec.head_dim, alignment=alignment)
-    assert isinstance(spec, LatentAttention)
-    return CacheShape(1, spec.kv_rank + spec.rope.dim, spec.kv_rank, values_in_keys=True, alignment=alignment)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pkgutil
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -25,10 +26,10 @@ from quire.engine.models.specs.decoder import (
     FeedForward,
     GatedMLP,
     GroupedQueryAttention,
+    LatentAttention,
     Layer,
     ParallelResidual,
     PlainMLP,
-    Recurrence,
     StackSpec,
 )
 from quire.kernels.add_scaled import add_scaled
@@ -125,19 +126,18 @@ class LayerStack(nn.Module):
         return hidden
 
 
-# By kind of a recurrence: the module of its layers, made like `LatentAttentionLayer`. Those of families outside of the
-# tree are added to it.
-RECURRENT_LAYERS: dict[type[Recurrence], Callable[[int, Any, StackSpec], nn.Module]] = {}
+# By kind of attention: the class of its layers. Those of packages outside of the tree name theirs in `Attention.layer`.
+_ATTENTION_LAYERS: dict[type[Attention], Callable[[int, Any, StackSpec, RankGroup | None], nn.Module]] = {
+    GroupedQueryAttention: GroupedAttentionLayer,
+    LatentAttention: LatentAttentionLayer,
+    DisentangledAttention: DisentangledAttentionLayer,
+}
 
 
 def _attention(index: int, spec: Attention, model: StackSpec, group: RankGroup | None) -> nn.Module:
-    if isinstance(spec, GroupedQueryAttention):
-        return GroupedAttentionLayer(index, spec, model, group)
-    if isinstance(spec, DisentangledAttention):
-        return DisentangledAttentionLayer(spec, model)
-    if isinstance(spec, Recurrence):
-        return RECURRENT_LAYERS[type(spec)](index, spec, model)
-    return LatentAttentionLayer(index, spec, model, group)
+    make = pkgutil.resolve_name(spec.layer) if spec.layer else _ATTENTION_LAYERS[type(spec)]
+    layer: nn.Module = make(index, spec, model, group)
+    return layer
 
 
 def _feed_forward(spec: FeedForward, model: StackSpec, group: RankGroup | None) -> nn.Module:

@@ -20,7 +20,7 @@ from quire.engine.models.specs.rope import Rope
 
 
 class Transformer(LayerStack):
-    """Runs a `TransformerSpec`. Call `set_context` before the first `run`.
+    """Run a `TransformerSpec`. Call `set_context` before the first `run`.
 
     Attributes:
         num_adapters: number of its adapters (LoRA), whose ids are below it.

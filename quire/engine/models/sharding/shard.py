@@ -9,14 +9,16 @@ from quire.engine.models.errors import UnsupportedModel
 from quire.engine.models.specs.decoder import (
     Attention,
     DecoderSpec,
-    DisentangledAttention,
     FeedForward,
     GroupedQueryAttention,
+    LatentAttention,
     Layer,
     MoE,
     QKNorm,
     Recurrence,
 )
+
+_DivisibleAttention = GroupedQueryAttention | LatentAttention
 
 
 def part_of(spec: DecoderSpec, placement: Placement) -> DecoderSpec:
@@ -58,7 +60,8 @@ def shard(spec: DecoderSpec, rank: int, size: int, *, expert_parallel: bool = Fa
 
     A rank has some of the heads, some of the elements between the two projections of a feed-forward, and some of the
     vocabulary, which is padded to a multiple of `size`. Key heads are replicated if there are fewer than ranks, and
-    the cache of latent attention always is. The spec must be divisible, see `check_divisible`.
+    the cache of latent attention and whole recurrent layers with their states always are. The spec must be divisible,
+    see `check_divisible`.
 
     Args:
         spec: a whole decoder, or a stage of one.
@@ -85,9 +88,11 @@ def padded_vocab(vocab: int, size: int) -> int:
 
 
 def _shard_attention(attn: Attention, rank: int, size: int) -> Attention:
-    assert not isinstance(attn, DisentangledAttention | Recurrence)
+    if isinstance(attn, Recurrence):
+        return attn
+    assert isinstance(attn, _DivisibleAttention)
     heads = attn.heads // size
-    if not isinstance(attn, GroupedQueryAttention):
+    if isinstance(attn, LatentAttention):
         return replace(attn, heads=heads)
     alibi = None if attn.alibi is None else attn.alibi[rank * heads : (rank + 1) * heads]
     return replace(attn, heads=heads, kv_heads=max(1, attn.kv_heads // size), alibi=alibi)
@@ -118,7 +123,8 @@ def check_divisible(spec: DecoderSpec, placement: Placement) -> None:
         )
     problem = _problem(spec, placement.tensor_size, placement.expert_parallel)
     if problem is not None:
-        most = max(1 if isinstance(layer.attn, Recurrence) else layer.attn.heads for layer in spec.layers)
+        heads = [layer.attn.heads for layer in spec.layers if isinstance(layer.attn, _DivisibleAttention)]
+        most = max(heads, default=1)
         sizes = [n for n in range(1, most + 1) if _problem(spec, n, placement.expert_parallel) is None]
         accepted = f"must be {' or '.join(map(str, sizes))}" if len(sizes) < 3 else f"must be one of {_listed(sizes)}"
         raise UnsupportedModel(
@@ -143,15 +149,15 @@ def _problem(spec: DecoderSpec, size: int, expert_parallel: bool) -> str | None:
 
 def _attention_problem(layer: Layer, size: int) -> str | None:
     attn = layer.attn
-    if isinstance(attn, DisentangledAttention):
-        return "disentangled attention"
-    if isinstance(attn, Recurrence):
-        return "a recurrent layer"
+    if not isinstance(attn, _DivisibleAttention | Recurrence):
+        return attn.description
     if layer.cross is not None:
         return "cross-attention"
+    if isinstance(attn, Recurrence):
+        return None
     if attn.heads % size:
         return f"{attn.heads} attention heads"
-    if not isinstance(attn, GroupedQueryAttention):
+    if isinstance(attn, LatentAttention):
         return None
     if attn.kv_heads % size and size % attn.kv_heads:
         return f"{attn.kv_heads} KV heads"

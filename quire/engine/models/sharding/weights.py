@@ -22,7 +22,7 @@ _LAYER = re.compile(r"layers\.(\d+)\.")
 
 
 class ShardedWeightFiller(WeightFiller):
-    """Copies the parts of a checkpoint's tensors that a rank has.
+    """Copy the parts of a checkpoint's tensors that a rank has.
 
     Tensors that are reordered, as those with the queries of each key head beside the key, are read whole.
 

@@ -7,18 +7,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import ClassVar
 
 from quire.engine.client.convolutions import Convolution
+from quire.engine.models.specs.cache import StateArray, StateCache, StateDtype
+from quire.engine.models.specs.part import SpecPart
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConvStem:
+class ConvStem(SpecPart):
     """Two convolutions over time of width 3, each followed by `act`; the second one halves the number of positions.
 
     Attributes:
         channels: elements of a column of features.
         act: an activation.
     """
+
+    positive: ClassVar = ("channels",)
+    activations: ClassVar = ("act",)
 
     channels: int
     act: str
@@ -30,13 +36,16 @@ class ConvStem:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CausalConvStem:
+class CausalConvStem(SpecPart):
     """As `ConvStem`, but the convolutions are causal: no position reads later ones, and zeros precede the first one.
 
     Attributes:
         channels: channels of a column of features.
         act: activation after each convolution.
     """
+
+    positive: ClassVar = ("channels",)
+    activations: ClassVar = ("act",)
 
     channels: int
     act: str
@@ -46,9 +55,16 @@ class CausalConvStem:
         """A convolution with as many positions, for an even number of columns."""
         return (Convolution(2, 2),)
 
+    def state(self, hidden: int, dtype: StateDtype) -> StateCache:
+        """Return what it keeps: the last columns, and the last position of the first convolution's output.
+
+        `hidden`: elements of a position.
+        """
+        return StateCache((StateArray((2, self.channels), dtype), StateArray((1, hidden), dtype)))
+
 
 @dataclass(frozen=True, kw_only=True)
-class ChunkedConvStem:
+class ChunkedConvStem(SpecPart):
     """Three convolutions over features and time, which halve both, each followed by `act`; then a projection.
 
     Each chunk of columns is computed by itself, and has its own sinusoidal positions.
@@ -59,6 +75,9 @@ class ChunkedConvStem:
         chunk: columns.
         act: an activation.
     """
+
+    positive: ClassVar = ("rows", "channels", "chunk")
+    activations: ClassVar = ("act",)
 
     rows: int
     channels: int
@@ -80,13 +99,16 @@ class StemNorm(Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class WaveConv:
+class WaveConv(SpecPart):
     """A convolution over time without padding, a norm if there is one, and an activation.
 
     Attributes:
         size: channels of its result.
         norm_last: the norm follows the activation.
     """
+
+    positive: ClassVar = ("size", "kernel", "stride")
+    activations: ClassVar = ("act",)
 
     size: int
     kernel: int
@@ -117,7 +139,7 @@ class WaveStem:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Conv2dStem:
+class Conv2dStem(SpecPart):
     """Convolutions over time and bands of a spectrogram, each with a stride of 2 in both, then a linear layer.
 
     All but the first are separable: a convolution of each channel, and one of width 1. A relu follows each of them.
@@ -130,6 +152,8 @@ class Conv2dStem:
         scale: factor of the result.
         standardized: each band is shifted and scaled before by numbers of the checkpoint.
     """
+
+    positive: ClassVar = ("bands", "channels", "layers", "kernel")
 
     bands: int
     channels: int
@@ -145,7 +169,7 @@ class Conv2dStem:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CausalConv2dStem:
+class CausalConv2dStem(SpecPart):
     """As `Conv2dStem`, but no position reads columns after its last one: zeros precede the first column and band.
 
     A zero follows the last column and band of each convolution, which reads it if their number is even.
@@ -158,6 +182,8 @@ class CausalConv2dStem:
         scale: factor of the result.
     """
 
+    positive: ClassVar = ("bands", "channels", "layers", "kernel")
+
     bands: int
     channels: int
     layers: int
@@ -169,10 +195,29 @@ class CausalConv2dStem:
         """Convolutions over time with as many positions; see `count_positions`."""
         return (Convolution(2, 2, 1),) * self.layers
 
+    @property
+    def bands_of_layers(self) -> tuple[int, ...]:
+        """The bands that each convolution reads, and those of the result."""
+        bands = [self.bands]
+        for _ in range(self.layers):
+            bands.append(bands[-1] // 2 + 1)
+        return tuple(bands)
+
+    def state(self, dtype: StateDtype) -> StateCache:
+        """Return what it keeps behind a number of columns that completes a position of the result.
+
+        These are the last columns of each convolution's input: (channels, columns, bands).
+        """
+        channels = (1, *(self.channels,) * (self.layers - 1))
+        shapes = zip(channels, self.bands_of_layers, strict=False)
+        return StateCache(tuple(StateArray((count, self.kernel - 2, bands), dtype) for count, bands in shapes))
+
 
 @dataclass(frozen=True, kw_only=True)
-class LinearStem:
+class LinearStem(SpecPart):
     """A linear layer over the rows of a column, with a bias: each column is a position."""
+
+    positive: ClassVar = ("rows",)
 
     rows: int
 
@@ -188,13 +233,16 @@ class LearnedPositions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConvPositions:
+class ConvPositions(SpecPart):
     """x + act(convolution(x)), whose channels are convolved in groups; see `LayerStack` for a norm after it.
 
     Attributes:
         kernel: positions; of an even number one more lies before the position than after it.
         norm: the model's norm follows the sum.
     """
+
+    positive: ClassVar = ("kernel", "groups")
+    activations: ClassVar = ("act",)
 
     kernel: int
     groups: int
@@ -203,7 +251,7 @@ class ConvPositions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Projector:
+class Projector(SpecPart):
     """Linear layers with `act` between them.
 
     Attributes:
@@ -211,13 +259,15 @@ class Projector:
         bias: whether all of them have a bias.
     """
 
+    activations: ClassVar = ("act",)
+
     sizes: tuple[int, ...]
     bias: bool
     act: str = "gelu"
 
 
 @dataclass(frozen=True, kw_only=True)
-class QueryProjector:
+class QueryProjector(SpecPart):
     """Learned queries that attend to each window of positions, and a linear layer (Q-Former, Li et al. 2023).
 
     A layer is self-attention of a window's queries, cross-attention to its positions in each `cross_every`-th layer,
@@ -235,6 +285,9 @@ class QueryProjector:
         size: outputs of the linear layer.
     """
 
+    positive: ClassVar = ("window", "queries", "hidden", "layers", "heads", "ffn", "cross_every", "size")
+    activations: ClassVar = ("act",)
+
     window: int
     queries: int
     source: int
@@ -249,12 +302,14 @@ class QueryProjector:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RelativeAttention:
+class RelativeAttention(SpecPart):
     """Attention with scores (q + u) k + (q + v) r, where r are keys of sinusoidal distances (Dai et al. 2019).
 
     Attributes:
         bias: whether the projections have one; that of distances never does.
     """
+
+    positive: ClassVar = ("heads", "head_dim")
 
     heads: int
     head_dim: int
@@ -263,13 +318,15 @@ class RelativeAttention:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChunkedAttention:
+class ChunkedAttention(SpecPart):
     """`RelativeAttention` of chunks of positions to themselves and to those before them (Noroozi et al. 2024).
 
     Attributes:
         chunk: number of positions of a chunk.
         past: number of positions before a chunk that it attends to, whole chunks.
     """
+
+    positive: ClassVar = ("heads", "head_dim", "chunk")
 
     heads: int
     head_dim: int
@@ -278,15 +335,22 @@ class ChunkedAttention:
     past: int
     bias: bool = True
 
+    def state(self, dtype: StateDtype) -> StateCache:
+        """Return what it keeps: keys and values of the positions before a chunk."""
+        array = StateArray((self.heads, self.past, self.head_dim), dtype)
+        return StateCache((array, array))
+
 
 @dataclass(frozen=True, kw_only=True)
-class BlockAttention:
+class BlockAttention(SpecPart):
     """Attention within blocks of positions, with scores q k + q r, where r are learned by distance (Shaw et al. 2018).
 
     Attributes:
         block: positions.
         reach: rows of the table of distances are twice as many and one.
     """
+
+    positive: ClassVar = ("heads", "head_dim", "block", "reach")
 
     heads: int
     head_dim: int
@@ -296,7 +360,7 @@ class BlockAttention:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TimeConv:
+class TimeConv(SpecPart):
     """The convolution of a conformer: values times gates, a convolution of each channel over time, `act`, a projection.
 
     Attributes:
@@ -311,6 +375,9 @@ class TimeConv:
         norm: epsilon of a layer norm before `act`; None: the norm is a batch norm, by known statistics.
     """
 
+    positive: ClassVar = ("size", "kernel")
+    activations: ClassVar = ("act", "gate")
+
     size: int
     kernel: int
     act: str
@@ -320,6 +387,10 @@ class TimeConv:
     causal: bool = False
     mixes: bool = False
     norm: float | None = None
+
+    def state(self, dtype: StateDtype) -> StateCache:
+        """Return what it keeps if it is causal: the last positions that its convolution reads."""
+        return StateCache((StateArray((self.kernel - 1, self.size), dtype),))
 
 
 Stem = ConvStem | CausalConvStem | ChunkedConvStem | WaveStem | Conv2dStem | CausalConv2dStem | LinearStem

@@ -1,4 +1,4 @@
-"""What a layer keeps of a sequence between steps, and which layers share block tables (cache groups)."""
+"""What a layer keeps of a sequence between steps, its size, and which layers share block tables (cache groups)."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from math import prod
 from typing import Literal
 
 _MOST_GROUPS = 8  # that grow: each costs some microseconds of every step
+StateDtype = Literal["float32", "bfloat16", "float16"]
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class StateArray:
     """An array of a state, zero before the first token. `dtype`: its name in torch; configs are read without that."""
 
     shape: tuple[int, ...]
-    dtype: Literal["float32", "bfloat16"]
+    dtype: StateDtype
 
     @property
     def nbytes(self) -> int:
@@ -50,6 +51,39 @@ class StateCache:
     """A state whose size does not depend on the number of tokens."""
 
     arrays: tuple[StateArray, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CacheShape:
+    """Elements that a layer caches of a token: key_dim per head, and value_dim more unless values lie in the keys.
+
+    Each key and each value takes a multiple of `alignment` elements in the pages; those past its own are zero.
+
+    Attributes:
+        row_alignment: the elements of each row in pages begin at a multiple of this many bytes.
+    """
+
+    heads: int
+    key_dim: int
+    value_dim: int
+    values_in_keys: bool = False
+    alignment: int = 1
+    row_alignment: int = 1
+
+    @property
+    def key_elements(self) -> int:
+        """Elements of a key in the pages."""
+        return -(-self.key_dim // self.alignment) * self.alignment
+
+    @property
+    def value_elements(self) -> int:
+        """Elements of a value in the pages."""
+        return -(-self.value_dim // self.alignment) * self.alignment
+
+    @property
+    def is_padded(self) -> bool:
+        """Whether keys or values have zeros appended in the pages."""
+        return self.key_elements != self.key_dim or self.value_elements != self.value_dim
 
 
 TokenCache = FullCache | LatentCache | WindowCache

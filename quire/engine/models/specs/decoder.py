@@ -8,9 +8,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from enum import Enum
+from typing import ClassVar
+
+from typing_extensions import override
 
 from quire.engine.models.specs.audio import (
     BlockAttention,
+    CausalConv2dStem,
     ChunkedAttention,
     Positions,
     Projector,
@@ -19,7 +23,19 @@ from quire.engine.models.specs.audio import (
     Stem,
     TimeConv,
 )
-from quire.engine.models.specs.cache import CacheGroup, FullCache, LatentCache, StateCache, WindowCache, group_layers
+from quire.engine.models.specs.cache import (
+    CacheGroup,
+    CacheShape,
+    FullCache,
+    LatentCache,
+    StateArray,
+    StateCache,
+    StateDtype,
+    TokenCache,
+    WindowCache,
+    group_layers,
+)
+from quire.engine.models.specs.part import SpecPart
 from quire.engine.models.specs.rope import Rope
 
 
@@ -31,8 +47,40 @@ class QKNorm(Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GroupedQueryAttention:
+class Attention(SpecPart, ABC):
+    """The base of kinds of attention, and of layers in the place of attention.
+
+    Attributes:
+        description: what errors call it.
+        layer: class of the layers of a kind outside of the tree, as "package.module:Class"; it is imported when a model
+            is built, since specs are read without torch. Those of the tree are in `networks/stack.py`.
+        rope: its position embedding; None: it has none.
+    """
+
+    description: ClassVar[str] = "this kind of attention"
+    layer: ClassVar[str] = ""
+
+    rope: Rope | None
+
+    @property
+    @abstractmethod
+    def cache(self) -> TokenCache | StateCache | None:
+        """What it keeps of a sequence in a decoder; None: it is not for decoders."""
+
+    def cache_shape(self, alignment: int = 1) -> CacheShape | None:
+        """Return the elements that it caches of a token; None if it keeps a state or nothing.
+
+        `alignment`: see `CacheShape`.
+        """
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupedQueryAttention(Attention):
     """Grouped-query attention: `heads` query heads share `kv_heads` key and value heads."""
+
+    description: ClassVar = "attention with grouped keys and values"
+    positive: ClassVar = ("heads", "kv_heads", "head_dim", "scale")
 
     heads: int
     kv_heads: int
@@ -53,6 +101,10 @@ class GroupedQueryAttention:
         """What it keeps in a decoder."""
         return FullCache() if self.window is None else WindowCache(self.window)
 
+    @override
+    def cache_shape(self, alignment: int = 1) -> CacheShape:
+        return CacheShape(self.kv_heads, self.head_dim, self.head_dim, alignment=alignment)
+
 
 @dataclass(frozen=True, kw_only=True)
 class RelativeBias:
@@ -63,14 +115,16 @@ class RelativeBias:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClippedBias:
+class ClippedBias(SpecPart):
     """A learned bias of scores by distance, from -reach to reach - 1; all layers share the first one's."""
+
+    positive: ClassVar = ("reach",)
 
     reach: int
 
 
 @dataclass(frozen=True, kw_only=True)
-class DisentangledAttention:
+class DisentangledAttention(Attention):
     """Attention of content to content, of content to relative positions and of these to content (DeBERTa v2).
 
     Attributes:
@@ -80,6 +134,9 @@ class DisentangledAttention:
         to_position, from_position: whether content attends to positions, and positions to content.
         norm_positions: the table of relative positions is normalized.
     """
+
+    description: ClassVar = "disentangled attention"
+    positive: ClassVar = ("heads", "head_dim", "max_distance")
 
     heads: int
     head_dim: int
@@ -91,10 +148,17 @@ class DisentangledAttention:
     norm_positions: bool
     rope: Rope | None = None  # always None
 
+    @property
+    def cache(self) -> None:
+        """Nothing: it is for encoders."""
+
 
 @dataclass(frozen=True, kw_only=True)
-class LatentAttention:
+class LatentAttention(Attention):
     """Multi-head latent attention (MLA): one cached vector of kv_rank + rope.dim elements for keys and values."""
+
+    description: ClassVar = "latent attention (MLA)"
+    positive: ClassVar = ("heads", "kv_rank", "nope_dim", "value_dim", "scale")
 
     heads: int
     q_rank: int | None  # None: queries are projected in one step
@@ -110,10 +174,16 @@ class LatentAttention:
         """What it keeps."""
         return LatentCache()
 
+    @override
+    def cache_shape(self, alignment: int = 1) -> CacheShape:
+        return CacheShape(1, self.kv_rank + self.rope.dim, self.kv_rank, values_in_keys=True, alignment=alignment)
+
 
 @dataclass(frozen=True, kw_only=True)
-class Recurrence(ABC):
+class Recurrence(Attention):
     """The base of layers in the place of attention that read earlier tokens from a state of a fixed size."""
+
+    description: ClassVar = "recurrent layers"
 
     rope: Rope | None = None  # always None
 
@@ -124,8 +194,11 @@ class Recurrence(ABC):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GatedMLP:
+class GatedMLP(SpecPart):
     """down(act(gate(x)) * up(x))."""
+
+    positive: ClassVar = ("size",)
+    activations: ClassVar = ("act",)
 
     size: int
     act: str = "silu"
@@ -134,8 +207,11 @@ class GatedMLP:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlainMLP:
+class PlainMLP(SpecPart):
     """down(act(up(x)))."""
+
+    positive: ClassVar = ("size",)
+    activations: ClassVar = ("act",)
 
     size: int
     act: str
@@ -144,15 +220,17 @@ class PlainMLP:
 
 @dataclass(frozen=True, kw_only=True)
 class SoftmaxRouter:
-    """Selects the top_k experts by the softmax of the router's logits."""
+    """Select the top_k experts by the softmax of the router's logits."""
 
     renormalize: bool = True  # the weights of the selected experts sum to 1
     bias: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
-class GroupedSigmoidRouter:
-    """Selects groups by the sum of their two highest sigmoid scores, then the top_k experts in these groups."""
+class GroupedSigmoidRouter(SpecPart):
+    """Select groups by the sum of their two highest sigmoid scores, then the top_k experts in these groups."""
+
+    positive: ClassVar = ("groups", "top_groups")
 
     groups: int
     top_groups: int
@@ -161,8 +239,10 @@ class GroupedSigmoidRouter:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GatedExperts:
+class GatedExperts(SpecPart):
     """Experts that are gated MLPs without biases."""
+
+    activations: ClassVar = ("act",)
 
     act: str = "silu"
 
@@ -176,7 +256,7 @@ class ClampedSwigluExperts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MoE:
+class MoE(SpecPart):
     """Mixture of experts of width `size`, and a shared expert of width `shared`; 0 for no shared expert.
 
     Attributes:
@@ -184,6 +264,8 @@ class MoE:
         first_expert: index of the first expert that this rank has.
         num_local_experts: number of experts that this rank has; None: all.
     """
+
+    positive: ClassVar = ("size", "experts", "top_k")
 
     size: int
     experts: int
@@ -202,12 +284,14 @@ class MoE:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CrossAttention:
+class CrossAttention(SpecPart):
     """Attention of a decoder's tokens to all positions of an encoder's output.
 
     Attributes:
         bias: queries, values and the result have one; keys never do.
     """
+
+    positive: ClassVar = ("heads", "head_dim", "scale")
 
     heads: int
     head_dim: int
@@ -215,7 +299,6 @@ class CrossAttention:
     bias: bool = True
 
 
-Attention = GroupedQueryAttention | LatentAttention | DisentangledAttention | Recurrence
 FeedForward = GatedMLP | PlainMLP | MoE
 
 
@@ -314,7 +397,7 @@ class Embeddings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StackSpec:
+class StackSpec(SpecPart):
     """Layers, and a norm.
 
     Attributes:
@@ -339,6 +422,8 @@ class TransformerSpec(StackSpec):
         family: name of the family whose checkpoints have the weights.
     """
 
+    positive: ClassVar = ("hidden", "vocab", "max_positions")
+
     layers: tuple[Layer, ...]
     vocab: int
     embeddings: Embeddings = Embeddings()
@@ -362,6 +447,8 @@ class AudioEncoderSpec(StackSpec):
         projector: applied to the result; None: there is none.
     """
 
+    positive: ClassVar = ("hidden", "max_positions", "averaged", "joined")
+
     stem: Stem
     positions: Positions | None
     averaged: int = 1
@@ -372,12 +459,14 @@ class AudioEncoderSpec(StackSpec):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CTCSpec:
+class CTCSpec(SpecPart):
     """An encoder and a projection to the logits of each position (Graves et al. 2006).
 
     Attributes:
         family: as of a `TransformerSpec`.
     """
+
+    positive: ClassVar = ("vocab",)
 
     encoder: AudioEncoderSpec
     vocab: int
@@ -385,7 +474,7 @@ class CTCSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TransducerSpec:
+class TransducerSpec(SpecPart):
     """An encoder of audio in pieces, and networks that give the next token at a position (RNN-T, Graves 2012).
 
     The prediction network is an LSTM over the tokens so far. The joint network adds its output to the encoder's, with
@@ -400,6 +489,9 @@ class TransducerSpec:
         family: as of a `TransformerSpec`.
     """
 
+    positive: ClassVar = ("hidden", "vocab", "lstm_layers", "chunk")
+    activations: ClassVar = ("act",)
+
     encoder: AudioEncoderSpec
     hidden: int
     vocab: int
@@ -407,6 +499,31 @@ class TransducerSpec:
     act: str
     chunk: int
     family: str = ""
+
+    @property
+    def stem_state(self) -> int:
+        """The index of the stem's state."""
+        return 2 * len(self.encoder.layers)
+
+    @property
+    def prediction_state(self) -> int:
+        """The index of the prediction network's state."""
+        return self.stem_state + 1
+
+    def states(self, dtype: StateDtype) -> tuple[StateCache, ...]:
+        """Return what is kept of a sequence between pieces of its audio; `dtype`: that of activations.
+
+        For each layer of the encoder what its attention keeps, then what its convolution keeps; the stem's; that of the
+        prediction network: the LSTM's outputs and cells, and the output of the network.
+        """
+        kinds = list[StateCache]()
+        for layer in self.encoder.layers:
+            assert isinstance(layer, ConformerLayer)
+            assert isinstance(layer.attn, ChunkedAttention)
+            kinds += (layer.attn.state(dtype), layer.conv.state(dtype))
+        assert isinstance(self.encoder.stem, CausalConv2dStem)
+        lstm = StateArray((self.lstm_layers, self.hidden), dtype)
+        return (*kinds, self.encoder.stem.state(dtype), StateCache((lstm, lstm, StateArray((self.hidden,), dtype))))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -417,9 +534,9 @@ class DecoderSpec(TransformerSpec):
         tied: the output projection shares the embedding's weight.
         head_bias: the output projection has a bias.
         logit_softcap: logits become cap * tanh(logits / cap).
-        encoder: audio encoder: feeds cross-attention if layers have it, otherwise replaces embeddings of placeholder
-            tokens. None if there is none.
-        adds_encoder: its outputs are added to the embeddings of all tokens instead, one to each.
+        encoder: audio encoder: feeds cross-attention if layers have it; otherwise its outputs replace embeddings of
+            placeholder tokens, or, where audio arrives while tokens are generated, are added to those of all tokens.
+            None if there is none.
         language_model: name of the language model's family, if the model is composed of parts.
     """
 
@@ -428,7 +545,6 @@ class DecoderSpec(TransformerSpec):
     logit_scale: float = 1.0
     logit_softcap: float | None = None
     encoder: AudioEncoderSpec | None = None
-    adds_encoder: bool = False
     language_model: str = ""
 
     @property
@@ -436,14 +552,9 @@ class DecoderSpec(TransformerSpec):
         """Whether layers read the encoder's output."""
         return any(layer.cross is not None for layer in self.layers)
 
-    @property
-    def has_states(self) -> bool:
-        """Whether layers read earlier tokens from a state."""
-        return any(isinstance(layer.attn, Recurrence) for layer in self.layers)
-
     def cache_groups(self, context_len: int) -> tuple[CacheGroup, ...]:
         """Return the groups of its layers; see `group_layers`."""
-        kinds = [layer.attn.cache for layer in self.layers if not isinstance(layer.attn, DisentangledAttention)]
+        kinds = [layer.attn.cache for layer in self.layers if layer.attn.cache is not None]
         crossing = [index for index, layer in enumerate(self.layers) if layer.cross is not None]
         return group_layers(kinds, context_len, crossing=crossing)
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from quire.engine.client.model_info import Pools
 from quire.engine.client.pooling_params import PoolingTask, PoolingType
 from quire.engine.models.specs.decoder import LayerNormSpec
 
@@ -103,6 +104,26 @@ class PoolerSpec:
         if self.sparse_head is not None and self.sparse_head.dense is not None:
             steps.append(self.sparse_head.dense)
         return {step.act for step in steps if isinstance(step, Dense)}
+
+    def facts(self, hidden: int, vocab: int) -> Pools:
+        """Return facts about the model. `hidden`: elements of its hidden states; `vocab`: size of its vocabulary."""
+
+        def size(steps: Sequence[HeadStep]) -> int:
+            return next((step.size_out for step in reversed(steps) if isinstance(step, Dense)), hidden)
+
+        return Pools(
+            tasks=self.tasks,
+            pooling_type=self.pooling_type,
+            embedding_size=size(self.embed) if self.sparse_head is None else vocab,
+            token_embedding_size=size(self.token_embed),
+            matryoshka=self.matryoshka,
+            dimensions=self.dimensions,
+            labels=self.labels,
+            score_method=self.score_method,
+            sparse=self.sparse_head is not None,
+            chunked=self.chunked,
+            max_embed_len=self.max_embed_len,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

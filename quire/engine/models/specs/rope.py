@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
+
+from quire.engine.models.specs.part import SpecPart
 
 
 @dataclass(frozen=True, kw_only=True)
-class DynamicNtk:
+class DynamicNtk(SpecPart):
     """RoPE whose base grows with the position beyond the trained length ("dynamic NTK")."""
+
+    positive: ClassVar = ("theta", "factor", "trained_len")
 
     theta: float
     factor: float
@@ -15,15 +20,17 @@ class DynamicNtk:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LongRope:
+class LongRope(SpecPart):
     """RoPE with other frequencies for sequences that are longer than those of the training."""
+
+    positive: ClassVar = ("trained_len",)
 
     inv_freq: tuple[float, ...]
     trained_len: int
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rope:
+class Rope(SpecPart):
     """Rotary position embedding of the first `dim` elements of a head.
 
     Attributes:
@@ -32,6 +39,8 @@ class Rope:
         interleaved: rotates pairs of adjacent elements instead of pairs across the two halves.
         extension: replaces `inv_freq` beyond the trained length.
     """
+
+    positive: ClassVar = ("dim",)
 
     dim: int
     inv_freq: tuple[float, ...]

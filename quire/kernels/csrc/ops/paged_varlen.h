@@ -35,7 +35,6 @@ REGISTER_OP(PagedVarlen);
 
 // The queries at the last `tokens` positions of one sequence.
 struct PagedPrefill {
-    bool int8;  // pages
     const uint16_t *q;
     Pages keys, values;
     uint16_t *out;
@@ -339,7 +338,7 @@ class PackedContext {
 template <class Rows>
 void prefill_spans(const AttentionArguments &a, const int64_t *tokens, int64_t begin, int64_t end) {
     auto span = [&](int64_t i, int64_t row) -> PagedPrefill {
-        return {a.int8, (const uint16_t *)a.q + row * a.q_stride, a.keys, a.values,
+        return {(const uint16_t *)a.q + row * a.q_stride, a.keys, a.values,
                 (uint16_t *)a.out + row * a.heads * a.value_dim, a.block_tables + i * a.table_stride, a.sinks, tokens[i],
                 a.seq_lens[i], a.heads, a.kv_heads, a.q_stride, a.key_dim, a.value_dim, a.block_size, a.window, a.scale,
                 a.softcap};

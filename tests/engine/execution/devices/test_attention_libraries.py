@@ -139,8 +139,8 @@ def test_tokens_do_not_depend_on_preemption(folders: Path, calls: Calls) -> None
         engine.add(f"r{index}", random_prompt(index, 9), greedy(16))
     engine.run()
     for index in range(2):
-        wanted = on_cpu.generate(random_prompt(index, 9), greedy(16)).tokens
-        assert engine.results[f"r{index}"].tokens == wanted
+        expected = on_cpu.generate(random_prompt(index, 9), greedy(16)).tokens
+        assert engine.results[f"r{index}"].tokens == expected
     assert engine.preemptions > 0
 
 
@@ -168,15 +168,15 @@ def test_each_step_is_planned_once_for_each_kind_of_attention(folders: Path, cal
 @pytest.mark.parametrize("backend", BLOCK_SIZES)
 @pytest.mark.parametrize("dtype", ["float16", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_queries_of_16_bits_are_those_of_the_own_kernels(backend: str, dtype: Any, folders: Path, calls: Calls) -> None:
-    folder, found = save("llama", folders), []
+    folder, results = save("llama", folders), []
     for name in (backend, "triton"):
         options = options_of(backend, attention_backend=name, model=ModelOptions(dtype=dtype), enforce_eager=True)
         entries = engine_of(folder, **{"backend": backend, **options}).generate(
             PROMPTS[3], greedy(1, prompt_logprobs=0)
         )
         reported = entries.outputs[0].prompt_logprobs or ()
-        found.append(torch.tensor([entry.logprobs[0] for entry in reported if entry is not None]))
-    assert (found[0] - found[1]).abs().max() < (0.02 if dtype == "float16" else 0.15)
+        results.append(torch.tensor([entry.logprobs[0] for entry in reported if entry is not None]))
+    assert (results[0] - results[1]).abs().max() < (0.02 if dtype == "float16" else 0.15)
 
 
 @pytest.mark.parametrize(
@@ -253,10 +253,11 @@ def test_memory_of_the_library_is_not_given_to_the_cache(
     sizes: dict[str, Any] = {"kv_cache_memory_bytes": None, "max_num_seqs": 6, "enforce_eager": True}
     for name, block_size in (("triton", 4), ("flash_attn", 256), ("flashinfer", 4)):
         Engine(folder, device=InterpretedDevice(), attention_backend=name, block_size=block_size, model=model, **sizes)
-    own, flash_attn, flashinfer = reserved
+    triton, flash_attn, flashinfer = reserved
     plans, lists = 5, 7 + 6 * 8 + 6
-    assert flash_attn == own
-    assert flashinfer - own == 1024 + 4 * lists + (plans + 1) // 2 * (20 << 20)  # the allocator's blocks hold two plans
+    assert flash_attn == triton
+    of_plans = (plans + 1) // 2 * (20 << 20)  # the allocator's blocks hold two plans
+    assert flashinfer - triton == 1024 + 4 * lists + of_plans
 
 
 PACKAGES = {"flash_attn": "flash-attn 2.6", "flashinfer": "flashinfer-python 0.2"}

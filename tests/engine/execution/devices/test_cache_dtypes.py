@@ -95,9 +95,9 @@ def test_keys_and_values_are_rounded_as_by_torch(dtype: str, case: str, folders:
     """Sums in another order may round an element to its other neighbour, which changes less than rounding itself."""
     folder = save(case, folders)
     engine = Engine(folder, model=MODEL, device=gpu_device(), kv_cache_dtype=dtype, enforce_eager=True, **SMALL)
-    found, rounded = logprobs(engine), logprobs(reference_engine(folder, dtype))
+    actual, rounded = logprobs(engine), logprobs(reference_engine(folder, dtype))
     exact = logprobs(reference_engine(folder, "auto"))
-    assert (found - rounded).abs().max() < 0.1 * (rounded - exact).abs().max()
+    assert (actual - rounded).abs().max() < 0.1 * (rounded - exact).abs().max()
 
 
 def enlarged(case: str, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -128,10 +128,10 @@ def test_scales_of_the_checkpoint_keep_large_values_in_range(case: str, tmp_path
     assert torch.equal(logprobs(reference_engine(folder, "auto")), exact)
     for dtype in ("auto", "fp8"):
         engine = Engine(folder, model=MODEL, device=gpu_device(), kv_cache_dtype=dtype, enforce_eager=True, **SMALL)
-        found, rounded = logprobs(engine), logprobs(reference_engine(folder, dtype))
-        assert (found - rounded).abs().max() < 0.1 * (rounded - exact).abs().max() or dtype == "auto"
+        actual, rounded = logprobs(engine), logprobs(reference_engine(folder, dtype))
+        assert (actual - rounded).abs().max() < 0.1 * (rounded - exact).abs().max() or dtype == "auto"
         # A rounded input may let a router choose another expert for some token.
-        assert (found - exact).abs().mean() < 0.2 * (saturated - exact).abs().mean()
+        assert (actual - exact).abs().mean() < 0.2 * (saturated - exact).abs().mean()
 
 
 def test_cross_attention_and_alignment_read_float8(tmp_path: Path) -> None:
@@ -140,12 +140,12 @@ def test_cross_attention_and_alignment_read_float8(tmp_path: Path) -> None:
     on_gpu = Engine(folder, device=gpu_device(), kv_cache_dtype="fp8", enforce_eager=True, max_num_seqs=2)
     on_cpu = reference_engine(folder, "fp8")
     task = PoolingParams(task="align", skip_tokens=len(prompt), num_positions=20)
-    found, expected = (
+    actual, expected = (
         engine.generate([*prompt, 7, 8], task, items=(whisper.item(1),)).pooled for engine in (on_gpu, on_cpu)
     )
-    assert found is not None
+    assert actual is not None
     assert expected is not None
-    assert found.data == pytest.approx(expected.data, abs=1e-3)
+    assert actual.data == pytest.approx(expected.data, abs=1e-3)
     tokens = [engine.generate(prompt, greedy(2), items=(whisper.item(1),)).tokens for engine in (on_gpu, on_cpu)]
     assert tokens[0] == tokens[1]
 

@@ -55,7 +55,7 @@ def together(engine: Engine, indices: list[int]) -> list[list[int]]:
 
 
 class Watched:
-    """Counts the decode steps of an engine by what computes them."""
+    """Count the decode steps of an engine by what computes them."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.eager, self.adapted, self.plain = 0, set[int](), set[int]()
@@ -93,9 +93,9 @@ def test_the_same_tokens_without_graphs(folder: Path, expected: list[list[int]])
 
 
 def test_a_model_without_an_adapter_has_half_as_many_graphs(folder: Path, tmp_path: Path) -> None:
-    own = save_audio_model(make_audio_model("granite_speech"), tmp_path)
-    (own / "adapter_config.json").unlink()
-    steps = Engine(own, device=gpu_device(), **SMALL).runner.steps
+    folder_without = save_audio_model(make_audio_model("granite_speech"), tmp_path)
+    (folder_without / "adapter_config.json").unlink()
+    steps = Engine(folder_without, device=gpu_device(), **SMALL).runner.steps
     assert sorted(steps.graphs) == [1, 2, 4]
     assert steps.lora_graphs == {}
 

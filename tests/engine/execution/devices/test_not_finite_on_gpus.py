@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.execution.test_not_finite import GOOD, SAMPLING, alone, check_one_fails, sampling, start
 from tests.support.models import make_model, save_model
+from tests.support.not_finite import GOOD, SAMPLING, alone, check_one_fails, sampling, start
 from tests.support.triton_device import gpu_device
 
 

@@ -48,13 +48,13 @@ def test_a_step_stays_on_the_device(case: str, tmp_path: Path) -> None:
 
 def test_an_encoder_attends_on_the_device_of_its_queries(monkeypatch: pytest.MonkeyPatch) -> None:
     """The starts of sequences, which the host has made, follow them once: kernels read both."""
-    found: list[torch.Tensor] = []
-    monkeypatch.setattr(varlen, "varlen_attention", lambda q, k, v, starts, params: found.append(starts))
+    tensors: list[torch.Tensor] = []
+    monkeypatch.setattr(varlen, "varlen_attention", lambda q, k, v, starts, params: tensors.append(starts))
     attend, q = VarlenAttention(torch.tensor([0, 2, 5])), torch.empty(5, 2, 16, device="meta")
     for _ in range(2):
         attend(0, q, q, q, AttentionParams(0.25))
-    assert found[0].device == q.device
-    assert found[1] is found[0]
+    assert tensors[0].device == q.device
+    assert tensors[1] is tensors[0]
 
 
 def test_tensors_of_two_devices_are_refused() -> None:

@@ -113,9 +113,9 @@ def test_drafts_are_verified_on_the_rank_that_samples(tmp_path: Path) -> None:
     folder = save_model(make_model("llama", num_hidden_layers=2), tmp_path)
     prompt, params = random_prompt(4, 6), greedy(16, allowed_tokens=mask(3, 5))
     with running(folder, TP, speculative_method="ngram", num_speculative_tokens=3) as engine:
-        found = engine.generate(prompt, params)
+        result = engine.generate(prompt, params)
         assert engine.accepted > 0
-    assert found.tokens == Engine(folder, model=ModelOptions(device="reference")).generate(prompt, params).tokens
+    assert result.tokens == Engine(folder, model=ModelOptions(device="reference")).generate(prompt, params).tokens
 
 
 @pytest.mark.parametrize("parallel", [TP, PP], ids=str)

@@ -54,27 +54,29 @@ def test_stand_ins_have_the_arguments_of_the_library(backend: str) -> None:
     """Of functions and constructors; a later version may have more of them, behind these."""
     real, stand_in = importlib.import_module(backend), attention_libraries.MODULES[backend](Calls())
     for name in LIBRARIES[backend].functions:
-        ours, theirs = (list(inspect.signature(getattr(one, name)).parameters) for one in (stand_in, real))
-        assert theirs[: len(ours)] == ours
+        parameters, real_parameters = (
+            list(inspect.signature(getattr(module, name)).parameters) for module in (stand_in, real)
+        )
+        assert real_parameters[: len(parameters)] == parameters
 
 
 def test_log_probabilities_are_close_to_those_of_the_own_kernels(backend: str, folder: Path) -> None:
-    found = [
+    results = [
         [logprobs(engine_of(folder, name, BLOCK_SIZES[backend]), prompt) for prompt in PROMPTS[:2]]
         for name in (backend, "triton")
     ]
-    for ours, own in zip(*found, strict=True):
-        assert (ours - own).abs().max() < 0.2
+    for expected, actual in zip(*results, strict=True):
+        assert (expected - actual).abs().max() < 0.2
 
 
 def test_replayed_graphs_give_the_tokens_of_eager_steps(backend: str, folder: Path) -> None:
-    found = []
+    results = []
     for eager in (True, False):
         engine = engine_of(folder, backend, BLOCK_SIZES[backend], enforce_eager=eager)
         assert isinstance(engine.runner.steps, GraphSteps) is not eager
         assert eager or len(engine.runner.steps.graphs) == 3
-        found.append([engine.generate(prompt, greedy(12)).tokens for prompt in PROMPTS])
-    assert found[0] == found[1]
+        results.append([engine.generate(prompt, greedy(12)).tokens for prompt in PROMPTS])
+    assert results[0] == results[1]
 
 
 def test_padded_sequences_have_the_log_probabilities_of_single_ones(backend: str, folder: Path) -> None:
@@ -86,9 +88,9 @@ def test_padded_sequences_have_the_log_probabilities_of_single_ones(backend: str
     for index, prompt in enumerate(PROMPTS):
         alone, batched = engine.generate(prompt, greedy(8, logprobs=0)), engine.results[f"r{index}"]
         pairs = zip(alone.outputs, batched.outputs, strict=True)
-        for one, other in pairs:
-            assert one.logprobs is not None
-            assert other.logprobs is not None
-            if one.token_ids != other.token_ids:  # two tokens were almost as likely
+        for single, padded in pairs:
+            assert single.logprobs is not None
+            assert padded.logprobs is not None
+            if single.token_ids != padded.token_ids:  # two tokens were almost as likely
                 break
-            assert abs(one.logprobs[0].logprobs[0] - other.logprobs[0].logprobs[0]) < 0.2
+            assert abs(single.logprobs[0].logprobs[0] - padded.logprobs[0].logprobs[0]) < 0.2

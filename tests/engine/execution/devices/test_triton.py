@@ -104,11 +104,11 @@ def test_tokens_do_not_depend_on_preemption(case: str, folders: Path) -> None:
     engine = Engine(folder, model=model, device=gpu_device(), kv_cache_memory_bytes=8 * roomy.block_bytes, **SMALL)
     params = [greedy(16), SamplingParams(max_tokens=16, temperature=1.0, seed=5, presence_penalty=0.5)]
     on_cpu = Engine(folder, model=ModelOptions(device="reference"), enable_prefix_caching=False)
-    for index, one in enumerate(params):
-        engine.add(f"r{index}", random_prompt(index, 9), one)
+    for index, param in enumerate(params):
+        engine.add(f"r{index}", random_prompt(index, 9), param)
     engine.run()
-    for index, one in enumerate(params):
-        assert engine.results[f"r{index}"].tokens == on_cpu.generate(random_prompt(index, 9), one).tokens
+    for index, param in enumerate(params):
+        assert engine.results[f"r{index}"].tokens == on_cpu.generate(random_prompt(index, 9), param).tokens
     assert engine.preemptions > 0
     assert engine.blocks_used == 0
 
@@ -163,17 +163,17 @@ def test_prompt_logprobs_and_embeddings_are_those_of_the_reference(folders: Path
         Engine(folder, device=gpu_device(), **SMALL),
     )
     params = greedy(2, prompt_logprobs=2)
-    for one, other in zip(
+    for actual, other in zip(
         on_cpu.generate(PROMPTS[0], params).outputs[0].prompt_logprobs or (),
         engine.generate(PROMPTS[0], params).outputs[0].prompt_logprobs or (),
         strict=True,
     ):
-        assert one is None or other is None or one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+        assert actual is None or other is None or actual.logprobs == pytest.approx(other.logprobs, abs=1e-4)
     arrays = []
     for each in (on_cpu, engine):
-        found = each.generate(PROMPTS[0], PoolingParams(task="embed", pooling_type="mean")).pooled
-        assert found is not None
-        arrays.append(found.data)
+        pooled = each.generate(PROMPTS[0], PoolingParams(task="embed", pooling_type="mean")).pooled
+        assert pooled is not None
+        arrays.append(pooled.data)
     assert arrays[1] == pytest.approx(arrays[0], abs=1e-4)
 
 
@@ -181,14 +181,14 @@ def test_prompt_logprobs_and_embeddings_are_those_of_the_reference(folders: Path
 @pytest.mark.parametrize("case", ["llama", "gemma2", "deepseek_v3", "qwen3_moe", "gpt_oss"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_replayed_graphs_give_the_tokens_of_eager_steps(case: str, dtype: str, folders: Path) -> None:
-    folder, found = save(case, folders), []
+    folder, results = save(case, folders), []
     for eager in (True, False):
         model = ModelOptions(dtype=dtype)
         engine = Engine(folder, device=gpu_device(), model=model, enforce_eager=eager, **SMALL)
         assert eager or len(engine.runner.steps.graphs) == 3
         assert isinstance(engine.runner.steps, GraphSteps) is not eager
-        found.append(together(engine))
-    assert found[0] == found[1]
+        results.append(together(engine))
+    assert results[0] == results[1]
 
 
 @pytest.mark.gpu

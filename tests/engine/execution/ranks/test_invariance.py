@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from quire.config.options import ModelOptions
-from tests.engine.execution.ranks.test_oracle import EP, PP, TP, running
 from tests.support.engine import Engine, greedy, random_prompt
 from tests.support.invariance import alone, mask, together, workload
 from tests.support.models import make_model, save_model
+from tests.support.parallel import EP, PP, TP, running
 
 RANKS = {"llama": TP, "gpt_oss": EP, "deepseek_v3": {**TP, **PP}, "gemma2": PP}
 SCHEDULES: dict[str, dict[str, Any]] = {
@@ -67,14 +67,14 @@ def test_bits_in_bfloat16_do_not_depend_on_the_batch(tmp_path: Path) -> None:
         for index, expected in enumerate(single):
             together_ = engine.results[f"r{index}"]
             assert together_.tokens == expected.tokens
-            for mine, theirs in zip(together_.outputs, expected.outputs, strict=True):
-                assert mine.logprobs == theirs.logprobs
+            for output, expected_output in zip(together_.outputs, expected.outputs, strict=True):
+                assert output.logprobs == expected_output.logprobs
 
 
 def test_the_smallest_cache_of_all_ranks_decides(tmp_path: Path) -> None:
     """Three layers on one rank and two on the other: the first has memory for fewer blocks."""
     folder = save_model(make_model("llama", num_hidden_layers=5), tmp_path)
     three = save_model(make_model("llama", num_hidden_layers=3), tmp_path / "three")
-    one = Engine(three, kv_cache_memory_bytes=1 << 20)
+    single = Engine(three, kv_cache_memory_bytes=1 << 20)
     with running(folder, PP, kv_cache_memory_bytes=1 << 20) as engine:
-        assert engine.info.num_blocks == one.info.num_blocks
+        assert engine.info.num_blocks == single.info.num_blocks

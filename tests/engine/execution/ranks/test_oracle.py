@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,18 +9,16 @@ from typing import Any
 import pytest
 import torch
 
-from quire.config.options import ModelOptions, ParallelOptions
+from quire.config.options import ModelOptions
 from quire.engine.client.sampling_params import TokenProbs
 from quire.engine.models.errors import UnsupportedModel
-from tests.engine.models.test_oracle import oracle
-from tests.engine.models.test_quantized import SCALINGS, pack_fp8, save_gpt_oss
 from tests.support.engine import Engine, greedy, random_prompt
 from tests.support.models import make_model, save_model
+from tests.support.oracle import generated
+from tests.support.packed_checkpoints import SCALINGS, pack_fp8, save_gpt_oss
+from tests.support.parallel import EP, PP, TP, running
 
 TOKENS = 20
-TP = {"tensor_parallel_size": 2}
-PP = {"pipeline_parallel_size": 2}
-EP = {**TP, "enable_expert_parallel": True}
 CASES = [
     ("llama", {"vocab_size": 301}, TP),
     ("llama-biased-tied", {"vocab_size": 301}, TP),
@@ -47,19 +43,10 @@ CASES = [
 ]
 
 
-@contextmanager
-def running(folder: Path, parallel: dict[str, Any], **options: Any) -> Iterator[Engine]:
-    engine = Engine(folder, parallel=ParallelOptions(**parallel), **{"kv_cache_memory_bytes": 8 << 20, **options})
-    try:
-        yield engine
-    finally:
-        engine.core.close()
-
-
 @cache
 def references(case: str, changes: tuple[tuple[str, Any], ...]) -> list[tuple[list[int], list[int], torch.Tensor]]:
     model = make_model(case, **dict(changes))
-    return [(prompt, *oracle(model, prompt, TOKENS)) for prompt in (random_prompt(1, 5), random_prompt(2, 40))]
+    return [(prompt, *generated(model, prompt, TOKENS)) for prompt in (random_prompt(1, 5), random_prompt(2, 40))]
 
 
 @pytest.mark.parametrize(("case", "changes", "parallel"), CASES, ids=str)
@@ -93,17 +80,17 @@ def test_values_at_the_positions_of_a_prompt(tmp_path: Path, parallel: dict[str,
     folder = save_model(make_model("gemma2"), tmp_path)
     prompt = random_prompt(3, 45)
     params = greedy(3, prompt_logprobs=2, logprobs=1, token_probs=TokenProbs(4, (7, 9)))
-    one = Engine(folder, max_num_batched_tokens=17).generate(prompt, params)
+    single = Engine(folder, max_num_batched_tokens=17).generate(prompt, params)
     with running(folder, parallel, max_num_batched_tokens=17) as engine:
         several = engine.generate(prompt, params)
-    assert several.tokens == one.tokens
-    assert several.outputs[0].token_probs == pytest.approx(one.outputs[0].token_probs, rel=1e-3)
-    entries = zip(several.outputs[0].prompt_logprobs or (), one.outputs[0].prompt_logprobs or (), strict=True)
-    pairs = [(mine, theirs) for mine, theirs in entries if mine is not None and theirs is not None]
+    assert several.tokens == single.tokens
+    assert several.outputs[0].token_probs == pytest.approx(single.outputs[0].token_probs, rel=1e-3)
+    entries = zip(several.outputs[0].prompt_logprobs or (), single.outputs[0].prompt_logprobs or (), strict=True)
+    pairs = [(entry, reference) for entry, reference in entries if entry is not None and reference is not None]
     assert len(pairs) == 44
-    for mine, theirs in pairs:
-        assert mine.token_ids == theirs.token_ids
-        assert mine.logprobs == pytest.approx(theirs.logprobs, abs=1e-3)
+    for entry, reference in pairs:
+        assert entry.token_ids == reference.token_ids
+        assert entry.logprobs == pytest.approx(reference.logprobs, abs=1e-3)
 
 
 @pytest.mark.parametrize("scaling", ["blocks of 48 x 32", "a scale for each row"])

@@ -12,11 +12,11 @@ from quire.engine.execution.ranks.executor import ShardedExecutor
 from quire.engine.execution.ranks.runner import FollowingRunner
 from quire.engine.scheduling import pipeline
 from quire.engine.scheduling.plan import StepPlan, StepResult
-from tests.engine.execution.ranks.test_oracle import PP, TP, running
-from tests.engine.execution.test_open_requests import run_in_pieces, task
 from tests.support.engine import Engine, greedy, random_prompt
 from tests.support.invariance import alone, together, workload
 from tests.support.models import make_model, save_model
+from tests.support.parallel import PP, TP, running
+from tests.support.pieces import run_in_pieces, task
 
 STAGES = {"two stages": PP, "four stages": {"pipeline_parallel_size": 4}, "two stages of two ranks": {**TP, **PP}}
 
@@ -94,9 +94,9 @@ def test_a_request_is_aborted_while_its_steps_are_in_flight(folder: Path) -> Non
             engine.add("a", reused, greedy(8))
         engine.run()
         assert engine.blocks_used == 0
-        found = [engine.results[name].tokens for name in "ab"]
+        tokens = [engine.results[name].tokens for name in "ab"]
     single = Engine(folder)
-    assert found == [single.generate(reused, greedy(8)).tokens, single.generate(other, greedy(12)).tokens]
+    assert tokens == [single.generate(reused, greedy(8)).tokens, single.generate(other, greedy(12)).tokens]
 
 
 def test_a_preempted_sequence_gets_the_token_of_its_step_in_flight(folder: Path) -> None:

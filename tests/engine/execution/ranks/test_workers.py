@@ -121,7 +121,7 @@ class InnerExecutor:
             def result(self) -> StepResult:
                 inner.log.append("result")
                 inner.token += 1
-                return StepResult([SampledTokens(one.request_id, [inner.token]) for one in plan.scheduled])
+                return StepResult([SampledTokens(sequence.request_id, [inner.token]) for sequence in plan.scheduled])
 
         return Step(StepResult())
 
@@ -153,7 +153,7 @@ def test_tokens_are_sent_with_the_next_plan_after_they_are_known() -> None:
     executor.submit(step_of("c"))
     second.result()
     executor.submit(step_of("a"))
-    assert [[one.request_id for one in received(rank).sampled] for _ in range(4)] == [[], [], ["a"], ["b"]]
+    assert [[sequence.request_id for sequence in received(rank).sampled] for _ in range(4)] == [[], [], ["a"], ["b"]]
     executor.close()
 
 
@@ -165,7 +165,7 @@ def test_steps_of_a_sequence_that_leaves_are_finished_first() -> None:
     assert inner.log == ["submit", "submit", "result", "submit"]
     assert (first.result().sampled[0].tokens, second.result().sampled[0].tokens) == ([1], [2])
     messages = [received(rank) for _ in range(3)]
-    assert [one.request_id for one in messages[2].sampled] == ["a"]
+    assert [sequence.request_id for sequence in messages[2].sampled] == ["a"]
     executor.close()
 
 
@@ -200,7 +200,7 @@ def test_the_core_does_not_wait_for_a_worker_to_read_a_plan() -> None:
 def test_a_message_that_is_no_step_ends_a_worker_that_waits_for_one() -> None:
     workers, (rank,) = make_workers()
     steps = ReceivedSteps(RankChannel(rank.connection, ToWorker))
-    workers.send(Connect())
+    workers.send(Connect(0))
     with pytest.raises(MalformedMessage, match="Connect arrived in place of RunStep"):
         steps.next(None)
     workers.close()
@@ -209,9 +209,9 @@ def test_a_message_that_is_no_step_ends_a_worker_that_waits_for_one() -> None:
 def test_messages_before_the_first_step_are_no_steps() -> None:
     workers, (rank,) = make_workers()
     channel = RankChannel(rank.connection, ToWorker)
-    workers.send(Connect())
-    assert channel.receive_one(Connect) == Connect()
-    workers.send(Connect())
+    workers.send(Connect(0))
+    assert channel.receive_one(Connect) == Connect(0)
+    workers.send(Connect(0))
     with pytest.raises(MalformedMessage, match="Connect arrived in place of Allocate"):
         channel.receive_one(Allocate)
     workers.close()

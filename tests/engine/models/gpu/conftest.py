@@ -9,7 +9,7 @@ import pytest
 import torch
 from typing_extensions import override
 
-from quire.engine.execution.devices.reference import ReferenceDevice
+from quire.engine.execution.devices.host import ReferenceDevice
 from quire.engine.models.checkpoint import weights
 from quire.kernels import gpu, native
 from tests.kernels.triton.conftest import device  # noqa: F401 prepares the interpreter

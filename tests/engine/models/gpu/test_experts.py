@@ -15,9 +15,9 @@ from quire.engine.models.layers.linear import Linear
 from quire.engine.models.layers.moe import ExpertLinear, MoELayer
 from quire.kernels import gpu, native
 from quire.kernels.gpu_weights import GpuWeight
-from tests.engine.models.test_quantized import SCALINGS, pack_fp8
 from tests.support.engine import Engine, greedy, load, random_prompt
 from tests.support.models import make_model, save_model
+from tests.support.packed_checkpoints import SCALINGS, pack_fp8
 
 CASES = ["mixtral", "qwen3_moe", "gpt_oss", "deepseek_v3"]
 TOKENS = 4
@@ -56,19 +56,19 @@ def test_a_layer_is_close_to_that_of_cpus(case: str, quantization: Any, tmp_path
     x = torch.randn(9, 64)
     layers = [(a, b) for a, b in zip(model.modules(), plain.modules(), strict=True) if isinstance(b, MoELayer)]
     assert layers
-    for ours, theirs in layers:
-        assert isinstance(ours, MoELayer)
+    for layer, reference in layers:
+        assert isinstance(layer, MoELayer)
         with native.disabled():
-            expected = theirs(x)
+            expected = reference(x)
         with native.disabled(), gpu.interpreted():
-            out = ours(x)
+            out = layer(x)
         error = float((out - expected).norm() / expected.norm())
         assert error < {"none": 1e-5, "int8": 0.02, "fp8": 0.07}[quantization]
-        assert all(linear.weight is None for linear in ours.modules() if isinstance(linear, ExpertLinear))
+        assert all(linear.weight is None for linear in layer.modules() if isinstance(linear, ExpertLinear))
 
 
 def _load_plain(folder: Path) -> Any:
-    from quire.engine.execution.devices.reference import ReferenceDevice
+    from quire.engine.execution.devices.host import ReferenceDevice
     from quire.engine.models.loader import load_model
     from quire.engine.models.model_config import read_model_config
     from tests.support.engine import no_progress

@@ -42,8 +42,8 @@ def test_the_sum_does_not_depend_on_the_place_of_a_row(
     generator = torch.Generator().manual_seed(0)
     values = torch.randn(size, *shape, generator=generator).to(dtype)
     expected = values[0].float()
-    for one in values[1:]:
-        expected = expected + one.float()
+    for value in values[1:]:
+        expected = expected + value.float()
 
     def reduce(group: RankGroup) -> tuple[torch.Tensor, torch.Tensor]:
         whole = group.all_reduce(values[group.rank].clone())
@@ -56,7 +56,7 @@ def test_the_sum_does_not_depend_on_the_place_of_a_row(
 
 def test_tensors_are_gathered(tmp_path: Path) -> None:
     def gather(group: RankGroup) -> list[float]:
-        return [float(one[0, 0]) for one in group.gather(torch.full((2, 3), float(group.rank)).T)]
+        return [float(row[0, 0]) for row in group.gather(torch.full((2, 3), float(group.rank)).T)]
 
     assert on_ranks(3, tmp_path, gather) == [[0.0, 1.0, 2.0], [], []]
 
@@ -69,20 +69,20 @@ def test_ranks_send_to_each_other_before_they_receive(tmp_path: Path) -> None:
         links = [RankLink(name, sends=sends == rank, depth=3) for sends, name in enumerate(("there", "back"))]
         for link in links:
             link.connect(tmp_path, torch.device("cpu"))
-        mine, theirs = links if rank == 0 else links[::-1]
+        mine, other_end = links if rank == 0 else links[::-1]
         received = []
         for turn in range(4):
             for index in range(3):
                 mine.send(torch.full((1000, 4), float(10 * turn + index))[::2])
-            received += [float(theirs.receive((500, 4), torch.float32).mean()) for _ in range(3)]
+            received += [float(other_end.receive((500, 4), torch.float32).mean()) for _ in range(3)]
         received_all.wait(60)  # a link that is closed drops what the other rank has not received
         for link in links:
             link.close()
         return received
 
     with ThreadPoolExecutor(2) as threads:
-        found = list(threads.map(exchange, range(2)))
-    assert found == [[float(10 * turn + index) for turn in range(4) for index in range(3)]] * 2
+        exchanged = list(threads.map(exchange, range(2)))
+    assert exchanged == [[float(10 * turn + index) for turn in range(4) for index in range(3)]] * 2
 
 
 @pytest.mark.parametrize(("tensor_size", "stages"), [(1, 2), (1, 4), (2, 3), (3, 1)])
@@ -104,8 +104,8 @@ def test_all_ranks_connect(tmp_path: Path, tensor_size: int, stages: int) -> Non
         return round(float(x.mean()), 3)
 
     with ThreadPoolExecutor(tensor_size * stages) as threads:
-        found = list(threads.map(run, range(tensor_size * stages)))
-    assert found[0] == found[-1] == stages
+        results = list(threads.map(run, range(tensor_size * stages)))
+    assert results[0] == results[-1] == stages
 
 
 def test_a_rank_that_ends_is_an_error_for_those_that_wait(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_a_rank_that_ends_is_an_error_for_those_that_wait(tmp_path: Path) -> Non
 
 def test_the_places_of_ranks() -> None:
     ranks = [Placement(rank, tensor_size=2, stages=2) for rank in range(4)]
-    assert [(one.stage, one.tensor_rank) for one in ranks] == [(0, 0), (0, 1), (1, 0), (1, 1)]
-    assert [one.next for one in ranks[:2]] == [2, 3]
-    assert [one.previous for one in ranks[2:]] == [0, 1]
-    assert {one.logits_rank for one in ranks} == {2}
+    assert [(rank.stage, rank.tensor_rank) for rank in ranks] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert [rank.next for rank in ranks[:2]] == [2, 3]
+    assert [rank.previous for rank in ranks[2:]] == [0, 1]
+    assert {rank.logits_rank for rank in ranks} == {2}

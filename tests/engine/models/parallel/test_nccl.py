@@ -95,7 +95,7 @@ def test_each_direction_has_a_communicator_which_connects_at_once(tmp_path: Path
     """Later, connecting would take memory that was counted as free for the KV cache."""
     for rank in range(2):
         RankGroups.of(Placement(rank, 1, 2)).connect(tmp_path, CUDA)
-    assert [(one.store, one.rank, one.size, one.log) for one in made] == [
+    assert [(group.store, group.rank, group.size, group.log) for group in made] == [
         ("hidden-0-1", 0, 2, ["send 1"]),
         ("logits", 1, 2, ["recv 0", "wait recv 0"]),
         ("hidden-0-1", 1, 2, ["recv 0", "wait recv 0"]),
@@ -106,12 +106,12 @@ def test_each_direction_has_a_communicator_which_connects_at_once(tmp_path: Path
 def test_settings_of_nccl_can_be_changed(tmp_path: Path, made: list[FakeNCCL], monkeypatch: pytest.MonkeyPatch) -> None:
     RankGroup(0, 2).connect(tmp_path / "first", CUDA)
     assert {name: os.environ[name] for name in SETTINGS} == SETTINGS
-    own = {"NCCL_SOCKET_IFNAME": "eth0", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3"}
-    for name, value in own.items():
+    settings = {"NCCL_SOCKET_IFNAME": "eth0", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3"}
+    for name, value in settings.items():
         monkeypatch.setenv(name, value)
     RankGroup(0, 2).connect(tmp_path / "second", CUDA)
-    assert {name: os.environ[name] for name in SETTINGS} == own
-    assert [one.log for one in made] == [["allreduce", "wait allreduce"]] * 2
+    assert {name: os.environ[name] for name in SETTINGS} == settings
+    assert [group.log for group in made] == [["allreduce", "wait allreduce"]] * 2
 
 
 def test_a_sender_waits_for_the_oldest_tensor_only_when_the_link_is_full(tmp_path: Path, made: list[FakeNCCL]) -> None:
@@ -127,13 +127,13 @@ def test_a_tensor_that_has_arrived_is_freed_at_the_next_transfer(tmp_path: Path,
     link = RankLink("there", sends=True, depth=4)
     link.connect(tmp_path, CUDA)
     tensors = [torch.ones(1) for _ in range(3)]
-    held = [weakref.ref(one) for one in tensors]
-    for one in tensors[:2]:
-        link.send(one)
+    held = [weakref.ref(tensor) for tensor in tensors]
+    for sent in tensors[:2]:
+        link.send(sent)
     made[0].works[0].done = made[0].works[1].done = True  # that of `connect`, and the first one
     link.send(tensors.pop())
     tensors.clear()
-    del one
+    del sent
     assert [ref() is not None for ref in held] == [False, True, True]
 
 
@@ -142,5 +142,5 @@ def test_ranks_do_not_wait_for_each_other_when_they_disconnect(tmp_path: Path, m
     groups.connect(tmp_path, CUDA)
     groups.close()
     groups.close()
-    assert [one.log[-1] for one in made] == ["abort"] * 2
-    assert sum(one.log.count("abort") for one in made) == 2
+    assert [group.log[-1] for group in made] == ["abort"] * 2
+    assert sum(group.log.count("abort") for group in made) == 2

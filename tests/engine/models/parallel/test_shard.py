@@ -17,9 +17,9 @@ from tests.support.models import make_model
 
 
 def spec(case: str, **changes: Any) -> DecoderSpec:
-    found = spec_of(make_model(case, **changes).config)
-    assert isinstance(found, DecoderSpec)
-    return found
+    spec = spec_of(make_model(case, **changes).config)
+    assert isinstance(spec, DecoderSpec)
+    return spec
 
 
 def test_heads_feed_forward_and_vocabulary_are_divided() -> None:

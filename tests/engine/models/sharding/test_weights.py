@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from quire.config.options import ModelOptions
-from quire.engine.execution.devices.reference import ReferenceDevice
+from quire.engine.execution.devices.host import ReferenceDevice
 from quire.engine.models.checkpoint.checkpoint import Checkpoint
 from quire.engine.models.checkpoint.formats.fp8 import Fp8Weight
 from quire.engine.models.checkpoint.formats.mxfp4 import Mxfp4Weight
@@ -60,8 +60,8 @@ def test_a_rank_reads_its_share_of_the_bytes(tmp_path: Path, case: str, expert_p
     total = sum(tensor.nbytes for tensor in load_file(folder / "model.safetensors").values())
     read = [fill(folder, Placement(rank, 2, 1, expert_parallel))[1].bytes_read for rank in range(2)]
     assert sum(read) >= total
-    for one in read:
-        assert one < 0.56 * total  # norms, routers and latent projections are on both
+    for nbytes in read:
+        assert nbytes < 0.56 * total  # norms, routers and latent projections are on both
 
 
 def test_a_stage_reads_its_layers(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Memory for audio is given in turns, waited for within bounds, and held as long as what it is for."""
+"""Memory for media is given in turns, waited for within bounds, and held as long as what it is for."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import threading
 import numpy as np
 import pytest
 
-from quire.multimodal.audio.decode import AudioError
-from quire.multimodal.audio.memory import AudioMemory, Reservation
+from quire.multimodal.errors import PromptError
+from quire.multimodal.memory import MediaMemory, Reservation
 from quire.workers.errors import QueueFull, ShareExceeded
 from tests.support.server import until
 
 
-def asked(memory: AudioMemory, size: int, tenant: str) -> asyncio.Task[Reservation]:
+def asked(memory: MediaMemory, size: int, tenant: str) -> asyncio.Task[Reservation]:
     return asyncio.create_task(memory.reserve(size, tenant))
 
 
@@ -25,7 +25,7 @@ async def settled() -> None:
 
 
 async def test_a_tenant_may_hold_its_share_and_waits_for_more_without_holding_others_up() -> None:
-    memory = AudioMemory(1000, 0.75)
+    memory = MediaMemory(1000, 0.75)
     first, second = await memory.reserve(500, "a"), await memory.reserve(250, "a")
     more = asked(memory, 100, "a")
     other = await memory.reserve(150, "b")
@@ -41,7 +41,7 @@ async def test_a_tenant_may_hold_its_share_and_waits_for_more_without_holding_ot
 
 
 async def test_a_tenant_without_memory_is_not_overtaken_while_it_waits_for_what_others_hold() -> None:
-    memory = AudioMemory(1000, 0.75)
+    memory = MediaMemory(1000, 0.75)
     held = await memory.reserve(100, "a")
     large, small = asked(memory, 750, "b"), asked(memory, 10, "c")
     await settled()
@@ -54,7 +54,7 @@ async def test_a_tenant_without_memory_is_not_overtaken_while_it_waits_for_what_
 
 async def test_who_has_waited_in_vain_lets_others_have_their_turn() -> None:
     """A client whose large files never fit does not stop the others, however many of them it sends."""
-    memory = AudioMemory(1000, patience=0.05)
+    memory = MediaMemory(1000, patience=0.05)
     held = await memory.reserve(100, "a")
     first = asked(memory, 1000, "b")
     await settled()
@@ -69,7 +69,7 @@ async def test_who_has_waited_in_vain_lets_others_have_their_turn() -> None:
 
 
 async def test_tenants_take_turns() -> None:
-    memory = AudioMemory(100)
+    memory = MediaMemory(100)
     held = await memory.reserve(100, "x")
     order: list[str] = []
 
@@ -87,7 +87,7 @@ async def test_tenants_take_turns() -> None:
 
 
 async def test_waiting_has_bounds_and_says_when_to_come_back() -> None:
-    memory = AudioMemory(100, max_waiting=1, patience=0.01)
+    memory = MediaMemory(100, max_waiting=1, patience=0.01)
     held = await memory.reserve(100, "a")
     waiting = asked(memory, 50, "b")
     await settled()
@@ -103,7 +103,7 @@ async def test_waiting_has_bounds_and_says_when_to_come_back() -> None:
 
 
 async def test_who_has_its_share_of_memory_or_of_places_to_wait_is_told_so() -> None:
-    memory = AudioMemory(100, 0.75, max_waiting=4, patience=0.01)
+    memory = MediaMemory(100, 0.75, max_waiting=4, patience=0.01)
     held = await memory.reserve(75, "a")
     waiting = [asked(memory, 5, "a") for _ in range(3)]
     await settled()
@@ -118,14 +118,14 @@ async def test_who_has_its_share_of_memory_or_of_places_to_wait_is_told_so() -> 
 
 
 async def test_what_a_tenant_may_never_hold_is_refused() -> None:
-    memory = AudioMemory(100, 0.75)
-    with pytest.raises(AudioError, match=r"76 bytes .* this server has 100 .* one client may have 75"):
+    memory = MediaMemory(100, 0.75)
+    with pytest.raises(PromptError, match=r"76 bytes .* this server has 100 .* one client may have 75"):
         await memory.reserve(76, "a")
     (await memory.reserve(75, "a")).close()
 
 
 async def test_who_leaves_while_waiting_lets_others_go_on() -> None:
-    memory = AudioMemory(100)
+    memory = MediaMemory(100)
     held = await memory.reserve(50, "a")
     large, small = asked(memory, 100, "b"), asked(memory, 10, "c")
     await settled()
@@ -136,7 +136,7 @@ async def test_who_leaves_while_waiting_lets_others_go_on() -> None:
 
 
 async def test_memory_granted_to_somebody_who_has_just_left_is_given_back() -> None:
-    memory = AudioMemory(100)
+    memory = MediaMemory(100)
     held = await memory.reserve(100, "a")
     leaving = asked(memory, 100, "b")
     await settled()
@@ -147,7 +147,7 @@ async def test_memory_granted_to_somebody_who_has_just_left_is_given_back() -> N
 
 
 async def test_memory_is_held_as_long_as_the_object_lives() -> None:
-    memory = AudioMemory(1000)
+    memory = MediaMemory(1000)
     array = np.zeros(10)
     with await memory.reserve(500, "a") as reservation:
         reservation.pass_on(array, 200)
@@ -162,7 +162,7 @@ async def test_memory_is_held_as_long_as_the_object_lives() -> None:
 
 
 async def test_what_cannot_wait_leaves_room_for_those_who_do() -> None:
-    memory = AudioMemory(1000)
+    memory = MediaMemory(1000)
     taken = memory.take(700, "a")
     with pytest.raises(QueueFull):
         memory.take(100, "b")
@@ -171,7 +171,7 @@ async def test_what_cannot_wait_leaves_room_for_those_who_do() -> None:
 
 
 async def test_what_cannot_wait_has_a_share_like_all_else() -> None:
-    memory = AudioMemory(1000, 0.2)
+    memory = MediaMemory(1000, 0.2)
     taken = memory.take(150, "a")
     with pytest.raises(ShareExceeded, match="hold 150 of the 200 bytes"):
         taken.grow(60)

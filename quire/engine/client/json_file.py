@@ -1,4 +1,4 @@
-"""JSON files in a model's folder."""
+"""JSON files in a model's folder, which the engine and the front end read."""
 
 from __future__ import annotations
 
@@ -6,21 +6,19 @@ import json
 from pathlib import Path
 from typing import Any
 
-from quire.multimodal.errors import ModelFileError
 
-
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path, error_type: type[Exception]) -> dict[str, Any]:
     """The object in a JSON file; empty if there is no such file.
 
     Raises:
-        ModelFileError: it cannot be read, or contains something else.
+        error_type: it cannot be read, or contains something else.
     """
     try:
         if not path.exists():
             return {}
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise ModelFileError(f"{path} cannot be read: {error}") from error
+        raise error_type(f"{path} cannot be read: {error}") from error
     if not isinstance(content, dict):
-        raise ModelFileError(f"{path} must contain a JSON object")
+        raise error_type(f"{path} must contain a JSON object")
     return content

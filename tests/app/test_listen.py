@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from quire.app.listen.command import Screen
-from quire.app.listen.sources import from_microphone
+from quire.app.listen import Screen, from_microphone
 from quire.app.openai_client import ServerError
 from tests.support.audio import wav
 from tests.support.realtime import FakeSpeech, as_floats, dialogue, silence, speech, speech_server

@@ -1,4 +1,4 @@
-"""The memory that audio takes: reserved before a file is read or decoded, held for as long as the bytes live."""
+"""The memory that media take: reserved before a file is read or decoded, held for as long as the bytes live."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ import weakref
 from contextlib import suppress
 from typing import Self
 
-from quire.multimodal.audio.decode import AudioError
+from quire.multimodal.errors import PromptError
 from quire.workers.errors import QueueFull, ShareExceeded
 from quire.workers.queue import Job, TenantQueue
 from quire.workers.shares import Shares
 
+_PARAM = "file"  # the field that the error names; users of the memory know the content part
 _PATIENCE = 120.0  # seconds that a request waits for memory
 _RETRY_AFTER = 10  # seconds
 _LEFT = 4  # 1 / _LEFT of the memory stays free for those who wait, when somebody takes some without waiting
 
 
-class AudioMemory:
-    """Counts the bytes that are reserved for all audio of a server. For one event loop.
+class MediaMemory:
+    """Count the bytes that are reserved for all media of a server. For one event loop.
 
     Who wants more than its share waits until it holds less, or others do. Tenants take turns. One that waits for its
     own bytes is passed over by others; one that holds nothing is not.
@@ -65,14 +66,15 @@ class AudioMemory:
             tenant: the tenant that will hold them.
 
         Raises:
-            AudioError: it is more than the tenant may ever hold.
+            PromptError: it is more than the tenant may ever hold.
             QueueFull: there has been no room for too long, or too many requests wait.
             ShareExceeded: this is because of what the tenant holds itself.
         """
         if size > self.most:
-            raise AudioError(
-                f"The audio needs up to {size} bytes of memory while it is prepared; this server has {self.limit} for "
-                f"all audio (--max-audio-memory), of which one client may have {self.most} (--max-client-share)."
+            raise PromptError(
+                f"The media need up to {size} bytes of memory while they are prepared; this server has {self.limit} "
+                f"for all media (--max-audio-memory), of which one client may have {self.most} (--max-client-share).",
+                _PARAM,
             )
         if not len(self._waiting) and self._bytes.refusal(tenant, size) is None:
             return Reservation(self, tenant, size)
@@ -93,7 +95,7 @@ class AudioMemory:
         return reservation
 
     def take(self, size: int, tenant: str) -> Reservation:
-        """Reserve memory without waiting, for audio that has to be taken as it comes.
+        """Reserve memory without waiting, for media that have to be taken as they come.
 
         Raises:
             QueueFull: there is no room, or the tenant has its share.
@@ -143,14 +145,14 @@ class AudioMemory:
 
     def _full(self, size: int) -> QueueFull:
         return QueueFull(
-            f"its audio needs {size} bytes of memory, and of the {self.limit} bytes of --max-audio-memory "
+            f"its media need {size} bytes of memory, and of the {self.limit} bytes of --max-audio-memory "
             f"{self.held} are taken",
             retry_after=_RETRY_AFTER,
         )
 
     def _beyond_share(self, size: int, tenant: str) -> ShareExceeded:
         return ShareExceeded(
-            f"its audio needs {size} bytes of memory, and other requests of this client hold "
+            f"its media need {size} bytes of memory, and other requests of this client hold "
             f"{self._bytes.held(tenant)} of the {self._bytes.limit(tenant)} bytes that it may have at the moment "
             "(--max-client-share of --max-audio-memory), or wait for them",
             retry_after=_RETRY_AFTER,
@@ -164,7 +166,7 @@ class Reservation:
         size: number of bytes.
     """
 
-    def __init__(self, memory: AudioMemory, tenant: str, size: int) -> None:
+    def __init__(self, memory: MediaMemory, tenant: str, size: int) -> None:
         self._memory = memory
         self._tenant = tenant
         self.size = size
@@ -184,7 +186,7 @@ class Reservation:
             self._memory.add(added, self._tenant)
 
     def grow(self, size: int) -> None:
-        """Hold `size` more bytes without waiting; see `AudioMemory.take`.
+        """Hold `size` more bytes without waiting; see `MediaMemory.take`.
 
         Raises:
             QueueFull: there is no room.

@@ -1,1 +1,0 @@
-"""`quire listen`: live transcription in a terminal."""

@@ -1,0 +1,149 @@
+"""The tokenizer and chat template of a small model that reads pictures, and a core that tells what it has got."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import tokenizers
+from PIL import Image
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
+
+from quire.engine.client.model_info import Generates
+from quire.engine.client.pictures import FixedSize, Geometry, PictureInfo, SmartResize
+from quire.engine.client.protocol import AddRequest, PictureItem
+from tests.support.fake_core import INFO, FakeCore
+from tests.support.server import Server, running_server
+
+IMAGE = "<image>"
+_SPECIAL = ("<|im_start|>", "<|im_end|>", IMAGE, "<pic>", "</pic>")
+TOKEN = {text: 256 + index for index, text in enumerate(_SPECIAL)}
+FIXED = FixedSize(height=8, width=8, tokens=4)
+SMART = SmartResize(multiple=4, min_pixels=16, max_pixels=1 << 12)
+PARTS = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% for c in m.content %}{% if c.type == 'image' %}<image>"
+    "{% else %}{{ c.text }}{% endif %}{% endfor %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+TEXTS = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+
+
+@lru_cache(maxsize=1)
+def picture_tokenizer() -> tokenizers.Tokenizer:
+    """Bytes, then the special tokens."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = tokenizers.Tokenizer(models.BPE({char: i for i, char in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in _SPECIAL])
+    return tokenizer
+
+
+def picture_info(geometry: Geometry = FIXED) -> PictureInfo:
+    """Facts about the model."""
+    return PictureInfo(
+        placeholder=TOKEN[IMAGE], placeholder_text=IMAGE, geometry=geometry, before="<pic>", after="</pic>"
+    )
+
+
+def described(message: AddRequest) -> list[int]:
+    """The spans of a request's pictures."""
+    spans = " ".join(f"{item.start}+{item.length}" for item in message.items)
+    return [*picture_tokenizer().encode(spans or "nothing").ids, TOKEN["<|im_end|>"]]
+
+
+@dataclass
+class PictureCore(FakeCore):
+    """A core that says which pictures it has got."""
+
+    geometry: Geometry = FIXED
+    context: int = 4096
+    answer: Callable[[AddRequest], list[int]] = field(default=described)
+
+    def __post_init__(self) -> None:
+        self.info = msgspec.structs.replace(
+            INFO,
+            vocab_size=256 + len(_SPECIAL),
+            max_model_len=self.context,
+            kind=Generates(pictures=picture_info(self.geometry)),
+        )
+
+    @property
+    def requests(self) -> list[AddRequest]:
+        """What it has got."""
+        return [message for message in self.received if isinstance(message, AddRequest)]
+
+    @property
+    def prompts(self) -> list[str]:
+        """The prompts of these."""
+        return [
+            picture_tokenizer().decode(message.prompt.tolist(), skip_special_tokens=False) for message in self.requests
+        ]
+
+    @property
+    def items(self) -> list[list[PictureItem]]:
+        """The pictures of these."""
+        return [[item for item in message.items if isinstance(item, PictureItem)] for message in self.requests]
+
+
+@asynccontextmanager
+async def picture_server(
+    folder: Path, core: PictureCore | None = None, *others: FakeCore, template: str = PARTS, **options: Any
+) -> AsyncIterator[Server]:
+    """A server of the model; `others` are further ones."""
+
+    def write(folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        picture_tokenizer().save(str(folder / "tokenizer.json"))
+        (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>"}))
+        (folder / "chat_template.jinja").write_text(template)
+        (folder / "config.json").write_text("{}")
+
+    async with running_server(folder, core or PictureCore(), *others, write=write, **options) as server:
+        yield server
+
+
+def painted(color: str = "red", size: tuple[int, int] = (16, 8), kind: str = "PNG", **options: Any) -> bytes:
+    """The file of a picture of one colour. `size`: width and height."""
+    file = io.BytesIO()
+    Image.new(options.pop("mode", "RGB"), size, color).save(file, kind, **options)
+    return file.getvalue()
+
+
+def base64_of(content: bytes) -> str:
+    """Content in base64."""
+    return base64.b64encode(content).decode()
+
+
+def data_url(content: bytes, kind: str = "image/png") -> str:
+    """A data URL."""
+    return f"data:{kind};base64,{base64_of(content)}"
+
+
+def image_url(content: bytes, **fields: Any) -> dict[str, Any]:
+    """A content part of OpenAI's chats."""
+    return {"type": "image_url", "image_url": {"url": data_url(content)}, **fields}
+
+
+def input_image(content: bytes) -> dict[str, Any]:
+    """A content part of OpenAI's responses."""
+    return {"type": "input_image", "image_url": data_url(content), "detail": "auto"}
+
+
+def image_block(content: bytes) -> dict[str, Any]:
+    """A content block of Anthropic's messages."""
+    return {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": base64_of(content)}}
+
+
+def asked(*parts: dict[str, Any] | str, **fields: Any) -> dict[str, Any]:
+    """The body of a chat with one message."""
+    content = [{"type": "text", "text": part} if isinstance(part, str) else part for part in parts]
+    return {"messages": [{"role": "user", "content": content}], **fields}
