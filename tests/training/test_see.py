@@ -18,13 +18,14 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer, Idefics3ForConditionalGeneration, Idefics3Processor
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 
+from quire.rendering.chat_template import ChatTemplate
 from training.books import SPLITS, phrase_book
 from training.grammar import all_phrases, normalize
 from training.see import evaluate, run
 from training.see.batches import IGNORED, PADDING, Steps
 from training.see.drawing import FONTS, HELDOUT_FONTS, WHAT, WHICH, draw, paint, resized
 from training.see.evaluate import normalized
-from training.see.export import export
+from training.see.export import TEMPLATE, export
 from training.see.heldout import sights
 from training.see.loop import Trainer
 from training.see.model import See
@@ -234,6 +235,18 @@ def test_transformers_reads_the_export(tokenizer: Tokenizer, tmp_path: Path) -> 
     # The prompt is the one of the training.
     row = Steps(ids, TINY)._prefix("", picture=True)
     assert tokens[0, : len(row)].tolist() == row
+
+
+def test_pictures_stand_before_the_text_of_their_message() -> None:
+    template = ChatTemplate(TEMPLATE.read_text("utf-8"))
+    assert template.wants_parts  # otherwise servers write pictures where they were
+    question = [{"type": "text", "text": "Which is red? "}, {"type": "image"}, {"type": "image"}]
+    messages = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": question}]
+    text = template.render({"messages": messages, "add_generation_prompt": True})
+    assert text == (
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n<image><image>Which is red?<|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
 
 
 def test_the_command_trains_and_exports(work: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
