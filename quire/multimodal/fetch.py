@@ -174,8 +174,7 @@ class Fetcher:
             allowed = self._private_addresses or host in self._domains  # the operator means this very address
         else:
             name = address.raw_host.decode("ascii")
-            found = await self._lookups.run(partial(_look_up, name), tenant=current_tenant())
-            places = list(dict.fromkeys(found))
+            places = list(await self._lookups.run(partial(_look_up, name), tenant=current_tenant()))
             allowed = self._private_addresses
         if not allowed:
             places = [place for place in places if is_public(place)]
@@ -214,8 +213,10 @@ def _literal(host: str) -> Address | None:
 
 
 def _look_up(name: str) -> list[Address]:
+    """The different addresses of a name. May take many seconds."""
     entries = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-    return [ipaddress.ip_address(str(entry[4][0]).partition("%")[0]) for entry in entries]
+    addresses = dict.fromkeys(str(entry[4][0]).partition("%")[0] for entry in entries)
+    return [ipaddress.ip_address(address) for address in addresses]
 
 
 @functools.cache

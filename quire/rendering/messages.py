@@ -11,6 +11,7 @@ import orjson
 from quire.multimodal.errors import PromptError
 
 Message = dict[str, Any]
+_SHOWN = 80  # characters of a type in an error text
 _TEXT_PARTS = {
     "text": "text",
     "input_text": "text",
@@ -80,7 +81,8 @@ def _text_of(part: Any, where: str) -> str:
     kind = part.get("type", "text" if "text" in part else None)
     key = _TEXT_PARTS.get(kind) if isinstance(kind, str) else None
     if key is None:
-        raise PromptError(f"Content parts of type {kind!r} are not supported; this model accepts text only.", where)
+        name = repr(kind)[:_SHOWN]
+        raise PromptError(f"Content parts of type {name} are not supported; this model accepts text only.", where)
     text = part.get(key)
     if not isinstance(text, str):
         raise PromptError(f"A content part of type {kind!r} needs a string in {key!r}.", where)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from quire.api.chat.audio import Pieces, audio_pieces
@@ -24,7 +24,7 @@ from quire.protocol.chat import Message
 from quire.protocol.errors import InvalidRequest
 from quire.rendering.messages import AUDIO_PART, IMAGE_PART
 from quire.rendering.picture_texts import PictureTexts
-from quire.serving.models import ServedModel, ServerState
+from quire.serving.models import AudioInput, PictureInput, ServedModel, ServerState
 from quire.workers.tenant import current_tenant
 
 _MAX_DOCUMENTS = 16  # of a chat
@@ -128,14 +128,15 @@ async def take_media(
     _check_counts(places, state)
     parser = PartParser(state.media)
     parts = [parser.parse(place) for place in places]
+    picture_input = None if reads.pictures is None else _with_settings(reads.pictures, settings)
     with ExitStack() as stack, model.client.observers.preprocessing():
         files = MediaFiles(state.media_memory, stack)
-        read = await files.read_all(parts)
-        contents = await DocumentContents(reads, state, files).of_parts(parts, read)
+        originals = await files.read_all(parts)
+        contents = await DocumentContents(reads, state, files).of_parts(parts, originals)
         _replace(parts, contents)
         limit = model.info.max_model_len
-        audio = await _audio(parts, read, reads, limit, sequences)
-        pictures = await _pictures(parts, contents, settings, reads, limit, sequences)
+        audio = await _audio(parts, originals, reads.audio, limit, sequences)
+        pictures = await _pictures(parts, contents, picture_input, limit, sequences)
     unused = [*(settings.names if pictures is None else ()), *(name for part in parts for name in part.unused)]
     return ChatMedia(audio, pictures, unused)
 
@@ -143,8 +144,7 @@ async def take_media(
 async def _pictures(
     parts: Sequence[MediaPart],
     contents: Sequence[Sequence[MediaContent]],
-    settings: MediaSettings,
-    reads: MediaInputs,
+    picture_input: PictureInput | None,
     limit: int,
     sequences: int,
 ) -> ChatPictures | None:
@@ -155,18 +155,27 @@ async def _pictures(
         for content in pieces
         if not isinstance(content, str)
     ]
-    if not files or reads.pictures is None:
+    if not files or picture_input is None:
         return None
-    info = with_settings(reads.pictures.info, settings.processor)
-    pictures = await reads.pictures.reader.prepare(
+    pictures = await picture_input.reader.prepare(
         files,
-        info,
+        picture_input.info,
         max_tokens=limit,
         sequences=sequences,
-        background=background_color(settings.media_io, reads.pictures.background),
+        background=picture_input.background,
         tenant=current_tenant(),
     )
-    return ChatPictures(info, pictures)
+    return ChatPictures(picture_input.info, pictures)
+
+
+def _with_settings(picture_input: PictureInput, settings: MediaSettings) -> PictureInput:
+    """How the model reads the pictures of a request.
+
+    Raises:
+        PromptError: a setting is not one of this model, or its value is not valid.
+    """
+    info = with_settings(picture_input.info, settings.processor)
+    return replace(picture_input, info=info, background=background_color(settings.media_io, picture_input.background))
 
 
 def _check_counts(places: Sequence[PartPlace], state: ServerState) -> None:
@@ -195,20 +204,18 @@ def _stand_in(part: MediaPart, content: MediaContent) -> dict[str, Any]:
 
 
 async def _audio(
-    parts: Sequence[MediaPart], files: Sequence[MediaFile | SentBefore], reads: MediaInputs, limit: int, sequences: int
+    parts: Sequence[MediaPart],
+    files: Sequence[MediaFile | SentBefore],
+    audio_input: AudioInput | None,
+    limit: int,
+    sequences: int,
 ) -> ChatAudio | None:
     heard = [
         (part, AudioFile(file.content, file.where))
         for part, file in zip(parts, files, strict=True)
         if part.place.kind == "audio" and isinstance(file, MediaFile)
     ]
-    if not heard or reads.audio is None:
+    if not heard or audio_input is None:
         return None
-    pieces = await audio_pieces(
-        [part for part, _ in heard],
-        [file for _, file in heard],
-        reads.audio,
-        limit,
-        sequences,
-    )
-    return ChatAudio(reads.audio.info, pieces)
+    pieces = await audio_pieces([part for part, _ in heard], [file for _, file in heard], audio_input, limit, sequences)
+    return ChatAudio(audio_input.info, pieces)
