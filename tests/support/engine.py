@@ -197,8 +197,13 @@ class Engine:
 
     @property
     def blocks_used(self) -> int:
-        pool = getattr(self.core.scheduler, "pool", None)  # the schedulers of encoders and transducers have none
+        pool = getattr(self.core.scheduler, "pool", None)  # the schedulers of encoders have none
         return 0 if pool is None else pool.num_used
+
+    @property
+    def rows_used(self) -> int:
+        """Number of sequences in the runner's table."""
+        return len(self.runner._table._rows)
 
     @property
     def block_bytes(self) -> int:

@@ -10,14 +10,18 @@ from typing import Any, ClassVar
 from unittest import mock
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quire.engine.build import engine as build_engine
-from quire.engine.models.distributed.group import RankGroup
+from quire.engine.build import ranks as build_ranks
+from quire.engine.models.distributed.group import RankGroup, RankGroups
 from quire.engine.models.layers.linear import Linear, Packable
 from quire.engine.models.layers.step import StepContext
 from quire.engine.models.loader import LoadedModel, load_model
 from quire.engine.models.networks.decoder import Decoder
+from quire.engine.models.sharding.decoder import ShardedDecoder
+from quire.engine.models.sharding.weight_shards import WeightShards
 from quire.engine.models.specs.cache import StateArray, StateCache
 from quire.engine.models.specs.decoder import DecoderSpec, GroupedQueryAttention, Recurrence, StackSpec
 from tests.support.engine import Engine
@@ -102,26 +106,54 @@ def with_states(spec: DecoderSpec, kind: str) -> DecoderSpec:
 
 @contextmanager
 def recurrent_models(kind: str) -> Any:
-    """Let engines that are built within have a decoder with states in place of the model of their folder."""
+    """Let engines that are built within have a decoder with states in place of the model of their folder.
+
+    Each rank has its part of it.
+    """
 
     def load(*arguments: Any) -> LoadedModel:
         loaded = load_model(*arguments)
         assert isinstance(loaded.model, Decoder)
-        assert isinstance(loaded.model.spec, DecoderSpec)
-        model = Decoder(with_states(loaded.model.spec, kind)).to(loaded.dtype)
-        generator = torch.Generator().manual_seed(7)
-        for name, parameter in model.named_parameters():
-            if "norm" in name:
-                parameter.data.fill_(1.0)
-            else:
-                parameter.data.normal_(0, 0.25, generator=generator)
+        sharded = loaded.model if isinstance(loaded.model, ShardedDecoder) else None
+        spec = loaded.model.spec if sharded is None else sharded.whole
+        assert isinstance(spec, DecoderSpec)
+        model = whole = _random_decoder(with_states(spec, kind), loaded.dtype)
+        if sharded is not None:
+            model = _part(whole, sharded._groups, loaded.dtype)
         for module in model.modules():
             if isinstance(module, Packable):
                 module.pack_weights("none")
         return replace(loaded, model=model)
 
-    with mock.patch.object(build_engine, "load_model", load):
+    with (
+        mock.patch.object(build_engine, "load_model", load),
+        mock.patch.object(build_ranks, "load_model", load),
+    ):
         yield
+
+
+def _random_decoder(spec: DecoderSpec, dtype: torch.dtype) -> Decoder:
+    """A decoder, with the same weights each time."""
+    model, generator = Decoder(spec).to(dtype), torch.Generator().manual_seed(7)
+    for name, parameter in model.named_parameters():
+        if "norm" in name:
+            parameter.data.fill_(1.0)
+        else:
+            parameter.data.normal_(0, 0.25, generator=generator)
+    return model
+
+
+def _part(whole: Decoder, groups: RankGroups, dtype: torch.dtype) -> ShardedDecoder:
+    """The part of a decoder that a rank has."""
+    assert isinstance(whole.spec, DecoderSpec)
+    part = ShardedDecoder(whole.spec, groups, dtype).to(dtype)
+    shards = WeightShards(part)
+    for name, parameter in whole.named_parameters():
+        if (local := shards.local(name)) is not None:
+            cut = shards.cut(name, None, parameter, name)
+            cut = F.pad(cut, (0, 0) * (cut.dim() - 1) + (0, shards.padding(name)))
+            part.get_parameter(local).data.copy_(cut)
+    return part
 
 
 def recurrent_engine(folder: Path, kind: str, **options: Any) -> Engine:

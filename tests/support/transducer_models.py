@@ -18,7 +18,12 @@ from transformers import NemotronAsrStreamingConfig, NemotronAsrStreamingFeature
 
 from quire.engine.client.protocol import AudioItem
 from quire.engine.client.streaming import TransducerInfo
+from quire.engine.execution.cache import HostKVCache
+from quire.engine.execution.cache_layout import CacheLayout
+from quire.engine.execution.request_table import RequestTable
+from quire.engine.execution.states import StateCaches
 from quire.engine.models.model_config import read_model_config
+from quire.engine.models.networks.transducer import TransducerModel
 from tests.support.models import draw_weights
 
 MELS, FACTOR = 16, 8  # rows of features, and columns of a frame
@@ -90,6 +95,14 @@ def offline(audio: Features) -> dict[str, torch.Tensor]:
     mask = torch.ones(padded.shape[:2], dtype=torch.long)
     mask[:, -1] = 0
     return {"input_features": padded, "attention_mask": mask}
+
+
+def states_of_one_sequence(model: TransducerModel) -> StateCaches:
+    """The states of a sequence in row 0."""
+    layout = CacheLayout({}, model.cache_groups())
+    cache, count = HostKVCache(layout, 1, 1, torch.float32), layout.state_blocks(1, torch.float32)
+    table = RequestTable(1, 0, 1, windows=(), state_blocks=count)
+    return StateCaches(cache, table, torch.device("cpu"))
 
 
 def save_transducer(model: Any, folder: Path, **options: Any) -> Path:

@@ -45,6 +45,10 @@ class CachePlan:
         """Bytes of a block."""
         return self.layout.block_bytes(self.block_size, self.dtype)
 
+    def with_state_blocks(self, count: int) -> CachePlan:
+        """Return the same plan for sequences whose states take as many blocks, of which this rank may use fewer."""
+        return replace(self, groups=replace(self.groups, state_blocks=count))
+
     def most_blocks(self, length: int, step: int) -> int:
         """Return the most blocks of a sequence; see `BlockGroups.most_blocks`."""
         return self.groups.most_blocks(length, step, self.block_size)

@@ -10,6 +10,8 @@ from quire.config.options import EngineOptions
 from quire.engine.client.streaming import DelayedStreamsInfo
 from quire.engine.execution.cache import OutOfCacheMemory
 from quire.engine.execution.devices.device import Device
+from quire.engine.execution.request_table import RequestTable
+from quire.engine.execution.states import StateCaches
 from quire.engine.execution.streaming_encoder import StreamingCacheSize, StreamingEncoder, streaming_cache_size
 from quire.engine.models.loader import LoadedModel
 from quire.engine.models.networks.decoder import Decoder
@@ -28,7 +30,7 @@ class DelayedStreams:
     """Configuration of a model that reads a frame of audio with each token.
 
     Attributes:
-        size: size of the encoder state of a sequence.
+        size: size of what the encoder keeps of a sequence outside of the KV cache.
         streams: number of sequences that run at the same time.
     """
 
@@ -39,7 +41,7 @@ class DelayedStreams:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all encoder states."""
+        """Bytes that the encoder keeps of all sequences outside of the KV cache."""
         return self.streams * self.size.nbytes
 
     def largest_piece(self, options: EngineOptions) -> int:
@@ -59,10 +61,10 @@ class DelayedStreams:
                 "raise --max-model-len or --kv-cache-memory-bytes"
             )
 
-    def encoder(self, device: Device) -> StreamingEncoder:
+    def encoder(self, device: Device, table: RequestTable, states: StateCaches) -> StreamingEncoder:
         """The encoder of audio."""
         assert self.model.encoder is not None
-        return StreamingEncoder(self.model.encoder, device, self.size, self.streams)
+        return StreamingEncoder(self.model.encoder, device, self.size, table, states, self.model.stem_state)
 
     def scheduler(
         self, options: EngineOptions, groups: BlockGroups, context_len: int, num_blocks: int
@@ -71,7 +73,7 @@ class DelayedStreams:
         return DelayedStreamsScheduler(
             self._limits(options, context_len),
             BlockPool(num_blocks, options.block_size),
-            groups=groups,
+            groups,
             columns_per_frame=self.info.columns_per_frame,
             by_priority=options.scheduling_policy == "priority",
         )

@@ -23,22 +23,21 @@ from quire.engine.build.core_config import CoreConfig
 from quire.engine.build.delayed_streams import delayed_streams_of
 from quire.engine.build.executor import ExecutorBuild, closing_after_errors, encoder_executor
 from quire.engine.build.ranks import Ranks, set_threads
+from quire.engine.build.transducer import build_transducer
 from quire.engine.build.warm_up import decoder_limits, decoder_plans, warm_up, warm_up_encoder
 from quire.engine.client.errors import FrontEndClosed
 from quire.engine.client.model_info import Generates, ModelInfo, ModelKind, Transcribes
 from quire.engine.client.protocol import CoreDied, Ping, Pong, Ready, Shutdown
-from quire.engine.client.streaming import TransducerInfo
 from quire.engine.client.transport import CoreChannel
 from quire.engine.core.loop import EngineCore
 from quire.engine.core.sleep import Cache, EngineParts, Sleeper
 from quire.engine.execution.cache import OutOfCacheMemory, count_blocks
 from quire.engine.execution.devices.device import Device
 from quire.engine.execution.devices.select import find_device
-from quire.engine.execution.executor import Executor, LocalExecutor
+from quire.engine.execution.executor import Executor
 from quire.engine.execution.ranks.errors import RankDied
 from quire.engine.execution.ranks.workers import Launcher, rank_process
 from quire.engine.execution.sampling.compiler import GrammarCompiler
-from quire.engine.execution.transducer_runner import TransducerRunner
 from quire.engine.models.checkpoint.checkpoint import Progress
 from quire.engine.models.errors import ModelError, UnsupportedModel
 from quire.engine.models.loader import LoadedModel, load_model
@@ -51,13 +50,10 @@ from quire.engine.scheduling.blocks import BlockPool, hasher_named
 from quire.engine.scheduling.encoder_scheduler import EncoderScheduler
 from quire.engine.scheduling.limits import SchedulerLimits
 from quire.engine.scheduling.scheduler import Scheduler
-from quire.engine.scheduling.streaming_scheduler import frame_budget
-from quire.engine.scheduling.transducer_scheduler import TransducerScheduler
 
 logger = logging.getLogger(__name__)
 _LARGE_PICTURE = 4096  # tokens, for which there is room in any encoder cache
 tqdm.set_lock(threading.RLock())  # its own is a semaphore for several processes, which a killed process leaves behind
-_LEAST_COLUMNS = 50  # of features, in the shortest windows of a transducer's files: half a second
 
 
 class LoadingStopped(Exception):
@@ -161,7 +157,10 @@ def _build_core(
         if isinstance(loaded.model, TextEncoder | CTCModel):
             built = _Built(_build_encoder(loaded, loaded.model, config, device, channel))
         elif isinstance(loaded.model, TransducerModel):
-            built = _build_transducer(loaded, loaded.model, options, device, channel)
+            parts = build_transducer(loaded, loaded.model, options, device)
+            vocab, kind = loaded.vocab_size, loaded.kind(loaded.context_len)
+            core = EngineCore(parts.scheduler, parts.executor, channel, vocab_size=vocab, kind=kind)
+            built = _Built(core, parts.num_blocks, parts.cache_bytes)
         else:
             built = _build_decoder(loaded, loaded.model, config, device, channel, ranks)
     keep_freed_memory()  # after loading: memory that loading frees is not needed again
@@ -220,43 +219,6 @@ def _build_encoder(
     )
 
 
-def _build_transducer(
-    loaded: LoadedModel, model: TransducerModel, options: EngineOptions, device: Device, channel: CoreChannel
-) -> _Built:
-    """The core around a transducer, and the most bytes that the states of sequences take.
-
-    As many sequences run as --encoder-cache-memory has room for, but at least one.
-
-    Raises:
-        UnsupportedModel: the context has no room for half a second of audio.
-    """
-    info = loaded.streaming
-    assert isinstance(info, TransducerInfo)
-    least = -(-_LEAST_COLUMNS // info.columns_per_frame)
-    if loaded.context_len < least:
-        raise UnsupportedModel(
-            f"--max-model-len {loaded.context_len} is too small: this model counts it in frames of audio, and needs at "
-            f"least {least}"
-        )
-    size = model.state_bytes
-    streams = max(1, min(options.max_num_seqs, int(options.encoder_cache_memory) // size))
-    if streams < options.max_num_seqs:
-        logger.info(
-            "%d sequences run at the same time: a state takes %d KiB of --encoder-cache-memory", streams, size >> 10
-        )
-    limits = SchedulerLimits(
-        max_num_seqs=streams,
-        max_num_batched_tokens=options.max_num_batched_tokens,
-        max_model_len=loaded.context_len,
-        encoder_compute_budget=frame_budget(options.max_num_batched_tokens),
-    )
-    scheduler = TransducerScheduler(limits, info, by_priority=options.scheduling_policy == "priority")
-    executor = LocalExecutor(device.activate, TransducerRunner(model, info))
-    kind = loaded.kind(loaded.context_len)
-    core = EngineCore(scheduler, executor, channel, vocab_size=loaded.vocab_size, kind=kind)
-    return _Built(core, cache_bytes=streams * size)
-
-
 def _no_cache() -> None:
     """The KV cache of an encoder."""
 
@@ -289,9 +251,9 @@ def _build_decoder(
     """The core around a decoder."""
     options = config.engine
     poll = partial(_stop_if_asked, channel)
-    if ranks is not None:
-        ranks.connect(device, poll)
     plan = plan_cache(loaded, config, device)
+    if ranks is not None:
+        plan = ranks.connect(device, plan, poll)
     reserved = _cached_embeddings(loaded, options) * _embedding_bytes(loaded)
     streaming = delayed_streams_of(loaded, options, device)
     if streaming is not None:

@@ -9,7 +9,7 @@ from typing import cast
 
 from quire.engine.build.core_config import CoreConfig
 from quire.engine.build.delayed_streams import DelayedStreams
-from quire.engine.build.ranks import input_builder, request_table
+from quire.engine.build.ranks import input_builder, request_table, state_caches
 from quire.engine.execution.alignment import Aligner
 from quire.engine.execution.cache import KVCache
 from quire.engine.execution.devices.device import Device
@@ -20,7 +20,6 @@ from quire.engine.execution.pooling import Pooler, hidden_states
 from quire.engine.execution.request_table import RequestTable
 from quire.engine.execution.runner import ModelRunner
 from quire.engine.execution.sampling.compiler import GrammarCompiler
-from quire.engine.execution.states import StateCaches
 from quire.engine.models.loader import LoadedModel
 from quire.engine.models.networks.audio_encoder import CTCModel
 from quire.engine.models.networks.decoder import Decoder, LanguageModel
@@ -67,6 +66,12 @@ class ExecutorBuild:
         inputs = input_builder(config, device, table)
         attention = device.attention(cache, table, model, loaded.dtype, options)
         sampler = device.sampler(table, loaded.vocab_size, self.grammars.initial_state, inputs)
+        states = state_caches(cache, table, device)
+        if streaming is None:
+            items = _item_encoder(model, cache, options.block_size)
+        else:
+            assert states is not None
+            items = streaming.encoder(device, table, states)
         runner = (runner_type or ModelRunner)(
             model,
             inputs,
@@ -75,9 +80,9 @@ class ExecutorBuild:
             table,
             sampler,
             hidden_states() if loaded.pooler is None else Pooler(cast("Decoder", model).pooler_heads),
-            _item_encoder(model, cache, options.block_size) if streaming is None else streaming.encoder(device),
+            items,
             _aligner(loaded, table, cache),
-            StateCaches(cache, table, device.torch_device) if cache.states else None,
+            states,
         )
         return device.executor(runner, cache, sampler.max_steps_in_flight)
 

@@ -15,7 +15,7 @@ from typing import cast
 import torch
 
 from quire.allocator import keep_freed_memory
-from quire.engine.build.cache import cache_memory, plan_cache
+from quire.engine.build.cache import CachePlan, cache_memory, plan_cache
 from quire.engine.build.core_config import CoreConfig
 from quire.engine.execution.cache import KVCache, OutOfCacheMemory, count_blocks
 from quire.engine.execution.devices.device import Device
@@ -41,6 +41,7 @@ from quire.engine.execution.ranks.workers import Launcher, Workers, rank_process
 from quire.engine.execution.request_table import RequestTable
 from quire.engine.execution.runner import ModelRunner
 from quire.engine.execution.sampling.sampler import Sampler
+from quire.engine.execution.states import StateCaches
 from quire.engine.models.checkpoint.checkpoint import Progress
 from quire.engine.models.distributed.group import RankGroups
 from quire.engine.models.distributed.placement import Placement
@@ -93,16 +94,22 @@ class Ranks:
         self.weight_bytes = self.cache_bytes = 0
         self._workers = Workers(partial(run_rank, config), placement.ranks, launch)
 
-    def connect(self, device: Device, poll: Poll) -> None:
+    def connect(self, device: Device, plan: CachePlan, poll: Poll) -> CachePlan:
         """Wait until all ranks have loaded their parts, and connect them; `poll` is called meanwhile.
+
+        Returns:
+            The plan of this rank's cache, with the state blocks of the rank where they are most: all tables have those.
 
         Raises:
             RankDied: a worker has failed.
         """
-        self.weight_bytes = sum(reply.weight_bytes for reply in self._workers.collect(Loaded, poll))
-        self._workers.send(Connect())
+        replies = self._workers.collect(Loaded, poll)
+        self.weight_bytes = sum(reply.weight_bytes for reply in replies)
+        state_blocks = max(plan.groups.state_blocks, *(reply.state_blocks for reply in replies))
+        self._workers.send(Connect(state_blocks))
         self._workers.run(partial(_connect, self.groups, self._workers.folder, device), poll)
         self._workers.watch(self.groups.abort)
+        return plan.with_state_blocks(state_blocks)
 
     def noticing_death(self) -> AbstractContextManager[None]:
         """Raise RankDied in place of an error that the end of a worker has caused."""
@@ -178,6 +185,11 @@ def request_table(
         raise OutOfCacheMemory(f"no memory for a table of {rows}: lower --max-num-seqs or --max-model-len") from error
 
 
+def state_caches(cache: KVCache, table: RequestTable, device: Device) -> StateCaches | None:
+    """The states of sequences; None if the layers of this rank have none."""
+    return StateCaches(cache, table, device.torch_device) if cache.states else None
+
+
 def run_rank(config: CoreConfig, rank: int, folder: Path, connection: Connection) -> None:
     """Body of a worker's process or thread: load a part of the model, then run the core's plans until it says stop."""
     config.start_process()
@@ -222,10 +234,10 @@ def _build_follower(
     loaded = load_model(config.folder, config.model_config, config.model, device, _no_progress, groups)
     keep_freed_memory()
     model = cast("LanguageModel", loaded.model)
-    channel.send(Loaded(loaded.weight_bytes))
-    channel.receive_one(Connect)
-    _connect(groups, folder, device)
     plan = plan_cache(loaded, config, device)
+    channel.send(Loaded(loaded.weight_bytes, plan.groups.state_blocks))
+    plan = plan.with_state_blocks(channel.receive_one(Connect).state_blocks)
+    _connect(groups, folder, device)
     needed = plan.most_blocks(loaded.context_len, config.engine.max_num_batched_tokens)
     available = cache_memory(loaded, config, device, 0)
     num_blocks = count_blocks(config.engine, plan.block_bytes, needed, available)
@@ -245,6 +257,7 @@ def _build_follower(
         Sampler(table, loaded.vocab_size),
         hidden_states(),
         NoItemEncoder(),
+        states=state_caches(cache, table, device),
     )
     channel.send(Ready())
     return runner, cache

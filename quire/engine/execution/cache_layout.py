@@ -190,7 +190,8 @@ class _Pages:
 
 
 def _state_bytes(kind: StateCache) -> int:
-    return sum(aligned_state(array.nbytes) for array in kind.arrays)
+    """Return the bytes of a state: some even if all arrays are empty, as these are views of it as well."""
+    return max(_STATE_ALIGNMENT, sum(aligned_state(array.nbytes) for array in kind.arrays))
 
 
 def aligned_state(nbytes: int) -> int:

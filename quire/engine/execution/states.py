@@ -46,7 +46,9 @@ class PagedStates(StepStates):
     @override
     def read(self, layer: int) -> list[Tensor]:
         states = self._cache.states[layer]
-        rows = states.places[self._blocks[:, states.blocks]].flatten(1)[:, : states.nbytes].contiguous()
+        blocks = self._blocks[:, states.blocks]
+        places = states.places.index_select(0, blocks.flatten())  # indexing a CPU's memory copies byte by byte
+        rows = places.view(len(blocks), -1)[:, : states.nbytes].contiguous()
         rows[self._begins] = 0
         return _arrays(states, rows)
 
@@ -63,8 +65,19 @@ class PagedStates(StepStates):
         for layer, rows in self._written.items():
             states = self._cache.states[layer]
             blocks = self._blocks[:, states.blocks]
-            room = blocks.shape[1] * states.places.shape[1]
-            states.places[blocks] = F.pad(rows, (0, room - rows.shape[1])).view(*blocks.shape, -1)
+            size = states.places.shape[1]
+            if unused := blocks.shape[1] * size - rows.shape[1]:
+                rows = F.pad(rows, (0, unused))
+            _store(states.places, blocks.flatten(), rows.view(-1, size))
+
+
+def _store(places: Tensor, blocks: Tensor, rows: Tensor) -> None:
+    """Copy a row to the place in each block."""
+    if places.device.type != "cpu":
+        places[blocks] = rows
+        return
+    for block, row in zip(blocks.tolist(), rows, strict=True):  # one by one: indexing copies byte by byte
+        places[block].copy_(row)
 
 
 def _arrays(states: LayerStates, rows: Tensor) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""Encodes audio that arrives in pieces: the encoder state of each sequence, and embeddings that are not read yet."""
+"""Encodes audio that arrives in pieces, for sequences that read one frame of it with each token."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ from quire.engine.execution.cache_layout import CacheLayout
 from quire.engine.execution.devices.device import Device
 from quire.engine.execution.inputs import Span
 from quire.engine.execution.item_encoder import ItemEncoder
-from quire.engine.models.layers.inputs import ItemEmbeddings
+from quire.engine.execution.request_table import RequestTable
+from quire.engine.execution.states import StateCaches
+from quire.engine.models.layers.inputs import ItemEmbeddings, StepStates
 from quire.engine.models.layers.stem import CausalConvStemLayer, StemState
 from quire.engine.models.networks.audio_encoder import AudioEncoder
 from quire.engine.models.specs.cache import CacheGroup, WindowCache
@@ -29,10 +31,12 @@ from quire.engine.models.specs.decoder import AudioEncoderSpec, GroupedQueryAtte
 from quire.engine.scheduling.plan import EncodedAudio, ScheduledSequence, StepPlan
 from quire.engine.scheduling.streaming_scheduler import MAX_PIECE
 
+_FRAMES = 2 * MAX_PIECE  # of a sequence whose embeddings are kept: a piece is encoded when fewer than one are not read
+
 
 @dataclass(frozen=True, slots=True)
 class StreamingCacheSize:
-    """Size of the encoder states of sequences.
+    """Size of what a `StreamingEncoder` keeps of sequences beside the states of their stems.
 
     Attributes:
         layout: what the layers cache.
@@ -52,13 +56,16 @@ class StreamingCacheSize:
     def nbytes(self) -> int:
         """Bytes of one sequence."""
         pages = self.pages * self.layout.block_bytes(self.block_size, self.dtype)
-        return pages + 2 * MAX_PIECE * self.hidden * self.dtype.itemsize
+        return pages + _FRAMES * self.hidden * self.dtype.itemsize
 
 
 def streaming_cache_size(
     spec: AudioEncoderSpec, hidden: int, block_size: int, dtype: torch.dtype, alignment: int
 ) -> StreamingCacheSize:
-    """The size of one encoder state. `hidden`: elements of an embedding; `alignment`: the device's."""
+    """Return the size of what is kept of one sequence.
+
+    `hidden`: elements of an embedding; `alignment`: the device's.
+    """
     shapes = [_attention(layer).cache_shape(alignment) for layer in spec.layers]
     window = max(_window(layer) for layer in spec.layers)
     layout = CacheLayout.of_one_group(shapes, CacheGroup(WindowCache(window), tuple(range(len(shapes)))))
@@ -82,123 +89,122 @@ def _pages(window: int, piece: int, block_size: int) -> int:
     return (window - 1 + piece - 2) // block_size + 2
 
 
-@dataclass(slots=True)
-class _Stream:
-    """The encoder state of one sequence.
-
-    Attributes:
-        slot: index of its ring of pages.
-        encoded: number of frames.
-        stem: state of the convolutions.
-        embeddings: (frames, hidden), of the last frames.
-    """
-
-    slot: int
-    stem: StemState
-    embeddings: Tensor
-    encoded: int = 0
-
-
 class StreamingEncoder(ItemEncoder):
     """Encode the audio of sequences that read one frame with each token.
 
-    The convolutions carry their last columns. Attention is that of a decoder, over a ring of pages of each sequence:
-    its window bounds what is kept.
+    The states of the stems are in the KV cache. The rest has a place for each row of the request table: a ring of
+    pages, over which attention is that of a decoder, whose window bounds what is kept; and embeddings that are not read
+    yet.
     """
 
     changes_embeddings = True
 
-    def __init__(self, encoder: AudioEncoder, device: Device, size: StreamingCacheSize, streams: int) -> None:
-        """Allocate memory for `streams` sequences.
+    def __init__(
+        self,
+        encoder: AudioEncoder,
+        device: Device,
+        size: StreamingCacheSize,
+        table: RequestTable,
+        states: StateCaches,
+        stem_state: int,
+    ) -> None:
+        """Allocate memory for all rows.
+
+        Args:
+            encoder: the model.
+            device: what runs it.
+            size: bytes of a row.
+            table: the sequences in the batch.
+            states: their states.
+            stem_state: index of that of the stem.
 
         Raises:
             OutOfCacheMemory: there is not enough.
         """
-        stem, spec = encoder.stem, encoder.spec
+        stem, spec, rows = encoder.stem, encoder.spec, len(table.lengths)
         assert isinstance(stem, CausalConvStemLayer)
         self._encoder = encoder
         self._stem = stem
         self._size = size
         self._window = max(_window(layer) for layer in spec.layers)
-        self._cache: KVCache = device.allocate_cache(size.layout, streams * size.pages, size.block_size, size.dtype, 0)
-        self._streams: dict[str, _Stream] = {}
-        self._free = list(range(streams - 1, -1, -1))
-
-    @property
-    def streams(self) -> int:
-        """Number of sequences with a state."""
-        return len(self._streams)
+        self._table = table
+        self._states = states
+        self._stem_state = stem_state
+        self._cache: KVCache = device.allocate_cache(size.layout, rows * size.pages, size.block_size, size.dtype, 0)
+        # The embedding of a frame is at its index modulo _FRAMES.
+        self._embeddings = encoder.sample.new_zeros(rows, _FRAMES, size.hidden)
+        self._encoded = [0] * rows  # number of frames
 
     @override
     def update(self, plan: StepPlan) -> None:
-        for name in plan.removed:
-            self._free.append(self._streams.pop(name).slot)
         for new in plan.new:
-            sample = self._encoder.sample
-            nothing = sample.new_zeros(0, self._size.hidden)
-            self._streams[new.request_id] = _Stream(self._free.pop(), self._stem.start(sample), nothing)
+            self._encoded[self._table.row_of(new.request_id)] = 0
 
     @override
     def prepare(self, plan: StepPlan, scheduled: Sequence[ScheduledSequence]) -> None:
-        starts = {sequence.request_id: sequence.start for sequence in scheduled}
-        for name, start in starts.items():
-            stream = self._streams[name]
-            unread = stream.encoded - start  # frames that the sequence has not read
-            stream.embeddings = stream.embeddings[len(stream.embeddings) - unread :]
-        pieces = [piece for piece in plan.audio if piece.request_id in starts]
-        if left := [piece for piece in pieces if piece.first == self._streams[piece.request_id].encoded]:
+        names = {sequence.request_id for sequence in scheduled}
+        pieces = [piece for piece in plan.audio if piece.request_id in names]
+        # A step that has failed may have encoded some before.
+        if left := [piece for piece in pieces if piece.first == self._encoded[self._table.row_of(piece.request_id)]]:
             self.encode(left)
 
     def encode(self, pieces: Sequence[EncodedAudio]) -> None:
         """Encode the next piece of each of several sequences, all together. If that fails, nothing has changed."""
-        streams, joined = [self._streams[piece.request_id] for piece in pieces], self._encoder.spec.joined
-        embedded, stems = [], []
-        for piece, stream in zip(pieces, streams, strict=True):
-            sample = self._encoder.sample
-            x, stem = self._stem(torch.tensor(piece.features, dtype=sample.dtype, device=sample.device), stream.stem)
-            embedded.append(x)
-            stems.append(stem)
-        starts = [stream.encoded * joined for stream in streams]
+        rows, joined = [self._table.row_of(piece.request_id) for piece in pieces], self._encoder.spec.joined
+        spans = [Span(row, 0, piece.first, 0, False, False) for row, piece in zip(rows, pieces, strict=True)]
+        states = self._states.of_step(spans)
+        embedded = self._embedded(pieces, states)
+        starts = [piece.first * joined for piece in pieces]
         positions = [torch.arange(start, start + len(x)) for start, x in zip(starts, embedded, strict=True)]
         offsets = torch.tensor([0, *(len(x) for x in embedded)]).cumsum(0)
-        attend = self._attend(streams, positions, offsets.tolist())
+        attend = self._attend(rows, positions, offsets.tolist())
         device = self._encoder.sample.device
         encoded = self._encoder.run(embedded, attend, offsets, positions=torch.cat(positions).to(device))
-        for stream, stem, values in zip(streams, stems, encoded, strict=True):
-            stream.stem = stem
-            stream.encoded += len(values)
-            stream.embeddings = torch.cat((stream.embeddings, values))
+        states.commit()
+        for row, piece, values in zip(rows, pieces, encoded, strict=True):
+            self._encoded[row] = piece.first + len(values)
+            self._embeddings[row, self._places(piece.first, len(values))] = values
+
+    def _embedded(self, pieces: Sequence[EncodedAudio], states: StepStates) -> list[Tensor]:
+        """The input of the encoder's layers for each piece."""
+        sample, embedded, after = self._encoder.sample, [], []
+        for piece, *before in zip(pieces, *states.read(self._stem_state), strict=True):
+            features = torch.tensor(piece.features, dtype=sample.dtype, device=sample.device)
+            x, state = self._stem(features, StemState(*before))
+            embedded.append(x)
+            after.append(state)
+        states.write(self._stem_state, [torch.stack(arrays) for arrays in zip(*after, strict=True)])
+        return embedded
 
     @override
     def embeddings(self, sequences: Sequence[tuple[Span, ScheduledSequence]]) -> ItemEmbeddings | None:
-        rows, values = [], []
-        for span, sequence in sequences:
-            stream = self._streams[sequence.request_id]
-            first = len(stream.embeddings) - (stream.encoded - span.start)
-            frames = stream.embeddings[first : first + span.count]
-            if first < 0 or len(frames) < span.count:
+        tokens, values = [], []
+        for span, _ in sequences:
+            if span.length > self._encoded[span.row]:
                 raise RuntimeError("the audio could not be encoded")
-            rows.append(torch.arange(span.offset, span.offset + span.count))
-            values.append(frames)
-        return ItemEmbeddings(torch.cat(rows).to(values[0].device), torch.cat(values), added=True)
+            tokens.append(torch.arange(span.offset, span.offset + span.count))
+            values.append(self._embeddings[span.row, self._places(span.start, span.count)])
+        return ItemEmbeddings(torch.cat(tokens).to(values[0].device), torch.cat(values), added=True)
+
+    def _places(self, first: int, count: int) -> Tensor:
+        """Where the embeddings of frames are in their row."""
+        return torch.arange(first, first + count, device=self._embeddings.device) % _FRAMES
 
     @override
     def missing(self, plan: StepPlan) -> list[bytes]:
         return []
 
-    def _attend(
-        self, streams: Sequence[_Stream], positions: Sequence[Tensor], offsets: Sequence[int]
-    ) -> PagedAttention:
+    def _attend(self, rows: Sequence[int], positions: Sequence[Tensor], offsets: Sequence[int]) -> PagedAttention:
         """The attention of pieces that begin at `offsets` among all of their positions."""
         size, pages, device = self._size.block_size, self._size.pages, self._encoder.sample.device
         slots, ranges = [], list[tuple[int, int, QueryAttention]]()
-        for stream, stream_positions, begin in zip(streams, positions, offsets, strict=False):
-            base, start, end = stream.slot * pages, int(stream_positions[0]), int(stream_positions[-1]) + 1
-            slots.append((base + stream_positions // size % pages) * size + stream_positions % size)
+        for row, row_positions, begin in zip(rows, positions, offsets, strict=False):
+            base, start, end = row * pages, int(row_positions[0]), int(row_positions[-1]) + 1
+            slots.append((base + row_positions // size % pages) * size + row_positions % size)
             first = max(0, start - self._window + 1) // size
             table = base + torch.arange(first, (end - 1) // size + 1) % pages
             span = PrefillSpan(table.to(device, torch.int32), end - first * size)
-            ranges.append((begin, begin + len(stream_positions), span))
-        self._cache.ensure_mapped(max(int(stream_slots.max()) for stream_slots in slots) // size)
+            ranges.append((begin, begin + len(row_positions), span))
+        self._cache.ensure_mapped(max(int(row_slots.max()) for row_slots in slots) // size)
         group = GroupAttention(torch.cat(slots).to(device), SequentialRanges(ranges))
         return PagedAttention(self._cache.layers, [group])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 from collections.abc import Sequence
@@ -11,11 +12,14 @@ import torch
 from torch import Tensor
 
 from quire.engine.client.protocol import TokenLogprobs
-from quire.engine.client.sampling_params import SamplingParams
 from quire.engine.client.streaming import TransducerInfo
 from quire.engine.execution.attention.varlen import VarlenAttention
+from quire.engine.execution.cache import KVCache
 from quire.engine.execution.executor import Runner
-from quire.engine.models.networks.transducer import EncoderState, Piece, PredictionState, TransducerModel
+from quire.engine.execution.inputs import Span
+from quire.engine.execution.request_table import RequestTable
+from quire.engine.execution.states import StateCaches
+from quire.engine.models.networks.transducer import Piece, PredictionState, TransducerModel
 from quire.engine.scheduling.plan import (
     NOT_FINITE,
     EncodedAudio,
@@ -26,20 +30,6 @@ from quire.engine.scheduling.plan import (
 )
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class _Stream:
-    """The state of one sequence.
-
-    Attributes:
-        encoder, prediction: states behind the audio so far.
-        logprobs: log-probabilities of tokens are reported.
-    """
-
-    encoder: EncoderState
-    prediction: PredictionState
-    logprobs: bool
 
 
 @dataclass(slots=True)
@@ -66,27 +56,19 @@ class _Decoding:
 
 
 class TransducerRunner(Runner):
-    """Run a transducer. States have a fixed size, and change only if a step succeeds."""
+    """Run a transducer. The states of sequences change only if a step succeeds."""
 
-    def __init__(self, model: TransducerModel, info: TransducerInfo) -> None:
+    def __init__(self, model: TransducerModel, info: TransducerInfo, cache: KVCache, table: RequestTable) -> None:
+        """`cache`: memory of the states; `table`: the sequences, without tokens."""
         self.model = model
         self._info = info
-        self._streams: dict[str, _Stream] = {}
-        self._start: tuple[EncoderState, PredictionState] | None = None  # of every sequence: states are immutable
-
-    @property
-    def streams(self) -> int:
-        """Number of sequences with a state."""
-        return len(self._streams)
+        self._table = table
+        self._states = StateCaches(cache, table, model.encoder.sample.device)
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one step."""
-        for name in plan.removed:
-            del self._streams[name]
-        for new in plan.new:
-            assert isinstance(new.params, SamplingParams)
-            self._streams[new.request_id] = _Stream(*self._initial(), new.params.logprobs is not None)
+        self._table.apply(plan)
         result = StepResult()
         if not plan.audio:
             return result
@@ -99,24 +81,11 @@ class TransducerRunner(Runner):
         return result
 
     def check(self) -> None:
-        """Assert that states do not grow."""
-        for name, stream in self._streams.items():
-            for state, layer in zip(stream.encoder.layers, self._initial()[0].layers, strict=True):
-                assert state.keys.shape == layer.keys.shape, f"the state of {name} has another size"
-                assert state.columns.shape == layer.columns.shape, f"the state of {name} has another size"
+        """Assert that the request table is consistent."""
+        self._table.check()
 
     def close(self) -> None:
-        """Release all states."""
-        self._streams.clear()
-
-    @torch.inference_mode()
-    def _initial(self) -> tuple[EncoderState, PredictionState]:
-        """The states of a sequence without audio; the prediction network has read the blank."""
-        if self._start is None:
-            blank = torch.tensor([self._info.blank_token], device=self.model.encoder.sample.device)
-            read = self.model.predict(blank, _stacked([self.model.start_prediction()]))
-            self._start = self.model.start_encoder(), _row(read, 0)
-        return self._start
+        """Do nothing: there are no threads."""
 
     def _run_alone(self, audio: EncodedAudio, result: StepResult) -> None:
         try:
@@ -127,31 +96,44 @@ class TransducerRunner(Runner):
 
     def _run(self, audio: Sequence[EncodedAudio], result: StepResult) -> None:
         """Compute pieces of different sequences together. If that fails, nothing has changed."""
-        like = self.model.encoder.sample
-        streams = [self._streams[piece.request_id] for piece in audio]
-        pieces = [
-            Piece(torch.tensor(piece.features, dtype=like.dtype, device=like.device), stream.encoder, piece.last)
-            for piece, stream in zip(audio, streams, strict=True)
-        ]
-        encoded, encoders = self.model.encode(pieces, VarlenAttention(torch.zeros(1, dtype=torch.int64)))
+        states, index = self._states.of_step(self._spans(audio)), self.model.spec.prediction_state
+        pieces = [self._piece(piece) for piece in audio]
+        encoded = self.model.encode(pieces, states, VarlenAttention(torch.zeros(1, dtype=torch.int64)))
         decodings = [_Decoding(frames, 0, 0, [], []) for frames in encoded]
-        predictions = self._decode(decodings, [stream.prediction for stream in streams])
-        for stream, encoder, prediction in zip(streams, encoders, predictions, strict=True):
-            stream.encoder, stream.prediction = encoder, prediction
-        for piece, decoding, stream in zip(audio, decodings, streams, strict=True):
+        prediction = PredictionState(*states.read(index))
+        beginning = [number for number, piece in enumerate(pieces) if not piece.start]
+        self._advance(prediction, beginning, [self._info.blank_token] * len(beginning))
+        self._decode(decodings, prediction)
+        states.write(index, prediction)
+        states.commit()
+        rows = [self._table.row_of(piece.request_id) for piece in audio]
+        for piece, decoding, params in zip(audio, decodings, self._table.params_of(rows), strict=True):
             if all(map(math.isfinite, decoding.logprobs)):
-                logprobs = _logprobs(decoding) if stream.logprobs else None
+                logprobs = None if params.logprobs is None else _logprobs(decoding)
                 result.sampled.append(SampledTokens(piece.request_id, decoding.tokens, logprobs))
             else:
                 result.errors[piece.request_id] = NOT_FINITE
 
-    def _decode(self, decodings: list[_Decoding], before: list[PredictionState]) -> list[PredictionState]:
-        """Generate the tokens of frames; returns the states behind them.
+    def _spans(self, audio: Sequence[EncodedAudio]) -> list[Span]:
+        """The spans of pieces, whose tokens are columns of features."""
+        counts = [piece.features.shape[1] for piece in audio]
+        return [
+            Span(self._table.row_of(piece.request_id), end - count, piece.first, count, False, False)
+            for piece, count, end in zip(audio, counts, itertools.accumulate(counts), strict=True)
+        ]
+
+    def _piece(self, audio: EncodedAudio) -> Piece:
+        like, columns = self.model.encoder.sample, self._info.columns_per_frame
+        # The first position needs one column, each further one as many as a frame has.
+        start = -(-audio.first // columns)
+        return Piece(torch.tensor(audio.features, dtype=like.dtype, device=like.device), start, audio.last)
+
+    def _decode(self, decodings: list[_Decoding], state: PredictionState) -> None:
+        """Generate the tokens of frames; the state of their sequences is then that behind them.
 
         The prediction network advances only after a token that is not the blank. So all frames up to it are computed
         with the same output of that network, at once for all sequences.
         """
-        state = _stacked(before)
         while active := [index for index, decoding in enumerate(decodings) if decoding.left]:
             counts = torch.tensor([decodings[index].left for index in active])
             rows = torch.tensor(active).repeat_interleave(counts).to(state.output.device)
@@ -166,12 +148,17 @@ class TransducerRunner(Runner):
                 if token is not None:
                     advancing.append(index)
                     chosen.append(token)
-            if advancing:
-                changed = torch.tensor(advancing, device=state.output.device)
-                old = PredictionState(state.hidden[changed], state.cell[changed], state.output[changed])
-                new = self.model.predict(torch.tensor(chosen, device=changed.device), old)
-                state.hidden[changed], state.cell[changed], state.output[changed] = new.hidden, new.cell, new.output
-        return [_row(state, index) for index in range(len(decodings))]
+            self._advance(state, advancing, chosen)
+
+    def _advance(self, state: PredictionState, rows: list[int], tokens: list[int]) -> None:
+        """Let the prediction network read a token of each of these rows."""
+        if not rows:
+            return
+        changed = torch.tensor(rows, device=state.output.device)
+        before = PredictionState(*(array[changed] for array in state))
+        after = self.model.predict(torch.tensor(tokens, device=changed.device), before)
+        for array, values in zip(state, after, strict=True):
+            array[changed] = values
 
     def _take(self, decoding: _Decoding, tokens: list[int], logprobs: list[float]) -> int | None:
         """Append the tokens of frames up to the first one that is not the blank, which is returned, if there is one."""
@@ -191,17 +178,3 @@ class TransducerRunner(Runner):
 def _logprobs(decoding: _Decoding) -> list[TokenLogprobs]:
     """Log-probabilities of tokens, each the most likely one."""
     return [TokenLogprobs([t], [p], [1]) for t, p in zip(decoding.tokens, decoding.logprobs, strict=True)]
-
-
-def _stacked(states: Sequence[PredictionState]) -> PredictionState:
-    """States of several sequences as one, in new tensors."""
-    return PredictionState(
-        torch.stack([state.hidden for state in states]),
-        torch.stack([state.cell for state in states]),
-        torch.stack([state.output for state in states]),
-    )
-
-
-def _row(states: PredictionState, index: int) -> PredictionState:
-    """The state of one of several sequences, in new tensors: a view would keep all of them."""
-    return PredictionState(states.hidden[index].clone(), states.cell[index].clone(), states.output[index].clone())

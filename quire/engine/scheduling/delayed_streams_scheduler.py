@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing_extensions import override
 
-from quire.engine.client.protocol import AddRequest, StepStats, TokensOutput
-from quire.engine.scheduling.block_tables import BlockGroups, BlockTables
+from quire.engine.client.protocol import AddRequest, TokensOutput
+from quire.engine.scheduling.block_tables import BlockGroups
 from quire.engine.scheduling.blocks import BlockPool
 from quire.engine.scheduling.limits import SchedulerLimits
 from quire.engine.scheduling.plan import EncodedAudio, SampledTokens, ScheduledSequence, StepPlan
@@ -25,8 +25,8 @@ class DelayedStreamsScheduler(StreamingScheduler[StreamingRequest]):
         self,
         limits: SchedulerLimits,
         pool: BlockPool,
-        *,
         groups: BlockGroups,
+        *,
         columns_per_frame: int,
         by_priority: bool = False,
     ) -> None:
@@ -39,22 +39,12 @@ class DelayedStreamsScheduler(StreamingScheduler[StreamingRequest]):
             columns_per_frame: number of columns of features of a frame.
             by_priority: requests with a smaller priority run first.
         """
-        super().__init__(limits, by_priority=by_priority)
-        self.pool = pool
-        self._groups = groups
-        self._tables = BlockTables(pool, groups, None)
+        super().__init__(limits, pool, groups, by_priority=by_priority)
         self._columns_per_frame = columns_per_frame
-
-    @override
-    def stats(self, plan: StepPlan | None = None) -> StepStats:
-        stats = super().stats(plan)
-        stats.blocks_used, stats.blocks_total = self.pool.num_used, self.pool.num_blocks
-        return stats
 
     @override
     def check(self) -> None:
         super().check()
-        self._tables.check(self._requests.values(), {request.id for request in self._running})
         for request in self._requests.values():
             assert request.num_computed_tokens <= request.encoded, "computed tokens without audio"
             held = sum(map(len, request.tables)) - sum(request.unseen)
@@ -87,11 +77,6 @@ class DelayedStreamsScheduler(StreamingScheduler[StreamingRequest]):
     def _most_blocks(self, request: StreamingRequest) -> int:
         length = min(request.frames, self.limits.max_model_len) if request.complete else self.limits.max_model_len
         return self._groups.most_blocks(length, largest_piece(self.limits), self.pool.block_size)
-
-    @override
-    def _enter(self, plan: StepPlan, request: StreamingRequest) -> None:
-        self._tables.enter(request)
-        super()._enter(plan, request)
 
     @override
     def _schedule_sequence(self, plan: StepPlan, request: StreamingRequest, budget: StepBudget) -> bool:
@@ -134,11 +119,6 @@ class DelayedStreamsScheduler(StreamingScheduler[StreamingRequest]):
         if reason is not None:
             self._leave(request)
         return output
-
-    @override
-    def _leave(self, request: StreamingRequest) -> None:
-        super()._leave(request)
-        self._tables.leave(request)
 
 
 def largest_piece(limits: SchedulerLimits) -> int:

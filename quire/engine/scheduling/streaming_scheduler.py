@@ -18,6 +18,8 @@ from quire.engine.client.protocol import (
     TokensOutput,
     only_audio,
 )
+from quire.engine.scheduling.block_tables import BlockGroups, BlockTables
+from quire.engine.scheduling.blocks import BlockPool
 from quire.engine.scheduling.limits import SchedulerLimits
 from quire.engine.scheduling.plan import SampledTokens, StepPlan, StepResult
 from quire.engine.scheduling.streaming_request import StreamingRequest
@@ -47,9 +49,19 @@ class StreamingScheduler(ABC, Generic[R]):
     room for them: a few long files could otherwise fill each step while a live session waits.
     """
 
-    def __init__(self, limits: SchedulerLimits, *, by_priority: bool) -> None:
-        """`by_priority`: requests with a smaller priority run first."""
+    def __init__(self, limits: SchedulerLimits, pool: BlockPool, groups: BlockGroups, *, by_priority: bool) -> None:
+        """Make a scheduler without requests.
+
+        Args:
+            limits: limits of steps and sequences; `encoder_compute_budget` is a number of frames.
+            pool: the blocks of sequences.
+            groups: what takes them.
+            by_priority: requests with a smaller priority run first.
+        """
         self.limits = limits
+        self.pool = pool
+        self._groups = groups
+        self._tables = BlockTables(pool, groups, None)
         self._requests: dict[str, R] = {}
         self._running: list[R] = []  # sorted by sort key
         self._no_audio: set[str] = set()  # ids of those that wait for their first frame, outside of the queue
@@ -178,18 +190,21 @@ class StreamingScheduler(ABC, Generic[R]):
         stats = StepStats() if plan is None else plan.stats
         stats.running, stats.waiting = len(self._running), len(self._requests) - len(self._running)
         stats.deferred = len(self._no_audio)
+        stats.blocks_used, stats.blocks_total = self.pool.num_used, self.pool.num_blocks
         return stats
 
     def check(self) -> None:
-        """Assert that queue and requests are consistent."""
+        """Assert that queue, requests and blocks are consistent."""
         waiting, running = self._waiting.ids(), {request.id for request in self._running}
         assert waiting | running | self._no_audio == set(self._requests), "a request is neither waiting nor running"
         assert len(waiting) + len(running) + len(self._no_audio) == len(self._requests), "a request is in two states"
         assert self._running == sorted(self._running, key=_SORT_KEY), "running requests are out of order"
+        self._tables.check(self._requests.values(), running)
 
     def _enter(self, plan: StepPlan, request: R) -> None:
         """Take the first waiting request, the result of `_next`, into the batch."""
         self._waiting.pop()
+        self._tables.enter(request)
         insort(self._running, request, key=_SORT_KEY)
         request.mark_scheduled()
         plan.new.append(request.to_new_sequence(None))
@@ -205,6 +220,7 @@ class StreamingScheduler(ABC, Generic[R]):
         return request if self._can_enter(request) else None
 
     def _leave(self, request: R) -> None:
+        self._tables.leave(request)
         del self._requests[request.id]
         self._no_audio.discard(request.id)
         if request in self._running:

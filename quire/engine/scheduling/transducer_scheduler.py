@@ -9,6 +9,8 @@ from typing_extensions import override
 
 from quire.engine.client.protocol import AddRequest, FinishReason, TokensOutput
 from quire.engine.client.streaming import TransducerInfo
+from quire.engine.scheduling.block_tables import BlockGroups
+from quire.engine.scheduling.blocks import BlockPool
 from quire.engine.scheduling.limits import SchedulerLimits
 from quire.engine.scheduling.plan import EncodedAudio, SampledTokens, StepPlan
 from quire.engine.scheduling.streaming_request import StreamingRequest
@@ -48,17 +50,27 @@ class TransducerRequest(StreamingRequest):
 
 
 class TransducerScheduler(StreamingScheduler[TransducerRequest]):
-    """Schedule pieces of audio. No sequence holds blocks."""
+    """Schedule pieces of audio. A sequence holds the blocks of its states, and no others."""
 
-    def __init__(self, limits: SchedulerLimits, info: TransducerInfo, *, by_priority: bool = False) -> None:
+    def __init__(
+        self,
+        limits: SchedulerLimits,
+        pool: BlockPool,
+        groups: BlockGroups,
+        info: TransducerInfo,
+        *,
+        by_priority: bool = False,
+    ) -> None:
         """Make a scheduler without requests.
 
         Args:
             limits: limits of steps and sequences; `encoder_compute_budget` and `max_model_len` are numbers of frames.
+            pool: the blocks.
+            groups: the states.
             info: facts about the model.
             by_priority: requests with a smaller priority run first.
         """
-        super().__init__(limits, by_priority=by_priority)
+        super().__init__(limits, pool, groups, by_priority=by_priority)
         self._info = info
 
     @override
@@ -84,7 +96,7 @@ class TransducerScheduler(StreamingScheduler[TransducerRequest]):
 
     @override
     def _can_enter(self, request: TransducerRequest) -> bool:
-        return True
+        return self.pool.num_free >= self._groups.state_blocks
 
     @override
     def _schedule_sequence(self, plan: StepPlan, request: TransducerRequest, budget: StepBudget) -> bool:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.config.options import ModelOptions
+from quire.config.options import ModelOptions, ParallelOptions
 from quire.engine.client.protocol import Wake
 from quire.engine.execution.cache import HostKVCache
 from quire.engine.execution.cache_layout import CacheLayout
@@ -156,6 +156,29 @@ def test_drafts_are_not_used(folder: Path, caplog: pytest.LogCaptureFixture) -> 
     plain = recurrent_engine(folder, "states and attention")
     assert tokens_of(engine, [5] * 20, greedy(20)) == tokens_of(plain, [5] * 20, greedy(20))
     assert engine.drafted == 0
+
+
+RANKS: list[dict[str, int]] = [
+    {"tensor_parallel_size": 2},
+    {"pipeline_parallel_size": 2},
+    {"tensor_parallel_size": 2, "pipeline_parallel_size": 2},
+]
+
+
+@pytest.mark.parametrize(
+    "schedule", [{}, {"max_num_batched_tokens": 7, "max_num_seqs": 4, "block_size": BLOCK}], ids=str
+)
+@pytest.mark.parametrize("parallel", RANKS, ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_tokens_do_not_depend_on_the_ranks(
+    folder: Path, kind: str, parallel: dict[str, int], schedule: dict[str, Any]
+) -> None:
+    """Each rank of a stage has the whole state; stages may have different numbers of layers with states."""
+    engine = recurrent_engine(folder, kind, parallel=ParallelOptions(**parallel), **schedule)
+    try:
+        assert together(engine, workload(SEED), SEED) == alone(folder, kind)
+    finally:
+        engine.core.close()
 
 
 def test_an_engine_with_states_sleeps_and_wakes(folder: Path) -> None:

@@ -87,7 +87,7 @@ def together(engine: Engine, seed: int, *, pieces: bool) -> list[list[int]]:
     for number in range(1, step, 5):
         engine.abort(f"aborted-{number}")
     engine.run()
-    assert engine.blocks_used == engine.runner.items.streams == 0
+    assert engine.blocks_used == engine.rows_used == 0
     assert all(result.error is None for result in engine.results.values())
     return [engine.results[f"r{index}"].tokens for index in range(len(requests))]
 
@@ -128,7 +128,8 @@ def test_requests_wait_for_blocks_and_are_never_preempted(
 ) -> None:
     """The cache holds two windows; each sequence's blocks are reserved until it ends."""
     roomy = Engine(streaming_folder, block_size=4, max_num_batched_tokens=16)
-    window = -(-(WINDOW - 1 + 16) // 4) + 1
+    scheduler: Any = roomy.core.scheduler
+    window = -(-(WINDOW - 1 + 16) // 4) + 1 + scheduler._groups.state_blocks
     size = 2 * window * roomy.block_bytes
     engine = Engine(
         streaming_folder, block_size=4, max_num_batched_tokens=16, kv_cache_memory_bytes=size, in_flight=in_flight
@@ -142,7 +143,9 @@ def test_requests_wait_for_blocks_and_are_never_preempted(
 def test_a_small_cache_bounds_the_audio(streaming_folder: Path) -> None:
     """Fewer blocks than a window has: then the context is as long as they are."""
     roomy = Engine(streaming_folder, block_size=4)
-    engine = Engine(streaming_folder, block_size=4, kv_cache_memory_bytes=13 * roomy.block_bytes)
+    scheduler: Any = roomy.core.scheduler
+    blocks = 13 + scheduler._groups.state_blocks
+    engine = Engine(streaming_folder, block_size=4, kv_cache_memory_bytes=blocks * roomy.block_bytes)
     assert engine.info.max_model_len == 52
     audio = features(0, 52)
     tokens = engine.generate([START, PAD], greedy(99), items=(audio_of(audio),)).tokens
@@ -186,13 +189,13 @@ def test_memory_stays_flat_over_two_minutes(streaming_folder: Path) -> None:
         if first + 5 < frames:
             request = scheduler._requests["r"]
             assert not request._features
-            assert len(items._streams["r"].embeddings) <= 5
     assert len(engine.results["r"].tokens) == frames - 3
-    assert most <= -(-(WINDOW - 1 + 16) // 4) + 1
+    assert most <= -(-(WINDOW - 1 + 16) // 4) + 1 + scheduler._groups.state_blocks
     pages = items._size.pages
     assert pages <= (ENCODER_WINDOW + 4 * 64) // 4 + 2
     assert items._cache.layers[0].keys.shape[1] == 2 * pages
-    assert engine.blocks_used == items.streams == 0
+    assert items._embeddings.shape[:2] == (2, 2 * 64)
+    assert engine.blocks_used == engine.rows_used == 0
 
 
 def test_the_end_of_the_audio_may_come_after_its_last_frame(streaming_folder: Path) -> None:
@@ -207,7 +210,7 @@ def test_the_end_of_the_audio_may_come_after_its_last_frame(streaming_folder: Pa
     engine.run()
     result = engine.results["r"]
     assert (result.tokens[:-1], result.finish_reason) == (whole, "stop")
-    assert engine.blocks_used == engine.runner.items.streams == 0
+    assert engine.blocks_used == engine.rows_used == 0
     # Of a sequence whose next token is being computed, that is the last one.
     engine = Engine(streaming_folder, in_flight=2)
     engine.add("r", [START, PAD], ALL, items=(audio_of(audio),), open=True)
@@ -257,4 +260,4 @@ def test_a_step_that_fails_ends_one_sequence(streaming_folder: Path, monkeypatch
     assert "the model failed" in (engine.results["bad"].error or "")
     for name in ("good", "other"):
         assert engine.results[name].tokens == expected[name]
-    assert engine.blocks_used == engine.runner.items.streams == 0
+    assert engine.blocks_used == engine.rows_used == 0

@@ -70,7 +70,7 @@ def together(engine: Engine, seed: int, *, pieces: bool) -> list[list[int]]:
     for number in range(1, step, 5):
         engine.abort(f"aborted-{number}")
     engine.run()
-    assert engine.runner.streams == 0
+    assert engine.blocks_used == engine.rows_used == 0
     assert not engine.core.scheduler._requests
     assert all(result.error is None for result in engine.results.values())
     assert all(engine.results[f"r{index}"].finish_reason == "stop" for index in range(len(requests)))
@@ -114,7 +114,7 @@ def test_text_comes_as_soon_as_a_chunk_is_complete(transducer_folder: Path) -> N
     assert sum(token == BLANK for token in engine.results["r"].tokens) > frames
     engine.abort("r")
     engine.run()
-    assert engine.runner.streams == 0
+    assert engine.blocks_used == engine.rows_used == 0
 
 
 def test_memory_stays_flat_over_many_minutes(transducer_folder: Path) -> None:
@@ -128,17 +128,14 @@ def test_memory_stays_flat_over_many_minutes(transducer_folder: Path) -> None:
         engine.run()
         engine.channel.sent.clear()
         if number < pieces - 1:
-            request, stream = scheduler._requests["r"], engine.runner._streams["r"]
+            request = scheduler._requests["r"]
             assert not request.tokens
             assert sum(part.shape[1] for part in request._features) < FACTOR * CHUNK
-            tensors = [stream.prediction.hidden, stream.prediction.cell, stream.prediction.output]
-            for layer in stream.encoder.layers:
-                tensors += [layer.keys, layer.values, layer.columns]
-            sizes.add(sum(tensor.untyped_storage().nbytes() for tensor in tensors))
-    assert len(sizes) == 1, "storage of the state grows"
+            sizes.add(engine.blocks_used)
+    assert len(sizes) == 1, "the state grows"
     assert engine.results["r"].finish_reason == "stop"
     assert len(engine.results["r"].tokens) > 20 * 60 * 100 // FACTOR
-    assert engine.runner.streams == 0
+    assert engine.blocks_used == engine.rows_used == 0
 
 
 def test_states_are_limited_by_the_memory_of_encoders(transducer_folder: Path) -> None:
@@ -156,14 +153,14 @@ def test_states_are_limited_by_the_memory_of_encoders(transducer_folder: Path) -
     assert engine.results["first"].tokens == engine.results["second"].tokens
     assert engine.results["first"].tokens
     assert not engine.results["third"].tokens
-    assert engine.runner.streams == 2
+    assert engine.rows_used == engine.blocks_used == 2
     engine.abort("first")
     engine.run()
     assert engine.results["third"].finish_reason == "stop"
     for name in ("no audio", "second"):
         engine.abort(name)
     engine.run()
-    assert engine.runner.streams == 0
+    assert engine.blocks_used == engine.rows_used == 0
     assert not engine.core.scheduler._requests
 
 
@@ -191,14 +188,19 @@ def test_a_step_that_fails_ends_one_sequence(transducer_folder: Path, monkeypatc
     for name, samples in audio.items():
         engine.add(name, [], ALL, items=(audio_of(samples[:, :200]),), open=True)
     engine.run()
-    decode = engine.runner._decode
+    run, decode, computed = engine.runner._run, engine.runner._decode, set[str]()
 
-    def fail(decodings: Any, before: Any) -> Any:
-        if any(sequence is bad for sequence in before):
+    def remember(pieces: Any, result: Any) -> None:
+        computed.clear()
+        computed.update(piece.request_id for piece in pieces)
+        run(pieces, result)
+
+    def fail(decodings: Any, state: Any) -> None:
+        decode(decodings, state)
+        if "bad" in computed:
             raise RuntimeError("no")
-        return decode(decodings, before)
 
-    bad = engine.runner._streams["bad"].prediction
+    monkeypatch.setattr(engine.runner, "_run", remember)
     monkeypatch.setattr(engine.runner, "_decode", fail)
     for name, samples in audio.items():
         engine.extend(name, [], items=(audio_of(samples[:, 200:]),), last=True)
@@ -206,7 +208,7 @@ def test_a_step_that_fails_ends_one_sequence(transducer_folder: Path, monkeypatc
     assert "the model failed" in (engine.results["bad"].error or "")
     for name in ("good", "other"):
         assert engine.results[name].tokens == expected[name]
-    assert engine.runner.streams == 0
+    assert engine.blocks_used == engine.rows_used == 0
 
 
 def test_a_sequence_may_enter_during_a_step_with_too_little_audio_to_compute(transducer_folder: Path) -> None:

@@ -12,7 +12,8 @@ import torch
 
 from quire.config.options import ModelOptions
 from quire.engine.execution.attention.varlen import VarlenAttention
-from quire.engine.models.networks.transducer import EncoderState, Piece
+from quire.engine.execution.inputs import Span
+from quire.engine.models.networks.transducer import Piece
 from tests.support.engine import Engine, greedy, load
 from tests.support.transducer_models import (
     BLANK,
@@ -28,6 +29,7 @@ from tests.support.transducer_models import (
     make_transducer,
     offline,
     save_transducer,
+    states_of_one_sequence,
     transducer_info,
 )
 
@@ -152,13 +154,13 @@ def test_incremental_encoding_equals_that_of_the_whole(
     transducer: Any, transducer_folder: Path, columns: int, chunks: int
 ) -> None:
     model, audio = load(transducer_folder).model, features(columns, columns)
-    state: EncoderState = model.start_encoder()
-    encoded = []
+    encoded, start, caches = [], 0, states_of_one_sequence(model)
     with torch.inference_mode():
         for piece, last in pieces_of(audio, chunks):
-            parts, states = model.encode([Piece(piece, state, last)], ATTEND)
-            encoded.append(parts[0])
-            state = states[0]
+            states = caches.of_step([Span(0, 0, start, 0, False, False)])
+            encoded += model.encode([Piece(piece, start, last)], states, ATTEND)
+            states.commit()
+            start += len(encoded[-1])
         whole = transducer.get_audio_features(**offline(audio), num_lookahead_tokens=LOOKAHEAD)
     expected = whole.pooler_output[0, : int(whole.attention_mask.sum())]
     torch.testing.assert_close(torch.cat(encoded), expected, atol=1e-5, rtol=1e-4)
@@ -173,8 +175,9 @@ def test_low_precision_stays_close(transducer_folder: Path, quantization: str) -
         model = load(transducer_folder, **options).model
         with torch.inference_mode():
             like = model.encoder.sample
-            parts, _ = model.encode([Piece(piece.to(like.dtype), model.start_encoder(), last=True)], ATTEND)
-        pieces.append(parts[0].float())
+            states = states_of_one_sequence(model).of_step([Span(0, 0, 0, 0, False, False)])
+            (encoded,) = model.encode([Piece(piece.to(like.dtype), 0, last=True)], states, ATTEND)
+        pieces.append(encoded.float())
     exact, rough = pieces
     assert float((exact - rough).norm() / exact.norm()) < 0.1
 

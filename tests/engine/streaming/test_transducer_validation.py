@@ -54,7 +54,7 @@ def test_audio(engine: Engine, name: str) -> None:
     engine.extend(request, [], items=(item,))
     assert text in (engine.results[request].error or "")
     engine.run()
-    assert engine.runner.streams == 0
+    assert engine.blocks_used == engine.rows_used == 0
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_audio_that_is_empty_late_or_too_long(transducer_folder: Path) -> None:
     assert engine.results["late"].error == "the audio is already complete"
     engine.extend("late", [], last=True)  # of a request that has ended: ignored
     engine.run()
-    assert engine.runner.streams == 0
+    assert engine.blocks_used == engine.rows_used == 0
 
 
 def test_the_context_bounds_the_audio(transducer_folder: Path) -> None:
@@ -124,6 +124,7 @@ CONFIGS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "factor": ({}, {"subsampling_factor": 6}, "subsampling_factor a power of 2"),
     "lookahead": ({}, {"default_num_lookahead_tokens": -1}, "must be from 0 to 1000, not -1"),
     "not trained": ({}, {"default_num_lookahead_tokens": 5}, "was not trained with .* 5; with: 13, 6, 3, 1, 0"),
+    "kernel": ({}, {"subsampling_conv_kernel_size": 1}, "subsampling_conv_kernel_size must be at least 2, not 1"),
     "window": ({}, {"sliding_window": 0}, "sliding_window must be at least 1"),
     "no act": ({}, {"hidden_act": "none"}, "none"),
     "no joint act": ({"hidden_act": "none"}, {}, "none"),

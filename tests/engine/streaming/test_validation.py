@@ -64,7 +64,7 @@ def test_audio(engine: Engine, name: str) -> None:
     engine.extend(request, [], items=(item,))
     assert text in (engine.results[request].error or "")
     engine.run()
-    assert engine.blocks_used == engine.runner.items.streams == 0
+    assert engine.blocks_used == engine.rows_used == 0
 
 
 EXTENSIONS: dict[str, tuple[dict[str, Any], str]] = {
@@ -85,7 +85,7 @@ def test_extensions(engine: Engine, name: str) -> None:
     assert text in (engine.results[name].error or "")
     assert len(engine.results[f"beside-{name}"].tokens) == 17
     engine.extend(name, [], last=True)  # of a request that has ended: ignored
-    assert engine.blocks_used == engine.runner.items.streams == 0
+    assert engine.blocks_used == engine.rows_used == 0
 
 
 def test_audio_after_its_end_ends_the_request(engine: Engine) -> None:
@@ -94,7 +94,7 @@ def test_audio_after_its_end_ends_the_request(engine: Engine) -> None:
     engine.extend("late", [], items=(audio_of(features(0, 1)),))
     assert engine.results["late"].error == "the audio is already complete"
     engine.run()
-    assert engine.blocks_used == engine.runner.items.streams == 0
+    assert engine.blocks_used == engine.rows_used == 0
 
 
 def test_audio_that_ends_within_the_prompt(engine: Engine) -> None:
@@ -134,12 +134,12 @@ def test_requests_without_audio_hold_nothing_and_do_not_keep_the_engine_busy(str
         engine.run()
     assert len(engine.results["first"].tokens) == 18
     assert not engine.results["second"].tokens
-    assert engine.runner.items.streams == 1
+    assert engine.rows_used == 1
     engine.abort("first")
     engine.run()
     assert engine.results["second"].tokens == engine.results["first"].tokens[:17]
     engine.abort("no audio")
-    assert engine.blocks_used == engine.runner.items.streams == 0
+    assert engine.blocks_used == engine.rows_used == 0
     assert not engine.core.scheduler._requests
 
 

@@ -15,7 +15,13 @@ from quire.engine.scheduling.plan import SampledTokens, StepPlan
 
 
 class Connect(msgspec.Struct, frozen=True, tag=True):
-    """All ranks have loaded their parts of the model: connect to each other."""
+    """All ranks have loaded their parts of the model: connect to each other.
+
+    Attributes:
+        state_blocks: blocks of the states of a sequence, on the rank where they are most.
+    """
+
+    state_blocks: int
 
 
 class Allocate(msgspec.Struct, frozen=True, tag=True):
@@ -37,9 +43,10 @@ class Stop(msgspec.Struct, frozen=True, tag=True):
 
 
 class Loaded(msgspec.Struct, frozen=True, tag=True):
-    """The worker has loaded its part of the model."""
+    """The worker has loaded its part of the model. `state_blocks`: blocks of the states of a sequence on this rank."""
 
     weight_bytes: int
+    state_blocks: int
 
 
 class Counted(msgspec.Struct, frozen=True, tag=True):

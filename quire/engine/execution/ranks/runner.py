@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import partial
 
 import torch
 from typing_extensions import override
 
+from quire.engine.execution.inputs import StepInputs
 from quire.engine.execution.request_table import Changes
 from quire.engine.execution.runner import Computed, ModelRunner, StartedStep
 from quire.engine.models.networks.decoder import compute_logits
-from quire.engine.scheduling.plan import SampledTokens, ScheduledSequence
+from quire.engine.scheduling.plan import SampledTokens
 
 
 class LeadingRunner(ModelRunner):
@@ -28,9 +29,8 @@ class PipelineRunner(LeadingRunner):
     """
 
     @override
-    def _compute(self, scheduled: Sequence[ScheduledSequence]) -> Computed:
+    def _run(self, inputs: StepInputs) -> Computed:
         """Run the first stage; of the hidden states only their number is right."""
-        inputs = self._inputs.build(scheduled)
         attention, last_token_only = self._attention.prepare(inputs), not self._wants_hidden(inputs.spans)
         return Computed(
             inputs.spans, None, self.model.run(inputs.model, attention.attend, last_token_only=last_token_only)

@@ -48,6 +48,9 @@ def nemotron_asr_streaming(config: Any) -> TransducerSpec:
     halvings, lookahead = count_halvings(encoder), encoder.default_num_lookahead_tokens
     if type(lookahead) is not int or not 0 <= lookahead <= _MAX_LOOKAHEAD:
         raise UnsupportedModel(f"default_num_lookahead_tokens must be from 0 to {_MAX_LOOKAHEAD}, not {lookahead!r}")
+    kernel = encoder.subsampling_conv_kernel_size
+    if type(kernel) is not int or kernel < 2:  # of one column none would be read again
+        raise UnsupportedModel(f"subsampling_conv_kernel_size must be at least 2, not {kernel!r}")
     if type(encoder.sliding_window) is not int or encoder.sliding_window < 1:
         raise UnsupportedModel(f"sliding_window must be at least 1, not {encoder.sliding_window!r}")
     chunk = lookahead + 1
@@ -77,7 +80,7 @@ def nemotron_asr_streaming(config: Any) -> TransducerSpec:
                 bands=encoder.num_mel_bins,
                 channels=encoder.subsampling_conv_channels,
                 layers=halvings,
-                kernel=encoder.subsampling_conv_kernel_size,
+                kernel=kernel,
                 scale=math.sqrt(hidden) if encoder.scale_input else 1.0,
             ),
             positions=None,

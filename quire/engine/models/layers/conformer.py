@@ -32,7 +32,7 @@ class ConformerBlock(nn.Module):
         hidden = model.hidden
         self.ffn1, self.ffn2 = (_feed_forward(spec, hidden) for _ in "12")
         self.attn = _attention(index, spec, model)
-        self.conv = ConformerConv(index, spec.conv, hidden)
+        self.conv = ConformerConv(2 * index + 1, spec.conv, hidden)
         norms = (make_norm(hidden, model.norm) for _ in range(5))
         self.ffn1_norm, self.attn_norm, self.conv_norm, self.ffn2_norm, self.out_norm = norms
         self.feedback = Feedback(hidden, spec.feedback) if spec.feedback else None
@@ -57,7 +57,7 @@ def _attention(index: int, spec: ConformerLayer, model: StackSpec) -> nn.Module:
         case RelativeAttention():
             return RelativeAttentionLayer(spec.attn, model.hidden)
         case ChunkedAttention():
-            return ChunkedAttentionLayer(index, spec.attn, model.hidden)
+            return ChunkedAttentionLayer(2 * index, spec.attn, model.hidden)
         case BlockAttention():
             return BlockAttentionLayer(spec.attn, model.hidden)
         case _:
@@ -81,9 +81,10 @@ class Feedback(nn.Module):
 class ConformerConv(nn.Module):
     """The layers of a `TimeConv`."""
 
-    def __init__(self, index: int, spec: TimeConv, hidden: int) -> None:
+    def __init__(self, state: int, spec: TimeConv, hidden: int) -> None:
+        """`state`: index of its state; see `TransducerSpec.states`."""
         super().__init__()
-        self.index = index
+        self.state = state
         self.spec = spec
         self.up = Linear(hidden, 2 * spec.size, bias=spec.bias)
         self.over_time = ConvWeights(spec.size, 1, spec.kernel, bias=spec.kernel_bias)
@@ -113,13 +114,14 @@ class ConformerConv(nn.Module):
 
     def _inputs(self, gated: Tensor, bounds: Sequence[tuple[int, int]], step: StepContext) -> list[Tensor]:
         """The columns that the convolution reads for each item: its own and those around them."""
-        spec, pieces = self.spec, step.pieces
+        spec, states = self.spec, step.states
         parts = [gated[begin:end] for begin, end in bounds]
-        if pieces is None:
+        if states is None:
             around = (spec.kernel - 1, 0) if spec.causal else (spec.kernel // 2, (spec.kernel - 1) // 2)
             return [F.pad(part, (0, 0, *around)) for part in parts]
-        joined = [torch.cat(pair) for pair in zip(pieces.columns(self.index), parts, strict=True)]
-        pieces.keep_columns(self.index, [columns[len(columns) - spec.kernel + 1 :].clone() for columns in joined])
+        (before,) = states.read(self.state)
+        joined = [torch.cat(pair) for pair in zip(before, parts, strict=True)]
+        states.write(self.state, [torch.stack([columns[len(columns) - spec.kernel + 1 :] for columns in joined])])
         return joined
 
 
@@ -185,9 +187,10 @@ class RelativeAttentionLayer(_RelativeProjections):
 class ChunkedAttentionLayer(_RelativeProjections):
     """The projections and attention of a `ChunkedAttention`. All chunks of a step are computed together."""
 
-    def __init__(self, index: int, spec: ChunkedAttention, hidden: int) -> None:
+    def __init__(self, state: int, spec: ChunkedAttention, hidden: int) -> None:
+        """`state`: index of its state; see `TransducerSpec.states`."""
         super().__init__(spec, hidden)
-        self.index = index
+        self.state = state
         self.spec = spec
         self.hidden = hidden
         self._distance_keys: Tensor | None = None
@@ -195,21 +198,20 @@ class ChunkedAttentionLayer(_RelativeProjections):
     def forward(self, x: Tensor, step: StepContext) -> Tensor:
         """(positions, hidden) to (positions, hidden): of each sequence whole chunks."""
         assert step.cu_seqlens is not None
-        assert step.pieces is not None
-        spec, pieces = self.spec, step.pieces
-        q, k, v = (part.unflatten(1, (spec.heads, -1)).transpose(0, 1) for part in self.qkv(x).chunk(3, 1))
-        keys, values, after = [], [], []
-        bounds = itertools.pairwise(step.cu_seqlens.tolist())
-        for (begin, end), (old_keys, old_values) in zip(bounds, pieces.attended(self.index), strict=True):
-            own_keys = torch.cat((old_keys, k[:, begin:end]), 1)
-            own_values = torch.cat((old_values, v[:, begin:end]), 1)
-            keys.append(self._windows(own_keys))
-            values.append(self._windows(own_values))
-            last_positions = slice(end - begin, None)
-            after.append((own_keys[:, last_positions].clone(), own_values[:, last_positions].clone()))
-        pieces.keep_attended(self.index, after)
-        queries = q.unflatten(1, (-1, spec.chunk)).transpose(0, 1)
-        attended = self._attend(queries, torch.cat(keys), torch.cat(values), pieces.valid)
+        assert step.states is not None
+        assert step.chunk_mask is not None
+        q, k, v = (part.unflatten(1, (self.spec.heads, -1)).transpose(0, 1) for part in self.qkv(x).chunk(3, 1))
+        lengths = step.cu_seqlens.diff().tolist()
+        windows, after = [], []
+        for before, new in zip(step.states.read(self.state), (k, v), strict=True):
+            joined = [torch.cat(pair, 1) for pair in zip(before, new.split(lengths, 1), strict=True)]
+            windows.append(torch.cat([self._windows(positions) for positions in joined]))
+            last = [positions[:, length:] for positions, length in zip(joined, lengths, strict=True)]
+            after.append(torch.stack(last))
+        step.states.write(self.state, after)
+        queries = q.unflatten(1, (-1, self.spec.chunk)).transpose(0, 1)
+        keys, values = windows
+        attended = self._attend(queries, keys, values, step.chunk_mask)
         out: Tensor = self.out(attended.transpose(1, 2).reshape(len(x), -1))
         return out
 

@@ -69,7 +69,7 @@ class ConvStemLayer(nn.Module):
 
 
 class StemState(NamedTuple):
-    """Input of the convolutions from earlier pieces.
+    """Input of the convolutions from earlier pieces, zero before the first one; see `CausalConvStem.state`.
 
     Attributes:
         columns: (2, channels), the last columns of features.
@@ -88,11 +88,6 @@ class CausalConvStemLayer(nn.Module):
         self.spec = spec
         self.conv1 = Linear(WIDTH * spec.channels, hidden, bias=True)
         self.conv2 = Linear(WIDTH * hidden, hidden, bias=True)
-        self._hidden = hidden
-
-    def start(self, like: Tensor) -> StemState:
-        """The state before the first piece: zeros with the dtype and the device of `like`."""
-        return StemState(like.new_zeros(WIDTH - 1, self.spec.channels), like.new_zeros(WIDTH - 2, self._hidden))
 
     def forward(self, features: Tensor, state: StemState) -> tuple[Tensor, StemState]:
         """(channels, columns), an even number of them, to (columns / 2, hidden), and the state after them."""
@@ -100,7 +95,7 @@ class CausalConvStemLayer(nn.Module):
         inner = activation(self.conv1(windows(columns, WIDTH)), self.spec.act, in_place=True)
         inner = torch.cat((state.inner, inner))
         x = activation(self.conv2(windows(inner, WIDTH, 2)), self.spec.act, in_place=True)
-        return x, StemState(columns[1 - WIDTH :].clone(), inner[2 - WIDTH :].clone())
+        return x, StemState(columns[1 - WIDTH :], inner[2 - WIDTH :])
 
 
 class ChunkedConvStemLayer(nn.Module):
@@ -232,38 +227,28 @@ class CausalConv2dStemLayer(nn.Module):
         self.first = ConvWeights(spec.channels, 1, *shape)
         self.channelwise = nn.ModuleList(ConvWeights(spec.channels, 1, *shape) for _ in range(pairs))
         self.pointwise = nn.ModuleList(ConvWeights(spec.channels, spec.channels, 1, 1) for _ in range(pairs))
-        self._bands = [spec.bands]
-        for _ in range(spec.layers):
-            self._bands.append(self._bands[-1] // 2 + 1)
-        self.linear = Linear(spec.channels * self._bands[-1], hidden, bias=True)
+        self.linear = Linear(spec.channels * spec.bands_of_layers[-1], hidden, bias=True)
 
-    def start(self, like: Tensor) -> list[Tensor]:
-        """The state before the first piece: of each convolution, columns that the next one reads.
-
-        They are (channels, columns, bands), with the dtype and the device of `like`.
-        """
-        sizes = [1, *[self.spec.channels] * (self.spec.layers - 1)]
-        return [
-            like.new_zeros(size, self.spec.kernel - 1, bands) for size, bands in zip(sizes, self._bands, strict=False)
-        ]
-
-    def forward(self, features: Tensor, state: Sequence[Tensor], *, last: bool) -> tuple[Tensor, list[Tensor]]:
-        """Compute the positions that are complete.
+    def forward(
+        self, features: Tensor, state: Sequence[Tensor], *, first: bool, last: bool
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Compute the positions that the next columns of a sequence complete.
 
         Args:
-            features: (bands, columns), the next columns of a sequence, so many that a position becomes complete.
-            state: the state before them.
-            last: no more columns follow, so that zeros complete a position.
+            features: (bands, columns): unless they are the last, no column lies behind those of the last position.
+            state: see `CausalConv2dStem.state`.
+            first: no columns precede them.
+            last: no more columns follow, so that a zero completes a position.
 
         Returns:
             (positions, hidden), and the state behind them.
         """
         x, after = features.T[None], []
-        for number, held in enumerate(state):
-            columns = torch.cat((held, x), 1)
-            count = (columns.shape[1] - self.spec.kernel) // 2 + 1
-            after.append(columns[:, 2 * count :].clone())
-            x = F.relu(self._convolved(number, F.pad(columns, (self.spec.kernel - 1, 1, 0, int(last)))))
+        for number, before in enumerate(state):
+            columns = torch.cat((before, x), 1)
+            after.append(columns[:, x.shape[1] :])
+            # One column of zeros more than the state has precedes the first one.
+            x = F.relu(self._convolved(number, F.pad(columns, (self.spec.kernel - 1, 1, int(first), int(last)))))
         flat = x.transpose(0, 1).flatten(1).contiguous()  # (positions, channels * bands)
         return scaled(self.linear(flat), self.spec.scale), after
 

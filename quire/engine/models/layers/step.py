@@ -8,7 +8,6 @@ from torch import Tensor
 
 from quire.engine.models.layers.inputs import NO_LORA, LoRAIds, StepAttention, StepCrossAttention, StepStates
 from quire.engine.models.layers.linear import LoRARows
-from quire.engine.models.layers.pieces import Pieces
 from quire.engine.models.specs.rope import Rope
 from quire.kernels import gpu
 from quire.kernels.lora import sort_rows
@@ -51,8 +50,8 @@ class StepContext:
         relative_positions: (rows, hidden) the table that `DisentangledAttentionLayer` reads.
         cross: the step's cross-attention; None in models without it.
         lora: rows that adapters apply to; None: none.
-        states: the states of sequences; None in models without them.
-        pieces: the pieces of audio of the step; None in models that encode audio whole.
+        states: the states of sequences; None in models without them, also those that encode audio whole.
+        chunk_mask: (chunks, positions) bool: the positions that each chunk of a `ChunkedAttention` can attend to exist.
     """
 
     ropes: dict[Rope, CosSin]
@@ -65,7 +64,7 @@ class StepContext:
     cross: StepCrossAttention | None = None
     lora: StepLoRA | None = None
     states: StepStates | None = None
-    pieces: Pieces | None = None
+    chunk_mask: Tensor | None = None
 
     def lora_rows(self, *, last_layer: bool) -> LoRARows | None:
         """The rows of the tokens behind a layer's attention that adapters apply to; None: none."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -10,10 +11,9 @@ from torch import Tensor, nn
 
 from quire.engine.client.convolutions import count_positions
 from quire.engine.models.layers.conformer import sinusoids
-from quire.engine.models.layers.inputs import StepAttention
+from quire.engine.models.layers.inputs import StepAttention, StepStates
 from quire.engine.models.layers.linear import Linear
 from quire.engine.models.layers.norm import LayerNorm, RMSNorm, make_norm
-from quire.engine.models.layers.pieces import Pieces
 from quire.engine.models.layers.positions import make_positions
 from quire.engine.models.layers.query_projector import QueryProjectorLayer
 from quire.engine.models.layers.relative_bias import RelativeBiasTable
@@ -29,6 +29,7 @@ from quire.engine.models.specs.audio import (
     QueryProjector,
     RelativeAttention,
 )
+from quire.engine.models.specs.cache import StateDtype
 from quire.engine.models.specs.decoder import AudioEncoderSpec, ConformerLayer, CTCSpec, GroupedQueryAttention
 from quire.engine.models.specs.rope import Rope
 from quire.kernels.activation import activation
@@ -56,6 +57,11 @@ class AudioEncoder(LayerStack):
     def sample(self) -> Tensor:
         """A parameter that is never packed: it has the dtype and the device of features."""
         return next(module.weight for module in self.modules() if isinstance(module, LayerNorm | RMSNorm))
+
+    @property
+    def state_dtype(self) -> StateDtype:
+        """The dtype of what it keeps of audio that arrives in pieces."""
+        return cast("StateDtype", str(self.sample.dtype).removeprefix("torch."))
 
     def embed(self, features: Tensor, columns: int, before: int = 0) -> Tensor:
         """The input of the layers for one item.
@@ -86,7 +92,8 @@ class AudioEncoder(LayerStack):
         attend: StepAttention,
         cu_seqlens: Tensor,
         positions: Tensor | None = None,
-        pieces: Pieces | None = None,
+        states: StepStates | None = None,
+        chunk_mask: Tensor | None = None,
     ) -> list[Tensor]:
         """Encode items.
 
@@ -95,7 +102,8 @@ class AudioEncoder(LayerStack):
             attend: attention within each item.
             cu_seqlens: see `ModelInputs`.
             positions: (positions,) int64, of all items; None: each begins at 0.
-            pieces: states of the layers, if the items are pieces of audio.
+            states: those of the layers, if the items are pieces of audio.
+            chunk_mask: see `StepContext`.
 
         Returns:
             (tokens, size) of each item.
@@ -112,7 +120,8 @@ class AudioEncoder(LayerStack):
             cu_seqlens=cu_seqlens,
             relative_bias=None if self.relative_bias is None else self.relative_bias(),
             relative_positions=distances,
-            pieces=pieces,
+            states=states,
+            chunk_mask=chunk_mask,
         )
         x = self._encode(_concatenated(items), step)
         if self.spec.averaged > 1:

@@ -15,6 +15,7 @@ from quire.engine.models.networks.audio_encoder import AudioEncoder
 from quire.engine.models.networks.stack import TransformerLayer
 from quire.engine.models.networks.transformer import Transformer
 from quire.engine.models.networks.vision_encoder import VisionEncoder
+from quire.engine.models.specs.audio import CausalConvStem
 from quire.engine.models.specs.cache import CacheGroup, CacheShape
 from quire.engine.models.specs.decoder import DecoderSpec
 from quire.kernels.softcap import softcap
@@ -134,7 +135,16 @@ class Decoder(Transformer):
 
     def cache_groups(self, context_len: int) -> tuple[CacheGroup, ...]:
         assert isinstance(self.spec, DecoderSpec)
-        return self.spec.cache_groups(context_len)
+        groups = self.spec.cache_groups(context_len)
+        if self.encoder is None or not isinstance(self.encoder.spec.stem, CausalConvStem):
+            return groups
+        state = self.encoder.spec.stem.state(self.encoder.spec.hidden, self.encoder.state_dtype)
+        return (*groups, CacheGroup(state, (self.stem_state,)))
+
+    @property
+    def stem_state(self) -> int:
+        """The index of the state of the encoder's stem, if audio arrives in pieces: behind those of the layers."""
+        return len(self.layers)
 
     def cross_keys_and_values(self, encoded: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
         """Index, keys and values of each layer with cross-attention; see `CrossAttentionLayer.keys_and_values`."""

@@ -4,45 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quire.engine.models.layers.embedding import Embedding
-from quire.engine.models.layers.inputs import StepAttention
+from quire.engine.models.layers.inputs import StepAttention, StepStates
 from quire.engine.models.layers.linear import Linear
 from quire.engine.models.layers.lstm import LSTM
-from quire.engine.models.layers.pieces import LayerState, Pieces
 from quire.engine.models.layers.stem import CausalConv2dStemLayer
 from quire.engine.models.networks.audio_encoder import AudioEncoder
-from quire.engine.models.specs.audio import ChunkedAttention, TimeConv
-from quire.engine.models.specs.decoder import ConformerLayer, TransducerSpec
+from quire.engine.models.specs.audio import ChunkedAttention
+from quire.engine.models.specs.cache import CacheGroup, group_layers
+from quire.engine.models.specs.decoder import TransducerSpec
 from quire.kernels.activation import activation
 
 
-@dataclass(frozen=True, slots=True)
-class EncoderState:
-    """The state of the encoder of a sequence, of a fixed size.
+class PredictionState(NamedTuple):
+    """The states of the prediction network of several sequences: the arrays of `TransducerSpec.prediction_state`.
 
     Attributes:
-        stem: see `CausalConv2dStemLayer.start`.
-        layers: state of each layer.
-        positions: number of positions before.
-    """
-
-    stem: Sequence[Tensor]
-    layers: Sequence[LayerState]
-    positions: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class PredictionState:
-    """The state of the prediction network, of one sequence or (with a first dimension) several.
-
-    Attributes:
-        hidden, cell: (layers, size).
-        output: (size,), of the network.
+        hidden, cell: (rows, layers, size).
+        output: (rows, size), of the network.
     """
 
     hidden: Tensor
@@ -56,12 +41,12 @@ class Piece:
 
     Attributes:
         features: (bands, columns).
-        state: state of the encoder before it.
+        start: number of positions before it.
         last: no audio follows. Otherwise whole chunks of positions become complete.
     """
 
     features: Tensor
-    state: EncoderState
+    start: int
     last: bool
 
 
@@ -77,55 +62,40 @@ class TransducerModel(nn.Module):
         self.predicted = Linear(spec.hidden, spec.hidden, bias=True)
         self.head = Linear(spec.hidden, spec.vocab, bias=True)
 
-    @property
-    def state_bytes(self) -> int:
-        """Bytes of the states of a sequence, for the dtype of the model."""
-        state, prediction = self.start_encoder(), self.start_prediction()
-        tensors = [*state.stem, prediction.hidden, prediction.cell, prediction.output]
-        for layer in state.layers:
-            tensors += [layer.keys, layer.values, layer.columns]
-        return sum(tensor.nbytes for tensor in tensors)
+    def cache_groups(self) -> tuple[CacheGroup, ...]:
+        """Return what is kept of a sequence; the layers of the groups are indices of `TransducerSpec.states`."""
+        return group_layers(self.spec.states(self.encoder.state_dtype), 0)
 
-    def start_encoder(self) -> EncoderState:
-        """The state of the encoder before the first piece."""
-        like, layers = self.encoder.sample, []
-        for layer in self.spec.encoder.layers:
-            attn, conv = _conformer(layer)
-            nothing = like.new_zeros(attn.heads, attn.past, attn.head_dim)
-            layers.append(LayerState(nothing, nothing, like.new_zeros(conv.kernel - 1, conv.size)))
-        return EncoderState(self._stem.start(like), layers)
-
-    def start_prediction(self) -> PredictionState:
-        """The state of the prediction network of a sequence before its first step."""
-        zeros = self.encoder.sample.new_zeros(self.spec.lstm_layers, self.spec.hidden)
-        return PredictionState(zeros, zeros, zeros[0])
-
-    def encode(self, pieces: Sequence[Piece], attend: StepAttention) -> tuple[list[Tensor], list[EncoderState]]:
+    def encode(self, pieces: Sequence[Piece], states: StepStates, attend: StepAttention) -> list[Tensor]:
         """Encode pieces of different sequences together.
 
         Args:
             pieces: the next piece of each.
-            attend: not called: attention is that of `Pieces`.
+            states: those of the same sequences.
+            attend: not called: the layers attend to their states.
 
         Returns:
-            For each piece (positions, hidden), and the state behind it.
+            For each piece (positions, hidden).
         """
-        size = self.spec.chunk
-        embedded, stems = [], []
-        for piece in pieces:
-            x, stem = self._stem(piece.features, piece.state.stem, last=piece.last)
-            embedded.append(x)
-            stems.append(stem)
+        embedded = self._embedded(pieces, states)
         lengths = [len(x) for x in embedded]
-        filled = [F.pad(x, (0, 0, 0, -len(x) % size)) for x in embedded]
+        filled = [F.pad(x, (0, 0, 0, -len(x) % self.spec.chunk)) for x in embedded]
         offsets = torch.tensor([0, *map(len, filled)]).cumsum(0)
-        step = Pieces([piece.state.layers for piece in pieces], self._valid(pieces, lengths))
-        encoded = self.encoder.run(filled, attend, offsets, pieces=step)
-        states = [
-            EncoderState(stem, layers, piece.state.positions + length)
-            for piece, length, stem, layers in zip(pieces, lengths, stems, step.after(), strict=True)
-        ]
-        return [part[:length] for part, length in zip(encoded, lengths, strict=True)], states
+        mask = self._chunk_mask(pieces, lengths)
+        encoded = self.encoder.run(filled, attend, offsets, states=states, chunk_mask=mask)
+        return [part[:length] for part, length in zip(encoded, lengths, strict=True)]
+
+    def _embedded(self, pieces: Sequence[Piece], states: StepStates) -> list[Tensor]:
+        """The input of the encoder's layers for each piece: (positions, hidden)."""
+        stem, index = self.encoder.stem, self.spec.stem_state
+        assert isinstance(stem, CausalConv2dStemLayer)
+        embedded, after = [], []
+        for piece, *before in zip(pieces, *states.read(index), strict=True):
+            x, state = stem(piece.features, before, first=not piece.start, last=piece.last)
+            embedded.append(x)
+            after.append(state)
+        states.write(index, [torch.stack(arrays) for arrays in zip(*after, strict=True)])
+        return embedded
 
     def predict(self, tokens: Tensor, state: PredictionState) -> PredictionState:
         """Append a token to each of several sequences. tokens: (rows,) int64; the state has rows."""
@@ -138,25 +108,15 @@ class TransducerModel(nn.Module):
         logits: Tensor = self.head(joined, out_dtype=torch.float32)
         return logits
 
-    @property
-    def _stem(self) -> CausalConv2dStemLayer:
-        stem = self.encoder.stem
-        assert isinstance(stem, CausalConv2dStemLayer)
-        return stem
-
-    def _valid(self, pieces: Sequence[Piece], lengths: Sequence[int]) -> Tensor:
-        """Which positions of the window of each chunk exist; see `Pieces`."""
-        size, past = self.spec.chunk, _conformer(self.spec.encoder.layers[0])[0].past
+    def _chunk_mask(self, pieces: Sequence[Piece], lengths: Sequence[int]) -> Tensor:
+        """Which positions of the window of each chunk exist; see `StepContext`."""
+        attn = self.spec.encoder.layers[0].attn
+        assert isinstance(attn, ChunkedAttention)
+        size, past = self.spec.chunk, attn.past
         firsts, ends = [], []
         for piece, length in zip(pieces, lengths, strict=True):
             chunks = -(-length // size)
-            firsts += [piece.state.positions + chunk * size - past for chunk in range(chunks)]
-            ends += [piece.state.positions + length] * chunks
+            firsts += [piece.start + chunk * size - past for chunk in range(chunks)]
+            ends += [piece.start + length] * chunks
         positions = torch.tensor(firsts)[:, None] + torch.arange(past + size)
         return ((positions >= 0) & (positions < torch.tensor(ends)[:, None])).to(self.encoder.sample.device)
-
-
-def _conformer(layer: object) -> tuple[ChunkedAttention, TimeConv]:
-    assert isinstance(layer, ConformerLayer)
-    assert isinstance(layer.attn, ChunkedAttention)
-    return layer.attn, layer.conv

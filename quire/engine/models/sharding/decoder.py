@@ -33,8 +33,6 @@ def check_parallel(config: ModelConfig) -> None:
         what = "models for embeddings, classification or scores"
     elif not isinstance(config.spec, DecoderSpec) or config.spec.encoder is not None:
         what = "models with audio"
-    elif config.spec.has_states:
-        what = "models with recurrent layers"
     else:
         return
     raise UnsupportedModel(

@@ -15,6 +15,7 @@ from quire.engine.models.specs.decoder import (
     Layer,
     MoE,
     QKNorm,
+    Recurrence,
 )
 
 _DivisibleAttention = GroupedQueryAttention | LatentAttention
@@ -59,7 +60,8 @@ def shard(spec: DecoderSpec, rank: int, size: int, *, expert_parallel: bool = Fa
 
     A rank has some of the heads, some of the elements between the two projections of a feed-forward, and some of the
     vocabulary, which is padded to a multiple of `size`. Key heads are replicated if there are fewer than ranks, and
-    the cache of latent attention always is. The spec must be divisible, see `check_divisible`.
+    the cache of latent attention and whole recurrent layers with their states always are. The spec must be divisible,
+    see `check_divisible`.
 
     Args:
         spec: a whole decoder, or a stage of one.
@@ -86,6 +88,8 @@ def padded_vocab(vocab: int, size: int) -> int:
 
 
 def _shard_attention(attn: Attention, rank: int, size: int) -> Attention:
+    if isinstance(attn, Recurrence):
+        return attn
     assert isinstance(attn, _DivisibleAttention)
     heads = attn.heads // size
     if isinstance(attn, LatentAttention):
@@ -145,10 +149,12 @@ def _problem(spec: DecoderSpec, size: int, expert_parallel: bool) -> str | None:
 
 def _attention_problem(layer: Layer, size: int) -> str | None:
     attn = layer.attn
-    if not isinstance(attn, _DivisibleAttention):
+    if not isinstance(attn, _DivisibleAttention | Recurrence):
         return attn.description
     if layer.cross is not None:
         return "cross-attention"
+    if isinstance(attn, Recurrence):
+        return None
     if attn.heads % size:
         return f"{attn.heads} attention heads"
     if isinstance(attn, LatentAttention):

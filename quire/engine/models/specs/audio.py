@@ -10,6 +10,7 @@ from enum import Enum
 from typing import ClassVar
 
 from quire.engine.client.convolutions import Convolution
+from quire.engine.models.specs.cache import StateArray, StateCache, StateDtype
 from quire.engine.models.specs.part import SpecPart
 
 
@@ -53,6 +54,13 @@ class CausalConvStem(SpecPart):
     def convolutions(self) -> tuple[Convolution, ...]:
         """A convolution with as many positions, for an even number of columns."""
         return (Convolution(2, 2),)
+
+    def state(self, hidden: int, dtype: StateDtype) -> StateCache:
+        """Return what it keeps: the last columns, and the last position of the first convolution's output.
+
+        `hidden`: elements of a position.
+        """
+        return StateCache((StateArray((2, self.channels), dtype), StateArray((1, hidden), dtype)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,6 +195,23 @@ class CausalConv2dStem(SpecPart):
         """Convolutions over time with as many positions; see `count_positions`."""
         return (Convolution(2, 2, 1),) * self.layers
 
+    @property
+    def bands_of_layers(self) -> tuple[int, ...]:
+        """The bands that each convolution reads, and those of the result."""
+        bands = [self.bands]
+        for _ in range(self.layers):
+            bands.append(bands[-1] // 2 + 1)
+        return tuple(bands)
+
+    def state(self, dtype: StateDtype) -> StateCache:
+        """Return what it keeps behind a number of columns that completes a position of the result.
+
+        These are the last columns of each convolution's input: (channels, columns, bands).
+        """
+        channels = (1, *(self.channels,) * (self.layers - 1))
+        shapes = zip(channels, self.bands_of_layers, strict=False)
+        return StateCache(tuple(StateArray((count, self.kernel - 2, bands), dtype) for count, bands in shapes))
+
 
 @dataclass(frozen=True, kw_only=True)
 class LinearStem(SpecPart):
@@ -310,6 +335,11 @@ class ChunkedAttention(SpecPart):
     past: int
     bias: bool = True
 
+    def state(self, dtype: StateDtype) -> StateCache:
+        """Return what it keeps: keys and values of the positions before a chunk."""
+        array = StateArray((self.heads, self.past, self.head_dim), dtype)
+        return StateCache((array, array))
+
 
 @dataclass(frozen=True, kw_only=True)
 class BlockAttention(SpecPart):
@@ -357,6 +387,10 @@ class TimeConv(SpecPart):
     causal: bool = False
     mixes: bool = False
     norm: float | None = None
+
+    def state(self, dtype: StateDtype) -> StateCache:
+        """Return what it keeps if it is causal: the last positions that its convolution reads."""
+        return StateCache((StateArray((self.kernel - 1, self.size), dtype),))
 
 
 Stem = ConvStem | CausalConvStem | ChunkedConvStem | WaveStem | Conv2dStem | CausalConv2dStem | LinearStem

@@ -8,6 +8,7 @@ from math import prod
 from typing import Literal
 
 _MOST_GROUPS = 8  # that grow: each costs some microseconds of every step
+StateDtype = Literal["float32", "bfloat16", "float16"]
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class StateArray:
     """An array of a state, zero before the first token. `dtype`: its name in torch; configs are read without that."""
 
     shape: tuple[int, ...]
-    dtype: Literal["float32", "bfloat16"]
+    dtype: StateDtype
 
     @property
     def nbytes(self) -> int:

@@ -14,6 +14,7 @@ from typing_extensions import override
 
 from quire.engine.models.specs.audio import (
     BlockAttention,
+    CausalConv2dStem,
     ChunkedAttention,
     Positions,
     Projector,
@@ -27,7 +28,9 @@ from quire.engine.models.specs.cache import (
     CacheShape,
     FullCache,
     LatentCache,
+    StateArray,
     StateCache,
+    StateDtype,
     TokenCache,
     WindowCache,
     group_layers,
@@ -497,6 +500,31 @@ class TransducerSpec(SpecPart):
     chunk: int
     family: str = ""
 
+    @property
+    def stem_state(self) -> int:
+        """The index of the stem's state."""
+        return 2 * len(self.encoder.layers)
+
+    @property
+    def prediction_state(self) -> int:
+        """The index of the prediction network's state."""
+        return self.stem_state + 1
+
+    def states(self, dtype: StateDtype) -> tuple[StateCache, ...]:
+        """Return what is kept of a sequence between pieces of its audio; `dtype`: that of activations.
+
+        For each layer of the encoder what its attention keeps, then what its convolution keeps; the stem's; that of the
+        prediction network: the LSTM's outputs and cells, and the output of the network.
+        """
+        kinds = list[StateCache]()
+        for layer in self.encoder.layers:
+            assert isinstance(layer, ConformerLayer)
+            assert isinstance(layer.attn, ChunkedAttention)
+            kinds += (layer.attn.state(dtype), layer.conv.state(dtype))
+        assert isinstance(self.encoder.stem, CausalConv2dStem)
+        lstm = StateArray((self.lstm_layers, self.hidden), dtype)
+        return (*kinds, self.encoder.stem.state(dtype), StateCache((lstm, lstm, StateArray((self.hidden,), dtype))))
+
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderSpec(TransformerSpec):
@@ -523,11 +551,6 @@ class DecoderSpec(TransformerSpec):
     def has_cross_attention(self) -> bool:
         """Whether layers read the encoder's output."""
         return any(layer.cross is not None for layer in self.layers)
-
-    @property
-    def has_states(self) -> bool:
-        """Whether layers read earlier tokens from a state."""
-        return any(isinstance(layer.attn, Recurrence) for layer in self.layers)
 
     def cache_groups(self, context_len: int) -> tuple[CacheGroup, ...]:
         """Return the groups of its layers; see `group_layers`."""
