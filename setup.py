@@ -1,10 +1,11 @@
-"""The compiled kernels; all else about the package is in pyproject.toml, which cannot list files by pattern."""
+"""The compiled kernels and the resizing of pictures; all else about the package is in pyproject.toml, which cannot list files by pattern."""
 
 from glob import glob
 
 from setuptools import Extension, setup
 
 CSRC = "quire/kernels/csrc"
+PICTURES = "quire/multimodal/pictures"
 
 setup(
     ext_modules=[
@@ -26,6 +27,13 @@ setup(
             ],
             extra_link_args=["-fopenmp"],
             optional=True,  # without a compiler it is left out, and the torch references run
-        )
+        ),
+        Extension(
+            f"{PICTURES.replace('/', '.')}._resample",
+            sources=[f"{PICTURES}/csrc/resample.cpp"],
+            language="c++",
+            extra_compile_args=["-std=c++20", "-O3", "-g0", "-ffp-contract=off", "-Wno-psabi"],
+            optional=True,  # without a compiler it is left out, and Pillow resizes
+        ),
     ],
 )

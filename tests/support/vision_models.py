@@ -22,6 +22,7 @@ from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3I
 from transformers.models.llava_next.image_processing_pil_llava_next import LlavaNextImageProcessorPil
 from transformers.models.llava_onevision.image_processing_pil_llava_onevision import LlavaOnevisionImageProcessorPil
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
@@ -59,7 +60,27 @@ _VISION = {
 _LARGER = {**_VISION, "image_size": 56}
 _SIGLIP = {"model_type": "siglip_vision_model", **_VISION, "vision_use_head": False}
 _CANVASES = [[28, 56], [56, 28], [56, 56], [28, 84]]
-_QWEN_VISION = {"depth": 1, "hidden_size": 32, "out_hidden_size": 64, "num_heads": 2, "intermediate_size": 48}
+_QWEN_VISION = {
+    "depth": 2,
+    "hidden_size": 32,
+    "out_hidden_size": 64,
+    "num_heads": 2,
+    "intermediate_size": 48,
+    "patch_size": 14,
+    "window_size": 56,
+    "fullatt_block_indexes": [1],
+}
+_QWEN3_VISION = {
+    "depth": 3,
+    "hidden_size": 32,
+    "out_hidden_size": 64,
+    "num_heads": 2,
+    "intermediate_size": 48,
+    "patch_size": 14,
+    "num_position_embeddings": 16,
+    "deepstack_visual_indexes": [0, 1],
+}
+_QWEN_TOKENS = {"image_token_id": _PICTURE, "video_token_id": 293, "vision_start_token_id": 294}
 _PERCEIVER = {
     "resampler_n_latents": 4,
     "resampler_depth": 1,
@@ -151,29 +172,42 @@ COMPOSITES: dict[str, tuple[str, dict[str, Any]]] = {
         "qwen2_vl",
         _config(
             "qwen2_vl_text",
-            {"depth": 1, "embed_dim": 32, "hidden_size": 64, "num_heads": 2, "patch_size": 14, "in_channels": 3},
+            {"depth": 2, "embed_dim": 32, "hidden_size": 64, "num_heads": 2, "patch_size": 14, "in_channels": 3},
             text_fields={"rope_parameters": _MROPE},
+            **_QWEN_TOKENS,
         ),
     ),
     "qwen2_5_vl": (
         "qwen2_5_vl",
-        _config("qwen2_5_vl_text", {**_QWEN_VISION, "patch_size": 14}, text_fields={"rope_parameters": _MROPE}),
+        _config("qwen2_5_vl_text", _QWEN_VISION, text_fields={"rope_parameters": _MROPE}, **_QWEN_TOKENS),
     ),
     "qwen2_5_vl-tied": (
         "qwen2_5_vl",
         _config(
             "qwen2_5_vl_text",
-            {**_QWEN_VISION, "patch_size": 14},
+            _QWEN_VISION,
             text_fields={"rope_parameters": _MROPE},
             tie_word_embeddings=True,
+            **_QWEN_TOKENS,
         ),
     ),
     "qwen3_vl": (
         "qwen3_vl",
         _config(
             "qwen3_vl_text",
-            {**_QWEN_VISION, "patch_size": 14, "deepstack_visual_indexes": [0]},
+            _QWEN3_VISION,
             text_fields={"rope_parameters": {**_MROPE, "mrope_interleaved": True}},
+            **_QWEN_TOKENS,
+        ),
+    ),
+    "qwen3_vl_moe": (
+        "qwen3_vl_moe",
+        _config(
+            "qwen3_vl_moe_text",
+            _QWEN3_VISION,
+            text_fields={"rope_parameters": {**_MROPE, "mrope_interleaved": True}, "decoder_sparse_step": 1}
+            | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "mlp_only_layers": [1]},
+            **_QWEN_TOKENS,
         ),
     ),
     "smolvlm": (
@@ -219,11 +253,13 @@ class Eyes:
         processor: its image processor.
         inputs: the arguments of `generate` for pictures, of which there is at least one.
         written: changes of the processor's fields in the config that is saved.
+        typed: `generate` is told which tokens stand for pictures.
     """
 
     processor: Any
     inputs: Callable[[Any, list[Image.Image]], dict[str, torch.Tensor]]
     written: dict[str, Any]
+    typed: bool = False
 
 
 def _inputs(names: Sequence[str], processor: Any, pictures: list[Image.Image]) -> dict[str, torch.Tensor]:
@@ -239,6 +275,9 @@ _FIXED = partial(_inputs, ("pixel_values",))
 _SIZED = partial(_inputs, ("pixel_values", "image_sizes"))
 _CLIP = {"size": {"shortest_edge": 28}, "crop_size": {"height": 28, "width": 28}}
 _TILES = {"size": {"longest_edge": 112}, "max_image_size": {"longest_edge": 56}}
+_GRIDS = partial(_inputs, ("pixel_values", "image_grid_thw"))
+_MIDDLE = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+_AREA = {"shortest_edge": 28 * 28 * 2, "longest_edge": 28 * 28 * 12}
 # Those that read pictures, by case. The longest edge of Pixtral's is not a multiple of its patches.
 SEES: dict[str, Eyes] = {
     "idefics3": Eyes(Idefics3ImageProcessorPil(**_TILES), _nested_inputs, {}),
@@ -265,6 +304,10 @@ SEES: dict[str, Eyes] = {
         _SIZED,
         {"patch_size": {"height": 14, "width": 14}},
     ),
+    "qwen2_vl": Eyes(Qwen2VLImageProcessorPil(size=_AREA), _GRIDS, {}, typed=True),
+    "qwen2_5_vl": Eyes(Qwen2VLImageProcessorPil(size=_AREA), _GRIDS, {}, typed=True),
+    "qwen3_vl": Eyes(Qwen2VLImageProcessorPil(size=_AREA, **_MIDDLE), _GRIDS, {}, typed=True),
+    "qwen3_vl_moe": Eyes(Qwen2VLImageProcessorPil(size=_AREA, **_MIDDLE), _GRIDS, {}, typed=True),
     "smolvlm": Eyes(SmolVLMImageProcessorPil(**_TILES), _nested_inputs, {}),
 }
 
@@ -334,6 +377,9 @@ def expected_of_pictures(
     ids = torch.tensor([prompt])
     eyes = SEES[case]
     inputs = eyes.inputs(eyes.processor, pictures) if pictures else {}
+    if eyes.typed:
+        inputs["mm_token_type_ids"] = (ids == _PICTURE).int()
+        model.model.rope_deltas = None  # of the call before
     with torch.inference_mode():
         out = model.generate(
             input_ids=ids,

@@ -1,4 +1,7 @@
 // A realtime session: audio of the microphone goes out, captions come back.
+
+import { address, apiKey, call } from "./server.js";
+
 const RATE = 24000;
 const HIGHEST_BACKLOG = 1 << 20; // bytes that may wait to be sent, about 15 seconds of audio
 
@@ -11,12 +14,12 @@ export class Captions {
     this.starts = new Map();
   }
 
-  async start({ model, language, key }) {
+  async start({ model, language }) {
     try {
       this.stream = await navigator.mediaDevices.getUserMedia({
         audio: { channelCount: 1, echoCancellation: true, noiseSuppression: true, autoGainControl: true },
       });
-      await this.open(model, language, key);
+      await this.open(model, language);
       await this.record();
     } catch (error) {
       this.stop();
@@ -38,18 +41,19 @@ export class Captions {
     }
   }
 
-  async open(model, language, key) {
-    const url = new URL("v1/realtime", document.baseURI);
+  async open(model, language) {
+    const url = address("v1/realtime");
     url.protocol = url.protocol.replace("http", "ws");
     url.searchParams.set("model", model);
-    const protocols = key ? ["realtime", `openai-insecure-api-key.${await secretFor(key)}`] : ["realtime"];
+    const protocols = apiKey() ? ["realtime", `openai-insecure-api-key.${await clientSecret()}`] : ["realtime"];
     this.socket = new WebSocket(url, protocols);
     this.socket.onmessage = (message) => this.receive(JSON.parse(message.data));
     await new Promise((resolve, reject) => {
       this.socket.onopen = resolve;
       this.socket.onclose = () => reject(new Error("The server has refused the session."));
     });
-    this.socket.onclose = (event) => this.on.closed(event.code === 1000 || this.stopping ? "" : event.reason || "The connection was lost.");
+    this.socket.onclose = (event) =>
+      this.on.closed(event.code === 1000 || this.stopping ? "" : event.reason || "The connection was lost.");
     const transcription = { model, ...(language && { language }) };
     const input = { format: { type: "audio/pcm", rate: RATE }, transcription };
     this.socket.send(JSON.stringify({ type: "session.update", session: { type: "transcription", audio: { input } } }));
@@ -115,11 +119,8 @@ export class Captions {
 }
 
 // A key that expires, because the subprotocol in which a browser has to send it may be logged on the way.
-async function secretFor(key) {
-  const headers = { Authorization: `Bearer ${key}`, "Content-Type": "application/json" };
-  const url = new URL("v1/realtime/client_secrets", document.baseURI);
-  const answer = await fetch(url, { method: "POST", headers, body: "{}" });
-  const body = await answer.json();
-  if (!answer.ok) throw new Error(body.error?.message ?? `status ${answer.status}`);
-  return body.value;
+async function clientSecret() {
+  const headers = { "Content-Type": "application/json" };
+  const answer = await call("v1/realtime/client_secrets", { method: "POST", headers, body: "{}" });
+  return (await answer.json()).value;
 }

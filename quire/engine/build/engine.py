@@ -12,6 +12,7 @@ from functools import partial
 from typing import cast
 
 import psutil
+import torch
 from msgspec import structs
 from tqdm import tqdm
 
@@ -24,7 +25,7 @@ from quire.engine.build.delayed_streams import delayed_streams_of
 from quire.engine.build.executor import ExecutorBuild, closing_after_errors, encoder_executor
 from quire.engine.build.ranks import Ranks, set_threads
 from quire.engine.build.transducer import build_transducer
-from quire.engine.build.warm_up import decoder_limits, decoder_plans, warm_up, warm_up_encoder
+from quire.engine.build.warm_up import decoder_limits, decoder_plans, smallest_picture, warm_up, warm_up_encoder
 from quire.engine.client.errors import FrontEndClosed
 from quire.engine.client.model_info import Generates, ModelInfo, ModelKind, Transcribes
 from quire.engine.client.protocol import CoreDied, Ping, Pong, Ready, Shutdown
@@ -286,6 +287,7 @@ def _build_decoder(
         if device.compiles_kernels and streaming is None:
             plans = decoder_plans(decoder_limits(loaded, kind, options, context_len, num_blocks, plan.groups))
             warm_up(executor, plans, poll, executor.max_steps_in_flight if ranks is None else 1)
+            _warm_up_vision(loaded)
     stages = config.parallel.pipeline_parallel_size
     schedule = partial(_scheduler, options, plan.groups, context_len, num_blocks, stages)
     core = EngineCore(
@@ -300,6 +302,14 @@ def _build_decoder(
     )
     cache_bytes = num_blocks * plan.block_bytes + (0 if ranks is None else ranks.cache_bytes)
     return _Built(core, num_blocks, cache_bytes, 0 if available is None else available.step_bytes)
+
+
+@torch.inference_mode()
+def _warm_up_vision(loaded: LoadedModel) -> None:
+    """Compile the kernels that encode pictures."""
+    vision = cast("Decoder", loaded.model).vision if loaded.pictures is not None else None
+    if vision is not None and loaded.pictures is not None:
+        vision.encode(smallest_picture(loaded.pictures.info.geometry))
 
 
 def _cached_embeddings(loaded: LoadedModel, options: EngineOptions) -> int:

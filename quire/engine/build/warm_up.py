@@ -21,8 +21,9 @@ from quire.config.options import EngineOptions
 from quire.engine.client.audio import AudioInfo
 from quire.engine.client.convolutions import count_columns
 from quire.engine.client.model_info import Generates, ModelKind, Pools, Transcribes
+from quire.engine.client.pictures import AnyResolution, Geometry, PatchRows, SmartResize, SplitTiles
 from quire.engine.client.pooling_params import PoolingParams
-from quire.engine.client.protocol import AddRequest, AudioItem
+from quire.engine.client.protocol import AddRequest, AudioItem, PictureItem
 from quire.engine.client.sampling_params import SamplingParams
 from quire.engine.client.token_mask import token_mask
 from quire.engine.execution.executor import Executor, PendingStep
@@ -243,6 +244,26 @@ def _encoded(columns: int, audio: AudioInfo) -> EncodedItem:
     features = np.zeros((audio.num_mel_bins, columns + audio.columns_after), np.float32)
     item = AudioItem(hash=b"0", length=audio.lengths.tokens(columns), features=features, encoded_columns=columns)
     return EncodedItem(_key(columns), item)
+
+
+def smallest_picture(geometry: Geometry) -> PictureItem:
+    """A black picture of few tokens. Their number is not right: it is for encoders only, which do not read it."""
+    images, original = 1, None
+    match geometry:
+        case SmartResize():
+            height = width = 2 * geometry.multiple
+        case PatchRows():
+            height = width = 2 * geometry.patch
+        case SplitTiles():
+            height = width = geometry.tile
+        case AnyResolution():
+            height = width = geometry.tile
+            original = geometry.canvases[0]
+            images += original[0] * original[1] // geometry.tile**2
+        case _:
+            height, width = geometry.height, geometry.width
+    pixels = np.zeros((images, height, width, 3), np.uint8)
+    return PictureItem(hash=b"", length=2, pixels=pixels, original_size=original)
 
 
 def _key(columns: int) -> bytes:

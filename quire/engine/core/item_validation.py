@@ -8,7 +8,7 @@ import numpy as np
 
 from quire.engine.client.audio import AudioInfo
 from quire.engine.client.model_info import Generates, ModelKind, Transcribes
-from quire.engine.client.pictures import PictureInfo
+from quire.engine.client.pictures import PictureInfo, SmartResize
 from quire.engine.client.protocol import AudioItem, MediaItem, PictureItem, only_audio
 from quire.engine.client.streaming import DelayedStreamsInfo, Streams, TransducerInfo
 
@@ -136,7 +136,7 @@ def _invalid_picture(item: PictureItem, pictures: PictureInfo) -> str | None:
         return f"a picture has {item.length} tokens; at most {pictures.item_tokens} are accepted"
     if not item.hash:
         return "the hash of an item must not be empty"
-    return _invalid_offsets(item) or _invalid_positions(item)
+    return _invalid_offsets(item) or _invalid_positions(item, pictures)
 
 
 def _invalid_offsets(item: PictureItem) -> str | None:
@@ -151,16 +151,19 @@ def _invalid_offsets(item: PictureItem) -> str | None:
     return "a picture has text tokens only" if len(offsets) >= item.length else None
 
 
-def _invalid_positions(item: PictureItem) -> str | None:
+def _invalid_positions(item: PictureItem, pictures: PictureInfo) -> str | None:
     """What is wrong with the rotary positions of a picture's tokens."""
     positions = item.positions
-    if item.advance is not None and item.advance < 1:
-        return f"the advance of a picture must be at least 1, not {item.advance}"
+    if item.advance is not None and not 1 <= item.advance <= item.length:
+        return f"the advance of a picture must be at least 1, and at most its {item.length} tokens, not {item.advance}"
     if positions is None:
         return None
     if positions.dtype != np.int32 or positions.shape != (3, item.length):
         return f"the positions of a picture must be int32 of shape 3x{item.length}"
-    return "the positions of a picture must not be negative" if positions.min() < 0 else None
+    if positions.min() < 0 or positions.max() >= item.length:
+        return f"the positions of a picture must not be negative, and less than its {item.length} tokens"
+    has_three = isinstance(pictures.geometry, SmartResize) and pictures.geometry.mrope
+    return None if has_three else "the model has no rotary positions of time, height and width"
 
 
 def _invalid_content(item: AudioItem) -> str | None:

@@ -22,6 +22,7 @@ from quire.engine.execution.inputs import (
     StepInputs,
     make_spans,
     queries_of,
+    rope_indices,
 )
 from quire.engine.execution.pinned import PinnedBuffers, to_device
 from quire.engine.execution.request_table import RequestTable
@@ -194,9 +195,21 @@ class DeviceInputBuilder(InputBuilder):
             fill_last_tokens(views.token_ids, self.last_tokens)
         indices = None if every else views.logits_indices
         lora_ids = LoRAIds(views.lora_ids, None if every else views.logits_lora_ids) if sizes.has_lora else None
-        model = ModelInputs(views.token_ids, views.positions, indices, lora_ids=lora_ids)
+        positions = self._three_positions(spans)
+        model = ModelInputs(
+            views.token_ids, views.positions if positions is None else positions, indices, lora_ids=lora_ids
+        )
         groups = self._groups(spans, sizes, views, static=static)
         return StepInputs(spans, model, groups, last_block, static, self._cross(spans))
+
+    def _three_positions(self, spans: Sequence[Span]) -> Tensor | None:
+        """Indices into the rope tables (3, tokens) of a step that reads prompts which need them; None for others."""
+        table = self._table
+        if not table.prompt_positions:
+            return None
+        indices = [np.arange(span.start, span.length) + table.rope_offsets[span.row] for span in spans]
+        placed = rope_indices(spans, table, np.concatenate(indices)) if indices else np.zeros(0, np.int64)
+        return to_device(placed, self._device) if placed.ndim > 1 else None
 
     def _changed_blocks(self, scheduled: Sequence[ScheduledSequence]) -> tuple[list[int], list[int]]:
         """Positions in the flat block tables of the blocks that are new in this step, and the blocks."""

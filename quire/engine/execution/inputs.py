@@ -176,7 +176,7 @@ class NumpyInputBuilder(InputBuilder):
             spans,
             ModelInputs(
                 torch.from_numpy(table.tokens[rows, positions].astype(np.int64)),
-                torch.from_numpy(positions + table.rope_offsets[rows]),
+                torch.from_numpy(rope_indices(spans, table, positions + table.rope_offsets[rows])),
                 None if len(indices) == len(positions) else torch.tensor(indices, dtype=torch.int64),
                 lora_ids=_lora_ids(spans, table.lora_ids) if table.lora_ids else None,
             ),
@@ -219,8 +219,11 @@ class NativeInputBuilder(InputBuilder):
             )
             last_block = max(last_block, last)
         inputs, groups = arrays.views(tokens, len(queries.rows), None if every else len(queries.sampling))
-        if self._table.long_rope_rows:
+        if self._table.rows_with_rope_offset:
             inputs.positions.add_(_rope_offsets(spans, self._table))
+        if self._table.prompt_positions:
+            indices = rope_indices(spans, self._table, inputs.positions.numpy())
+            inputs = replace(inputs, positions=torch.from_numpy(indices))
         if self._table.lora_ids:
             inputs = replace(inputs, lora_ids=_lora_ids(spans, self._table.lora_ids))
         cross = None if self._cross is None else self._cross.build(spans, static=static)
@@ -395,6 +398,21 @@ def make_spans(scheduled: Sequence[ScheduledSequence], table: RequestTable) -> l
 def _rope_offsets(spans: Sequence[Span], table: RequestTable) -> Tensor:
     offsets = table.rope_offsets[[span.row for span in spans]]
     return torch.from_numpy(np.repeat(offsets, [span.count for span in spans]))
+
+
+def rope_indices(spans: Sequence[Span], table: RequestTable, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The indices of tokens into the rope tables, as three rows if the step reads prompts that need them.
+
+    `indices`: (tokens,), as if it read none.
+    """
+    placed = [span for span in spans if not span.generated and span.row in table.prompt_positions]
+    if not placed:
+        return indices
+    three = np.repeat(indices[None], 3, axis=0)
+    for span in placed:
+        positions = table.prompt_positions[span.row][:, span.start : span.length]
+        three[:, span.offset : span.offset + span.count] = positions
+    return three
 
 
 def logits_rows(spans: Sequence[Span]) -> list[int]:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from quire.engine.client.pooling_params import PoolingParams
 from quire.engine.client.sampling_params import SamplingParams
-from quire.engine.scheduling.plan import NewSequence, PromptExtension, StepPlan
+from quire.engine.scheduling.plan import NewSequence, PromptExtension, RotaryPositions, StepPlan
 
 
 @dataclass(slots=True)
@@ -39,7 +39,9 @@ class RequestTable:
         tokens: (rows, context_len) int32, negative where the id is unknown, see `append_unknown`; lengths: (rows,)
             tokens of each row.
         rope_offsets: (rows,) int64 to add to positions for an index into the rope tables, see `RopeTables`.
-        long_rope_rows: rows where it is not 0.
+        rows_with_rope_offset: rows where it is not 0.
+        prompt_positions: by row, indices into the rope tables (3, prompt) int64 of the tokens of its prompt, if it has
+            pictures with positions of time, height and width. The row's offset is that of the tokens behind the prompt.
         blocks: (groups, rows, blocks of a context) int32 block tables of each group of layers. Those before a group's
             window repeat the first one in sight, so that kernels that read more than the window find numbers.
         num_blocks: (rows,) blocks of each row in every table.
@@ -77,7 +79,8 @@ class RequestTable:
         self.tokens = np.zeros((rows, context_len), np.int32)
         self.lengths = np.zeros(rows, np.int32)
         self.rope_offsets = np.zeros(rows, np.int64)
-        self.long_rope_rows: set[int] = set()
+        self.rows_with_rope_offset: set[int] = set()
+        self.prompt_positions: dict[int, NDArray[np.int64]] = {}
         self._groups = len(windows)
         self._windows = [(group, window) for group, window in enumerate(windows) if window is not None]
         self.blocks = np.zeros((max(1, self._groups), rows, -(-context_len // block_size)), np.int32)
@@ -180,9 +183,7 @@ class RequestTable:
             self.rows_with_prompt_logprobs.add(row)
         self.tokens[row, : len(new.tokens)] = new.tokens
         self.lengths[row] = len(new.tokens)
-        self.rope_offsets[row] = self._rope_switch if new.uses_long_rope else 0
-        if new.uses_long_rope:
-            self.long_rope_rows.add(row)
+        self._place(row, new.positions, self._rope_switch if new.uses_long_rope else 0)
         if new.lora_id is not None:
             self.lora_ids[row] = new.lora_id
         self.num_blocks[row] = 0
@@ -200,14 +201,28 @@ class RequestTable:
         begin = int(self.lengths[row])
         self.tokens[row, begin : begin + len(extension.tokens)] = extension.tokens
         self.lengths[row] = self._rows[row].prompt_len = begin + len(extension.tokens)
+        if extension.positions is not None:
+            self._place(row, extension.positions, 0)  # a sequence with a long rope enters the batch anew
         return row
+
+    def _place(self, row: int, positions: RotaryPositions | None, offset: int) -> None:
+        """Set the indices of a row's tokens into the rope tables. `offset`: added to all of them."""
+        if positions is not None:
+            self.prompt_positions[row] = positions.tokens.astype(np.int64) + offset
+            offset += positions.following - self._rows[row].prompt_len
+        self.rope_offsets[row] = offset
+        if offset:
+            self.rows_with_rope_offset.add(row)
+        else:
+            self.rows_with_rope_offset.discard(row)
 
     def _remove(self, request_id: str) -> int:
         row = self._index.pop(request_id)
         del self._rows[row]
         self.rows_with_prompt_logprobs.discard(row)
         self.rows_with_token_probs.discard(row)
-        self.long_rope_rows.discard(row)
+        self.rows_with_rope_offset.discard(row)
+        self.prompt_positions.pop(row, None)
         self.lora_ids.pop(row, None)
         self._free.append(row)
         return row

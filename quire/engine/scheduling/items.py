@@ -7,9 +7,10 @@ from collections import OrderedDict
 from collections.abc import Iterator
 
 import msgspec
+import numpy as np
 
-from quire.engine.client.protocol import MediaItem
-from quire.engine.scheduling.plan import EncodedItem, PlaceholderTokens, StepPlan
+from quire.engine.client.protocol import MediaItem, PictureItem
+from quire.engine.scheduling.plan import EncodedItem, PlaceholderTokens, RotaryPositions, StepPlan
 
 ItemKey = bytes
 
@@ -59,6 +60,23 @@ class PlaceholderRanges:
         for item in self.within(start, end):
             first, last = max(start, item.start), min(end, item.start + item.length)
             yield PlaceholderTokens(self.key(item), first, first - item.start, last - first)
+
+    def rotary_positions(self, length: int) -> RotaryPositions | None:
+        """The rotary positions of a prompt of that length; None: those of its tokens in the sequence."""
+        placed = [item for item in self._items if isinstance(item, PictureItem) and item.positions is not None]
+        if not placed:
+            return None
+        tokens = np.empty((3, length), np.int32)
+        end = position = 0  # behind the item before, and the rotary position there
+        for item in placed:
+            assert item.positions is not None
+            tokens[:, end : item.start] = np.arange(position, position + item.start - end)
+            position += item.start - end
+            end = item.start + item.length
+            tokens[:, item.start : end] = item.positions + position
+            position += item.length if item.advance is None else item.advance
+        tokens[:, end:] = np.arange(position, position + length - end)
+        return RotaryPositions(tokens, position + length - end)
 
 
 class EncoderCache:

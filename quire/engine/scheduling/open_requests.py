@@ -67,7 +67,7 @@ class OpenRequests:
         extended, self._extended = self._extended, []
         names = {new.request_id for new in entered}
         return [
-            PromptExtension(request.id, tokens)
+            PromptExtension(request.id, tokens, request.rotary_positions())
             for request, tokens in extended
             if request.in_batch and request.id not in names
         ]

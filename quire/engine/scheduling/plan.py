@@ -77,6 +77,19 @@ class PlaceholderTokens:
 
 
 @dataclass(frozen=True, slots=True)
+class RotaryPositions:
+    """Rotary positions of a prompt with pictures that have those of time, height and width (M-RoPE).
+
+    Attributes:
+        tokens: (3, length) int32, of the tokens of the prompt.
+        following: of the token behind them, in all three rows.
+    """
+
+    tokens: TokenArray
+    following: int
+
+
+@dataclass(frozen=True, slots=True)
 class NewSequence:
     """A sequence enters the batch, for the first time or again after preemption.
 
@@ -86,6 +99,7 @@ class NewSequence:
         uses_long_rope: compute it with a long rope's frequencies for sequences beyond the trained length.
         lora_id: adapter that it is computed with; None: none.
         state_blocks: blocks of its states, whose content is of another sequence.
+        positions: rotary positions of its prompt; None: those of its tokens in the sequence.
     """
 
     request_id: str
@@ -97,14 +111,20 @@ class NewSequence:
     cross_attention: CrossAttentionItem | None = None
     lora_id: int | None = None
     state_blocks: tuple[int, ...] = ()
+    positions: RotaryPositions | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class PromptExtension:
-    """Tokens that are appended to the prompt of a sequence in the batch."""
+    """Tokens that are appended to the prompt of a sequence in the batch.
+
+    Attributes:
+        positions: rotary positions of the whole prompt, see `NewSequence`.
+    """
 
     request_id: str
     tokens: tuple[int, ...]
+    positions: RotaryPositions | None = None
 
 
 class ScheduledSequence(msgspec.Struct, frozen=True):

@@ -14,7 +14,7 @@ from quire.engine.client.protocol import AudioItem, FinishReason, MediaItem, Tok
 from quire.engine.client.sampling_params import SamplingParams
 from quire.engine.scheduling.drafter import Drafter
 from quire.engine.scheduling.items import PlaceholderRanges
-from quire.engine.scheduling.plan import CrossAttentionItem, NewSequence, SampledTokens
+from quire.engine.scheduling.plan import CrossAttentionItem, NewSequence, RotaryPositions, SampledTokens
 
 BlockHash = bytes
 Hasher = Callable[[bytes], BlockHash]
@@ -234,7 +234,12 @@ class Request:
             cross,
             self.lora_id,
             tuple(self.state_blocks),
+            self.rotary_positions(),
         )
+
+    def rotary_positions(self) -> RotaryPositions | None:
+        """The rotary positions of the prompt, where pictures in it have those of time, height and width."""
+        return None if self.placeholders is None else self.placeholders.rotary_positions(self.prompt_len)
 
     def restart(self) -> None:
         """Discard what steps in flight compute, and read no cached blocks from now on."""

@@ -7,7 +7,7 @@ from PIL import Image
 
 from quire.engine.client.pictures import (
     AnyResolution,
-    Filter,
+    Color,
     FixedSize,
     Geometry,
     GridTiles,
@@ -26,6 +26,7 @@ from quire.multimodal.pictures.layout import (
     split_grid,
     split_sizes,
 )
+from quire.multimodal.pictures.resize import resized
 
 
 def picture_pixels(geometry: Geometry, picture: Image.Image, layout: PictureLayout) -> PixelArray:
@@ -39,100 +40,103 @@ def picture_pixels(geometry: Geometry, picture: Image.Image, layout: PictureLayo
     Returns:
         Pixels of (images, height, width, 3); those of the first item stand first.
     """
+    pixels: PixelArray = np.asarray(picture)
     match geometry:
         case FixedSize():
-            return _pixels(_fixed(geometry, picture))[None]
+            return _fixed(geometry, pixels)[None]
         case SmartResize() | PatchRows():
             item = layout.items[0]
-            return _pixels(_resized(picture, item.height, item.width, geometry.resample))[None]
+            return resized(pixels, item.height, item.width, geometry.resample)[None]
         case SplitTiles():
-            return _split(geometry, picture)
+            return _split(geometry, pixels)
         case AnyResolution():
-            return _any_resolution(geometry, picture)
+            return _any_resolution(geometry, pixels)
         case GridTiles():
-            return _grid(geometry, picture)
+            return _grid(geometry, pixels)
         case PanAndScan():
-            boxes = [(0, 0, picture.height, picture.width), *crops(geometry, picture.height, picture.width)]
-            parts = [picture.crop((left, top, right, bottom)) for top, left, bottom, right in boxes]
-            resized = [_resized(part, geometry.height, geometry.width, geometry.resample) for part in parts]
-            return np.stack([_pixels(image) for image in resized])
+            parts = [pixels]
+            for top, left, bottom, right in crops(geometry, picture.height, picture.width):
+                parts.append(pixels[top:bottom, left:right])
+            return np.stack([resized(part, geometry.height, geometry.width, geometry.resample) for part in parts])
 
 
-def _pixels(image: Image.Image) -> PixelArray:
-    return np.asarray(image)
-
-
-def _resized(image: Image.Image, height: int, width: int, resample: Filter) -> Image.Image:
-    """The image in a size; itself if it has that size."""
-    if image.size == (width, height):
-        return image
-    return image.resize((width, height), Image.Resampling[resample.upper()])
-
-
-def _divide(image: Image.Image, tiles: PixelArray) -> None:
+def _divide(pixels: PixelArray, tiles: PixelArray) -> None:
     """Write the tiles of an image, row by row."""
     _, height, width, _ = tiles.shape
-    down, across = image.height // height, image.width // width
+    down, across = pixels.shape[0] // height, pixels.shape[1] // width
     grid = tiles.reshape(down, across, height, width, 3)
-    grid[:] = _pixels(image).reshape(down, height, across, width, 3).swapaxes(1, 2)
+    grid[:] = pixels.reshape(down, height, across, width, 3).swapaxes(1, 2)
 
 
-def _fixed(fixed: FixedSize, picture: Image.Image) -> Image.Image:
+def _fixed(fixed: FixedSize, pixels: PixelArray) -> PixelArray:
     if fixed.square_color is not None:
-        picture = _square(picture, fixed.square_color)
+        edge = max(pixels.shape[:2])
+        pixels = _centered(pixels, edge, edge, fixed.square_color)
     if fixed.shortest_edge is None:
-        return _resized(picture, fixed.height, fixed.width, fixed.resample)
+        return resized(pixels, fixed.height, fixed.width, fixed.resample)
+    height, width, _ = pixels.shape
     edge = fixed.shortest_edge
-    longer = int(edge * max(picture.size) / min(picture.size))
-    height, width = (longer, edge) if picture.width <= picture.height else (edge, longer)
-    resized = _resized(picture, height, width, fixed.resample)
-    top, left = (height - fixed.height) // 2, (width - fixed.width) // 2
-    return resized.crop((left, top, left + fixed.width, top + fixed.height))  # beyond its edges it is black
+    longer = int(edge * max(height, width) / min(height, width))
+    new_height, new_width = (longer, edge) if width <= height else (edge, longer)
+    return _middle(resized(pixels, new_height, new_width, fixed.resample), fixed.height, fixed.width)
 
 
-def _square(picture: Image.Image, color: tuple[int, int, int]) -> Image.Image:
-    edge = max(picture.size)
-    if picture.width == picture.height:
-        return picture
-    square = Image.new("RGB", (edge, edge), color)
-    square.paste(picture, ((edge - picture.width) // 2, (edge - picture.height) // 2))
-    return square
+def _centered(pixels: PixelArray, height: int, width: int, color: Color = (0, 0, 0)) -> PixelArray:
+    """An image in the middle of a larger one of a colour."""
+    if pixels.shape[:2] == (height, width):
+        return pixels
+    larger = np.empty((height, width, 3), np.uint8)
+    larger[:] = color
+    top, left = (height - pixels.shape[0]) // 2, (width - pixels.shape[1]) // 2
+    larger[top : top + pixels.shape[0], left : left + pixels.shape[1]] = pixels
+    return larger
 
 
-def _split(split: SplitTiles, picture: Image.Image) -> PixelArray:
-    first, second = split_sizes(split, picture.height, picture.width)
-    resized = _resized(picture, *first, split.resample)
+def _middle(pixels: PixelArray, height: int, width: int) -> PixelArray:
+    """The middle of an image; beyond its edges it is black."""
+    top, left = (pixels.shape[0] - height) // 2, (pixels.shape[1] - width) // 2
+    inside = pixels[max(0, top) : max(0, top + height), max(0, left) : max(0, left + width)]
+    if inside.shape[:2] == (height, width):
+        return inside
+    middle = np.zeros((height, width, 3), np.uint8)
+    top, left = max(0, -top), max(0, -left)
+    middle[top : top + inside.shape[0], left : left + inside.shape[1]] = inside
+    return middle
+
+
+def _split(split: SplitTiles, pixels: PixelArray) -> PixelArray:
+    height, width, _ = pixels.shape
+    first, second = split_sizes(split, height, width)
+    rows, columns = split_grid(split, height, width)
+    pixels = resized(pixels, *first, split.resample)
     if split.splits:
-        resized = _resized(resized, *second, split.resample)
-    whole = _pixels(_resized(resized, split.tile, split.tile, split.resample))
-    rows, columns = split_grid(split, picture.height, picture.width)
+        pixels = resized(pixels, *second, split.resample)
+    whole = resized(pixels, split.tile, split.tile, split.resample)
     if not rows:
         return whole[None]
-    pixels = np.empty((rows * columns + 1, *whole.shape), np.uint8)
-    _divide(resized, pixels[:-1])
-    pixels[-1] = whole
-    return pixels
+    tiles = np.empty((rows * columns + 1, *whole.shape), np.uint8)
+    _divide(pixels, tiles[:-1])
+    tiles[-1] = whole
+    return tiles
 
 
-def _any_resolution(anyres: AnyResolution, picture: Image.Image) -> PixelArray:
+def _any_resolution(anyres: AnyResolution, pixels: PixelArray) -> PixelArray:
+    height, width, _ = pixels.shape
     tile = anyres.tile
-    canvas_height, canvas_width = canvas_size = best_canvas(anyres, picture.height, picture.width)
-    height, width = fit_on_canvas(canvas_size, picture.height, picture.width)
-    canvas = Image.new("RGB", (canvas_width, canvas_height))
-    resized = _resized(picture, height, width, anyres.resample)
-    canvas.paste(resized, ((canvas_width - width) // 2, (canvas_height - height) // 2))
-    pixels = np.empty((1 + canvas_height * canvas_width // tile**2, tile, tile, 3), np.uint8)
-    pixels[0] = _pixels(_resized(picture, tile, tile, anyres.resample))
-    _divide(canvas, pixels[1:])
-    return pixels
+    canvas = best_canvas(anyres, height, width)
+    enlarged = resized(pixels, *fit_on_canvas(canvas, height, width), anyres.resample)
+    tiles = np.empty((1 + canvas[0] * canvas[1] // tile**2, tile, tile, 3), np.uint8)
+    tiles[0] = resized(pixels, tile, tile, anyres.resample)
+    _divide(_centered(enlarged, *canvas), tiles[1:])
+    return tiles
 
 
-def _grid(grid: GridTiles, picture: Image.Image) -> PixelArray:
-    rows, columns = grid_of_tiles(grid, picture.height, picture.width) if grid.max_tiles > 1 else (1, 1)
-    resized = _resized(picture, rows * grid.height, columns * grid.width, grid.resample)
+def _grid(grid: GridTiles, pixels: PixelArray) -> PixelArray:
+    rows, columns = grid_of_tiles(grid, *pixels.shape[:2]) if grid.max_tiles > 1 else (1, 1)
+    whole = resized(pixels, grid.height, grid.width, grid.resample)
     if rows * columns == 1:
-        return _pixels(resized)[None]
-    pixels = np.empty((rows * columns + 1, grid.height, grid.width, 3), np.uint8)
-    _divide(resized, pixels[:-1])
-    pixels[-1] = _pixels(_resized(picture, grid.height, grid.width, grid.resample))
-    return pixels
+        return whole[None]
+    tiles = np.empty((rows * columns + 1, *whole.shape), np.uint8)
+    _divide(resized(pixels, rows * grid.height, columns * grid.width, grid.resample), tiles[:-1])
+    tiles[-1] = whole
+    return tiles

@@ -25,7 +25,7 @@ from quire.workers.limits import WorkerLimits
 from quire.workers.pool import WorkerPool
 
 Result = TypeVar("Result")
-_SECONDS = 15.0  # of processor time for a picture
+_SECONDS = 5.0  # of processor time for a picture
 _WORKER_MEMORY = 256 << 20  # bytes, beside the file and the picture
 _COPIES = 7  # of a file while it is sent: three in this process, four in the worker
 _PIXEL_COPIES = 12  # bytes for each pixel of a picture while it is decoded, turned and resized

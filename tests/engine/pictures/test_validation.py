@@ -9,7 +9,9 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+import torch
 
+from quire.engine.build.warm_up import smallest_picture
 from quire.engine.client.protocol import AudioItem, PictureItem
 from quire.engine.models.model_config import read_model_config
 from tests.support.engine import Engine, greedy
@@ -40,8 +42,8 @@ CASES: dict[str, tuple[Callable[[PictureItem], PictureItem], str]] = {
     "gray": (changed(pixels=np.zeros((1, 28, 28, 1), np.uint8)), "uint8 1x28x28x1"),
     "no images": (changed(pixels=np.zeros((0, 28, 28, 3), np.uint8)), "uint8 0x28x28x3"),
     "another size": (
-        changed(hash=b"1", pixels=np.zeros((1, 28, 28, 3), np.uint8)),
-        "1 embeddings, but its item has 4 tokens",
+        changed(hash=b"1", pixels=np.zeros((1, 28, 56, 3), np.uint8)),
+        "2 embeddings, but its item has 4 tokens",
     ),
     "text at other places": (changed(hash=b"2", text_offsets=offsets(5)), "4 embeddings, but its item has 5 tokens"),
     "text twice": (changed(text_offsets=offsets(2, 2)), "must ascend from 0 or more to less than its 6 tokens"),
@@ -70,6 +72,15 @@ def test_the_smallest_picture(seeing_folders: dict[str, Path], case: str) -> Non
     engine = Engine(seeing_folders[case])
     prompt, items = prompt_with_pictures(engine.pictures, [1, 2], drawn(1, 1), [3])
     assert engine.generate(prompt, greedy(2), items=items).error is None
+
+
+@pytest.mark.parametrize("case", SEES)
+def test_the_picture_of_the_warm_up(seeing_folders: dict[str, Path], case: str) -> None:
+    """The encoder reads it."""
+    engine = Engine(seeing_folders[case])
+    with torch.inference_mode():
+        encoded = engine.model.vision.encode(smallest_picture(engine.pictures.geometry))
+    assert encoded.shape[1] == 64
 
 
 def test_a_picture_for_which_there_is_no_room(engine: Engine) -> None:

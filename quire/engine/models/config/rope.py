@@ -175,3 +175,39 @@ def max_positions(config: Any) -> int:
 
 def _values(inv_freq: Frequencies) -> tuple[float, ...]:
     return tuple(inv_freq.tolist())
+
+
+def axes_in_sections(config: Any, default: tuple[int, int, int]) -> tuple[int, ...]:
+    """`Rope.axes` of a config whose pairs of elements of time, of height and of width lie one behind the other.
+
+    Raises:
+        UnsupportedModel: the sections are not valid.
+    """
+    sections = mrope_sections(config, default)
+    return tuple(axis % 3 for axis, count in enumerate(sections) for _ in range(count))
+
+
+def interleaved_axes(config: Any, pairs: int, default: tuple[int, int, int]) -> tuple[int, ...]:
+    """`Rope.axes` of a config whose pairs of elements of time, height and width alternate, as far as there are any.
+
+    `pairs`: pairs of elements of a head.
+
+    Raises:
+        UnsupportedModel: the sections are not valid.
+    """
+    sections = mrope_sections(config, default)
+    if len(sections) != 3:
+        raise UnsupportedModel(f"mrope_section is {sections!r}; it must have three numbers")
+    return tuple(axis if (axis := pair % 3) and pair < 3 * sections[axis] else 0 for pair in range(pairs))
+
+
+def mrope_sections(config: Any, default: tuple[int, int, int]) -> list[int]:
+    """How many pairs of elements of a head have rotary positions of time, height and width.
+
+    Raises:
+        UnsupportedModel: the sections are not valid.
+    """
+    sections = rope_parameters(config).get("mrope_section", default)
+    if not isinstance(sections, list | tuple) or any(type(count) is not int or count < 0 for count in sections):
+        raise UnsupportedModel(f"mrope_section is {sections!r}; it must be a list of numbers")
+    return list(sections)

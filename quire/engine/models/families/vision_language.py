@@ -6,6 +6,7 @@ With text alone their rotary positions of time, height and width (M-RoPE) are eq
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +14,7 @@ from quire.engine.models.family import Composite, Tower, text_config
 from quire.engine.models.specs.decoder import DecoderSpec
 from quire.engine.models.specs.tensor_names import WeightNames
 
-_TEXT_ONLY = ("gemma3", "idefics2", "ovis2", "qwen2_5_vl", "qwen2_vl", "qwen3_vl", "vipllava")
+_TEXT_ONLY = ("gemma3", "idefics2", "ovis2", "vipllava")
 _NOT_LOADED = re.compile(
     r"(?:model\.)?(?:vision_tower|vision_model|visual|multi_modal_projector|connector|image_newline"
     r"|visual_embeddings_table)(?:\..*)?"
@@ -40,13 +41,21 @@ def _names(_spec: DecoderSpec, text: WeightNames) -> WeightNames:
     return text
 
 
-def vision_language_model(kind: str, tower: Tower | None = None) -> Composite:
-    """The family of a model type. `tower`: the part that reads pictures; None: it is not loaded."""
+def vision_language_model(
+    kind: str, tower: Tower | None = None, spec: Callable[[Any, DecoderSpec], DecoderSpec] = language_model
+) -> Composite:
+    """The family of a model type.
+
+    Args:
+        kind: the type.
+        tower: the part that reads pictures; None: it is not loaded.
+        spec: see `Composite`.
+    """
     return Composite(
         name=kind,
         config_types=(kind,),
         language_model=text_config,
-        spec=language_model,
+        spec=spec,
         tensors=_names,
         plain_name=_plain_name,
         tower=tower,

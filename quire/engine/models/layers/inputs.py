@@ -21,7 +21,8 @@ class ItemEmbeddings:
 
     Attributes:
         rows: (n,) int64 indices of the tokens.
-        values: (n, hidden).
+        values: (n, hidden), or (n, hidden * (1 + levels)): the k-th level is added to the hidden states of the tokens
+            behind the k-th layer (DeepStack).
         added: they are added; otherwise they replace.
     """
 
@@ -31,7 +32,15 @@ class ItemEmbeddings:
 
     def apply(self, x: Tensor) -> Tensor:
         """(tokens, hidden), the embeddings of all tokens of a step."""
-        return x.index_add(0, self.rows, self.values) if self.added else x.index_copy(0, self.rows, self.values)
+        values = self.values[:, : x.shape[1]]
+        return x.index_add(0, self.rows, values) if self.added else x.index_copy(0, self.rows, values)
+
+    def add_level(self, level: int, x: Tensor) -> Tensor:
+        """Add a level, counted from 0, to the hidden states (tokens, hidden), if there is such a one."""
+        begin = (1 + level) * x.shape[1]
+        if begin >= self.values.shape[1]:
+            return x
+        return x.index_add(0, self.rows, self.values[:, begin : begin + x.shape[1]])
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +65,8 @@ class ModelInputs:
     Attributes:
         token_ids: (tokens,) int64.
         positions: (tokens,) int64 position of each token in its sequence; in one that is longer than the model's
-            `rope_switch`, that is added.
+            `rope_switch`, that is added. In steps that read prompts with pictures whose tokens have rotary positions of
+            time, height and width, these: (3, tokens).
         logits_indices: (n,) int64 rows of the last tokens of sequences that sample from them alone; None if these are
             all rows.
         type_ids: (tokens,) int64 token types; None for models without any.
@@ -79,7 +89,7 @@ class ModelInputs:
     @property
     def is_replayable(self) -> bool:
         """Whether all inputs may be at fixed addresses, so that captured steps can read them."""
-        return self.items is None and self.states is None
+        return self.items is None and self.states is None and self.positions.dim() == 1
 
 
 class StepStates(Protocol):

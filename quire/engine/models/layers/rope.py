@@ -42,11 +42,21 @@ class RopeTables:
         self._tables = {rope: _table(rope, context_len, switch, device) for rope in ropes}
 
     def at(self, positions: Tensor) -> dict[Rope, CosSin]:
-        """Cosines and sines at rows (tokens,) of the tables, see `ModelInputs.positions`."""
+        """Cosines and sines at rows of the tables, (tokens,) or (3, tokens): see `ModelInputs.positions`."""
+        if positions.dim() > 1:
+            return {rope: _at_three(rope, table, positions) for rope, table in self._tables.items()}
         return {
             rope: CosSin(take_rows(table.cos, positions), take_rows(table.sin, positions), table.interleaved)
             for rope, table in self._tables.items()
         }
+
+
+def _at_three(rope: Rope, table: CosSin, positions: Tensor) -> CosSin:
+    """Cosines and sines of tokens with three positions each."""
+    axes = torch.tensor(rope.axes or (0,) * len(rope.inv_freq), device=positions.device)
+    rows, pairs = positions[axes].T, torch.arange(len(axes), device=positions.device)
+    cos, sin = (values[rows, pairs].contiguous() for values in (table.cos, table.sin))
+    return CosSin(cos, sin, table.interleaved)
 
 
 def _table(rope: Rope, context_len: int, switch: int | None, device: torch.device) -> CosSin:

@@ -6,7 +6,14 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from quire.engine.models.layers.inputs import NO_LORA, LoRAIds, StepAttention, StepCrossAttention, StepStates
+from quire.engine.models.layers.inputs import (
+    NO_LORA,
+    ItemEmbeddings,
+    LoRAIds,
+    StepAttention,
+    StepCrossAttention,
+    StepStates,
+)
 from quire.engine.models.layers.linear import LoRARows
 from quire.engine.models.specs.rope import Rope
 from quire.kernels import gpu
@@ -52,6 +59,7 @@ class StepContext:
         lora: rows that adapters apply to; None: none.
         states: the states of sequences; None in models without them, also those that encode audio whole.
         chunk_mask: (chunks, positions) bool: the positions that each chunk of a `ChunkedAttention` can attend to exist.
+        items: see `ModelInputs`.
     """
 
     ropes: dict[Rope, CosSin]
@@ -65,6 +73,7 @@ class StepContext:
     lora: StepLoRA | None = None
     states: StepStates | None = None
     chunk_mask: Tensor | None = None
+    items: ItemEmbeddings | None = None
 
     def lora_rows(self, *, last_layer: bool) -> LoRARows | None:
         """The rows of the tokens behind a layer's attention that adapters apply to; None: none."""

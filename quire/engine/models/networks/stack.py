@@ -119,9 +119,11 @@ class LayerStack(nn.Module):
             normed: False: without the norm.
             more_layers: another rank has layers after these.
         """
-        for index in self._order:
+        for level, index in enumerate(self._order):
             layer = self.layers[index]
             x = layer(x, step, last_layer=layer is self.layers[-1] and not more_layers)
+            if step.items is not None:
+                x = step.items.add_level(level, x)
         hidden: Tensor = self.norm(x) if normed else x
         return hidden
 

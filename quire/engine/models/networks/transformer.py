@@ -86,6 +86,7 @@ class Transformer(LayerStack):
             cross,
             StepLoRA.of(inputs.lora_ids, self.num_adapters),
             inputs.states,
+            items=inputs.items,
         )
 
     @property

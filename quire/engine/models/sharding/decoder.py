@@ -103,7 +103,7 @@ class ShardedDecoder(Decoder):
         if groups.previous is None:
             x = self._embedded(inputs)
         else:
-            x = groups.previous.receive((len(inputs.positions), self.spec.hidden), self._dtype)
+            x = groups.previous.receive((len(inputs.token_ids), self.spec.hidden), self._dtype)
         step = self._step(inputs, attend, last_token_only=last_token_only, cross=cross)
         hidden = self.run_layers(x, step, more_layers=groups.next is not None)
         if groups.next is None:

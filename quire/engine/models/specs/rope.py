@@ -38,6 +38,8 @@ class Rope(SpecPart):
         factor: multiplies cosine and sine (YaRN, LongRoPE).
         interleaved: rotates pairs of adjacent elements instead of pairs across the two halves.
         extension: replaces `inv_freq` beyond the trained length.
+        axes: for each pair of elements, which of a token's three positions it is rotated by: 0 for time, 1 for height,
+            2 for width (M-RoPE). Empty: tokens have one position.
     """
 
     positive: ClassVar = ("dim",)
@@ -47,3 +49,4 @@ class Rope(SpecPart):
     factor: float = 1.0
     interleaved: bool = False
     extension: DynamicNtk | LongRope | None = None
+    axes: tuple[int, ...] = ()

@@ -1,0 +1,147 @@
+"""Qwen2-VL, Qwen2.5-VL and Qwen3-VL: tokens of pictures have rotary positions of time, height and width."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from quire.engine.client.pictures import PictureInfo
+from quire.engine.client.protocol import PictureItem
+from quire.engine.models.config.image_processor import ImageProcessor
+from quire.engine.models.config.placeholder import check_placeholder, text_of
+from quire.engine.models.config.rope import axes_in_sections, interleaved_axes
+from quire.engine.models.errors import UnsupportedModel
+from quire.engine.models.families.llama import head_dim
+from quire.engine.models.families.vision_language import language_model, vision_language_model
+from quire.engine.models.family import PictureFacts, Tower
+from quire.engine.models.specs.decoder import DecoderSpec, GroupedQueryAttention
+
+if TYPE_CHECKING:  # families are read without torch
+    from torch import Tensor
+
+_READ = re.compile(r"(?:model\.)?(?P<name>visual\..*)")
+# Pairs of elements of time, height and width, if a config does not say.
+_SECTIONS = (16, 24, 24)
+_INTERLEAVED = (24, 20, 20)
+
+
+def module_name(name: str) -> str | None:
+    """The name of a tensor in transformers' model; None if it belongs to the language model."""
+    match = _READ.fullmatch(name)
+    return None if match is None else match["name"]
+
+
+def with_axes(spec: DecoderSpec, axes: tuple[int, ...]) -> DecoderSpec:
+    """The language model with ropes of three positions; see `Rope.axes`."""
+    layers = []
+    for layer in spec.layers:
+        assert isinstance(layer.attn, GroupedQueryAttention)
+        assert layer.attn.rope is not None
+        pairs = len(layer.attn.rope.inv_freq)
+        if len(axes) != pairs:
+            raise UnsupportedModel(f"mrope_section has {len(axes)} pairs of elements, but a head has {pairs}")
+        layers.append(replace(layer, attn=replace(layer.attn, rope=replace(layer.attn.rope, axes=axes))))
+    return replace(spec, layers=tuple(layers))
+
+
+def _spec(config: Any, text: DecoderSpec) -> DecoderSpec:
+    axes = axes_in_sections(config.text_config, _SECTIONS)
+    return with_axes(language_model(config, text), axes)
+
+
+def _interleaved_spec(config: Any, text: DecoderSpec) -> DecoderSpec:
+    axes = interleaved_axes(config.text_config, head_dim(config.text_config) // 2, _INTERLEAVED)
+    return with_axes(language_model(config, text), axes)
+
+
+def patches(model: Any, pixels: Tensor) -> tuple[Tensor, Tensor]:
+    """The patches (patches, size) of an image, those of a token one behind the other, and their grid (1, 3).
+
+    A patch has several frames, which are equal in a still picture.
+    """
+    vision = model.config.vision_config
+    patch, merged, frames = vision.patch_size, vision.spatial_merge_size, vision.temporal_patch_size
+    _, colors, height, width = pixels.shape
+    rows, columns = height // patch, width // patch
+    squares = pixels.view(colors, rows // merged, merged, patch, columns // merged, merged, patch)
+    ordered = squares.permute(1, 4, 2, 5, 0, 3, 6)  # rows and columns of tokens, then of their patches
+    flat = ordered.reshape(rows * columns, colors, 1, patch * patch).expand(-1, -1, frames, -1)
+    return flat.reshape(rows * columns, -1), pixels.new_tensor([[1, rows, columns]]).long()
+
+
+def _encode(model: Any, pixels: Tensor, _: PictureItem) -> Tensor:
+    flat, grid = patches(model, pixels)
+    features: Tensor = model.get_image_features(pixel_values=flat, image_grid_thw=grid).pooler_output[0]
+    return features
+
+
+def _encode_levels(model: Any, pixels: Tensor, _: PictureItem) -> Tensor:
+    """Qwen3-VL: the levels of a token's embedding follow it; see `ItemEmbeddings`."""
+    import torch  # noqa: PLC0415 families are read without it
+
+    flat, grid = patches(model, pixels)
+    features = model.get_image_features(pixel_values=flat, image_grid_thw=grid)
+    parts = [features.pooler_output[0], *(level[0] for level in features.deepstack_features)]
+    joined: Tensor = torch.cat(parts, -1)
+    return joined
+
+
+def picture_facts(kind: str, levels: Callable[[Any], int]) -> Callable[[Path, Any, DecoderSpec], PictureFacts]:
+    """A reader of facts about pictures.
+
+    Args:
+        kind: image processor of models of this type.
+        levels: reads `PictureFacts.levels` in the config of the part that reads pictures.
+    """
+
+    def facts(folder: Path, config: Any, spec: DecoderSpec) -> PictureFacts:
+        vision, processor = config.vision_config, ImageProcessor.read(folder, kind)
+        placeholder = check_placeholder(config.image_token_id, spec.vocab, "image_token_id")
+        geometry = processor.smart_resize()
+        if geometry.multiple != vision.patch_size * vision.spatial_merge_size:
+            raise UnsupportedModel(
+                f"a token stands for {geometry.multiple} pixels' edge in preprocessor_config.json, but for "
+                f"{vision.patch_size * vision.spatial_merge_size} in config.json"
+            )
+        info = PictureInfo(
+            placeholder=placeholder,
+            placeholder_text=text_of(folder, placeholder, "<|image_pad|>"),
+            geometry=geometry,
+        )
+        count = levels(vision)
+        if count >= len(spec.layers):
+            raise UnsupportedModel(f"embeddings have {count} levels, but the language model {len(spec.layers)} layers")
+        return PictureFacts(info=info, normalization=processor.normalization(), levels=count)
+
+    return facts
+
+
+def _none(_: Any) -> int:
+    return 0
+
+
+def _levels(vision: Any) -> int:
+    return len(vision.deepstack_visual_indexes)
+
+
+FAMILIES = tuple(
+    vision_language_model(
+        kind,
+        Tower(
+            language_model="language_model",
+            facts=picture_facts("qwen2vl", levels),
+            encode=encode,
+            module_name=module_name,
+        ),
+        spec,
+    )
+    for kind, levels, encode, spec in (
+        ("qwen2_vl", _none, _encode, _spec),
+        ("qwen2_5_vl", _none, _encode, _spec),
+        ("qwen3_vl", _levels, _encode_levels, _interleaved_spec),
+        ("qwen3_vl_moe", _levels, _encode_levels, _interleaved_spec),
+    )
+)
