@@ -1,4 +1,4 @@
-"""The compiled kernels and the resizing of pictures; all else about the package is in pyproject.toml, which cannot list files by pattern."""
+"""The compiled kernels, and the resizing of pictures; pyproject.toml, with all else, cannot list files by pattern."""
 
 from glob import glob
 

@@ -464,7 +464,7 @@ class PictureOptions(Options):
     """Limits of pictures, and the cache of prepared ones."""
 
     max_image_pixels: Annotated[int, Field(ge=1, le=1 << 30)] = Field(
-        1 << 26,
+        50_000_000,
         description="largest picture in pixels, width times height; a picture takes 12 bytes of memory for each while "
         "it is decoded (--max-audio-memory)",
     )

@@ -17,6 +17,8 @@ import transformers
 from PIL import Image
 from transformers import AutoConfig, AutoModelForImageTextToText
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
+from transformers.models.glm46v.image_processing_pil_glm46v import Glm46VImageProcessorPil
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 from transformers.models.llava_next.image_processing_pil_llava_next import LlavaNextImageProcessorPil
@@ -80,6 +82,17 @@ _QWEN3_VISION = {
     "num_position_embeddings": 16,
     "deepstack_visual_indexes": [0, 1],
 }
+_GLM_VISION = {
+    "depth": 2,
+    "hidden_size": 32,
+    "out_hidden_size": 64,
+    "num_heads": 2,
+    "intermediate_size": 48,
+    "patch_size": 14,
+    "image_size": 56,
+}
+_GLM_ROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2], "partial_rotary_factor": 0.5}
+_GLM_TOKENS = {"image_token_id": _PICTURE, "video_token_id": 293}
 _QWEN_TOKENS = {"image_token_id": _PICTURE, "video_token_id": 293, "vision_start_token_id": 294}
 _PERCEIVER = {
     "resampler_n_latents": 4,
@@ -112,6 +125,29 @@ COMPOSITES: dict[str, tuple[str, dict[str, Any]]] = {
             tie_word_embeddings=True,
             image_token_index=_PICTURE,
             mm_tokens_per_image=4,
+        ),
+    ),
+    "glm4v": (
+        "glm4v",
+        _config("glm4v_text", _GLM_VISION, text_fields={"rope_parameters": _GLM_ROPE}, **_GLM_TOKENS),
+    ),
+    "glm46v": (
+        "glm46v",
+        _config(
+            "glm4v_text",
+            {"model_type": "glm4v_vision", **_GLM_VISION},
+            text_fields={"rope_parameters": _GLM_ROPE},
+            **_GLM_TOKENS,
+        ),
+    ),
+    "glm4v_moe": (
+        "glm4v_moe",
+        _config(
+            "glm4v_moe_text",
+            _GLM_VISION,
+            text_fields={"rope_parameters": _GLM_ROPE, "n_routed_experts": 8, "num_experts_per_tok": 2}
+            | {"moe_intermediate_size": 48, "n_group": 2, "topk_group": 1, "routed_scaling_factor": 1.5},
+            **_GLM_TOKENS,
         ),
     ),
     "idefics2": ("idefics2", _config("mistral", {"model_type": "idefics2", **_VISION}, perceiver_config=_PERCEIVER)),
@@ -278,8 +314,12 @@ _TILES = {"size": {"longest_edge": 112}, "max_image_size": {"longest_edge": 56}}
 _GRIDS = partial(_inputs, ("pixel_values", "image_grid_thw"))
 _MIDDLE = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
 _AREA = {"shortest_edge": 28 * 28 * 2, "longest_edge": 28 * 28 * 12}
+_FRAMES = {"shortest_edge": 28 * 28 * 4, "longest_edge": 28 * 28 * 24}
 # Those that read pictures, by case. The longest edge of Pixtral's is not a multiple of its patches.
 SEES: dict[str, Eyes] = {
+    "glm4v": Eyes(Glm4vImageProcessorPil(size=_FRAMES), _GRIDS, {}, typed=True),
+    "glm46v": Eyes(Glm46VImageProcessorPil(size=_FRAMES), _GRIDS, {}, typed=True),
+    "glm4v_moe": Eyes(Glm4vImageProcessorPil(size=_FRAMES), _GRIDS, {}, typed=True),
     "idefics3": Eyes(Idefics3ImageProcessorPil(**_TILES), _nested_inputs, {}),
     "internvl": Eyes(
         GotOcr2ImageProcessorPil(size={"height": 56, "width": 56}, crop_to_patches=True, min_patches=1, max_patches=4),
@@ -309,6 +349,7 @@ SEES: dict[str, Eyes] = {
     "qwen3_vl": Eyes(Qwen2VLImageProcessorPil(size=_AREA, **_MIDDLE), _GRIDS, {}, typed=True),
     "qwen3_vl_moe": Eyes(Qwen2VLImageProcessorPil(size=_AREA, **_MIDDLE), _GRIDS, {}, typed=True),
     "smolvlm": Eyes(SmolVLMImageProcessorPil(**_TILES), _nested_inputs, {}),
+    "vipllava": Eyes(CLIPImageProcessorPil(**_CLIP), _FIXED, {}),
 }
 
 

@@ -41,7 +41,7 @@ _TURNS = {
     8: Image.Transpose.ROTATE_90,
 }
 _SIDEWAYS = (5, 6, 7, 8)
-_BAND = 256  # rows that are put on the background at once: it takes four copies of them
+_BAND = 256  # rows that are converted at once
 _LONG_GRAY = ("I;16", "I;16B", "I;16L", "I;16N", "I")  # modes of gray pixels with more than 8 bits
 _MOST_GRAY = 0xFFFF
 
@@ -194,18 +194,31 @@ def prepare(job: Prepare) -> PixelArray:
 def to_rgb(picture: Image.Image, background: Color) -> Image.Image:
     """A picture in RGB, of 8 bits for each colour; what is transparent shows the background."""
     if picture.mode in _LONG_GRAY:
-        values = np.clip(np.asarray(picture, np.int32), 0, _MOST_GRAY) >> 8
-        picture = Image.fromarray(values.astype(np.uint8))
+        return _by_bands(picture, _short_gray)
     if picture.mode == "F":
         raise PictureError("Pictures of floating-point numbers are not supported.")
     if "A" not in picture.getbands() and "a" not in picture.getbands() and picture.info.get("transparency") is None:
         return picture.convert("RGB")
+    return _by_bands(picture, lambda band: _on_background(band, background))
+
+
+def _by_bands(picture: Image.Image, convert: Callable[[Image.Image], Image.Image]) -> Image.Image:
+    """A picture in RGB, converted some rows at a time: conversions take several copies of them."""
     rgb = Image.new("RGB", picture.size)
     for top in range(0, picture.height, _BAND):
         box = (0, top, picture.width, min(top + _BAND, picture.height))
-        band = picture.crop(box).convert("RGBA")
-        rgb.paste(Image.alpha_composite(Image.new("RGBA", band.size, (*background, 255)), band).convert("RGB"), box)
+        rgb.paste(convert(picture.crop(box)), box)
     return rgb
+
+
+def _short_gray(band: Image.Image) -> Image.Image:
+    values = np.clip(np.asarray(band, np.int32), 0, _MOST_GRAY) >> 8
+    return Image.fromarray(values.astype(np.uint8)).convert("RGB")
+
+
+def _on_background(band: Image.Image, background: Color) -> Image.Image:
+    below = Image.new("RGBA", band.size, (*background, 255))
+    return Image.alpha_composite(below, band.convert("RGBA")).convert("RGB")
 
 
 def _reason(error: Exception) -> str:

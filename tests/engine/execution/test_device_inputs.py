@@ -15,7 +15,7 @@ from quire.engine.execution.device_inputs import DeviceInputBuilder
 from quire.engine.execution.inputs import DeviceMetadata, NumpyInputBuilder, StepInputs
 from quire.engine.execution.pinned import PinnedBuffers
 from quire.engine.execution.request_table import RequestTable
-from quire.engine.scheduling.plan import NewSequence, ScheduledSequence, StepPlan
+from quire.engine.scheduling.plan import NewSequence, RotaryPositions, ScheduledSequence, StepPlan
 
 CPU = torch.device("cpu")
 BLOCK = 4
@@ -116,6 +116,34 @@ def test_prompts_and_generated_tokens() -> None:
     assert not actual.static
     assert len(metadata.singles.seq_lens) == 3
     assert metadata.query_starts.tolist() == [0, 7, 8, 13]
+
+
+def test_prompts_with_three_rotary_positions() -> None:
+    """Steps with such a prompt have three rows; what is generated behind it has one position, which is less far on."""
+    batch = Batch(2, 4)
+    positions = np.array([[0, 1, 1, 1, 1, 3], [0, 1, 1, 2, 2, 3], [0, 1, 2, 1, 2, 3]], np.int32)
+    placed = replace(batch.enter("a", 6), positions=RotaryPositions(positions, 4))
+    first = batch.apply(
+        batch.item("a", 0, 4, 0, samples=False), batch.item("b", 0, 2, 0), new=[placed, batch.enter("b", 2)]
+    )
+    actual, _ = batch.check(first)
+    assert sorted(zip(*actual.model.positions.tolist(), strict=True)) == [
+        (0, 0, 0),
+        (0, 0, 0),
+        (1, 1, 1),
+        (1, 1, 1),
+        (1, 1, 2),
+        (1, 2, 1),
+    ]
+    assert not actual.model.is_replayable
+    batch.table.append(batch.table.row_of("b"), 50)
+    actual, _ = batch.check(batch.apply(batch.item("a", 4, 2, 4), batch.item("b", 2, 1, 2)))
+    assert actual.model.positions.tolist() == [[2, 1, 3], [2, 2, 3], [2, 2, 3]]
+    batch.table.append(batch.table.row_of("a"), 50)
+    actual, _ = batch.check(batch.apply(batch.item("a", 6, 1, 6)))
+    assert actual.model.positions[0] == 4
+    assert actual.static
+    assert actual.model.is_replayable
 
 
 def test_decode_steps_are_padded_and_stay_where_they_are() -> None:

@@ -136,3 +136,18 @@ def test_a_language_model_of_another_type_is_refused(tmp_path: Path) -> None:
     )
     with pytest.raises(UnsupportedModel, match="language model of type 'persimmon' is not supported"):
         read_model_config(tmp_path, "quire", {"text_config": {"model_type": "persimmon"}})
+
+
+def test_experts_of_qwen3_vl_as_published(tmp_path: Path) -> None:
+    """Inputs lie before outputs; transformers saves them the other way round."""
+    save_composite("qwen3_vl_moe", tmp_path)
+    expected = load(tmp_path).model.state_dict()
+    path = tmp_path / "model.safetensors"
+    turned = {
+        name: tensor.mT.contiguous() if ".experts." in name else tensor for name, tensor in load_file(path).items()
+    }
+    assert any(".experts." in name for name in turned)
+    save_file(turned, path, metadata={"format": "pt"})
+    loaded = load(tmp_path).model.state_dict()
+    assert loaded.keys() == expected.keys()
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in expected.items())

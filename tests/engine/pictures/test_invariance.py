@@ -17,8 +17,8 @@ from tests.support.engine import Engine, greedy
 from tests.support.pictures import drawn
 from tests.support.vision_models import prompt_with_pictures
 
-# One of each geometry. Their largest items are of 4, 24, 10, 20 and 12 tokens.
-CASES = ("smolvlm", "llava_next", "internvl", "mistral3", "qwen2_5_vl")
+# One of each geometry, and one with levels of embeddings. Their largest items are of 4, 24, 10, 20, 12 and 12 tokens.
+CASES = ("smolvlm", "llava_next", "internvl", "mistral3", "qwen2_5_vl", "qwen3_vl")
 SIZES = ((30, 40), (56, 56), (20, 90), (75, 33))
 SCHEDULES: dict[str, dict[str, Any]] = {
     "batched": {},

@@ -53,7 +53,13 @@ CASES: dict[str, tuple[Callable[[PictureItem], PictureItem], str]] = {
     "text of another type": (changed(text_offsets=np.array([2, 5])), "1-D array of int32"),
     "positions of another shape": (changed(positions=np.zeros((3, 5), np.int32)), "int32 of shape 3x6"),
     "negative positions": (changed(positions=np.full((3, 6), -1, np.int32)), "must not be negative"),
-    "no advance": (changed(advance=0), "must be at least 1, not 0"),
+    "positions behind the picture": (changed(positions=np.full((3, 6), 6, np.int32)), "less than its 6 tokens"),
+    "positions for a model without them": (
+        changed(positions=np.zeros((3, 6), np.int32)),
+        "no rotary positions of time, height and width",
+    ),
+    "no advance": (changed(advance=0), "must be at least 1, and at most its 6 tokens, not 0"),
+    "a long advance": (changed(advance=7), "at most its 6 tokens, not 7"),
 }
 
 

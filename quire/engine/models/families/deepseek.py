@@ -17,6 +17,23 @@ from quire.engine.models.specs.decoder import (
 )
 
 
+def grouped_experts(config: Any) -> MoE:
+    """Experts in groups, and a shared one."""
+    return MoE(
+        size=config.moe_intermediate_size,
+        experts=config.n_routed_experts,
+        top_k=config.num_experts_per_tok,
+        router=GroupedSigmoidRouter(
+            groups=config.n_group,
+            top_groups=config.topk_group,
+            renormalize=config.norm_topk_prob,
+            scale=config.routed_scaling_factor,
+        ),
+        expert=GatedExperts(act=config.hidden_act),
+        shared=config.moe_intermediate_size * config.n_shared_experts,
+    )
+
+
 def deepseek_v3(config: Any) -> DecoderSpec:
     """DeepSeek V3 and R1: latent attention, grouped sigmoid routing, dense first layers."""
     params = config.rope_parameters
@@ -33,19 +50,7 @@ def deepseek_v3(config: Any) -> DecoderSpec:
         rope=rope_of(config, config.qk_rope_head_dim, interleaved=bool(config.rope_interleave)),
         bias=bool(config.attention_bias),
     )
-    experts = MoE(
-        size=config.moe_intermediate_size,
-        experts=config.n_routed_experts,
-        top_k=config.num_experts_per_tok,
-        router=GroupedSigmoidRouter(
-            groups=config.n_group,
-            top_groups=config.topk_group,
-            renormalize=config.norm_topk_prob,
-            scale=config.routed_scaling_factor,
-        ),
-        expert=GatedExperts(act=config.hidden_act),
-        shared=config.moe_intermediate_size * config.n_shared_experts,
-    )
+    experts = grouped_experts(config)
     ffns = [
         mlp(config) if index < config.first_k_dense_replace else experts for index in range(config.num_hidden_layers)
     ]

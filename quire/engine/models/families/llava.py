@@ -1,4 +1,4 @@
-"""LLaVA, LLaVA-NeXT, LLaVA-OneVision, InternVL and Mistral 3: a tower, a projector and a language model."""
+"""LLaVA and its relatives, InternVL and Mistral 3: a tower, a projector and a language model."""
 
 from __future__ import annotations
 
@@ -39,9 +39,10 @@ def _encode_fixed(model: Any, pixels: Tensor, item: PictureItem) -> Tensor:
     return features
 
 
-def _encode_rows(model: Any, pixels: Tensor, item: PictureItem) -> Tensor:
+def _encode_rows(model: Any, pixels: Tensor, _: PictureItem) -> Tensor:
     """Mistral 3: one image, whose height and width the tower needs to know."""
-    if item.text_offsets is not None and item.length - len(item.text_offsets) == 1:
+    edge = model.config.vision_config.patch_size * getattr(model.config, "spatial_merge_size", 1)
+    if max(pixels.shape[-2:]) < 2 * edge:
         pixels = pixels.repeat(2, 1, 1, 1)  # of one token alone, transformers would drop a dimension
     sizes = [tuple(pixels.shape[-2:])] * len(pixels)
     features: Tensor = model.get_image_features(pixel_values=pixels, image_sizes=sizes).pooler_output[0]
@@ -68,7 +69,7 @@ def _encode_canvas_or_whole(model: Any, pixels: Tensor, item: PictureItem) -> Te
 
 
 def _encode_tiles(model: Any, pixels: Tensor, _: PictureItem) -> Tensor:
-    """InternVL: tiles, whose tokens lie one behind the other."""
+    """InternVL and ViP-LLaVA: tiles, whose tokens lie one behind the other."""
     features: Tensor = model.get_image_features(pixel_values=pixels).pooler_output
     return features.flatten(0, 1)
 
@@ -105,6 +106,12 @@ def _llava(folder: Path, config: Any, spec: DecoderSpec) -> PictureFacts:
         return _mistral3(folder, config, spec)
     processor = ImageProcessor.read(folder, "clip")
     geometry = processor.fixed_size(_whole_tokens(config))
+    return PictureFacts(info=_info(folder, config, spec, geometry), normalization=processor.normalization())
+
+
+def _vipllava(folder: Path, config: Any, spec: DecoderSpec) -> PictureFacts:
+    processor = ImageProcessor.read(folder, "clip")
+    geometry = processor.fixed_size(_patches(config.vision_config) ** 2)
     return PictureFacts(info=_info(folder, config, spec, geometry), normalization=processor.normalization())
 
 
@@ -148,5 +155,6 @@ FAMILIES = tuple(
         ("llava_onevision", _llava_onevision, _encode_canvas_or_whole),
         ("internvl", _internvl, _encode_tiles),
         ("mistral3", _mistral3, _encode_rows),
+        ("vipllava", _vipllava, _encode_tiles),
     )
 )

@@ -89,59 +89,48 @@ def _encode_levels(model: Any, pixels: Tensor, _: PictureItem) -> Tensor:
     return joined
 
 
-def picture_facts(kind: str, levels: Callable[[Any], int]) -> Callable[[Path, Any, DecoderSpec], PictureFacts]:
-    """A reader of facts about pictures.
+def grid_tower(processor: str, *, placeholder: str, levels: Callable[[Any], int] | None = None) -> Tower:
+    """The part that reads pictures.
 
     Args:
-        kind: image processor of models of this type.
-        levels: reads `PictureFacts.levels` in the config of the part that reads pictures.
+        processor: image processor of models of this type.
+        placeholder: text of the placeholder token, if the tokenizer does not have it.
+        levels: reads `PictureFacts.levels` in the config of the part; None: tokens have no such embeddings.
     """
 
     def facts(folder: Path, config: Any, spec: DecoderSpec) -> PictureFacts:
-        vision, processor = config.vision_config, ImageProcessor.read(folder, kind)
-        placeholder = check_placeholder(config.image_token_id, spec.vocab, "image_token_id")
-        geometry = processor.smart_resize()
-        if geometry.multiple != vision.patch_size * vision.spatial_merge_size:
+        vision, read = config.vision_config, ImageProcessor.read(folder, processor)
+        geometry = read.smart_resize()
+        edge = vision.patch_size * vision.spatial_merge_size
+        if geometry.multiple != edge:
             raise UnsupportedModel(
-                f"a token stands for {geometry.multiple} pixels' edge in preprocessor_config.json, but for "
-                f"{vision.patch_size * vision.spatial_merge_size} in config.json"
+                f"a token stands for {edge}x{edge} pixels in config.json, but for {geometry.multiple}x"
+                f"{geometry.multiple} in preprocessor_config.json"
             )
-        info = PictureInfo(
-            placeholder=placeholder,
-            placeholder_text=text_of(folder, placeholder, "<|image_pad|>"),
-            geometry=geometry,
-        )
-        count = levels(vision)
+        count = 0 if levels is None else levels(vision)
         if count >= len(spec.layers):
             raise UnsupportedModel(f"embeddings have {count} levels, but the language model {len(spec.layers)} layers")
-        return PictureFacts(info=info, normalization=processor.normalization(), levels=count)
+        token = check_placeholder(config.image_token_id, spec.vocab, "image_token_id")
+        info = PictureInfo(placeholder=token, placeholder_text=text_of(folder, token, placeholder), geometry=geometry)
+        return PictureFacts(info=info, normalization=read.normalization(), levels=count)
 
-    return facts
-
-
-def _none(_: Any) -> int:
-    return 0
+    return Tower(
+        language_model="language_model",
+        facts=facts,
+        encode=_encode if levels is None else _encode_levels,
+        module_name=module_name,
+    )
 
 
 def _levels(vision: Any) -> int:
     return len(vision.deepstack_visual_indexes)
 
 
-FAMILIES = tuple(
-    vision_language_model(
-        kind,
-        Tower(
-            language_model="language_model",
-            facts=picture_facts("qwen2vl", levels),
-            encode=encode,
-            module_name=module_name,
-        ),
-        spec,
-    )
-    for kind, levels, encode, spec in (
-        ("qwen2_vl", _none, _encode, _spec),
-        ("qwen2_5_vl", _none, _encode, _spec),
-        ("qwen3_vl", _levels, _encode_levels, _interleaved_spec),
-        ("qwen3_vl_moe", _levels, _encode_levels, _interleaved_spec),
-    )
+_QWEN2 = grid_tower("qwen2vl", placeholder="<|image_pad|>")
+_QWEN3 = grid_tower("qwen2vl", placeholder="<|image_pad|>", levels=_levels)
+FAMILIES = (
+    vision_language_model("qwen2_vl", _QWEN2, _spec),
+    vision_language_model("qwen2_5_vl", _QWEN2, _spec),
+    vision_language_model("qwen3_vl", _QWEN3, _interleaved_spec),
+    vision_language_model("qwen3_vl_moe", _QWEN3, _interleaved_spec),
 )
