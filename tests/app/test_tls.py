@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import datetime
-import ipaddress
 import socket
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 from starlette.types import Receive, Scope, Send
 from websockets.asyncio.client import connect
 
@@ -28,44 +21,11 @@ from quire.app.tls import Tls
 from quire.config.command import ConfigError
 from quire.config.commands import Serve
 from quire.config.options import ConnectionOptions, TlsOptions
+from tests.support.certificates import Pair, make_pair
 from tests.support.raw import on_uvloop
 from tests.support.server import listening, until
 
 PASSWORD = "secret"
-
-
-@dataclass
-class Pair:
-    """A certificate and its key."""
-
-    certificate: Path
-    key: Path
-
-
-def make_pair(folder: Path, name: str, password: str | None = None) -> Pair:
-    """A self-signed certificate for this machine, which is its own authority."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-    now = datetime.datetime.now(datetime.UTC)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(subject)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(hours=1))
-        .not_valid_after(now + datetime.timedelta(hours=1))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    encryption: Any = serialization.NoEncryption()
-    if password is not None:
-        encryption = serialization.BestAvailableEncryption(password.encode())
-    pair = Pair(folder / f"{name}.pem", folder / f"{name}.key")
-    pair.certificate.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    pair.key.write_bytes(key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, encryption))
-    return pair
 
 
 async def hello(scope: Scope, receive: Receive, send: Send) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
+import ssl
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -11,6 +14,7 @@ import pytest
 
 from quire.multimodal.errors import PromptError
 from quire.multimodal.fetch import ANY_HOST, Fetcher, SizeLimit, is_public
+from tests.support.certificates import make_pair
 
 LIMIT = SizeLimit(1000, "--max-image-size")
 Answer = Callable[[httpx.Request], httpx.Response]
@@ -189,6 +193,37 @@ async def test_answers_that_are_refused(web: Web) -> None:
     assert await refusal("http://media.example/gone") == "The server of the URL returned status 404."
     assert "compressed" in await refusal("http://media.example/packed")
     assert await refusal("http://nothing.example/a", ANY_HOST) == "The URL could not be fetched."
+
+
+@pytest.mark.parametrize("owner", ["media.example", "other.example"])
+async def test_the_certificate_must_be_that_of_the_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: str
+) -> None:
+    """Over a real connection to the address that was looked up."""
+    pair = make_pair(tmp_path, "media", host=owner)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(pair.certificate, pair.key)
+    hosts: list[str] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+        hosts.append(head.partition("\r\nhost: ")[2].partition("\r\n")[0])
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 7\r\nConnection: close\r\n\r\npicture")
+        await writer.drain()
+        writer.close()
+
+    trusting = ssl.create_default_context(cafile=str(pair.certificate))
+    monkeypatch.setattr("quire.multimodal.fetch._certificates", lambda: trusting)
+    monkeypatch.setattr("quire.multimodal.fetch._look_up", lambda _: [ipaddress.ip_address("127.0.0.1")])
+    async with await asyncio.start_server(answer, "127.0.0.1", 0, ssl=context) as server:
+        port = server.sockets[0].getsockname()[1]
+        url = f"https://media.example:{port}/a.png"
+        if owner == "media.example":
+            assert await fetched(url, private_addresses=True) == b"picture"
+            assert hosts == [f"media.example:{port}"]
+        else:
+            assert await refusal(url, private_addresses=True) == "The URL could not be fetched."
+            assert hosts == []
 
 
 @pytest.mark.parametrize("address", ["93.184.216.34", "2606:2800:21f:cb07::1", "64:ff9b::5db8:d822"])
