@@ -26,6 +26,9 @@ CASES = {
     "llava-pixtral": "[IMG]",
     "mistral3": "[IMG]",
     "smolvlm": "<image>",
+    "qwen2_5_vl": "<|image_pad|>",
+    "qwen3_vl": "<|image_pad|>",
+    "glm4v": "<|image|>",
 }
 PLACEHOLDER = 290  # of the tiny models
 SPECIAL = (

@@ -227,6 +227,16 @@ COMPOSITES: dict[str, tuple[str, dict[str, Any]]] = {
             **_QWEN_TOKENS,
         ),
     ),
+    "qwen2_5_vl-wide": (  # heads that compiled kernels can rotate
+        "qwen2_5_vl",
+        _config(
+            "qwen2_5_vl_text",
+            _QWEN_VISION,
+            text_fields={"rope_parameters": {**_MROPE, "mrope_section": [4, 6, 6]}}
+            | {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32},
+            **_QWEN_TOKENS,
+        ),
+    ),
     "qwen3_vl": (
         "qwen3_vl",
         _config(

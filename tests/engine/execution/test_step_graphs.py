@@ -12,6 +12,8 @@ from quire.engine.execution.step_graphs import StepGraphs
 from quire.kernels import native
 from tests.support.engine import Engine, greedy, random_prompt
 from tests.support.models import make_model, save_model
+from tests.support.pictures import drawn
+from tests.support.vision_models import make_composite, prompt_with_pictures, save_seeing
 
 pytestmark = pytest.mark.skipif(
     native.instructions() is None, reason="only calls of the compiled kernels can be captured"
@@ -91,3 +93,26 @@ def test_steps_that_are_too_large_for_a_graph(tmp_path: Path) -> None:
         large.add(name, random_prompt(number, 9), greedy(6))
     large.run()
     assert {name: large.results[name].tokens for name in shorts} == shorts
+
+
+def tokens_after_pictures(folder: Path) -> tuple[list[list[int]], StepGraphs]:
+    """Tokens of requests of which most have a picture with rotary positions of time, height and width."""
+    engine = Engine(folder, model=ModelOptions(dtype="bfloat16"))
+    names = [str(number) for number in range(6)]
+    for number, name in enumerate(names):
+        pictures = [drawn(90, 40, seed=number)] if number % 3 else []
+        prompt, items = prompt_with_pictures(engine.pictures, [5, 9 + number], *pictures, [7] * (1 + number))
+        engine.add(name, prompt, greedy(14 + number), items=items)
+        engine.step()
+        engine.step()
+    engine.run()
+    return [engine.results[name].tokens for name in names], engine.runner.steps
+
+
+def test_tokens_after_pictures_are_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps that read prompts with pictures are not, and steps between them are."""
+    folder = save_seeing(make_composite("qwen2_5_vl-wide"), "qwen2_5_vl", tmp_path)
+    replayed, step_graphs = tokens_after_pictures(folder)
+    assert step_graphs.graphs
+    monkeypatch.setattr(StepGraphs, "logits", lambda self, *args: self._eager.logits(*args))
+    assert tokens_after_pictures(folder)[0] == replayed
