@@ -96,12 +96,12 @@ def test_steps_that_are_too_large_for_a_graph(tmp_path: Path) -> None:
 
 
 def tokens_after_pictures(folder: Path) -> tuple[list[list[int]], StepGraphs]:
-    """Tokens of requests of which most have a picture with rotary positions of time, height and width."""
-    engine = Engine(folder, model=ModelOptions(dtype="bfloat16"))
+    """Tokens of requests of which most have pictures with rotary positions of three axes, and text between."""
+    engine = Engine(folder, model=ModelOptions(dtype="bfloat16"), max_num_batched_tokens=12, max_num_seqs=6)
     names = [str(number) for number in range(6)]
     for number, name in enumerate(names):
-        pictures = [drawn(90, 40, seed=number)] if number % 3 else []
-        prompt, items = prompt_with_pictures(engine.pictures, [5, 9 + number], *pictures, [7] * (1 + number))
+        pictures = [drawn(90, 40, seed=number), [7] * (25 + number), drawn(40, 90)] if number % 3 else []
+        prompt, items = prompt_with_pictures(engine.pictures, [5, 9 + number], *pictures, [8])
         engine.add(name, prompt, greedy(14 + number), items=items)
         engine.step()
         engine.step()
@@ -110,7 +110,7 @@ def tokens_after_pictures(folder: Path) -> tuple[list[list[int]], StepGraphs]:
 
 
 def test_tokens_after_pictures_are_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps that read prompts with pictures are not, and steps between them are."""
+    """Their positions are less far on than their places in the sequence."""
     folder = save_seeing(make_composite("qwen2_5_vl-wide"), "qwen2_5_vl", tmp_path)
     replayed, step_graphs = tokens_after_pictures(folder)
     assert step_graphs.graphs
