@@ -100,7 +100,7 @@ def tokens_after_pictures(folder: Path) -> tuple[list[list[int]], StepGraphs]:
     engine = Engine(folder, model=ModelOptions(dtype="bfloat16"), max_num_batched_tokens=12, max_num_seqs=6)
     names = [str(number) for number in range(6)]
     for number, name in enumerate(names):
-        pictures = [drawn(90, 40, seed=number), [7] * (25 + number), drawn(40, 90)] if number % 3 else []
+        pictures: list[Any] = [drawn(90, 40, seed=number), [7] * (25 + number), drawn(40, 90)] if number % 3 else []
         prompt, items = prompt_with_pictures(engine.pictures, [5, 9 + number], *pictures, [8])
         engine.add(name, prompt, greedy(14 + number), items=items)
         engine.step()
