@@ -25,7 +25,11 @@ IMAGE_PART: Message = {"type": "image"}
 
 
 def normalize(
-    messages: Sequence[Mapping[str, Any]], *, as_parts: bool, media: Mapping[str, str] | None = None
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    as_parts: bool,
+    media: Mapping[str, str] | None = None,
+    separator: str = "\n",
 ) -> list[Message]:
     """Copies of the messages, with content as text or as a list of parts, and tool arguments as objects.
 
@@ -34,20 +38,25 @@ def normalize(
         as_parts: whether contents become lists.
         media: texts that stand for `AUDIO_PART` and `IMAGE_PART` in a text, by their types, of those that the messages
             may have.
+        separator: what stands between the parts of a content that becomes a text.
 
     Raises:
         PromptError: a content part or a tool call is not valid.
     """
-    return [_normalize(message, f"messages[{i}]", as_parts, media or {}) for i, message in enumerate(messages)]
+    return [
+        _normalize(message, f"messages[{i}]", media or {}, None if as_parts else separator)
+        for i, message in enumerate(messages)
+    ]
 
 
-def _normalize(message: Mapping[str, Any], where: str, as_parts: bool, media: Mapping[str, str]) -> Message:
+def _normalize(message: Mapping[str, Any], where: str, media: Mapping[str, str], separator: str | None) -> Message:
+    """`separator`: see `normalize`; None: contents become lists."""
     out = {key: value for key, value in message.items() if value is not None}
     parts = _parts(message.get("content"), f"{where}.content", media)
-    if as_parts:
+    if separator is None:
         out["content"] = [{"type": "text", "text": part} if isinstance(part, str) else dict(part) for part in parts]
     else:
-        out["content"] = "\n".join(part if isinstance(part, str) else media[part["type"]] for part in parts)
+        out["content"] = separator.join(part if isinstance(part, str) else media[part["type"]] for part in parts)
     calls = out.get("tool_calls")
     if calls:
         out["tool_calls"] = [_tool_call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(calls)]

@@ -54,6 +54,7 @@ class Conversation:
     Attributes:
         media: texts that stand for media in messages that are texts, by the types of media that there are. See
             `normalize`.
+        separator: what stands between the parts of a content in messages that are texts.
         pictures: its pictures; None if there are none.
     """
 
@@ -66,6 +67,7 @@ class Conversation:
     template: str | None = None
     variables: Mapping[str, Any] = field(default_factory=dict)
     media: Mapping[str, str] = field(default_factory=dict)
+    separator: str = "\n"
     pictures: PictureTexts | None = None
 
 
@@ -187,7 +189,12 @@ class PromptBuilder:
         guard = self._guard(conversation)
         if guard is not None:
             conversation = _guarded(conversation, guard)
-        messages = normalize(conversation.messages, as_parts=template.wants_parts, media=conversation.media)
+        messages = normalize(
+            conversation.messages,
+            as_parts=template.wants_parts,
+            media=conversation.media,
+            separator=conversation.separator,
+        )
         if guard is not None:
             _guard_arguments(messages, guard)
         final_text = _text_of(messages[-1]) if messages else ""

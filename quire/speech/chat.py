@@ -170,9 +170,8 @@ def _instruction(info: AudioInfo, options: TranscriptionOptions) -> dict[str, An
     if context := _context(options):
         asked += f" Words that may occur: {context}"
     content: Any = [dict(AUDIO_PART), {"type": "text", "text": asked}]
-    if info.kind != "qwen2_audio":  # nothing stands between the two, as in training; parts of a text would be lines
-        content = info.placeholder_text + asked
-    return {"messages": [{"role": "user", "content": content}]}
+    # Nothing stands between the two, as in training.
+    return {"messages": [{"role": "user", "content": content}], "separator": ""}
 
 
 def _context(options: TranscriptionOptions) -> str:

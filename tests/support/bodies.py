@@ -144,7 +144,7 @@ _CHATS: list[Body] = [
         "reasoning_effort": None, "include_reasoning": True, "echo": False, "add_generation_prompt": True,
         "continue_final_message": False, "add_special_tokens": False, "documents": [{"text": "x"}],
         "chat_template": None, "chat_template_kwargs": {"enable_thinking": False}, "use_beam_search": False,
-        "length_penalty": 1.0,
+        "length_penalty": 1.0, "mm_processor_kwargs": {}, "media_io_kwargs": {},
     },
     {"messages": _MESSAGES, "tools": [_TOOL], "logprobs": True, "top_logprobs": 1, **_STREAMED},
     {
@@ -264,6 +264,7 @@ BODIES: dict[str, list[Body]] = {
     "/v1/responses": [
         {
             **_SAMPLING, "input": _ITEMS, "instructions": "Be short.", "previous_response_id": None, "store": True,
+            "mm_processor_kwargs": {}, "media_io_kwargs": {},
             "background": False, "stream_options": None, "prompt": None, "include": ["message.output_text.logprobs"],
             "max_output_tokens": 8, "max_tool_calls": 2, "metadata": {"a": "b"}, "parallel_tool_calls": False,
             "reasoning": {"effort": "low", "summary": "auto"}, "tools": _RESPONSE_TOOLS,
@@ -315,7 +316,7 @@ BODIES: dict[str, list[Body]] = {
         {"model": "fake", "prompt": "Once", "add_special_tokens": True, "return_token_strs": True},
         {
             "messages": _MESSAGES, "tools": [_TOOL], "add_generation_prompt": False, "continue_final_message": False,
-            "chat_template": None, "chat_template_kwargs": {"a": 1},
+            "chat_template": None, "chat_template_kwargs": {"a": 1}, "mm_processor_kwargs": {}, "media_io_kwargs": {},
         },
     ],
     "/detokenize": [{"model": "fake", "tokens": [1, 2, 3]}],
