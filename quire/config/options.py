@@ -394,8 +394,9 @@ class EngineOptions(Options):
     )
     encoder_cache_memory: Size = Field(
         ByteSize(256 << 20),
-        description="size of the encoder cache: embeddings of audio, kept for later chunks of a prompt and for other "
-        "prompts with the same audio; in addition to the KV cache, and at least the size of one audio item. For "
+        description="size of the encoder cache: embeddings of audio and pictures, kept for later chunks of a prompt "
+        "and for other prompts with the same ones; in addition to the KV cache, and at least the size of one audio "
+        "item. For "
         "Voxtral Realtime and Nemotron Speech Streaming it holds the encoder states of running requests instead, and "
         "so limits how many run at once (at least one)",
     )

@@ -11,14 +11,13 @@ from typing import Any, Literal
 
 from quire.config.options import MediaOptions
 from quire.multimodal.errors import PromptError
+from quire.multimodal.pictures.formats import recognize
 from quire.workers.errors import JobKilled, JobTimedOut, QueueFull
 from quire.workers.limits import WorkerLimits
 from quire.workers.pool import WorkerPool
 
 _PDF_HEADER = b"%PDF-"
 _HEADER_WITHIN = 1024  # bytes at the start of a PDF file in which its header may be
-_PICTURES = (b"\x89PNG\r\n", b"\xff\xd8\xff", b"GIF8", b"BM", b"II*\0", b"MM\0*")
-_WEBP = (b"RIFF", b"WEBP")  # at bytes 0 and 8
 _POINTS = 72.0  # in an inch, the unit of a page's size
 _DPI = 150.0
 _LONGEST_SIDE = 1568  # pixels of a page's picture; more is not read by most models
@@ -57,15 +56,19 @@ def recognized(content: bytes) -> FileKind | None:
     """What a file is, by its content; None: something else."""
     if _PDF_HEADER in content[:_HEADER_WITHIN]:
         return "pdf"
-    if content.startswith(_PICTURES) or (content[:4], content[8:12]) == _WEBP:
-        return "picture"
+    if _is_text(content):  # before pictures: a text may begin with "BM" as a BMP file does
+        return "text"
+    return "picture" if recognize(content) is not None else None
+
+
+def _is_text(content: bytes) -> bool:
     if b"\0" in content:
-        return None
+        return False
     try:
         content.decode("utf-8")
     except UnicodeDecodeError:
-        return None
-    return "text"
+        return False
+    return True
 
 
 def text_of(content: bytes) -> str:
@@ -74,7 +77,7 @@ def text_of(content: bytes) -> str:
 
 
 class DocumentReader:
-    """Reads PDF files in worker processes: PDFium is native code, and the files come from strangers."""
+    """Read PDF files in worker processes: PDFium is native code, and the files come from strangers."""
 
     def __init__(self, options: MediaOptions, *, max_queued: int = 1024, share: float = 1.0) -> None:
         """Prepare; the first file starts a process.

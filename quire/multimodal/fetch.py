@@ -41,7 +41,7 @@ class SizeLimit:
 
 
 class Fetcher:
-    """Fetches URLs. For one event loop.
+    """Fetch URLs. For one event loop.
 
     Names are looked up here, and the connection is made to an address that was checked: a name server that answers
     differently the next time (DNS rebinding) changes nothing.

@@ -49,8 +49,8 @@ def place_items(tokens: TokenArray, kinds: Sequence[Placeholders]) -> tuple[Toke
         places = np.flatnonzero(tokens == kind.token)
         if len(places) != len(kind.repeats):
             raise PromptError(
-                f"The rendered chat has {len(places)} {kind.medium} placeholders instead of {len(kind.repeats)}. Texts "
-                f"must not contain any ({kind.text}), and the chat template must render each part once.",
+                f"The rendered chat has {len(places)} {kind.medium} placeholders instead of {len(kind.repeats)}. "
+                f"The chat template must write {kind.text} once for each part, and nowhere else.",
                 "messages",
             )
         repeats[places] = kind.repeats

@@ -7,7 +7,7 @@ recognize it. The tokens of the marks are left out afterwards, and what is left 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Self
 
@@ -18,11 +18,11 @@ _ASSISTANT = "assistant"
 
 
 class ControlTexts:
-    """Recognizes the texts of some control tokens."""
+    """Recognize the texts of some control tokens."""
 
     def __init__(self, texts: frozenset[str]) -> None:
-        known = sorted((text for text in texts if len(text) > 1), key=len, reverse=True)
-        self._whole = re.compile("|".join(map(re.escape, known)) or r"(?!)")
+        known = [text for text in texts if len(text) > 1]
+        self._whole = re.compile(_pattern(known) if known else r"(?!)")
         # What follows in the prompt could complete them.
         self._beginnings = {text[:length] for text in known for length in range(1, len(text))}
         self._longest = max(map(len, self._beginnings), default=0)
@@ -46,8 +46,24 @@ class ControlTexts:
         return any(text[-length:] in self._beginnings for length in range(1, min(self._longest, len(text)) + 1))
 
 
+def _pattern(texts: Collection[str]) -> str:
+    """A regular expression of texts, longest first, as a tree of their characters.
+
+    A list of a thousand texts, of which each is tried at each place of a prompt, would hold all threads for seconds.
+    """
+    by_first: dict[str, list[str]] = {}
+    for text in texts:
+        if text:
+            by_first.setdefault(text[0], []).append(text[1:])
+    branches = [re.escape(first) + _pattern(following) for first, following in by_first.items()]
+    if not branches:
+        return ""
+    joined = f"(?:{'|'.join(branches)})"
+    return f"{joined}?" if "" in texts else joined
+
+
 class TextGuard:
-    """Marks the control texts in the messages and other values that a template gets.
+    """Mark the control texts in the messages and other values that a template gets.
 
     Attributes:
         mark: a character that no text has.

@@ -183,6 +183,7 @@ def served_model(
         settings: settings of the server.
         media_memory: the memory for media, which all models of a server share; None: the model has its own.
     """
+    media_memory = media_memory or MediaMemory(int(settings.max_audio_memory), settings.max_client_share)
     queued = settings.max_num_seqs + settings.max_num_queued_seqs
     new_reader = partial(
         AudioReader, AudioOptions.of(settings), media_memory, max_queued=queued, share=settings.max_client_share
@@ -201,17 +202,18 @@ def served_model(
 
 
 def _picture_input(
-    info: PictureInfo, client: Engine, settings: Serve, memory: MediaMemory | None, queued: int
+    info: PictureInfo, client: Engine, settings: Serve, memory: MediaMemory, queued: int
 ) -> PictureInput:
     """How a model reads pictures.
 
     Raises:
-        PromptError: the model does not have a setting of --mm-processor-kwargs, or no model that of --media-io-kwargs.
+        PromptError: a setting of --mm-processor-kwargs is not one of this model, or one of --media-io-kwargs is not
+            valid.
     """
     share = settings.max_client_share
     reader = PictureReader(
         PictureOptions.of(settings),
-        memory or MediaMemory(int(settings.max_audio_memory), share),
+        memory,
         max_size=int(settings.max_image_size),
         max_queued=queued,
         share=share,
@@ -247,7 +249,7 @@ class ServerState:
     """State that all endpoints share.
 
     Attributes:
-        media_memory: memory for the audio of all requests and sessions.
+        media_memory: memory for the media of all requests and sessions.
         stall_timeout: seconds without progress of an engine after which the server is unhealthy.
         tokenizer_info: /tokenizer_info is served.
         include_usage: streams of completions and chats always end with their token counts.

@@ -104,8 +104,8 @@ class Trainer:
             for at in range(0, len(step.tokens), size)
         ])  # fmt: skip
         matches = likeliest == step.labels
-        for one in asked:
-            right[group_of(one.question)].append(bool(matches[one.row, one.start : one.end].all()))
+        for place in asked:
+            right[group_of(place.question)].append(bool(matches[place.row, place.start : place.end].all()))
         return {group: round(100 * sum(values) / len(values), 1) for group, values in sorted(right.items())}
 
     def _take_step(self, step: Step, meter: Meter) -> float:

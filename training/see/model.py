@@ -179,6 +179,7 @@ class See(nn.Module):
         self.tower = Tower(shape, dtype)
         self.connector = nn.Linear(shape.width * shape.join**2, shape.width, bias=False)
         self.decoder = Decoder(shape, vocabulary, dtype)
+        # Heads. "embed" in their names gives them AdamW and small first weights, as embeddings have.
         self.what_embed = nn.Linear(shape.width, len(WHAT))
         self.which_embed = nn.Linear(shape.width, len(WHICH))
         self._init_weights()

@@ -146,12 +146,12 @@ def _at_place(rng: Random, scene: Scene, split: str) -> Question:
 def _relation(rng: Random, scene: Scene, split: str) -> Question | None:
     if len(scene.things) < 2:
         return None
-    one, other = rng.sample(scene.things, 2)
+    thing, other = rng.sample(scene.things, 2)
     kind = rng.choice(("left", "above"))
-    near, far = (one.column, other.column) if kind == "left" else (one.row, other.row)
+    near, far = (thing.column, other.column) if kind == "left" else (thing.row, other.row)
     if near == far:
         return None
-    names = {"thing": _name(rng, scene, one), "other": _name(rng, scene, other)}
+    names = {"thing": _name(rng, scene, thing), "other": _name(rng, scene, other)}
     return _question(rng, split, kind, "Yes." if near < far else "No.", "relation", **names)
 
 
@@ -178,7 +178,7 @@ def _count_some(rng: Random, scene: Scene, split: str) -> Question:
     name = rng.choice((thing.shape, _look(thing), f"{thing.colour} shape"))
     if rng.random() < 0.12:
         name = rng.choice((rng.choice(SHAPES), f"{rng.choice(list(COLOURS))} {thing.shape}"))
-    count = sum(name in (one.shape, _look(one), f"{one.colour} shape") for one in scene.things)
+    count = sum(name in (other.shape, _look(other), f"{other.colour} shape") for other in scene.things)
     return _question(rng, split, "count_some", _there_are(count, name), shapes=_plural(name))
 
 
@@ -228,7 +228,7 @@ def _count_bars(rng: Random, scene: Scene, split: str) -> Question:
 
 def _extreme(rng: Random, scene: Scene, split: str) -> Question:
     kind, pick = rng.choice((("highest", max), ("lowest", min)))
-    bar: Bar = pick(scene.bars, key=lambda one: one.height)
+    bar: Bar = pick(scene.bars, key=lambda bar: bar.height)
     answer = f"Bar {bar.label} is the {kind}. It is {bar.colour}."
     return _question(rng, split, kind, answer, "extreme")
 
@@ -244,9 +244,9 @@ def _bar_label(rng: Random, scene: Scene, split: str) -> Question:
 
 
 def _higher(rng: Random, scene: Scene, split: str) -> Question:
-    one, other = rng.sample(scene.bars, 2)
-    answer = "Yes." if one.height > other.height else "No."
-    return _question(rng, split, "higher", answer, label=one.label, other=other.label)
+    bar, other = rng.sample(scene.bars, 2)
+    answer = "Yes." if bar.height > other.height else "No."
+    return _question(rng, split, "higher", answer, label=bar.label, other=other.label)
 
 
 def _describe_chart(rng: Random, scene: Scene, split: str) -> Question:

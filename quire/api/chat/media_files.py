@@ -16,7 +16,7 @@ from quire.multimodal.sources import MediaFile, SentBefore
 from quire.serving.models import ServerState
 from quire.workers.tenant import current_tenant
 
-_IN_MEMORY = 1 << 20  # bytes of a file; larger ones are on disk until they are decoded
+_IN_MEMORY = 1 << 16  # bytes of a file, which are not reserved; larger ones are on disk until they are decoded
 _READ_AT_ONCE = 4  # files of a chat
 _MAX_CHARACTERS = 1 << 22  # of the texts of all documents of a chat
 
@@ -107,7 +107,7 @@ class DocumentContents:
                 case "text":
                     return self._with_title(part, [self._checked(await asyncio.to_thread(text_of, content), where)])
                 case "picture" if self._reads.pictures is not None:
-                    self._count_pictures(1, where)
+                    self._count_picture(where)
                     return self._with_title(part, [file])
                 case "picture":
                     raise PromptError(
@@ -133,16 +133,16 @@ class DocumentContents:
     async def _page(self, page: Page, where: str) -> list[MediaContent]:
         contents: list[MediaContent] = []
         if page.picture is not None:
-            self._count_pictures(1, where)
+            self._count_picture(where)
             contents.append(await self._files.keep(page.picture, where))
         if page.text:
             contents.append(self._checked(page.text, where))
         return contents
 
-    def _count_pictures(self, count: int, where: str) -> None:
-        if count > self._pictures_left:
+    def _count_picture(self, where: str) -> None:
+        if self._pictures_left < 1:
             raise PromptError("The chat has too many pictures, with those of its files (--max-image-parts).", where)
-        self._pictures_left -= count
+        self._pictures_left -= 1
 
     def _checked(self, text: str, where: str) -> str:
         """A text, with an end: templates join parts without one."""

@@ -122,8 +122,9 @@ async def render_chat(
     rendered = await model.renderer.chat(conversation, max_tokens=max_tokens, tenant=current_tenant())
     prompt = rendered.prompt
     items: tuple[MediaItem, ...] = ()
-    if media.placeholders:
-        tokens, items = place_items(prompt.token_ids, media.placeholders)
+    placeholders = media.placeholders
+    if placeholders:
+        tokens, items = place_items(prompt.token_ids, placeholders)
         prompt = Prompt(tokens, prompt.text)
     return ChatPrompt(rendered, prompt, items, media.unused_fields)
 

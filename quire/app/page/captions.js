@@ -19,21 +19,23 @@ export class Captions {
       this.stream = await navigator.mediaDevices.getUserMedia({
         audio: { channelCount: 1, echoCancellation: true, noiseSuppression: true, autoGainControl: true },
       });
-      await this.open(model, language);
-      await this.record();
+      if (!this.stopping) await this.open(model, language);
+      if (!this.stopping) await this.record();
+      if (this.stopping) this.stop(); // while one of these was awaited
     } catch (error) {
+      const wasStopped = this.stopping;
       this.stop();
-      throw error;
+      if (!wasStopped) throw error;
     }
   }
 
   stop() {
+    this.stopping = true;
     this.stream?.getTracks().forEach((track) => track.stop());
     this.context?.close();
     this.stream = this.context = undefined;
     if (this.socket?.readyState === WebSocket.OPEN) {
       // What was said last is still transcribed; then the connection is closed.
-      this.stopping = true;
       this.socket.send(JSON.stringify({ type: "input_audio_buffer.commit" }));
       setTimeout(() => this.socket.close(), 10000);
     } else {
@@ -52,8 +54,10 @@ export class Captions {
       this.socket.onopen = resolve;
       this.socket.onclose = () => reject(new Error("The server has refused the session."));
     });
-    this.socket.onclose = (event) =>
-      this.on.closed(event.code === 1000 || this.stopping ? "" : event.reason || "The connection was lost.");
+    this.socket.onclose = (event) => {
+      // Who has stopped has shown it, and may have started another session since.
+      if (!this.stopping) this.on.closed(event.code === 1000 ? "" : event.reason || "The connection was lost.");
+    };
     const transcription = { model, ...(language && { language }) };
     const input = { format: { type: "audio/pcm", rate: RATE }, transcription };
     this.socket.send(JSON.stringify({ type: "session.update", session: { type: "transcription", audio: { input } } }));

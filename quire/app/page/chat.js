@@ -197,6 +197,7 @@ export class Chat {
       return;
     }
     message.model = this.model?.id; // nothing is lost of an answer that has failed
+    for (const field of ["reasoning", "thoughtFor", "calls"]) delete message[field];
     this.thread.forget(message);
     this.generate(message);
   }
@@ -228,7 +229,7 @@ export class Chat {
     const { conversation } = this;
     let savedAt = performance.now();
     const generation = new Generation(conversation, message, () => {
-      if (performance.now() - savedAt > SAVE_INTERVAL) {
+      if (this.store.get(conversation.id) && performance.now() - savedAt > SAVE_INTERVAL) {
         savedAt = performance.now();
         this.store.save(conversation);
       }

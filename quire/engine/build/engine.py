@@ -307,9 +307,11 @@ def _build_decoder(
 @torch.inference_mode()
 def _warm_up_vision(loaded: LoadedModel) -> None:
     """Compile the kernels that encode pictures."""
-    vision = cast("Decoder", loaded.model).vision if loaded.pictures is not None else None
-    if vision is not None and loaded.pictures is not None:
-        vision.encode(smallest_picture(loaded.pictures.info.geometry))
+    if loaded.pictures is None:
+        return
+    vision = cast("Decoder", loaded.model).vision
+    assert vision is not None
+    vision.encode(smallest_picture(loaded.pictures.info.geometry))
 
 
 def _cached_embeddings(loaded: LoadedModel, options: EngineOptions) -> int:

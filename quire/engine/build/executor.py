@@ -82,7 +82,7 @@ class ExecutorBuild:
             hidden_states() if loaded.pooler is None else Pooler(cast("Decoder", model).pooler_heads),
             items,
             _aligner(loaded, table, cache),
-            states,
+            states if streaming is None else None,  # those of a streaming encoder are read by it alone
         )
         return device.executor(runner, cache, sampler.max_steps_in_flight)
 

@@ -36,13 +36,14 @@ class FixedSize(msgspec.Struct, frozen=True, kw_only=True, tag="fixed"):
 class SmartResize(msgspec.Struct, frozen=True, kw_only=True, tag="smart"):
     """A picture keeps its shape; its edges become multiples of a number, within an area (Qwen-VL, GLM-V).
 
+    Its tokens have rotary positions of time, height and width.
+
     Attributes:
         multiple: pixels of the edge of the square that a token stands for.
         min_pixels, max_pixels: the area.
         resample: filter of resizing.
         frames: how often the area counts: a still picture is as many equal frames.
         enlarges: pictures that are smaller than one token are enlarged to its size first.
-        mrope: tokens have rotary positions of time, height and width.
     """
 
     multiple: int
@@ -51,7 +52,6 @@ class SmartResize(msgspec.Struct, frozen=True, kw_only=True, tag="smart"):
     resample: Filter = "bicubic"
     frames: int = 1
     enlarges: bool = False
-    mrope: bool = True
 
 
 class SplitTiles(msgspec.Struct, frozen=True, kw_only=True, tag="split"):

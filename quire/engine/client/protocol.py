@@ -54,12 +54,12 @@ class AudioItem(msgspec.Struct, frozen=True, kw_only=True, tag="audio"):
 
 
 class PictureItem(msgspec.Struct, frozen=True, kw_only=True, tag="picture"):
-    """A picture, a tile of one that is encoded apart, or consecutive frames of a video.
+    """A picture, or a tile of one that is encoded apart.
 
     Attributes:
         hash: hash of everything that its encoding and its places depend on; equal hashes mean equal items.
         start, length: its tokens in the prompt.
-        pixels: (images, height, width, 3) uint8, RGB, resized for the encoder: tiles of a picture, or frames.
+        pixels: (images, height, width, 3) uint8, RGB, resized for the encoder: one image, or tiles.
         text_offsets: (n,) int32, in ascending order: which of its tokens are text, such as ends of rows, and keep their
             own embeddings; the encoding replaces those of all others. None: all are replaced.
         positions: (3, length) int32, rotary positions of time, height and width of its tokens, counted from that of its

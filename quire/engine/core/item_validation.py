@@ -162,7 +162,7 @@ def _invalid_positions(item: PictureItem, pictures: PictureInfo) -> str | None:
         return f"the positions of a picture must be int32 of shape 3x{item.length}"
     if positions.min() < 0 or positions.max() >= item.length:
         return f"the positions of a picture must not be negative, and less than its {item.length} tokens"
-    has_three = isinstance(pictures.geometry, SmartResize) and pictures.geometry.mrope
+    has_three = isinstance(pictures.geometry, SmartResize)
     return None if has_three else "the model has no rotary positions of time, height and width"
 
 

@@ -22,6 +22,7 @@ from quire.engine.execution.inputs import (
     StepInputs,
     make_spans,
     queries_of,
+    reads_placed_prompts,
     rope_indices,
 )
 from quire.engine.execution.pinned import PinnedBuffers, to_device
@@ -205,11 +206,10 @@ class DeviceInputBuilder(InputBuilder):
     def _three_positions(self, spans: Sequence[Span]) -> Tensor | None:
         """Indices into the rope tables (3, tokens) of a step that reads prompts which need them; None for others."""
         table = self._table
-        if not table.prompt_positions:
+        if not reads_placed_prompts(spans, table):
             return None
         indices = [np.arange(span.start, span.length) + table.rope_offsets[span.row] for span in spans]
-        placed = rope_indices(spans, table, np.concatenate(indices)) if indices else np.zeros(0, np.int64)
-        return to_device(placed, self._device) if placed.ndim > 1 else None
+        return to_device(rope_indices(spans, table, np.concatenate(indices)), self._device)
 
     def _changed_blocks(self, scheduled: Sequence[ScheduledSequence]) -> tuple[list[int], list[int]]:
         """Positions in the flat block tables of the blocks that are new in this step, and the blocks."""

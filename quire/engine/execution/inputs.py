@@ -221,7 +221,7 @@ class NativeInputBuilder(InputBuilder):
         inputs, groups = arrays.views(tokens, len(queries.rows), None if every else len(queries.sampling))
         if self._table.rows_with_rope_offset:
             inputs.positions.add_(_rope_offsets(spans, self._table))
-        if self._table.prompt_positions:
+        if reads_placed_prompts(spans, self._table):
             indices = rope_indices(spans, self._table, inputs.positions.numpy())
             inputs = replace(inputs, positions=torch.from_numpy(indices))
         if self._table.lora_ids:
@@ -400,14 +400,21 @@ def _rope_offsets(spans: Sequence[Span], table: RequestTable) -> Tensor:
     return torch.from_numpy(np.repeat(offsets, [span.count for span in spans]))
 
 
+def reads_placed_prompts(spans: Sequence[Span], table: RequestTable) -> bool:
+    """Whether a step reads prompts whose tokens have three rotary positions."""
+    return bool(table.prompt_positions) and any(
+        not span.generated and span.row in table.prompt_positions for span in spans
+    )
+
+
 def rope_indices(spans: Sequence[Span], table: RequestTable, indices: NDArray[np.int64]) -> NDArray[np.int64]:
     """The indices of tokens into the rope tables, as three rows if the step reads prompts that need them.
 
     `indices`: (tokens,), as if it read none.
     """
-    placed = [span for span in spans if not span.generated and span.row in table.prompt_positions]
-    if not placed:
+    if not reads_placed_prompts(spans, table):
         return indices
+    placed = [span for span in spans if not span.generated and span.row in table.prompt_positions]
     three = np.repeat(indices[None], 3, axis=0)
     for span in placed:
         positions = table.prompt_positions[span.row][:, span.start : span.length]

@@ -107,7 +107,7 @@ class Tower:
     """The part of a `Composite` that reads pictures, which transformers' modules run.
 
     Attributes:
-        language_model: the attribute of transformers' model that is its language model, which is not made.
+        language_model: the attribute of transformers' model that is its language model, which is deleted.
         facts: reads how the model reads pictures; given its folder, the config, and the spec of the language model.
         encode: makes the embeddings of an item: (tokens, size). Given transformers' model without its language model,
             the normalized pixels (images, 3, height, width), and the item.

@@ -24,11 +24,11 @@ class PreparedPicture:
 
 
 class _GivenUp(Exception):
-    """Who was preparing the picture does so no longer, for reasons of its own."""
+    """The caller that prepared the picture was cancelled, or refused for another reason than the picture."""
 
 
 class PictureCache:
-    """Keeps pictures that were used last, within a number of bytes; one that is being prepared is prepared once.
+    """Keep pictures that were used last, within a number of bytes; one that is being prepared is prepared once.
 
     What is being prepared is in the memory that who prepares it has reserved. For one event loop.
 

@@ -173,9 +173,7 @@ def smart_size(smart: SmartResize, height: int, width: int) -> Size:
 def _smart_item(smart: SmartResize, height: int, width: int) -> ItemLayout:
     height, width = smart_size(smart, height, width)
     grid = height // smart.multiple, width // smart.multiple
-    return ItemLayout(
-        images=1, height=height, width=width, row_length=math.prod(grid), grid=grid if smart.mrope else None
-    )
+    return ItemLayout(images=1, height=height, width=width, row_length=math.prod(grid), grid=grid)
 
 
 def split_sizes(split: SplitTiles, height: int, width: int) -> tuple[Size, Size]:

@@ -71,7 +71,7 @@ class _Planned:
 
 
 class PictureReader:
-    """Prepares the pictures of one model's requests.
+    """Prepare the pictures of one model's requests.
 
     Attributes:
         cache: prepared pictures.

@@ -183,7 +183,7 @@ def axes_in_sections(config: Any, default: tuple[int, int, int]) -> tuple[int, .
     Raises:
         UnsupportedModel: the sections are not valid.
     """
-    sections = mrope_sections(config, default)
+    sections = _mrope_sections(config, default)
     return tuple(axis % 3 for axis, count in enumerate(sections) for _ in range(count))
 
 
@@ -195,13 +195,13 @@ def interleaved_axes(config: Any, pairs: int, default: tuple[int, int, int]) -> 
     Raises:
         UnsupportedModel: the sections are not valid.
     """
-    sections = mrope_sections(config, default)
+    sections = _mrope_sections(config, default)
     if len(sections) != 3:
         raise UnsupportedModel(f"mrope_section is {sections!r}; it must have three numbers")
     return tuple(axis if (axis := pair % 3) and pair < 3 * sections[axis] else 0 for pair in range(pairs))
 
 
-def mrope_sections(config: Any, default: tuple[int, int, int]) -> list[int]:
+def _mrope_sections(config: Any, default: tuple[int, int, int]) -> list[int]:
     """How many pairs of elements of a head have rotary positions of time, height and width.
 
     Raises:

@@ -109,7 +109,9 @@ def grid_tower(processor: str, *, placeholder: str, levels: Callable[[Any], int]
             )
         count = 0 if levels is None else levels(vision)
         if count >= len(spec.layers):
-            raise UnsupportedModel(f"embeddings have {count} levels, but the language model {len(spec.layers)} layers")
+            raise UnsupportedModel(
+                f"embeddings have {count} levels; the language model must have more layers, not {len(spec.layers)}"
+            )
         token = check_placeholder(config.image_token_id, spec.vocab, "image_token_id")
         info = PictureInfo(placeholder=token, placeholder_text=text_of(folder, token, placeholder), geometry=geometry)
         return PictureFacts(info=info, normalization=read.normalization(), levels=count)
