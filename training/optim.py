@@ -31,11 +31,12 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Update every matrix with its orthogonalised momentum."""
+        """Update every matrix that has a gradient with its orthogonalised momentum."""
         for group in self.param_groups:
             stacks: dict[tuple[int, int], list[Tensor]] = {}
             for weight in group["params"]:
-                stacks.setdefault((min(weight.shape), max(weight.shape)), []).append(weight)
+                if weight.grad is not None:
+                    stacks.setdefault((min(weight.shape), max(weight.shape)), []).append(weight)
             for weights in stacks.values():
                 self._step_stack(weights, group["lr"], group["weight_decay"])
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from training.see.drawing import Drawing, draw
+from training.see.drawing import Drawing, draw, draw_crowd
 from training.see.heldout import Sight
 from training.see.questions import Question, ask, ask_without_picture
 from training.see.recipe import Recipe
@@ -22,6 +22,7 @@ IGNORED = -100  # label of a token without loss
 PADDING = -1  # segment of padding
 _TRIES = 6  # questions that may be too long for what is left of a sequence, before it is padded
 _HELDOUT_LENGTH = 400  # tokens of a sequence with all questions on a picture
+_LISTS = (("List everything.", "{shown}"), ("List everything with its colour.", "{colour} {shown}"))
 _SYSTEM = (
     "You are a helpful assistant.",
     "You are quire-nano-see.",
@@ -102,16 +103,26 @@ class Steps:
         self._picture = f"{AROUND}{GLOBAL}{IMAGE * recipe.shape.tokens}{AROUND}"
 
     def make(self, number: int) -> Step:
-        """Make a step of the training."""
+        """Make a step of the training. The first steps have no sequences: they are for the tower alone."""
         recipe = self._recipe
         rng = Random(f"{recipe.seed}-{number}")
-        easy = number < recipe.easy
+        if number < recipe.tower_steps:
+            return _stacked([], [draw_crowd(rng, recipe.shape)[0] for _ in range(recipe.crowds)])
+        after = number - recipe.tower_steps - recipe.reading_steps
+        easy = after < recipe.easy
+        reading = 1.0 if after < 0 else recipe.reading
         kinds, weights = zip(*(recipe.easy_mix if easy else recipe.mix), strict=True)
         rows, drawings = [], []
         for _ in range(recipe.pictures):
-            scene = make_scene(rng, rng.choices(kinds, weights)[0], heldout=False, easy=easy)
-            drawings.append(draw(rng, scene, recipe.shape, easy=easy))
-            rows.append(self._row(rng, scene))
+            if rng.random() < reading:
+                drawing, crowd = draw_crowd(rng, recipe.shape)
+                row = self._reading(rng, crowd)
+            else:
+                scene = make_scene(rng, rng.choices(kinds, weights)[0], heldout=False, easy=easy)
+                drawing = draw(rng, scene, recipe.shape, easy=easy)
+                row = self._row(rng, scene)
+            drawings.append(drawing)
+            rows.append(row)
         return _stacked(rows, drawings)
 
     def heldout(self, sights: Iterable[Sight]) -> tuple[Step, list[Asked]]:
@@ -135,6 +146,18 @@ class Steps:
             self._fill(row, (ask(rng, scene, "train") for _ in count()), talk=rng.random() < recipe.talk)
         else:
             self._fill(row, (ask_without_picture(rng, "train") for _ in count()), talk=False)
+        row.pad(self._ids.end)
+        return row
+
+    def _reading(self, rng: Random, crowd: list[list[tuple[str, str]]]) -> _Row:
+        """List what a crowded picture shows, row by row, as far as a sequence is long."""
+        question, pattern = rng.choice(_LISTS)
+        lines = ("  ".join(pattern.format(colour=colour, shown=shown) for colour, shown in row) for row in crowd)
+        row = _Row(self._prefix("", picture=True), self._recipe.length)
+        prompt = self._ids.encode(f"{question}{STOP}\n{START}assistant\n")
+        answer = [*self._ids.encode("\n".join(lines)), self._ids.stop]
+        space = row.length - row.prefix - len(prompt)
+        row.add(prompt, answer[:space], segment=1, first=row.prefix)
         row.pad(self._ids.end)
         return row
 

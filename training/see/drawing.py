@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from training.see.palette import COLOURS, Rgb
+from training.see.palette import COLOURS, Rgb, background, shade
 from training.see.recipe import Shape
-from training.see.scenes import SHAPES, Scene, Thing
+from training.see.scenes import SHAPES, Scene, Thing, is_held_out
 
 Pixels = NDArray[np.uint8]
 Box = tuple[float, float, float, float]  # left, top, right, bottom
@@ -28,6 +28,7 @@ HELDOUT_FONTS = ("DejaVuSansMono-Bold", "STIXGeneralItalic", "DejaVuSerif-BoldIt
 CHARACTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 WHAT = ("nothing", "bar", *SHAPES, *CHARACTERS)  # classes of a patch
 WHICH = ("nothing", *COLOURS)
+_CROWD_TEXT = 0.65  # share of texts among what a crowded picture shows
 _SIDES = ((96, 224), (96, 224), (96, 224), (224, 400))  # ranges of the width before the picture is resized
 
 
@@ -97,12 +98,67 @@ def paint(
         _paint_text(rng, canvas, scene, rng.choice(EASY_FONTS if easy else fonts), easy=easy)
     if scene.bars:
         _paint_chart(rng, canvas, scene, rng.choice(fonts))
-    image = canvas.image
-    if not easy and rng.random() < 0.12:
+    return canvas.image if easy else _disturbed(canvas.image, rng), canvas.boxes
+
+
+def draw_crowd(rng: Random, shape: Shape) -> tuple[Drawing, list[list[tuple[str, str]]]]:
+    """Draw rows of shapes, characters and short texts in many sizes and colours.
+
+    Return the drawing and, of each row, the colours and the names or texts of what it shows.
+    """
+    ground, names = background(rng, plain=False)
+    width = rng.randint(*rng.choice(_SIDES))
+    canvas = _Canvas(width, round(width * rng.choice((1.0, rng.uniform(0.75, 1.33)))), ground)
+    rows: list[list[tuple[str, str]]] = []
+    top = 0.05 * rng.random() * canvas.height
+    while (tall := rng.uniform(0.12, 0.4) * canvas.height) + top < canvas.height:
+        rows.append([])
+        left = 0.1 * rng.random() * canvas.width
+        while left + 0.5 * tall < canvas.width:
+            colour = rng.choice(names)
+            ink = shade(rng, colour)
+            if rng.random() < _CROWD_TEXT:
+                shown, right = _crowd_text(rng, canvas, (left, top), tall, ink, colour)
+            else:
+                shown = rng.choice(SHAPES)
+                size = min(tall, canvas.width - left)
+                right = left + size
+                x, y = (left + size / 2) / canvas.width, (top + size / 2) / canvas.height
+                share = size / min(canvas.width, canvas.height)
+                _paint_thing(canvas, Thing(shown, colour, ink, x, y, share, rng.uniform(-8, 8), 0, 0))
+            if shown:
+                rows[-1].append((colour, shown))
+            left = right + rng.uniform(0.15, 0.6) * tall
+        top += tall * rng.uniform(1.05, 1.4)
+    image = _disturbed(canvas.image, rng)
+    what, which = _classes(canvas.boxes, shape.grid)
+    return Drawing(np.asarray(resized(image, shape.side)), what, which), rows
+
+
+def _crowd_text(
+    rng: Random, canvas: _Canvas, place: tuple[float, float], tall: float, ink: Rgb, colour: str
+) -> tuple[str, float]:
+    """Write a text of a height at a place. Return what of it fits, which may be nothing, and where it ends."""
+    text = "".join(rng.choices(CHARACTERS[:10] if rng.random() < 0.5 else CHARACTERS[10:], k=rng.randint(1, 4)))
+    name = rng.choice(FONTS)
+    _, top, _, bottom = font_of(name, 100).getbbox(text)
+    font = font_of(name, max(8, int(100 * tall / (bottom - top))))
+    while text and (is_held_out(text) or place[0] + font.getlength(text) > canvas.width):
+        text = text[:-1]
+    if not text:
+        return "", canvas.width
+    left, top, right, _ = font.getbbox(text)
+    _write(canvas, (place[0] - left, place[1] - top), text, font, ink, colour)
+    return text, place[0] + right - left
+
+
+def _disturbed(image: Image.Image, rng: Random) -> Image.Image:
+    """Add noise to some pictures, and what JPEG leaves out to some."""
+    if rng.random() < 0.12:
         image = _with_noise(image, rng)
-    if not easy and rng.random() < 0.12:
+    if rng.random() < 0.12:
         image = _as_jpeg(image, rng.randint(60, 95))
-    return image, canvas.boxes
+    return image
 
 
 def _with_noise(image: Image.Image, rng: Random) -> Image.Image:

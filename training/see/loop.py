@@ -85,7 +85,7 @@ class Trainer:
                 self._log(meter.take(), report)
             if self.step % save_every == 0:
                 self.save()
-            if self.step % measure_every == 0:
+            if self.step % measure_every == 0 and self.step > self.recipe.tower_steps:
                 self._log(self.measure(*self.steps.heldout(sights(HELDOUT_PICTURES, HELDOUT_SEED))), report)
         self.save()
         return losses
@@ -114,15 +114,20 @@ class Trainer:
         for optimizer, rate in zip(self.optimizers, recipe.rates, strict=True):
             for group in optimizer.param_groups:
                 group["lr"] = rate * factor
-        states, patches = self.model(*_inputs(step))
-        counted = step.labels != IGNORED
-        logits, labels = self.model.logits(states[counted]), step.labels[counted]
-        answers = F.cross_entropy(logits, labels)
+        figures: dict[str, float] = {}
+        if len(step.tokens):
+            states, patches = self.model(*_inputs(step))
+            counted = step.labels != IGNORED
+            logits, labels = self.model.logits(states[counted]), step.labels[counted]
+            loss = F.cross_entropy(logits, labels)
+            figures = {"loss": loss.item(), "tokens_right": (logits.argmax(-1) == labels).float().mean().item()}
+        else:
+            patches, loss = self.model.tower(step.pixels), torch.zeros(())
         what, which = self.model.classes(patches)
         shown = F.cross_entropy(what.flatten(0, 1), step.what.flatten()) + F.cross_entropy(
             which.flatten(0, 1), step.which.flatten()
         )
-        loss = answers + recipe.patch_weight * shown
+        loss = loss + recipe.patch_weight * shown
         if not math.isfinite(loss.item()):
             raise FloatingPointError(f"loss {loss.item()} at step {self.step}")
         loss.backward()
@@ -131,11 +136,8 @@ class Trainer:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         filled = step.what > 0
-        meter.add({
-            "loss": answers.item(), "patches": shown.item(),
-            "tokens_right": (logits.argmax(-1) == labels).float().mean().item(),
-            "patches_right": (what.argmax(-1) == step.what)[filled].float().mean().item(),
-        }, len(step.pixels))  # fmt: skip
+        right = (what.argmax(-1) == step.what)[filled].float().mean().item()
+        meter.add(figures | {"patches": shown.item(), "patches_right": right}, len(step.pixels))
         return loss.item()
 
     def _log(self, measured: dict[str, float], report: Callable[[str], None]) -> None:
@@ -168,8 +170,8 @@ class Meter:
     def take(self) -> dict[str, float]:
         """Return the means, and pictures per second of the clock and of CPU time; and reset."""
         result = {
-            name: round(sum(figures[name] for figures in self.figures) / len(self.figures), 4)
-            for name in self.figures[0]
+            name: round(sum(figures.get(name, 0.0) for figures in self.figures) / len(self.figures), 4)
+            for name in self.figures[-1]
         }
         result["per_second"] = round(self.pictures / (time.monotonic() - self.started), 1)
         result["per_cpu_second"] = round(self.pictures / (time.process_time() - self.cpu_started), 1)

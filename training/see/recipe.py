@@ -49,7 +49,11 @@ class Recipe:
     Attributes:
         pictures: of a step.
         length: tokens of a sequence: a picture with as many questions as fit.
-        easy: first steps, whose pictures are clear and hold few things, and whose texts differ little.
+        tower_steps: steps before all others, which train the tower alone on crowded pictures: what each patch shows.
+        crowds: pictures of such a step.
+        reading_steps: steps behind them, in which the decoder learns to list what crowded pictures show.
+        reading: share of such pictures later.
+        easy: first steps with questions, whose pictures are clear and hold few things, and whose texts differ little.
         easy_mix: shares of the kinds of scenes in these steps.
         mix: shares of the kinds of scenes later.
         talk: share of sequences whose questions follow each other in one conversation; in others each sees the picture
@@ -63,10 +67,14 @@ class Recipe:
 
     seed: int = SEED
     shape: Shape = field(default_factory=Shape)
-    steps: int = 6000
+    steps: int = 4700
+    tower_steps: int = 1500
+    crowds: int = 32
+    reading_steps: int = 800
+    reading: float = 0.15
     pictures: int = 24
     length: int = 128
-    easy: int = 900
+    easy: int = 200
     easy_mix: tuple[tuple[str, float], ...] = (("shapes", 0.45), ("counts", 0.15), ("number", 0.4))
     mix: tuple[tuple[str, float], ...] = (
         ("shapes", 0.3), ("counts", 0.22), ("number", 0.2), ("word", 0.16), ("chart", 0.12),
