@@ -55,7 +55,7 @@ class Serve(
     model: CliPositionalArg[Names] = Field(
         (),
         description="Hugging Face ids or directories of models; default: the bundled quire-nano, "
-        "quire-nano-embed and quire-nano-hear",
+        "quire-nano-embed, quire-nano-hear and quire-nano-see",
     )
 
     @classmethod

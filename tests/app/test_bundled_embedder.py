@@ -39,6 +39,7 @@ def test_all_models_are_listed_with_their_tasks(server: str) -> None:
         "quire-nano": ["generate"],
         NAME: ["embed", "token_embed", "score"],
         "quire-nano-hear": ["transcribe"],
+        "quire-nano-see": ["generate"],
     }
 
 

@@ -95,8 +95,8 @@ def test_names_of_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     def names(models: list[str], served: list[str]) -> list[tuple[str, ...]]:
         return [source.names for source in resolve_models(models, served, None)]
 
-    assert names([], []) == [("quire-nano",), ("quire-nano-embed",), ("quire-nano-hear",)]
-    assert names([], ["x", "y=quire-nano-embed"]) == [("x",), ("y",), ("quire-nano-hear",)]
+    assert names([], []) == [("quire-nano",), ("quire-nano-embed",), ("quire-nano-hear",), ("quire-nano-see",)]
+    assert names([], ["x", "y=quire-nano-embed"]) == [("x",), ("y",), ("quire-nano-hear",), ("quire-nano-see",)]
     assert names(["a"], []) == [("a",)]
     assert names(["sub/c"], []) == [("c", "sub/c")]
     assert names(["a"], ["x", "y"]) == [("x", "y")]

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
+from PIL import Image, ImageDraw
 
 from quire.engine.client.protocol import Abort
 from tests.support.audio import wav
@@ -79,6 +80,9 @@ async def test_a_chat_and_its_code(tmp_path: Path, key: str, monkeypatch: pytest
 
 
 async def test_files_and_errors(tmp_path: Path) -> None:
+    picture = Image.new("RGB", (200, 200), "white")
+    ImageDraw.Draw(picture).ellipse((60, 60, 140, 140), fill="red")
+    picture.save(tmp_path / "drawn.png")
     with serving() as server:
         await drive("files.mjs", tmp_path, server.url)
         assert "image_url" in await run("bash", "files.sh", cwd=tmp_path)  # the error of a model without eyes

@@ -36,6 +36,7 @@ export class Chat {
       editLast: () => this.editLast(),
       openSettings: (name) => this.settings.open(this.conversation.settings, name),
       clearSetting: (name) => this.changeSettings({ ...this.conversation.settings, [name]: undefined }),
+      chooseModel: (name) => this.chooseModel(name),
       bytes: () => this.conversation.attachments().reduce((sum, { size }) => sum + size, 0),
     });
     this.listen();
@@ -103,7 +104,7 @@ export class Chat {
       this.conversation.record.model = this.model.id;
       remember("model", this.model.id);
     }
-    this.composer.setModel(this.model);
+    this.composer.setModel(this.model, this.models);
     this.draw();
   }
 

@@ -6,11 +6,12 @@ import { byId, count, element, icon, iconButton, toast } from "./elements.js";
 import { attachmentCard } from "./message.js";
 
 export class Composer {
-  // handlers: send(text, attachments), stop(), editLast(), openSettings(name), clearSetting(name), and bytes(), those of
-  // attachments that the conversation has already.
+  // handlers: send(text, attachments), stop(), editLast(), openSettings(name), clearSetting(name),
+  // chooseModel(name), and bytes(), those of attachments that the conversation has already.
   constructor(handlers) {
     this.handlers = handlers;
     this.attachments = [];
+    this.models = [];
     this.isBusy = false;
     this.area = byId("prompt");
     this.button = byId("send");
@@ -76,11 +77,18 @@ export class Composer {
     const unread = this.attachments.filter(
       ({ kind }) => MODALITIES[kind] && !this.model?.reads.includes(MODALITIES[kind]),
     );
-    const kinds = unread.some(({ kind }) => kind === "picture") ? "pictures" : "audio";
-    byId("attachment-hint").textContent = unread.length
-      ? `${this.model?.id ?? "This model"} does not read ${kinds}, so it may refuse the message.`
-      : "";
+    byId("attachment-hint").replaceChildren(...(unread.length ? this.hint(unread) : []));
     this.onInput();
+  }
+
+  // Says that the model does not read some attachments, and offers the first that does.
+  hint(unread) {
+    const kinds = unread.some(({ kind }) => kind === "picture") ? "pictures" : "audio";
+    const text = `${this.model?.id ?? "This model"} does not read ${kinds}, so it may refuse the message.`;
+    const reader = this.models.find(({ reads }) => unread.every(({ kind }) => reads.includes(MODALITIES[kind])));
+    if (!reader) return [text];
+    const onclick = () => this.handlers.chooseModel(reader.id);
+    return [text, " ", element("button", { type: "button", onclick }, `Ask ${reader.id}`)];
   }
 
   remove(attachment) {
@@ -148,8 +156,9 @@ export class Composer {
     this.onInput();
   }
 
-  setModel(model) {
+  setModel(model, models) {
     this.model = model;
+    this.models = models;
     this.area.placeholder = model ? `Message ${model.id}` : "No model of this server generates text";
     this.area.disabled = !model;
     this.drawAttachments();

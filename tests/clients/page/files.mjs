@@ -1,7 +1,7 @@
 // Drives the attachments and errors of the built-in page: node files.mjs URL FOLDER.
 // The bundled model refuses pictures; where an answer is needed, it is made up.
 import assert from "node:assert/strict";
-import { writeFile } from "node:fs/promises";
+import { readFile, writeFile } from "node:fs/promises";
 import path from "node:path";
 import { answerChat, answered, ask, chatReady, drop, expectStatus, withPage } from "./browser.mjs";
 
@@ -37,6 +37,19 @@ async function refused({ page, complaints, shot }) {
   await page.getByRole("button", { name: "Ask without the files" }).click();
   await page.getByText("The files are not sent").waitFor();
   assert.match(await (await answered(page)).locator("> .prose").textContent(), /85/);
+}
+
+async function seen({ page, shot }) {
+  await page.getByRole("button", { name: "New chat" }).click();
+  const base64 = (await readFile(path.join(folder, "drawn.png"))).toString("base64");
+  await drop(page, "#chat-panel", [{ name: "drawn.png", type: "image/png", base64 }]);
+  await page.getByRole("button", { name: "Ask quire-nano-see" }).click();
+  assert.equal(await page.locator("#attachment-hint").textContent(), "");
+  const answer = await ask(page, "What colour is the circle?");
+  assert.match(await answer.locator("> .prose").textContent(), /red/);
+  await shot("seen");
+  await page.getByRole("button", { name: "New chat" }).click();
+  await page.getByRole("combobox", { name: "Model" }).selectOption("quire-nano");
 }
 
 async function asked({ page, shot }) {
@@ -150,5 +163,5 @@ async function failures({ page, complaints, shot }) {
 
 await withPage({ url, folder }, async (opened) => {
   await chatReady(opened.page);
-  for (const drive of [refused, asked, pasted, photographed, chosen, failures]) await drive(opened);
+  for (const drive of [refused, seen, asked, pasted, photographed, chosen, failures]) await drive(opened);
 });
