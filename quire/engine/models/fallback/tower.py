@@ -16,7 +16,10 @@ from quire.kernels.activation import ACTIVATIONS
 from quire.kernels.linear import Quantization
 from quire.kernels.varlen_attention import EncoderAttentionParams, varlen_attention
 
-_NAME = "quire_tower"  # of the attention, for transformers
+# Names of the attention, for transformers. Models are built under the first; under the second, which has "flash" in it,
+# they say where sequences lie in one that is packed, in place of a mask, or of a call for each of them.
+_NAME = "quire_tower"
+_PACKED_NAME = "quire_flash_tower"
 
 
 def _attention(
@@ -26,18 +29,30 @@ def _attention(
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float | None = None,
+    cu_seq_lens_q: Tensor | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Attention of all tokens to each other; transformers' own where a mask hides some.
+    """Attention of all tokens of an image, or of a packed sequence, to each other.
 
-    query, key, value: (images, heads, tokens, dim). Returns (images, tokens, heads, dim).
+    It is transformers' own where a mask hides some of them.
+
+    Args:
+        query, key, value: (images, heads, tokens, dim).
+        cu_seq_lens_q: where each sequence of the one image begins, and then the number of tokens; None: an image is one
+            sequence.
+
+    Returns:
+        (images, tokens, heads, dim)
     """
     images, _, tokens, dim = query.shape
     if key.shape != query.shape or not _shows_all(attention_mask):
         attended, _ = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)
         return attended, None
     q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))
-    offsets = torch.arange(0, (images + 1) * tokens, tokens, device=query.device)
+    if cu_seq_lens_q is None:
+        offsets = torch.arange(0, (images + 1) * tokens, tokens, device=query.device)
+    else:
+        offsets = cu_seq_lens_q.to(query.device, torch.int64)
     params = EncoderAttentionParams(scale=dim**-0.5 if scaling is None else scaling)
     return varlen_attention(q, k, v, offsets, params).unflatten(0, (images, tokens)), None
 
@@ -49,8 +64,9 @@ def _shows_all(mask: Tensor | None) -> bool:
     return bool(mask.all()) if mask.dtype == torch.bool else not bool(mask.any())
 
 
-AttentionInterface.register(_NAME, _attention)
-AttentionMaskInterface.register(_NAME, sdpa_mask)
+for _name in (_NAME, _PACKED_NAME):
+    AttentionInterface.register(_name, _attention)
+    AttentionMaskInterface.register(_name, sdpa_mask)
 
 
 class TowerLinear(Linear):
@@ -98,6 +114,7 @@ def empty_tower(config: Any, language_model: str) -> Any:
     config._attn_implementation = _NAME
     with torch.device("meta"):
         model = AutoModel.from_config(config)
+        model.config._attn_implementation = _PACKED_NAME  # building it would import a library of that name
         delattr(model, language_model)
         for module in [*model.modules()]:
             for name, child in [*module.named_children()]:
