@@ -9,6 +9,7 @@ from typing import Literal
 
 import msgspec
 
+MAX_RATIO = 200  # of a picture's edges
 Filter = Literal["nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"]  # of resizing, by Pillow's names
 Color = tuple[int, int, int]
 

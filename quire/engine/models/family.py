@@ -113,12 +113,14 @@ class Tower:
             the normalized pixels (images, 3, height, width), and the item.
         module_name: the name that a tensor of the checkpoint has in transformers' model; None: it belongs to another
             part, or to none.
+        unused: further attributes that are deleted, in other modules behind dots.
     """
 
     language_model: str
     facts: Callable[[Path, Any, DecoderSpec], PictureFacts]
     encode: Callable[[Any, Tensor, PictureItem], Tensor]
     module_name: Callable[[str], str | None]
+    unused: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

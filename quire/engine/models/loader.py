@@ -28,6 +28,7 @@ from quire.engine.models.config.checks import check_acts
 from quire.engine.models.config.rope import max_positions
 from quire.engine.models.config.task_adapter import merged
 from quire.engine.models.distributed.group import RankGroups
+from quire.engine.models.distributed.placement import Placement
 from quire.engine.models.errors import BrokenFolder, ModelError, UnsupportedModel, WeightMismatch
 from quire.engine.models.family import PictureFacts
 from quire.engine.models.layers.heads import PoolerHeads
@@ -42,6 +43,7 @@ from quire.engine.models.networks.vision_encoder import VisionEncoder
 from quire.engine.models.registry import has_adapter, plain_name, tower_of, weight_names
 from quire.engine.models.sharding.cache_scales import CacheScales
 from quire.engine.models.sharding.decoder import ShardedDecoder, check_parallel
+from quire.engine.models.sharding.shard import stage_layers
 from quire.engine.models.sharding.weight_shards import WeightShards
 from quire.engine.models.sharding.weights import ShardedWeightFiller
 from quire.engine.models.specs.decoder import CTCSpec, DecoderSpec, EncoderSpec, TransducerSpec
@@ -152,7 +154,7 @@ class _Load:
             self.dtype,
             vocab,
             context_len,
-            _bytes(model),
+            bytes_of(model),
             facts.pooler,
             facts.speech,
             facts.audio,
@@ -192,7 +194,7 @@ def _load_model(
 ) -> LoadedModel:
     if groups is not None:
         check_parallel(config)
-        config = config.without_pictures("--tensor-parallel-size and --pipeline-parallel-size must be 1 for pictures")
+        config = _with_pictures_of_stage(config, groups.placement)
     quantize = options.quantization != "none"
     if options.quantization == "fp8" and not gpu.computes_float8(target.torch_device):
         raise UnsupportedModel(
@@ -230,6 +232,19 @@ def _load_model(
                 raise
             reason = f"{config.refusal}; transformers' implementation cannot run it either: {error}"
             raise UnsupportedModel(reason) from error
+
+
+def _with_pictures_of_stage(config: ModelConfig, placement: Placement) -> ModelConfig:
+    """The config of a rank: each of the first stage has the whole tower, and the other stages do not need it."""
+    spec, pictures = config.spec, config.facts.pictures
+    if pictures is None or not isinstance(spec, DecoderSpec):
+        return config
+    layers = len(stage_layers(len(spec.layers), 0, placement.stages))
+    if pictures.levels > layers:
+        return config.without_pictures(
+            f"levels of embeddings are added behind {pictures.levels} layers, but the first pipeline stage has {layers}"
+        )
+    return config if placement.is_first_stage else replace(config, facts=replace(config.facts, pictures=None))
 
 
 def _load_with_transformers(load: _Load) -> LoadedModel:
@@ -324,7 +339,7 @@ def _load_transformer(load: _Load, spec: DecoderSpec | EncoderSpec, groups: Rank
         return loaded
     model.num_adapters = 1
     adapters = {_ITEM_LORA_ID: adapter.apply(_ITEM_LORA_ID, model, dtype, load.target.torch_device)}
-    return replace(loaded, weight_bytes=_bytes(model), adapters=adapters, item_lora_id=_ITEM_LORA_ID)
+    return replace(loaded, weight_bytes=bytes_of(model), adapters=adapters, item_lora_id=_ITEM_LORA_ID)
 
 
 def _vision_encoder(load: _Load, spec: DecoderSpec | EncoderSpec) -> VisionEncoder | None:
@@ -340,7 +355,7 @@ def _vision_encoder(load: _Load, spec: DecoderSpec | EncoderSpec) -> VisionEncod
         return None
     from quire.engine.models.fallback.tower import empty_tower  # noqa: PLC0415 a second of imports, for few models
 
-    module = empty_tower(read_config(load.folder, load.options.hf_overrides), tower.language_model)
+    module = empty_tower(read_config(load.folder, load.options.hf_overrides), tower)
     return VisionEncoder(module, tower.encode, facts.normalization)
 
 
@@ -465,7 +480,8 @@ def _check_layers(layers: int, checkpoint: Checkpoint) -> None:
         )
 
 
-def _bytes(model: nn.Module) -> int:
+def bytes_of(model: nn.Module) -> int:
+    """Bytes of a model's weights, as they are packed."""
     panels = sum(layer.packed_bytes for layer in model.modules() if isinstance(layer, Packable))
     return panels + sum(parameter.nbytes for parameter in model.parameters())
 

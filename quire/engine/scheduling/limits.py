@@ -17,7 +17,9 @@ class SchedulerLimits:
         rope_switch: see `LanguageModel.rope_switch`.
         convolutions: steps from the columns of an item's features to its encoded positions; empty if the model has
             none, or if items have placeholder tokens.
-        encoder_compute_budget: encoded positions of a step, if they are of more than one item.
+        encoder_compute_budget: tokens whose computation takes as long as the encoding of a step's items, if they are
+            several (vLLM's max_num_encoder_input_tokens). An embedding counts as a token at least.
+        pixel_cost: tokens whose computation takes as long as the encoding of a pixel.
         encoder_cache_size: embeddings of items with placeholder tokens that are kept; 0 if the model reads no such
             items.
         lora_digests: digests of the content of the model's adapters (LoRA), by their ids.
@@ -32,6 +34,7 @@ class SchedulerLimits:
     rope_switch: int | None = None
     convolutions: tuple[Convolution, ...] = ()
     encoder_compute_budget: int = 0
+    pixel_cost: float = 0.0
     encoder_cache_size: int = 0
     lora_digests: Mapping[int, bytes] = field(default_factory=dict)
     item_lora_id: int | None = None

@@ -72,7 +72,7 @@ class Scheduler:
         self._tables = BlockTables(pool, groups, hasher)
         self._cross_attention = CrossAttentionBlocks(pool, hasher, limits.convolutions)
         self._speculation = Speculation(limits, self._tables)
-        self._encoder_cache = EncoderCache(limits.encoder_cache_size, limits.encoder_compute_budget)
+        self._encoder_cache = EncoderCache(limits.encoder_cache_size, limits.encoder_compute_budget, limits.pixel_cost)
         self._shares = StepShares(limits.stages)
         self._running: list[Request] = []  # sorted by sort key
         self._waiting = WaitingQueue(self._requests, by_priority=by_priority, fair=fair)

@@ -10,6 +10,7 @@ from functools import lru_cache
 import numpy as np
 
 from quire.engine.client.pictures import (
+    MAX_RATIO,
     AnyResolution,
     FixedSize,
     GridTiles,
@@ -21,7 +22,6 @@ from quire.engine.client.pictures import (
 )
 from quire.engine.client.protocol import TokenArray
 
-MAX_RATIO = 200  # of a picture's edges
 _LARGEST_EDGE = 4096  # of a picture that `SplitTiles` divides
 _DIGITS = 7  # to which LLaVA rounds, against errors of floats
 _REDUCED_FROM = 1.1  # a picture of so many times the most patches' edge is reduced

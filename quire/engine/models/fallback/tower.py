@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, AutoModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 from typing_extensions import override
 
+from quire.engine.models.family import Tower
 from quire.engine.models.layers.linear import Linear, LoRARows
 from quire.kernels.activation import ACTIVATIONS
 from quire.kernels.linear import Quantization
@@ -106,16 +108,26 @@ class PatchConv(nn.Conv2d):
         return super().forward(x).contiguous(memory_format=torch.channels_last)
 
 
-def empty_tower(config: Any, language_model: str) -> Any:
-    """transformers' model for a config, without its language model, on the meta device.
+class PatchConv3d(nn.Conv3d):
+    """A convolution of patches of several frames. Of patches as large as its kernel it is a product of matrices."""
 
-    `language_model`: the attribute of the language model.
-    """
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        if tuple(x.shape[2:]) != self.kernel_size:
+            return super().forward(x)
+        rows = F.linear(x.flatten(1), self.weight.flatten(1), self.bias)
+        return rows[:, :, None, None, None]
+
+
+def empty_tower(config: Any, tower: Tower) -> Any:
+    """transformers' model for a config, without its language model, on the meta device."""
     config._attn_implementation = _NAME
     with torch.device("meta"):
         model = AutoModel.from_config(config)
         model.config._attn_implementation = _PACKED_NAME  # building it would import a library of that name
-        delattr(model, language_model)
+        for name in (tower.language_model, *tower.unused):
+            owner, _, attribute = name.rpartition(".")
+            delattr(model.get_submodule(owner), attribute)
         for module in [*model.modules()]:
             for name, child in [*module.named_children()]:
                 setattr(module, name, _replacement(child))
@@ -129,6 +141,8 @@ def _replacement(module: nn.Module) -> nn.Module:
         return TowerLinear(module.in_features, module.out_features, bias=module.bias is not None)
     if type(module) is nn.Conv2d and module.kernel_size == module.stride:
         module.__class__ = PatchConv
+    if type(module) is nn.Conv3d:
+        module.__class__ = PatchConv3d
     return module
 
 
