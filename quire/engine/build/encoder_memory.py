@@ -10,7 +10,15 @@ import numpy as np
 import torch
 
 from quire.config.options import EngineOptions
-from quire.engine.client.pictures import MAX_RATIO, AnyResolution, Geometry, PatchRows, SmartResize, SplitTiles
+from quire.engine.client.pictures import (
+    MAX_RATIO,
+    AnyResolution,
+    Geometry,
+    PaddedTiles,
+    PatchRows,
+    SmartResize,
+    SplitTiles,
+)
 from quire.engine.client.protocol import PictureItem
 from quire.engine.models.layers.linear import Linear
 from quire.engine.models.loader import LoadedModel, bytes_of
@@ -20,7 +28,7 @@ from quire.engine.scheduling.items import pixels_of
 
 logger = logging.getLogger(__name__)
 _LARGE_PICTURE = 4096  # tokens, for which there is room in any encoder cache
-_GROWING = SmartResize | PatchRows  # geometries in which large pictures become large items
+_GROWING = SmartResize | PatchRows | PaddedTiles  # geometries in which large pictures become large items
 # Values of float32 for each patch and each output of the widest linear layer that a tower holds at a time, at most:
 # projections before and after they are rotated, or both halves of a feed-forward, their product and its input.
 _VALUES = 4
@@ -59,6 +67,10 @@ def item_tokens(geometry: Geometry, room: int) -> int:
         case PatchRows():
             rows = math.ceil(geometry.longest_edge / geometry.patch)
             return min(room, rows * (rows + 1))
+        case PaddedTiles():
+            # The tokens of tiles, and at most one for each row that ends.
+            tokens = geometry.max_tiles * geometry.edge * (geometry.edge + 1) + geometry.tokens((), ())
+            return min(room, tokens)
         case _:
             return room
 
@@ -88,6 +100,10 @@ def largest_picture(geometry: Geometry, room: int) -> PictureItem:
             height = width = geometry.tile
             original = max(geometry.canvases, key=math.prod)
             images += math.prod(original) // geometry.tile**2
+        case PaddedTiles():
+            height = width = geometry.tile
+            images = geometry.max_tiles
+            original = height * images, width
         case _:
             height, width = geometry.height, geometry.width
     pixels = np.zeros((images, height, width, 3), np.uint8)

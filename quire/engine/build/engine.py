@@ -334,6 +334,7 @@ def _scheduler(
         pixel_cost=pixel_cost(loaded),
         lora_digests={lora_id: adapter.digest for lora_id, adapter in loaded.adapters.items()},
         item_lora_id=loaded.item_lora_id,
+        picture_lora_id=loaded.picture_lora_id,
         stages=stages,
     )
     return Scheduler(

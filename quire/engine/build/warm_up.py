@@ -23,7 +23,7 @@ from quire.engine.build.encoder_memory import vision_of
 from quire.engine.client.audio import AudioInfo
 from quire.engine.client.convolutions import count_columns
 from quire.engine.client.model_info import Generates, ModelKind, Pools, Transcribes
-from quire.engine.client.pictures import AnyResolution, Geometry, PatchRows, SmartResize, SplitTiles
+from quire.engine.client.pictures import AnyResolution, Geometry, PaddedTiles, PatchRows, SmartResize, SplitTiles
 from quire.engine.client.pooling_params import PoolingParams
 from quire.engine.client.protocol import AddRequest, AudioItem, PictureItem
 from quire.engine.client.sampling_params import SamplingParams
@@ -262,6 +262,9 @@ def smallest_picture(geometry: Geometry) -> PictureItem:
             height = width = geometry.tile
             original = geometry.canvases[0]
             images += original[0] * original[1] // geometry.tile**2
+        case PaddedTiles():
+            height = width = geometry.tile
+            original = height, width
         case _:
             height, width = geometry.height, geometry.width
     pixels = np.zeros((images, height, width, 3), np.uint8)

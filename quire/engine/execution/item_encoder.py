@@ -89,7 +89,8 @@ def embed_items(encoder: AudioEncoder, items: Sequence[AudioItem]) -> tuple[list
 def encode_items(encoder: AudioEncoder, items: Sequence[AudioItem]) -> list[Tensor]:
     """Encode items, all together: (tokens, size) of each."""
     embedded, offsets = embed_items(encoder, items)
-    return encoder.run(embedded, VarlenAttention(offsets), offsets)
+    beside_pictures = [item.beside_pictures for item in items]
+    return encoder.run(embedded, VarlenAttention(offsets), offsets, beside_pictures=beside_pictures)
 
 
 class CrossAttentionEncoder(NoItemEncoder):

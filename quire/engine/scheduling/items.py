@@ -20,6 +20,18 @@ def pixels_of(item: PictureItem) -> int:
     return item.pixels.size // 3
 
 
+def beside_pictures(items: tuple[MediaItem, ...]) -> tuple[MediaItem, ...]:
+    """The items of a prompt, in which audio knows that there are pictures beside it, if there are."""
+    if not any(isinstance(item, PictureItem) for item in items):
+        return items
+    return tuple(
+        item
+        if isinstance(item, PictureItem)
+        else msgspec.structs.replace(item, hash=item.hash + b"beside pictures", beside_pictures=True)
+        for item in items
+    )
+
+
 class PlaceholderRanges:
     """The items of one request, in the order of their spans."""
 

@@ -24,6 +24,7 @@ class SchedulerLimits:
             items.
         lora_digests: digests of the content of the model's adapters (LoRA), by their ids.
         item_lora_id: adapter that requests with such items are computed with; None: with the model's weights alone.
+        picture_lora_id: the same of those with pictures, whether they have audio or not.
         stages: pipeline stages, each of which computes another step at the same time.
     """
 
@@ -38,6 +39,7 @@ class SchedulerLimits:
     encoder_cache_size: int = 0
     lora_digests: Mapping[int, bytes] = field(default_factory=dict)
     item_lora_id: int | None = None
+    picture_lora_id: int | None = None
     stages: int = 1
 
     def __post_init__(self) -> None:

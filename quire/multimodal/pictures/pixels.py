@@ -11,6 +11,7 @@ from quire.engine.client.pictures import (
     FixedSize,
     Geometry,
     GridTiles,
+    PaddedTiles,
     PanAndScan,
     PatchRows,
     SmartResize,
@@ -23,6 +24,8 @@ from quire.multimodal.pictures.layout import (
     crops,
     fit_on_canvas,
     grid_of_tiles,
+    padded_grid,
+    padded_size,
     split_grid,
     split_sizes,
 )
@@ -58,6 +61,8 @@ def picture_pixels(geometry: Geometry, picture: Image.Image, layout: PictureLayo
             for top, left, bottom, right in crops(geometry, picture.height, picture.width):
                 parts.append(pixels[top:bottom, left:right])
             return np.stack([resized(part, geometry.height, geometry.width, geometry.resample) for part in parts])
+        case PaddedTiles():
+            return _padded(geometry, pixels)
 
 
 def _divide(pixels: PixelArray, tiles: PixelArray) -> None:
@@ -139,4 +144,15 @@ def _grid(grid: GridTiles, pixels: PixelArray) -> PixelArray:
     tiles = np.empty((rows * columns + 1, *whole.shape), np.uint8)
     _divide(resized(pixels, rows * grid.height, columns * grid.width, grid.resample), tiles[:-1])
     tiles[-1] = whole
+    return tiles
+
+
+def _padded(padded: PaddedTiles, pixels: PixelArray) -> PixelArray:
+    height, width, _ = pixels.shape
+    rows, columns = padded_grid(padded, height, width)
+    canvas = np.full((rows * padded.tile, columns * padded.tile, 3), 255, np.uint8)
+    new_height, new_width = padded_size(padded, height, width)
+    canvas[:new_height, :new_width] = resized(pixels, new_height, new_width, padded.resample)
+    tiles = np.empty((rows * columns, padded.tile, padded.tile, 3), np.uint8)
+    _divide(canvas, tiles)
     return tiles
