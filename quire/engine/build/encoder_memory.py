@@ -27,6 +27,7 @@ from quire.engine.models.networks.vision_encoder import VisionEncoder
 from quire.engine.scheduling.items import pixels_of
 
 logger = logging.getLogger(__name__)
+_SMALL_PICTURE = 1024  # tokens, which are always encoded
 _LARGE_PICTURE = 4096  # tokens, for which there is room in any encoder cache
 _GROWING = SmartResize | PatchRows | PaddedTiles  # geometries in which large pictures become large items
 # Values of float32 for each patch and each output of the widest linear layer that a tower holds at a time, at most:
@@ -135,7 +136,7 @@ def fitting_tokens(loaded: LoadedModel, tokens: int, left: int) -> int:
     needed = _picture_bytes(vision, largest_picture(geometry, tokens))
     if needed <= left or not isinstance(geometry, _GROWING):
         return tokens
-    fitting = max(0, tokens * left // needed)
+    fitting = max(min(tokens, _SMALL_PICTURE), tokens * left // needed)
     logger.warning("pictures of more than %d tokens are refused: there is no memory to encode them", fitting)
     return fitting
 

@@ -22,7 +22,7 @@ GEOMETRIES: list[Geometry] = [
 
 
 @given(geometry=st.sampled_from(GEOMETRIES), height=st.integers(1, 6000), width=st.integers(1, 6000))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_no_picture_has_more_tokens_than_memory_is_reserved_for(geometry: Geometry, height: int, width: int) -> None:
     height, width = max(height, math.ceil(width / MAX_RATIO)), max(width, math.ceil(height / MAX_RATIO))
     info = PictureInfo(placeholder=1, placeholder_text="<image>", geometry=geometry)

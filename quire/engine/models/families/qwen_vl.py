@@ -96,6 +96,7 @@ def grid_tower(
     levels: Callable[[Any], int] | None = None,
     encode: Callable[[Any, Tensor, PictureItem], Tensor] = _encode,
     module_name: Callable[[str], str | None] = module_name,
+    unused: tuple[str, ...] = (),
 ) -> Tower:
     """The part that reads pictures.
 
@@ -103,7 +104,7 @@ def grid_tower(
         processor: image processor of models of this type.
         placeholder: text of the placeholder token, if the tokenizer does not have it.
         levels: reads `PictureFacts.levels` in the config of the part; None: tokens have no such embeddings.
-        encode, module_name: see `Tower`.
+        encode, module_name, unused: see `Tower`.
     """
 
     def facts(folder: Path, config: Any, spec: DecoderSpec) -> PictureFacts:
@@ -129,6 +130,7 @@ def grid_tower(
         facts=facts,
         encode=encode if levels is None else _encode_levels,
         module_name=module_name,
+        unused=unused,
     )
 
 
