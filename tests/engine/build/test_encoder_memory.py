@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.engine.build.encoder_memory import item_tokens, largest_picture
-from quire.engine.client.pictures import Geometry, PatchRows, PictureInfo, SmartResize
-from quire.multimodal.pictures.layout import MAX_RATIO, layout
+from quire.engine.client.pictures import MAX_RATIO, Geometry, PatchRows, PictureInfo, SmartResize
+from quire.multimodal.pictures.layout import layout
 
 _ROOM = 1 << 20
 GEOMETRIES: list[Geometry] = [

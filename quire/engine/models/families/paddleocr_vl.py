@@ -44,7 +44,7 @@ def _spec(config: Any, text: DecoderSpec) -> DecoderSpec:
 def _encode(model: Any, pixels: Tensor, _: PictureItem) -> Tensor:
     """Patches lie row by row; those of a token are joined behind the tower."""
     edge = model.config.vision_config.patch_size
-    _, colors, height, width = pixels.shape
+    colors, height, width = pixels.shape[1:]
     rows, columns = height // edge, width // edge
     patches = pixels.view(colors, rows, edge, columns, edge).permute(1, 3, 0, 2, 4).flatten(0, 1)
     grid = pixels.new_tensor([[1, rows, columns]]).long()
