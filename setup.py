@@ -13,7 +13,6 @@ CSRC = "quire/kernels/csrc"
 PICTURES = "quire/multimodal/pictures"
 
 
-
 class ParallelBuild(build_ext):
     """Compiles the sources of an extension side by side; setuptools compiles one after the other."""
 
