@@ -33,7 +33,14 @@ setup(
             sources=[f"{PICTURES}/csrc/resample.cpp"],
             depends=sorted(glob(f"{PICTURES}/csrc/*.h")),
             language="c++",
-            extra_compile_args=["-std=c++20", "-O3", "-g0", "-ffp-contract=off", "-Wno-psabi", "-Wno-maybe-uninitialized"],
+            extra_compile_args=[
+                "-std=c++20",
+                "-O3",
+                "-g0",
+                "-ffp-contract=off",
+                "-Wno-psabi",
+                "-Wno-maybe-uninitialized",
+            ],
             optional=True,  # without a compiler it is left out, and Pillow resizes
         ),
     ],
