@@ -70,7 +70,7 @@ class Server:
             if self._process.poll() is not None:
                 raise RuntimeError(f"it ended with code {self._process.returncode}: see {self._log}")
             try:
-                response = httpx.post(f"{self.url}/chat/completions", json={**body, "stream": False}, timeout=600)
+                response = httpx.post(f"{self.url}/chat/completions", json=body, timeout=600)
             except httpx.TransportError:  # it does not listen yet
                 time.sleep(0.5)
                 continue

@@ -30,6 +30,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "config": {
             "scale_factor": 4,
             "text_config": {
+                "architectures": ["VLlama3ForCausalLM"],  # as SmolVLM has it; llama.cpp's converter reads it
                 "model_type": "llama",
                 "vocab_size": 49280,
                 "hidden_size": 576,
