@@ -105,7 +105,7 @@ _PERCEIVER = {
     "num_key_value_heads": 2,
 }
 _PHI4 = config_fields("phi4_multimodal")
-_PHI4_VISION = {**_VISION, "num_hidden_layers": 3, "crop_size": 28, "patch_size": 7, "image_token_id": _PICTURE}
+_PHI4_VISION = {**_VISION, "num_hidden_layers": 3, "crop_size": 28, "patch_size": 7, "image_token_id": PICTURE}
 _MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
 
 
@@ -306,7 +306,7 @@ def make_composite(case: str, *, seed: int = 0) -> Any:
     if kind == "phi4_multimodal":
         draw_statistics(model)
         # transformers encodes pictures again where their placeholder is generated, so it must not be.
-        model.lm_head.weight.data[[289, _PICTURE]] = 0.0
+        model.lm_head.weight.data[[289, PICTURE]] = 0.0
     if kind in ADAPTED:
         model.adapted = (adapt(model, ADAPTED[kind]),)  # in a tuple, so that it is not a module of the model
     return model
