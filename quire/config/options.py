@@ -449,12 +449,6 @@ class AudioOptions(Options):
         description="largest audio file after decompression, counted with all channels at the sample rate of the file; "
         "a larger one is refused (files are decoded in pieces, so decoding takes less memory than this)",
     )
-    max_audio_memory: SizeFromMiB = Field(
-        ByteSize(1 << 30),
-        description="memory for all audio and pictures at once: files while they are decoded, samples, features, "
-        "pixels, and realtime sessions; what does not fit now, or not into the share of its client, waits, clients "
-        "taking turns, and what can never fit is refused",
-    )
     transcription_events: Literal["openai", "vllm"] = Field(
         "openai",
         description="format of streamed transcriptions without `stream_format`: OpenAI's events or vLLM's chunks",
@@ -467,7 +461,7 @@ class PictureOptions(Options):
     max_image_pixels: Annotated[int, Field(ge=1, le=1 << 30)] = Field(
         50_000_000,
         description="largest picture in pixels, width times height; a picture takes 12 bytes of memory for each while "
-        "it is decoded (--max-audio-memory)",
+        "it is decoded (--max-media-memory)",
     )
     mm_processor_cache_gb: Annotated[float, Field(ge=0, le=1 << 20, allow_inf_nan=False)] = Field(
         0.5,
@@ -477,8 +471,14 @@ class PictureOptions(Options):
 
 
 class MediaOptions(Options):
-    """Media in messages, and the URLs that may be fetched."""
+    """Memory of media; media in messages, and the URLs that may be fetched."""
 
+    max_media_memory: SizeFromMiB = Field(
+        ByteSize(1 << 30),
+        description="memory for all audio and pictures at once: files while they are decoded, samples, features, "
+        "pixels, and realtime sessions; what does not fit now, or not into the share of its client, waits, clients "
+        "taking turns, and what can never fit is refused",
+    )
     allowed_media_domains: Origins = Field(
         (),
         description="host names from which media in messages may be fetched; *: all; default: none, so media must be "

@@ -322,10 +322,10 @@ async def test_every_way_in_reserves_memory(tmp_path: Path, web: dict[str, Answe
     path, body = CHAT, asked(part, "?")
     if way == "responses":
         path, body = "/v1/responses", {"input": [{"role": "user", "content": [part]}]}
-    async with audio_server(tmp_path / "m", max_audio_memory="100MiB", max_audio_size="1MiB", **options) as server:
+    async with audio_server(tmp_path / "m", max_media_memory="100MiB", max_audio_size="1MiB", **options) as server:
         response = await server.post(path, body)
         assert response.status_code == 400, response.text
-        assert "--max-audio-memory" in response.json()["error"]["message"]
+        assert "--max-media-memory" in response.json()["error"]["message"]
         message = "input[0]" if way == "responses" else "messages[0]"
         assert response.json()["error"]["param"] == f"{message}.content[0]"
         memory = memory_of(server)

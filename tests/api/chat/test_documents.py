@@ -74,6 +74,11 @@ async def test_a_text_file(tmp_path: Path) -> None:
         assert "notes.txt\n\nGröße: 5" in await prompt_of(tmp_path, CHAT, chat(part))
 
 
+async def test_a_small_text_file_needs_little_memory(tmp_path: Path) -> None:
+    part = {"type": "file", "file": {"file_data": encoded(b"Five."), "filename": "notes.txt"}}
+    assert "notes.txt\n\nFive." in await prompt_of(tmp_path, CHAT, chat(part), max_media_memory="1MiB")
+
+
 async def test_files_in_other_apis(tmp_path: Path) -> None:
     """In messages, in results of tools, and in system messages."""
     call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}

@@ -147,9 +147,17 @@ async def test_pictures_in_results_of_tools_and_system_messages(tmp_path: Path) 
         await said(
             server, {"instructions": "a", "input": [{"role": "developer", "content": [input_image(RED)]}]}, RESPONSES
         )
+        items: list[Any] = [
+            {"role": "system", "content": "b"},
+            {"role": "system", "content": [{"type": "input_text", "text": text} for text in "cd"]},
+            {"role": "developer", "content": [input_image(RED), {"type": "input_text", "text": "e"}]},
+            {"role": "developer", "content": "f"},
+        ]
+        await said(server, {"instructions": "a", "input": items}, RESPONSES)
     assert all(f"tool\n{PICTURE}<|im_end|>" in prompt for prompt in core.prompts[:3])
     assert f"system\n{PICTURE}<|im_end|>" in core.prompts[3]
     assert f"system\na\n\n{PICTURE}<|im_end|>" in core.prompts[4]
+    assert f"system\na\n\nb\n\ncd\n\n{PICTURE}e\n\nf<|im_end|>" in core.prompts[5]
 
 
 async def test_pages_of_a_pdf_file_are_pictures_with_text(tmp_path: Path) -> None:
