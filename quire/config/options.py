@@ -23,6 +23,7 @@ from quire.config.types import (
     Size,
     SizeFromKiB,
     SizeFromMiB,
+    SizeOrNone,
     ToolServers,
 )
 
@@ -512,6 +513,13 @@ class MediaOptions(Options):
     )
     max_document_pages: Annotated[int, Field(ge=1, le=1 << 10)] = Field(
         32, description="maximum number of pages of a PDF file in a message"
+    )
+    file_store_size: SizeOrNone = Field(
+        ByteSize(256 << 20),
+        description="size of all files that clients have uploaded to /v1/files, in a temporary directory; 0: none",
+    )
+    file_ttl: SecondsOrNever = Field(
+        24 * 3600.0, description="seconds after which an uploaded file is deleted, unless its client says so; 0: never"
     )
     media_io_kwargs: JsonObject = Field(
         {},

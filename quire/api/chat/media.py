@@ -15,7 +15,7 @@ from quire.engine.client.audio import AudioInfo
 from quire.engine.client.pictures import PictureInfo
 from quire.multimodal.audio.items import audio_placeholders
 from quire.multimodal.audio.reader import AudioFile
-from quire.multimodal.picture_settings import MEDIA_IO, PROCESSOR, background_color, with_settings
+from quire.multimodal.picture_settings import MEDIA_IO, PROCESSOR, background_color, with_low_detail, with_settings
 from quire.multimodal.pictures.placement import picture_placeholders
 from quire.multimodal.pictures.reader import PictureFile, RequestPicture
 from quire.multimodal.placement import Placeholders
@@ -137,7 +137,9 @@ async def take_media(
         limit = model.info.max_model_len
         audio = await _audio(parts, originals, reads.audio, limit, sequences)
         pictures = await _pictures(parts, contents, picture_input, limit, sequences)
-    unused = [*(settings.names if pictures is None else ()), *(name for part in parts for name in part.unused)]
+    unused = [] if pictures is not None else settings.names
+    if pictures is None or with_low_detail(pictures.info) == pictures.info:
+        unused = [*unused, *(part.low_detail for part in parts if part.low_detail is not None)]
     return ChatMedia(audio, pictures, unused)
 
 
@@ -151,8 +153,14 @@ async def _pictures(
     if picture_input is None:
         return None
     info = picture_input.info
+    low = with_low_detail(info)
     files = [
-        PictureFile(content.content if isinstance(content, MediaFile) else None, content.where, info, part.uuid)
+        PictureFile(
+            content.content if isinstance(content, MediaFile) else None,
+            content.where,
+            info if part.low_detail is None else low,
+            part.uuid,
+        )
         for part, pieces in zip(parts, contents, strict=True)
         if part.place.kind != "audio"
         for content in pieces

@@ -18,6 +18,7 @@ from quire.protocol.chat import ChatRequest
 from quire.protocol.custom import FlatGrammarFormat, ResponseCustomTool
 from quire.protocol.errors import InvalidRequest, shorten
 from quire.protocol.fields import set_fields
+from quire.protocol.parts import Part
 from quire.protocol.responses import (
     AllowedResponseTools,
     AnyTool,
@@ -29,7 +30,6 @@ from quire.protocol.responses import (
     FunctionCallOutput,
     InputItem,
     InputMessage,
-    Part,
     ReasoningItem,
     ResponsesRequest,
     ResponseTool,

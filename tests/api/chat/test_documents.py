@@ -155,7 +155,7 @@ async def test_a_bomb_ends_its_process_only(tmp_path: Path) -> None:
 
 
 FIELDS: dict[str, tuple[dict[str, Any], str, str]] = {
-    "id": ({"type": "file", "file": {"file_id": "f"}}, ".file.file_id", "stores no files"),
+    "id": ({"type": "file", "file": {"file_id": "f"}}, ".file.file_id", "no file 'f'"),
     "nothing": ({"type": "file", "file": {}}, ".file", "one of `file_data` and `file_url`"),
     "both": ({"type": "file", "file": {"file_data": "AA==", "file_url": "http://x"}}, ".file", "one of"),
     "text": ({"type": "file", "file": "AA=="}, "", "must be an object"),
