@@ -33,7 +33,7 @@ from benchmarks.hostile.media import REDIRECTS, Medium, chat_of, media
 from benchmarks.hostile.send import Answer, send
 from benchmarks.hostile.server import Server
 from benchmarks.hostile.session import itl_of, longest
-from benchmarks.hostile.watch import Watcher, probe_health, stream_answers
+from benchmarks.hostile.watch import Span, Watcher, probe_health, stream_answers
 from tests.support.vision_models import VOCAB, make_composite, save_seeing
 
 MAX_SECONDS, MAX_ITL_RATIO = 2.0, 3.0
@@ -139,8 +139,14 @@ def judged(medium: Medium, answer: Answer) -> Outcome:
     return Outcome(medium.kind, medium.name, answer.status, answer.seconds, problem)
 
 
-def send_all(server: Server, chosen: Sequence[Medium], at_once: int, model: str) -> list[Outcome]:
-    """Send media, a few at a time. Bodies are made before, so that it takes no time of the server's cores."""
+def send_all(
+    server: Server, streams: Watcher, chosen: Sequence[Medium], at_once: int, model: str
+) -> tuple[list[Outcome], list[Span], list[Span]]:
+    """Send media, a few at a time. Bodies are made before, so that this takes no time of the streams.
+
+    Returns:
+        The outcomes, the times between chunks of the streams, and when something was sent.
+    """
 
     def send_one(sent: tuple[Medium, bytes]) -> Outcome:
         medium, body = sent
@@ -151,16 +157,21 @@ def send_all(server: Server, chosen: Sequence[Medium], at_once: int, model: str)
         return outcome
 
     outcomes: list[Outcome] = []
+    gaps: list[Span] = []
+    windows: list[Span] = []
     with ThreadPoolExecutor(at_once) as senders:
-        for start in range(0, len(chosen), at_once):
-            group = [(medium, encode(chat_of(medium.make(), model))) for medium in chosen[start : start + at_once]]
+        for first in range(0, len(chosen), at_once):
+            group = [(medium, encode(chat_of(medium.make(), model))) for medium in chosen[first : first + at_once]]
+            start = time.monotonic()
             outcomes += senders.map(send_one, group)
+            windows.append((start, time.monotonic()))
+            gaps += streams.spans(*windows[-1])
             if server.ended is not None:
                 break
-    return outcomes
+    return outcomes, gaps, windows
 
 
-def run(chosen: Sequence[Medium], address: str, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+def run(chosen: Sequence[Medium], folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Send everything and return the report."""
     seeing = options.model or str(seeing_model(folder / "seeing"))
     flags = ("quire-nano", seeing, "--kv-cache-memory-bytes", "256MiB", "--no-access-log", "--max-client-share", "1")
@@ -172,32 +183,23 @@ def run(chosen: Sequence[Medium], address: str, folder: Path, options: argparse.
         Watcher(probe_health, server.host, server.port) as health,
         Watcher(stream_answers, server.host, server.port, STREAMS) as streams,
     ):
-        print(f"{address} and {server.host}:{server.port}", flush=True)
         time.sleep(3)
-        windows = []
-        outcomes: list[Outcome] = []
-        for part in ([], list(chosen)):
-            start = time.monotonic()
-            if part:
-                outcomes = send_all(server, part, options.at_once, seeing)
-            else:
-                time.sleep(options.quiet_seconds)
-            windows.append((start, time.monotonic()))
-            spans = streams.spans(*windows[-1])
-            itl = itl_of(spans, windows[-1])
-            if not part:
-                quiet, before = itl, server.memory()
-        unhealthy = longest(health.spans(*windows[1]))
+        before = server.memory()
+        start = time.monotonic()
+        time.sleep(options.quiet_seconds)
+        window = start, time.monotonic()
+        quiet = itl_of(streams.spans(*window), window)
+        outcomes, gaps, windows = send_all(server, streams, chosen, options.at_once, seeing)
+        seconds = sum(end - start for start, end in windows)
+        itl = itl_of(gaps, (0.0, seconds))
+        window = windows[0][0], windows[-1][1]
+        unhealthy, peak = longest(health.spans(*window)), server.peak(*window)
         time.sleep(_SETTLE_SECONDS if server.ended is None else 0)
-        memory = {
-            "before": before / 1e6,
-            "max": server.peak(*windows[1]) / 1e6,
-            "after": server.memory() / 1e6,
-        }
+        memory = {"before": before / 1e6, "max": peak / 1e6, "after": server.memory() / 1e6}
         return {
             "sent": len(outcomes),
             "ended": server.ended,
-            "seconds": windows[1][1] - windows[1][0],
+            "seconds": seconds,
             "itl_quiet": quiet,
             "itl": itl,
             "itl_ratio": itl["p99"] / quiet["p99"],
@@ -258,7 +260,7 @@ def main() -> int:
         if options.list:
             print("\n".join(f"{medium.kind} {medium.name}" for medium in chosen))
             return 0
-        report = run(chosen, address, Path(folder), options)
+        report = run(chosen, Path(folder), options)
     print(table(report["outcomes"]))
     print(json.dumps({name: value for name, value in report.items() if name != "outcomes"}, indent=1))
     for name, holds in criteria(report).items():
