@@ -24,9 +24,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar, override
+from typing import Any, ClassVar
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from typing_extensions import override
 
 from benchmarks.hostile.body import CHAT, Hostile, encode
 from benchmarks.hostile.media import REDIRECTS, Medium, chat_of, media

@@ -65,8 +65,8 @@ def _bombs() -> Iterator[Medium]:
                 "bomb", f"PNG {edge} of {depth} bits, {color}", partial(_picture, partial(_png, edge, depth, color))
             )
     for edge in (20_000, 40_000, 65_000):
-        for name, make in (("BMP", _bmp), ("GIF", _gif), ("TIFF", _tiff), ("JPEG", _jpeg)):
-            yield Medium("bomb", f"{name} {edge}", partial(_picture, partial(make, edge)))
+        for name, of_edge in (("BMP", _bmp), ("GIF", _gif), ("TIFF", _tiff), ("JPEG", _jpeg)):
+            yield Medium("bomb", f"{name} {edge}", partial(_picture, partial(of_edge, edge)))
     for edge in (8_000, 12_000, 16_383):
         yield Medium("bomb", f"WebP canvas of {edge}", partial(_picture, partial(_webp, edge)))
     # Within the limit: they are read, and take what they take.
@@ -96,7 +96,7 @@ def _wrong_types() -> Iterator[Medium]:
     }
     for name, content in texts.items():
         for kind in ("image/png", "image/svg+xml"):
-            yield Medium("wrong type", f"{name} as {kind}", lambda c=content, k=kind: [_image_url(c, k)])
+            yield Medium("wrong type", f"{name} as {kind}", partial(_repeated_part, _image_url(content, kind)))
 
 
 def _long_shapes() -> Iterator[Medium]:
@@ -131,7 +131,7 @@ def _files() -> Iterator[Medium]:
             yield Medium("PDF", f"{count} {name}", make, may_be_read=True)
     for pages in (33, 1_000, 50_000):
         yield Medium("PDF", f"{pages} pages", partial(_pdf_file, partial(_pages, pages)))
-    for name, content in {
+    broken: dict[str, Callable[[], bytes]] = {
         "without an end": lambda: pdf("x")[:200],
         "with nothing": lambda: b"%PDF-1.4\n",
         "of zeros": lambda: b"%PDF-1.7\n" + bytes(20 << 20),
@@ -140,10 +140,11 @@ def _files() -> Iterator[Medium]:
         "with half an xref": lambda: pdf("x").replace(b"xref", b"xrxf"),
         "of huge pages": lambda: pdf("x", size=(14_400_000, 14_400_000)),
         "of no size": lambda: pdf("x", size=(0, 0)),
-    }.items():
-        yield Medium("PDF", name, partial(_pdf_file, content), may_be_read=True)
+    }
+    for name, of_pdf in broken.items():
+        yield Medium("PDF", name, partial(_pdf_file, of_pdf), may_be_read=True)
     for name, content in {"ZIP": b"PK\3\4" + bytes(1 << 20), "latin": b"\xe9t\xe9 " * 1000, "NUL": b"a\0b"}.items():
-        yield Medium("file", name, partial(_pdf_file, lambda c=content: c))
+        yield Medium("file", name, partial(_pdf_file, partial(bytes, content)))
     yield Medium("file", "20 MB of text", partial(_pdf_file, lambda: b"word " * (4 << 20)))
 
 
@@ -167,27 +168,32 @@ def _many() -> Iterator[Medium]:
     }
     for name, part in parts.items():
         for count in (65, 1_000, 10_000):
-            yield Medium("many", f"{count} {name}", lambda p=part, n=count: [dict(p) for _ in range(n)])
+            yield Medium("many", f"{count} {name}", partial(_repeated_part, part, count))
 
 
 def _fields() -> Iterator[Medium]:
+    details: list[Any] = [5, "highest", [], {}]
     urls: list[Any] = [
         *("", "data:", "data:image/png;base64,", "data:image/png;base64,%%%%", "data:image/png,abc", "data:;base64,é"),
         *("ftp://a/b", "file:///etc/passwd", "file://localhost/proc/self/environ", "javascript:alert(1)", "//a/b"),
         *(5, [], {}, True, {"url": None}, {"url": 5}, {"url": []}),
-        *({"url": "data:image/png;base64,AAAA", "detail": detail} for detail in (5, "highest", [], {})),
+        *({"url": "data:image/png;base64,AAAA", "detail": detail} for detail in details),
         *("data:image/png;base64," + "A" * (30 << 20), "x" * (1 << 20), "data:" + "a" * (1 << 20)),
     ]
     for number, url in enumerate(urls):
-        yield Medium("field", f"image_url {number}", lambda u=url: [{"type": "image_url", "image_url": u}])
-        yield Medium("field", f"input_image {number}", lambda u=url: [{"type": "input_image", "image_url": u}])
-    for number, value in enumerate(
-        (None, 5, [], {}, {"file_data": 5}, {"file_id": "f"}, {"file_data": "a", "file_url": "b"})
-    ):
-        yield Medium("field", f"file {number}", lambda v=value: [{"type": "file", "file": v}])
-        yield Medium("field", f"source {number}", lambda v=value: [{"type": "document", "source": v}])
-    for number, uuid in enumerate((5, "", "a" * 257, [], {})):
-        yield Medium("field", f"uuid {number}", lambda u=uuid: [{"type": "image_url", "image_url": None, "uuid": u}])
+        yield Medium("field", f"image_url {number}", partial(_repeated_part, {"type": "image_url", "image_url": url}))
+        yield Medium(
+            "field", f"input_image {number}", partial(_repeated_part, {"type": "input_image", "image_url": url})
+        )
+    values: list[Any] = [None, 5, [], {}, {"file_data": 5}, {"file_id": "f"}, {"file_data": "a", "file_url": "b"}]
+    for number, value in enumerate(values):
+        yield Medium("field", f"file {number}", partial(_repeated_part, {"type": "file", "file": value}))
+        yield Medium("field", f"source {number}", partial(_repeated_part, {"type": "document", "source": value}))
+    uuids: list[Any] = [5, "", "a" * 257, [], {}]
+    for number, uuid in enumerate(uuids):
+        yield Medium(
+            "field", f"uuid {number}", partial(_repeated_part, {"type": "image_url", "image_url": None, "uuid": uuid})
+        )
 
 
 def _urls(address: str) -> Iterator[Medium]:
@@ -232,6 +238,10 @@ def _url_part(kind: str, url: str) -> list[Part]:
 
 def _image_url(content: bytes, kind: str = "image/png") -> Part:
     return {"type": "image_url", "image_url": {"url": f"data:{kind};base64,{base64.b64encode(content).decode()}"}}
+
+
+def _repeated_part(part: Part, count: int = 1) -> list[Part]:
+    return [dict(part) for _ in range(count)]
 
 
 def _picture(make: Callable[[], bytes]) -> list[Part]:

@@ -501,6 +501,11 @@ class MediaOptions(Options):
     media_fetch_timeout: Seconds = Field(
         10.0, description="timeout of fetching a URL in a message, with its redirects, in seconds"
     )
+    enable_mm_embeds: Flag = Field(
+        False,
+        description="accept embeddings of pictures (`image_embeds`) that clients have computed, of which only the size "
+        "is checked: with them a client may say anything to the model",
+    )
     max_audio_parts: NonNegativeInt = Field(16, description="maximum number of audio content parts in a chat")
     max_image_parts: NonNegativeInt = Field(
         64, description="maximum number of pictures in a chat; each page of a PDF file is one"

@@ -66,6 +66,7 @@ class MediaSources:
     Attributes:
         audio, image, document: limits of their content.
         files: those that clients have uploaded.
+        embeddings: embeddings that clients have computed are accepted.
     """
 
     def __init__(self, options: MediaOptions, audio: AudioOptions, share: float = 1.0) -> None:
@@ -73,6 +74,7 @@ class MediaSources:
         self.audio = SizeLimit(int(audio.max_audio_size), "--max-audio-size")
         self.image = SizeLimit(int(options.max_image_size), "--max-image-size")
         self.document = SizeLimit(int(options.max_document_size), "--max-document-size")
+        self.embeddings = options.enable_mm_embeds
         self._folder = options.allowed_local_media_path
         self.files = FileStore(int(options.file_store_size), options.file_ttl, share)
         self._fetcher = Fetcher(

@@ -17,7 +17,7 @@ from quire.multimodal.audio.items import audio_placeholders
 from quire.multimodal.audio.reader import AudioFile
 from quire.multimodal.picture_settings import MEDIA_IO, PROCESSOR, background_color, with_low_detail, with_settings
 from quire.multimodal.pictures.placement import picture_placeholders
-from quire.multimodal.pictures.reader import PictureFile, RequestPicture
+from quire.multimodal.pictures.reader import EmbeddingsFile, PictureFile, RequestPicture
 from quire.multimodal.placement import Placeholders
 from quire.multimodal.sources import MediaFile, SentBefore
 from quire.protocol.chat import Message
@@ -152,30 +152,30 @@ async def _pictures(
 ) -> ChatPictures | None:
     if picture_input is None:
         return None
-    info = picture_input.info
+    info, reader = picture_input.info, picture_input.reader
     low = with_low_detail(info)
-    files = [
-        PictureFile(
-            content.content if isinstance(content, MediaFile) else None,
-            content.where,
-            info if part.low_detail is None else low,
-            part.uuid,
-        )
-        for part, pieces in zip(parts, contents, strict=True)
-        if part.place.kind != "audio"
-        for content in pieces
-        if not isinstance(content, str)
-    ]
+    files: list[PictureFile] = []
+    embeddings: list[EmbeddingsFile] = []
+    for part, pieces in zip(parts, contents, strict=True):
+        for content in pieces:
+            if part.place.kind == "audio" or isinstance(content, str):
+                continue
+            if part.is_embeddings and isinstance(content, MediaFile):
+                embeddings.append(EmbeddingsFile(content.content, content.where, info, part.grid))
+                continue
+            file = content.content if isinstance(content, MediaFile) else None
+            files.append(PictureFile(file, content.where, info if part.low_detail is None else low, part.uuid))
+    if embeddings and files:
+        raise InvalidRequest("A chat may have pictures or embeddings of pictures, not both.", embeddings[0].where)
+    tenant = current_tenant()
+    if embeddings:
+        read = await reader.embeddings(embeddings, max_tokens=limit, sequences=sequences, tenant=tenant)
+        return ChatPictures(info, read)
     if not files:
         return None
-    pictures = await picture_input.reader.prepare(
-        files,
-        max_tokens=limit,
-        sequences=sequences,
-        background=picture_input.background,
-        tenant=current_tenant(),
-    )
-    return ChatPictures(info, pictures)
+    background = picture_input.background
+    prepared = await reader.prepare(files, max_tokens=limit, sequences=sequences, background=background, tenant=tenant)
+    return ChatPictures(info, prepared)
 
 
 def _with_settings(picture_input: PictureInput, settings: MediaSettings) -> PictureInput:

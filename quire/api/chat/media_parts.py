@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -19,17 +21,18 @@ _KINDS: Mapping[str, MediaKind] = {
     "image_url": "image",
     "input_image": "image",
     "image": "image",
+    "image_embeds": "image",
     "file": "document",
     "input_file": "document",
     "document": "document",
 }
 # Of other APIs and of vLLM, and the stand-ins of media, which are not for clients.
 _UNSUPPORTED = frozenset(
-    {"video_url", "video", "input_video", "image_pil", "image_embeds", "audio_embeds", "video_embeds", "prompt_embeds"}
-    | {"audio"}
+    {"video_url", "video", "input_video", "image_pil", "audio_embeds", "video_embeds", "prompt_embeds"} | {"audio"}
 )
 _DETAILS = ("auto", "low", "high", "original")
 _MAX_UUID = 256  # characters
+_MAX_GRID = 1 << 16  # characters of a tensor with three numbers
 _FILE_FIELDS = ("file_data", "file_url", "file_id")
 
 
@@ -67,6 +70,7 @@ class MediaPart:
         format: format of audio that the client has given.
         uuid: the client's name of the content.
         title: name of a document, and what the client says about it.
+        grid: of a picture whose embeddings were sent: its patches, or a file with them.
         low_detail: the path of a `detail` that asks for the smallest form of a picture, or of those in a document.
     """
 
@@ -75,7 +79,13 @@ class MediaPart:
     format: str | None = None
     uuid: str | None = None
     title: str = ""
+    grid: tuple[int, ...] | bytes | None = None
     low_detail: str | None = None
+
+    @property
+    def is_embeddings(self) -> bool:
+        """Whether its content is not a picture, but the embeddings of one."""
+        return self.place.type == "image_embeds"
 
 
 def media_places(messages: Sequence[Message]) -> list[PartPlace]:
@@ -105,6 +115,7 @@ class PartParser:
             "image_url": self._image_url,
             "input_image": self._image_url,
             "image": self._image,
+            "image_embeds": self._image_embeds,
             "file": self._file,
             "input_file": self._file,
             "document": self._document,
@@ -164,6 +175,22 @@ class PartParser:
         source, _ = self._anthropic_source(place, self._sources.image)
         return MediaPart(place, source, uuid=_uuid(place))
 
+    def _image_embeds(self, place: PartPlace) -> MediaPart:
+        """vLLM's: a tensor in base64, or an object of tensors."""
+        if not self._sources.embeddings:
+            raise InvalidRequest("`image_embeds` needs a server with --enable-mm-embeds.", place.where)
+        value = place.fields.get("image_embeds")
+        where = f"{place.where}.image_embeds"
+        fields = value if isinstance(value, dict) else {"image_embeds": value}
+        tensor = fields.get("image_embeds")
+        if not isinstance(tensor, str) or not tensor:
+            raise InvalidRequest("`image_embeds` must be a tensor in base64, or an object of tensors.", where)
+        for name in fields:
+            if name not in ("image_embeds", "image_grid_thw"):
+                raise InvalidRequest(f"`{shorten(str(name))}` is not supported.", where)
+        source = self._sources.from_base64(tensor, self._sources.image, where)
+        return MediaPart(place, source, grid=_grid(fields.get("image_grid_thw"), f"{where}.image_grid_thw"))
+
     def _document(self, place: PartPlace) -> MediaPart:
         """Anthropic's; its sources with text have become text."""
         texts = []
@@ -221,6 +248,20 @@ class PartParser:
             case _:
                 source = self._sources.from_base64(value["file_data"], limit, field)
         return MediaPart(place, source, title=filename or name, low_detail=_low_detail(value, where, "detail"))
+
+
+def _grid(value: Any, where: str) -> tuple[int, ...] | bytes | None:
+    """A grid of patches as numbers, which may be a list in a list, or a file in base64."""
+    if value is None:
+        return None
+    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], list):
+        value = value[0]
+    if isinstance(value, list) and all(type(number) is int for number in value):
+        return tuple(value)
+    if isinstance(value, str) and len(value) <= _MAX_GRID:
+        with suppress(ValueError):
+            return base64.b64decode(value, validate=True)
+    raise InvalidRequest("`image_grid_thw` must be three integers, or a tensor of them in base64.", where)
 
 
 def _uuid(place: PartPlace) -> str | None:

@@ -187,7 +187,9 @@ def _with_pictures(kind: ModelKind, loaded: LoadedModel, context_len: int, optio
     if loaded.pictures is None or not isinstance(kind, Generates):
         return kind
     room = min(context_len, _cached_embeddings(loaded, options))
-    return structs.replace(kind, pictures=structs.replace(loaded.pictures.info, item_tokens=room))
+    size = _embedding_bytes(loaded) // loaded.dtype.itemsize
+    pictures = structs.replace(loaded.pictures.info, item_tokens=room, embedding_size=size)
+    return structs.replace(kind, pictures=pictures)
 
 
 def _build_encoder(

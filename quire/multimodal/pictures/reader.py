@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +18,8 @@ from quire.engine.client.protocol import PictureItem, PixelArray
 from quire.multimodal.errors import PromptError
 from quire.multimodal.memory import MediaMemory, Reservation
 from quire.multimodal.pictures.cache import Key, PictureCache, PreparedPicture
-from quire.multimodal.pictures.decode import WHITE, Inspect, Job, PictureError, PictureHeader, Prepare
+from quire.multimodal.pictures.decode import WHITE, Inspect, Job, PictureError, PictureHeader, Prepare, ReadEmbeddings
+from quire.multimodal.pictures.embeddings import embeddings_item, embeddings_layout
 from quire.multimodal.pictures.layout import LayoutError, PictureLayout, layout, pixels_between
 from quire.multimodal.pictures.limits import PictureLimits
 from quire.workers.concurrency import at_most
@@ -50,6 +52,23 @@ class PictureFile:
     where: str
     info: PictureInfo
     name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingsFile:
+    """A picture of a request whose embeddings the client has computed.
+
+    Attributes:
+        content: the file with the embeddings.
+        where: the content part that it came in, for errors.
+        info: facts about the model.
+        grid: time, height and width in patches, or a file with these; None: they were not sent.
+    """
+
+    content: IO[bytes]
+    where: str
+    info: PictureInfo
+    grid: tuple[int, ...] | bytes | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +180,49 @@ class PictureReader:
             del cached
             planned = await at_most(_AT_ONCE, works)
 
+    async def embeddings(
+        self, files: Sequence[EmbeddingsFile], *, max_tokens: int, sequences: int, tenant: str = ""
+    ) -> list[RequestPicture]:
+        """Make items of pictures whose embeddings are known. The memory is held for as long as the items live.
+
+        Args:
+            files: the embeddings.
+            max_tokens, sequences, tenant: as of `prepare`.
+
+        Raises:
+            PromptError: a file has something else, or does not fit to the model; or all need more tokens or memory
+                than there are.
+            QueueFull: too many wait, or have waited for too long.
+            WorkerError: processes cannot be started.
+        """
+        sizes = [await asyncio.to_thread(file.content.seek, 0, os.SEEK_END) for file in files]
+        most = 2 * (1 + sequences) * sum(sizes)  # numbers of 16 bits become such of 32
+        working = (_COPIES + 2 * _RESULT_COPIES) * sum(sorted(sizes, reverse=True)[:_AT_ONCE])
+        with await self._memory.reserve(most + working, tenant, files[0].where) as reservation:
+            read = await at_most(_AT_ONCE, [partial(self._embeddings, file, tenant) for file in files])
+            tokens = sum(picture.layout.tokens for picture in read)
+            if tokens >= max_tokens:
+                raise PictureError(
+                    f"This model's maximum context length is {max_tokens} tokens. However, the pictures have {tokens} "
+                    "tokens, and text and an answer must fit as well.",
+                    files[-1].where,
+                )
+            for picture in read:
+                for item in picture.items:
+                    assert item.encoding is not None
+                    reservation.pass_on(item.encoding, (1 + sequences) * item.encoding.nbytes)
+        return read
+
+    async def _embeddings(self, file: EmbeddingsFile, tenant: str) -> RequestPicture:
+        job = ReadEmbeddings(await asyncio.to_thread(_content, file.content), file.grid)
+        values, grid = await self._run(job, file.where, tenant)
+        try:
+            planned = embeddings_layout(file.info, values, grid)
+        except PromptError as error:
+            raise PictureError(str(error), file.where) from error
+        values.flags.writeable = False
+        return RequestPicture(planned, (await asyncio.to_thread(embeddings_item, values, planned),))
+
     async def close(self) -> None:
         """End the processes."""
         await self._processes.close()
@@ -238,7 +300,7 @@ class PictureReader:
     async def _run(self, job: Job, where: str, tenant: str) -> Any:
         try:
             return await self._processes.run(job, tenant=tenant)
-        except PictureError as error:
+        except PromptError as error:
             raise PictureError(str(error), where) from error
         except JobTimedOut as error:
             if error.stalled:

@@ -127,6 +127,39 @@ async def test_a_rendered_chat_tells_which_media_it_has_and_where(tmp_path: Path
         assert error["param"] == "features"
 
 
+async def test_embeddings_of_pictures_by_opt_in(tmp_path: Path) -> None:
+    values = np.arange(24, dtype="<f4").reshape(4, 6)
+    header = b'{"a":{"dtype":"F32","shape":[4,6],"data_offsets":[0,96]}}'
+    tensor = base64_of(len(header).to_bytes(8, "little") + header + values.tobytes())
+    parts: list[dict[str, Any]] = [
+        {"type": "image_embeds", "image_embeds": tensor},
+        {"type": "image_embeds", "image_embeds": {"image_embeds": tensor}},
+    ]
+    core = PictureCore()
+    async with picture_server(tmp_path, core, enable_mm_embeds=True) as server:
+        body = await said(server, asked("a", *parts, "b"))
+        assert body["usage"]["prompt_tokens_details"]["multimodal_tokens"] == {"image": 8}
+        assert f"a{PICTURE}{PICTURE}b" in core.prompts[0]
+        for item in core.items[0]:
+            assert item.encoding is not None
+            np.testing.assert_array_equal(item.encoding, values)
+        del item
+        core.received.clear()
+        await until(lambda: gc.collect() >= 0 and server.state.media_memory.held == 0)
+        for wrong, where in (
+            ({"image_embeds": "AAAA"}, ".image_embeds"),
+            ({"image_embeds": 5}, ".image_embeds"),
+            ({"image_embeds": {"image_embeds": tensor, "x": 1}}, ".image_embeds"),
+            ({"image_embeds": {"image_embeds": tensor, "image_grid_thw": "?"}}, ".image_embeds.image_grid_thw"),
+        ):
+            error = await refused(server, asked({"type": "image_embeds", **wrong}))
+            assert error["param"] == f"messages[0].content[0]{where}"
+        mixed = await refused(server, asked(image_url(RED), parts[0]))
+        assert "not both" in mixed["message"]
+    async with picture_server(tmp_path / "closed") as server:
+        assert "--enable-mm-embeds" in (await refused(server, asked(parts[0])))["message"]
+
+
 async def test_low_detail_has_fewer_tokens_or_is_named_as_without_effect(tmp_path: Path) -> None:
     wide = painted(size=(64, 16))
     for geometry, fewer in ((GridTiles(height=8, width=8, tokens=4), True), (FIXED, False)):
