@@ -6,7 +6,6 @@ import base64
 from pathlib import Path
 from typing import Any
 
-import httpx
 import openai
 import pytest
 
@@ -58,13 +57,14 @@ async def test_a_file_in_all_apis(tmp_path: Path) -> None:
         for path, body in bodies:
             answer = await server.post(path, body)
             assert answer.status_code == 200, answer.text
+            assert "x-quire-ignored-fields" not in answer.headers
             assert f"notes.txt\nFive.\n<pic>{IMAGE * 4}</pic>" in core.prompts[-1].replace("\n\n", "\n")
     assert len({item.hash for items in core.items for item in items}) == 1
 
 
 async def test_files_are_listed_read_and_deleted(tmp_path: Path) -> None:
     async with picture_server(tmp_path) as server:
-        client = openai.AsyncOpenAI(base_url=f"{server.http.base_url}v1", api_key="none", http_client=server.http)
+        client = openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none")
         first = await client.files.create(file=("a.txt", b"one"), purpose="user_data")
         second = await client.files.create(
             file=("b.txt", b"two"), purpose="assistants", expires_after={"anchor": "created_at", "seconds": 3600}
@@ -97,14 +97,15 @@ async def test_a_file_belongs_to_the_key_that_sent_it(tmp_path: Path) -> None:
 
 async def test_what_is_refused(tmp_path: Path) -> None:
     async with picture_server(tmp_path, max_document_size="1KiB") as server:
-        for form in (
+        forms: list[dict[str, Any]] = [
             {"files": {"file": ("a", b"")}, "data": {"purpose": "x"}},
             {"files": {"file": ("a", b"b")}},
             {"files": {"file": ("a", b"b")}, "data": {"purpose": "x", "expires_after[anchor]": "now"}},
             {"data": {"purpose": "x"}, "files": {"other": ("a", b"b")}},
             {"json": {"purpose": "x"}},
-        ):
-            answer: httpx.Response = await server.http.post(FILES, **form)  # type: ignore[arg-type]
+        ]
+        for form in forms:
+            answer = await server.http.post(FILES, **form)
             assert answer.status_code == 400, answer.text
         large = await uploaded(server, b"x" * 2000)
         text = base64.b64encode(b"x").decode()
