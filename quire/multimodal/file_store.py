@@ -90,8 +90,8 @@ class FileStore:
             path.unlink(missing_ok=True)
             raise
         now = int(time.time())
-        kept = self._seconds if seconds is None else seconds
-        expires_at = now + int(kept) if kept else None
+        lifetime = self._seconds if seconds is None else seconds
+        expires_at = now + int(lifetime) if lifetime else None
         file = StoredFile(identifier, name, purpose, size, now, expires_at, owner, tenant, path)
         self._files[identifier] = file
         return file
@@ -137,8 +137,9 @@ class FileStore:
 
     def _forget_expired(self) -> None:
         now = time.time()
-        for file in [file for file in self._files.values() if file.expires_at is not None and file.expires_at <= now]:
-            self.delete(file)
+        for file in list(self._files.values()):
+            if file.expires_at is not None and file.expires_at <= now:
+                self.delete(file)
 
 
 def _copy(content: IO[bytes], path: Path) -> None:

@@ -76,12 +76,12 @@ def router(state: ServerState) -> APIRouter:
     @routes.get("/v1/files/{file_id}")
     async def retrieve_file(file_id: str, request: Request) -> FileObject:
         """What is known of a file."""
-        return _object(found(file_id, request))
+        return _object(owned_file(file_id, request))
 
     @routes.get("/v1/files/{file_id}/content", response_class=Response)
     async def retrieve_content(file_id: str, request: Request) -> Response:
         """The content of a file."""
-        file = found(file_id, request)
+        file = owned_file(file_id, request)
         with await state.media_memory.reserve(2 * file.size, current_tenant(), "file_id"):
             content = await asyncio.to_thread(file.path.read_bytes)
         return Response(content, media_type="application/octet-stream")
@@ -89,11 +89,11 @@ def router(state: ServerState) -> APIRouter:
     @routes.delete("/v1/files/{file_id}")
     async def delete_file(file_id: str, request: Request) -> DeletedFile:
         """Delete a file."""
-        file = found(file_id, request)
+        file = owned_file(file_id, request)
         state.media.files.delete(file)
         return DeletedFile(id=file.id)
 
-    def found(identifier: str, request: Request) -> StoredFile:
+    def owned_file(identifier: str, request: Request) -> StoredFile:
         file = state.media.files.find(identifier, owner_of(request.scope))
         if file is None:
             raise NotFound(f"There is no file '{shorten(identifier)}'.", "file_id")

@@ -74,8 +74,8 @@ class _TensorUnpickler(pickle.Unpickler):
 
 
 def _rebuilt(storage: tuple[str, str], offset: int, shape: Sequence[int], stride: Sequence[int], *_: Any) -> _Tensor:
-    expected = [math.prod(shape[index + 1 :]) for index in range(len(shape))]
-    if any(step != wanted for step, wanted, size in zip(stride, expected, shape, strict=True) if size > 1):
+    dense = [math.prod(shape[index + 1 :]) for index in range(len(shape))]
+    if any(step != dense_step for step, dense_step, size in zip(stride, dense, shape, strict=True) if size > 1):
         raise ValueError("it is not contiguous")
     return _Tensor(*storage, offset, tuple(shape))
 

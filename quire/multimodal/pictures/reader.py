@@ -175,7 +175,8 @@ class PictureReader:
                     ]
             # Some have left the cache meanwhile: memory for decoding them has to be reserved as well.
             works = [
-                partial(self._renewed, plan, picture, tenant) for plan, picture in zip(planned, cached, strict=True)
+                partial(self._renewed, plan, tenant, is_cached=picture is not None)
+                for plan, picture in zip(planned, cached, strict=True)
             ]
             del cached
             planned = await at_most(_AT_ONCE, works)
@@ -233,9 +234,9 @@ class PictureReader:
         cached = self.cache.find(key)
         return await self._inspected(file, key, tenant) if cached is None else _Planned(file, key, cached.layout)
 
-    async def _renewed(self, plan: _Planned, cached: PreparedPicture | None, tenant: str) -> _Planned:
+    async def _renewed(self, plan: _Planned, tenant: str, *, is_cached: bool) -> _Planned:
         """The plan, with a header if the picture is to be decoded."""
-        return plan if plan.header or cached else await self._inspected(plan.file, plan.key, tenant)
+        return plan if plan.header or is_cached else await self._inspected(plan.file, plan.key, tenant)
 
     async def _inspected(self, file: PictureFile, key: Key, tenant: str) -> _Planned:
         """The plan of a picture whose header is read."""
