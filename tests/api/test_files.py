@@ -63,8 +63,10 @@ async def test_a_file_in_all_apis(tmp_path: Path) -> None:
 
 
 async def test_files_are_listed_read_and_deleted(tmp_path: Path) -> None:
-    async with picture_server(tmp_path) as server:
-        client = openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none")
+    async with (
+        picture_server(tmp_path) as server,
+        openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none") as client,
+    ):
         first = await client.files.create(file=("a.txt", b"one"), purpose="user_data")
         second = await client.files.create(
             file=("b.txt", b"two"), purpose="assistants", expires_after={"anchor": "created_at", "seconds": 3600}
