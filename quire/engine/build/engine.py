@@ -21,7 +21,13 @@ from quire.engine.build.attention_checks import with_attention_backend
 from quire.engine.build.cache import CachePlan, cache_memory, check_cache_dtype, host_memory, plan_cache
 from quire.engine.build.core_config import CoreConfig
 from quire.engine.build.delayed_streams import delayed_streams_of
-from quire.engine.build.encoder_memory import cached_embeddings, fitting_tokens, item_tokens, pixel_cost
+from quire.engine.build.encoder_memory import (
+    cached_embeddings,
+    embedding_bytes,
+    fitting_tokens,
+    item_tokens,
+    pixel_cost,
+)
 from quire.engine.build.executor import ExecutorBuild, closing_after_errors, encoder_executor
 from quire.engine.build.ranks import Ranks, set_threads
 from quire.engine.build.transducer import build_transducer
@@ -195,7 +201,8 @@ def _with_pictures(
     tokens = item_tokens(info.geometry, room)
     if left is not None:
         tokens = fitting_tokens(loaded, tokens, left)
-    return structs.replace(kind, pictures=structs.replace(info, item_tokens=tokens))
+    size = embedding_bytes(loaded) // loaded.dtype.itemsize
+    return structs.replace(kind, pictures=structs.replace(info, item_tokens=tokens, embedding_size=size))
 
 
 def _build_encoder(

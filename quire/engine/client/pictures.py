@@ -211,6 +211,7 @@ class PictureInfo(msgspec.Struct, frozen=True, kw_only=True):
         token_text: text of `placeholder`; empty: it is `placeholder_text`.
         before, after: texts around the tokens of a picture, or of each of its parts in `PanAndScan`.
         item_tokens: most tokens of an item: as many as the engine has room for, which sets it.
+        embedding_size: number of values of an embedding, which the engine sets.
     """
 
     placeholder: int
@@ -220,6 +221,7 @@ class PictureInfo(msgspec.Struct, frozen=True, kw_only=True):
     before: str = ""
     after: str = ""
     item_tokens: int = 0
+    embedding_size: int = 0
 
     @property
     def token(self) -> str:

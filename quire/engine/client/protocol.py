@@ -62,7 +62,9 @@ class PictureItem(msgspec.Struct, frozen=True, kw_only=True, tag="picture"):
     Attributes:
         hash: hash of everything that its encoding and its places depend on; equal hashes mean equal items.
         start, length: its tokens in the prompt.
-        pixels: (images, height, width, 3) uint8, RGB, resized for the encoder: one image, or tiles.
+        pixels: (images, height, width, 3) uint8, RGB, resized for the encoder: one image, or tiles; none with an
+            `encoding`.
+        encoding: (embeddings, size) float32, its encoding, if the client has computed it.
         text_offsets: (n,) int32, in ascending order: which of its tokens are text, such as ends of rows, and keep their
             own embeddings; the encoding replaces those of all others. None: all are replaced.
         positions: (3, length) int32, rotary positions of time, height and width of its tokens, counted from that of its
@@ -76,6 +78,7 @@ class PictureItem(msgspec.Struct, frozen=True, kw_only=True, tag="picture"):
     start: int = 0
     length: int
     pixels: PixelArray
+    encoding: FeatureArray | None = None
     text_offsets: TokenArray | None = None
     positions: TokenArray | None = None
     advance: int | None = None

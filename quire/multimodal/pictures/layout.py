@@ -13,6 +13,7 @@ from quire.engine.client.pictures import (
     MAX_RATIO,
     AnyResolution,
     FixedSize,
+    Geometry,
     GridTiles,
     PaddedTiles,
     PanAndScan,
@@ -150,8 +151,40 @@ def layout(info: PictureInfo, height: int, width: int) -> PictureLayout:
             return _whole(info, _padded_item(padded, height, width))
 
 
+def pixels_between(geometry: Geometry, planned: PictureLayout, height: int, width: int) -> int:
+    """Pixels of the largest image between a picture and its items: one that is larger than both.
+
+    Args:
+        geometry: how the picture is resized and divided.
+        planned: its layout.
+        height, width: its size.
+    """
+    most = height * planned.items[0].width  # an image whose height has not been changed yet
+    match geometry:
+        case FixedSize() as fixed:
+            new_height, new_width = fixed_size(fixed, height, width)
+            first = height if fixed.square_color is None else max(height, width)
+            return max(most, new_height * new_width, first * new_width)
+        case SplitTiles() as split:
+            first_size, second_size = split_sizes(split, height, width)
+            return max(most, height * first_size[1], math.prod(first_size), math.prod(second_size))
+        case _:
+            return most
+
+
 def _whole(info: PictureInfo, item: ItemLayout) -> PictureLayout:
     return PictureLayout(f"{info.before}{info.token}{info.after}", (item,))
+
+
+def fixed_size(fixed: FixedSize, height: int, width: int) -> Size:
+    """The size to which a picture is resized, before its middle is cut out of it."""
+    edge = fixed.shortest_edge
+    if edge is None:
+        return fixed.height, fixed.width
+    if fixed.square_color is not None:
+        return edge, edge
+    longer = int(edge * max(height, width) / min(height, width))
+    return (longer, edge) if width <= height else (edge, longer)
 
 
 def smart_size(smart: SmartResize, height: int, width: int) -> Size:

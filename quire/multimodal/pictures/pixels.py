@@ -8,6 +8,7 @@ from PIL import Image
 from quire.engine.client.pictures import (
     AnyResolution,
     Color,
+    Filter,
     FixedSize,
     Geometry,
     GridTiles,
@@ -23,6 +24,7 @@ from quire.multimodal.pictures.layout import (
     best_canvas,
     crops,
     fit_on_canvas,
+    fixed_size,
     grid_of_tiles,
     padded_grid,
     padded_size,
@@ -30,6 +32,8 @@ from quire.multimodal.pictures.layout import (
     split_sizes,
 )
 from quire.multimodal.pictures.resize import changes_height_first, resized, resized_bands
+
+_SQUARE_BAND = 1 << 20  # pixels of rows that are resized at once
 
 
 def picture_pixels(geometry: Geometry, picture: Image.Image, layout: PictureLayout) -> PixelArray:
@@ -74,16 +78,31 @@ def _divide(pixels: PixelArray, tiles: PixelArray) -> None:
 
 
 def _fixed(fixed: FixedSize, pixels: PixelArray) -> PixelArray:
+    height, width = fixed_size(fixed, *pixels.shape[:2])
     if fixed.square_color is not None:
-        edge = max(pixels.shape[:2])
-        pixels = _centered(pixels, edge, edge, fixed.square_color)
-    if fixed.shortest_edge is None:
-        return resized(pixels, fixed.height, fixed.width, fixed.resample)
-    height, width, _ = pixels.shape
-    edge = fixed.shortest_edge
-    longer = int(edge * max(height, width) / min(height, width))
-    new_height, new_width = (longer, edge) if width <= height else (edge, longer)
-    return _middle(resized(pixels, new_height, new_width, fixed.resample), fixed.height, fixed.width)
+        pixels = _square(pixels, height, width, fixed.square_color, fixed.resample)
+    pixels = resized(pixels, height, width, fixed.resample)
+    return pixels if fixed.shortest_edge is None else _middle(pixels, fixed.height, fixed.width)
+
+
+def _square(pixels: PixelArray, height: int, width: int, color: Color, resample: Filter) -> PixelArray:
+    """The square with an image in its middle, whose edges are of a colour; it has the width of the new size already.
+
+    Of a long image the square would be many times as large as the image: it is made and resized some rows at a time.
+    Resizing to another width changes each row by itself, and no row of one colour.
+    """
+    edge = max(pixels.shape[:2])
+    if changes_height_first((edge, edge), (height, width)):  # then the square is small: less than twice the new width
+        return _centered(pixels, edge, edge, color)
+    square = np.empty((edge, width, 3), np.uint8)
+    square[:] = color
+    top = (edge - pixels.shape[0]) // 2
+    rows = max(16, _SQUARE_BAND // edge)
+    for first in range(0, pixels.shape[0], rows):
+        band = pixels[first : first + rows]
+        wide = _centered(band, len(band), edge, color)
+        square[top + first : top + first + len(band)] = resized(wide, len(band), width, resample)
+    return square
 
 
 def _centered(pixels: PixelArray, height: int, width: int, color: Color = (0, 0, 0)) -> PixelArray:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from PIL import Image
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
@@ -24,10 +25,11 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
-from quire.engine.client.pictures import Geometry, PictureInfo
+from quire.engine.client.pictures import FixedSize, Geometry, PictureInfo
 from quire.engine.models.config.image_processor import ImageProcessor, Normalization
 from quire.multimodal.pictures.layout import LayoutError, PictureLayout, layout
 from quire.multimodal.pictures.pixels import picture_pixels
+from quire.multimodal.pictures.resize import resized
 from tests.support.phi4_tiles import Phi4Tiles
 from tests.support.pictures import drawn
 
@@ -227,3 +229,20 @@ def test_a_config_without_a_type_is_of_the_familys_kind(tmp_path: Path) -> None:
     (tmp_path / "preprocessor_config.json").write_text(json.dumps({"size": 336, "crop_size": 336}))
     fixed = ImageProcessor.read(tmp_path, "clip").fixed_size(576)
     assert (fixed.shortest_edge, fixed.height, fixed.width, fixed.resample) == (336, 336, 336, "bicubic")
+
+
+@pytest.mark.parametrize("size", [(64, 64), (45, 31), (31, 45), (3, 150), (211, 2), (230, 97)])
+@pytest.mark.parametrize("target", [(56, 56), (28, 84), (84, 28)])
+def test_the_square_around_a_picture_is_resized_in_pieces(
+    size: tuple[int, int], target: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quire.multimodal.pictures.pixels._SQUARE_BAND", 1)
+    color = (30, 140, 250)
+    picture, edge = drawn(*size), max(size)
+    whole = Image.new("RGB", (edge, edge), color)
+    whole.paste(picture, ((edge - size[1]) // 2, (edge - size[0]) // 2))
+    height, width = target
+    geometry = FixedSize(height=height, width=width, tokens=4, square_color=color)
+    info = PictureInfo(placeholder=9, placeholder_text="<image>", geometry=geometry)
+    (pixels,) = picture_pixels(geometry, picture, layout(info, *size))
+    np.testing.assert_array_equal(pixels, resized(np.asarray(whole), height, width, geometry.resample))

@@ -56,6 +56,9 @@ class VisionEncoder(nn.Module):
 
     def encode(self, item: PictureItem) -> Tensor:
         """Encode a picture: (tokens, size)."""
+        if item.encoding is not None:
+            sample = next(self.tower.parameters())
+            return torch.tensor(item.encoding, device=sample.device, dtype=sample.dtype)
         return self._encode(self.tower, self._normalized(item), item)
 
     def _normalized(self, item: PictureItem) -> Tensor:
