@@ -13,7 +13,6 @@ import importlib
 import pkgutil
 import re
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from typing import Any, NamedTuple

@@ -18,8 +18,8 @@ from quire.kernels.gpu_weights import StackedWeights, WeightData, format_weight,
 from quire.kernels.lora import add_lora, sort_rows
 from quire.kernels.routing import softmax_top_k
 from tests.support.triton_device import FakeGraph
-from tests.support.weights import plain_rows, plain_weight
 from tests.support.variants import covering
+from tests.support.weights import plain_rows, plain_weight
 
 
 def check_sorted(choices: Tensor, experts: int) -> None:
