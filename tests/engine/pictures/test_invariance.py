@@ -15,6 +15,7 @@ from quire.engine.client.protocol import PictureItem
 from quire.engine.client.sampling_params import SamplingParams
 from tests.support.engine import Engine, greedy
 from tests.support.pictures import drawn
+from tests.support.variants import covering
 from tests.support.vision_models import prompt_with_pictures
 
 # One of each geometry, and one with levels of embeddings. Their largest items are of 4, 24, 10, 20, 12 and 12 tokens.
@@ -89,8 +90,7 @@ def alone(seeing_folders: dict[str, Path]) -> dict[str, list[list[int]]]:
     return tokens
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize(("case", "schedule"), covering(CASES, SCHEDULES))
 def test_tokens_do_not_depend_on_the_schedule(
     seeing_folders: dict[str, Path], alone: dict[str, list[list[int]]], schedule: str, case: str
 ) -> None:
@@ -108,8 +108,7 @@ def test_tokens_do_not_depend_on_room_for_items(
     assert together(engine, 1) == alone[case]
 
 
-@pytest.mark.parametrize("options", [{}, {"in_flight": 2}], ids=str)
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("case", "options"), covering(CASES, [{}, {"in_flight": 2}]))
 def test_tokens_do_not_depend_on_preemption(
     seeing_folders: dict[str, Path], alone: dict[str, list[list[int]]], case: str, options: dict[str, Any]
 ) -> None:
