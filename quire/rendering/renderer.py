@@ -182,6 +182,11 @@ class Renderer:
         return "\n".join(self._builder.sources.values())
 
     @property
+    def knows_sides(self) -> bool:
+        """See `PromptBuilder.knows_sides`."""
+        return self._builder.knows_sides
+
+    @property
     def default_template(self) -> str | None:
         """Source of the template for conversations without tools; None if there is none."""
         return self._builder.sources.get("default")

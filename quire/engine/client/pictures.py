@@ -172,6 +172,7 @@ class PictureInfo(msgspec.Struct, frozen=True, kw_only=True):
         token_text: text of `placeholder`; empty: it is `placeholder_text`.
         before, after: texts around the tokens of a picture, or of each of its parts in `PanAndScan`.
         item_tokens: most tokens of an item: as many as the engine has room for, which sets it.
+        alone: a prompt is either a picture, with one token, or a text.
     """
 
     placeholder: int
@@ -181,6 +182,7 @@ class PictureInfo(msgspec.Struct, frozen=True, kw_only=True):
     before: str = ""
     after: str = ""
     item_tokens: int = 0
+    alone: bool = False
 
     @property
     def token(self) -> str:

@@ -28,12 +28,12 @@ def _attention(
     scaling: float | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Attention of all tokens to each other; transformers' own where a mask hides some.
+    """Attention of all tokens to each other; transformers' own where some are hidden.
 
     query, key, value: (images, heads, tokens, dim). Returns (images, tokens, heads, dim).
     """
     images, _, tokens, dim = query.shape
-    if key.shape != query.shape or not _shows_all(attention_mask):
+    if key.shape != query.shape or not _shows_all(attention_mask) or options.get("is_causal"):
         attended, _ = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)
         return attended, None
     q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))
@@ -90,15 +90,16 @@ class PatchConv(nn.Conv2d):
         return super().forward(x).contiguous(memory_format=torch.channels_last)
 
 
-def empty_tower(config: Any, language_model: str) -> Any:
+def empty_tower(config: Any, language_model: str | None) -> Any:
     """transformers' model for a config, without its language model, on the meta device.
 
-    `language_model`: the attribute of the language model.
+    `language_model`: the attribute of the language model; None: there is none.
     """
     config._attn_implementation = _NAME
     with torch.device("meta"):
         model = AutoModel.from_config(config)
-        delattr(model, language_model)
+        if language_model is not None:
+            delattr(model, language_model)
         for module in [*model.modules()]:
             for name, child in [*module.named_children()]:
                 setattr(module, name, _replacement(child))
