@@ -119,9 +119,9 @@ async def _by_cross_encoder(context: PoolingContext, scoring: Scoring) -> Poolin
         options = _input_options(scoring, scoring.instruction)
         source = partial(scoring.reader.pairs, scoring.queries, scoring.documents, scoring.names, options)
         return await run_pooling(context, InputGroup(source, params, scoring.names[1]))
-    queries, documents = _texts(scoring.queries), _texts(scoring.documents)
-    repeated = queries if len(queries) == len(documents) else queries * len(documents)
     query_names, names = scoring.names
+    queries, documents = _texts(scoring.queries, query_names), _texts(scoring.documents, names)
+    repeated = queries if len(queries) == len(documents) else queries * len(documents)
     if len(queries) != len(documents):
         query_names = InputNames(query_names.at(0), several=False)
     job = PairsJob(
@@ -199,7 +199,7 @@ def _query_group(context: PoolingContext, scoring: Scoring, params: PoolingParam
     if scoring.instruction is not None:
         prefix = sentences.with_instruction(prefix, scoring.instruction)
     truncation = _shortened(context, scoring.truncation, scoring.query_tokens)
-    queries = _listed(_texts(scoring.queries), scoring.several[0])
+    queries = _listed(_texts(scoring.queries, scoring.names[0]), scoring.several[0])
     return text_group(context.model, queries, params, truncation, scoring.query_field, prefix=prefix)
 
 
@@ -208,7 +208,7 @@ def _document_group(context: PoolingContext, scoring: Scoring, params: PoolingPa
     if _is_rendered(scoring, scoring.documents):
         return _rendered_group(scoring, params, "document", prefix)
     truncation = _shortened(context, scoring.truncation, scoring.document_tokens)
-    documents = _listed(_texts(scoring.documents), scoring.several[1])
+    documents = _listed(_texts(scoring.documents, scoring.names[1]), scoring.several[1])
     return text_group(context.model, documents, params, truncation, scoring.document_field, prefix=prefix)
 
 
@@ -241,18 +241,21 @@ def _input_options(scoring: Scoring, instruction: str | None) -> InputOptions:
     return InputOptions(truncation=scoring.truncation, instruction=instruction, variables=scoring.variables)
 
 
-def _texts(inputs: Sequence[Input]) -> list[str]:
+def _texts(inputs: Sequence[Input], names: InputNames) -> list[str]:
     """The inputs of a model whose inputs are not rendered.
 
     Raises:
-        PromptError: some are not texts.
+        PromptError: one is not a text.
     """
-    texts = [value for value in inputs if isinstance(value, str)]
-    if len(texts) < len(inputs):
-        raise PromptError(
-            "The model has no chat template, which inputs with pictures need; start the server with --chat-template.",
-            "messages",
-        )
+    texts = []
+    for index, value in enumerate(inputs):
+        if not isinstance(value, str):
+            raise PromptError(
+                "The model has no chat template, which inputs with pictures or files need; start the server with "
+                "--chat-template.",
+                names.at(index),
+            )
+        texts.append(value)
     return texts
 
 

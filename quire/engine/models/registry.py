@@ -80,7 +80,7 @@ def _add_entry(made: Registry, entry: EntryPoint) -> None:
         loaded = entry.load()
         families = [loaded] if isinstance(loaded, Family | Composite | TwoTowers) else list(loaded)
         if not all(isinstance(family, Family | Composite | TwoTowers) for family in families):
-            raise TypeError("it must be a Family, a Composite or TwoTowers, or several of them")
+            raise TypeError("it must be a Family or a Composite, or TwoTowers, or a list of these")
         _check_published(made, families)
         made.add(families)
     except Exception as error:  # noqa: BLE001 code of another package may raise anything

@@ -26,6 +26,7 @@ _TEXT = {
         {"type": "string"},
         {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]},
         {"type": "object", "properties": {"content": {"type": "array", "items": _PART}}, "required": ["content"]},
+        {"type": "object", "properties": {"type": {"type": "string"}}, "required": ["type"]},
     ]
 }
 
