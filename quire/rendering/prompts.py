@@ -311,19 +311,19 @@ class PromptBuilder:
         return head
 
     @property
+    def pair_template(self) -> ChatTemplate | None:
+        """The chat template of a query and a document; None if there is none."""
+        return self._pairs.template if isinstance(self._pairs, ChatPairTemplate) else None
+
+    @property
     def knows_sides(self) -> bool:
         """Whether the main chat template has messages of the roles `query` and `document`."""
         return knows_sides(self.sources.get("default", ""))
 
     def _template(self, conversation: Conversation) -> ChatTemplate:
         if conversation.is_pair:
-            if not isinstance(self._pairs, ChatPairTemplate):
-                raise PromptError(
-                    "The model has no prompt for pairs with media: its chat template must have messages of the roles "
-                    "`query` and `document`.",
-                    "messages",
-                )
-            return self._pairs.template
+            assert self.pair_template is not None
+            return self.pair_template
         named = "tool_use" if conversation.tools and "tool_use" in self.sources else "default"
         source = conversation.template or self.sources.get(named)
         if source is None:

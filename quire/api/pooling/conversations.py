@@ -119,6 +119,12 @@ class InputReader:
     ) -> AsyncGenerator[Sequence[PoolingPrompt], None]:
         """The prompt of each document with its query, or with the only one; see `each`."""
         query_names, document_names = names
+        if not self.model.renderer.renders_pairs:
+            raise InvalidRequest(
+                "The model has no prompt for pairs with media: its chat template must have messages of the roles `query` "
+                "and `document`.",
+                document_names.field,
+            )
         query = await self._read(queries[0], query_names.at(0))
         for index, document in enumerate(documents):
             if index and len(queries) > 1:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import openai
 import pytest
 from openai.types import CreateEmbeddingResponse
 
-from quire.engine.client.pictures import PictureInfo
+from quire.engine.client.pictures import FixedSize, PictureInfo
 from tests.support.picture_chat import (
     IMAGE,
     PARTS,
@@ -37,7 +37,13 @@ SIDES = (
     "{% for c in m.content %}{% if c.type == 'image' %}<image>{% else %}{{ c.text }}{% endif %}{% endfor %}|"
     "{% endfor %}"
 )
-ALONE = msgspec.structs.replace(picture_info(), placeholder=0, placeholder_text="", item_tokens=1, alone=True)
+ALONE = PictureInfo(
+    placeholder=0,
+    placeholder_text="",
+    geometry=FixedSize(height=8, width=8, tokens=1),
+    item_tokens=1,
+    alone=True,
+)
 
 
 class PoolingCore(PictureCore):
@@ -56,6 +62,7 @@ async def serving(folder: Path, core: PoolingCore, template: str = PARTS, **opti
         yield server
         for _ in range(100):
             core.received.clear()
+            gc.collect()  # errors have references to the frames that raised them
             if not server.state.media_memory.held:
                 break
             await asyncio.sleep(0.02)
@@ -118,11 +125,11 @@ BROKEN = image_url(b"\x89PNG\r\n\x1a\nnothing")
 @pytest.mark.parametrize(
     ("path", "body", "param", "message"),
     [
-        ("/v1/embeddings", user(BROKEN), "messages[0].content[0]", "picture"),
+        ("/v1/embeddings", user(BROKEN), "messages[0].content[0]", "PNG"),
         ("/v1/embeddings", user(image_url(RED)) | {"truncate_prompt_tokens": 5}, "truncate_prompt_tokens", "media"),
-        ("/v1/embeddings", user(*[image_url(RED)] * 40, "b" * 4000), "messages", "maximum context length"),
+        ("/v1/embeddings", user(image_url(RED), "b" * 5000), "messages", "maximum context length"),
         ("/v1/embeddings", user({"type": "video_url", "video_url": {"url": "x"}}), "messages[0].content[0]", "video"),
-        ("/rerank", {"query": "a", "documents": ["b", content("c", BROKEN)]}, "documents[1].content[1]", "picture"),
+        ("/rerank", {"query": "a", "documents": ["b", content("c", BROKEN)]}, "documents[1].content[1]", "PNG"),
         ("/rerank", {"query": "a", "documents": [content({"type": "x"})]}, "documents[0].content[0]", "'x'"),
         ("/rerank", {"query": "a", "documents": [content({})]}, "documents[0].content[0]", "type"),
         ("/rerank", {"query": "a", "documents": [{"content": [1]}]}, "documents[0].content[0]", "object"),
