@@ -90,7 +90,7 @@ def read_sentence_transformers_files(folder: Path) -> SentenceTransformersFiles:
     prompts = {name: text for name, text in {**prefixes, **prompts}.items() if isinstance(text, str)}
     default = config.get("default_prompt_name")
     texts = read_json(folder / "sentence_bert_config.json", ModelFileError)
-    is_siglip = read_json(folder / "config.json", ModelFileError).get("model_type") == "siglip"
+    is_siglip = read_json(folder / "config.json", ModelFileError).get("model_type") in ("siglip", "siglip2")
     tokenizer = read_json(folder / "tokenizer_config.json", ModelFileError).get("tokenizer_class")
     return SentenceTransformersFiles(
         prompts=prompts,

@@ -11,9 +11,10 @@ import torch
 import transformers
 from PIL import Image
 from torch import Tensor
-from transformers import AutoConfig, CLIPModel, ColQwen2ForRetrieval, SiglipModel
+from transformers import AutoConfig, CLIPModel, ColQwen2ForRetrieval, Siglip2Model, SiglipModel
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
+from transformers.models.siglip2.image_processing_pil_siglip2 import Siglip2ImageProcessorPil
 
 from tests.support.models import draw_weights
 from tests.support.vision_models import COMPOSITES, SEES, VOCAB
@@ -37,7 +38,7 @@ _VISION = {
     "patch_size": 14,
 }
 _PICTURE = 290  # the placeholder token of `COMPOSITES`
-_CLASSES = {"clip": CLIPModel, "siglip": SiglipModel}
+_CLASSES = {"clip": CLIPModel, "siglip": SiglipModel, "siglip2": Siglip2Model}
 _CONFIGS: dict[str, dict[str, Any]] = {
     "clip": {
         "text_config": {**_TEXT, "projection_dim": 24},
@@ -45,10 +46,12 @@ _CONFIGS: dict[str, dict[str, Any]] = {
         "projection_dim": 24,
     },
     "siglip": {"text_config": {**_TEXT, "projection_size": 32}, "vision_config": _VISION},
+    "siglip2": {"text_config": {**_TEXT, "projection_size": 32}, "vision_config": {**_VISION, "num_patches": 16}},
 }
 _PROCESSORS: dict[str, Any] = {
     "clip": CLIPImageProcessorPil(size={"shortest_edge": 28}, crop_size={"height": 28, "width": 28}),
     "siglip": SiglipImageProcessorPil(size={"height": 28, "width": 28}),
+    "siglip2": Siglip2ImageProcessorPil(patch_size=14, max_num_patches=12),
 }
 DUAL_ENCODERS = tuple(_CLASSES)
 
@@ -82,8 +85,8 @@ def text_embedding(model: Any, tokens: Sequence[int]) -> Tensor:
 @torch.inference_mode()
 def picture_embedding(model: Any, kind: str, picture: Image.Image) -> Tensor:
     """The normalized embedding of a picture."""
-    pixels = _PROCESSORS[kind](images=[picture], return_tensors="pt")["pixel_values"]
-    return _normalized(model.get_image_features(pixel_values=pixels).pooler_output[0])
+    inputs = dict(_PROCESSORS[kind](images=[picture], return_tensors="pt"))
+    return _normalized(model.get_image_features(**inputs).pooler_output[0])
 
 
 def make_colqwen(inner: str) -> Any:

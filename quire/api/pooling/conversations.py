@@ -121,8 +121,8 @@ class InputReader:
         query_names, document_names = names
         if not self.model.renderer.renders_pairs:
             raise InvalidRequest(
-                "The model has no prompt for pairs with media: its chat template must have messages of the roles `query` "
-                "and `document`.",
+                "The model has no prompt for pairs with media: its chat template must have messages of the roles "
+                "`query` and `document`.",
                 document_names.field,
             )
         query = await self._read(queries[0], query_names.at(0))

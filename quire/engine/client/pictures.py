@@ -158,7 +158,23 @@ class PanAndScan(msgspec.Struct, frozen=True, kw_only=True, tag="pan_and_scan"):
     splits: bool = False
 
 
-Geometry = FixedSize | SmartResize | SplitTiles | PatchRows | AnyResolution | GridTiles | PanAndScan
+class PatchBudget(msgspec.Struct, frozen=True, kw_only=True, tag="budget"):
+    """A picture keeps its shape; its edges become multiples of a patch, within a number of patches (SigLIP 2).
+
+    Attributes:
+        patch: edge of a patch.
+        max_patches: most patches.
+        tokens: placeholder tokens of the picture.
+        resample: filter of resizing.
+    """
+
+    patch: int
+    max_patches: int
+    tokens: int
+    resample: Filter = "bilinear"
+
+
+Geometry = PatchBudget | FixedSize | SmartResize | SplitTiles | PatchRows | AnyResolution | GridTiles | PanAndScan
 
 
 class PictureInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,6 +14,7 @@ from quire.engine.client.pictures import (
     FixedSize,
     GridTiles,
     PanAndScan,
+    PatchBudget,
     PatchRows,
     PictureInfo,
     SmartResize,
@@ -23,6 +24,7 @@ from quire.engine.client.protocol import TokenArray
 
 MAX_RATIO = 200  # of a picture's edges
 _LARGEST_EDGE = 4096  # of a picture that `SplitTiles` divides
+_FACTOR_STEP, _LARGEST_FACTOR = 1e-5, 100.0  # of resizing, in `PatchBudget`
 _DIGITS = 7  # to which LLaVA rounds, against errors of floats
 _REDUCED_FROM = 1.1  # a picture of so many times the most patches' edge is reduced
 Size = tuple[int, int]  # height and width
@@ -144,6 +146,9 @@ def layout(info: PictureInfo, height: int, width: int) -> PictureLayout:
             return _grid(info, grid, height, width)
         case PanAndScan() as scan:
             return _pan_and_scan(info, scan, height, width)
+        case PatchBudget() as budget:
+            height, width = budget_size(budget, height, width)
+            return _whole(info, ItemLayout(images=1, height=height, width=width, row_length=budget.tokens))
 
 
 def _whole(info: PictureInfo, item: ItemLayout) -> PictureLayout:
@@ -168,6 +173,24 @@ def smart_size(smart: SmartResize, height: int, width: int) -> Size:
         factor = math.sqrt(smart.min_pixels / area)
         return math.ceil(height * factor / multiple) * multiple, math.ceil(width * factor / multiple) * multiple
     return new_height, new_width
+
+
+def budget_size(budget: PatchBudget, height: int, width: int) -> Size:
+    """The size to which a picture is resized: by about the largest factor with which it has not too many patches."""
+
+    def scaled(factor: float) -> Size:
+        rows, columns = (max(1, math.ceil(edge * factor / budget.patch)) for edge in (height, width))
+        return rows, columns
+
+    fits, exceeds = _FACTOR_STEP / 10, _LARGEST_FACTOR
+    while exceeds - fits >= _FACTOR_STEP:
+        middle = (fits + exceeds) / 2
+        if math.prod(scaled(middle)) <= budget.max_patches:
+            fits = middle
+        else:
+            exceeds = middle
+    rows, columns = scaled(fits)
+    return rows * budget.patch, columns * budget.patch
 
 
 def _smart_item(smart: SmartResize, height: int, width: int) -> ItemLayout:

@@ -12,6 +12,7 @@ from quire.engine.client.pictures import (
     Geometry,
     GridTiles,
     PanAndScan,
+    PatchBudget,
     PatchRows,
     SmartResize,
     SplitTiles,
@@ -44,7 +45,7 @@ def picture_pixels(geometry: Geometry, picture: Image.Image, layout: PictureLayo
     match geometry:
         case FixedSize():
             return _fixed(geometry, pixels)[None]
-        case SmartResize() | PatchRows():
+        case SmartResize() | PatchRows() | PatchBudget():
             item = layout.items[0]
             return resized(pixels, item.height, item.width, geometry.resample)[None]
         case SplitTiles():

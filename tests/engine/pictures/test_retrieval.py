@@ -35,6 +35,7 @@ EMBED = PoolingParams(task="embed")
 TEXTS = {
     "clip": [[298, 5, 9, 299], [298, 7, 299], [298, 5, 11, 299]],
     "siglip": [[5, 9, *[1] * 10], [7, *[1] * 11]],  # padded
+    "siglip2": [[5, 9, *[0] * 10]],
 }
 FIRST, SECOND = drawn(60, 44), drawn(30, 90, seed=3)
 
@@ -59,7 +60,7 @@ def test_texts_and_pictures_are_in_one_space(dual_encoders: dict[str, tuple[Any,
     model, folder = dual_encoders[kind]
     engine = Engine(folder)
     assert (engine.pools.tasks, engine.pools.score_method) == (("embed",), "cosine")
-    assert engine.pools.padded_to == (12 if kind == "siglip" else 0)
+    assert engine.pools.padded_to == (0 if kind == "clip" else 12)
     expected = {}
     for index, tokens in enumerate(TEXTS[kind]):
         engine.add(f"text-{index}", tokens, EMBED)

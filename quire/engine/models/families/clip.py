@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quire.engine.client.pictures import PictureInfo
+from quire.engine.client.pictures import Geometry, PictureInfo
 from quire.engine.client.protocol import PictureItem
 from quire.engine.models.config.image_processor import ImageProcessor
 from quire.engine.models.errors import UnsupportedModel
@@ -47,7 +48,12 @@ def _siglip_spec(config: Any) -> DualEncoderSpec:
     )
 
 
-def _pictures(kind: str) -> Any:
+def _facts(read: ImageProcessor, geometry: Geometry) -> PictureFacts:
+    info = PictureInfo(placeholder=0, placeholder_text="", geometry=geometry, item_tokens=1, alone=True)
+    return PictureFacts(info=info, normalization=read.normalization())
+
+
+def _fixed_size(kind: str) -> Callable[[Path, Any], PictureFacts]:
     def facts(folder: Path, config: Any) -> PictureFacts:
         read = ImageProcessor.read(folder, kind)
         geometry = read.fixed_size(1)
@@ -57,10 +63,20 @@ def _pictures(kind: str) -> Any:
                 f"the encoder reads pictures of {edge}x{edge} pixels, but preprocessor_config.json makes "
                 f"{geometry.height}x{geometry.width}"
             )
-        info = PictureInfo(placeholder=0, placeholder_text="", geometry=geometry, item_tokens=1, alone=True)
-        return PictureFacts(info=info, normalization=read.normalization())
+        return _facts(read, geometry)
 
     return facts
+
+
+def _any_shape(folder: Path, config: Any) -> PictureFacts:
+    read = ImageProcessor.read(folder, "siglip2")
+    geometry = read.patch_budget(1)
+    if geometry.patch != config.vision_config.patch_size:
+        raise UnsupportedModel(
+            f"patches have {config.vision_config.patch_size} pixels in config.json, but {geometry.patch} in "
+            "preprocessor_config.json"
+        )
+    return _facts(read, geometry)
 
 
 def _encode_texts(model: Any, tokens: Tensor) -> Tensor:
@@ -73,12 +89,25 @@ def _encode_picture(model: Any, pixels: Tensor, _: PictureItem) -> Tensor:
     return features
 
 
+def _encode_patches(model: Any, pixels: Tensor, _: PictureItem) -> Tensor:
+    """SigLIP 2: a picture of any shape."""
+    patch = model.config.vision_config.patch_size
+    _, colors, height, width = pixels.shape
+    rows, columns = height // patch, width // patch
+    squares = pixels.view(colors, rows, patch, columns, patch).permute(1, 3, 2, 4, 0)
+    shape = pixels.new_tensor([[rows, columns]]).long()
+    features: Tensor = model.get_image_features(
+        pixel_values=squares.reshape(1, rows * columns, -1), spatial_shapes=shape
+    ).pooler_output
+    return features
+
+
 FAMILIES = (
     TwoTowers(
         name="clip",
         config_types=("clip",),
         spec=_clip_spec,
-        pictures=_pictures("clip"),
+        pictures=_fixed_size("clip"),
         encode_texts=_encode_texts,
         encode_picture=_encode_picture,
     ),
@@ -86,8 +115,16 @@ FAMILIES = (
         name="siglip",
         config_types=("siglip",),
         spec=_siglip_spec,
-        pictures=_pictures("siglip"),
+        pictures=_fixed_size("siglip"),
         encode_texts=_encode_texts,
         encode_picture=_encode_picture,
+    ),
+    TwoTowers(
+        name="siglip2",
+        config_types=("siglip2",),
+        spec=_siglip_spec,
+        pictures=_any_shape,
+        encode_texts=_encode_texts,
+        encode_picture=_encode_patches,
     ),
 )
