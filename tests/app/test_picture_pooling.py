@@ -32,7 +32,7 @@ from tests.support.vision_models import SEES, VOCAB, expected_hidden, make_compo
 
 pytestmark = pytest.mark.slow
 PAD = "<|image_pad|>"
-SPECIAL = ("<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|endoftext|>", "no", "yes")
+SPECIAL = ("<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|endoftext|>", "<no>", "<yes>")
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{% for c in m.content %}{% if c.type == 'image' %}"
     "<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ c.text }}{% endif %}{% endfor %}<|im_end|>\n{% endfor %}"
@@ -74,7 +74,7 @@ class Served:
         for name in ("embedder", "ranker", "colqwen"):
             (self.folders[name] / "chat_template.jinja").write_text(TEMPLATE)
         config = json.loads((self.folders["ranker"] / "config.json").read_text())
-        config |= {"architectures": ["Qwen3VLForSequenceClassification"], "classifier_from_token": ["no", "yes"]}
+        config |= {"architectures": ["Qwen3VLForSequenceClassification"], "classifier_from_token": ["<no>", "<yes>"]}
         (self.folders["ranker"] / "config.json").write_text(json.dumps(config))
         self.server: ServerProcess
 
@@ -164,7 +164,7 @@ def test_a_reranker_reads_pairs(served: Served) -> None:
         hidden = expected_hidden(served.ranker, "qwen3_vl", served.ids(prompt, shown, "qwen3_vl"), shown)
         with torch.inference_mode():
             logits = served.ranker.lm_head(hidden[-1])
-        no, yes = (logits[served.tokenizer.token_to_id(word)] for word in ("no", "yes"))
+        no, yes = (logits[served.tokenizer.token_to_id(word)] for word in ("<no>", "<yes>"))
         expected.append(float((yes - no).sigmoid()))
     assert_ranked(answer, expected)
     text_only = served.post("/score", "ranker", text_1="q", text_2="a text")["data"][0]["score"]
