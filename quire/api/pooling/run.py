@@ -259,9 +259,9 @@ async def _prompts(model: PoolingModel, group: InputGroup) -> AsyncGenerator[Seq
                 yield prompts
         return
     if callable(group.source):
-        async with aclosing(group.source()) as slices:
-            async for prompts in slices:
-                yield prompts
+        async with aclosing(group.source()) as stream:
+            async for rendered in stream:
+                yield rendered
         return
     for start in range(0, len(group.source), _SLICE):
         await take_turn()

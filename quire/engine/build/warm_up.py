@@ -21,7 +21,7 @@ from quire.config.options import EngineOptions
 from quire.engine.client.audio import AudioInfo
 from quire.engine.client.convolutions import count_columns
 from quire.engine.client.model_info import Generates, ModelKind, Pools, Transcribes
-from quire.engine.client.pictures import AnyResolution, Geometry, PatchRows, SmartResize, SplitTiles
+from quire.engine.client.pictures import AnyResolution, Geometry, PatchBudget, PatchRows, SmartResize, SplitTiles
 from quire.engine.client.pooling_params import PoolingParams
 from quire.engine.client.protocol import AddRequest, AudioItem, PictureItem
 from quire.engine.client.sampling_params import SamplingParams
@@ -252,7 +252,7 @@ def smallest_picture(geometry: Geometry) -> PictureItem:
     match geometry:
         case SmartResize():
             height = width = 2 * geometry.multiple
-        case PatchRows():
+        case PatchRows() | PatchBudget():
             height = width = 2 * geometry.patch
         case SplitTiles():
             height = width = geometry.tile

@@ -92,7 +92,7 @@ def _encode_picture(model: Any, pixels: Tensor, _: PictureItem) -> Tensor:
 def _encode_patches(model: Any, pixels: Tensor, _: PictureItem) -> Tensor:
     """SigLIP 2: a picture of any shape."""
     patch = model.config.vision_config.patch_size
-    _, colors, height, width = pixels.shape
+    colors, height, width = pixels.shape[1:]
     rows, columns = height // patch, width // patch
     squares = pixels.view(colors, rows, patch, columns, patch).permute(1, 3, 2, 4, 0)
     shape = pixels.new_tensor([[rows, columns]]).long()
