@@ -75,6 +75,7 @@ class Served:
             (self.folders[name] / "chat_template.jinja").write_text(TEMPLATE)
         config = json.loads((self.folders["ranker"] / "config.json").read_text())
         config |= {"architectures": ["Qwen3VLForSequenceClassification"], "classifier_from_token": ["<no>", "<yes>"]}
+        config["text_config"]["max_position_embeddings"] = 1024  # its prompts of bytes are long
         (self.folders["ranker"] / "config.json").write_text(json.dumps(config))
         self.server: ServerProcess
 
