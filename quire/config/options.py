@@ -304,7 +304,7 @@ class ParallelOptions(Options):
     tensor_parallel_size: Annotated[int, Field(ge=1, le=64)] = Field(
         1,
         description="number of ranks that share each layer; each has a GPU of its own, or a part of the CPU's cores; "
-        "for models that generate text from text only; with several ranks there are no CUDA graphs",
+        "for models that generate text from text and pictures; with several ranks there are no CUDA graphs",
     )
     pipeline_parallel_size: Annotated[int, Field(ge=1, le=64)] = Field(
         1,

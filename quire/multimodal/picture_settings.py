@@ -11,6 +11,7 @@ from quire.engine.client.pictures import (
     Color,
     Geometry,
     GridTiles,
+    PaddedTiles,
     PanAndScan,
     PatchRows,
     PictureInfo,
@@ -97,6 +98,8 @@ def _changes(geometry: Geometry, name: str, value: Any) -> _Changes:
                 "min_patches": _number("min_tiles", _MAX_TILES),
                 "max_patches": _number("max_tiles", _MAX_TILES),
             }
+        case PaddedTiles():
+            known = {"dynamic_hd": _number("max_tiles", _MAX_TILES)}
         case PanAndScan():
             known = {
                 "do_pan_and_scan": _switch("splits"),

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
 from quire.engine.client.pictures import (
+    MAX_RATIO,
     AnyResolution,
     FixedSize,
     GridTiles,
+    PaddedTiles,
     PanAndScan,
     PatchBudget,
     PatchRows,
@@ -22,9 +24,9 @@ from quire.engine.client.pictures import (
 )
 from quire.engine.client.protocol import TokenArray
 
-MAX_RATIO = 200  # of a picture's edges
 _LARGEST_EDGE = 4096  # of a picture that `SplitTiles` divides
 _FACTOR_STEP, _LARGEST_FACTOR = 1e-5, 100.0  # of resizing, in `PatchBudget`
+_SHORTEST_EDGE = 10  # of a picture in `PaddedTiles`
 _DIGITS = 7  # to which LLaVA rounds, against errors of floats
 _REDUCED_FROM = 1.1  # a picture of so many times the most patches' edge is reduced
 Size = tuple[int, int]  # height and width
@@ -44,7 +46,7 @@ class ItemLayout:
         rows: number of rows, which follow each other.
         row_ends: each row is followed by a text token that belongs to the item.
         grid: rows and columns of the tokens' rotary positions; None: those of text.
-        original_size: size of the picture, if the encoder needs it.
+        original_size: see `PictureItem`.
     """
 
     images: int
@@ -149,6 +151,8 @@ def layout(info: PictureInfo, height: int, width: int) -> PictureLayout:
         case PatchBudget() as budget:
             height, width = budget_size(budget, height, width)
             return _whole(info, ItemLayout(images=1, height=height, width=width, row_length=budget.tokens))
+        case PaddedTiles() as padded:
+            return _whole(info, _padded_item(padded, height, width))
 
 
 def _whole(info: PictureInfo, item: ItemLayout) -> PictureLayout:
@@ -159,8 +163,7 @@ def smart_size(smart: SmartResize, height: int, width: int) -> Size:
     """The size to which a picture is resized."""
     multiple = smart.multiple
     if smart.enlarges and min(height, width) < multiple:
-        scale = max(multiple / height, multiple / width)
-        height, width = int(height * scale), int(width * scale)
+        height, width = _enlarged(smart, height, width)
     new_height, new_width = (round(edge / multiple) * multiple for edge in (height, width))
     area = smart.frames * height * width
     if smart.frames * new_height * new_width > smart.max_pixels:
@@ -191,6 +194,19 @@ def budget_size(budget: PatchBudget, height: int, width: int) -> Size:
             exceeds = middle
     rows, columns = scaled(fits)
     return rows * budget.patch, columns * budget.patch
+
+
+def _enlarged(smart: SmartResize, height: int, width: int) -> Size:
+    """The size of a picture whose shorter edge becomes that of a token."""
+    multiple = smart.multiple
+    if not smart.rounds:
+        scale = max(multiple / height, multiple / width)
+        return int(height * scale), int(width * scale)
+    if height < multiple:
+        height, width = multiple, round(width * multiple / height)
+    if width < multiple:
+        height, width = round(height * multiple / width), multiple
+    return height, width
 
 
 def _smart_item(smart: SmartResize, height: int, width: int) -> ItemLayout:
@@ -329,11 +345,15 @@ def grid_of_tiles(grid: GridTiles, height: int, width: int) -> Size:
 
     Of equally near ones it is the first, unless the picture has more than half of the pixels of a later one.
     """
+    return _nearest_grid(_grids(grid.min_tiles, grid.max_tiles), grid.height * grid.width, height, width)
+
+
+def _nearest_grid(grids: Sequence[Size], tile_area: int, height: int, width: int) -> Size:
     ratio, area = width / height, width * height
     best, difference = (1, 1), math.inf
-    for rows, columns in _grids(grid.min_tiles, grid.max_tiles):
+    for rows, columns in grids:
         distance = abs(ratio - columns / rows)
-        covers = area > 0.5 * grid.height * grid.width * columns * rows
+        covers = area > 0.5 * tile_area * columns * rows
         if distance < difference or (distance == difference and covers):
             best, difference = (rows, columns), distance
     return best
@@ -383,3 +403,36 @@ def _pan_and_scan(info: PictureInfo, scan: PanAndScan, height: int, width: int) 
     if not count:
         return PictureLayout(one, (image,))
     return PictureLayout(f"{scan.introduction}{one}{scan.between}" + " ".join([one] * count), (image,) * (count + 1))
+
+
+def padded_grid(padded: PaddedTiles, height: int, width: int) -> Size:
+    """Rows and columns of the tiles of a picture."""
+    rows, columns = math.ceil(height / padded.tile), math.ceil(width / padded.tile)
+    if rows * columns <= padded.max_tiles:
+        return rows, columns
+    return _nearest_grid(_grids(1, padded.max_tiles), padded.tile**2, height, width)
+
+
+def padded_size(padded: PaddedTiles, height: int, width: int) -> Size:
+    """The size to which a picture is resized, so that it touches two edges of its grid.
+
+    Raises:
+        LayoutError: nothing would be left of its shorter edge.
+    """
+    rows, columns = padded_grid(padded, height, width)
+    down, across = rows * padded.tile / height, columns * padded.tile / width
+    size = (int(height * across), columns * padded.tile) if across < down else (rows * padded.tile, int(width * down))
+    if min(size) < _SHORTEST_EDGE:
+        raise LayoutError(f"The picture has {width} x {height} pixels; it is too long and narrow for this model.")
+    return size
+
+
+def _padded_item(padded: PaddedTiles, height: int, width: int) -> ItemLayout:
+    (rows, columns), size = padded_grid(padded, height, width), padded_size(padded, height, width)
+    return ItemLayout(
+        images=rows * columns,
+        height=padded.tile,
+        width=padded.tile,
+        row_length=padded.tokens(padded.covered(rows, size[0]), padded.covered(columns, size[1])),
+        original_size=size,
+    )

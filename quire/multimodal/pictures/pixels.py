@@ -11,6 +11,7 @@ from quire.engine.client.pictures import (
     FixedSize,
     Geometry,
     GridTiles,
+    PaddedTiles,
     PanAndScan,
     PatchBudget,
     PatchRows,
@@ -24,10 +25,12 @@ from quire.multimodal.pictures.layout import (
     crops,
     fit_on_canvas,
     grid_of_tiles,
+    padded_grid,
+    padded_size,
     split_grid,
     split_sizes,
 )
-from quire.multimodal.pictures.resize import resized
+from quire.multimodal.pictures.resize import changes_height_first, resized, resized_bands
 
 
 def picture_pixels(geometry: Geometry, picture: Image.Image, layout: PictureLayout) -> PixelArray:
@@ -59,6 +62,8 @@ def picture_pixels(geometry: Geometry, picture: Image.Image, layout: PictureLayo
             for top, left, bottom, right in crops(geometry, picture.height, picture.width):
                 parts.append(pixels[top:bottom, left:right])
             return np.stack([resized(part, geometry.height, geometry.width, geometry.resample) for part in parts])
+        case PaddedTiles():
+            return _padded(geometry, pixels)
 
 
 def _divide(pixels: PixelArray, tiles: PixelArray) -> None:
@@ -107,17 +112,25 @@ def _middle(pixels: PixelArray, height: int, width: int) -> PixelArray:
 
 def _split(split: SplitTiles, pixels: PixelArray) -> PixelArray:
     height, width, _ = pixels.shape
+    tile, resample = split.tile, split.resample
     first, second = split_sizes(split, height, width)
     rows, columns = split_grid(split, height, width)
-    pixels = resized(pixels, *first, split.resample)
-    if split.splits:
-        pixels = resized(pixels, *second, split.resample)
-    whole = resized(pixels, split.tile, split.tile, split.resample)
+    size = second if split.splits else first
+    if first != size:
+        pixels = resized(pixels, *first, resample)
     if not rows:
-        return whole[None]
-    tiles = np.empty((rows * columns + 1, *whole.shape), np.uint8)
-    _divide(pixels, tiles[:-1])
-    tiles[-1] = whole
+        return resized(resized(pixels, *size, resample), tile, tile, resample)[None]
+    tiles = np.empty((rows * columns + 1, tile, tile, 3), np.uint8)
+    if changes_height_first(size, (tile, tile)):
+        pixels = resized(pixels, *size, resample)
+        _divide(pixels, tiles[:-1])
+        tiles[-1] = resized(pixels, tile, tile, resample)
+        return tiles
+    narrow = np.empty((size[0], tile, 3), np.uint8)
+    for row, band in enumerate(resized_bands(pixels, *size, resample, tile)):
+        _divide(band, tiles[row * columns : (row + 1) * columns])
+        narrow[row * tile : (row + 1) * tile] = resized(band, tile, tile, resample)
+    tiles[-1] = resized(narrow, tile, tile, resample)
     return tiles
 
 
@@ -138,6 +151,19 @@ def _grid(grid: GridTiles, pixels: PixelArray) -> PixelArray:
     if rows * columns == 1:
         return whole[None]
     tiles = np.empty((rows * columns + 1, *whole.shape), np.uint8)
-    _divide(resized(pixels, rows * grid.height, columns * grid.width, grid.resample), tiles[:-1])
+    size = rows * grid.height, columns * grid.width
+    for row, band in enumerate(resized_bands(pixels, *size, grid.resample, grid.height)):
+        _divide(band, tiles[row * columns : (row + 1) * columns])
     tiles[-1] = whole
+    return tiles
+
+
+def _padded(padded: PaddedTiles, pixels: PixelArray) -> PixelArray:
+    height, width, _ = pixels.shape
+    rows, columns = padded_grid(padded, height, width)
+    canvas = np.full((rows * padded.tile, columns * padded.tile, 3), 255, np.uint8)
+    new_height, new_width = padded_size(padded, height, width)
+    canvas[:new_height, :new_width] = resized(pixels, new_height, new_width, padded.resample)
+    tiles = np.empty((rows * columns, padded.tile, padded.tile, 3), np.uint8)
+    _divide(canvas, tiles)
     return tiles

@@ -18,6 +18,7 @@ from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3I
 from transformers.models.llava.image_processing_pil_llava import LlavaImageProcessorPil
 from transformers.models.llava_next.image_processing_pil_llava_next import LlavaNextImageProcessorPil
 from transformers.models.llava_onevision.image_processing_pil_llava_onevision import LlavaOnevisionImageProcessorPil
+from transformers.models.paddleocr_vl.image_processing_pil_paddleocr_vl import PaddleOCRVLImageProcessorPil
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
@@ -27,6 +28,7 @@ from quire.engine.client.pictures import Geometry, PictureInfo
 from quire.engine.models.config.image_processor import ImageProcessor, Normalization
 from quire.multimodal.pictures.layout import LayoutError, PictureLayout, layout
 from quire.multimodal.pictures.pixels import picture_pixels
+from tests.support.phi4_tiles import Phi4Tiles
 from tests.support.pictures import drawn
 
 SIZES = ((64, 64), (1, 1), (3, 150), (211, 2), (37, 91), (300, 120), (640, 481), (97, 700), (513, 1030))
@@ -115,6 +117,11 @@ CASES: dict[str, tuple[type, dict[str, Any], Callable[[ImageProcessor], Geometry
         {"size": {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 40}},
         lambda processor: processor.smart_resize(),
     ),
+    "paddleocr_vl": (
+        PaddleOCRVLImageProcessorPil,
+        {"size": {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 40}},
+        lambda processor: processor.smart_resize(),
+    ),
     "glm4v": (
         Glm4vImageProcessorPil,
         {"size": {"shortest_edge": 112 * 112, "longest_edge": 28 * 28 * 80}},
@@ -162,7 +169,30 @@ def test_pixels_are_those_of_transformers(case: str, tmp_path: Path) -> None:
         expected = processor(images=picture, return_tensors="np")["pixel_values"]
         if case in ("qwen2_vl", "glm4v"):
             images = _patches(images, 14, 2)
+        if case == "paddleocr_vl":
+            _, colors, height, width = images.shape
+            squares = images.reshape(colors, height // 14, 14, width // 14, 14)
+            images = squares.transpose(1, 3, 0, 2, 4).reshape(-1, colors, 14, 14)
         np.testing.assert_allclose(images, np.reshape(expected, images.shape), atol=2e-6, err_msg=f"{height}x{width}")
+
+
+def test_tiles_of_phi4(tmp_path: Path) -> None:
+    """Their number, pixels and tokens. transformers has its image processor for torchvision alone."""
+    processor = Phi4Tiles()
+    (tmp_path / "preprocessor_config.json").write_text(processor.to_json_string())
+    read = ImageProcessor.read(tmp_path, "unknown")
+    info = PictureInfo(placeholder=9, placeholder_text="<image>", geometry=read.padded_tiles())
+    for number, (height, width) in enumerate((*SIZES, (28, 28), (29, 28), (300, 20), (13, 100))):
+        if max(height, width) > 15 * min(height, width):  # too long for it
+            with pytest.raises(LayoutError, match="too long and narrow"):
+                layout(info, height, width)
+            continue
+        picture = drawn(height, width, seed=number)
+        planned = layout(info, height, width)
+        images = _normalized(picture_pixels(info.geometry, picture, planned), read.normalization())
+        expected, _, _ = processor.prepared(picture)
+        np.testing.assert_allclose(images, expected[1:], atol=2e-6, err_msg=f"{height}x{width}")
+        assert planned.tokens == processor.tokens(picture)
 
 
 def test_a_picture_that_is_too_long_is_refused(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -35,6 +36,12 @@ class VisionEncoder(nn.Module):
         self.tower = tower
         self._encode = encode
         self._normalization = normalization
+
+    @property
+    def patch_area(self) -> int:
+        """Pixels of a patch."""
+        size = self.tower.config.vision_config.patch_size
+        return int(size**2 if isinstance(size, int) else math.prod(size))
 
     def make_buffers(self, device: torch.device) -> None:
         """Make the tables that no checkpoint has, on a device; the parameters have been allocated."""
