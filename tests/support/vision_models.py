@@ -473,3 +473,16 @@ def expected_of_pictures(
             **inputs,
         )
     return [int(token) for token in out[0, len(prompt) :]]
+
+
+def expected_hidden(model: Any, case: str, prompt: Sequence[int], pictures: list[Image.Image]) -> torch.Tensor:
+    """The hidden states (tokens, size) that transformers' model has behind its last norm."""
+    ids = torch.tensor([prompt])
+    eyes = SEES[case]
+    inputs = eyes.inputs(eyes.processor, pictures) if pictures else {}
+    if eyes.typed:
+        inputs["mm_token_type_ids"] = (ids == PICTURE).int()
+        model.model.rope_deltas = None  # of the call before
+    with torch.inference_mode():
+        hidden: torch.Tensor = model.model(input_ids=ids, attention_mask=torch.ones_like(ids), **inputs)[0]
+    return hidden[0]

@@ -10,7 +10,7 @@ from typing import Any
 from quire.api.chat.audio import Pieces, audio_pieces
 from quire.api.chat.media_files import DocumentContents, MediaContent, MediaFiles
 from quire.api.chat.media_inputs import MediaInputs
-from quire.api.chat.media_parts import MediaPart, PartParser, PartPlace, media_places
+from quire.api.chat.media_parts import MediaPart, PartParser, PartPlace
 from quire.engine.client.audio import AudioInfo
 from quire.engine.client.pictures import PictureInfo
 from quire.multimodal.audio.items import audio_placeholders
@@ -20,7 +20,6 @@ from quire.multimodal.pictures.placement import picture_placeholders
 from quire.multimodal.pictures.reader import EmbeddingsFile, PictureFile, RequestPicture
 from quire.multimodal.placement import Placeholders
 from quire.multimodal.sources import MediaFile, SentBefore
-from quire.protocol.chat import Message
 from quire.protocol.errors import InvalidRequest
 from quire.rendering.messages import AUDIO_PART, IMAGE_PART
 from quire.rendering.picture_texts import PictureTexts
@@ -98,16 +97,16 @@ class ChatMedia:
 
 
 async def take_media(
-    messages: Sequence[Message], settings: MediaSettings, model: ServedModel, state: ServerState, sequences: int
+    places: Sequence[PartPlace], settings: MediaSettings, model: ServedModel, state: ServerState, sequences: int
 ) -> ChatMedia:
-    """Replace the media in messages by what stands for them, and make items of them.
+    """Replace media in messages by what stands for them, and make items of them.
 
     Everything that costs little is checked first, for all parts. Then the files are read, a few at a time; large ones
     wait on disk. Then they are prepared, one after the other. The memory for the items is reserved for as long as they
     live.
 
     Args:
-        messages: messages of a chat; they are changed in place.
+        places: content parts with media; the contents that they are in are changed.
         settings: of its pictures.
         model: the model that the chat is for.
         state: where media may come from, and how many.
@@ -120,7 +119,6 @@ async def take_media(
     """
     reads = MediaInputs.of(model)
     reads.check_settings(settings.names)
-    places = media_places(messages)
     if not places:
         return ChatMedia(unused_fields=settings.names)
     for place in places:

@@ -93,6 +93,12 @@ def media_places(messages: Sequence[Message]) -> list[PartPlace]:
     return list(_places(messages))
 
 
+def place_of(content: list[Any], index: int, where: str) -> PartPlace:
+    """The place of a content part that is not text. `where`: its path in the request."""
+    kind = part_type(content[index])
+    return PartPlace(content, index, where, kind, _KINDS.get(kind))
+
+
 def _places(messages: Sequence[Message]) -> Iterator[PartPlace]:
     for number, message in enumerate(messages):
         content = message.content
@@ -101,7 +107,7 @@ def _places(messages: Sequence[Message]) -> Iterator[PartPlace]:
         for index, part in enumerate(content):
             kind = part_type(part)
             if kind in _KINDS or kind in _UNSUPPORTED:
-                yield PartPlace(content, index, f"messages[{number}].content[{index}]", kind, _KINDS.get(kind))
+                yield place_of(content, index, f"messages[{number}].content[{index}]")
 
 
 class PartParser:

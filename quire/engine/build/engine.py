@@ -33,7 +33,7 @@ from quire.engine.build.ranks import Ranks, set_threads
 from quire.engine.build.transducer import build_transducer
 from quire.engine.build.warm_up import decoder_limits, decoder_plans, warm_up, warm_up_encoder, warm_up_vision
 from quire.engine.client.errors import FrontEndClosed
-from quire.engine.client.model_info import Generates, ModelInfo, ModelKind, Transcribes
+from quire.engine.client.model_info import Generates, ModelInfo, ModelKind, Pools, Transcribes
 from quire.engine.client.protocol import CoreDied, Ping, Pong, Ready, Shutdown
 from quire.engine.client.transport import CoreChannel
 from quire.engine.core.loop import EngineCore
@@ -50,6 +50,7 @@ from quire.engine.models.errors import ModelError, UnsupportedModel
 from quire.engine.models.loader import LoadedModel, load_model
 from quire.engine.models.networks.audio_encoder import CTCModel
 from quire.engine.models.networks.decoder import LanguageModel
+from quire.engine.models.networks.dual_encoder import DualEncoder
 from quire.engine.models.networks.encoder import TextEncoder
 from quire.engine.models.networks.transducer import TransducerModel
 from quire.engine.scheduling.block_tables import BlockGroups
@@ -160,8 +161,8 @@ def _build_core(
         check_cache_dtype(config, device)
         groups, bar = None if ranks is None else ranks.groups, partial(_progress_bar, channel)
         loaded = load_model(config.folder, config.model_config, config.model, device, bar, groups)
-        if isinstance(loaded.model, TextEncoder | CTCModel):
-            built = _Built(_build_encoder(loaded, loaded.model, config, device, channel))
+        if isinstance(loaded.model, TextEncoder | CTCModel | DualEncoder):
+            built = _Built(_build_encoder(loaded, config, device, channel))
         elif isinstance(loaded.model, TransducerModel):
             parts = build_transducer(loaded, loaded.model, options, device)
             vocab, kind = loaded.vocab_size, loaded.kind(loaded.context_len)
@@ -194,7 +195,7 @@ def _with_pictures(
 
     `left`: bytes of the host's memory beside weights and caches; None: the device has memory of its own.
     """
-    if loaded.pictures is None or not isinstance(kind, Generates):
+    if loaded.pictures is None or not isinstance(kind, Generates | Pools):
         return kind
     info = loaded.pictures.info
     room = min(context_len, cached_embeddings(loaded, config.engine))
@@ -205,11 +206,11 @@ def _with_pictures(
     return structs.replace(kind, pictures=structs.replace(info, item_tokens=tokens, embedding_size=size))
 
 
-def _build_encoder(
-    loaded: LoadedModel, model: TextEncoder | CTCModel, config: CoreConfig, device: Device, channel: CoreChannel
-) -> EngineCore:
-    """The core around an encoder, of text or audio."""
+def _build_encoder(loaded: LoadedModel, config: CoreConfig, device: Device, channel: CoreChannel) -> EngineCore:
+    """The core around an encoder, of text, pictures or audio."""
     options, kind = config.engine, loaded.kind(loaded.context_len)
+    if isinstance(kind, Pools) and loaded.pictures is not None:
+        kind = structs.replace(kind, pictures=loaded.pictures.info)
     limits = SchedulerLimits(
         max_num_seqs=options.max_num_seqs,
         max_num_batched_tokens=options.max_num_batched_tokens,

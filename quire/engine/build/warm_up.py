@@ -23,7 +23,15 @@ from quire.engine.build.encoder_memory import vision_of
 from quire.engine.client.audio import AudioInfo
 from quire.engine.client.convolutions import count_columns
 from quire.engine.client.model_info import Generates, ModelKind, Pools, Transcribes
-from quire.engine.client.pictures import AnyResolution, Geometry, PaddedTiles, PatchRows, SmartResize, SplitTiles
+from quire.engine.client.pictures import (
+    AnyResolution,
+    Geometry,
+    PaddedTiles,
+    PatchBudget,
+    PatchRows,
+    SmartResize,
+    SplitTiles,
+)
 from quire.engine.client.pooling_params import PoolingParams
 from quire.engine.client.protocol import AddRequest, AudioItem, PictureItem
 from quire.engine.client.sampling_params import SamplingParams
@@ -254,7 +262,7 @@ def smallest_picture(geometry: Geometry) -> PictureItem:
     match geometry:
         case SmartResize():
             height = width = 2 * geometry.multiple
-        case PatchRows():
+        case PatchRows() | PatchBudget():
             height = width = 2 * geometry.patch
         case SplitTiles():
             height = width = geometry.tile

@@ -162,6 +162,22 @@ class PanAndScan(msgspec.Struct, frozen=True, kw_only=True, tag="pan_and_scan"):
     splits: bool = False
 
 
+class PatchBudget(msgspec.Struct, frozen=True, kw_only=True, tag="budget"):
+    """A picture keeps its shape; its edges become multiples of a patch, within a number of patches (SigLIP 2).
+
+    Attributes:
+        patch: edge of a patch.
+        max_patches: most patches.
+        tokens: placeholder tokens of the picture.
+        resample: filter of resizing.
+    """
+
+    patch: int
+    max_patches: int
+    tokens: int
+    resample: Filter = "bilinear"
+
+
 class PaddedTiles(msgspec.Struct, frozen=True, kw_only=True, tag="padded"):
     """A picture is enlarged onto the smallest grid of tiles that holds it, from its upper left corner (Phi-4).
 
@@ -197,7 +213,17 @@ class PaddedTiles(msgspec.Struct, frozen=True, kw_only=True, tag="padded"):
         return down * (across + 1) + 1 + self.edge * (self.edge + 1)
 
 
-Geometry = FixedSize | SmartResize | SplitTiles | PatchRows | AnyResolution | GridTiles | PanAndScan | PaddedTiles
+Geometry = (
+    FixedSize
+    | SmartResize
+    | SplitTiles
+    | PatchRows
+    | AnyResolution
+    | GridTiles
+    | PanAndScan
+    | PaddedTiles
+    | PatchBudget
+)
 
 
 class PictureInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -212,6 +238,7 @@ class PictureInfo(msgspec.Struct, frozen=True, kw_only=True):
         before, after: texts around the tokens of a picture, or of each of its parts in `PanAndScan`.
         item_tokens: most tokens of an item: as many as the engine has room for, which sets it.
         embedding_size: number of values of an embedding, which the engine sets.
+        alone: a prompt is either a picture, with one token, or a text.
     """
 
     placeholder: int
@@ -222,6 +249,7 @@ class PictureInfo(msgspec.Struct, frozen=True, kw_only=True):
     after: str = ""
     item_tokens: int = 0
     embedding_size: int = 0
+    alone: bool = False
 
     @property
     def token(self) -> str:

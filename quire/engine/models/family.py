@@ -19,6 +19,7 @@ from quire.engine.models.config.adapter import AdapterConfig
 from quire.engine.models.config.bidirectional import is_not_causal
 from quire.engine.models.config.image_processor import Normalization
 from quire.engine.models.specs.decoder import CTCSpec, DecoderSpec, EncoderSpec, TransducerSpec
+from quire.engine.models.specs.dual_encoder import DualEncoderSpec
 from quire.engine.models.specs.pooler import NO_HEADS, HeadReaders, PoolerSpec
 from quire.engine.models.specs.speech_to_text import SpeechToTextSpec
 from quire.engine.models.specs.tensor_names import WeightNames
@@ -26,7 +27,8 @@ from quire.engine.models.specs.tensor_names import WeightNames
 if TYPE_CHECKING:  # families are read without torch
     from torch import Tensor
 
-Spec = DecoderSpec | EncoderSpec | CTCSpec | TransducerSpec
+Spec = DecoderSpec | EncoderSpec | CTCSpec | TransducerSpec | DualEncoderSpec
+WithoutCache = EncoderSpec | CTCSpec | TransducerSpec | DualEncoderSpec  # specs of models that have no KV cache
 S = TypeVar("S", DecoderSpec, EncoderSpec, CTCSpec, TransducerSpec)
 RawConfig = dict[str, Any]  # the parsed config.json
 
@@ -104,6 +106,11 @@ class Family(Generic[S]):
     config: Callable[[RawConfig], Any] | None = None
 
 
+def itself(config: Any) -> Any:
+    """Return the config of a checkpoint that has one model."""
+    return config
+
+
 @dataclass(frozen=True, kw_only=True)
 class Tower:
     """The part of a `Composite` that reads pictures, which transformers' modules run.
@@ -115,6 +122,7 @@ class Tower:
             the normalized pixels (images, 3, height, width), and the item.
         module_name: the name that a tensor of the checkpoint has in transformers' model; None: it belongs to another
             part, or to none.
+        config: the config of transformers' model, given that of the checkpoint.
         unused: further attributes that are deleted, in other modules behind dots.
     """
 
@@ -122,6 +130,7 @@ class Tower:
     facts: Callable[[Path, Any, DecoderSpec], PictureFacts]
     encode: Callable[[Any, Tensor, PictureItem], Tensor]
     module_name: Callable[[str], str | None]
+    config: Callable[[Any], Any] = itself
     unused: tuple[str, ...] = ()
 
 
@@ -155,7 +164,31 @@ class Composite:
     config: Callable[[RawConfig], Any] | None = None
 
 
-AnyFamily = Family[Any] | Composite
+@dataclass(frozen=True, kw_only=True)
+class TwoTowers:
+    """Models of an encoder of texts and one of pictures, whose embeddings are compared; transformers' modules run them.
+
+    Attributes:
+        name, config_types, published, config: as of a `Family`.
+        spec: makes the spec of a Hugging Face config.
+        pictures: reads how the model reads pictures; given its folder, and the config.
+        encode_texts: makes the embeddings of texts: (texts, size). Given transformers' model, and (texts, tokens)
+            token ids.
+        encode_picture: makes the embedding of a picture: (1, size). Given transformers' model, the normalized pixels
+            (1, 3, height, width), and the item.
+    """
+
+    name: str
+    config_types: tuple[str, ...]
+    spec: Callable[[Any], DualEncoderSpec]
+    pictures: Callable[[Path, Any], PictureFacts]
+    encode_texts: Callable[[Any, Tensor], Tensor]
+    encode_picture: Callable[[Any, Tensor, PictureItem], Tensor]
+    published: Mapping[str, Callable[[RawConfig], RawConfig]] = field(default_factory=dict)
+    config: Callable[[RawConfig], Any] | None = None
+
+
+AnyFamily = Family[Any] | Composite | TwoTowers
 
 
 def text_config(config: Any) -> tuple[str, Any]:

@@ -36,17 +36,19 @@ from quire.engine.models.layers.linear import Packable
 from quire.engine.models.model_config import ModelConfig, read_config
 from quire.engine.models.networks.audio_encoder import CTCModel
 from quire.engine.models.networks.decoder import Decoder, LanguageModel
+from quire.engine.models.networks.dual_encoder import DualEncoder
 from quire.engine.models.networks.encoder import Encoder, TextEncoder
 from quire.engine.models.networks.transducer import TransducerModel
 from quire.engine.models.networks.transformer import Transformer
 from quire.engine.models.networks.vision_encoder import VisionEncoder
-from quire.engine.models.registry import has_adapter, plain_name, tower_of, weight_names
+from quire.engine.models.registry import has_adapter, plain_name, tower_of, two_towers_of, weight_names
 from quire.engine.models.sharding.cache_scales import CacheScales
 from quire.engine.models.sharding.decoder import ShardedDecoder, check_parallel
 from quire.engine.models.sharding.shard import stage_layers
 from quire.engine.models.sharding.weight_shards import WeightShards
 from quire.engine.models.sharding.weights import ShardedWeightFiller
 from quire.engine.models.specs.decoder import CTCSpec, DecoderSpec, EncoderSpec, TransducerSpec
+from quire.engine.models.specs.dual_encoder import DualEncoderSpec
 from quire.engine.models.specs.pooler import PoolerSpec
 from quire.engine.models.specs.speech_to_text import SpeechToTextSpec
 from quire.engine.models.specs.tensor_names import WeightNames
@@ -83,14 +85,14 @@ class LoadedModel:
         pooler: its pooling; None if it generates.
         speech: facts about a model that only transcribes; None for others.
         audio: facts about a language model that reads audio; None for others.
-        pictures: facts about a language model that reads pictures; None for others.
+        pictures: facts about a model that reads pictures; None for others.
         streaming: facts about a model that transcribes audio while it arrives; None for others.
         adapters: its adapters (LoRA), by id.
         item_lora_id: adapter that requests with audio are computed with; None: there is none.
         picture_lora_id: the same of requests with pictures.
     """
 
-    model: LanguageModel | TextEncoder | CTCModel | TransducerModel
+    model: LanguageModel | TextEncoder | CTCModel | TransducerModel | DualEncoder
     architecture: str
     implementation: Literal["quire", "transformers"]
     dtype: torch.dtype
@@ -111,7 +113,7 @@ class LoadedModel:
         if self.speech is not None:
             return structs.replace(self.speech.info, max_output_tokens=context_len)
         if self.pooler is not None:
-            assert isinstance(self.model, Transformer | TextEncoder)
+            assert isinstance(self.model, Transformer | TextEncoder | DualEncoder)
             return self.pooler.facts(self.model.hidden_size, self.vocab_size)
         return self.streaming or Generates(audio=self.audio)
 
@@ -143,7 +145,7 @@ class _Load:
 
     def loaded(
         self,
-        model: Decoder | Encoder | CTCModel | TransducerModel,
+        model: Decoder | Encoder | CTCModel | TransducerModel | DualEncoder,
         vocab: int,
         context_len: int,
     ) -> LoadedModel:
@@ -216,6 +218,8 @@ def _load_model(
         load = _Load(folder, config, options, checkpoint, dtype, target, bar)
         if isinstance(config.spec, CTCSpec | TransducerSpec):
             return _load_audio_model(load, config.spec)
+        if isinstance(config.spec, DualEncoderSpec):
+            return _load_dual_encoder(load, config.spec)
         if config.spec is not None:
             return _load_transformer(load, config.spec, groups)
         for name in checkpoint.names():
@@ -437,6 +441,30 @@ def _load_audio_model(load: _Load, spec: CTCSpec | TransducerSpec) -> LoadedMode
         filler.fill(names.prepare(checkpoint.tensors(load.dtype, progress)))
     longest = encoder.max_positions
     return load.loaded(model, spec.vocab, longest if isinstance(spec, CTCSpec) else _context_len(options, longest))
+
+
+def _load_dual_encoder(load: _Load, spec: DualEncoderSpec) -> LoadedModel:
+    from quire.engine.models.fallback.tower import empty_tower  # noqa: PLC0415 a second of imports, for few models
+
+    checkpoint, options, facts = load.checkpoint, load.options, load.config.facts
+    assert facts.pictures is not None
+    assert facts.pooler is not None
+    if options.quantization != "none":
+        raise UnsupportedModel(f"--quantization is not supported for {load.config.model_type}")
+    _check_layers(spec.layers, checkpoint)
+    family = two_towers_of(spec)
+    module = empty_tower(read_config(load.folder, options.hf_overrides), None)
+    vision = VisionEncoder(module, family.encode_picture, facts.pictures.normalization)
+    with torch.device("meta"):
+        heads = PoolerHeads(facts.pooler, spec.size, spec.vocab)
+    model = DualEncoder(spec, vision, family.encode_texts, heads)
+    load.allocate(model)
+    vision.make_buffers(load.target.torch_device)
+    names = weight_names(spec, facts)
+    filler = WeightFiller(model, names)
+    with load.bar(checkpoint.total_bytes) as progress:
+        filler.fill(names.prepare(checkpoint.tensors(load.dtype, progress)))
+    return load.loaded(model, spec.vocab, _shortened(load, spec.max_positions))
 
 
 def _sentence_limit(folder: Path, positions: int) -> int:

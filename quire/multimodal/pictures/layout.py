@@ -17,6 +17,7 @@ from quire.engine.client.pictures import (
     GridTiles,
     PaddedTiles,
     PanAndScan,
+    PatchBudget,
     PatchRows,
     PictureInfo,
     SmartResize,
@@ -25,6 +26,7 @@ from quire.engine.client.pictures import (
 from quire.engine.client.protocol import TokenArray
 
 _LARGEST_EDGE = 4096  # of a picture that `SplitTiles` divides
+_FACTOR_STEP, _LARGEST_FACTOR = 1e-5, 100.0  # of resizing, in `PatchBudget`
 _SHORTEST_EDGE = 10  # of a picture in `PaddedTiles`
 _DIGITS = 7  # to which LLaVA rounds, against errors of floats
 _REDUCED_FROM = 1.1  # a picture of so many times the most patches' edge is reduced
@@ -147,6 +149,9 @@ def layout(info: PictureInfo, height: int, width: int) -> PictureLayout:
             return _grid(info, grid, height, width)
         case PanAndScan() as scan:
             return _pan_and_scan(info, scan, height, width)
+        case PatchBudget() as budget:
+            height, width = budget_size(budget, height, width)
+            return _whole(info, ItemLayout(images=1, height=height, width=width, row_length=budget.tokens))
         case PaddedTiles() as padded:
             return _whole(info, _padded_item(padded, height, width))
 
@@ -204,6 +209,24 @@ def smart_size(smart: SmartResize, height: int, width: int) -> Size:
         factor = math.sqrt(smart.min_pixels / area)
         return math.ceil(height * factor / multiple) * multiple, math.ceil(width * factor / multiple) * multiple
     return new_height, new_width
+
+
+def budget_size(budget: PatchBudget, height: int, width: int) -> Size:
+    """The size to which a picture is resized: by about the largest factor with which it has not too many patches."""
+
+    def scaled(factor: float) -> Size:
+        rows, columns = (max(1, math.ceil(edge * factor / budget.patch)) for edge in (height, width))
+        return rows, columns
+
+    fits, exceeds = _FACTOR_STEP / 10, _LARGEST_FACTOR
+    while exceeds - fits >= _FACTOR_STEP:
+        middle = (fits + exceeds) / 2
+        if math.prod(scaled(middle)) <= budget.max_patches:
+            fits = middle
+        else:
+            exceeds = middle
+    rows, columns = scaled(fits)
+    return rows * budget.patch, columns * budget.patch
 
 
 def _enlarged(smart: SmartResize, height: int, width: int) -> Size:

@@ -14,6 +14,7 @@ from quire.engine.client.pictures import (
     GridTiles,
     PaddedTiles,
     PanAndScan,
+    PatchBudget,
     PatchRows,
     SmartResize,
     SplitTiles,
@@ -51,7 +52,7 @@ def picture_pixels(geometry: Geometry, picture: Image.Image, layout: PictureLayo
     match geometry:
         case FixedSize():
             return _fixed(geometry, pixels)[None]
-        case SmartResize() | PatchRows():
+        case SmartResize() | PatchRows() | PatchBudget():
             item = layout.items[0]
             return resized(pixels, item.height, item.width, geometry.resample)[None]
         case SplitTiles():

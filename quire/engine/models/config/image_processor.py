@@ -16,6 +16,7 @@ from quire.engine.client.pictures import (
     GridTiles,
     PaddedTiles,
     PanAndScan,
+    PatchBudget,
     PatchRows,
     SmartResize,
     SplitTiles,
@@ -38,6 +39,7 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "clip": {**_CLIP, **_CROPPED},
     "llava": {**_CLIP, **_CROPPED},
     "siglip": {**_HALF, "size": {"height": 224, "width": 224}},
+    "siglip2": {**_HALF, "resample": 2, "patch_size": 16, "max_num_patches": 256},
     "gemma3": {**_HALF, "resample": 2, "size": {"height": 224, "width": 224}},
     "idefics3": {**_HALF, **_IDEFICS},
     "smolvlm": {**_HALF, **_IDEFICS},
@@ -162,6 +164,20 @@ class ImageProcessor:
             resample=self._resample(),
             shortest_edge=shortest,
             square_color=color,
+        )
+
+    def patch_budget(self, tokens: int) -> PatchBudget:
+        """The geometry of SigLIP 2 for pictures of any shape. `tokens`: placeholders of a picture.
+
+        Raises:
+            UnsupportedModel: the processor makes something else.
+        """
+        self._check_kind("siglip2")
+        return PatchBudget(
+            patch=self._number("patch_size"),
+            max_patches=self._number("max_num_patches"),
+            tokens=tokens,
+            resample=self._resample(),
         )
 
     def smart_resize(self) -> SmartResize:

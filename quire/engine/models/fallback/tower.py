@@ -47,7 +47,7 @@ def _attention(
         (images, tokens, heads, dim)
     """
     images, _, tokens, dim = query.shape
-    if key.shape != query.shape or not _shows_all(attention_mask):
+    if key.shape != query.shape or not _shows_all(attention_mask) or options.get("is_causal"):
         attended, _ = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)
         return attended, None
     q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))
@@ -119,13 +119,17 @@ class PatchConv3d(nn.Conv3d):
         return rows[:, :, None, None, None]
 
 
-def empty_tower(config: Any, tower: Tower) -> Any:
-    """transformers' model for a config, without its language model, on the meta device."""
+def empty_tower(config: Any, tower: Tower | None) -> Any:
+    """transformers' model for the config of a checkpoint, on the meta device.
+
+    It is without its language model and other modules that the `tower` does not need; None: it needs all.
+    """
+    config = config if tower is None else tower.config(config)
     config._attn_implementation = _NAME
     with torch.device("meta"):
         model = AutoModel.from_config(config)
         model.config._attn_implementation = _PACKED_NAME  # building it would import a library of that name
-        for name in (tower.language_model, *tower.unused):
+        for name in () if tower is None else (tower.language_model, *tower.unused):
             owner, _, attribute = name.rpartition(".")
             delattr(model.get_submodule(owner), attribute)
         for module in [*model.modules()]:

@@ -47,7 +47,8 @@ def with_axes(spec: DecoderSpec, axes: tuple[int, ...]) -> DecoderSpec:
     return replace(spec, layers=tuple(layers))
 
 
-def _spec(config: Any, text: DecoderSpec) -> DecoderSpec:
+def spec_with_sections(config: Any, text: DecoderSpec) -> DecoderSpec:
+    """The language model of Qwen2-VL and Qwen2.5-VL."""
     axes = axes_in_sections(config.text_config, _SECTIONS)
     return with_axes(language_model(config, text), axes)
 
@@ -138,11 +139,11 @@ def _levels(vision: Any) -> int:
     return len(vision.deepstack_visual_indexes)
 
 
-_QWEN2 = grid_tower("qwen2vl", placeholder="<|image_pad|>")
+QWEN2_TOWER = grid_tower("qwen2vl", placeholder="<|image_pad|>")
 _QWEN3 = grid_tower("qwen2vl", placeholder="<|image_pad|>", levels=_levels)
 FAMILIES = (
-    vision_language_model("qwen2_vl", _QWEN2, _spec),
-    vision_language_model("qwen2_5_vl", _QWEN2, _spec),
+    vision_language_model("qwen2_vl", QWEN2_TOWER, spec_with_sections),
+    vision_language_model("qwen2_5_vl", QWEN2_TOWER, spec_with_sections),
     vision_language_model("qwen3_vl", _QWEN3, _interleaved_spec),
     vision_language_model("qwen3_vl_moe", _QWEN3, _interleaved_spec),
 )
