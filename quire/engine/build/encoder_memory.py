@@ -15,6 +15,7 @@ from quire.engine.client.pictures import (
     AnyResolution,
     Geometry,
     PaddedTiles,
+    PatchBudget,
     PatchRows,
     SmartResize,
     SplitTiles,
@@ -105,6 +106,8 @@ def largest_picture(geometry: Geometry, room: int) -> PictureItem:
             height = width = geometry.tile
             images = geometry.max_tiles
             original = height * images, width
+        case PatchBudget():
+            height = width = math.isqrt(geometry.max_patches) * geometry.patch
         case _:
             height, width = geometry.height, geometry.width
     pixels = np.zeros((images, height, width, 3), np.uint8)
