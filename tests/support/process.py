@@ -20,6 +20,7 @@ import psutil
 
 from tests.support.models import make_model, save_model
 from tests.support.patience import PATIENCE
+from tests.support.preloaded import ForkedProcess, start
 from tests.support.tokenizer import write_tokenizer
 
 
@@ -27,7 +28,7 @@ from tests.support.tokenizer import write_tokenizer
 class ServerProcess:
     """A server that listens, its address and what it has printed so far."""
 
-    process: subprocess.Popen[str]
+    process: ForkedProcess
     url: str = ""
     lines: list[str] = field(default_factory=list)
 
@@ -48,18 +49,11 @@ class ServerProcess:
 @contextmanager
 def serving(*arguments: str, env: dict[str, str] | None = None) -> Iterator[ServerProcess]:
     """Run `quire serve` on a free port until it says where it listens; end it afterwards."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "quire", "serve", *arguments, "--port", "0"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, **(env or {})},
-    )
+    process = start(["serve", *arguments, "--port", "0"], {**os.environ, **(env or {})})
     server = ServerProcess(process)
     listening = threading.Event()
 
     def read() -> None:
-        assert process.stdout is not None
         for line in process.stdout:
             server.lines.append(line)
             if match := re.search(r"at ((?:https?://|unix:)\S+)", line):
@@ -77,8 +71,16 @@ def serving(*arguments: str, env: dict[str, str] | None = None) -> Iterator[Serv
         process.kill()
         process.wait()
         reader.join(5)
-        assert process.stdout is not None
         process.stdout.close()
+
+
+def failing(*arguments: str) -> str:
+    """Output of a server that cannot start."""
+    process = start(["serve", *arguments], dict(os.environ))
+    with process.stdout:
+        output = process.stdout.read()
+    assert process.wait(PATIENCE) > 0
+    return output
 
 
 def quire(*arguments: str, stdin: str | None = None, status: int = 0) -> str:

@@ -1,0 +1,138 @@
+"""Start `quire serve` from a process that has imported it already, as its imports take longer than all else.
+
+Each process of the tests starts one process that imports the server and then waits. For each start it forks, and what
+it has forked runs `quire serve` as a process of its own: with its own output, environment, signals and children.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from functools import lru_cache
+from typing import TextIO
+
+MESSAGE_BYTES = 1 << 17
+
+
+class ForkedProcess:
+    """A server's process, with those methods of `subprocess.Popen` that tests use."""
+
+    def __init__(self, reports: socket.socket, stdout: TextIO) -> None:
+        self.pid = int(reports.recv(16))
+        self.stdout = stdout
+        self.returncode: int | None = None
+        self._reports = reports
+
+    def poll(self) -> int | None:
+        """The exit status, that of a signal being negative; None while it runs."""
+        return self._status_after(0)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end."""
+        status = self._status_after(timeout)
+        if status is None:
+            raise subprocess.TimeoutExpired("quire serve", timeout or 0)
+        return status
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def _status_after(self, timeout: float | None) -> int | None:
+        if self.returncode is None and select.select([self._reports], [], [], timeout)[0]:
+            self.returncode = os.waitstatus_to_exitcode(int(self._reports.recv(16)))
+            self._reports.close()
+        return self.returncode
+
+
+def start(arguments: list[str], env: dict[str, str]) -> ForkedProcess:
+    """Run the `quire` command; the process's stdout has its errors as well."""
+    reading, writing = os.pipe()
+    reports, reporter = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    message = json.dumps({"arguments": arguments, "env": env, "folder": os.getcwd()}).encode()
+    assert len(message) <= MESSAGE_BYTES
+    with reporter:
+        socket.send_fds(_preloaded(), [message], [writing, reporter.fileno()])
+    os.close(writing)
+    return ForkedProcess(reports, os.fdopen(reading, encoding="utf-8"))
+
+
+@lru_cache(maxsize=1)
+def _preloaded() -> socket.socket:
+    """A connection to the process that forks, which ends with this one's."""
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with there:
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.support.preloaded", str(there.fileno())],
+            pass_fds=[there.fileno()],
+            stdin=subprocess.DEVNULL,
+        )
+    return here
+
+
+def _fork_when_told(control: socket.socket) -> list[str]:
+    """Return the arguments in each process that is forked; this one ends with its parent."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for supervisors
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(control, MESSAGE_BYTES, 2)
+        if not message:
+            sys.exit()
+        output, reporter = descriptors
+        if os.fork() == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            control.close()
+            _supervise(output, reporter)
+            return _become(json.loads(message), output)
+        os.close(output)
+        os.close(reporter)
+
+
+def _supervise(output: int, reporter: int) -> None:
+    """Fork once more and return in the child; tell its id and its exit status."""
+    pid = os.fork()
+    if pid == 0:
+        os.close(reporter)
+        return
+    os.close(output)
+    os.write(reporter, str(pid).encode())
+    status = os.waitpid(pid, 0)[1]
+    os.write(reporter, str(status).encode())
+    os._exit(0)
+
+
+def _become(message: dict[str, object], output: int) -> list[str]:
+    """Make this process like one that a shell has just started; return its arguments."""
+    arguments, env, folder = message["arguments"], message["env"], message["folder"]
+    assert isinstance(arguments, list)
+    assert isinstance(env, dict)
+    os.environ.clear()
+    os.environ.update(env)
+    os.chdir(str(folder))
+    tempfile.tempdir = None  # TMPDIR may be another one
+    for descriptor in (1, 2):
+        os.dup2(output, descriptor)
+    os.close(output)
+    return arguments
+
+
+if __name__ == "__main__":
+    from quire.app.cli import main, prepare_process
+
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    prepare_process()  # before torch is imported
+    import quire.__main__
+    import quire.app.lifecycle
+    import quire.app.serve
+
+    sys.argv[1:] = _fork_when_told(connection)
+    sys.modules["__main__"] = quire.__main__  # processes that the server starts import it
+    main()
