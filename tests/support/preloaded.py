@@ -1,11 +1,12 @@
-"""Start `quire serve` from a process that has imported it already, as its imports take longer than all else.
+"""Start the `quire` command from a process that has imported it already, as its imports take longer than all else.
 
 Each process of the tests starts one process that imports the server and then waits. For each start it forks, and what
-it has forked runs `quire serve` as a process of its own: with its own output, environment, signals and children.
+it has forked runs the command as a process of its own: with its own files, environment, signals and children.
 """
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import select
@@ -14,18 +15,17 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from functools import lru_cache
-from typing import TextIO
 
 MESSAGE_BYTES = 1 << 17
 
 
 class ForkedProcess:
-    """A server's process, with those methods of `subprocess.Popen` that tests use."""
+    """A process of the command, with those methods of `subprocess.Popen` that tests use."""
 
-    def __init__(self, reports: socket.socket, stdout: TextIO) -> None:
+    def __init__(self, reports: socket.socket) -> None:
         self.pid = int(reports.recv(16))
-        self.stdout = stdout
         self.returncode: int | None = None
         self._reports = reports
 
@@ -37,7 +37,7 @@ class ForkedProcess:
         """Wait for its end."""
         status = self._status_after(timeout)
         if status is None:
-            raise subprocess.TimeoutExpired("quire serve", timeout or 0)
+            raise subprocess.TimeoutExpired("quire", timeout or 0)
         return status
 
     def send_signal(self, number: int) -> None:
@@ -54,16 +54,14 @@ class ForkedProcess:
         return self.returncode
 
 
-def start(arguments: list[str], env: dict[str, str]) -> ForkedProcess:
-    """Run the `quire` command; the process's stdout has its errors as well."""
-    reading, writing = os.pipe()
+def start(arguments: Sequence[str], env: dict[str, str], stdin: int, stdout: int, stderr: int) -> ForkedProcess:
+    """Run the `quire` command with these file descriptors."""
     reports, reporter = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     message = json.dumps({"arguments": arguments, "env": env, "folder": os.getcwd()}).encode()
     assert len(message) <= MESSAGE_BYTES
     with reporter:
-        socket.send_fds(_preloaded(), [message], [writing, reporter.fileno()])
-    os.close(writing)
-    return ForkedProcess(reports, os.fdopen(reading, encoding="utf-8"))
+        socket.send_fds(_preloaded(), [message], [stdin, stdout, stderr, reporter.fileno()])
+    return ForkedProcess(reports)
 
 
 @lru_cache(maxsize=1)
@@ -71,11 +69,17 @@ def _preloaded() -> socket.socket:
     """A connection to the process that forks, which ends with this one's."""
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with there:
-        subprocess.Popen(
+        process = subprocess.Popen(
             [sys.executable, "-m", "tests.support.preloaded", str(there.fileno())],
             pass_fds=[there.fileno()],
             stdin=subprocess.DEVNULL,
         )
+
+    def end() -> None:
+        here.close()
+        process.wait()
+
+    atexit.register(end)
     return here
 
 
@@ -83,33 +87,34 @@ def _fork_when_told(control: socket.socket) -> list[str]:
     """Return the arguments in each process that is forked; this one ends with its parent."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for supervisors
     while True:
-        message, descriptors, _, _ = socket.recv_fds(control, MESSAGE_BYTES, 2)
+        message, descriptors, _, _ = socket.recv_fds(control, MESSAGE_BYTES, 4)
         if not message:
             sys.exit()
-        output, reporter = descriptors
+        *files, reporter = descriptors
         if os.fork() == 0:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             control.close()
-            _supervise(output, reporter)
-            return _become(json.loads(message), output)
-        os.close(output)
-        os.close(reporter)
+            _supervise(files, reporter)
+            return _become(json.loads(message), files)
+        for descriptor in descriptors:
+            os.close(descriptor)
 
 
-def _supervise(output: int, reporter: int) -> None:
+def _supervise(files: list[int], reporter: int) -> None:
     """Fork once more and return in the child; tell its id and its exit status."""
     pid = os.fork()
     if pid == 0:
         os.close(reporter)
         return
-    os.close(output)
+    for descriptor in files:
+        os.close(descriptor)
     os.write(reporter, str(pid).encode())
     status = os.waitpid(pid, 0)[1]
     os.write(reporter, str(status).encode())
     os._exit(0)
 
 
-def _become(message: dict[str, object], output: int) -> list[str]:
+def _become(message: dict[str, object], files: list[int]) -> list[str]:
     """Make this process like one that a shell has just started; return its arguments."""
     arguments, env, folder = message["arguments"], message["env"], message["folder"]
     assert isinstance(arguments, list)
@@ -118,9 +123,9 @@ def _become(message: dict[str, object], output: int) -> list[str]:
     os.environ.update(env)
     os.chdir(str(folder))
     tempfile.tempdir = None  # TMPDIR may be another one
-    for descriptor in (1, 2):
-        os.dup2(output, descriptor)
-    os.close(output)
+    for standard, descriptor in enumerate(files):
+        os.dup2(descriptor, standard)
+        os.close(descriptor)
     return arguments
 
 
@@ -130,7 +135,9 @@ if __name__ == "__main__":
     connection = socket.socket(fileno=int(sys.argv[1]))
     prepare_process()  # before torch is imported
     import quire.__main__
+    import quire.app.chat
     import quire.app.lifecycle
+    import quire.app.listen
     import quire.app.serve
 
     sys.argv[1:] = _fork_when_told(connection)

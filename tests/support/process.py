@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import re
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import httpx
@@ -49,12 +48,17 @@ class ServerProcess:
 @contextmanager
 def serving(*arguments: str, env: dict[str, str] | None = None) -> Iterator[ServerProcess]:
     """Run `quire serve` on a free port until it says where it listens; end it afterwards."""
-    process = start(["serve", *arguments, "--port", "0"], {**os.environ, **(env or {})})
+    reading, writing = os.pipe()
+    with open(os.devnull) as nothing:
+        command = ("serve", *arguments, "--port", "0")
+        process = start(command, {**os.environ, **(env or {})}, nothing.fileno(), writing, writing)
+    os.close(writing)
+    output = os.fdopen(reading, encoding="utf-8")
     server = ServerProcess(process)
     listening = threading.Event()
 
     def read() -> None:
-        for line in process.stdout:
+        for line in output:
             server.lines.append(line)
             if match := re.search(r"at ((?:https?://|unix:)\S+)", line):
                 server.url = match[1]
@@ -71,30 +75,36 @@ def serving(*arguments: str, env: dict[str, str] | None = None) -> Iterator[Serv
         process.kill()
         process.wait()
         reader.join(5)
-        process.stdout.close()
+        output.close()
 
 
 def failing(*arguments: str) -> str:
     """Output of a server that cannot start."""
-    process = start(["serve", *arguments], dict(os.environ))
-    with process.stdout:
-        output = process.stdout.read()
-    assert process.wait(PATIENCE) > 0
-    return output
+    status, output, errors = ended("serve", *arguments)
+    assert status > 0
+    return output + errors
+
+
+def ended(*arguments: str, stdin: bytes = b"") -> tuple[int, str, str]:
+    """Exit status, output and errors of the `quire` command."""
+    with TemporaryFile() as sent, TemporaryFile() as output, TemporaryFile() as errors:
+        sent.write(stdin)
+        sent.seek(0)
+        process = start(arguments, dict(os.environ), sent.fileno(), output.fileno(), errors.fileno())
+        try:
+            status = process.wait(280)
+        finally:
+            process.kill()
+        output.seek(0)
+        errors.seek(0)
+        return status, output.read().decode(), errors.read().decode()
 
 
 def quire(*arguments: str, stdin: str | None = None, status: int = 0) -> str:
     """What the `quire` command prints; its errors as well if another status than 0 is expected."""
-    out = subprocess.run(
-        [sys.executable, "-m", "quire", *arguments],
-        input=stdin,
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-    assert out.returncode == status, out.stdout + out.stderr
-    return out.stdout + (out.stderr if status else "")
+    ended_with, output, errors = ended(*arguments, stdin=(stdin or "").encode())
+    assert ended_with == status, output + errors
+    return output + (errors if status else "")
 
 
 def free_port() -> int:
