@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from tests.support.patience import PATIENCE
-from tests.support.process import ServerProcess, eventually, failing, free_port, serving, tiny_model
+from tests.support.process import ServerProcess, command_of, eventually, failing, free_port, serving, tiny_model
 
 PROMPT = {"prompt": "abc", "max_tokens": 12, "temperature": 0, "ignore_eos": True}
 
@@ -101,7 +101,7 @@ def kill_engine(server: ServerProcess) -> None:
         lines = answer.iter_lines()
         next(lines)
         children = psutil.Process(server.process.pid).children()
-        (engine,) = [child for child in children if "spawn_main" in str(child.cmdline())]
+        (engine,) = [child for child in children if "spawn_main" in command_of(child)]
         os.kill(engine.pid, signal.SIGKILL)
         events = [line.removeprefix("data: ") for line in lines if line]
     assert events[-1] == "[DONE]"

@@ -114,6 +114,14 @@ def free_port() -> int:
         return int(free.getsockname()[1])
 
 
+def command_of(process: psutil.Process) -> str:
+    """The command line of a process; empty if it has ended, as short-lived helpers do."""
+    try:
+        return str(process.cmdline())
+    except psutil.Error:
+        return ""
+
+
 def no_children_of(pids: list[int]) -> None:
     """Check that processes end soon, without anybody's help."""
     processes = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
