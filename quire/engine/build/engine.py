@@ -49,7 +49,7 @@ from quire.engine.models.networks.transducer import TransducerModel
 from quire.engine.scheduling.block_tables import BlockGroups
 from quire.engine.scheduling.blocks import BlockPool, hasher_named
 from quire.engine.scheduling.encoder_scheduler import EncoderScheduler
-from quire.engine.scheduling.limits import SchedulerLimits
+from quire.engine.scheduling.limits import Bidirectional, SchedulerLimits
 from quire.engine.scheduling.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
@@ -184,10 +184,23 @@ def _build_core(
 
 def _with_pictures(kind: ModelKind, loaded: LoadedModel, context_len: int, options: EngineOptions) -> ModelKind:
     """What the model does, pictures included. An item must fit into the context and the encoder cache."""
-    if loaded.pictures is None or not isinstance(kind, Generates):
+    if not isinstance(kind, Generates):
+        return kind
+    if _bidirectional(loaded) == "prompt":
+        kind = structs.replace(kind, longest_prompt=options.max_num_batched_tokens)
+    if loaded.pictures is None:
         return kind
     room = min(context_len, _cached_embeddings(loaded, options))
+    if loaded.pictures.info.bidirectional:
+        room = min(room, options.max_num_batched_tokens)
     return structs.replace(kind, pictures=structs.replace(loaded.pictures.info, item_tokens=room))
+
+
+def _bidirectional(loaded: LoadedModel) -> Bidirectional | None:
+    """Which tokens attend to each other in both directions."""
+    if isinstance(loaded.model, Decoder) and loaded.model.spec.prefix_lm:
+        return "prompt"
+    return "pictures" if loaded.pictures is not None and loaded.pictures.info.bidirectional else None
 
 
 def _build_encoder(
@@ -321,6 +334,8 @@ def _cached_embeddings(loaded: LoadedModel, options: EngineOptions) -> int:
         return 0
     most_of_audio = 0 if audio is None else audio.lengths.tokens(audio.item_columns)
     most_of_a_picture = 0 if pictures is None else min(_LARGE_PICTURE, loaded.context_len)
+    if _bidirectional(loaded) == "prompt":  # a step reads all pictures of a prompt
+        most_of_a_picture = max(most_of_a_picture, options.max_num_batched_tokens)
     return max(int(options.encoder_cache_memory) // _embedding_bytes(loaded), most_of_audio, most_of_a_picture)
 
 
@@ -350,6 +365,7 @@ def _scheduler(
         encoder_cache_size=_cached_embeddings(loaded, options),
         lora_digests={lora_id: adapter.digest for lora_id, adapter in loaded.adapters.items()},
         item_lora_id=loaded.item_lora_id,
+        bidirectional=_bidirectional(loaded),
         stages=stages,
     )
     return Scheduler(

@@ -135,6 +135,12 @@ class EncoderCache:
             self._read.add(key)
         return count
 
+    def reads_all(self, spans: PlaceholderRanges, start: int, end: int) -> bool:
+        """Whether this step can read all items of the tokens [start, end), whichever of them are encoded."""
+        unread = {spans.key(item): item.length for item in spans.within(start, end)}
+        needed = sum(length for key, length in unread.items() if key not in self._read)
+        return needed <= self._left and sum(self._lengths[key] for key in self._read) + needed <= self._capacity
+
     def forget(self, key: ItemKey) -> None:
         """An item could not be encoded."""
         self._held -= self._lengths.pop(key, 0)

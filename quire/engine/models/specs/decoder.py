@@ -538,6 +538,7 @@ class DecoderSpec(TransformerSpec):
             placeholder tokens, or, where audio arrives while tokens are generated, are added to those of all tokens.
             None if there is none.
         language_model: name of the language model's family, if the model is composed of parts.
+        prefix_lm: the tokens of a prompt attend to each other in both directions, also to those before windows.
     """
 
     tied: bool = False
@@ -546,6 +547,7 @@ class DecoderSpec(TransformerSpec):
     logit_softcap: float | None = None
     encoder: AudioEncoderSpec | None = None
     language_model: str = ""
+    prefix_lm: bool = False
 
     @property
     def has_cross_attention(self) -> bool:
