@@ -115,7 +115,20 @@ _VOXTRAL = """\
 {%- else %}{{ raise_exception("Messages of the role " ~ message.role ~ " are not supported by Voxtral.") }}
 {%- endif %}
 {%- endfor %}"""
-_BUILT_IN = {"voxtral": _VOXTRAL}  # by model type
+# Its processor makes prompts without roles: all pictures, then one text that a line feed ends.
+_PALIGEMMA = """\
+{%- for message in messages %}
+{%- if message.role not in ("system", "user") %}
+{{- raise_exception("Messages of the role " ~ message.role ~ " are not supported by PaliGemma.") }}
+{%- endif %}
+{%- for part in message.content if part.type == "image" %}<image>{% endfor %}
+{%- endfor %}
+{{- bos_token }}
+{%- for message in messages %}
+{%- for part in message.content if part.type == "text" %}{{ part.text }}{% endfor %}
+{{- "\\n" }}
+{%- endfor %}"""
+_BUILT_IN = {"paligemma": _PALIGEMMA, "voxtral": _VOXTRAL}  # by model type
 
 
 def load_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:

@@ -410,9 +410,7 @@ def make_spans(scheduled: Sequence[ScheduledSequence], table: RequestTable) -> l
     if len(ordered) > 1:
         ordered.sort(key=_SPAN_ORDER)
     for in_prompt, start, row, item in ordered:
-        spans.append(
-            Span(row, offset, start, item.count, not in_prompt, item.samples, item.draft, item.bidirectional)
-        )
+        spans.append(Span(row, offset, start, item.count, not in_prompt, item.samples, item.draft, item.bidirectional))
         offset += item.count
     return spans
 

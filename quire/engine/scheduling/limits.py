@@ -25,8 +25,8 @@ class SchedulerLimits:
             items.
         lora_digests: digests of the content of the model's adapters (LoRA), by their ids.
         item_lora_id: adapter that requests with such items are computed with; None: with the model's weights alone.
-        bidirectional: which tokens attend to each other in both directions, and are therefore computed in one step: those
-            of each picture, or those of the prompt; None: no tokens do.
+        bidirectional: which tokens attend to each other in both directions, and are therefore computed in one step:
+            those of each picture, or those of the prompt; None: no tokens do.
         stages: pipeline stages, each of which computes another step at the same time.
     """
 

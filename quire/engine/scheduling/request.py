@@ -10,7 +10,15 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from quire.engine.client.pooling_params import PoolingParams
-from quire.engine.client.protocol import AudioItem, FinishReason, MediaItem, TokenArray, TokenLogprobs, TokensOutput
+from quire.engine.client.protocol import (
+    AudioItem,
+    FinishReason,
+    MediaItem,
+    PictureItem,
+    TokenArray,
+    TokenLogprobs,
+    TokensOutput,
+)
 from quire.engine.client.sampling_params import SamplingParams
 from quire.engine.scheduling.drafter import Drafter
 from quire.engine.scheduling.items import PlaceholderRanges
@@ -283,8 +291,7 @@ class Request:
             return None
         if self.bidirectional == "prompt":
             return BidirectionalSpan(0, self.prompt_len, ignores_windows=True)
-        items = () if self.placeholders is None else self.placeholders.within(position, position + 1)
-        return next((BidirectionalSpan(item.start, item.start + item.length) for item in items), None)
+        return next(iter(self._pictures(position, position + 1)), None)
 
     def whole_spans(self, start: int, count: int) -> int:
         """As many of `count` tokens from `start` on as cut no tokens in two that attend in both directions."""
@@ -298,8 +305,14 @@ class Request:
             return ()
         if self.bidirectional == "prompt":
             return (BidirectionalSpan(0, self.prompt_len, ignores_windows=True),)
+        return tuple(self._pictures(start, end))
+
+    def _pictures(self, start: int, end: int) -> list[BidirectionalSpan]:
+        """The pictures that have tokens in [start, end)."""
         items = () if self.placeholders is None else self.placeholders.within(start, end)
-        return tuple(BidirectionalSpan(item.start, item.start + item.length) for item in items)
+        return [
+            BidirectionalSpan(item.start, item.start + item.length) for item in items if isinstance(item, PictureItem)
+        ]
 
     def first_seen(self, start: int, window: int) -> int:
         """The first position that tokens from `start` on attend to, in layers with a window."""

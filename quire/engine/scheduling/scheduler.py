@@ -286,9 +286,7 @@ class Scheduler:
         for request in requests:
             self._cross_attention.check(request)
 
-    def _schedule_running(
-        self, plan: StepPlan, scheduled: list[Request], budget: int, postponed: _Postponed
-    ) -> int:
+    def _schedule_running(self, plan: StepPlan, scheduled: list[Request], budget: int, postponed: _Postponed) -> int:
         max_model_len, switch = self.limits.max_model_len, self.limits.rope_switch
         pending = [
             request.num_new_tokens(max_model_len, switch)
@@ -315,7 +313,7 @@ class Scheduler:
             if request.placeholders is not None:
                 count = self._readable(plan, request, request.num_computed_tokens, count)
             if count > 0:
-                draft = self._speculation.draft(request, budget - decoding - count)
+                draft = self._speculation.draft(request, room - count)
                 self._schedule_sequence(plan, scheduled, request, count, draft=draft)
                 budget -= count + len(draft)
             index += 1

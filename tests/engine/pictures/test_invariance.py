@@ -17,8 +17,8 @@ from tests.support.engine import Engine, greedy
 from tests.support.pictures import drawn
 from tests.support.vision_models import SEES, prompt_with_pictures
 
-# One of each geometry, one with levels of embeddings, and two that attend in both directions within pictures or prompts.
-# Their largest items are of 4, 24, 10, 20, 12, 12, 16 and 4 tokens.
+# One of each geometry, one with levels of embeddings, two whose pictures or prompts attend in both directions. Their
+# largest items are of 4, 24, 10, 20, 12, 12, 16 and 4 tokens.
 PREFIX_LM = "paligemma2"
 CASES = ("smolvlm", "llava_next", "internvl", "mistral3", "qwen2_5_vl", "qwen3_vl", "gemma3-narrow", PREFIX_LM)
 CAUSAL_TEXT = tuple(case for case in CASES if case != PREFIX_LM)

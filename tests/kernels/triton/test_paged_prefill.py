@@ -100,8 +100,9 @@ def test_attention_in_both_directions(
     cached = cache([80, 30], dtype=dtype, device=device, kv_heads=2)
     arguments, reference = scales("", params(4, which, device))
     q = torch.randn(110, 4, 32).to(device, dtype)
-    parts = visible_bounds(80, [(5, 50), (60, 63)], ignores_windows=ignores_windows), visible_bounds(
-        30, [(0, 30)], ignores_windows=ignores_windows
+    parts = (
+        visible_bounds(80, [(5, 50), (60, 63)], ignores_windows=ignores_windows),
+        visible_bounds(30, [(0, 30)], ignores_windows=ignores_windows),
     )
     bounds = torch.cat(parts).to(device)
     out = prefill(q, cached, [80, 30], {**arguments, "visible": bounds})

@@ -42,9 +42,7 @@ class ReferenceAttention(AttentionBackend):
         return PreparedAttention(attend, static=False, cross=cross)
 
 
-def sequential_ranges(
-    inputs: StepInputs, table: RequestTable, group: int, *, group_lengths: bool
-) -> SequentialRanges:
+def sequential_ranges(inputs: StepInputs, table: RequestTable, group: int, *, group_lengths: bool) -> SequentialRanges:
     """Return the attention of a step: generated tokens together, spans of prompts one by one; see `Span.generated`.
 
     Args:
