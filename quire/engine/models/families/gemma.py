@@ -26,7 +26,7 @@ def gemma(config: Any) -> DecoderSpec:
         config,
         [layer] * config.num_hidden_layers,
         norm_offset=1.0,
-        embeddings=Embeddings(scale=config.hidden_size**0.5),
+        embeddings=Embeddings(scale=config.hidden_size**0.5, scales_items=False),
     )
 
 
@@ -58,7 +58,7 @@ def _gemma(config: Any, **overrides: Any) -> DecoderSpec:
         config,
         [Layer(attn=attn_of[kind], ffn=ffn, branch_output_norm=True) for kind in config.layer_types],
         norm_offset=1.0,
-        embeddings=Embeddings(scale=config.hidden_size**0.5),
+        embeddings=Embeddings(scale=config.hidden_size**0.5, scales_items=False),
         logit_softcap=config.final_logit_softcapping,
     )
 

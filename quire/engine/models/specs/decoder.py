@@ -377,6 +377,7 @@ class Embeddings:
 
     Attributes:
         scale: factor of the token's embedding.
+        scales_items: the factor is also that of embeddings of items; False: these are as their encoder makes them.
         positions: rows of the table of learned positions; 0 for none.
         position_offset: row of the first position.
         types: rows of the table of token types; 0 for none.
@@ -387,6 +388,7 @@ class Embeddings:
     """
 
     scale: float = 1.0
+    scales_items: bool = True
     positions: int = 0
     position_offset: int = 0
     types: int = 0
