@@ -134,7 +134,8 @@ COMPOSITES: dict[str, tuple[str, dict[str, Any]]] = {
             "gemma3_text",
             {"model_type": "siglip_vision_model", **_VISION, "image_size": 112, "vision_use_head": False},
             text_fields={"sliding_window": 10, "layer_types": ["full_attention", "sliding_attention"] * 2}
-            | {"num_hidden_layers": 4, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32},
+            | {"num_hidden_layers": 4, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}
+            | {"query_pre_attn_scalar": 4},  # sharp attention, so that pictures matter
             image_token_index=_PICTURE,
             mm_tokens_per_image=16,
         ),
