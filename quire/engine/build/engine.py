@@ -46,6 +46,7 @@ from quire.engine.models.networks.audio_encoder import CTCModel
 from quire.engine.models.networks.decoder import Decoder, LanguageModel
 from quire.engine.models.networks.encoder import TextEncoder
 from quire.engine.models.networks.transducer import TransducerModel
+from quire.engine.models.specs.decoder import DecoderSpec
 from quire.engine.scheduling.block_tables import BlockGroups
 from quire.engine.scheduling.blocks import BlockPool, hasher_named
 from quire.engine.scheduling.encoder_scheduler import EncoderScheduler
@@ -198,7 +199,8 @@ def _with_pictures(kind: ModelKind, loaded: LoadedModel, context_len: int, optio
 
 def _bidirectional(loaded: LoadedModel) -> Bidirectional | None:
     """Which tokens attend to each other in both directions."""
-    if isinstance(loaded.model, Decoder) and loaded.model.spec.prefix_lm:
+    spec = loaded.model.spec if isinstance(loaded.model, Decoder) else None
+    if isinstance(spec, DecoderSpec) and spec.prefix_lm:
         return "prompt"
     return "pictures" if loaded.pictures is not None and loaded.pictures.info.bidirectional else None
 

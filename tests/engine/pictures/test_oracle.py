@@ -13,6 +13,8 @@ from tests.support.engine import Engine, greedy
 from tests.support.pictures import drawn
 from tests.support.vision_models import SEES, expected_of_pictures, prompt_with_pictures
 
+# PaliGemma 2 has all that PaliGemma has, and windows.
+CASES = [pytest.param(case, marks=pytest.mark.slow if case == "paligemma" else ()) for case in SEES]
 # Heights and widths of the pictures in each prompt.
 SIZES: list[list[tuple[int, int]]] = [[(60, 44)], [(30, 90), (41, 40), (100, 33)], [], [(64, 64)]]
 
@@ -30,7 +32,7 @@ def pictures_of(parts: list[Any]) -> list[Image.Image]:
 
 
 @pytest.mark.parametrize("device", ["cpu", "reference"])
-@pytest.mark.parametrize("case", SEES)
+@pytest.mark.parametrize("case", CASES)
 def test_greedy_tokens_equal_transformers(
     seeing_models: dict[str, Any], seeing_folders: dict[str, Path], case: str, device: str
 ) -> None:
@@ -54,7 +56,7 @@ def test_greedy_tokens_equal_transformers(
         assert alone.generate(prompt, greedy(12), items=items).tokens == expected[index]
 
 
-@pytest.mark.parametrize("case", SEES)
+@pytest.mark.parametrize("case", CASES)
 def test_the_pictures_are_seen(seeing_folders: dict[str, Path], case: str) -> None:
     """Other pictures under the same tokens give another text."""
     engine = Engine(seeing_folders[case])
