@@ -64,7 +64,7 @@ def test_long_answers_do_not_delay_what_needs_a_whole_step(
         engine = Engine(seeing_folders[case], max_num_batched_tokens=step, max_num_seqs=4, block_size=4)
         computed = chunks(engine, monkeypatch)
         for name in ("a", "b"):
-            engine.add(name, [4, 5], greedy(60))
+            engine.add(name, [4, 5], greedy(24))
         engine.step()
         head = [9, 9] if kind == "running" else []
         if case == PICTURES:
@@ -78,7 +78,7 @@ def test_long_answers_do_not_delay_what_needs_a_whole_step(
         assert len(engine.results["long"].tokens) == 1
         assert max(end - start for start, end in computed["long"]) == step
         engine.run()
-        assert [len(engine.results[name].tokens) for name in ("a", "b")] == [60, 60]
+        assert [len(engine.results[name].tokens) for name in ("a", "b")] == [24, 24]
 
 
 def test_pictures_that_no_step_has_room_for_are_refused(seeing_folders: dict[str, Path]) -> None:
