@@ -109,7 +109,7 @@ def schedules() -> Iterator[Any]:
             yield pytest.param(schedule, case, marks=pytest.mark.slow if slow else ())
 
 
-@pytest.mark.parametrize(("schedule", "case"), schedules())
+@pytest.mark.parametrize(("schedule", "case"), list(schedules()))
 def test_tokens_do_not_depend_on_the_schedule(
     seeing_folders: dict[str, Path], alone: dict[str, list[list[int]]], schedule: str, case: str
 ) -> None:
