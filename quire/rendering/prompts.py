@@ -16,7 +16,7 @@ from quire.engine.client.protocol import TokenArray
 from quire.multimodal.errors import PromptError
 from quire.rendering.chat_template import ChatTemplate, load_templates
 from quire.rendering.control_texts import ControlTexts, TextGuard
-from quire.rendering.messages import normalize
+from quire.rendering.messages import normalize, with_arguments
 from quire.rendering.picture_texts import PictureTexts
 from quire.rendering.pooling_prompts import (
     PairsJob,
@@ -181,7 +181,7 @@ class PromptBuilder:
         Raises:
             PromptError: the template refuses it, or the prompt is too long.
         """
-        conversation = job.conversation
+        conversation = replace(job.conversation, messages=with_arguments(job.conversation.messages))
         reserved = sorted(_RESERVED & set(conversation.variables))
         if reserved:
             raise PromptError(f"chat_template_kwargs cannot set {', '.join(reserved)}.", "chat_template_kwargs")
@@ -195,8 +195,6 @@ class PromptBuilder:
             media=conversation.media,
             separator=conversation.separator,
         )
-        if guard is not None:
-            _guard_arguments(messages, guard)
         final_text = _text_of(messages[-1]) if messages else ""
         variables = {**self._defaults, **_with_switches(conversation.variables)}
         text = self._render(template, conversation, messages, variables)
@@ -330,13 +328,6 @@ def _guarded(conversation: Conversation, guard: TextGuard) -> Conversation:
         documents=guard.value(conversation.documents),
         variables=guard.value(conversation.variables),
     )
-
-
-def _guard_arguments(messages: Sequence[dict[str, Any]], guard: TextGuard) -> None:
-    """Mark the arguments of tool calls again: they were JSON, in which control texts may be written with escapes."""
-    for message in messages:
-        if "tool_calls" in message:
-            message["tool_calls"] = guard.value(message["tool_calls"])
 
 
 def _with_switches(variables: Mapping[str, Any]) -> dict[str, Any]:

@@ -183,7 +183,7 @@ def served_model(
         settings: settings of the server.
         media_memory: the memory for media, which all models of a server share; None: the model has its own.
     """
-    media_memory = media_memory or MediaMemory(int(settings.max_audio_memory), settings.max_client_share)
+    media_memory = media_memory or MediaMemory(int(settings.max_media_memory), settings.max_client_share)
     queued = settings.max_num_seqs + settings.max_num_queued_seqs
     new_reader = partial(
         AudioReader, AudioOptions.of(settings), media_memory, max_queued=queued, share=settings.max_client_share

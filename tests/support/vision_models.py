@@ -15,7 +15,7 @@ import numpy as np
 import torch
 import transformers
 from PIL import Image
-from transformers import AutoConfig, AutoModelForImageTextToText
+from transformers import AutoConfig, AutoModelForMultimodalLM
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
@@ -24,6 +24,7 @@ from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2Im
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 from transformers.models.llava_next.image_processing_pil_llava_next import LlavaNextImageProcessorPil
 from transformers.models.llava_onevision.image_processing_pil_llava_onevision import LlavaOnevisionImageProcessorPil
+from transformers.models.paddleocr_vl.image_processing_pil_paddleocr_vl import PaddleOCRVLImageProcessorPil
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
@@ -33,10 +34,12 @@ from quire.engine.client.pictures import PictureInfo
 from quire.engine.client.protocol import PictureItem
 from quire.multimodal.pictures.layout import ItemLayout, layout
 from quire.multimodal.pictures.pixels import picture_pixels
+from tests.support.audio_models import ADAPTED, adapt, config_fields, draw_statistics
 from tests.support.models import draw_weights
+from tests.support.phi4_tiles import Phi4Tiles
 
 VOCAB = 300
-_PICTURE = 290  # the placeholder token
+PICTURE = 290  # the placeholder token
 _ROW_END, _SEPARATOR = 291, 292  # text within a picture
 _TEXT = {
     "hidden_size": 64,
@@ -93,8 +96,8 @@ _GLM_VISION = {
     "image_size": 56,
 }
 _GLM_ROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2], "partial_rotary_factor": 0.5}
-_GLM_TOKENS = {"image_token_id": _PICTURE, "video_token_id": 293}
-_QWEN_TOKENS = {"image_token_id": _PICTURE, "video_token_id": 293, "vision_start_token_id": 294}
+_GLM_TOKENS = {"image_token_id": PICTURE, "video_token_id": 293}
+_QWEN_TOKENS = {"image_token_id": PICTURE, "video_token_id": 293, "vision_start_token_id": 294}
 _PERCEIVER = {
     "resampler_n_latents": 4,
     "resampler_depth": 1,
@@ -102,6 +105,8 @@ _PERCEIVER = {
     "resampler_head_dim": 16,
     "num_key_value_heads": 2,
 }
+_PHI4 = config_fields("phi4_multimodal")
+_PHI4_VISION = {**_VISION, "num_hidden_layers": 3, "crop_size": 28, "patch_size": 7, "image_token_id": PICTURE}
 _MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
 
 
@@ -124,7 +129,7 @@ COMPOSITES: dict[str, tuple[str, dict[str, Any]]] = {
             text_fields={"sliding_window": 24, "layer_types": ["sliding_attention", "full_attention"] * 2}
             | {"num_hidden_layers": 4},
             tie_word_embeddings=True,
-            image_token_index=_PICTURE,
+            image_token_index=PICTURE,
             mm_tokens_per_image=4,
         ),
     ),
@@ -136,7 +141,7 @@ COMPOSITES: dict[str, tuple[str, dict[str, Any]]] = {
             text_fields={"sliding_window": 10, "layer_types": ["full_attention", "sliding_attention"] * 2}
             | {"num_hidden_layers": 4, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}
             | {"query_pre_attn_scalar": 4},  # sharp attention, so that pictures matter
-            image_token_index=_PICTURE,
+            image_token_index=PICTURE,
             mm_tokens_per_image=16,
         ),
     ),
@@ -166,31 +171,31 @@ COMPOSITES: dict[str, tuple[str, dict[str, Any]]] = {
     "idefics2": ("idefics2", _config("mistral", {"model_type": "idefics2", **_VISION}, perceiver_config=_PERCEIVER)),
     "idefics3": (
         "idefics3",
-        _config("llama", {"model_type": "idefics3_vision", **_LARGER}, image_token_id=_PICTURE, scale_factor=2),
+        _config("llama", {"model_type": "idefics3_vision", **_LARGER}, image_token_id=PICTURE, scale_factor=2),
     ),
     "internvl": (
         "internvl",
         _config(
-            "qwen2", {"model_type": "internvl_vision", **_LARGER}, tie_word_embeddings=True, image_token_id=_PICTURE
+            "qwen2", {"model_type": "internvl_vision", **_LARGER}, tie_word_embeddings=True, image_token_id=PICTURE
         ),
     ),
     "internvl-qwen3": (
         "internvl",
-        _config("qwen3", {"model_type": "internvl_vision", **_LARGER}, image_token_id=_PICTURE),
+        _config("qwen3", {"model_type": "internvl_vision", **_LARGER}, image_token_id=PICTURE),
     ),
-    "llava": ("llava", _config("llama", {"model_type": "clip_vision_model", **_VISION}, image_token_index=_PICTURE)),
+    "llava": ("llava", _config("llama", {"model_type": "clip_vision_model", **_VISION}, image_token_index=PICTURE)),
     "llava_next": (
         "llava_next",
         _config(
             "mistral",
             {"model_type": "clip_vision_model", **_VISION},
-            image_token_index=_PICTURE,
+            image_token_index=PICTURE,
             image_grid_pinpoints=_CANVASES,
         ),
     ),
     "llava_onevision": (
         "llava_onevision",
-        _config("qwen2", _SIGLIP, image_token_index=_PICTURE, image_grid_pinpoints=_CANVASES)
+        _config("qwen2", _SIGLIP, image_token_index=PICTURE, image_grid_pinpoints=_CANVASES)
         | {"vision_aspect_ratio": "anyres_max_2"},
     ),
     "llava-pixtral": (
@@ -198,14 +203,14 @@ COMPOSITES: dict[str, tuple[str, dict[str, Any]]] = {
         _config(
             "mistral",
             {"model_type": "pixtral", **_VISION},
-            image_token_index=_PICTURE,
+            image_token_index=PICTURE,
             vision_feature_layer=-1,
             vision_feature_select_strategy="full",
         ),
     ),
     "llava-siglip": (
         "llava",
-        _config("llama", _SIGLIP, image_token_index=_PICTURE, vision_feature_select_strategy="full"),
+        _config("llama", _SIGLIP, image_token_index=PICTURE, vision_feature_select_strategy="full"),
     ),
     "mistral3": (
         "mistral3",
@@ -213,13 +218,13 @@ COMPOSITES: dict[str, tuple[str, dict[str, Any]]] = {
             "mistral",
             {"model_type": "pixtral", **_VISION},
             text_fields={"sliding_window": None},
-            image_token_index=_PICTURE,
+            image_token_index=PICTURE,
         ),
     ),
     "ovis2": ("ovis2", _config("qwen2", {"model_type": "ovis2", **_VISION}, tie_word_embeddings=True)),
     "paligemma": (
         "paligemma",
-        _config("gemma", _SIGLIP, projection_dim=64, image_token_index=_PICTURE),
+        _config("gemma", _SIGLIP, projection_dim=64, image_token_index=PICTURE),
     ),
     "paligemma2": (  # windows end within prompts
         "paligemma",
@@ -229,7 +234,16 @@ COMPOSITES: dict[str, tuple[str, dict[str, Any]]] = {
             text_fields={"sliding_window": 6, "layer_types": ["full_attention", "sliding_attention"] * 2}
             | {"num_hidden_layers": 4, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32},
             projection_dim=64,
-            image_token_index=_PICTURE,
+            image_token_index=PICTURE,
+        ),
+    ),
+    "paddleocr_vl": (
+        "paddleocr_vl",
+        _config(
+            "paddleocr_vl_text",
+            {"model_type": "paddleocr_vl_vision", **_LARGER},
+            text_fields={"rope_parameters": _MROPE, "use_bias": True},
+            **_QWEN_TOKENS,
         ),
     ),
     "qwen2_vl": (
@@ -286,30 +300,43 @@ COMPOSITES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "smolvlm": (
         "smolvlm",
-        _config("llama", {"model_type": "smolvlm_vision", **_LARGER}, image_token_id=_PICTURE, scale_factor=2),
+        _config("llama", {"model_type": "smolvlm_vision", **_LARGER}, image_token_id=PICTURE, scale_factor=2),
     ),
     "vipllava": (
         "vipllava",
         _config(
             "llama",
             {"model_type": "clip_vision_model", **_VISION},
-            image_token_index=_PICTURE,
+            image_token_index=PICTURE,
             vision_feature_layers=[-1],
         ),
+    ),
+}
+# Those that read audio as well.
+HEARING: dict[str, tuple[str, dict[str, Any]]] = {
+    "phi4_multimodal": (
+        "phi4_multimodal",
+        {**_PHI4, "vision_config": _PHI4_VISION, "audio_config": {**_PHI4["audio_config"], "audio_token_id": 289}},
     ),
 }
 
 
 def make_composite(case: str, *, seed: int = 0) -> Any:
     """Build the whole model of a case in float32, with weights large enough for distinct logits."""
-    kind, fields = COMPOSITES[case]
+    kind, fields = {**COMPOSITES, **HEARING}[case]
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     torch.manual_seed(seed)
     config = AutoConfig.for_model(kind, **copy.deepcopy(fields))
-    model = AutoModelForImageTextToText.from_config(config, attn_implementation="eager", dtype=torch.float32).eval()
+    model = AutoModelForMultimodalLM.from_config(config, attn_implementation="eager", dtype=torch.float32).eval()
     draw_weights(model, kind)
     model.generation_config.eos_token_id = None
+    if kind == "phi4_multimodal":
+        draw_statistics(model)
+        # transformers encodes pictures again where their placeholder is generated, so it must not be.
+        model.lm_head.weight.data[[289, PICTURE]] = 0.0
+    if kind in ADAPTED:
+        model.adapted = (adapt(model, ADAPTED[kind]),)  # in a tuple, so that it is not a module of the model
     return model
 
 
@@ -324,11 +351,11 @@ def _untyped(_: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 def _typed(ids: torch.Tensor) -> dict[str, torch.Tensor]:
-    return {"mm_token_type_ids": (ids == _PICTURE).int()}
+    return {"mm_token_type_ids": (ids == PICTURE).int()}
 
 
 def _gemma_types(ids: torch.Tensor) -> dict[str, torch.Tensor]:
-    return {"token_type_ids": (ids == _PICTURE).int()}
+    return {"token_type_ids": (ids == PICTURE).int()}
 
 
 def _prefix_types(ids: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -409,6 +436,8 @@ SEES: dict[str, Eyes] = {
     "paligemma2": Eyes(
         SiglipImageProcessorPil(size={"height": 28, "width": 28}), _FIXED, {}, types=_prefix_types, least_step=32
     ),
+    "paddleocr_vl": Eyes(PaddleOCRVLImageProcessorPil(size=_AREA), _GRIDS, {}, types=_typed),
+    "phi4_multimodal": Eyes(Phi4Tiles(), Phi4Tiles.inputs, {}),
     "qwen2_vl": Eyes(Qwen2VLImageProcessorPil(size=_AREA), _GRIDS, {}, types=_typed),
     "qwen2_5_vl": Eyes(Qwen2VLImageProcessorPil(size=_AREA), _GRIDS, {}, types=_typed),
     "qwen3_vl": Eyes(Qwen2VLImageProcessorPil(size=_AREA, **_MIDDLE), _GRIDS, {}, types=_typed),
@@ -429,6 +458,8 @@ def save_seeing(model: Any, case: str, folder: Path) -> Path:
     model.save_pretrained(folder)
     eyes = SEES[case]
     config = {**json.loads(eyes.processor.to_json_string()), **eyes.written}
+    if hasattr(model, "lora"):
+        model.lora.save(folder / "vision-lora")
     (folder / "preprocessor_config.json").write_text(json.dumps(config))
     return folder
 
@@ -488,6 +519,7 @@ def expected_of_pictures(
     """Greedy tokens of transformers' `generate`."""
     ids = torch.tensor([prompt])
     eyes = SEES[case]
+    model = getattr(model, "adapted", (model,))[0] if pictures else model
     inputs = eyes.inputs(eyes.processor, pictures) if pictures else {}
     inputs |= eyes.types(ids)
     if "mm_token_type_ids" in inputs:

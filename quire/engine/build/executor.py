@@ -15,7 +15,7 @@ from quire.engine.execution.cache import KVCache
 from quire.engine.execution.devices.device import Device
 from quire.engine.execution.encoder_runner import CTCRunner, EncoderRunner, PackedRunner
 from quire.engine.execution.executor import Executor
-from quire.engine.execution.item_encoder import CrossAttentionEncoder, ItemEncoder, NoItemEncoder, PlaceholderEncoder
+from quire.engine.execution.item_encoder import item_encoder
 from quire.engine.execution.pooling import Pooler, hidden_states
 from quire.engine.execution.request_table import RequestTable
 from quire.engine.execution.runner import ModelRunner
@@ -24,7 +24,6 @@ from quire.engine.models.loader import LoadedModel
 from quire.engine.models.networks.audio_encoder import CTCModel
 from quire.engine.models.networks.decoder import Decoder, LanguageModel
 from quire.engine.models.networks.encoder import Encoder, TextEncoder
-from quire.engine.models.specs.decoder import DecoderSpec
 from quire.engine.scheduling.block_tables import BlockGroups
 
 
@@ -68,7 +67,7 @@ class ExecutorBuild:
         sampler = device.sampler(table, loaded.vocab_size, self.grammars.initial_state, inputs)
         states = state_caches(cache, table, device)
         if streaming is None:
-            items = _item_encoder(model, cache, options.block_size)
+            items = item_encoder(model, cache, options.block_size)
         else:
             assert states is not None
             items = streaming.encoder(device, table, states)
@@ -91,15 +90,6 @@ def _aligner(loaded: LoadedModel, table: RequestTable, cache: KVCache) -> Aligne
     if loaded.speech is None or not loaded.speech.info.aligns_words:
         return None
     return Aligner(loaded.speech, table, cache.layers)
-
-
-def _item_encoder(model: LanguageModel, cache: KVCache, block_size: int) -> ItemEncoder:
-    if not isinstance(model, Decoder) or (model.encoder is None and model.vision is None):
-        return NoItemEncoder()
-    assert isinstance(model.spec, DecoderSpec)
-    if model.encoder is not None and model.spec.has_cross_attention:
-        return CrossAttentionEncoder(model, model.encoder, cache, block_size)
-    return PlaceholderEncoder(model.encoder, model.vision)
 
 
 def encoder_executor(device: Device, loaded: LoadedModel, _: None) -> Executor:

@@ -9,7 +9,7 @@ import numpy as np
 from quire.engine.client.audio import AudioInfo
 from quire.engine.client.model_info import Generates, ModelKind, Transcribes
 from quire.engine.client.pictures import PictureInfo, SmartResize
-from quire.engine.client.protocol import AudioItem, MediaItem, PictureItem, only_audio
+from quire.engine.client.protocol import AudioItem, FeatureArray, MediaItem, PictureItem, only_audio
 from quire.engine.client.streaming import DelayedStreamsInfo, Streams, TransducerInfo
 
 
@@ -126,12 +126,9 @@ def _invalid_frames(item: AudioItem, streaming: Streams) -> str | None:
 
 
 def _invalid_picture(item: PictureItem, pictures: PictureInfo) -> str | None:
-    shape = item.pixels.shape
-    if item.pixels.dtype != np.uint8 or len(shape) != 4 or shape[3] != 3 or not all(shape):
-        return (
-            f"the pixels are {item.pixels.dtype} {'x'.join(map(str, shape))}, not uint8 of images, rows, columns and "
-            "3 colours"
-        )
+    reason = _invalid_pixels(item) if item.encoding is None else _invalid_encoding(item, item.encoding, pictures)
+    if reason is not None:
+        return reason
     if item.length > pictures.item_tokens:
         why = ", since one step computes all of them: --max-num-batched-tokens" if pictures.bidirectional else ""
         return f"a picture has {item.length} tokens; at most {pictures.item_tokens} are accepted{why}"
@@ -140,6 +137,25 @@ def _invalid_picture(item: PictureItem, pictures: PictureInfo) -> str | None:
     if pictures.bidirectional and item.text_offsets is not None:  # blocks do not know which text follows in the item
         return "the tokens of a picture attend in both directions: none of them may be text"
     return _invalid_offsets(item) or _invalid_positions(item, pictures)
+
+
+def _invalid_pixels(item: PictureItem) -> str | None:
+    shape = item.pixels.shape
+    if item.pixels.dtype != np.uint8 or len(shape) != 4 or shape[3] != 3 or not all(shape):
+        return (
+            f"the pixels are {item.pixels.dtype} {'x'.join(map(str, shape))}, not uint8 of images, rows, columns and "
+            "3 colours"
+        )
+    return None
+
+
+def _invalid_encoding(item: PictureItem, encoding: FeatureArray, pictures: PictureInfo) -> str | None:
+    """What is wrong with an encoding that a client has computed."""
+    expected = item.embeddings, pictures.embedding_size
+    if encoding.dtype != np.float32 or encoding.shape != expected or item.pixels.size:
+        shape = "x".join(map(str, encoding.shape))
+        return f"the encoding is {encoding.dtype} {shape}, not float32 {expected[0]}x{expected[1]} without pixels"
+    return None if bool(np.isfinite(encoding).all()) else "the encoding has NaN or infinite values"
 
 
 def _invalid_offsets(item: PictureItem) -> str | None:

@@ -57,6 +57,7 @@ class Facts:
         pictures: facts about a language model that reads pictures; None for others.
         streaming: facts about a model that transcribes audio while it arrives; None for others.
         adapter: adapter that requests with audio are computed with; None: there is none.
+        picture_adapter: the same of requests with pictures, whether they have audio or not.
     """
 
     pooler: PoolerSpec | None = None
@@ -65,6 +66,7 @@ class Facts:
     pictures: PictureFacts | None = None
     streaming: Streams | None = None
     adapter: AdapterConfig | None = None
+    picture_adapter: AdapterConfig | None = None
 
 
 NO_FACTS = Facts()
@@ -113,12 +115,14 @@ class Tower:
             the normalized pixels (images, 3, height, width), and the item.
         module_name: the name that a tensor of the checkpoint has in transformers' model; None: it belongs to another
             part, or to none.
+        unused: further attributes that are deleted, in other modules behind dots.
     """
 
     language_model: str
     facts: Callable[[Path, Any, DecoderSpec], PictureFacts]
     encode: Callable[[Any, Tensor, PictureItem], Tensor]
     module_name: Callable[[str], str | None]
+    unused: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +135,8 @@ class Composite:
         spec: makes the spec of the whole model; given the config, and the spec of the language model.
         tensors: how its checkpoints name their tensors; given the spec, and the names of the language model's family.
         facts: as of a `Family`. None: it generates text, and how it pools is read as for its language model.
-        has_adapter: its models are trained with an adapter for requests with audio.
+        has_adapter: its models are trained with an adapter for requests with audio, and one for requests with pictures
+            if they read any.
         plain_name: the name that a tensor has in checkpoints of the language model alone; None: it belongs to a part
             that is not loaded. Of models whose other parts are loaded, it returns its argument.
         tower: the part that reads pictures; None: it is not supported.

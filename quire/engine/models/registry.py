@@ -196,6 +196,6 @@ def tower_of(spec: Spec) -> Tower | None:
 
 
 def has_adapter(spec: Spec) -> bool:
-    """Whether models of a spec's family are trained with an adapter for requests with audio."""
+    """Whether models of a spec's family are trained with adapters for requests with audio, and with pictures."""
     family = registry().names[spec.family]
     return isinstance(family, Composite) and family.has_adapter

@@ -11,25 +11,25 @@ import pytest
 from tests.support.vision_models import make_composite, save_seeing
 
 
-class ByCase(dict[str, Any]):
-    """Values by case, each made when a test needs it: a worker runs the tests of some cases only."""
+class Made(dict[str, Any]):
+    """Values by case, which are made when they are first asked for: a process of the tests needs few of them."""
 
     def __init__(self, make: Callable[[str], Any]) -> None:
         super().__init__()
         self._make = make
 
     def __missing__(self, case: str) -> Any:
-        value = self[case] = self._make(case)
-        return value
+        self[case] = made = self._make(case)
+        return made
 
 
 @pytest.fixture(scope="session")
 def seeing_models() -> dict[str, Any]:
     """transformers' models by case."""
-    return ByCase(make_composite)
+    return Made(make_composite)
 
 
 @pytest.fixture(scope="session")
 def seeing_folders(seeing_models: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Their folders."""
-    return ByCase(lambda case: save_seeing(seeing_models[case], case, tmp_path_factory.mktemp(case)))
+    return Made(lambda case: save_seeing(seeing_models[case], case, tmp_path_factory.mktemp(case)))

@@ -89,13 +89,22 @@ def _encode_levels(model: Any, pixels: Tensor, _: PictureItem) -> Tensor:
     return joined
 
 
-def grid_tower(processor: str, *, placeholder: str, levels: Callable[[Any], int] | None = None) -> Tower:
+def grid_tower(
+    processor: str,
+    *,
+    placeholder: str,
+    levels: Callable[[Any], int] | None = None,
+    encode: Callable[[Any, Tensor, PictureItem], Tensor] = _encode,
+    module_name: Callable[[str], str | None] = module_name,
+    unused: tuple[str, ...] = (),
+) -> Tower:
     """The part that reads pictures.
 
     Args:
         processor: image processor of models of this type.
         placeholder: text of the placeholder token, if the tokenizer does not have it.
         levels: reads `PictureFacts.levels` in the config of the part; None: tokens have no such embeddings.
+        encode, module_name, unused: see `Tower`.
     """
 
     def facts(folder: Path, config: Any, spec: DecoderSpec) -> PictureFacts:
@@ -119,8 +128,9 @@ def grid_tower(processor: str, *, placeholder: str, levels: Callable[[Any], int]
     return Tower(
         language_model="language_model",
         facts=facts,
-        encode=_encode if levels is None else _encode_levels,
+        encode=encode if levels is None else _encode_levels,
         module_name=module_name,
+        unused=unused,
     )
 
 
