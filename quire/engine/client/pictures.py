@@ -236,6 +236,7 @@ class PictureInfo(msgspec.Struct, frozen=True, kw_only=True):
         geometry: how a picture is resized and divided, and which tokens stand for it.
         token_text: text of `placeholder`; empty: it is `placeholder_text`.
         before, after: texts around the tokens of a picture, or of each of its parts in `PanAndScan`.
+        bidirectional: the tokens of an item attend to each other in both directions; one step computes all of them.
         item_tokens: most tokens of an item: as many as the engine has room for, which sets it.
         embedding_size: number of values of an embedding, which the engine sets.
         alone: a prompt is either a picture, with one token, or a text.
@@ -247,6 +248,7 @@ class PictureInfo(msgspec.Struct, frozen=True, kw_only=True):
     token_text: str = ""
     before: str = ""
     after: str = ""
+    bidirectional: bool = False
     item_tokens: int = 0
     embedding_size: int = 0
     alone: bool = False
