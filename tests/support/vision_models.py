@@ -541,8 +541,8 @@ def expected_hidden(model: Any, case: str, prompt: Sequence[int], pictures: list
     ids = torch.tensor([prompt])
     eyes = SEES[case]
     inputs = eyes.inputs(eyes.processor, pictures) if pictures else {}
-    if eyes.typed:
-        inputs["mm_token_type_ids"] = (ids == PICTURE).int()
+    inputs |= eyes.types(ids)
+    if "mm_token_type_ids" in inputs:
         model.model.rope_deltas = None  # of the call before
     with torch.inference_mode():
         hidden: torch.Tensor = model.model(input_ids=ids, attention_mask=torch.ones_like(ids), **inputs)[0]
