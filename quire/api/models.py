@@ -26,7 +26,7 @@ from quire.protocol.models import (
 )
 from quire.rendering.prompts import Prompt
 from quire.rendering.renderer import Renderer
-from quire.serving.models import GeneratingModel, ServedModel, ServerState, SpeechModel
+from quire.serving.models import GeneratingModel, PoolingModel, ServedModel, ServerState, SpeechModel
 from quire.workers.tenant import current_tenant
 
 
@@ -127,8 +127,9 @@ def _modalities(model: ServedModel) -> list[str]:
     match model:
         case SpeechModel():
             return ["audio"]
-        case GeneratingModel():
+        case GeneratingModel() | PoolingModel():
             pictures = ["image"] if model.pictures is not None else []
-            return ["text", *pictures, *(["audio"] if model.audio is not None else [])]
+            audio = ["audio"] if isinstance(model, GeneratingModel) and model.audio is not None else []
+            return ["text", *pictures, *audio]
         case _:
             return ["text"]

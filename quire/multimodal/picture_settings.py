@@ -11,6 +11,7 @@ from quire.engine.client.pictures import (
     Color,
     Geometry,
     GridTiles,
+    PaddedTiles,
     PanAndScan,
     PatchRows,
     PictureInfo,
@@ -25,6 +26,7 @@ _OTHER_SCOPES = ("text_kwargs", "videos_kwargs", "audio_kwargs")
 _MAX_TILES = 64  # of a picture: choosing their grid takes time that is quadratic in it
 _MAX_PIXELS = 1 << 30
 _MAX_EDGE = 1 << 15
+_LOW_EDGE = 512  # of pictures of low detail, as OpenAI's models see them
 _Changes = dict[str, Any]
 
 
@@ -49,6 +51,21 @@ def with_settings(info: PictureInfo, settings: Mapping[str, Any]) -> PictureInfo
     for name, value in {**values, **scoped}.items():
         changes |= _changes(info.geometry, name, value)
     return msgspec.structs.replace(info, geometry=_checked(msgspec.structs.replace(info.geometry, **changes)))
+
+
+def with_low_detail(info: PictureInfo) -> PictureInfo:
+    """The facts about a model that gets the smallest form of pictures that it knows; the same if it knows one only."""
+    changes = _Changes()
+    match info.geometry:
+        case SmartResize(min_pixels=least, max_pixels=most, frames=frames):
+            changes = {"max_pixels": max(least, min(most, frames * _LOW_EDGE**2))}
+        case PatchRows(longest_edge=longest):
+            changes = {"longest_edge": min(longest, _LOW_EDGE)}
+        case SplitTiles() | PanAndScan():
+            changes = {"splits": False}
+        case GridTiles():
+            changes = {"min_tiles": 1, "max_tiles": 1}
+    return msgspec.structs.replace(info, geometry=msgspec.structs.replace(info.geometry, **changes))
 
 
 def background_color(settings: Mapping[str, Any], default: Color) -> Color:
@@ -97,6 +114,8 @@ def _changes(geometry: Geometry, name: str, value: Any) -> _Changes:
                 "min_patches": _number("min_tiles", _MAX_TILES),
                 "max_patches": _number("max_tiles", _MAX_TILES),
             }
+        case PaddedTiles():
+            known = {"dynamic_hd": _number("max_tiles", _MAX_TILES)}
         case PanAndScan():
             known = {
                 "do_pan_and_scan": _switch("splits"),

@@ -50,7 +50,12 @@ def picture_tokenizer() -> tokenizers.Tokenizer:
 def picture_info(geometry: Geometry = FIXED) -> PictureInfo:
     """Facts about the model."""
     return PictureInfo(
-        placeholder=TOKEN[IMAGE], placeholder_text=IMAGE, geometry=geometry, before="<pic>", after="</pic>"
+        placeholder=TOKEN[IMAGE],
+        placeholder_text=IMAGE,
+        geometry=geometry,
+        before="<pic>",
+        after="</pic>",
+        embedding_size=6,
     )
 
 

@@ -6,7 +6,7 @@ import copy
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,14 +15,16 @@ import numpy as np
 import torch
 import transformers
 from PIL import Image
-from transformers import AutoConfig, AutoModelForImageTextToText
+from transformers import AutoConfig, AutoModelForMultimodalLM
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
 from transformers.models.glm46v.image_processing_pil_glm46v import Glm46VImageProcessorPil
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 from transformers.models.llava_next.image_processing_pil_llava_next import LlavaNextImageProcessorPil
 from transformers.models.llava_onevision.image_processing_pil_llava_onevision import LlavaOnevisionImageProcessorPil
+from transformers.models.paddleocr_vl.image_processing_pil_paddleocr_vl import PaddleOCRVLImageProcessorPil
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
@@ -32,10 +34,12 @@ from quire.engine.client.pictures import PictureInfo
 from quire.engine.client.protocol import PictureItem
 from quire.multimodal.pictures.layout import ItemLayout, layout
 from quire.multimodal.pictures.pixels import picture_pixels
+from tests.support.audio_models import ADAPTED, adapt, config_fields, draw_statistics
 from tests.support.models import draw_weights
+from tests.support.phi4_tiles import Phi4Tiles
 
 VOCAB = 300
-_PICTURE = 290  # the placeholder token
+PICTURE = 290  # the placeholder token
 _ROW_END, _SEPARATOR = 291, 292  # text within a picture
 _TEXT = {
     "hidden_size": 64,
@@ -92,8 +96,8 @@ _GLM_VISION = {
     "image_size": 56,
 }
 _GLM_ROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2], "partial_rotary_factor": 0.5}
-_GLM_TOKENS = {"image_token_id": _PICTURE, "video_token_id": 293}
-_QWEN_TOKENS = {"image_token_id": _PICTURE, "video_token_id": 293, "vision_start_token_id": 294}
+_GLM_TOKENS = {"image_token_id": PICTURE, "video_token_id": 293}
+_QWEN_TOKENS = {"image_token_id": PICTURE, "video_token_id": 293, "vision_start_token_id": 294}
 _PERCEIVER = {
     "resampler_n_latents": 4,
     "resampler_depth": 1,
@@ -101,6 +105,8 @@ _PERCEIVER = {
     "resampler_head_dim": 16,
     "num_key_value_heads": 2,
 }
+_PHI4 = config_fields("phi4_multimodal")
+_PHI4_VISION = {**_VISION, "num_hidden_layers": 3, "crop_size": 28, "patch_size": 7, "image_token_id": PICTURE}
 _MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
 
 
@@ -123,8 +129,20 @@ COMPOSITES: dict[str, tuple[str, dict[str, Any]]] = {
             text_fields={"sliding_window": 24, "layer_types": ["sliding_attention", "full_attention"] * 2}
             | {"num_hidden_layers": 4},
             tie_word_embeddings=True,
-            image_token_index=_PICTURE,
+            image_token_index=PICTURE,
             mm_tokens_per_image=4,
+        ),
+    ),
+    "gemma3-narrow": (  # windows end within pictures, whose patches are pooled; heads that compiled kernels can read
+        "gemma3",
+        _config(
+            "gemma3_text",
+            {"model_type": "siglip_vision_model", **_VISION, "image_size": 112, "vision_use_head": False},
+            text_fields={"sliding_window": 10, "layer_types": ["full_attention", "sliding_attention"] * 2}
+            | {"num_hidden_layers": 4, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}
+            | {"query_pre_attn_scalar": 4},  # sharp attention, so that pictures matter
+            image_token_index=PICTURE,
+            mm_tokens_per_image=16,
         ),
     ),
     "glm4v": (
@@ -153,31 +171,31 @@ COMPOSITES: dict[str, tuple[str, dict[str, Any]]] = {
     "idefics2": ("idefics2", _config("mistral", {"model_type": "idefics2", **_VISION}, perceiver_config=_PERCEIVER)),
     "idefics3": (
         "idefics3",
-        _config("llama", {"model_type": "idefics3_vision", **_LARGER}, image_token_id=_PICTURE, scale_factor=2),
+        _config("llama", {"model_type": "idefics3_vision", **_LARGER}, image_token_id=PICTURE, scale_factor=2),
     ),
     "internvl": (
         "internvl",
         _config(
-            "qwen2", {"model_type": "internvl_vision", **_LARGER}, tie_word_embeddings=True, image_token_id=_PICTURE
+            "qwen2", {"model_type": "internvl_vision", **_LARGER}, tie_word_embeddings=True, image_token_id=PICTURE
         ),
     ),
     "internvl-qwen3": (
         "internvl",
-        _config("qwen3", {"model_type": "internvl_vision", **_LARGER}, image_token_id=_PICTURE),
+        _config("qwen3", {"model_type": "internvl_vision", **_LARGER}, image_token_id=PICTURE),
     ),
-    "llava": ("llava", _config("llama", {"model_type": "clip_vision_model", **_VISION}, image_token_index=_PICTURE)),
+    "llava": ("llava", _config("llama", {"model_type": "clip_vision_model", **_VISION}, image_token_index=PICTURE)),
     "llava_next": (
         "llava_next",
         _config(
             "mistral",
             {"model_type": "clip_vision_model", **_VISION},
-            image_token_index=_PICTURE,
+            image_token_index=PICTURE,
             image_grid_pinpoints=_CANVASES,
         ),
     ),
     "llava_onevision": (
         "llava_onevision",
-        _config("qwen2", _SIGLIP, image_token_index=_PICTURE, image_grid_pinpoints=_CANVASES)
+        _config("qwen2", _SIGLIP, image_token_index=PICTURE, image_grid_pinpoints=_CANVASES)
         | {"vision_aspect_ratio": "anyres_max_2"},
     ),
     "llava-pixtral": (
@@ -185,14 +203,14 @@ COMPOSITES: dict[str, tuple[str, dict[str, Any]]] = {
         _config(
             "mistral",
             {"model_type": "pixtral", **_VISION},
-            image_token_index=_PICTURE,
+            image_token_index=PICTURE,
             vision_feature_layer=-1,
             vision_feature_select_strategy="full",
         ),
     ),
     "llava-siglip": (
         "llava",
-        _config("llama", _SIGLIP, image_token_index=_PICTURE, vision_feature_select_strategy="full"),
+        _config("llama", _SIGLIP, image_token_index=PICTURE, vision_feature_select_strategy="full"),
     ),
     "mistral3": (
         "mistral3",
@@ -200,10 +218,34 @@ COMPOSITES: dict[str, tuple[str, dict[str, Any]]] = {
             "mistral",
             {"model_type": "pixtral", **_VISION},
             text_fields={"sliding_window": None},
-            image_token_index=_PICTURE,
+            image_token_index=PICTURE,
         ),
     ),
     "ovis2": ("ovis2", _config("qwen2", {"model_type": "ovis2", **_VISION}, tie_word_embeddings=True)),
+    "paligemma": (
+        "paligemma",
+        _config("gemma", _SIGLIP, projection_dim=64, image_token_index=PICTURE),
+    ),
+    "paligemma2": (  # windows end within prompts
+        "paligemma",
+        _config(
+            "gemma2",
+            _SIGLIP,
+            text_fields={"sliding_window": 6, "layer_types": ["full_attention", "sliding_attention"] * 2}
+            | {"num_hidden_layers": 4, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32},
+            projection_dim=64,
+            image_token_index=PICTURE,
+        ),
+    ),
+    "paddleocr_vl": (
+        "paddleocr_vl",
+        _config(
+            "paddleocr_vl_text",
+            {"model_type": "paddleocr_vl_vision", **_LARGER},
+            text_fields={"rope_parameters": _MROPE, "use_bias": True},
+            **_QWEN_TOKENS,
+        ),
+    ),
     "qwen2_vl": (
         "qwen2_vl",
         _config(
@@ -258,30 +300,43 @@ COMPOSITES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "smolvlm": (
         "smolvlm",
-        _config("llama", {"model_type": "smolvlm_vision", **_LARGER}, image_token_id=_PICTURE, scale_factor=2),
+        _config("llama", {"model_type": "smolvlm_vision", **_LARGER}, image_token_id=PICTURE, scale_factor=2),
     ),
     "vipllava": (
         "vipllava",
         _config(
             "llama",
             {"model_type": "clip_vision_model", **_VISION},
-            image_token_index=_PICTURE,
+            image_token_index=PICTURE,
             vision_feature_layers=[-1],
         ),
+    ),
+}
+# Those that read audio as well.
+HEARING: dict[str, tuple[str, dict[str, Any]]] = {
+    "phi4_multimodal": (
+        "phi4_multimodal",
+        {**_PHI4, "vision_config": _PHI4_VISION, "audio_config": {**_PHI4["audio_config"], "audio_token_id": 289}},
     ),
 }
 
 
 def make_composite(case: str, *, seed: int = 0) -> Any:
     """Build the whole model of a case in float32, with weights large enough for distinct logits."""
-    kind, fields = COMPOSITES[case]
+    kind, fields = {**COMPOSITES, **HEARING}[case]
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     torch.manual_seed(seed)
     config = AutoConfig.for_model(kind, **copy.deepcopy(fields))
-    model = AutoModelForImageTextToText.from_config(config, attn_implementation="eager", dtype=torch.float32).eval()
+    model = AutoModelForMultimodalLM.from_config(config, attn_implementation="eager", dtype=torch.float32).eval()
     draw_weights(model, kind)
     model.generation_config.eos_token_id = None
+    if kind == "phi4_multimodal":
+        draw_statistics(model)
+        # transformers encodes pictures again where their placeholder is generated, so it must not be.
+        model.lm_head.weight.data[[289, PICTURE]] = 0.0
+    if kind in ADAPTED:
+        model.adapted = (adapt(model, ADAPTED[kind]),)  # in a tuple, so that it is not a module of the model
     return model
 
 
@@ -289,6 +344,22 @@ def save_composite(case: str, folder: Path) -> Path:
     """Save the whole model of a case to a folder, without a tokenizer."""
     make_composite(case).save_pretrained(folder)
     return folder
+
+
+def _untyped(_: torch.Tensor) -> dict[str, torch.Tensor]:
+    return {}
+
+
+def _typed(ids: torch.Tensor) -> dict[str, torch.Tensor]:
+    return {"mm_token_type_ids": (ids == PICTURE).int()}
+
+
+def _gemma_types(ids: torch.Tensor) -> dict[str, torch.Tensor]:
+    return {"token_type_ids": (ids == PICTURE).int()}
+
+
+def _prefix_types(ids: torch.Tensor) -> dict[str, torch.Tensor]:
+    return {"token_type_ids": torch.zeros_like(ids)}
 
 
 @dataclass(frozen=True)
@@ -299,13 +370,15 @@ class Eyes:
         processor: its image processor.
         inputs: the arguments of `generate` for pictures, of which there is at least one.
         written: changes of the processor's fields in the config that is saved.
-        typed: `generate` is told which tokens stand for pictures.
+        types: the arguments of `generate` that say which of some tokens stand for pictures.
+        least_step: tokens of a step that computes each of the prompts here, or each picture in them.
     """
 
     processor: Any
     inputs: Callable[[Any, list[Image.Image]], dict[str, torch.Tensor]]
     written: dict[str, Any]
-    typed: bool = False
+    types: Callable[[torch.Tensor], dict[str, torch.Tensor]] = field(default=_untyped)
+    least_step: int = 1
 
 
 def _inputs(names: Sequence[str], processor: Any, pictures: list[Image.Image]) -> dict[str, torch.Tensor]:
@@ -327,9 +400,12 @@ _AREA = {"shortest_edge": 28 * 28 * 2, "longest_edge": 28 * 28 * 12}
 _FRAMES = {"shortest_edge": 28 * 28 * 4, "longest_edge": 28 * 28 * 24}
 # Those that read pictures, by case. The longest edge of Pixtral's is not a multiple of its patches.
 SEES: dict[str, Eyes] = {
-    "glm4v": Eyes(Glm4vImageProcessorPil(size=_FRAMES), _GRIDS, {}, typed=True),
-    "glm46v": Eyes(Glm46VImageProcessorPil(size=_FRAMES), _GRIDS, {}, typed=True),
-    "glm4v_moe": Eyes(Glm4vImageProcessorPil(size=_FRAMES), _GRIDS, {}, typed=True),
+    "gemma3-narrow": Eyes(
+        Gemma3ImageProcessorPil(size={"height": 112, "width": 112}), _FIXED, {}, types=_gemma_types, least_step=16
+    ),
+    "glm4v": Eyes(Glm4vImageProcessorPil(size=_FRAMES), _GRIDS, {}, types=_typed),
+    "glm46v": Eyes(Glm46VImageProcessorPil(size=_FRAMES), _GRIDS, {}, types=_typed),
+    "glm4v_moe": Eyes(Glm4vImageProcessorPil(size=_FRAMES), _GRIDS, {}, types=_typed),
     "idefics3": Eyes(Idefics3ImageProcessorPil(**_TILES), _nested_inputs, {}),
     "internvl": Eyes(
         GotOcr2ImageProcessorPil(size={"height": 56, "width": 56}, crop_to_patches=True, min_patches=1, max_patches=4),
@@ -354,13 +430,27 @@ SEES: dict[str, Eyes] = {
         _SIZED,
         {"patch_size": {"height": 14, "width": 14}},
     ),
-    "qwen2_vl": Eyes(Qwen2VLImageProcessorPil(size=_AREA), _GRIDS, {}, typed=True),
-    "qwen2_5_vl": Eyes(Qwen2VLImageProcessorPil(size=_AREA), _GRIDS, {}, typed=True),
-    "qwen3_vl": Eyes(Qwen2VLImageProcessorPil(size=_AREA, **_MIDDLE), _GRIDS, {}, typed=True),
-    "qwen3_vl_moe": Eyes(Qwen2VLImageProcessorPil(size=_AREA, **_MIDDLE), _GRIDS, {}, typed=True),
+    "paligemma": Eyes(
+        SiglipImageProcessorPil(size={"height": 28, "width": 28}), _FIXED, {}, types=_prefix_types, least_step=32
+    ),
+    "paligemma2": Eyes(
+        SiglipImageProcessorPil(size={"height": 28, "width": 28}), _FIXED, {}, types=_prefix_types, least_step=32
+    ),
+    "paddleocr_vl": Eyes(PaddleOCRVLImageProcessorPil(size=_AREA), _GRIDS, {}, types=_typed),
+    "phi4_multimodal": Eyes(Phi4Tiles(), Phi4Tiles.inputs, {}),
+    "qwen2_vl": Eyes(Qwen2VLImageProcessorPil(size=_AREA), _GRIDS, {}, types=_typed),
+    "qwen2_5_vl": Eyes(Qwen2VLImageProcessorPil(size=_AREA), _GRIDS, {}, types=_typed),
+    "qwen3_vl": Eyes(Qwen2VLImageProcessorPil(size=_AREA, **_MIDDLE), _GRIDS, {}, types=_typed),
+    "qwen3_vl_moe": Eyes(Qwen2VLImageProcessorPil(size=_AREA, **_MIDDLE), _GRIDS, {}, types=_typed),
     "smolvlm": Eyes(SmolVLMImageProcessorPil(**_TILES), _nested_inputs, {}),
     "vipllava": Eyes(CLIPImageProcessorPil(**_CLIP), _FIXED, {}),
 }
+
+
+def text_types(case: str, prompt: Sequence[int]) -> dict[str, torch.Tensor]:
+    """The arguments of `generate` that say which tokens of a text attend to each other in both directions."""
+    is_prefix = case in SEES and SEES[case].types is _prefix_types
+    return _prefix_types(torch.tensor([prompt])) if is_prefix else {}
 
 
 def save_seeing(model: Any, case: str, folder: Path) -> Path:
@@ -368,6 +458,8 @@ def save_seeing(model: Any, case: str, folder: Path) -> Path:
     model.save_pretrained(folder)
     eyes = SEES[case]
     config = {**json.loads(eyes.processor.to_json_string()), **eyes.written}
+    if hasattr(model, "lora"):
+        model.lora.save(folder / "vision-lora")
     (folder / "preprocessor_config.json").write_text(json.dumps(config))
     return folder
 
@@ -427,9 +519,10 @@ def expected_of_pictures(
     """Greedy tokens of transformers' `generate`."""
     ids = torch.tensor([prompt])
     eyes = SEES[case]
+    model = getattr(model, "adapted", (model,))[0] if pictures else model
     inputs = eyes.inputs(eyes.processor, pictures) if pictures else {}
-    if eyes.typed:
-        inputs["mm_token_type_ids"] = (ids == _PICTURE).int()
+    inputs |= eyes.types(ids)
+    if "mm_token_type_ids" in inputs:
         model.model.rope_deltas = None  # of the call before
     with torch.inference_mode():
         out = model.generate(
@@ -441,3 +534,16 @@ def expected_of_pictures(
             **inputs,
         )
     return [int(token) for token in out[0, len(prompt) :]]
+
+
+def expected_hidden(model: Any, case: str, prompt: Sequence[int], pictures: list[Image.Image]) -> torch.Tensor:
+    """The hidden states (tokens, size) that transformers' model has behind its last norm."""
+    ids = torch.tensor([prompt])
+    eyes = SEES[case]
+    inputs = eyes.inputs(eyes.processor, pictures) if pictures else {}
+    inputs |= eyes.types(ids)
+    if "mm_token_type_ids" in inputs:
+        model.model.rope_deltas = None  # of the call before
+    with torch.inference_mode():
+        hidden: torch.Tensor = model.model(input_ids=ids, attention_mask=torch.ones_like(ids), **inputs)[0]
+    return hidden[0]

@@ -10,17 +10,16 @@ from typing import Any
 from quire.api.chat.audio import Pieces, audio_pieces
 from quire.api.chat.media_files import DocumentContents, MediaContent, MediaFiles
 from quire.api.chat.media_inputs import MediaInputs
-from quire.api.chat.media_parts import MediaPart, PartParser, PartPlace, media_places
+from quire.api.chat.media_parts import MediaPart, PartParser, PartPlace
 from quire.engine.client.audio import AudioInfo
 from quire.engine.client.pictures import PictureInfo
 from quire.multimodal.audio.items import audio_placeholders
 from quire.multimodal.audio.reader import AudioFile
-from quire.multimodal.picture_settings import MEDIA_IO, PROCESSOR, background_color, with_settings
+from quire.multimodal.picture_settings import MEDIA_IO, PROCESSOR, background_color, with_low_detail, with_settings
 from quire.multimodal.pictures.placement import picture_placeholders
-from quire.multimodal.pictures.reader import PictureFile, RequestPicture
+from quire.multimodal.pictures.reader import EmbeddingsFile, PictureFile, RequestPicture
 from quire.multimodal.placement import Placeholders
 from quire.multimodal.sources import MediaFile, SentBefore
-from quire.protocol.chat import Message
 from quire.protocol.errors import InvalidRequest
 from quire.rendering.messages import AUDIO_PART, IMAGE_PART
 from quire.rendering.picture_texts import PictureTexts
@@ -98,16 +97,16 @@ class ChatMedia:
 
 
 async def take_media(
-    messages: Sequence[Message], settings: MediaSettings, model: ServedModel, state: ServerState, sequences: int
+    places: Sequence[PartPlace], settings: MediaSettings, model: ServedModel, state: ServerState, sequences: int
 ) -> ChatMedia:
-    """Replace the media in messages by what stands for them, and make items of them.
+    """Replace media in messages by what stands for them, and make items of them.
 
     Everything that costs little is checked first, for all parts. Then the files are read, a few at a time; large ones
     wait on disk. Then they are prepared, one after the other. The memory for the items is reserved for as long as they
     live.
 
     Args:
-        messages: messages of a chat; they are changed in place.
+        places: content parts with media; the contents that they are in are changed.
         settings: of its pictures.
         model: the model that the chat is for.
         state: where media may come from, and how many.
@@ -120,7 +119,6 @@ async def take_media(
     """
     reads = MediaInputs.of(model)
     reads.check_settings(settings.names)
-    places = media_places(messages)
     if not places:
         return ChatMedia(unused_fields=settings.names)
     for place in places:
@@ -137,7 +135,9 @@ async def take_media(
         limit = model.info.max_model_len
         audio = await _audio(parts, originals, reads.audio, limit, sequences)
         pictures = await _pictures(parts, contents, picture_input, limit, sequences)
-    unused = [*(settings.names if pictures is None else ()), *(name for part in parts for name in part.unused)]
+    unused = [] if pictures is not None else settings.names
+    if pictures is None or with_low_detail(pictures.info) == pictures.info:
+        unused = [*unused, *(part.low_detail for part in parts if part.low_detail is not None)]
     return ChatMedia(audio, pictures, unused)
 
 
@@ -150,24 +150,30 @@ async def _pictures(
 ) -> ChatPictures | None:
     if picture_input is None:
         return None
-    info = picture_input.info
-    files = [
-        PictureFile(content.content if isinstance(content, MediaFile) else None, content.where, info, part.uuid)
-        for part, pieces in zip(parts, contents, strict=True)
-        if part.place.kind != "audio"
-        for content in pieces
-        if not isinstance(content, str)
-    ]
+    info, reader = picture_input.info, picture_input.reader
+    low = with_low_detail(info)
+    files: list[PictureFile] = []
+    embeddings: list[EmbeddingsFile] = []
+    for part, pieces in zip(parts, contents, strict=True):
+        for content in pieces:
+            if part.place.kind == "audio" or isinstance(content, str):
+                continue
+            if part.is_embeddings and isinstance(content, MediaFile):
+                embeddings.append(EmbeddingsFile(content.content, content.where, info, part.grid))
+                continue
+            file = content.content if isinstance(content, MediaFile) else None
+            files.append(PictureFile(file, content.where, info if part.low_detail is None else low, part.uuid))
+    if embeddings and files:
+        raise InvalidRequest("A chat may have pictures or embeddings of pictures, not both.", embeddings[0].where)
+    tenant = current_tenant()
+    if embeddings:
+        read = await reader.embeddings(embeddings, max_tokens=limit, sequences=sequences, tenant=tenant)
+        return ChatPictures(info, read)
     if not files:
         return None
-    pictures = await picture_input.reader.prepare(
-        files,
-        max_tokens=limit,
-        sequences=sequences,
-        background=picture_input.background,
-        tenant=current_tenant(),
-    )
-    return ChatPictures(info, pictures)
+    background = picture_input.background
+    prepared = await reader.prepare(files, max_tokens=limit, sequences=sequences, background=background, tenant=tenant)
+    return ChatPictures(info, prepared)
 
 
 def _with_settings(picture_input: PictureInput, settings: MediaSettings) -> PictureInput:

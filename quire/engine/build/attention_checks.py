@@ -17,14 +17,8 @@ from quire.engine.execution.attention.libraries import (
 )
 from quire.engine.execution.devices.device import Device
 from quire.engine.models.errors import UnsupportedModel
-from quire.engine.models.specs.decoder import (
-    Attention,
-    CTCSpec,
-    DecoderSpec,
-    EncoderSpec,
-    GroupedQueryAttention,
-    TransducerSpec,
-)
+from quire.engine.models.family import WithoutCache
+from quire.engine.models.specs.decoder import Attention, DecoderSpec, GroupedQueryAttention
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +54,7 @@ def with_attention_backend(config: CoreConfig, device: Device) -> CoreConfig:
 def _no_effect(config: CoreConfig) -> str:
     """Why Quire's own kernels run a model of this kind; empty if they need not."""
     spec = config.model_config.spec
-    if isinstance(spec, EncoderSpec | CTCSpec | TransducerSpec):
+    if isinstance(spec, WithoutCache):
         return "it has no KV cache"
     if isinstance(spec, DecoderSpec) and spec.has_cross_attention:
         return "the library has no cross-attention"
@@ -76,8 +70,16 @@ def _device_refusals(device: Device) -> Iterator[str]:
 
 def _model_refusals(config: CoreConfig) -> Iterator[str]:
     """Why it does not work with the implementation of a model."""
-    if config.model_config.spec is None:
+    spec, pictures = config.model_config.spec, config.model_config.facts.pictures
+    if spec is None:
         yield "works with Quire's implementation of a model only, not with --model-impl transformers"
+    if isinstance(spec, DecoderSpec) and spec.prefix_lm:
+        yield "does not support prompts whose tokens attend to each other in both directions"
+    if pictures is not None and pictures.info.bidirectional:
+        yield (
+            "does not support pictures whose tokens attend to each other in both directions; --language-model-only "
+            "loads the model without them"
+        )
 
 
 def _option_refusals(library: AttentionLibrary, config: CoreConfig) -> Iterator[str]:

@@ -19,10 +19,13 @@ class Generates(msgspec.Struct, frozen=True, kw_only=True, tag="generates"):
     Attributes:
         audio: how audio becomes part of its prompts; it then transcribes as well. None: it does not read audio.
         pictures: how pictures become part of its prompts. None: it does not read them.
+        longest_prompt: most tokens of a prompt, if they attend to each other in both directions (a prefix language
+            model): one step computes all of them. None: tokens attend to earlier ones.
     """
 
     audio: AudioInfo | None = None
     pictures: PictureInfo | None = None
+    longest_prompt: int | None = None
 
 
 class Pools(msgspec.Struct, frozen=True, kw_only=True, tag="pools"):
@@ -41,6 +44,8 @@ class Pools(msgspec.Struct, frozen=True, kw_only=True, tag="pools"):
         sparse: embeddings have a value for each token of the vocabulary, most of them 0.
         chunked: texts beyond the context length are embedded in chunks, and their embeddings averaged.
         max_embed_len: tokens of the longest text to embed; None: the context length, or no limit with `chunked`.
+        padded_to: texts are padded to so many tokens; 0: they are not.
+        pictures: how pictures become part of its prompts. None: it does not read them.
     """
 
     tasks: tuple[PoolingTask, ...]
@@ -54,6 +59,8 @@ class Pools(msgspec.Struct, frozen=True, kw_only=True, tag="pools"):
     sparse: bool = False
     chunked: bool = False
     max_embed_len: int | None = None
+    padded_to: int = 0
+    pictures: PictureInfo | None = None
 
 
 class Transcribes(msgspec.Struct, frozen=True, kw_only=True, tag="transcribes"):
@@ -148,11 +155,12 @@ class ModelInfo(msgspec.Struct, frozen=True):
     @property
     def media_tokens(self) -> frozenset[str]:
         """Texts of the tokens that stand for media in prompts."""
-        if not isinstance(self.kind, Generates):
+        if not isinstance(self.kind, Generates | Pools):
             return frozenset()
-        audio, pictures = self.kind.audio, self.kind.pictures
+        audio, pictures = self.kind.audio if isinstance(self.kind, Generates) else None, self.kind.pictures
         texts = () if audio is None else (audio.placeholder_text,)
-        return frozenset(texts if pictures is None else (*texts, pictures.placeholder_text, pictures.token))
+        written = () if pictures is None or pictures.alone else (pictures.placeholder_text, pictures.token)
+        return frozenset((*texts, *written))
 
     @property
     def tasks(self) -> tuple[str, ...]:

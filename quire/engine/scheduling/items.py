@@ -15,6 +15,23 @@ from quire.engine.scheduling.plan import EncodedItem, PlaceholderTokens, RotaryP
 ItemKey = bytes
 
 
+def pixels_of(item: PictureItem) -> int:
+    """The number of pixels of all images of an item."""
+    return item.pixels.size // 3
+
+
+def beside_pictures(items: tuple[MediaItem, ...]) -> tuple[MediaItem, ...]:
+    """The items of a prompt, in which audio knows that there are pictures beside it, if there are."""
+    if not any(isinstance(item, PictureItem) for item in items):
+        return items
+    return tuple(
+        item
+        if isinstance(item, PictureItem)
+        else msgspec.structs.replace(item, hash=item.hash + b"beside pictures", beside_pictures=True)
+        for item in items
+    )
+
+
 class PlaceholderRanges:
     """The items of one request, in the order of their spans."""
 
@@ -86,18 +103,19 @@ class EncoderCache:
     step reads are not evicted in that step. Nothing else is held, so a request never waits for another one's items.
     """
 
-    def __init__(self, capacity: int, encoder_compute_budget: int) -> None:
+    def __init__(self, capacity: int, encoder_compute_budget: int, pixel_cost: float = 0.0) -> None:
         """Make an empty cache.
 
         Args:
             capacity: embeddings that are kept; at least those of the largest item.
-            encoder_compute_budget: embeddings that a step makes, if they are of more than one item.
+            encoder_compute_budget, pixel_cost: see `SchedulerLimits`.
         """
         self._capacity = capacity
         self._encoder_compute_budget = encoder_compute_budget
+        self._pixel_cost = pixel_cost
         self._lengths: OrderedDict[ItemKey, int] = OrderedDict()  # least recently used first
         self._held = 0
-        self._left = 0  # embeddings that this step may still make
+        self._left = 0  # of the budget, for this step
         self._read: set[ItemKey] = set()  # by this step
         self._dropped: list[ItemKey] = []  # since the step before
 
@@ -108,7 +126,16 @@ class EncoderCache:
         plan.evicted.extend(self._dropped)
         self._dropped.clear()
 
-    def readable(self, plan: StepPlan, spans: PlaceholderRanges, start: int, count: int, first: int) -> int:
+    def readable(
+        self,
+        plan: StepPlan,
+        spans: PlaceholderRanges,
+        start: int,
+        count: int,
+        first: int,
+        *,
+        exceeds_budget: bool = False,
+    ) -> int:
         """Schedule the encoding of items; returns how many of `count` tokens from `start` on the step can compute.
 
         Args:
@@ -117,11 +144,12 @@ class EncoderCache:
             start: computed tokens of the request.
             count: tokens that could be computed otherwise.
             first: computed tokens of the request when it entered the batch.
+            exceeds_budget: there is room for all of the items, see `reads_all`.
         """
         for item in spans.within(start, start + count):
             key = spans.key(item)
             is_cached = key in self._lengths
-            if not is_cached and not self._make_room(plan, item.length):
+            if not is_cached and not self._make_room(plan, item, exceeds_budget):
                 return max(0, item.start - start)
             if not is_cached or item.start >= start or start == first:
                 plan.stats.item_queries += 1
@@ -129,11 +157,24 @@ class EncoderCache:
             if not is_cached:
                 self._lengths[key] = item.length
                 self._held += item.length
-                self._left -= item.length
+                self._left -= self._cost(item)
                 plan.encoded.append(EncodedItem(key, item))
             self._lengths.move_to_end(key)
             self._read.add(key)
         return count
+
+    def reads_all(self, spans: PlaceholderRanges, start: int, end: int) -> bool:
+        """Whether this step can read all items of the tokens [start, end), whichever of them are encoded.
+
+        If the step encodes nothing else, they may cost more than its budget.
+        """
+        unread = {spans.key(item): item for item in spans.within(start, end)}
+        unread = {key: item for key, item in unread.items() if key not in self._read}
+        is_first = self._left == self._encoder_compute_budget
+        if not is_first and sum(map(self._cost, unread.values())) > self._left:
+            return False
+        held = sum(self._lengths[key] for key in self._read)
+        return held + sum(item.length for item in unread.values()) <= self._capacity
 
     def forget(self, key: ItemKey) -> None:
         """An item could not be encoded."""
@@ -151,10 +192,16 @@ class EncoderCache:
         assert self._held == sum(self._lengths.values()), "embeddings are counted wrongly"
         assert self._held <= self._capacity, "there are more embeddings than there is room for"
 
-    def _make_room(self, plan: StepPlan, length: int) -> bool:
+    def _cost(self, item: MediaItem) -> int:
+        pixels = pixels_of(item) if isinstance(item, PictureItem) else 0
+        return max(item.length, round(pixels * self._pixel_cost))
+
+    def _make_room(self, plan: StepPlan, item: MediaItem, exceeds_budget: bool) -> bool:
         """Evict items until there is room for another one; False if this step must not encode it."""
-        if length > self._left and self._left < self._encoder_compute_budget:
+        is_first = self._left == self._encoder_compute_budget
+        if self._cost(item) > self._left and not is_first and not exceeds_budget:
             return False
+        length = item.length
         read = sum(self._lengths[key] for key in self._read)
         if read + length > self._capacity:
             return False

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable, Sequence
+import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import IO, Any, TypeVar
+from typing import IO, Any
 
 import msgspec
 
@@ -17,18 +18,20 @@ from quire.engine.client.protocol import PictureItem, PixelArray
 from quire.multimodal.errors import PromptError
 from quire.multimodal.memory import MediaMemory, Reservation
 from quire.multimodal.pictures.cache import Key, PictureCache, PreparedPicture
-from quire.multimodal.pictures.decode import WHITE, Inspect, Job, PictureError, PictureHeader, Prepare
-from quire.multimodal.pictures.layout import LayoutError, PictureLayout, layout
+from quire.multimodal.pictures.decode import WHITE, Inspect, Job, PictureError, PictureHeader, Prepare, ReadEmbeddings
+from quire.multimodal.pictures.embeddings import embeddings_item, embeddings_layout
+from quire.multimodal.pictures.layout import LayoutError, PictureLayout, layout, pixels_between
 from quire.multimodal.pictures.limits import PictureLimits
+from quire.workers.concurrency import at_most
 from quire.workers.errors import JobKilled, JobTimedOut, QueueFull
 from quire.workers.limits import WorkerLimits
 from quire.workers.pool import WorkerPool
 
-Result = TypeVar("Result")
 _SECONDS = 5.0  # of processor time for a picture
 _WORKER_MEMORY = 256 << 20  # bytes, beside the file and the picture
 _COPIES = 7  # of a file while it is sent: three in this process, four in the worker
 _PIXEL_COPIES = 12  # bytes for each pixel of a picture while it is decoded, turned and resized
+_BETWEEN_COPIES = 6  # bytes for each pixel of an image that is made in between; see `pixels_between`
 _RESULT_COPIES = 5  # of the pixels of items while they are made
 _AT_ONCE = 2  # pictures of one request
 _BLOCK = 1 << 20  # bytes that are hashed at once
@@ -49,6 +52,23 @@ class PictureFile:
     where: str
     info: PictureInfo
     name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingsFile:
+    """A picture of a request whose embeddings the client has computed.
+
+    Attributes:
+        content: the file with the embeddings.
+        where: the content part that it came in, for errors.
+        info: facts about the model.
+        grid: time, height and width in patches, or a file with these; None: they were not sent.
+    """
+
+    content: IO[bytes]
+    where: str
+    info: PictureInfo
+    grid: tuple[int, ...] | bytes | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,17 +161,68 @@ class PictureReader:
             QueueFull: too many pictures wait, or have waited for too long.
             WorkerError: processes cannot be started.
         """
-        planned = await _at_most(_AT_ONCE, [partial(self._plan, file, background, tenant) for file in files])
+        planned = await at_most(_AT_ONCE, [partial(self._plan, file, background, tenant) for file in files])
         _check_tokens(planned, max_tokens)
-        needed = _needed(planned, sequences)
         largest = max(planned, key=lambda plan: plan.layout.size)
-        with await self._reserve(needed, tenant, largest.file.where) as reservation:
-            works = [partial(self._picture, plan, background, tenant) for plan in planned]
-            pictures = await _at_most(_AT_ONCE, works)
-            return [
-                _request_picture(plan.key, picture, reservation, 1 + sequences)
-                for plan, picture in zip(planned, pictures, strict=True)
+        while True:
+            with await self._memory.reserve(_needed(planned, sequences), tenant, largest.file.where) as reservation:
+                cached = [self.cache.find(plan.key) for plan in planned]
+                if all(plan.header or picture for plan, picture in zip(planned, cached, strict=True)):
+                    pictures = await self._pictures(planned, cached, background, tenant)
+                    return [
+                        _request_picture(plan.key, picture, reservation, 1 + sequences)
+                        for plan, picture in zip(planned, pictures, strict=True)
+                    ]
+            # Some have left the cache meanwhile: memory for decoding them has to be reserved as well.
+            works = [
+                partial(self._renewed, plan, tenant, is_cached=picture is not None)
+                for plan, picture in zip(planned, cached, strict=True)
             ]
+            del cached
+            planned = await at_most(_AT_ONCE, works)
+
+    async def embeddings(
+        self, files: Sequence[EmbeddingsFile], *, max_tokens: int, sequences: int, tenant: str = ""
+    ) -> list[RequestPicture]:
+        """Make items of pictures whose embeddings are known. The memory is held for as long as the items live.
+
+        Args:
+            files: the embeddings.
+            max_tokens, sequences, tenant: as of `prepare`.
+
+        Raises:
+            PromptError: a file has something else, or does not fit to the model; or all need more tokens or memory
+                than there are.
+            QueueFull: too many wait, or have waited for too long.
+            WorkerError: processes cannot be started.
+        """
+        sizes = [await asyncio.to_thread(file.content.seek, 0, os.SEEK_END) for file in files]
+        most = 2 * (1 + sequences) * sum(sizes)  # numbers of 16 bits become such of 32
+        working = (_COPIES + 2 * _RESULT_COPIES) * sum(sorted(sizes, reverse=True)[:_AT_ONCE])
+        with await self._memory.reserve(most + working, tenant, files[0].where) as reservation:
+            read = await at_most(_AT_ONCE, [partial(self._embeddings, file, tenant) for file in files])
+            tokens = sum(picture.layout.tokens for picture in read)
+            if tokens >= max_tokens:
+                raise PictureError(
+                    f"This model's maximum context length is {max_tokens} tokens. However, the pictures have {tokens} "
+                    "tokens, and text and an answer must fit as well.",
+                    files[-1].where,
+                )
+            for picture in read:
+                for item in picture.items:
+                    assert item.encoding is not None
+                    reservation.pass_on(item.encoding, (1 + sequences) * item.encoding.nbytes)
+        return read
+
+    async def _embeddings(self, file: EmbeddingsFile, tenant: str) -> RequestPicture:
+        job = ReadEmbeddings(await asyncio.to_thread(_content, file.content), file.grid)
+        values, grid = await self._run(job, file.where, tenant)
+        try:
+            planned = embeddings_layout(file.info, values, grid)
+        except PromptError as error:
+            raise PictureError(str(error), file.where) from error
+        values.flags.writeable = False
+        return RequestPicture(planned, (await asyncio.to_thread(embeddings_item, values, planned),))
 
     async def close(self) -> None:
         """End the processes."""
@@ -160,13 +231,19 @@ class PictureReader:
     async def _plan(self, file: PictureFile, background: Color, tenant: str) -> _Planned:
         options = hashlib.sha256(msgspec.json.encode((file.info, background))).digest()
         key = await self._digest(file, tenant), options
-        kept = self.cache.peek(key)
-        if kept is not None:
-            return _Planned(file, key, kept.layout, size=file.content.tell() if file.content else 0)
+        cached = self.cache.find(key)
+        return await self._inspected(file, key, tenant) if cached is None else _Planned(file, key, cached.layout)
+
+    async def _renewed(self, plan: _Planned, tenant: str, *, is_cached: bool) -> _Planned:
+        """The plan, with a header if the picture is to be decoded."""
+        return plan if plan.header or is_cached else await self._inspected(plan.file, plan.key, tenant)
+
+    async def _inspected(self, file: PictureFile, key: Key, tenant: str) -> _Planned:
+        """The plan of a picture whose header is read."""
         if file.content is None:
             raise self._unknown(file)
         size = file.content.tell()  # it was read to its end
-        with await self._reserve(_COPIES * size, tenant, file.where):
+        with await self._memory.reserve(_COPIES * size, tenant, file.where):
             header: PictureHeader = await self._run(
                 Inspect(await asyncio.to_thread(_content, file.content)), file.where, tenant
             )
@@ -192,20 +269,30 @@ class PictureReader:
     def _unknown(file: PictureFile) -> PictureError:
         return PictureError("The picture of this `uuid` is not in the cache (any more): send it again.", file.where)
 
-    async def _picture(self, plan: _Planned, background: Color, tenant: str) -> PreparedPicture:
+    async def _pictures(
+        self, planned: Sequence[_Planned], cached: Sequence[PreparedPicture | None], background: Color, tenant: str
+    ) -> list[PreparedPicture]:
+        """The pictures of a request, which has reserved the memory to prepare those that are not in the cache."""
+        works = [
+            partial(self._picture, plan, picture, background, tenant)
+            for plan, picture in zip(planned, cached, strict=True)
+        ]
+        return await at_most(_AT_ONCE, works)
+
+    async def _picture(
+        self, plan: _Planned, cached: PreparedPicture | None, background: Color, tenant: str
+    ) -> PreparedPicture:
         async def make() -> PreparedPicture:
             content, header = plan.file.content, plan.header
-            if content is None:
+            if content is None or header is None:
                 raise self._unknown(plan.file)
-            if header is None:  # it was in the cache when this was planned
-                header = await self._run(Inspect(await asyncio.to_thread(_content, content)), plan.file.where, tenant)
             job = Prepare(await asyncio.to_thread(_content, content), header, plan.file.info, background)
             pixels: PixelArray = await self._run(job, plan.file.where, tenant)
             pixels.flags.writeable = False  # requests share them
             return PreparedPicture(plan.layout, pixels)
 
         try:
-            picture, hit = await self.cache.get(plan.key, make)
+            picture, hit = (cached, True) if cached else await self.cache.get(plan.key, make)
         except PromptError as error:
             raise PictureError(str(error), plan.file.where) from error
         self._on_lookup(hit)
@@ -214,7 +301,7 @@ class PictureReader:
     async def _run(self, job: Job, where: str, tenant: str) -> Any:
         try:
             return await self._processes.run(job, tenant=tenant)
-        except PictureError as error:
+        except PromptError as error:
             raise PictureError(str(error), where) from error
         except JobTimedOut as error:
             if error.stalled:
@@ -222,29 +309,6 @@ class PictureReader:
             raise PictureError(f"Decoding the picture took more than {_SECONDS:g} s.", where) from error
         except JobKilled as error:
             raise PictureError(f"The picture cannot be decoded: {error}.", where) from error
-
-    async def _reserve(self, size: int, tenant: str, where: str) -> Reservation:
-        try:
-            return await self._memory.reserve(size, tenant)
-        except PromptError as error:
-            raise PictureError(str(error), where) from error
-
-
-async def _at_most(count: int, works: Sequence[Callable[[], Awaitable[Result]]]) -> list[Result]:
-    """The results of works, of which so many run at once. If one fails, the others are cancelled."""
-    slots = asyncio.Semaphore(count)
-
-    async def run(work: Callable[[], Awaitable[Result]]) -> Result:
-        async with slots:
-            return await work()
-
-    tasks = [asyncio.create_task(run(work)) for work in works]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _check_tokens(planned: Sequence[_Planned], max_tokens: int) -> None:
@@ -262,16 +326,22 @@ def _check_tokens(planned: Sequence[_Planned], max_tokens: int) -> None:
 def _needed(planned: Sequence[_Planned], sequences: int) -> int:
     """The most memory that pictures take while they are prepared, and in the requests to the engine, in bytes."""
     results = (1 + sequences) * sum(plan.layout.size for plan in planned)
-    working = sorted(
-        (
-            _COPIES * plan.size
-            + _PIXEL_COPIES * (plan.header.height * plan.header.width if plan.header else 0)
-            + _RESULT_COPIES * plan.layout.size
-            for plan in planned
-        ),
-        reverse=True,
-    )
+    working = sorted(map(_working, planned), reverse=True)
     return results + sum(working[:_AT_ONCE])
+
+
+def _working(plan: _Planned) -> int:
+    """The most memory that a picture takes while it is prepared, in bytes."""
+    header = plan.header
+    if header is None:  # it is in the cache
+        return 0
+    between = pixels_between(plan.file.info.geometry, plan.layout, header.height, header.width)
+    return (
+        _COPIES * plan.size
+        + _PIXEL_COPIES * header.height * header.width
+        + _BETWEEN_COPIES * between
+        + _RESULT_COPIES * plan.layout.size
+    )
 
 
 def _request_picture(key: Key, picture: PreparedPicture, reservation: Reservation, copies: int) -> RequestPicture:

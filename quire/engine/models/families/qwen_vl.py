@@ -47,7 +47,8 @@ def with_axes(spec: DecoderSpec, axes: tuple[int, ...]) -> DecoderSpec:
     return replace(spec, layers=tuple(layers))
 
 
-def _spec(config: Any, text: DecoderSpec) -> DecoderSpec:
+def spec_with_sections(config: Any, text: DecoderSpec) -> DecoderSpec:
+    """The language model of Qwen2-VL and Qwen2.5-VL."""
     axes = axes_in_sections(config.text_config, _SECTIONS)
     return with_axes(language_model(config, text), axes)
 
@@ -89,13 +90,22 @@ def _encode_levels(model: Any, pixels: Tensor, _: PictureItem) -> Tensor:
     return joined
 
 
-def grid_tower(processor: str, *, placeholder: str, levels: Callable[[Any], int] | None = None) -> Tower:
+def grid_tower(
+    processor: str,
+    *,
+    placeholder: str,
+    levels: Callable[[Any], int] | None = None,
+    encode: Callable[[Any, Tensor, PictureItem], Tensor] = _encode,
+    module_name: Callable[[str], str | None] = module_name,
+    unused: tuple[str, ...] = (),
+) -> Tower:
     """The part that reads pictures.
 
     Args:
         processor: image processor of models of this type.
         placeholder: text of the placeholder token, if the tokenizer does not have it.
         levels: reads `PictureFacts.levels` in the config of the part; None: tokens have no such embeddings.
+        encode, module_name, unused: see `Tower`.
     """
 
     def facts(folder: Path, config: Any, spec: DecoderSpec) -> PictureFacts:
@@ -119,8 +129,9 @@ def grid_tower(processor: str, *, placeholder: str, levels: Callable[[Any], int]
     return Tower(
         language_model="language_model",
         facts=facts,
-        encode=_encode if levels is None else _encode_levels,
+        encode=encode if levels is None else _encode_levels,
         module_name=module_name,
+        unused=unused,
     )
 
 
@@ -128,11 +139,11 @@ def _levels(vision: Any) -> int:
     return len(vision.deepstack_visual_indexes)
 
 
-_QWEN2 = grid_tower("qwen2vl", placeholder="<|image_pad|>")
+QWEN2_TOWER = grid_tower("qwen2vl", placeholder="<|image_pad|>")
 _QWEN3 = grid_tower("qwen2vl", placeholder="<|image_pad|>", levels=_levels)
 FAMILIES = (
-    vision_language_model("qwen2_vl", _QWEN2, _spec),
-    vision_language_model("qwen2_5_vl", _QWEN2, _spec),
+    vision_language_model("qwen2_vl", QWEN2_TOWER, spec_with_sections),
+    vision_language_model("qwen2_5_vl", QWEN2_TOWER, spec_with_sections),
     vision_language_model("qwen3_vl", _QWEN3, _interleaved_spec),
     vision_language_model("qwen3_vl_moe", _QWEN3, _interleaved_spec),
 )

@@ -377,6 +377,7 @@ class Embeddings:
 
     Attributes:
         scale: factor of the token's embedding.
+        scales_items: the factor is also that of embeddings of items; False: these are as their encoder makes them.
         positions: rows of the table of learned positions; 0 for none.
         position_offset: row of the first position.
         types: rows of the table of token types; 0 for none.
@@ -387,6 +388,7 @@ class Embeddings:
     """
 
     scale: float = 1.0
+    scales_items: bool = True
     positions: int = 0
     position_offset: int = 0
     types: int = 0
@@ -445,6 +447,7 @@ class AudioEncoderSpec(StackSpec):
         chunk: positions of an item; one that continues another is filled up with zeros, which are attended to.
             0: items are independent of each other.
         projector: applied to the result; None: there is none.
+        picture_projector: there is another projector like it for audio in prompts that have pictures as well.
     """
 
     positive: ClassVar = ("hidden", "max_positions", "averaged", "joined")
@@ -456,6 +459,7 @@ class AudioEncoderSpec(StackSpec):
     concatenated: tuple[int, ...] = ()
     chunk: int = 0
     projector: Projector | QueryProjector | None = None
+    picture_projector: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -538,6 +542,7 @@ class DecoderSpec(TransformerSpec):
             placeholder tokens, or, where audio arrives while tokens are generated, are added to those of all tokens.
             None if there is none.
         language_model: name of the language model's family, if the model is composed of parts.
+        prefix_lm: the tokens of a prompt attend to each other in both directions, also to those before windows.
     """
 
     tied: bool = False
@@ -546,6 +551,7 @@ class DecoderSpec(TransformerSpec):
     logit_softcap: float | None = None
     encoder: AudioEncoderSpec | None = None
     language_model: str = ""
+    prefix_lm: bool = False
 
     @property
     def has_cross_attention(self) -> bool:
