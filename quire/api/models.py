@@ -128,7 +128,11 @@ def _modalities(model: ServedModel) -> list[str]:
         case SpeechModel():
             return ["audio"]
         case GeneratingModel():
-            pictures = ["image"] if model.pictures is not None else []
-            return ["text", *pictures, *(["audio"] if model.audio is not None else [])]
+            read = {
+                "image": model.pictures is not None,
+                "video": model.pictures is not None and model.pictures.info.video is not None,
+                "audio": model.audio is not None,
+            }
+            return ["text", *(name for name, is_read in read.items() if is_read)]
         case _:
             return ["text"]

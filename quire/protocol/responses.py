@@ -39,6 +39,7 @@ class Part(RequestPart):
     refusal: str | None = None
     input_audio: Any = Field(None, description="of audio: the base64 text and its format, as in chats")
     image_url: Any = Field(None, description="of a picture: its URL")
+    video_url: Any = Field(None, description="of a video: its URL, or an object with it, as in chats")
     detail: Any = Field(None, description="of a picture: low, high, auto or original; the model's resolution is used")
     file_data: Any = Field(None, description="of a file: a data URL, or base64")
     file_url: Any = Field(None, description="of a file: its URL")

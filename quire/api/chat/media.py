@@ -7,22 +7,31 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
+
 from quire.api.chat.audio import Pieces, audio_pieces
 from quire.api.chat.media_files import DocumentContents, MediaContent, MediaFiles
 from quire.api.chat.media_inputs import MediaInputs
 from quire.api.chat.media_parts import MediaPart, PartParser, PartPlace, media_places
 from quire.engine.client.audio import AudioInfo
-from quire.engine.client.pictures import PictureInfo
+from quire.engine.client.pictures import VideoInfo
 from quire.multimodal.audio.items import audio_placeholders
 from quire.multimodal.audio.reader import AudioFile
-from quire.multimodal.picture_settings import MEDIA_IO, PROCESSOR, background_color, with_settings
+from quire.multimodal.picture_settings import (
+    MEDIA_IO,
+    PROCESSOR,
+    background_color,
+    frame_rate,
+    with_frame_settings,
+    with_settings,
+)
 from quire.multimodal.pictures.placement import picture_placeholders
 from quire.multimodal.pictures.reader import PictureFile, RequestPicture
 from quire.multimodal.placement import Placeholders
 from quire.multimodal.sources import MediaFile, SentBefore
 from quire.protocol.chat import Message
 from quire.protocol.errors import InvalidRequest
-from quire.rendering.messages import AUDIO_PART, IMAGE_PART
+from quire.rendering.messages import AUDIO_PART, IMAGE_PART, VIDEO_PART
 from quire.rendering.picture_texts import PictureTexts
 from quire.serving.models import AudioInput, PictureInput, ServedModel, ServerState
 from quire.workers.tenant import current_tenant
@@ -40,9 +49,8 @@ class ChatAudio:
 
 @dataclass(frozen=True, slots=True)
 class ChatPictures:
-    """The pictures of a chat, pages of documents among them, and how the model reads them."""
+    """The pictures and videos of a chat, pages of documents among them."""
 
-    info: PictureInfo
     pictures: Sequence[RequestPicture]
 
 
@@ -64,7 +72,7 @@ class ChatMedia:
     """The media of a chat.
 
     Attributes:
-        audio, pictures: None if there are none.
+        audio, pictures: None if there are none; `pictures` has videos as well.
         unused_fields: paths of fields that have no effect.
     """
 
@@ -76,15 +84,19 @@ class ChatMedia:
     def placeholder_texts(self) -> dict[str, str]:
         """Texts that stand for the media in messages that are texts; see `Conversation.media`."""
         texts = {} if self.audio is None else {"audio": self.audio.info.placeholder_text}
-        return texts if self.pictures is None else {**texts, "image": self.pictures.info.placeholder_text}
+        for picture in () if self.pictures is None else self.pictures.pictures:
+            kind = "video" if isinstance(picture.info, VideoInfo) else "image"
+            texts[kind] = picture.info.placeholder_text
+        return texts
 
     @property
     def picture_texts(self) -> PictureTexts | None:
-        """What stands for the pictures in the rendered chat; None if there are none."""
+        """What stands for pictures and videos in the rendered chat; None if there are none."""
         if self.pictures is None:
             return None
-        layouts = [picture.layout.text for picture in self.pictures.pictures]
-        return PictureTexts(self.pictures.info.placeholder_text, layouts)
+        pictures = self.pictures.pictures
+        layouts = [(picture.info.placeholder_text, picture.layout.text) for picture in pictures]
+        return PictureTexts(layouts, in_order=len({picture.info.placeholder for picture in pictures}) == 1)
 
     @property
     def placeholders(self) -> list[Placeholders]:
@@ -93,7 +105,7 @@ class ChatMedia:
         if self.audio is not None:
             kinds.append(audio_placeholders(self.audio.pieces, self.audio.info))
         if self.pictures is not None:
-            kinds.append(picture_placeholders(self.pictures.pictures, self.pictures.info))
+            kinds += picture_placeholders(self.pictures.pictures)
         return kinds
 
 
@@ -136,7 +148,8 @@ async def take_media(
         _replace(parts, contents)
         limit = model.info.max_model_len
         audio = await _audio(parts, originals, reads.audio, limit, sequences)
-        pictures = await _pictures(parts, contents, picture_input, limit, sequences)
+        fps = frame_rate(settings.media_io)
+        pictures = await _pictures(parts, contents, picture_input, limit, sequences, fps)
     unused = [*(settings.names if pictures is None else ()), *(name for part in parts for name in part.unused)]
     return ChatMedia(audio, pictures, unused)
 
@@ -147,12 +160,21 @@ async def _pictures(
     picture_input: PictureInput | None,
     limit: int,
     sequences: int,
+    fps: float | None,
 ) -> ChatPictures | None:
+    """`fps`: of lists of frames, as the request says."""
     if picture_input is None:
         return None
-    info = picture_input.info
+    video = picture_input.info.video
+    info = msgspec.structs.replace(picture_input.info, video=None)  # pictures do not depend on it
     files = [
-        PictureFile(content.content if isinstance(content, MediaFile) else None, content.where, info, part.uuid)
+        PictureFile(
+            content.content if isinstance(content, MediaFile) else None,
+            content.where,
+            video if part.place.kind == "video" and video is not None else info,
+            part.uuid,
+            fps if part.place.kind == "video" else None,
+        )
         for part, pieces in zip(parts, contents, strict=True)
         if part.place.kind != "audio"
         for content in pieces
@@ -167,16 +189,16 @@ async def _pictures(
         background=picture_input.background,
         tenant=current_tenant(),
     )
-    return ChatPictures(info, pictures)
+    return ChatPictures(pictures)
 
 
 def _with_settings(picture_input: PictureInput, settings: MediaSettings) -> PictureInput:
-    """How the model reads the pictures of a request.
+    """How the model reads the pictures and videos of a request.
 
     Raises:
         PromptError: a setting is not one of this model, or its value is not valid.
     """
-    info = with_settings(picture_input.info, settings.processor)
+    info = with_frame_settings(with_settings(picture_input.info, settings.processor), settings.media_io)
     return replace(picture_input, info=info, background=background_color(settings.media_io, picture_input.background))
 
 
@@ -184,6 +206,7 @@ def _check_counts(places: Sequence[PartPlace], state: ServerState) -> None:
     limits = {
         "audio": (state.max_audio_parts, "audio parts (--max-audio-parts)"),
         "image": (state.max_image_parts, "pictures (--max-image-parts)"),
+        "video": (state.max_video_parts, "videos (--max-video-parts)"),
         "document": (_MAX_DOCUMENTS, "documents"),
     }
     for kind, (limit, name) in limits.items():
@@ -202,7 +225,7 @@ def _replace(parts: Sequence[MediaPart], contents: Sequence[Sequence[MediaConten
 def _stand_in(part: MediaPart, content: MediaContent) -> dict[str, Any]:
     if isinstance(content, str):
         return {"type": "text", "text": content}
-    return dict(AUDIO_PART if part.place.kind == "audio" else IMAGE_PART)
+    return dict({"audio": AUDIO_PART, "video": VIDEO_PART}.get(part.place.kind or "", IMAGE_PART))
 
 
 async def _audio(

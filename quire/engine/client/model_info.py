@@ -8,7 +8,7 @@ import msgspec
 
 from quire.engine.client.audio import AudioInfo
 from quire.engine.client.convolutions import Convolution, count_columns, count_positions
-from quire.engine.client.pictures import PictureInfo
+from quire.engine.client.pictures import PictureInfo, VideoInfo
 from quire.engine.client.pooling_params import PoolingTask, PoolingType
 from quire.engine.client.streaming import Streams
 
@@ -151,8 +151,9 @@ class ModelInfo(msgspec.Struct, frozen=True):
         if not isinstance(self.kind, Generates):
             return frozenset()
         audio, pictures = self.kind.audio, self.kind.pictures
-        texts = () if audio is None else (audio.placeholder_text,)
-        return frozenset(texts if pictures is None else (*texts, pictures.placeholder_text, pictures.token))
+        infos = (audio, pictures, None if pictures is None else pictures.video)
+        texts = {info.placeholder_text for info in infos if info is not None}
+        return frozenset(texts | {info.token for info in infos[1:] if isinstance(info, PictureInfo | VideoInfo)})
 
     @property
     def tasks(self) -> tuple[str, ...]:

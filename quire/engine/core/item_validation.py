@@ -13,10 +13,16 @@ from quire.engine.client.protocol import AudioItem, MediaItem, PictureItem, only
 from quire.engine.client.streaming import DelayedStreamsInfo, Streams, TransducerInfo
 
 
-def invalid_items(items: Sequence[MediaItem], tokens: int, kind: ModelKind) -> str | None:
+def invalid_items(
+    items: Sequence[MediaItem], tokens: int, kind: ModelKind, context_len: int | None = None
+) -> str | None:
     """Say what is wrong with the items of a prompt, or of a piece of one, for a model; None if they are valid.
 
-    `tokens`: number of tokens of the prompt or piece.
+    Args:
+        items: the items.
+        tokens: number of tokens of the prompt or piece.
+        kind: what the model does.
+        context_len: tokens of the context, of a whole prompt; None: of a piece, whose place is not known.
     """
     match kind:
         case Transcribes():
@@ -25,7 +31,7 @@ def invalid_items(items: Sequence[MediaItem], tokens: int, kind: ModelKind) -> s
             return (
                 _first(_not_accepted(item, kind) for item in items)
                 or _invalid_spans(items, tokens)
-                or _first(_invalid_placed(item, kind) for item in items)
+                or _first(_invalid_placed(item, kind, context_len) for item in items)
             )
         case DelayedStreamsInfo() | TransducerInfo():
             return _not_audio(items) or _first(_invalid_frames(item, kind) for item in only_audio(items))
@@ -53,11 +59,11 @@ def _not_accepted(item: MediaItem, kind: Generates) -> str | None:
     return f"the model does not accept {medium}, only {' and '.join([*names, 'text'])}"
 
 
-def _invalid_placed(item: MediaItem, kind: Generates) -> str | None:
+def _invalid_placed(item: MediaItem, kind: Generates, context_len: int | None) -> str | None:
     """What is wrong with an item that has placeholder tokens, of a kind that the model accepts."""
     if isinstance(item, AudioItem):
         return None if kind.audio is None else _invalid_span(item, kind.audio)
-    return None if kind.pictures is None else _invalid_picture(item, kind.pictures)
+    return None if kind.pictures is None else _invalid_picture(item, kind.pictures, context_len)
 
 
 def _invalid_whole(items: Sequence[MediaItem], speech: Transcribes) -> str | None:
@@ -125,7 +131,7 @@ def _invalid_frames(item: AudioItem, streaming: Streams) -> str | None:
     return _not_finite(item)
 
 
-def _invalid_picture(item: PictureItem, pictures: PictureInfo) -> str | None:
+def _invalid_picture(item: PictureItem, pictures: PictureInfo, context_len: int | None) -> str | None:
     shape = item.pixels.shape
     if item.pixels.dtype != np.uint8 or len(shape) != 4 or shape[3] != 3 or not all(shape):
         return (
@@ -136,7 +142,7 @@ def _invalid_picture(item: PictureItem, pictures: PictureInfo) -> str | None:
         return f"a picture has {item.length} tokens; at most {pictures.item_tokens} are accepted"
     if not item.hash:
         return "the hash of an item must not be empty"
-    return _invalid_offsets(item) or _invalid_positions(item, pictures)
+    return _invalid_offsets(item) or _invalid_positions(item, pictures, context_len)
 
 
 def _invalid_offsets(item: PictureItem) -> str | None:
@@ -151,17 +157,27 @@ def _invalid_offsets(item: PictureItem) -> str | None:
     return "a picture has text tokens only" if len(offsets) >= item.length else None
 
 
-def _invalid_positions(item: PictureItem, pictures: PictureInfo) -> str | None:
+def _invalid_positions(item: PictureItem, pictures: PictureInfo, context_len: int | None) -> str | None:
     """What is wrong with the rotary positions of a picture's tokens."""
     positions = item.positions
-    if item.advance is not None and not 1 <= item.advance <= item.length:
-        return f"the advance of a picture must be at least 1, and at most its {item.length} tokens, not {item.advance}"
+    least = 0 if item.is_video else 1
+    if item.advance is not None and not least <= item.advance <= item.length:
+        return (
+            f"the advance of a picture must be at least {least}, and at most its {item.length} tokens, "
+            f"not {item.advance}"
+        )
     if positions is None:
         return None
     if positions.dtype != np.int32 or positions.shape != (3, item.length):
         return f"the positions of a picture must be int32 of shape 3x{item.length}"
-    if positions.min() < 0 or positions.max() >= item.length:
+    is_timed = item.is_video and pictures.video is not None and pictures.video.is_timed and context_len is not None
+    if positions.min() < 0 or positions[1 if is_timed else 0 :].max() >= item.length:
         return f"the positions of a picture must not be negative, and less than its {item.length} tokens"
+    if context_len is not None and (last := item.start + int(positions.max())) >= context_len:
+        return (
+            f"a video has rotary positions of time up to {last}, but the context has {context_len}: its frames are too "
+            "far apart"
+        )
     has_three = isinstance(pictures.geometry, SmartResize)
     return None if has_three else "the model has no rotary positions of time, height and width"
 

@@ -76,7 +76,8 @@ class PlaceholderRanges:
             tokens[:, item.start : end] = item.positions + position
             position += item.length if item.advance is None else item.advance
         tokens[:, end:] = np.arange(position, position + length - end)
-        return RotaryPositions(tokens, position + length - end)
+        # The time of a video may be behind all that follows it.
+        return RotaryPositions(tokens, max(position + length - end, int(tokens.max()) + 1))
 
 
 class EncoderCache:
