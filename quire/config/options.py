@@ -394,9 +394,9 @@ class EngineOptions(Options):
     )
     encoder_cache_memory: Size = Field(
         ByteSize(256 << 20),
-        description="size of the encoder cache: embeddings of audio, pictures and videos, kept for later chunks of a prompt "
-        "and for other prompts with the same ones; in addition to the KV cache, and at least the size of one audio "
-        "item. For "
+        description="size of the encoder cache: embeddings of audio, pictures and videos, kept for later chunks of a "
+        "prompt and for other prompts with the same ones; in addition to the KV cache, and at least the size of one "
+        "audio item. For "
         "Voxtral Realtime and Nemotron Speech Streaming it holds the encoder states of running requests instead, and "
         "so limits how many run at once (at least one)",
     )
@@ -451,9 +451,9 @@ class AudioOptions(Options):
     )
     max_audio_memory: SizeFromMiB = Field(
         ByteSize(1 << 30),
-        description="memory for all audio, pictures and videos at once: files while they are decoded, samples, features, "
-        "pixels, and realtime sessions; what does not fit now, or not into the share of its client, waits, clients "
-        "taking turns, and what can never fit is refused",
+        description="memory for all audio, pictures and videos at once: files while they are decoded, samples, "
+        "features, pixels, and realtime sessions; what does not fit now, or not into the share of its client, waits, "
+        "clients taking turns, and what can never fit is refused",
     )
     transcription_events: Literal["openai", "vllm"] = Field(
         "openai",
@@ -471,8 +471,8 @@ class PictureOptions(Options):
     )
     mm_processor_cache_gb: Annotated[float, Field(ge=0, le=1 << 20, allow_inf_nan=False)] = Field(
         0.5,
-        description="GiB of the cache of each model that reads pictures, for decoded and resized pictures and frames, which later "
-        "requests may have again; 0: none",
+        description="GiB of the cache of each model that reads pictures, for decoded and resized pictures and frames, "
+        "which later requests may have again; 0: none",
     )
 
 

@@ -1,4 +1,4 @@
-"""Settings of pictures and videos that an operator or a request may change: `mm_processor_kwargs` and `media_io_kwargs`."""
+"""Settings of pictures and videos, which operators and requests change: `mm_processor_kwargs` and `media_io_kwargs`."""
 
 from __future__ import annotations
 

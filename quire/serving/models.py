@@ -82,7 +82,7 @@ class AudioInput:
 
 @dataclass(frozen=True, slots=True)
 class PictureInput:
-    """How a model that generates reads pictures and videos: facts with the operator's settings, and what prepares files.
+    """How a model that generates reads pictures and videos: facts with the operator's settings, and a reader.
 
     Attributes:
         background: colour behind transparent pixels.

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -34,9 +34,10 @@ from quire.multimodal.pictures.layout import ItemLayout, layout
 from quire.multimodal.pictures.pixels import picture_pixels
 from tests.support.models import draw_weights
 
+Value = TypeVar("Value")
 VOCAB = 300
-_PICTURE = 290  # the placeholder token
-_ROW_END, _SEPARATOR = 291, 292  # text within a picture
+PICTURE, VIDEO = 290, 293  # placeholder tokens
+_ROW_END, SEPARATOR = 291, 292  # text within a picture
 _TEXT = {
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -92,8 +93,8 @@ _GLM_VISION = {
     "image_size": 56,
 }
 _GLM_ROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2], "partial_rotary_factor": 0.5}
-_GLM_TOKENS = {"image_token_id": _PICTURE, "video_token_id": 293}
-_QWEN_TOKENS = {"image_token_id": _PICTURE, "video_token_id": 293, "vision_start_token_id": 294}
+_GLM_TOKENS = {"image_token_id": PICTURE, "video_token_id": VIDEO}
+_QWEN_TOKENS = {"image_token_id": PICTURE, "video_token_id": VIDEO, "vision_start_token_id": 294}
 _PERCEIVER = {
     "resampler_n_latents": 4,
     "resampler_depth": 1,
@@ -123,7 +124,7 @@ COMPOSITES: dict[str, tuple[str, dict[str, Any]]] = {
             text_fields={"sliding_window": 24, "layer_types": ["sliding_attention", "full_attention"] * 2}
             | {"num_hidden_layers": 4},
             tie_word_embeddings=True,
-            image_token_index=_PICTURE,
+            image_token_index=PICTURE,
             mm_tokens_per_image=4,
         ),
     ),
@@ -153,31 +154,31 @@ COMPOSITES: dict[str, tuple[str, dict[str, Any]]] = {
     "idefics2": ("idefics2", _config("mistral", {"model_type": "idefics2", **_VISION}, perceiver_config=_PERCEIVER)),
     "idefics3": (
         "idefics3",
-        _config("llama", {"model_type": "idefics3_vision", **_LARGER}, image_token_id=_PICTURE, scale_factor=2),
+        _config("llama", {"model_type": "idefics3_vision", **_LARGER}, image_token_id=PICTURE, scale_factor=2),
     ),
     "internvl": (
         "internvl",
         _config(
-            "qwen2", {"model_type": "internvl_vision", **_LARGER}, tie_word_embeddings=True, image_token_id=_PICTURE
+            "qwen2", {"model_type": "internvl_vision", **_LARGER}, tie_word_embeddings=True, image_token_id=PICTURE
         ),
     ),
     "internvl-qwen3": (
         "internvl",
-        _config("qwen3", {"model_type": "internvl_vision", **_LARGER}, image_token_id=_PICTURE),
+        _config("qwen3", {"model_type": "internvl_vision", **_LARGER}, image_token_id=PICTURE),
     ),
-    "llava": ("llava", _config("llama", {"model_type": "clip_vision_model", **_VISION}, image_token_index=_PICTURE)),
+    "llava": ("llava", _config("llama", {"model_type": "clip_vision_model", **_VISION}, image_token_index=PICTURE)),
     "llava_next": (
         "llava_next",
         _config(
             "mistral",
             {"model_type": "clip_vision_model", **_VISION},
-            image_token_index=_PICTURE,
+            image_token_index=PICTURE,
             image_grid_pinpoints=_CANVASES,
         ),
     ),
     "llava_onevision": (
         "llava_onevision",
-        _config("qwen2", _SIGLIP, image_token_index=_PICTURE, image_grid_pinpoints=_CANVASES)
+        _config("qwen2", _SIGLIP, image_token_index=PICTURE, image_grid_pinpoints=_CANVASES, video_token_index=VIDEO)
         | {"vision_aspect_ratio": "anyres_max_2"},
     ),
     "llava-pixtral": (
@@ -185,14 +186,14 @@ COMPOSITES: dict[str, tuple[str, dict[str, Any]]] = {
         _config(
             "mistral",
             {"model_type": "pixtral", **_VISION},
-            image_token_index=_PICTURE,
+            image_token_index=PICTURE,
             vision_feature_layer=-1,
             vision_feature_select_strategy="full",
         ),
     ),
     "llava-siglip": (
         "llava",
-        _config("llama", _SIGLIP, image_token_index=_PICTURE, vision_feature_select_strategy="full"),
+        _config("llama", _SIGLIP, image_token_index=PICTURE, vision_feature_select_strategy="full"),
     ),
     "mistral3": (
         "mistral3",
@@ -200,7 +201,7 @@ COMPOSITES: dict[str, tuple[str, dict[str, Any]]] = {
             "mistral",
             {"model_type": "pixtral", **_VISION},
             text_fields={"sliding_window": None},
-            image_token_index=_PICTURE,
+            image_token_index=PICTURE,
         ),
     ),
     "ovis2": ("ovis2", _config("qwen2", {"model_type": "ovis2", **_VISION}, tie_word_embeddings=True)),
@@ -258,18 +259,30 @@ COMPOSITES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "smolvlm": (
         "smolvlm",
-        _config("llama", {"model_type": "smolvlm_vision", **_LARGER}, image_token_id=_PICTURE, scale_factor=2),
+        _config("llama", {"model_type": "smolvlm_vision", **_LARGER}, image_token_id=PICTURE, scale_factor=2),
     ),
     "vipllava": (
         "vipllava",
         _config(
             "llama",
             {"model_type": "clip_vision_model", **_VISION},
-            image_token_index=_PICTURE,
+            image_token_index=PICTURE,
             vision_feature_layers=[-1],
         ),
     ),
 }
+
+
+class MadeWhenAsked(dict[str, Value]):
+    """A dictionary whose values are made when they are asked for: most tests need few of them."""
+
+    def __init__(self, make: Callable[[str], Value]) -> None:
+        super().__init__()
+        self._make = make
+
+    def __missing__(self, key: str) -> Value:
+        self[key] = self._make(key)
+        return self[key]
 
 
 def make_composite(case: str, *, seed: int = 0) -> Any:
@@ -381,7 +394,7 @@ def seen(info: PictureInfo, picture: Image.Image, start: int) -> tuple[list[int]
     first = 0
     for place in planned.items:
         if items:
-            tokens.append(_SEPARATOR)
+            tokens.append(SEPARATOR)
         own = np.ascontiguousarray(pixels[first : first + place.images])
         first += place.images
         items.append(
@@ -429,7 +442,7 @@ def expected_of_pictures(
     eyes = SEES[case]
     inputs = eyes.inputs(eyes.processor, pictures) if pictures else {}
     if eyes.typed:
-        inputs["mm_token_type_ids"] = (ids == _PICTURE).int()
+        inputs["mm_token_type_ids"] = (ids == PICTURE).int()
         model.model.rope_deltas = None  # of the call before
     with torch.inference_mode():
         out = model.generate(

@@ -102,7 +102,7 @@ _MEDIA_FLAGS = {"image": "--max-image-parts", "video": "--max-video-parts", "aud
 
 
 def media_limits(value: str) -> list[str]:
-    """--limit-mm-per-prompt: a number of each kind of media, or an object with `count`; in JSON, or as image=2,audio=1."""
+    """--limit-mm-per-prompt: a number of each kind of media, or an object with `count`, in JSON; or image=2,audio=1."""
     limits = _object(value) if value.lstrip().startswith("{") else dict(_pairs(value))
     flags = list[str]()
     for kind, limit in limits.items():

@@ -251,8 +251,8 @@ class PictureReader:
             tenant: the tenant that sent them; tenants take turns.
 
         Raises:
-            PromptError: a file is not a picture or video, is broken, or is beyond a limit; or all need more tokens or memory
-                than there are.
+            PromptError: a file is not a picture or video, is broken, or is beyond a limit; or all need more tokens
+                or memory than there are.
             QueueFull: too many pictures wait, or have waited for too long.
             WorkerError: processes cannot be started.
         """

@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from tests.support.vision_models import SEES, make_composite, save_seeing
+from tests.support.vision_models import MadeWhenAsked, make_composite, save_seeing
 
 
 @pytest.fixture(scope="session")
 def seeing_models() -> dict[str, Any]:
     """transformers' models by case."""
-    return {case: make_composite(case) for case in SEES}
+    return MadeWhenAsked(make_composite)
 
 
 @pytest.fixture(scope="session")
 def seeing_folders(seeing_models: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Their folders."""
-    return {case: save_seeing(seeing_models[case], case, tmp_path_factory.mktemp(case)) for case in SEES}
+    return MadeWhenAsked(lambda case: save_seeing(seeing_models[case], case, tmp_path_factory.mktemp(case)))

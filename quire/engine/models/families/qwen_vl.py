@@ -61,7 +61,7 @@ def _interleaved_spec(config: Any, text: DecoderSpec) -> DecoderSpec:
 
 
 def patches(model: Any, pixels: Tensor) -> tuple[Tensor, Tensor]:
-    """The patches (patches, size) of a picture or of frames, those of a token one behind the other, and their grid (1, 3).
+    """The patches (patches, size) of a picture or frames, those of a token one behind the other, and their grid (1, 3).
 
     A patch has several frames, which are equal in a still picture.
     """
