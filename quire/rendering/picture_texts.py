@@ -34,8 +34,8 @@ class PictureTexts:
         for placeholder, count in Counter(expected).items():
             if rendered.count(placeholder) != count:
                 raise PromptError(
-                    f"The chat template has written {placeholder} {rendered.count(placeholder)} times; the messages "
-                    f"have {count} of what it stands for. It must write it once for each, and nowhere else.",
+                    f"The chat template has rendered {rendered.count(placeholder)} pictures or videos; the messages "
+                    f"have {count}. It must write {placeholder} once for each of them, and nowhere else.",
                     "messages",
                 )
         if self.in_order and rendered != expected:

@@ -22,9 +22,9 @@ from quire.engine.client.streaming import Streams
 from quire.multimodal.audio.reader import AudioReader
 from quire.multimodal.documents import DocumentReader
 from quire.multimodal.memory import MediaMemory
+from quire.multimodal.picture_reader import PictureReader
 from quire.multimodal.picture_settings import background_color, with_frame_settings, with_settings
 from quire.multimodal.pictures.decode import WHITE
-from quire.multimodal.pictures.reader import PictureReader
 from quire.multimodal.sources import MediaSources
 from quire.parsing.parsers import parser_tokens, reasoning_tags, tool_format
 from quire.parsing.reasoning import ReasoningTags

@@ -63,7 +63,7 @@ def _rendered(
     tokenizer: Tokenizer, folder: Path, messages: Sequence[Mapping[str, Any]], pictures: int, **fields: Any
 ) -> RenderedChat:
     builder = PromptBuilder(folder, tokenizer, ChatOptions(), 1000, frozenset({"<image>"}))
-    texts = PictureTexts("<image>", ["<fence><image>"] * pictures)
+    texts = PictureTexts([("<image>", "<fence><image>")] * pictures)
     conversation = Conversation(
         messages=messages,
         media={"image": "<image>"} if pictures else {},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 from collections.abc import Callable, Sequence
@@ -12,16 +13,18 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
+from transformers import AutoConfig
 
-from quire.engine.client.pictures import PictureInfo
+from quire.engine.client.pictures import PictureInfo, VideoInfo
 from quire.engine.client.protocol import PictureItem
+from quire.engine.models.model_config import read_model_config
 from quire.multimodal.videos.decode import PrepareVideo, prepare
 from quire.multimodal.videos.formats import packed
 from quire.multimodal.videos.layout import VideoHeader, video_layout
 from quire.multimodal.videos.limits import VideoLimits
 from tests.support.pictures import drawn, encoded
 from tests.support.video_processors import video_processor
-from tests.support.vision_models import PICTURE, SEES, SEPARATOR, VIDEO, save_seeing, seen
+from tests.support.vision_models import COMPOSITES, PICTURE, SEES, SEPARATOR, VIDEO, seen, write_image_processor
 
 LIMITS = VideoLimits(1 << 26, 1 << 23, 768)
 _AREA = {"shortest_edge": 28 * 28 * 2, "longest_edge": 28 * 28 * 9}
@@ -77,10 +80,16 @@ WATCHES: dict[str, Watches] = {
 
 def save_watching(model: Any, case: str, folder: Path) -> Path:
     """Save a model with the configs of its image processor and its video processor."""
-    save_seeing(model, case, folder)
+    model.save_pretrained(folder)
+    write_processors(case, folder)
+    return folder
+
+
+def write_processors(case: str, folder: Path) -> None:
+    """Write the configs of a model's image processor and its video processor."""
+    write_image_processor(case, folder)
     config = json.loads(WATCHES[case].build().to_json_string())
     (folder / "video_preprocessor_config.json").write_text(json.dumps(config))
-    return folder
 
 
 @dataclass(frozen=True)
@@ -238,3 +247,15 @@ def _tiles(picture: Image.Image) -> int:
 
 def _grid(picture: Image.Image) -> int:
     return int(SEES["internvl"].processor(images=[picture], return_tensors="pt")["pixel_values"].shape[0])
+
+
+def video_info(case: str, folder: Path, **fields: Any) -> VideoInfo | None:
+    """How a model reads videos, by a folder with its configs alone. `fields`: others of its video processor."""
+    kind, fields = COMPOSITES[case]
+    AutoConfig.for_model(kind, **copy.deepcopy(fields)).save_pretrained(folder)
+    write_processors(case, folder)
+    config = json.loads((folder / "video_preprocessor_config.json").read_text())
+    (folder / "video_preprocessor_config.json").write_text(json.dumps({**config, **fields}))
+    pictures = read_model_config(folder).facts.pictures
+    assert pictures is not None
+    return pictures.info.video

@@ -379,10 +379,15 @@ SEES: dict[str, Eyes] = {
 def save_seeing(model: Any, case: str, folder: Path) -> Path:
     """Save a model with the config of its image processor, without a tokenizer."""
     model.save_pretrained(folder)
+    write_image_processor(case, folder)
+    return folder
+
+
+def write_image_processor(case: str, folder: Path) -> None:
+    """Write the config of a model's image processor."""
     eyes = SEES[case]
     config = {**json.loads(eyes.processor.to_json_string()), **eyes.written}
     (folder / "preprocessor_config.json").write_text(json.dumps(config))
-    return folder
 
 
 def seen(info: PictureInfo, picture: Image.Image, start: int) -> tuple[list[int], list[PictureItem]]:

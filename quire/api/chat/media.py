@@ -17,6 +17,7 @@ from quire.engine.client.audio import AudioInfo
 from quire.engine.client.pictures import VideoInfo
 from quire.multimodal.audio.items import audio_placeholders
 from quire.multimodal.audio.reader import AudioFile
+from quire.multimodal.picture_reader import PictureFile, RequestPicture, picture_placeholders
 from quire.multimodal.picture_settings import (
     MEDIA_IO,
     PROCESSOR,
@@ -25,8 +26,6 @@ from quire.multimodal.picture_settings import (
     with_frame_settings,
     with_settings,
 )
-from quire.multimodal.pictures.placement import picture_placeholders
-from quire.multimodal.pictures.reader import PictureFile, RequestPicture
 from quire.multimodal.placement import Placeholders
 from quire.multimodal.sources import MediaFile, SentBefore
 from quire.protocol.chat import Message

@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import IO, Any, Protocol, TypeVar
 
 import msgspec
@@ -20,6 +21,7 @@ from quire.multimodal.pictures.cache import Key, PictureCache, PreparedPicture
 from quire.multimodal.pictures.decode import WHITE, Inspect, PictureError, PictureHeader, Prepare
 from quire.multimodal.pictures.layout import LayoutError, PictureLayout, layout
 from quire.multimodal.pictures.limits import PictureLimits
+from quire.multimodal.placement import Placeholders
 from quire.multimodal.videos.decode import InspectVideo, PrepareVideo, VideoError
 from quire.multimodal.videos.layout import VideoHeader, video_layout
 from quire.multimodal.videos.limits import VideoLimits
@@ -413,6 +415,27 @@ def _request_picture(plan: _Planned, picture: PreparedPicture, reservation: Rese
             )
         )
     return RequestPicture(plan.file.info, picture.layout, tuple(items))
+
+
+def picture_placeholders(pictures: Sequence[RequestPicture]) -> list[Placeholders]:
+    """The placeholders of pictures and videos whose layouts are in the text of a prompt: one for each row of an item.
+
+    Those of videos may have a token of their own. Those with the same token have the order of `pictures`.
+    """
+    infos = {picture.info.placeholder: picture.info for picture in pictures}
+    return [_placeholders([picture for picture in pictures if picture.info.placeholder == token]) for token in infos]
+
+
+def _placeholders(pictures: Sequence[RequestPicture]) -> Placeholders:
+    repeats: list[int] = []
+    items: list[tuple[int, PictureItem]] = []
+    for item_layout, item in chain.from_iterable(
+        zip(picture.layout.items, picture.items, strict=True) for picture in pictures
+    ):
+        items.append((len(repeats), item))
+        repeats += [item_layout.row_length] * item_layout.rows
+    info = pictures[0].info
+    return Placeholders(info.placeholder, info.token, "picture or video", repeats, items)
 
 
 def _hash(file: IO[bytes]) -> bytes:
