@@ -35,6 +35,7 @@ _VIDEO_SECONDS = 30.0
 _WORKER_MEMORY = 256 << 20  # bytes, beside the file and the picture
 _COPIES = 7  # of a file while it is sent: three in this process, four in the worker
 _PIXEL_COPIES = 12  # bytes for each pixel of a picture while it is decoded, turned and resized
+_FIRST_FRAME_COPIES = 6  # bytes for each pixel of the largest frame while the first one is decoded
 _VIDEO_PIXEL_COPIES = 48  # of a frame: decoders keep up to 16 of them, of 1.5 bytes, or of 3
 _RESULT_COPIES = 5  # of the pixels of items while they are made
 _AT_ONCE = 2  # pictures of one request
@@ -81,11 +82,13 @@ class _Medium(Protocol):
     Attributes:
         name: what they are, for errors.
         seconds: of processor time for a job.
+        inspection_memory: bytes that reading a header takes beside the file.
         processes: the worker processes.
     """
 
     name: str
     seconds: float
+    inspection_memory: int
     processes: WorkerPool
 
     def inspect(self, content: bytes, file: PictureFile) -> Any:
@@ -106,6 +109,7 @@ class _Pictures:
 
     name = "picture"
     seconds = _SECONDS
+    inspection_memory = 0
 
     def __init__(self, limits: PictureLimits, max_queued: int, share: float) -> None:
         self.processes = WorkerPool(
@@ -145,6 +149,7 @@ class _Videos:
 
     def __init__(self, limits: VideoLimits, memory: int, max_queued: int, share: float) -> None:
         """`memory`: bytes of the largest result."""
+        self.inspection_memory = _FIRST_FRAME_COPIES * limits.pixels
         self.processes = WorkerPool(
             "videos",
             "quire.multimodal.videos.decode:worker",
@@ -287,7 +292,7 @@ class PictureReader:
         if file.content is None:
             raise self._unknown(file)
         size = file.content.tell()  # it was read to its end
-        with await self._reserve(_COPIES * size, tenant, file.where):
+        with await self._reserve(_COPIES * size + medium.inspection_memory, tenant, file.where):
             job = medium.inspect(await asyncio.to_thread(_content, file.content), file)
             header = await self._run(medium, job, file.where, tenant)
         try:

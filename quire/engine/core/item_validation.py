@@ -22,7 +22,8 @@ def invalid_items(
         items: the items.
         tokens: number of tokens of the prompt or piece.
         kind: what the model does.
-        context_len: tokens of the context, of a whole prompt; None: of a piece, whose place is not known.
+        context_len: tokens of the context, of a whole prompt; None: of a piece, whose place is not known, and whose
+            positions must be within it.
     """
     match kind:
         case Transcribes():
@@ -31,7 +32,8 @@ def invalid_items(
             return (
                 _first(_not_accepted(item, kind) for item in items)
                 or _invalid_spans(items, tokens)
-                or _first(_invalid_placed(item, kind, context_len) for item in items)
+                or _first(_invalid_placed(item, kind) for item in items)
+                or _invalid_times(items, tokens if context_len is None else context_len)
             )
         case DelayedStreamsInfo() | TransducerInfo():
             return _not_audio(items) or _first(_invalid_frames(item, kind) for item in only_audio(items))
@@ -59,11 +61,11 @@ def _not_accepted(item: MediaItem, kind: Generates) -> str | None:
     return f"the model does not accept {medium}, only {' and '.join([*names, 'text'])}"
 
 
-def _invalid_placed(item: MediaItem, kind: Generates, context_len: int | None) -> str | None:
+def _invalid_placed(item: MediaItem, kind: Generates) -> str | None:
     """What is wrong with an item that has placeholder tokens, of a kind that the model accepts."""
     if isinstance(item, AudioItem):
         return None if kind.audio is None else _invalid_span(item, kind.audio)
-    return None if kind.pictures is None else _invalid_picture(item, kind.pictures, context_len)
+    return None if kind.pictures is None else _invalid_picture(item, kind.pictures)
 
 
 def _invalid_whole(items: Sequence[MediaItem], speech: Transcribes) -> str | None:
@@ -131,7 +133,7 @@ def _invalid_frames(item: AudioItem, streaming: Streams) -> str | None:
     return _not_finite(item)
 
 
-def _invalid_picture(item: PictureItem, pictures: PictureInfo, context_len: int | None) -> str | None:
+def _invalid_picture(item: PictureItem, pictures: PictureInfo) -> str | None:
     shape = item.pixels.shape
     if item.pixels.dtype != np.uint8 or len(shape) != 4 or shape[3] != 3 or not all(shape):
         return (
@@ -142,7 +144,7 @@ def _invalid_picture(item: PictureItem, pictures: PictureInfo, context_len: int 
         return f"a picture has {item.length} tokens; at most {pictures.item_tokens} are accepted"
     if not item.hash:
         return "the hash of an item must not be empty"
-    return _invalid_offsets(item) or _invalid_positions(item, pictures, context_len)
+    return _invalid_offsets(item) or _invalid_positions(item, pictures)
 
 
 def _invalid_offsets(item: PictureItem) -> str | None:
@@ -157,7 +159,7 @@ def _invalid_offsets(item: PictureItem) -> str | None:
     return "a picture has text tokens only" if len(offsets) >= item.length else None
 
 
-def _invalid_positions(item: PictureItem, pictures: PictureInfo, context_len: int | None) -> str | None:
+def _invalid_positions(item: PictureItem, pictures: PictureInfo) -> str | None:
     """What is wrong with the rotary positions of a picture's tokens."""
     positions = item.positions
     least = 0 if item.is_video else 1
@@ -170,16 +172,33 @@ def _invalid_positions(item: PictureItem, pictures: PictureInfo, context_len: in
         return None
     if positions.dtype != np.int32 or positions.shape != (3, item.length):
         return f"the positions of a picture must be int32 of shape 3x{item.length}"
-    is_timed = item.is_video and pictures.video is not None and pictures.video.is_timed and context_len is not None
-    if positions.min() < 0 or positions[1 if is_timed else 0 :].max() >= item.length:
+    if positions.min() < 0 or positions[1 if _is_timed(item, pictures) else 0 :].max() >= item.length:
         return f"the positions of a picture must not be negative, and less than its {item.length} tokens"
-    if context_len is not None and (last := item.start + int(positions.max())) >= context_len:
-        return (
-            f"a video has rotary positions of time up to {last}, but the context has {context_len}: its frames are too "
-            "far apart"
-        )
     has_three = isinstance(pictures.geometry, SmartResize)
     return None if has_three else "the model has no rotary positions of time, height and width"
+
+
+def _is_timed(item: PictureItem, pictures: PictureInfo) -> bool:
+    """Whether positions of time count on from item to item, so that they may be larger than an item."""
+    return item.is_video and pictures.video is not None and pictures.video.is_timed
+
+
+def _invalid_times(items: Sequence[MediaItem], context_len: int) -> str | None:
+    """Say that positions of time lie beyond the context."""
+    end = position = 0
+    for item in items:
+        position += item.start - end
+        end = item.start + item.length
+        advance = item.advance if isinstance(item, PictureItem) else None
+        if isinstance(item, PictureItem) and item.positions is not None:
+            last = position + int(item.positions.max())
+            if last >= context_len:
+                return (
+                    f"a video has rotary positions of time up to {last}, and the context {context_len} of them: its "
+                    "frames are too far apart"
+                )
+        position += item.length if advance is None else advance
+    return None
 
 
 def _invalid_content(item: AudioItem) -> str | None:
