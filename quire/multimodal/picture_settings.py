@@ -68,9 +68,10 @@ def with_settings(info: PictureInfo, settings: Mapping[str, Any]) -> PictureInfo
     geometry = _changed(info.geometry, {**of_pictures, **_scoped(settings, _PICTURES)})
     video = info.video
     if video is not None:
-        known = {*frames_only, *_known_of_frames(video.geometry)}
+        # An area that all frames have together is not to be compared with that of a picture.
+        known = frames_only if video.shares_area else (*frames_only, *_known_of_frames(video.geometry))
         of_videos = {name: value for name, value in shared.items() if name in known}
-        video = _with_video_settings(video, {**of_videos, **_scoped(settings, _VIDEOS)})
+        video = _with_video_settings(_bounded(video, of_videos), {**of_videos, **_scoped(settings, _VIDEOS)})
     elif settings.get(_VIDEOS):
         raise PromptError(f"`{PROCESSOR}.{_VIDEOS}` is not supported: the model reads no videos.", PROCESSOR)
     return msgspec.structs.replace(info, geometry=geometry, video=video)
@@ -83,15 +84,28 @@ def _scoped(settings: Mapping[str, Any], scope: str) -> Mapping[str, Any]:
     return values
 
 
+def _bounded(video: VideoInfo, settings: Mapping[str, Any]) -> VideoInfo:
+    """Let the smallest area of frames be no obstacle to a largest one that is meant for pictures, too."""
+    sizes = [value for value in settings.values() if isinstance(value, Mapping)]
+    areas = [settings.get("max_pixels"), *(size.get("longest_edge") for size in sizes)]
+    most = min((area for area in areas if type(area) is int), default=None)
+    if most is None or not isinstance(video.geometry, SmartResize):
+        return video
+    least = min(video.geometry.min_pixels, most)
+    return msgspec.structs.replace(video, geometry=msgspec.structs.replace(video.geometry, min_pixels=least))
+
+
 def _with_video_settings(video: VideoInfo, settings: Mapping[str, Any]) -> VideoInfo:
     frames_only = _OF_FRAMES[video.sampling.rule]
     known = _known_of_frames(video.geometry)
     sampling = {name: value for name, value in settings.items() if name in frames_only}
     changes = _Changes()
-    for name in settings.keys() - sampling.keys():
+    for name, value in settings.items():
+        if name in frames_only:
+            continue
         if name not in known:
             raise _unknown(name, (*frames_only, *known))
-        changes |= known[name](name, settings[name])
+        changes |= known[name](name, value)
     geometry = msgspec.structs.replace(video.geometry, **changes)
     _check_bounds(geometry)
     return msgspec.structs.replace(video, geometry=geometry, sampling=_sampling(video.sampling, sampling, PROCESSOR))

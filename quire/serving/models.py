@@ -220,7 +220,9 @@ def _picture_input(
         share=share,
         on_lookup=client.observers.on_media_lookup,
     )
-    info = with_frame_settings(with_settings(info, settings.mm_processor_kwargs), settings.media_io_kwargs)
+    info = with_settings(info, settings.mm_processor_kwargs)
+    if info.video is not None:  # settings of all models may be of others
+        info = with_frame_settings(info, settings.media_io_kwargs)
     return PictureInput(info, reader, background_color(settings.media_io_kwargs, WHITE))
 
 
