@@ -31,6 +31,7 @@ from quire.multimodal.videos.sampling import Timeline, chosen_frames
 DEFAULT_FPS = 24.0  # of a list of frames whose rate is not known, as in transformers
 _MOST_FRAMES = 1 << 18  # of a video, most of which are not read
 _MAX_FPS = 1000.0
+_RATE_ERROR = 0.1
 _MISSING = 0.5  # part of the announced length that may be missing: files may have a track that is longer
 _MISSING_SECONDS = 1.0
 _HIDDEN_TOLERANCE = 0.02  # part of the frames that may not be shown: some formats have such frames
@@ -134,12 +135,14 @@ class _Packets:
         times: their times in ascending order, in units of the stream; empty: they are not known.
         keys: those at which decoding can begin.
         end: seconds from the first frame to the end of the last one; 0: not known.
+        rate: frames in a second, by their times; 0: not known.
     """
 
     count: int
     times: Sequence[int]
     keys: Sequence[int]
     end: float
+    rate: float
 
 
 def _of_file(job: InspectVideo, limits: VideoLimits) -> VideoHeader:
@@ -181,7 +184,7 @@ def _opened(content: bytes, demuxer: str) -> Iterator[tuple[Any, Any]]:
                 raise VideoError("The video has a codec that this server does not know.")
             stream.codec_context.thread_count = 1
             yield container, stream
-    except av.FFmpegError as error:
+    except (av.FFmpegError, PermissionError) as error:
         reason = (error.strerror or str(error)).strip().rstrip(".")[:200]
         raise VideoError(f"The video is broken or truncated: {reason}.") from error
 
@@ -223,7 +226,8 @@ def _packets(container: Any, stream: Any) -> _Packets:
     times.sort()
     known = len(times) == len(set(times)) == count
     seconds = float((end - times[0]) * stream.time_base) if times else 0.0
-    return _Packets(count, times if known else [], sorted(keys), seconds)
+    rate = (count - 1) / float((times[-1] - times[0]) * stream.time_base) if known and count > 1 else 0.0
+    return _Packets(count, times if known else [], sorted(keys), seconds, rate)
 
 
 def _check_complete(packets: _Packets, stream: Any, container: Any) -> None:
@@ -241,10 +245,10 @@ def _check_complete(packets: _Packets, stream: Any, container: Any) -> None:
 
 
 def _rate(packets: _Packets, stream: Any) -> float:
-    """Frames in a second."""
+    """Frames in a second: those that the header announces, if that is near the truth, as recorders write any number."""
     rate = float(stream.average_rate or 0)
-    if not rate and packets.end:
-        rate = packets.count / packets.end
+    if packets.rate and not 1 - _RATE_ERROR < rate / packets.rate < 1 + _RATE_ERROR:
+        rate = packets.rate
     return rate if 0 < rate <= _MAX_FPS else DEFAULT_FPS
 
 
@@ -319,8 +323,9 @@ class _Decoder:
         Raises:
             VideoError: there is none, nor one before it.
         """
-        found = self._at_time(self._packets.times[index]) if self._packets.times else self._at_index(index)
-        self.missing += not found
+        times = self._packets.times
+        is_there = self._at_time(times[index]) if times else self._at_index(index)
+        self.missing += not is_there
         if self._frame is None:
             raise VideoError("The video is broken or truncated: its frames cannot be decoded.")
         return self._frame

@@ -88,3 +88,21 @@ def test_time_beyond_the_tokens(seeing_models: dict[str, Any], watching_folders:
     far = filmed(8, 40, 40, seed=1, fps=0.1)
     prompt, items = prompt_with_media(engine.pictures, [5, 9], far, [20, 31])
     assert "its frames are too far apart" in (engine.generate(prompt, greedy(2), items=items).error or "")
+
+
+def test_time_beyond_the_tokens_after_preemption(watching_folders: dict[str, Path]) -> None:
+    """Sequences that enter the batch again count on from the same position."""
+    folder = watching_folders["qwen2_5_vl"]
+    alone = Engine(folder, block_size=4, enable_prefix_caching=False)
+    requests = [
+        prompt_with_media(alone.pictures, [5, 9], filmed(8, 40, 40, seed=seed, fps=0.5), [20, 31]) for seed in range(3)
+    ]
+    expected = [alone.generate(prompt, greedy(30), items=items).tokens for prompt, items in requests]
+    engine = Engine(
+        folder, model=ModelOptions(max_model_len=64), block_size=4, kv_cache_memory_bytes=17 * alone.block_bytes
+    )
+    for index, (prompt, items) in enumerate(requests):
+        engine.add(str(index), prompt, greedy(30), items=items)
+    engine.run()
+    assert engine.preemptions > 0
+    assert [engine.results[str(index)].tokens for index in range(len(requests))] == expected

@@ -144,6 +144,15 @@ def test_the_stream_is_believed_rather_than_the_file_around_it() -> None:
     assert (header.height, header.width) == (48, 64)
 
 
+def test_rates_that_are_not_those_of_the_frames() -> None:
+    """Recorders write a thousand; what counts is when the frames are."""
+    content = video_file(20, kind="matroska")
+    place = content.index(b"\x23\xe3\x83\x84") + 4  # the duration of a frame in nanoseconds
+    changed = content[:place] + (1_000_000).to_bytes(4, "big") + content[place + 4 :]
+    header, _ = read(changed, watching())
+    assert (header.frames, round(header.fps, 1)) == (20, 10.0)
+
+
 def test_more_frames_than_the_server_reads() -> None:
     with pytest.raises(VideoError, match="17 frames of the video would be read; this server reads 16"):
         read(VIDEO, watching(17))
