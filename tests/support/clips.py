@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import av
@@ -37,18 +39,19 @@ def video_file(
         options: of the format.
     """
     height, width = size
-    file = io.BytesIO()
-    with av.open(file, "w", format=kind, options=options or {}) as container:
-        stream: Any = container.add_stream(codec, rate=fps)
-        stream.width, stream.height, stream.pix_fmt, stream.gop_size = width, height, pixel_format, key_interval
-        if rotation:
-            stream.set_display_rotation(rotation)
-        for index in range(count):
-            pixels = np.full((height, width, 3), index * STEP % 256, np.uint8)
-            pixels[: height // 2, : width // 2] = 255 - index * STEP % 256
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))
-        container.mux(stream.encode())
-    return file.getvalue()
+    with TemporaryDirectory() as folder:  # to move an index to the start, FFmpeg reads the file again
+        path = Path(folder, "video")
+        with av.open(str(path), "w", format=kind, options=options or {}) as container:
+            stream: Any = container.add_stream(codec, rate=fps)
+            stream.width, stream.height, stream.pix_fmt, stream.gop_size = width, height, pixel_format, key_interval
+            if rotation:
+                stream.set_display_rotation(rotation)
+            for index in range(count):
+                pixels = np.full((height, width, 3), index * STEP % 256, np.uint8)
+                pixels[: height // 2, : width // 2] = 255 - index * STEP % 256
+                container.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))
+            container.mux(stream.encode())
+        return path.read_bytes()
 
 
 def sound_file() -> bytes:

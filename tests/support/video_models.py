@@ -216,28 +216,30 @@ def _inputs(case: str, parts: Sequence[Any]) -> dict[str, torch.Tensor]:
     inputs = SEES[case].inputs(SEES[case].processor, pictures) if pictures else {}
     made = processed(case, clips)
     if case == "smolvlm":  # frames are pictures, in the order of the prompt
-        frames = iter([clip["pixel_values"][0] for clip in made])
-        pixels = iter(inputs["pixel_values"][0].split(1) if pictures else ())
-        of_parts = [
-            next(frames) if isinstance(part, Clip) else torch.cat([next(pixels) for _ in range(_tiles(part))])
-            for part in parts
-            if isinstance(part, Clip | Image.Image)
-        ]
-        return {"pixel_values": torch.cat(of_parts)[None]}
+        pixels = _in_order(parts, [clip["pixel_values"][0] for clip in made], inputs, _tiles)
+        return {} if pixels is None else {"pixel_values": pixels[None]}
     if case == "internvl":
-        frames = iter([clip["pixel_values_videos"][0] for clip in made])
-        pixels = iter(inputs["pixel_values"].split(1) if pictures else ())
-        of_parts = [
-            next(frames) if isinstance(part, Clip) else torch.cat([next(pixels) for _ in range(_grid(part))])
-            for part in parts
-            if isinstance(part, Clip | Image.Image)
-        ]
-        return {"pixel_values": torch.cat(of_parts)} if of_parts else {}
+        pixels = _in_order(parts, [clip["pixel_values_videos"][0] for clip in made], inputs, _grid)
+        return {} if pixels is None else {"pixel_values": pixels}
     for name in WATCHES[case].inputs if clips else ():
         inputs[name] = torch.cat([clip[name] for clip in made])
     if case == "qwen2_5_vl" and clips:
         inputs["second_per_grid_ts"] = torch.tensor([2 / clip.fps for clip in clips])
     return inputs
+
+
+def _in_order(
+    parts: Sequence[Any], clips: list[torch.Tensor], inputs: dict[str, torch.Tensor], count: Callable[[Any], int]
+) -> torch.Tensor | None:
+    """The images of pictures and clips as a prompt has them. `count`: of the images of a picture."""
+    frames = iter(clips)
+    images = iter(inputs["pixel_values"].flatten(0, -4).split(1) if inputs else ())
+    of_parts = [
+        next(frames) if isinstance(part, Clip) else torch.cat([next(images) for _ in range(count(part))])
+        for part in parts
+        if isinstance(part, Clip | Image.Image)
+    ]
+    return torch.cat(of_parts) if of_parts else None
 
 
 def _tiles(picture: Image.Image) -> int:
@@ -251,8 +253,8 @@ def _grid(picture: Image.Image) -> int:
 
 def video_info(case: str, folder: Path, **fields: Any) -> VideoInfo | None:
     """How a model reads videos, by a folder with its configs alone. `fields`: others of its video processor."""
-    kind, fields = COMPOSITES[case]
-    AutoConfig.for_model(kind, **copy.deepcopy(fields)).save_pretrained(folder)
+    kind, of_model = COMPOSITES[case]
+    AutoConfig.for_model(kind, **copy.deepcopy(of_model)).save_pretrained(folder)
     write_processors(case, folder)
     config = json.loads((folder / "video_preprocessor_config.json").read_text())
     (folder / "video_preprocessor_config.json").write_text(json.dumps({**config, **fields}))

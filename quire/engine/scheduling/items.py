@@ -76,8 +76,7 @@ class PlaceholderRanges:
             tokens[:, item.start : end] = item.positions + position
             position += item.length if item.advance is None else item.advance
         tokens[:, end:] = np.arange(position, position + length - end)
-        # The time of a video may be behind all that follows it.
-        return RotaryPositions(tokens, max(position + length - end, int(tokens.max()) + 1))
+        return RotaryPositions(tokens, position + length - end)
 
 
 class EncoderCache:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import importlib
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -104,7 +103,6 @@ def _column(case: str, name: str) -> torch.Tensor:
 def _expected_text(case: str, clip: Clip, monkeypatch: pytest.MonkeyPatch) -> str:
     """The text of transformers' processor."""
     family = {"qwen2_vl": "qwen2_5_vl"}.get(case, case)
-    monkeypatch.setitem(sys.modules, "num2words", _number_words())
     module = importlib.import_module(f"transformers.models.{family}.processing_{family}")
     (cls,) = [getattr(module, name) for name in module.__all__ if name.endswith("Processor")]
     if case == "smolvlm":
@@ -122,12 +120,6 @@ def _expected_text(case: str, clip: Clip, monkeypatch: pytest.MonkeyPatch) -> st
         itself.replace_frame_token_id = partial(cls.replace_frame_token_id, itself)
     (made,) = processed(case, [clip])
     return _written(cls.replace_video_token(itself, made, 0))
-
-
-def _number_words() -> ModuleType:
-    module: Any = ModuleType("num2words")
-    module.num2words = in_words
-    return module
 
 
 @pytest.mark.parametrize("case", WATCHES)

@@ -36,8 +36,8 @@ def module_name(name: str) -> str | None:
     return None if match is None else match["name"]
 
 
-def with_axes(spec: DecoderSpec, axes: tuple[int, ...], *, counts_time: bool = False) -> DecoderSpec:
-    """The language model with ropes of three positions; see `Rope.axes` and `Rope.counts_time`."""
+def with_axes(spec: DecoderSpec, axes: tuple[int, ...]) -> DecoderSpec:
+    """The language model with ropes of three positions; see `Rope.axes`."""
     layers = []
     for layer in spec.layers:
         assert isinstance(layer.attn, GroupedQueryAttention)
@@ -45,14 +45,13 @@ def with_axes(spec: DecoderSpec, axes: tuple[int, ...], *, counts_time: bool = F
         pairs = len(layer.attn.rope.inv_freq)
         if len(axes) != pairs:
             raise UnsupportedModel(f"mrope_section has {len(axes)} pairs of elements, but a head has {pairs}")
-        rope = replace(layer.attn.rope, axes=axes, counts_time=counts_time)
-        layers.append(replace(layer, attn=replace(layer.attn, rope=rope)))
+        layers.append(replace(layer, attn=replace(layer.attn, rope=replace(layer.attn.rope, axes=axes))))
     return replace(spec, layers=tuple(layers))
 
 
 def _spec(config: Any, text: DecoderSpec) -> DecoderSpec:
     axes = axes_in_sections(config.text_config, _SECTIONS)
-    return with_axes(language_model(config, text), axes, counts_time=True)
+    return with_axes(language_model(config, text), axes)
 
 
 def _interleaved_spec(config: Any, text: DecoderSpec) -> DecoderSpec:

@@ -35,8 +35,7 @@ def cos_sin(rope: Rope, positions: Tensor, *, long_rope: bool = False) -> CosSin
 class RopeTables:
     """Cosines and sines of all positions of a context, for each of a model's ropes.
 
-    With a switch the positions below it are followed by all positions again, for sequences that are longer. Where
-    positions count time, those of a prompt are within the context, and generated tokens count on from its largest.
+    With a switch the positions below it are followed by all positions again, for sequences that are longer.
     """
 
     def __init__(self, ropes: Iterable[Rope], context_len: int, switch: int | None, device: torch.device) -> None:
@@ -61,8 +60,7 @@ def _at_three(rope: Rope, table: CosSin, positions: Tensor) -> CosSin:
 
 
 def _table(rope: Rope, context_len: int, switch: int | None, device: torch.device) -> CosSin:
-    longest = 2 * context_len if rope.counts_time else context_len
-    parts = [(longest, False)] if switch is None else [(switch, False), (longest, True)]
+    parts = [(context_len, False)] if switch is None else [(switch, False), (context_len, True)]
     cos, sin = (torch.empty(sum(count for count, _ in parts), len(rope.inv_freq), device=device) for _ in range(2))
     row = 0
     for count, long_rope in parts:

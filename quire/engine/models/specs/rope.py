@@ -40,8 +40,6 @@ class Rope(SpecPart):
         extension: replaces `inv_freq` beyond the trained length.
         axes: for each pair of elements, which of a token's three positions it is rotated by: 0 for time, 1 for height,
             2 for width (M-RoPE). Empty: tokens have one position.
-        counts_time: the positions of a video's tokens count its time, so that those behind it may be larger than the
-            number of tokens before them.
     """
 
     positive: ClassVar = ("dim",)
@@ -52,4 +50,3 @@ class Rope(SpecPart):
     interleaved: bool = False
     extension: DynamicNtk | LongRope | None = None
     axes: tuple[int, ...] = ()
-    counts_time: bool = False
