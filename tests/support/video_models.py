@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from PIL import Image
 from transformers import AutoConfig
@@ -76,6 +77,11 @@ WATCHES: dict[str, Watches] = {
     "qwen3_vl": _QWEN3,
     "smolvlm": Watches("smolvlm", "SmolVLMVideoProcessor", {**_TILES, "num_frames": 6, "fps": 1}, ("pixel_values",)),
 }
+
+
+def cases(*fast: str) -> list[Any]:
+    """All models that read videos, as parameters of a test; all but some are slow."""
+    return [pytest.param(case, marks=() if case in fast else pytest.mark.slow) for case in WATCHES]
 
 
 def save_watching(model: Any, case: str, folder: Path) -> Path:
