@@ -55,8 +55,16 @@ setup(
         Extension(
             f"{PICTURES.replace('/', '.')}._resample",
             sources=[f"{PICTURES}/csrc/resample.cpp"],
+            depends=sorted(glob(f"{PICTURES}/csrc/*.h")),
             language="c++",
-            extra_compile_args=["-std=c++20", "-O3", "-g0", "-ffp-contract=off", "-Wno-psabi"],
+            extra_compile_args=[
+                "-std=c++20",
+                "-O3",
+                "-g0",
+                "-ffp-contract=off",
+                "-Wno-psabi",
+                "-Wno-maybe-uninitialized",
+            ],
             optional=True,  # without a compiler it is left out, and Pillow resizes
         ),
     ],

@@ -21,7 +21,7 @@ from quire.multimodal.audio.decode import DecodedAudio, decode
 from quire.multimodal.audio.features import SAMPLE_RATE, log_mel
 from quire.multimodal.audio.reader import AudioFile, AudioReader, AudioUse
 from quire.multimodal.audio.voice_activity import VoiceActivity, find_speech
-from quire.multimodal.memory import Reservation
+from quire.multimodal.memory import MediaMemory, Reservation
 from quire.speech.words import starts_of_tokens
 from tests.support.audio import Samples, encode, voice
 
@@ -68,7 +68,7 @@ async def read(reader: AudioReader, content: bytes) -> None:
 
 async def longest_wait_while_decoding(content: bytes) -> tuple[float, float]:
     """Milliseconds to decode a file in a process, and the longest time for which the event loop was held meanwhile."""
-    reader = AudioReader(AudioOptions())
+    reader = AudioReader(AudioOptions(), MediaMemory(1 << 30))
     await read(reader, encode(voice(1.0)[:, None], "wav"))  # starts the processes
     longest, running = 0.0, True
 
@@ -103,7 +103,7 @@ def main() -> None:
     print(f"cuts, 60 minutes: {best(lambda: cut(np.tile(minute, 60), 30.0)):.0f} ms")
     alignment = np.random.default_rng(0).random((200, 1500), np.float32)
     print(f"time warping, 200 tokens, 30 s: {best(lambda: starts_of_tokens(alignment)):.1f} ms")
-    limits = AudioReader(AudioOptions()).limits
+    limits = AudioReader(AudioOptions(), MediaMemory(1 << 30)).limits
     for kind, rate in KINDS:
         content = encode(resampled(minute, rate), kind, rate=rate)
         taken = best(partial(decode, content, limits))

@@ -48,7 +48,7 @@ def encoders(dtype: torch.dtype) -> dict[str, VisionEncoder]:
     plain = AutoModel.from_config(copy.deepcopy(config), dtype=dtype, attn_implementation="sdpa").eval()
     weights: dict[str, Any] = dict(plain.named_parameters())
     del plain.text_model
-    quire = VisionEncoder(empty_tower(config, "text_model"), family.tower.encode, _NORMALIZATION)
+    quire = VisionEncoder(empty_tower(config, family.tower), family.tower.encode, _NORMALIZATION)
     allocate(quire, dtype, torch.device("cpu"))
     quire.make_buffers(torch.device("cpu"))
     for name, parameter in quire.tower.named_parameters():

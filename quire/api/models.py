@@ -26,7 +26,7 @@ from quire.protocol.models import (
 )
 from quire.rendering.prompts import Prompt
 from quire.rendering.renderer import Renderer
-from quire.serving.models import GeneratingModel, ServedModel, ServerState, SpeechModel
+from quire.serving.models import GeneratingModel, PoolingModel, ServedModel, ServerState, SpeechModel
 from quire.workers.tenant import current_tenant
 
 
@@ -127,11 +127,12 @@ def _modalities(model: ServedModel) -> list[str]:
     match model:
         case SpeechModel():
             return ["audio"]
-        case GeneratingModel():
+        case GeneratingModel() | PoolingModel():
+            pictures = model.pictures
             read = {
-                "image": model.pictures is not None,
-                "video": model.pictures is not None and model.pictures.info.video is not None,
-                "audio": model.audio is not None,
+                "image": pictures is not None,
+                "video": pictures is not None and pictures.info.video is not None,
+                "audio": isinstance(model, GeneratingModel) and model.audio is not None,
             }
             return ["text", *(name for name, is_read in read.items() if is_read)]
         case _:

@@ -21,8 +21,8 @@ from quire.engine.client.launch import CoreHandle, ProcessCore, ThreadCore
 from quire.engine.client.transport import ClientChannel
 from quire.engine.execution.devices.select import uses_gpu
 from quire.engine.execution.memory import MemoryShare, free_memory
+from quire.engine.models.family import WithoutCache
 from quire.engine.models.model_config import ModelConfig, model_config_of
-from quire.engine.models.specs.decoder import CTCSpec, EncoderSpec, TransducerSpec
 from quire.multimodal.memory import MediaMemory
 from quire.rendering.renderer import Renderer
 from quire.rendering.tokenizer import Tokenizer
@@ -84,7 +84,7 @@ def gpu_share(sources: Sequence[ModelSource], configs: Sequence[ModelConfig], st
         configs: their configs.
         steps: bytes of intermediate results of the engines that are loaded.
     """
-    with_cache = sum(not isinstance(config.spec, EncoderSpec | CTCSpec | TransducerSpec) for config in configs)
+    with_cache = sum(not isinstance(config.spec, WithoutCache) for config in configs)
     return MemoryShare(0, max(1, with_cache), sum(map(weight_bytes, sources[1:])), steps)
 
 

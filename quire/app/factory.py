@@ -15,6 +15,7 @@ from quire.api.anthropic import routes as anthropic
 from quire.api.chat import routes as chat
 from quire.api.completions import generate
 from quire.api.completions import routes as completions
+from quire.api.files import routes as files
 from quire.api.http.error_handlers import install_error_handlers
 from quire.api.http.request_head import REQUEST_ID
 from quire.api.http.tenant import api_keys
@@ -55,7 +56,7 @@ def create_app(
     app.state.max_json_values = state.limits.max_json_values
     install_error_handlers(app)
     pooling = (embeddings, rerank, cohere, tei)
-    for module in (health, completions, chat, anthropic, generate, *pooling, speech, models, sleep, invocations):
+    for module in (health, completions, chat, anthropic, generate, *pooling, speech, files, models, sleep, invocations):
         app.include_router(module.router(state))
     app.include_router(responses.router(state, service))
     app.include_router(realtime.router(sessions))

@@ -97,7 +97,7 @@ async def _serve(
 async def _serve_models(
     settings: Serve, engines: Sequence[RunningEngine], store: ResponseStore, sockets: list[socket.socket]
 ) -> int:
-    media_memory = MediaMemory(int(settings.max_audio_memory), settings.max_client_share)
+    media_memory = MediaMemory(int(settings.max_media_memory), settings.max_client_share)
     models = await asyncio.gather(*(engine.loaded(media_memory) for engine in engines))
     state = _state(settings, models, media_memory)
     metrics = Metrics(

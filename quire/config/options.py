@@ -23,6 +23,7 @@ from quire.config.types import (
     Size,
     SizeFromKiB,
     SizeFromMiB,
+    SizeOrNone,
     ToolServers,
 )
 
@@ -304,7 +305,7 @@ class ParallelOptions(Options):
     tensor_parallel_size: Annotated[int, Field(ge=1, le=64)] = Field(
         1,
         description="number of ranks that share each layer; each has a GPU of its own, or a part of the CPU's cores; "
-        "for models that generate text from text only; with several ranks there are no CUDA graphs",
+        "for models that generate text from text and pictures; with several ranks there are no CUDA graphs",
     )
     pipeline_parallel_size: Annotated[int, Field(ge=1, le=64)] = Field(
         1,
@@ -449,12 +450,6 @@ class AudioOptions(Options):
         description="largest audio file after decompression, counted with all channels at the sample rate of the file; "
         "a larger one is refused (files are decoded in pieces, so decoding takes less memory than this)",
     )
-    max_audio_memory: SizeFromMiB = Field(
-        ByteSize(1 << 30),
-        description="memory for all audio, pictures and videos at once: files while they are decoded, samples, "
-        "features, pixels, and realtime sessions; what does not fit now, or not into the share of its client, waits, "
-        "clients taking turns, and what can never fit is refused",
-    )
     transcription_events: Literal["openai", "vllm"] = Field(
         "openai",
         description="format of streamed transcriptions without `stream_format`: OpenAI's events or vLLM's chunks",
@@ -467,7 +462,7 @@ class PictureOptions(Options):
     max_image_pixels: Annotated[int, Field(ge=1, le=1 << 30)] = Field(
         50_000_000,
         description="largest picture in pixels, width times height; a picture takes 12 bytes of memory for each while "
-        "it is decoded (--max-audio-memory)",
+        "it is decoded (--max-media-memory)",
     )
     mm_processor_cache_gb: Annotated[float, Field(ge=0, le=1 << 20, allow_inf_nan=False)] = Field(
         0.5,
@@ -486,7 +481,7 @@ class VideoOptions(Options):
     max_video_pixels: Annotated[int, Field(ge=1, le=1 << 28)] = Field(
         9_437_184,
         description="largest frame of a video in pixels, width times height; a video takes 48 bytes of memory for each "
-        "while it is decoded (--max-audio-memory)",
+        "while it is decoded (--max-media-memory)",
     )
     max_video_frames: Annotated[int, Field(ge=1, le=1 << 14)] = Field(
         768, description="maximum number of frames of a video that are read"
@@ -494,8 +489,14 @@ class VideoOptions(Options):
 
 
 class MediaOptions(Options):
-    """Media in messages, and the URLs that may be fetched."""
+    """Memory of media; media in messages, and the URLs that may be fetched."""
 
+    max_media_memory: SizeFromMiB = Field(
+        ByteSize(1 << 30),
+        description="memory for all audio, pictures and videos at once: files while they are decoded, samples, "
+        "features, pixels, and realtime sessions; what does not fit now, or not into the share of its client, waits, "
+        "clients taking turns, and what can never fit is refused",
+    )
     allowed_media_domains: Origins = Field(
         (),
         description="host names from which media in messages may be fetched; *: all; default: none, so media must be "
@@ -517,6 +518,11 @@ class MediaOptions(Options):
     media_fetch_timeout: Seconds = Field(
         10.0, description="timeout of fetching a URL in a message, with its redirects, in seconds"
     )
+    enable_mm_embeds: Flag = Field(
+        False,
+        description="accept embeddings of pictures (`image_embeds`) that clients have computed, of which only the size "
+        "is checked: with them a client may say anything to the model",
+    )
     max_audio_parts: NonNegativeInt = Field(16, description="maximum number of audio content parts in a chat")
     max_image_parts: NonNegativeInt = Field(
         64, description="maximum number of pictures in a chat; each page of a PDF file is one"
@@ -529,6 +535,13 @@ class MediaOptions(Options):
     )
     max_document_pages: Annotated[int, Field(ge=1, le=1 << 10)] = Field(
         32, description="maximum number of pages of a PDF file in a message"
+    )
+    file_store_size: SizeOrNone = Field(
+        ByteSize(256 << 20),
+        description="size of all files that clients have uploaded to /v1/files, in a temporary directory; 0: none",
+    )
+    file_ttl: SecondsOrNever = Field(
+        24 * 3600.0, description="seconds after which an uploaded file is deleted, unless its client says so; 0: never"
     )
     media_io_kwargs: JsonObject = Field(
         {},

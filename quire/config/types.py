@@ -85,6 +85,9 @@ SizeFromKiB = Annotated[
     Field(ge=1 << 10),
     WithJsonSchema({"accepts": "a size in bytes of at least 1KiB, such as 512KiB or 25MiB"}),
 ]
+SizeOrNone = Annotated[
+    ByteSize, Field(ge=0), WithJsonSchema({"accepts": "a size in bytes, such as 512MiB or 4GiB; 0: none"})
+]
 SizeFromMiB = Annotated[
     ByteSize, Field(ge=1 << 20), WithJsonSchema({"accepts": "a size in bytes of at least 1MiB, such as 512MiB or 4GiB"})
 ]

@@ -23,8 +23,12 @@ _DPI = 150.0
 _LONGEST_SIDE = 1568  # pixels of a page's picture; more is not read by most models
 _MAX_CHARACTERS = 1 << 22  # of the text of a document
 _MAX_PICTURES_SIZE = 64 << 20  # bytes of the pictures of all pages
-_PAGE_SECONDS = 1.5  # of processor time for a page, and to open a file
-_SECONDS = 10.0  # for a document
+# Processor time in seconds: for a document; to open it and for its first page; for each further page, which may use
+# what those before it have left; for a page at most.
+_SECONDS = 10.0
+_FIRST_SECONDS = 1.5
+_NEXT_SECONDS = 0.4
+_PAGE_SECONDS = 1.2
 _WORKER_MEMORY = 384 << 20  # bytes, beside the file
 _COPIES = 7  # of a file while it is sent: three in this process, four in the worker
 
@@ -142,8 +146,8 @@ def worker() -> Callable[[_Job], list[Page]]:
 
 
 def _read(job: _Job, pdfium: Any) -> Iterator[Page]:
-    end = time.process_time() + _SECONDS
-    _limit_time(end)
+    start = time.process_time()
+    _limit_time(start, 0)
     try:
         document = pdfium.PdfDocument(job.content)
     except pdfium.PdfiumError as error:
@@ -165,7 +169,7 @@ def _read(job: _Job, pdfium: Any) -> Iterator[Page]:
         )
     characters = size = 0
     for index in range(count):
-        _limit_time(end)
+        _limit_time(start, index)
         try:
             page = document[index]
             text = _text(page)
@@ -180,8 +184,14 @@ def _read(job: _Job, pdfium: Any) -> Iterator[Page]:
         yield Page(text, picture)
 
 
-def _limit_time(end: float) -> None:
-    """Let the kernel end this process (SIGPROF) if the next page takes too long. `end`: of the time for all pages."""
+def _limit_time(start: float, before: int) -> None:
+    """Let the kernel end this process (SIGPROF) if the next page takes too long.
+
+    Args:
+        start: processor time when the document was opened.
+        before: pages before it.
+    """
+    end = start + min(_SECONDS, _FIRST_SECONDS + _NEXT_SECONDS * before)
     signal.setitimer(signal.ITIMER_PROF, max(0.001, min(_PAGE_SECONDS, end - time.process_time())))
 
 

@@ -12,7 +12,7 @@ from quire.workers.errors import QueueFull, ShareExceeded
 from quire.workers.queue import Job, TenantQueue
 from quire.workers.shares import Shares
 
-_PARAM = "file"  # the field that the error names; users of the memory know the content part
+_PARAM = "file"  # the field that errors name by default
 _PATIENCE = 120.0  # seconds that a request waits for memory
 _RETRY_AFTER = 10  # seconds
 _LEFT = 4  # 1 / _LEFT of the memory stays free for those who wait, when somebody takes some without waiting
@@ -58,12 +58,13 @@ class MediaMemory:
         """Number of requests that wait."""
         return len(self._waiting)
 
-    async def reserve(self, size: int, tenant: str) -> Reservation:
+    async def reserve(self, size: int, tenant: str, where: str = _PARAM) -> Reservation:
         """Reserve memory, as soon as it is this tenant's turn and there is room.
 
         Args:
             size: number of bytes.
             tenant: the tenant that will hold them.
+            where: the field or content part that needs it, for the error if it can never fit.
 
         Raises:
             PromptError: it is more than the tenant may ever hold.
@@ -73,8 +74,8 @@ class MediaMemory:
         if size > self.most:
             raise PromptError(
                 f"The media need up to {size} bytes of memory while they are prepared; this server has {self.limit} "
-                f"for all media (--max-audio-memory), of which one client may have {self.most} (--max-client-share).",
-                _PARAM,
+                f"for all media (--max-media-memory), of which one client may have {self.most} (--max-client-share).",
+                where,
             )
         if not len(self._waiting) and self._bytes.refusal(tenant, size) is None:
             return Reservation(self, tenant, size)
@@ -145,7 +146,7 @@ class MediaMemory:
 
     def _full(self, size: int) -> QueueFull:
         return QueueFull(
-            f"its media need {size} bytes of memory, and of the {self.limit} bytes of --max-audio-memory "
+            f"its media need {size} bytes of memory, and of the {self.limit} bytes of --max-media-memory "
             f"{self.held} are taken",
             retry_after=_RETRY_AFTER,
         )
@@ -154,7 +155,7 @@ class MediaMemory:
         return ShareExceeded(
             f"its media need {size} bytes of memory, and other requests of this client hold "
             f"{self._bytes.held(tenant)} of the {self._bytes.limit(tenant)} bytes that it may have at the moment "
-            "(--max-client-share of --max-audio-memory), or wait for them",
+            "(--max-client-share of --max-media-memory), or wait for them",
             retry_after=_RETRY_AFTER,
         )
 

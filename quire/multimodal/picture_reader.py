@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable, Sequence
+import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import IO, Any, Protocol, TypeVar
+from typing import IO, Any, Protocol
 
 import msgspec
 
@@ -18,18 +19,19 @@ from quire.engine.client.protocol import PictureItem, PixelArray
 from quire.multimodal.errors import PromptError
 from quire.multimodal.memory import MediaMemory, Reservation
 from quire.multimodal.pictures.cache import Key, PictureCache, PreparedPicture
-from quire.multimodal.pictures.decode import WHITE, Inspect, PictureError, PictureHeader, Prepare
-from quire.multimodal.pictures.layout import LayoutError, PictureLayout, layout
+from quire.multimodal.pictures.decode import WHITE, Inspect, PictureError, PictureHeader, Prepare, ReadEmbeddings
+from quire.multimodal.pictures.embeddings import embeddings_item, embeddings_layout
+from quire.multimodal.pictures.layout import LayoutError, PictureLayout, layout, pixels_between
 from quire.multimodal.pictures.limits import PictureLimits
 from quire.multimodal.placement import Placeholders
-from quire.multimodal.videos.decode import InspectVideo, PrepareVideo, VideoError
+from quire.multimodal.videos.decode import InspectVideo, PrepareVideo
 from quire.multimodal.videos.layout import VideoHeader, video_layout
 from quire.multimodal.videos.limits import VideoLimits
+from quire.workers.concurrency import at_most
 from quire.workers.errors import JobKilled, JobTimedOut, QueueFull
 from quire.workers.limits import WorkerLimits
 from quire.workers.pool import WorkerPool
 
-Result = TypeVar("Result")
 _SECONDS = 5.0  # of processor time for a picture
 _VIDEO_SECONDS = 30.0
 _WORKER_MEMORY = 256 << 20  # bytes, beside the file and the picture
@@ -37,6 +39,7 @@ _COPIES = 7  # of a file while it is sent: three in this process, four in the wo
 _PIXEL_COPIES = 12  # bytes for each pixel of a picture while it is decoded, turned and resized
 _FIRST_FRAME_COPIES = 6  # bytes for each pixel of the largest frame while the first one is decoded
 _VIDEO_PIXEL_COPIES = 48  # of a frame: decoders keep up to 16 of them, of 1.5 bytes, or of 3
+_BETWEEN_COPIES = 6  # bytes for each pixel of an image that is made in between; see `pixels_between`
 _RESULT_COPIES = 5  # of the pixels of items while they are made
 _AT_ONCE = 2  # pictures of one request
 _BLOCK = 1 << 20  # bytes that are hashed at once
@@ -59,6 +62,23 @@ class PictureFile:
     info: PictureInfo | VideoInfo
     name: str | None = None
     fps: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingsFile:
+    """A picture of a request whose embeddings the client has computed.
+
+    Attributes:
+        content: the file with the embeddings.
+        where: the content part that it came in, for errors.
+        info: facts about the model.
+        grid: time, height and width in patches, or a file with these; None: they were not sent.
+    """
+
+    content: IO[bytes]
+    where: str
+    info: PictureInfo
+    grid: tuple[int, ...] | bytes | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +121,7 @@ class _Medium(Protocol):
         """The job that makes the pixels of a file's items."""
 
     def working_memory(self, header: Any) -> int:
-        """Bytes that decoding takes beside the file and the result."""
+        """Bytes that decoding takes beside the file, the result, and images between both."""
 
 
 class _Pictures:
@@ -186,15 +206,13 @@ class _Planned:
 
     Attributes:
         header: None if it was in the cache.
-        size: bytes of the file.
-        working_memory: bytes that decoding takes beside the file and the result.
+        working_memory: the most memory that it takes while it is prepared, in bytes.
     """
 
     file: PictureFile
     key: Key
     layout: PictureLayout
     header: PictureHeader | VideoHeader | None = None
-    size: int = 0
     working_memory: int = 0
 
 
@@ -263,17 +281,68 @@ class PictureReader:
             QueueFull: too many pictures wait, or have waited for too long.
             WorkerError: processes cannot be started.
         """
-        planned = await _at_most(_AT_ONCE, [partial(self._plan, file, background, tenant) for file in files])
+        planned = await at_most(_AT_ONCE, [partial(self._plan, file, background, tenant) for file in files])
         _check_tokens(planned, max_tokens)
-        needed = _needed(planned, sequences)
         largest = max(planned, key=lambda plan: plan.layout.size)
-        with await self._reserve(needed, tenant, largest.file.where) as reservation:
-            works = [partial(self._picture, plan, background, tenant) for plan in planned]
-            pictures = await _at_most(_AT_ONCE, works)
-            return [
-                _request_picture(plan, picture, reservation, 1 + sequences)
-                for plan, picture in zip(planned, pictures, strict=True)
+        while True:
+            with await self._memory.reserve(_needed(planned, sequences), tenant, largest.file.where) as reservation:
+                cached = [self.cache.find(plan.key) for plan in planned]
+                if all(plan.header or picture for plan, picture in zip(planned, cached, strict=True)):
+                    pictures = await self._prepared(planned, cached, background, tenant)
+                    return [
+                        _request_picture(plan, picture, reservation, 1 + sequences)
+                        for plan, picture in zip(planned, pictures, strict=True)
+                    ]
+            # Some have left the cache meanwhile: memory for decoding them has to be reserved as well.
+            works = [
+                partial(self._renewed, plan, tenant, is_cached=picture is not None)
+                for plan, picture in zip(planned, cached, strict=True)
             ]
+            del cached
+            planned = await at_most(_AT_ONCE, works)
+
+    async def embeddings(
+        self, files: Sequence[EmbeddingsFile], *, max_tokens: int, sequences: int, tenant: str = ""
+    ) -> list[RequestPicture]:
+        """Make items of pictures whose embeddings are known. The memory is held for as long as the items live.
+
+        Args:
+            files: the embeddings.
+            max_tokens, sequences, tenant: as of `prepare`.
+
+        Raises:
+            PromptError: a file has something else, or does not fit to the model; or all need more tokens or memory
+                than there are.
+            QueueFull: too many wait, or have waited for too long.
+            WorkerError: processes cannot be started.
+        """
+        sizes = [await asyncio.to_thread(file.content.seek, 0, os.SEEK_END) for file in files]
+        most = 2 * (1 + sequences) * sum(sizes)  # numbers of 16 bits become such of 32
+        working = (_COPIES + 2 * _RESULT_COPIES) * sum(sorted(sizes, reverse=True)[:_AT_ONCE])
+        with await self._memory.reserve(most + working, tenant, files[0].where) as reservation:
+            read = await at_most(_AT_ONCE, [partial(self._embeddings, file, tenant) for file in files])
+            tokens = sum(picture.layout.tokens for picture in read)
+            if tokens >= max_tokens:
+                raise PictureError(
+                    f"This model's maximum context length is {max_tokens} tokens. However, the pictures have {tokens} "
+                    "tokens, and text and an answer must fit as well.",
+                    files[-1].where,
+                )
+            for picture in read:
+                for item in picture.items:
+                    assert item.encoding is not None
+                    reservation.pass_on(item.encoding, (1 + sequences) * item.encoding.nbytes)
+        return read
+
+    async def _embeddings(self, file: EmbeddingsFile, tenant: str) -> RequestPicture:
+        job = ReadEmbeddings(await asyncio.to_thread(_content, file.content), file.grid)
+        values, grid = await self._run(self._pictures, job, file.where, tenant)
+        try:
+            planned = embeddings_layout(file.info, values, grid)
+        except PromptError as error:
+            raise PictureError(str(error), file.where) from error
+        values.flags.writeable = False
+        return RequestPicture(file.info, planned, (await asyncio.to_thread(embeddings_item, values, planned),))
 
     async def close(self) -> None:
         """End the processes."""
@@ -286,20 +355,31 @@ class PictureReader:
         medium = self._medium(file)
         options = hashlib.sha256(msgspec.json.encode((medium.name, file.info, file.fps, background))).digest()
         key = await self._digest(file, tenant), options
-        kept = self.cache.peek(key)
-        if kept is not None:
-            return _Planned(file, key, kept.layout, size=file.content.tell() if file.content else 0)
+        cached = self.cache.find(key)
+        return await self._inspected(file, key, tenant) if cached is None else _Planned(file, key, cached.layout)
+
+    async def _renewed(self, plan: _Planned, tenant: str, *, is_cached: bool) -> _Planned:
+        """The plan, with a header if the picture is to be decoded."""
+        return plan if plan.header or is_cached else await self._inspected(plan.file, plan.key, tenant)
+
+    async def _inspected(self, file: PictureFile, key: Key, tenant: str) -> _Planned:
+        """The plan of a file whose header is read."""
         if file.content is None:
             raise self._unknown(file)
+        medium = self._medium(file)
         size = file.content.tell()  # it was read to its end
-        with await self._reserve(_COPIES * size + medium.inspection_memory, tenant, file.where):
+        with await self._memory.reserve(_COPIES * size + medium.inspection_memory, tenant, file.where):
             job = medium.inspect(await asyncio.to_thread(_content, file.content), file)
             header = await self._run(medium, job, file.where, tenant)
         try:
             planned = medium.layout(file, header)
         except LayoutError as error:
             raise PictureError(str(error), file.where) from error
-        return _Planned(file, key, planned, header, size, medium.working_memory(header))
+        between = pixels_between(file.info.geometry, planned, header.height, header.width)
+        working_memory = (
+            _COPIES * size + medium.working_memory(header) + _BETWEEN_COPIES * between + _RESULT_COPIES * planned.size
+        )
+        return _Planned(file, key, planned, header, working_memory)
 
     async def _digest(self, file: PictureFile, tenant: str) -> bytes:
         """The hash of a file's content."""
@@ -318,23 +398,32 @@ class PictureReader:
         name = "video" if isinstance(file.info, VideoInfo) else "picture"
         return PictureError(f"The {name} of this `uuid` is not in the cache (any more): send it again.", file.where)
 
-    async def _picture(self, plan: _Planned, background: Color, tenant: str) -> PreparedPicture:
+    async def _prepared(
+        self, planned: Sequence[_Planned], cached: Sequence[PreparedPicture | None], background: Color, tenant: str
+    ) -> list[PreparedPicture]:
+        """The pictures of a request, which has reserved the memory to prepare those that are not in the cache."""
+        works = [
+            partial(self._picture, plan, picture, background, tenant)
+            for plan, picture in zip(planned, cached, strict=True)
+        ]
+        return await at_most(_AT_ONCE, works)
+
+    async def _picture(
+        self, plan: _Planned, cached: PreparedPicture | None, background: Color, tenant: str
+    ) -> PreparedPicture:
         medium = self._medium(plan.file)
 
         async def make() -> PreparedPicture:
             content, header = plan.file.content, plan.header
-            if content is None:
+            if content is None or header is None:
                 raise self._unknown(plan.file)
-            if header is None:  # it was in the cache when this was planned
-                job = medium.inspect(await asyncio.to_thread(_content, content), plan.file)
-                header = await self._run(medium, job, plan.file.where, tenant)
             job = medium.prepare(await asyncio.to_thread(_content, content), plan.file, header, background)
             pixels: PixelArray = await self._run(medium, job, plan.file.where, tenant)
             pixels.flags.writeable = False  # requests share them
             return PreparedPicture(plan.layout, pixels)
 
         try:
-            picture, hit = await self.cache.get(plan.key, make)
+            picture, hit = (cached, True) if cached else await self.cache.get(plan.key, make)
         except PromptError as error:
             raise PictureError(str(error), plan.file.where) from error
         self._on_lookup(hit)
@@ -344,7 +433,7 @@ class PictureReader:
     async def _run(medium: _Medium, job: Any, where: str, tenant: str) -> Any:
         try:
             return await medium.processes.run(job, tenant=tenant)
-        except (PictureError, VideoError) as error:
+        except PromptError as error:
             raise PictureError(str(error), where) from error
         except JobTimedOut as error:
             if error.stalled:
@@ -352,29 +441,6 @@ class PictureReader:
             raise PictureError(f"Decoding the {medium.name} took more than {medium.seconds:g} s.", where) from error
         except JobKilled as error:
             raise PictureError(f"The {medium.name} cannot be decoded: {error}.", where) from error
-
-    async def _reserve(self, size: int, tenant: str, where: str) -> Reservation:
-        try:
-            return await self._memory.reserve(size, tenant)
-        except PromptError as error:
-            raise PictureError(str(error), where) from error
-
-
-async def _at_most(count: int, works: Sequence[Callable[[], Awaitable[Result]]]) -> list[Result]:
-    """The results of works, of which so many run at once. If one fails, the others are cancelled."""
-    slots = asyncio.Semaphore(count)
-
-    async def run(work: Callable[[], Awaitable[Result]]) -> Result:
-        async with slots:
-            return await work()
-
-    tasks = [asyncio.create_task(run(work)) for work in works]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _check_tokens(planned: Sequence[_Planned], max_tokens: int) -> None:
@@ -392,10 +458,7 @@ def _check_tokens(planned: Sequence[_Planned], max_tokens: int) -> None:
 def _needed(planned: Sequence[_Planned], sequences: int) -> int:
     """The most memory that pictures take while they are prepared, and in the requests to the engine, in bytes."""
     results = (1 + sequences) * sum(plan.layout.size for plan in planned)
-    working = sorted(
-        (_COPIES * plan.size + plan.working_memory + _RESULT_COPIES * plan.layout.size for plan in planned),
-        reverse=True,
-    )
+    working = sorted((plan.working_memory for plan in planned), reverse=True)
     return results + sum(working[:_AT_ONCE])
 
 

@@ -13,6 +13,7 @@ from quire.engine.client.pictures import (
     FrameSampling,
     Geometry,
     GridTiles,
+    PaddedTiles,
     PanAndScan,
     PatchRows,
     PictureInfo,
@@ -44,6 +45,7 @@ _MAX_FRAMES = 1 << 14
 _MAX_TILES = 64  # of a picture: choosing their grid takes time that is quadratic in it
 _MAX_PIXELS = 1 << 30
 _MAX_EDGE = 1 << 15
+_LOW_EDGE = 512  # of pictures of low detail, as OpenAI's models see them
 _Changes = dict[str, Any]
 
 
@@ -175,6 +177,21 @@ def _changed(geometry: Geometry, settings: Mapping[str, Any]) -> Geometry:
     return changed
 
 
+def with_low_detail(info: PictureInfo) -> PictureInfo:
+    """The facts about a model that gets the smallest form of pictures that it knows; the same if it knows one only."""
+    changes = _Changes()
+    match info.geometry:
+        case SmartResize(min_pixels=least, max_pixels=most, frames=frames):
+            changes = {"max_pixels": max(least, min(most, frames * _LOW_EDGE**2))}
+        case PatchRows(longest_edge=longest):
+            changes = {"longest_edge": min(longest, _LOW_EDGE)}
+        case SplitTiles() | PanAndScan():
+            changes = {"splits": False}
+        case GridTiles():
+            changes = {"min_tiles": 1, "max_tiles": 1}
+    return msgspec.structs.replace(info, geometry=msgspec.structs.replace(info.geometry, **changes))
+
+
 def background_color(settings: Mapping[str, Any], default: Color) -> Color:
     """The colour behind transparent pictures, of `media_io_kwargs`.
 
@@ -225,6 +242,8 @@ def _known(geometry: Geometry) -> Mapping[str, Callable[[str, Any], _Changes]]:
                 "min_patches": _number("min_tiles", _MAX_TILES),
                 "max_patches": _number("max_tiles", _MAX_TILES),
             }
+        case PaddedTiles():
+            return {"dynamic_hd": _number("max_tiles", _MAX_TILES)}
         case PanAndScan():
             return {
                 "do_pan_and_scan": _switch("splits"),

@@ -17,7 +17,9 @@ from urllib.parse import unquote, urlsplit
 from quire.config.options import AudioOptions, MediaOptions, VideoOptions
 from quire.multimodal.errors import PromptError
 from quire.multimodal.fetch import Fetcher, SizeLimit, shown
+from quire.multimodal.file_store import FileStore
 from quire.multimodal.videos.formats import packed
+from quire.workers.tenant import current_owner
 
 _LONGEST_SCHEME = 8  # characters, with the colon
 _FRAMES = "data:video/jpeg;base64"  # in front of frames in base64, with commas between: vLLM's form of a video
@@ -66,15 +68,19 @@ class MediaSources:
 
     Attributes:
         audio, image, video, document: limits of their content.
+        files: those that clients have uploaded.
+        embeddings: embeddings that clients have computed are accepted.
     """
 
     def __init__(self, options: MediaOptions, audio: AudioOptions, video: VideoOptions, share: float = 1.0) -> None:
-        """Prepare; nothing is started. `share`: see `Fetcher`."""
+        """Prepare; nothing is started. `share`: see `Fetcher` and `FileStore`."""
         self.audio = SizeLimit(int(audio.max_audio_size), "--max-audio-size")
         self.image = SizeLimit(int(options.max_image_size), "--max-image-size")
         self.video = SizeLimit(int(video.max_video_size), "--max-video-size")
         self.document = SizeLimit(int(options.max_document_size), "--max-document-size")
+        self.embeddings = options.enable_mm_embeds
         self._folder = options.allowed_local_media_path
+        self.files = FileStore(int(options.file_store_size), options.file_ttl, share)
         self._fetcher = Fetcher(
             frozenset(name.lower() for name in options.allowed_media_domains),
             private_addresses=options.allow_private_media_addresses,
@@ -111,8 +117,22 @@ class MediaSources:
             return self.from_url(text, limit, where)
         return MediaSource(lambda: asyncio.to_thread(_decode_base64, text, limit, where), 2 * len(text))
 
+    def from_file_id(self, identifier: str, limit: SizeLimit, where: str) -> tuple[MediaSource, str]:
+        """The source of an uploaded file, and its name.
+
+        Raises:
+            PromptError: the client has no such file, or it is too large.
+        """
+        file = self.files.find(identifier, current_owner())
+        if file is None:
+            raise PromptError(f"There is no file {shown(identifier)}; files are uploaded to /v1/files.", where)
+        if file.size > limit.size:
+            raise limit.refusal("The file is", where)
+        return MediaSource(lambda: asyncio.to_thread(_read_file, file.path, limit, where), file.size), file.name
+
     def close(self) -> None:
-        """End the threads that look up names."""
+        """End the threads that look up names, and delete uploaded files."""
+        self.files.close()
         self._fetcher.close()
 
 

@@ -38,7 +38,7 @@ class FileSource(RequestPart):
     media_type: str | None = Field(None, description="without effect: the content says what it is")
     data: str | None = None
     url: str | None = None
-    file_id: str | None = Field(None, description="not supported: no files are stored")
+    file_id: str | None = Field(None, description="of type `file`: the id, from /v1/files")
 
 
 class ImageBlock(RequestPart):

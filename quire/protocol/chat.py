@@ -36,8 +36,16 @@ from quire.protocol.structured import StructuredFields, check_parameters
 
 # Fields of content parts and of tool calls; those of objects in them as a mapping.
 _Fields = Mapping[str, "_Fields | None"]
-_SOURCE_FIELDS: _Fields = {"type": None, "media_type": None, "data": None, "url": None}
-_FILE_FIELDS: _Fields = {"file_data": None, "file_url": None, "filename": None, "detail": None}
+_SOURCE_FIELDS: _Fields = {"type": None, "media_type": None, "data": None, "url": None, "file_id": None}
+_FILE_FIELDS: _Fields = {"file_data": None, "file_url": None, "file_id": None, "filename": None, "detail": None}
+_IMAGE_FIELDS: _Fields = {
+    "type": None,
+    "image_url": {"url": None, "detail": None},
+    "file_id": None,
+    "detail": None,
+    "uuid": None,
+}
+_VIDEO_FIELDS: _Fields = {"type": None, "video_url": {"url": None}, "file_id": None, "uuid": None}
 _PART_FIELDS: Mapping[str, _Fields] = {
     "text": {"type": None, "text": None},
     "input_text": {"type": None, "text": None},
@@ -46,10 +54,11 @@ _PART_FIELDS: Mapping[str, _Fields] = {
     "thinking": {"type": None, "thinking": None, "signature": None},
     "input_audio": {"type": None, "input_audio": {"data": None, "format": None}, "uuid": None},
     "audio_url": {"type": None, "audio_url": {"url": None}, "uuid": None},
-    "image_url": {"type": None, "image_url": {"url": None, "detail": None}, "detail": None, "uuid": None},
-    "video_url": {"type": None, "video_url": {"url": None}, "uuid": None},
-    "input_video": {"type": None, "video_url": {"url": None}, "uuid": None},
-    "input_image": {"type": None, "image_url": {"url": None, "detail": None}, "detail": None, "uuid": None},
+    "image_url": _IMAGE_FIELDS,
+    "input_image": _IMAGE_FIELDS,
+    "image_embeds": {"type": None, "image_embeds": None},
+    "video_url": _VIDEO_FIELDS,
+    "input_video": _VIDEO_FIELDS,
     "image": {"type": None, "source": _SOURCE_FIELDS, "uuid": None},
     "video": {"type": None, "source": _SOURCE_FIELDS, "uuid": None},
     "file": {"type": None, "file": _FILE_FIELDS},

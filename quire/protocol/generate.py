@@ -61,9 +61,12 @@ class TokensRequest(RequestBody):
     priority: Int64 = 0
     output_mode: Literal["tokens", "text"] = "tokens"
     return_token_ids: bool | None = Field(None, description="return the prompt's token ids")
+    features: Any = Field(None, description="must be null: media are accepted in chats only")
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        if self.features is not None:
+            raise field_error("features", "`features` is not supported: send the media in a chat.")
         if self.output_mode == "text" and not self.sampling_params.detokenize:
             raise field_error("output_mode", "`output_mode` text requires `detokenize: true`.")
         if self.stream_options is not None and not self.stream:
@@ -119,13 +122,28 @@ class TokensResponse(BaseModel):
     kv_transfer_params: dict[str, Any] | None = None
 
 
+class MediaPlace(BaseModel):
+    """The tokens of an item in a prompt."""
+
+    offset: int
+    length: int
+
+
+class MediaFeatures(BaseModel):
+    """The media of a rendered prompt, by their kinds; a picture or video may be several items."""
+
+    mm_hashes: dict[str, list[str]]
+    mm_placeholders: dict[str, list[MediaPlace]]
+
+
 class RenderedPrompt(BaseModel):
-    """A rendered prompt: a request for /inference/v1/generate, and the text of the prompt."""
+    """A rendered prompt: without `features` a request for /inference/v1/generate, and the text of the prompt."""
 
     request_id: str
     model: str
     token_ids: list[int]
     prompt: str | None
+    features: MediaFeatures | None = Field(None, description="its media; null: it has none")
     sampling_params: dict[str, Any]
     stream: bool
     cache_salt: str | None

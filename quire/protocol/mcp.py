@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from quire.protocol.common import ListOf, RequestPart, StrictModel, max_keys
+from quire.protocol.parts import Part
 
 # Valid names and values of HTTP headers.
 _HeaderName = Annotated[str, Field(pattern=r"^[A-Za-z0-9!#$%&'*+.^_`|~-]{1,256}$")]
@@ -65,3 +66,4 @@ class McpCall(RequestPart):
     arguments: str
     output: str | None = None
     error: Any = None
+    content: ListOf[Part] | None = Field(None, description="the output with its pictures, if it has any")

@@ -17,6 +17,7 @@ from pydantic import (
 from quire.protocol.common import ListOf, MediaSettings, RequestPart, TemplateVariables, max_keys
 from quire.protocol.custom import MAX_TOOLS, ResponseCustomTool
 from quire.protocol.mcp import ChosenMcpTool, McpCall, McpListTools, McpTool
+from quire.protocol.parts import Part
 from quire.protocol.sampling import CommonSamplingFields
 from quire.protocol.structured import StructuredOutputs, TextOrJsonFormat, check_parameters
 
@@ -29,24 +30,6 @@ Metadata = Annotated[
 
 MAX_ITEMS = 4000  # of a conversation, stored ones included; a chat may have that many messages
 _Count = Annotated[int, Field(ge=1, lt=1 << 31)]
-
-
-class Part(RequestPart):
-    """A part of a message's content. Other fields depend on its type."""
-
-    type: str
-    text: str | None = None
-    refusal: str | None = None
-    input_audio: Any = Field(None, description="of audio: the base64 text and its format, as in chats")
-    image_url: Any = Field(None, description="of a picture: its URL")
-    video_url: Any = Field(None, description="of a video: its URL, or an object with it, as in chats")
-    detail: Any = Field(None, description="of a picture: low, high, auto or original; the model's resolution is used")
-    file_data: Any = Field(None, description="of a file: a data URL, or base64")
-    file_url: Any = Field(None, description="of a file: its URL")
-    file_id: Any = Field(None, description="not supported: no files are stored")
-    filename: Any = Field(None, description="of a file: its name, which the model reads")
-    annotations: Any = Field(None, description="of a text of an earlier answer; without effect")
-    logprobs: Any = Field(None, description="of a text of an earlier answer; without effect")
 
 
 Content = str | ListOf[Part]

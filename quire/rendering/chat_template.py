@@ -116,6 +116,24 @@ _VOXTRAL = """\
 {%- endif %}
 {%- endfor %}"""
 _BUILT_IN = {"voxtral": _VOXTRAL}  # by model type
+# Models of late interaction, which compare texts with pictures, read either one picture or a text.
+_LATE_INTERACTION = """\
+{%- if messages | length != 1 %}{{ raise_exception("This model reads one message, which is a text or a picture.") }}
+{%- endif %}
+{%- for message in messages %}
+{%- set pictures = message.content | selectattr("type", "equalto", "image") | list %}
+{%- if pictures and message.content | length > 1 %}
+{{- raise_exception("This model reads a text or one picture, not several or both.") }}
+{%- elif pictures %}{{ PICTURE }}
+{%- elif message.role in ("query", "user") %}
+{{- BEFORE }}{% for part in message.content %}{{ part.text }}{% endfor %}{{ pad_token * 10 ~ "\\n" }}
+{%- elif message.role == "document" %}{% for part in message.content %}{{ part.text }}{% endfor %}
+{%- else %}{{ raise_exception("Messages of the role " ~ message.role ~ " are not supported by this model.") }}
+{%- endif %}
+{%- endfor %}"""
+_COLQWEN_PICTURE = (
+    "<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>Describe the image.<|im_end|><|endoftext|>"
+)
 
 
 def load_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
@@ -147,7 +165,21 @@ def load_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
     kind = read_json(folder / "config.json", ModelFileError).get("model_type")
     if "default" not in templates and kind in _BUILT_IN:
         templates["default"] = _BUILT_IN[kind]
+    if kind == "colqwen2":  # its folders have the template of the model that it was trained from
+        templates["default"] = _colqwen_template(folder)
     return templates
+
+
+def _colqwen_template(folder: Path) -> str:
+    """The prompts that ColQwen2 was trained with: of pictures, and of queries, which end with padding.
+
+    Raises:
+        ModelFileError: the processor's config cannot be read.
+    """
+    processor = read_json(folder / "processor_config.json", ModelFileError)
+    picture = processor.get("visual_prompt_prefix") or _COLQWEN_PICTURE
+    before = processor.get("query_prefix") or "Query: "
+    return _LATE_INTERACTION.replace("PICTURE", json.dumps(picture)).replace("BEFORE", json.dumps(before))
 
 
 def _read(path: Path) -> str:

@@ -85,18 +85,21 @@ class TextGuard:
         """The guard of a conversation; None if no text of it needs one.
 
         Args:
-            messages: its messages.
+            messages: its messages. The arguments of their tool calls are objects: in JSON, escapes may hide control
+                texts.
             others: other values that the template gets.
             texts: control texts that it must not have.
-            of_assistants: those that messages of an assistant must not have; models may have written others.
+            of_assistants: those that messages of an assistant must not have, but for their tool calls; models may have
+                written others.
 
         Raises:
             PromptError: the texts have all characters that may be marks.
         """
         strings = [
-            (string, of_assistants if message.get("role") == _ASSISTANT else texts)
+            (string, of_assistants if _written_by_model(message, name) else texts)
             for message in messages
-            for string in _strings(message)
+            for name, value in message.items()
+            for string in _strings((name, value))
         ]
         strings += [(string, texts) for string in _strings(others)]
         if not any(known.occur_in(string) for string, known in strings):
@@ -111,7 +114,11 @@ class TextGuard:
     def messages(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Copies of messages with marks."""
         return [
-            self._marked(message, self._of_assistants if message.get("role") == _ASSISTANT else self._texts)
+            {
+                self._marked(key, texts): self._marked(value, texts)
+                for key, value in message.items()
+                for texts in (self._of_assistants if _written_by_model(message, key) else self._texts,)
+            }
             for message in messages
         ]
 
@@ -131,6 +138,11 @@ class TextGuard:
         if isinstance(value, list | tuple):
             return [self._marked(inner, texts) for inner in value]
         return value
+
+
+def _written_by_model(message: Mapping[str, Any], name: str) -> bool:
+    """Whether a field of a message has what a model may have written with control tokens; arguments of calls do not."""
+    return message.get("role") == _ASSISTANT and name != "tool_calls"
 
 
 def _strings(value: Any) -> Iterator[str]:

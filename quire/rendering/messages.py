@@ -32,7 +32,7 @@ def normalize(
     media: Mapping[str, str] | None = None,
     separator: str = "\n",
 ) -> list[Message]:
-    """Copies of the messages, with content as text or as a list of parts, and tool arguments as objects.
+    """Copies of the messages, with content as text or as a list of parts.
 
     Args:
         messages: messages of a conversation.
@@ -42,10 +42,27 @@ def normalize(
         separator: what stands between the parts of a content that becomes a text.
 
     Raises:
-        PromptError: a content part or a tool call is not valid.
+        PromptError: a content part is not valid.
     """
     return [
         _normalize(message, f"messages[{i}]", media or {}, None if as_parts else separator)
+        for i, message in enumerate(messages)
+    ]
+
+
+def with_arguments(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The messages, with the arguments of tool calls as objects.
+
+    Raises:
+        PromptError: a tool call is not valid.
+    """
+    return [
+        {
+            **message,
+            "tool_calls": [_tool_call(call, f"messages[{i}].tool_calls[{j}]") for j, call in enumerate(calls)],
+        }
+        if (calls := message.get("tool_calls"))
+        else message
         for i, message in enumerate(messages)
     ]
 
@@ -58,10 +75,7 @@ def _normalize(message: Mapping[str, Any], where: str, media: Mapping[str, str],
         out["content"] = [{"type": "text", "text": part} if isinstance(part, str) else dict(part) for part in parts]
     else:
         out["content"] = separator.join(part if isinstance(part, str) else media[part["type"]] for part in parts)
-    calls = out.get("tool_calls")
-    if calls:
-        out["tool_calls"] = [_tool_call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(calls)]
-    else:
+    if not out.get("tool_calls"):
         out.pop("tool_calls", None)
     reasoning = out.get("reasoning") or out.get("reasoning_content")
     if reasoning:  # templates use either name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import string
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,26 +11,29 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import tokenizers
 
-from quire.engine.client.protocol import TokenArray
+from quire.engine.client.protocol import MediaItem, TokenArray
 from quire.multimodal.errors import PromptError
 from quire.rendering.reranker_prompts import PairTemplate
 from quire.rendering.tokenizer import Tokenizer
 
 _SLICE_TEXTS = 256
+_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 _SLICE_CHARACTERS = 1 << 15  # 10 to 15 ms
 
 
 class PoolingPrompt(NamedTuple):
-    """A tokenized text or pair.
+    """A tokenized text, pair or conversation.
 
     Attributes:
         second_text_start, second_text_end: index of the first token of type 1, of the second text, and of the first one
             behind it; None for the end of the prompt.
+        items: its media.
     """
 
     token_ids: TokenArray
     second_text_start: int | None = None
     second_text_end: int | None = None
+    items: tuple[MediaItem, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +73,7 @@ class Truncation:
         if missing <= 0:
             return prompt
         end = None if prompt.second_text_start is None else len(ids)
-        return PoolingPrompt(np.pad(ids, (0, missing), constant_values=self.pad_id), prompt.second_text_start, end)
+        return prompt._replace(token_ids=np.pad(ids, (0, missing), constant_values=self.pad_id), second_text_end=end)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,8 +142,10 @@ class PairsJob:
         return ((self.queries if is_query else None) or self.names).at(self.first + index)
 
 
-def tokenize_texts(job: TextsJob, tokenizer: Tokenizer, *, lower_case: bool) -> list[PoolingPrompt]:
-    """Tokenize texts.
+def tokenize_texts(
+    job: TextsJob, tokenizer: Tokenizer, *, lower_case: bool, without_punctuation: bool = False
+) -> list[PoolingPrompt]:
+    """Tokenize texts, lowered or without punctuation if the model was trained so.
 
     Raises:
         PromptError: one of them is too long, has no tokens, or contains a lone surrogate.
@@ -147,6 +153,8 @@ def tokenize_texts(job: TextsJob, tokenizer: Tokenizer, *, lower_case: bool) -> 
     texts = [job.prefix + text for text in job.texts] if job.prefix else list(job.texts)
     if lower_case:
         texts = [text.lower() for text in texts]
+    if without_punctuation:
+        texts = [" ".join(text.translate(_NO_PUNCTUATION).split()) for text in texts]
     special = job.add_special_tokens
     prompts = []
     for index, encoding in enumerate(_encoded(tokenizer, texts, job, special=special)):

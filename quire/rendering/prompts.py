@@ -16,7 +16,7 @@ from quire.engine.client.protocol import TokenArray
 from quire.multimodal.errors import PromptError
 from quire.rendering.chat_template import ChatTemplate, load_templates
 from quire.rendering.control_texts import ControlTexts, TextGuard
-from quire.rendering.messages import normalize
+from quire.rendering.messages import normalize, with_arguments
 from quire.rendering.picture_texts import PictureTexts
 from quire.rendering.pooling_prompts import (
     PairsJob,
@@ -26,7 +26,7 @@ from quire.rendering.pooling_prompts import (
     tokenize_pairs,
     tokenize_texts,
 )
-from quire.rendering.reranker_prompts import pair_template
+from quire.rendering.reranker_prompts import ChatPairTemplate, knows_sides, pair_template
 from quire.rendering.sentence_transformers_files import read_sentence_transformers_files
 from quire.rendering.tokenizer import Tokenizer
 
@@ -56,6 +56,7 @@ class Conversation:
             `normalize`.
         separator: what stands between the parts of a content in messages that are texts.
         pictures: its pictures; None if there are none.
+        is_pair: its messages are a query and a document, for the template of pairs.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -69,6 +70,7 @@ class Conversation:
     media: Mapping[str, str] = field(default_factory=dict)
     separator: str = "\n"
     pictures: PictureTexts | None = None
+    is_pair: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +169,12 @@ class PromptBuilder:
             PromptError: one of them is too long, has no tokens, or contains a lone surrogate.
         """
         if isinstance(job, TextsJob):
-            return tokenize_texts(job, self._tokenizer, lower_case=self.sentence_transformers.lower_case)
+            return tokenize_texts(
+                job,
+                self._tokenizer,
+                lower_case=self.sentence_transformers.lower_case,
+                without_punctuation=self.sentence_transformers.without_punctuation,
+            )
         return tokenize_pairs(job, self._tokenizer, self._pairs)
 
     def _prompt_length(self, prompt: str) -> int:
@@ -181,7 +188,7 @@ class PromptBuilder:
         Raises:
             PromptError: the template refuses it, or the prompt is too long.
         """
-        conversation = job.conversation
+        conversation = replace(job.conversation, messages=with_arguments(job.conversation.messages))
         reserved = sorted(_RESERVED & set(conversation.variables))
         if reserved:
             raise PromptError(f"chat_template_kwargs cannot set {', '.join(reserved)}.", "chat_template_kwargs")
@@ -195,8 +202,6 @@ class PromptBuilder:
             media=conversation.media,
             separator=conversation.separator,
         )
-        if guard is not None:
-            _guard_arguments(messages, guard)
         final_text = _text_of(messages[-1]) if messages else ""
         variables = {**self._defaults, **_with_switches(conversation.variables)}
         text = self._render(template, conversation, messages, variables)
@@ -303,7 +308,20 @@ class PromptBuilder:
             )
         return head
 
+    @property
+    def pair_template(self) -> ChatTemplate | None:
+        """The chat template of a query and a document; None if there is none."""
+        return self._pairs.template if isinstance(self._pairs, ChatPairTemplate) else None
+
+    @property
+    def knows_sides(self) -> bool:
+        """Whether the main chat template has messages of the roles `query` and `document`."""
+        return knows_sides(self.sources.get("default", ""))
+
     def _template(self, conversation: Conversation) -> ChatTemplate:
+        if conversation.is_pair:
+            assert self.pair_template is not None
+            return self.pair_template
         named = "tool_use" if conversation.tools and "tool_use" in self.sources else "default"
         source = conversation.template or self.sources.get(named)
         if source is None:
@@ -330,13 +348,6 @@ def _guarded(conversation: Conversation, guard: TextGuard) -> Conversation:
         documents=guard.value(conversation.documents),
         variables=guard.value(conversation.variables),
     )
-
-
-def _guard_arguments(messages: Sequence[dict[str, Any]], guard: TextGuard) -> None:
-    """Mark the arguments of tool calls again: they were JSON, in which control texts may be written with escapes."""
-    for message in messages:
-        if "tool_calls" in message:
-            message["tool_calls"] = guard.value(message["tool_calls"])
 
 
 def _with_switches(variables: Mapping[str, Any]) -> dict[str, Any]:

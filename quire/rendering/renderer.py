@@ -182,6 +182,16 @@ class Renderer:
         return "\n".join(self._builder.sources.values())
 
     @property
+    def renders_pairs(self) -> bool:
+        """Whether a chat template makes the prompt of a query and a document."""
+        return self._builder.pair_template is not None
+
+    @property
+    def knows_sides(self) -> bool:
+        """See `PromptBuilder.knows_sides`."""
+        return self._builder.knows_sides
+
+    @property
     def default_template(self) -> str | None:
         """Source of the template for conversations without tools; None if there is none."""
         return self._builder.sources.get("default")

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from quire.engine.client.json_file import read_json
 from quire.multimodal.errors import ModelFileError, PromptError
 from quire.rendering.chat_template import ChatTemplate
+from quire.rendering.messages import normalize
 from quire.rendering.tokenizer import Tokenizer
 
 _ROLES = [re.compile(f"""["']{role}["']""") for role in ("query", "document")]
@@ -17,6 +18,21 @@ _QWEN3_INSTRUCTION = "Given a web search query, retrieve relevant passages that 
 _QWEN3_SYSTEM = (
     "Judge whether the Document meets the requirements based on the Query and the Instruct provided. "
     'Note that the answer can only be "yes" or "no".'
+)
+
+
+_PARTS = (
+    '{% for part in message.content %}{% if part.type == "image" %}<|vision_start|><|image_pad|><|vision_end|>'
+    "{% else %}{{ part.text }}{% endif %}{% endfor %}"
+)
+# The prompt that Qwen3-VL-Reranker was trained with.
+_QWEN3_VL = (
+    f"<|im_start|>system\n{_QWEN3_SYSTEM}<|im_end|>\n<|im_start|>user\n<Instruct>: "
+    f'{{% for message in messages if message.role == "system" %}}{_PARTS}{{% else %}}'
+    "Given a search query, retrieve relevant candidates that answer the query.{% endfor %}"
+    f'{{% for message in messages if message.role == "query" %}}<Query>:{_PARTS}{{% endfor %}}'
+    f'{{% for message in messages if message.role == "document" %}}{{{{ "\\n" }}}}<Document>:{_PARTS}{{% endfor %}}'
+    '<|im_end|>{{ "\\n" }}<|im_start|>assistant{{ "\\n" }}'
 )
 
 
@@ -38,10 +54,14 @@ class PairTemplate(Protocol):
 
 
 class ChatPairTemplate:
-    """A chat template with the roles `query` and `document`. The instruction is its system message."""
+    """A chat template with the roles `query` and `document`. The instruction is its system message.
+
+    Attributes:
+        template: the template.
+    """
 
     def __init__(self, template: ChatTemplate, special: Mapping[str, str], defaults: Mapping[str, Any]) -> None:
-        self._template = template
+        self.template = template
         self._variables = {**special, **defaults}
 
     def text(self, query: str, document: str, instruction: str | None, variables: Mapping[str, Any]) -> str:
@@ -50,10 +70,10 @@ class ChatPairTemplate:
         values = {
             **self._variables,
             **variables,
-            "messages": [*system, *texts],
+            "messages": normalize([*system, *texts], as_parts=self.template.wants_parts),
             "add_generation_prompt": True,
         }
-        return self._template.render(values)
+        return self.template.render(values)
 
 
 class Qwen3Template:
@@ -87,9 +107,16 @@ def pair_template(
         ModelFileError: config.json cannot be read.
         PromptError: the chat template is not valid.
     """
-    if chat_template is not None and all(role.search(chat_template) for role in _ROLES):
+    if chat_template is not None and knows_sides(chat_template):
         return ChatPairTemplate(ChatTemplate(chat_template), tokenizer.special, defaults)
     kind = read_json(folder / "config.json", ModelFileError).get("model_type")
-    if kind == "qwen3" and tokenizer.token_id("<|im_start|>") is not None:
-        return Qwen3Template()
-    return None
+    if tokenizer.token_id("<|im_start|>") is None:
+        return None
+    if kind in ("qwen3_vl", "qwen3_vl_moe"):
+        return ChatPairTemplate(ChatTemplate(_QWEN3_VL), tokenizer.special, defaults)
+    return Qwen3Template() if kind == "qwen3" else None
+
+
+def knows_sides(chat_template: str) -> bool:
+    """Whether a chat template has messages of the roles `query` and `document`."""
+    return all(role.search(chat_template) for role in _ROLES)

@@ -30,12 +30,14 @@ class SentenceTransformersFiles:
         prompts: texts that are put before an input, by name.
         default_prompt: name of the one that is used by default.
         lower_case: texts are lowered before they are tokenized.
+        without_punctuation: they lose their punctuation before (SigLIP).
         pools_prompt: the tokens of a prompt take part in the mean.
     """
 
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt: str | None = None
     lower_case: bool = False
+    without_punctuation: bool = False
     pools_prompt: bool = True
 
     def prompt(self, name: str | None) -> str:
@@ -88,10 +90,13 @@ def read_sentence_transformers_files(folder: Path) -> SentenceTransformersFiles:
     prompts = {name: text for name, text in {**prefixes, **prompts}.items() if isinstance(text, str)}
     default = config.get("default_prompt_name")
     texts = read_json(folder / "sentence_bert_config.json", ModelFileError)
+    is_siglip = read_json(folder / "config.json", ModelFileError).get("model_type") in ("siglip", "siglip2")
+    tokenizer = read_json(folder / "tokenizer_config.json", ModelFileError).get("tokenizer_class")
     return SentenceTransformersFiles(
         prompts=prompts,
         default_prompt=default if isinstance(default, str) and default in prompts else None,
-        lower_case=texts.get("do_lower_case") is True,
+        lower_case=is_siglip or texts.get("do_lower_case") is True,
+        without_punctuation=is_siglip and tokenizer == "SiglipTokenizer",
         pools_prompt=all(
             read_json(path, ModelFileError).get("include_prompt") is not False
             for path in sorted(folder.glob("*_Pooling/config.json"))

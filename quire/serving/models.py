@@ -82,7 +82,7 @@ class AudioInput:
 
 @dataclass(frozen=True, slots=True)
 class PictureInput:
-    """How a model that generates reads pictures and videos: facts with the operator's settings, and a reader.
+    """How a model reads pictures and videos: facts with the operator's settings, and what prepares the files.
 
     Attributes:
         background: colour behind transparent pixels.
@@ -129,17 +129,21 @@ class PoolingModel(ServedModel):
 
     Attributes:
         pools: facts about it.
+        pictures: None if it does not read pictures.
         scorer: compares embeddings of many tokens, and averages those of chunks, in threads, off the event loop. A
             request that waits for it holds a slot of the engine.
     """
 
     pools: Pools
+    pictures: PictureInput | None = None
     scorer: FairThreads = field(default_factory=lambda: FairThreads("score", size=1, max_queued=1 << 20))
 
     @override
     async def close(self) -> None:
         self.scorer.close()
         await super().close()
+        if self.pictures is not None:
+            await self.pictures.reader.close()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,33 +187,34 @@ def served_model(
         settings: settings of the server.
         media_memory: the memory for media, which all models of a server share; None: the model has its own.
     """
-    media_memory = media_memory or MediaMemory(int(settings.max_audio_memory), settings.max_client_share)
+    media_memory = media_memory or MediaMemory(int(settings.max_media_memory), settings.max_client_share)
     queued = settings.max_num_seqs + settings.max_num_queued_seqs
     new_reader = partial(
         AudioReader, AudioOptions.of(settings), media_memory, max_queued=queued, share=settings.max_client_share
     )
     match parts["info"].kind:
         case Pools() as pools:
-            return PoolingModel(**parts, pools=pools)
+            picture_input = _picture_input(pools.pictures, parts["client"], settings, media_memory, queued)
+            return PoolingModel(**parts, pools=pools, pictures=picture_input)
         case Generates(audio=audio, pictures=pictures):
             audio_input = None if audio is None else AudioInput(audio, new_reader())
-            picture_input = (
-                None if pictures is None else _picture_input(pictures, parts["client"], settings, media_memory, queued)
-            )
+            picture_input = _picture_input(pictures, parts["client"], settings, media_memory, queued)
             return _generating_model(parts, folder, settings, audio_input, picture_input)
         case speech:
             return SpeechModel(**parts, speech=speech, reader=new_reader())
 
 
 def _picture_input(
-    info: PictureInfo, client: Engine, settings: Serve, memory: MediaMemory, queued: int
-) -> PictureInput:
-    """How a model reads pictures.
+    info: PictureInfo | None, client: Engine, settings: Serve, memory: MediaMemory, queued: int
+) -> PictureInput | None:
+    """How a model reads pictures; None if it does not.
 
     Raises:
         PromptError: a setting of --mm-processor-kwargs is not one of this model, or one of --media-io-kwargs is not
             valid.
     """
+    if info is None:
+        return None
     share = settings.max_client_share
     reader = PictureReader(
         PictureOptions.of(settings),

@@ -85,6 +85,7 @@ _VOXTRAL = dict.fromkeys(("ar", "de", "en", "es", "fr", "hi", "it", "nl", "pt"),
 _LANGUAGES: Mapping[str, Mapping[str, str]] = {
     "granite_speech": _GRANITE_SPEECH,
     "phi4_multimodal": _PHI4_MULTIMODAL,
+    "qwen2_5_omni": _QWEN2_AUDIO,
     "qwen2_audio": _QWEN2_AUDIO,
     "qwen3_asr": _QWEN3_ASR,
     "voxtral": _VOXTRAL,
@@ -93,6 +94,7 @@ _LANGUAGES: Mapping[str, Mapping[str, str]] = {
 _INSTRUCTIONS: Mapping[str, str] = {
     "granite_speech": "can you transcribe the speech into a written format?",
     "phi4_multimodal": "Transcribe the audio clip into text.",
+    "qwen2_5_omni": "Transcribe the speech word for word, without comments.",
     "qwen2_audio": "Transcribe the speech word for word, without comments.",
 }
 Samples = NDArray[np.float32]

@@ -1,4 +1,4 @@
-"""The tenant of the current task: the client among whom the server's capacity is shared."""
+"""The client of the current task: the tenant, among whom capacity is shared, and the owner of what it stores."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from contextvars import ContextVar
 from quire.workers.turns import turns
 
 _tenant: ContextVar[str] = ContextVar("tenant", default="")
+_owner: ContextVar[str] = ContextVar("owner", default="")
 
 
 def set_current_tenant(tenant: str) -> None:
@@ -17,6 +18,16 @@ def set_current_tenant(tenant: str) -> None:
 def current_tenant() -> str:
     """Return the tenant of the current task; empty outside of requests."""
     return _tenant.get()
+
+
+def set_current_owner(owner: str) -> None:
+    """Set the owner of what the current task stores and uses."""
+    _owner.set(owner)
+
+
+def current_owner() -> str:
+    """Return the owner of what the current task stores and uses; empty: everybody."""
+    return _owner.get()
 
 
 async def take_turn() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from quire.engine.models.family import Composite, Family
+from quire.engine.models.family import Composite, Family, TwoTowers
 from quire.engine.models.registry import registry
 from quire.parsing.reasoning_registry import PARSERS
 from quire.parsing.tools.registry import FORMATS
@@ -88,7 +88,11 @@ def test_every_parser_is_documented() -> None:
 def test_every_encoder_is_documented() -> None:
     named = set(re.findall(r"`([a-z0-9_-]+)`", TEXT))
     families = registry().types.items()
-    assert {kind for kind, family in families if isinstance(family, Family) and family.kind == "encoder"} <= named
+    assert {
+        kind
+        for kind, family in families
+        if isinstance(family, TwoTowers) or (isinstance(family, Family) and family.kind == "encoder")
+    } <= named
 
 
 def test_every_language_model_is_documented() -> None:
@@ -97,7 +101,9 @@ def test_every_language_model_is_documented() -> None:
     types = {
         kind
         for kind, family in registry().types.items()
-        if family.facts is None and (isinstance(family, Composite) or family.kind == "decoder")
+        if isinstance(family, Composite | Family)
+        and family.facts is None
+        and (isinstance(family, Composite) or family.kind == "decoder")
     }
     assert {kind for kind in types if not kind.endswith("_vl_text")} - named == set()
 

@@ -194,7 +194,7 @@ async def test_one_client_does_not_take_the_memory_of_audio(tmp_path: Path) -> N
     minutes = encode(np.zeros((600 * 1000, 1), np.float32), "flac", rate=1000)  # takes 100 MB while it is transcribed
     core = speech.SpeechCore()
     core.hold.set()
-    settings: Any = {"api_key": KEYS, "max_client_share": SHARE, "max_audio_memory": "200MiB"}
+    settings: Any = {"api_key": KEYS, "max_client_share": SHARE, "max_media_memory": "200MiB"}
     async with speech.speech_server(tmp_path, core, **settings) as server:
         memory = server.state.media_memory
 

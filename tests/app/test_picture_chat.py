@@ -2,69 +2,32 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import tokenizers
 from PIL import Image
-from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from tests.support.picture_chat import asked, image_block, image_url, input_image
 from tests.support.pictures import drawn, encoded
 from tests.support.process import ServerProcess, serving
-from tests.support.vision_models import VOCAB, expected_of_pictures, make_composite, save_seeing
+from tests.support.served_pictures import PLACEHOLDERS, write_tokenizer
+from tests.support.vision_models import PICTURE, expected_of_pictures, make_composite, save_seeing
 
-CASES = {
-    "llava": "<image>",
-    "llava_next": "<image>",
-    "llava_onevision": "<image>",
-    "idefics3": "<image>",
-    "internvl": "<IMG_CONTEXT>",
-    "llava-pixtral": "[IMG]",
-    "mistral3": "[IMG]",
-    "smolvlm": "<image>",
-    "qwen2_5_vl": "<|image_pad|>",
-    "qwen3_vl": "<|image_pad|>",
-    "glm4v": "<|image|>",
-}
-PLACEHOLDER = 290  # of the tiny models
-SPECIAL = (
-    *("<|im_start|>", "<|im_end|>", "<fake_token_around_image>", "<global-img>", "[IMG_BREAK]", "[IMG_END]"),
-    *(f"<row_{row}_col_{column}>" for row in range(1, 5) for column in range(1, 5)),
-)
 FIRST, SECOND = drawn(60, 44), drawn(30, 90, seed=3)
-
-
-def write_tokenizer(folder: Path, placeholder: str) -> None:
-    """Bytes, special tokens, and the placeholder where the model has it."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = tokenizers.Tokenizer(models.BPE({char: i for i, char in enumerate(alphabet)}, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    names = [*SPECIAL, *(f"<unused{index}>" for index in range(VOCAB - len(alphabet) - len(SPECIAL)))]
-    names[PLACEHOLDER - len(alphabet)] = placeholder
-    tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
-    tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>"}))
-    (folder / "chat_template.jinja").write_text(
-        "{% for m in messages %}<|im_start|>{{ m.role }}\n{% for c in m.content %}{% if c.type == 'image' %}PICTURE"
-        "{% else %}{{ c.text }}{% endif %}{% endfor %}<|im_end|>{% endfor %}".replace("PICTURE", placeholder)
-    )
 
 
 @pytest.fixture(scope="module")
 def made() -> dict[str, Any]:
     """transformers' models."""
-    return {case: make_composite(case, seed=4) for case in CASES}
+    return {case: make_composite(case, seed=4) for case in PLACEHOLDERS}
 
 
 @pytest.fixture(scope="module")
 def folders(made: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     saved = {}
-    for case, placeholder in CASES.items():
+    for case, placeholder in PLACEHOLDERS.items():
         saved[case] = save_seeing(made[case], case, tmp_path_factory.mktemp("served") / case)
         write_tokenizer(saved[case], placeholder)
     return saved
@@ -87,7 +50,7 @@ def answered(server: ServerProcess, body: dict[str, Any]) -> dict[str, Any]:
     return answer
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", PLACEHOLDERS)
 @pytest.mark.parametrize("pictures", [[FIRST], [FIRST, SECOND], []], ids=["one", "two", "none"])
 def test_chats(
     server: ServerProcess, made: dict[str, Any], folders: dict[str, Path], case: str, pictures: list[Image.Image]
@@ -98,12 +61,12 @@ def test_chats(
         parts += [image_url(encoded(picture)), f"{index}?"]
     answer = answered(server, {**asked(*parts), "model": str(folders[case])})
     prompt = answer["prompt_token_ids"]
-    assert (PLACEHOLDER in prompt) == bool(pictures)
+    assert (PICTURE in prompt) == bool(pictures)
     expected = expected_of_pictures(made[case], case, prompt, pictures, 12)
     assert answer["choices"][0]["token_ids"] == expected
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", PLACEHOLDERS)
 def test_all_apis_see_the_same(server: ServerProcess, folders: dict[str, Path], case: str) -> None:
     """The same picture in a chat, in responses, and in messages has the same tokens, which are cached then."""
     model, content = str(folders[case]), encoded(SECOND)

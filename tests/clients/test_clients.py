@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
+from tests.support.client_scripts import run_script, scripts
 from tests.support.encoders import tiny_embedder, tiny_reranker
 from tests.support.minilm import model_folder
 from tests.support.process import ServerProcess, serving
 
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(1000)]
-HERE = Path(__file__).parent
 
 
 @pytest.fixture(scope="module")
@@ -37,19 +35,7 @@ def pooling_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerP
         yield running
 
 
-@pytest.mark.parametrize("script", sorted(path.name for path in HERE.glob("use_*")))
+@pytest.mark.parametrize("script", sorted(set(scripts()) - set(scripts("pictures_"))))
 def test_client_script_succeeds(script: str, request: pytest.FixtureRequest) -> None:
     server = request.getfixturevalue("pooling_server" if script.startswith("use_embeddings_") else "server")
-    runner = "node" if script.endswith(".mjs") else str(HERE / ".venvs" / script.removesuffix(".py") / "bin" / "python")
-    # huggingface_hub would refuse to send anything, also to this server.
-    env = {**os.environ, "OPENAI_API_KEY": "none", "LITELLM_LOCAL_MODEL_COST_MAP": "True", "HF_HUB_OFFLINE": "0"}
-    ran = subprocess.run(
-        [runner, script, f"{server.url}/v1"],
-        cwd=HERE,
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=900,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stdout + ran.stderr
+    run_script(script, f"{server.url}/v1")

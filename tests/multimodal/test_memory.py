@@ -93,7 +93,7 @@ async def test_waiting_has_bounds_and_says_when_to_come_back() -> None:
     await settled()
     with pytest.raises(QueueFull, match="1 requests wait already"):
         await memory.reserve(50, "c")
-    with pytest.raises(QueueFull, match="100 bytes of --max-audio-memory 100 are taken") as refused:
+    with pytest.raises(QueueFull, match="100 bytes of --max-media-memory 100 are taken") as refused:
         await waiting
     assert not isinstance(refused.value, ShareExceeded)
     assert refused.value.retry_after == 10

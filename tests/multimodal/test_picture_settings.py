@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from quire.engine.client.pictures import (
@@ -19,7 +20,13 @@ from quire.engine.client.pictures import (
     VideoInfo,
 )
 from quire.multimodal.errors import PromptError
-from quire.multimodal.picture_settings import background_color, frame_rate, with_frame_settings, with_settings
+from quire.multimodal.picture_settings import (
+    background_color,
+    frame_rate,
+    with_frame_settings,
+    with_low_detail,
+    with_settings,
+)
 
 SMART = SmartResize(multiple=28, min_pixels=784, max_pixels=10_000)
 SPLIT = SplitTiles(tile=14, longest_edge=56, tokens=4)
@@ -86,6 +93,24 @@ def test_settings_that_are_refused(geometry: Geometry, settings: dict[str, Any],
         changed(geometry, settings)
     assert reason in str(caught.value)
     assert caught.value.param.startswith("mm_processor_kwargs")
+
+
+@pytest.mark.parametrize(
+    ("geometry", "low"),
+    [
+        (SmartResize(multiple=28, min_pixels=784, max_pixels=1 << 24, frames=2), {"max_pixels": 2 * 512 * 512}),
+        (SMART, {}),
+        (SPLIT, {"splits": False}),
+        (PatchRows(patch=14, longest_edge=1540), {"longest_edge": 512}),
+        (GRID, {"min_tiles": 1, "max_tiles": 1}),
+        (PanAndScan(height=14, width=14, tokens=4, splits=True), {"splits": False}),
+        (FIXED, {}),
+    ],
+)
+def test_low_detail_is_the_smallest_form(geometry: Geometry, low: dict[str, Any]) -> None:
+    info = PictureInfo(placeholder=1, placeholder_text="<image>", geometry=geometry)
+    expected = msgspec.structs.replace(geometry, **low)
+    assert with_low_detail(info).geometry == expected
 
 
 def test_the_color_behind_transparent_pictures() -> None:

@@ -154,14 +154,14 @@ async def test_errors_of_the_beta_are_those_of_openai(tmp_path: Path) -> None:
 
 async def test_audio_of_sessions_takes_memory_that_all_audio_shares(tmp_path: Path) -> None:
     """What does not fit is refused; it is held until its utterance has been transcribed, or the session has ended."""
-    async with speech_server(tmp_path, max_audio_memory="8MiB") as server:
+    async with speech_server(tmp_path, max_media_memory="8MiB") as server:
         memory = server.state.media_memory
         async with session_of(server, turn_detection=None) as client:
             await client.append(silence(20.0), seconds=20.0)
             await client.append(silence(60.0), seconds=60.0)
             error = (await client.expect("error"))["error"]
             assert (error["code"], error["param"]) == ("audio_memory_full", "audio")
-            assert "--max-audio-memory" in error["message"]
+            assert "--max-media-memory" in error["message"]
             held = memory.held
             assert held >= 20 * 16_000 * 2
             await client.append(silence(1.0))

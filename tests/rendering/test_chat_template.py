@@ -95,3 +95,28 @@ async def test_hostile_templates_are_refused(tmp_path: Path, template: str) -> N
     async with running_server(tmp_path, trust_request_chat_template=True) as server:
         answer = await server.post(CHAT, {"messages": HI, "chat_template": template})
         assert answer.status_code == 400, answer.text
+
+
+def test_colqwen_has_the_prompts_that_it_was_trained_with(tmp_path: Path) -> None:
+    """Its folder has the template of the model that it was made of."""
+    (tmp_path / "chat_template.jinja").write_text("other")
+    (tmp_path / "config.json").write_text('{"model_type": "colqwen2"}')
+    (tmp_path / "processor_config.json").write_text('{"query_prefix": "Ask \\"it\\": "}')
+    template = ChatTemplate(load_templates(tmp_path, {})["default"])
+
+    def rendered(role: str, *content: dict[str, str]) -> str:
+        return template.render({"messages": [{"role": role, "content": list(content)}], "pad_token": "."})
+
+    text, picture = {"type": "text", "text": "a"}, {"type": "image"}
+    assert rendered("query", text) == rendered("user", text) == 'Ask "it": a..........\n'
+    assert rendered("document", text) == "a"
+    assert (
+        rendered("document", picture)
+        == rendered("user", picture)
+        == ("<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>Describe the image.<|im_end|><|endoftext|>")
+    )
+    for wrong in ((text, picture), (picture, picture)):
+        with pytest.raises(PromptError, match="a text or one picture"):
+            rendered("user", *wrong)
+    with pytest.raises(PromptError, match="role system"):
+        rendered("system", text)

@@ -95,6 +95,14 @@ WRITTEN = {
             "tool_calls": [{"function": {"name": "f", "arguments": '{"<image>": "\\u003cimage>"}'}}],
         },
     ],
+    "arguments of a call alone": [
+        _user(IMAGE_PART),
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"function": {"name": "f", "arguments": '{"a": "\\u003cimage> \\u003c|end|>"}'}}],
+        },
+    ],
 }
 
 
@@ -103,7 +111,8 @@ def test_what_users_write_is_neither_a_picture_nor_the_end_of_a_turn(
     case: str, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     messages = WRITTEN[case]
-    rendered = _rendered(tokenizer, tmp_path, messages, 1, tools=[{"name": "<image>"}])
+    tools = None if case == "arguments of a call alone" else [{"name": "<image>"}]
+    rendered = _rendered(tokenizer, tmp_path, messages, 1, tools=tools)
     assert _count(rendered, tokenizer, "<image>") == 1
     assert _count(rendered, tokenizer, "<fence>") == 1
     assert _count(rendered, tokenizer, "<|end|>") == len(messages)

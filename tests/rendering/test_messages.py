@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from quire.multimodal.errors import PromptError
-from quire.rendering.messages import normalize
+from quire.rendering.messages import normalize, with_arguments
 from tests.support.server import running_server
 
 
@@ -40,10 +40,10 @@ def test_tool_arguments_become_objects() -> None:
         (None, None),
     ):
         call = {"id": "1", "function": {"name": "f", "arguments": arguments}}
-        (message,) = normalize([{"role": "assistant", "tool_calls": [call]}], as_parts=False)
+        (message,) = with_arguments([{"role": "assistant", "tool_calls": [call]}])
         assert message["tool_calls"][0]["function"].get("arguments") == expected
     with pytest.raises(PromptError, match="JSON"):
-        normalize([{"role": "assistant", "tool_calls": [{"function": {"arguments": "{"}}]}], as_parts=False)
+        with_arguments([{"role": "assistant", "tool_calls": [{"function": {"arguments": "{"}}]}])
 
 
 def test_the_message_at_fault_is_named() -> None:

@@ -10,6 +10,7 @@ import pytest
 import tokenizers
 
 from quire.multimodal.errors import ModelFileError, PromptError
+from quire.rendering.pooling_prompts import InputNames, TextsJob, Truncation, tokenize_texts
 from quire.rendering.reranker_prompts import ChatPairTemplate, Qwen3Template, pair_template
 from quire.rendering.sentence_transformers_files import SentenceTransformersFiles, read_sentence_transformers_files
 from quire.rendering.tokenizer import Tokenizer
@@ -103,3 +104,27 @@ def test_rerankers_have_the_template_that_fits(tmp_path: Path) -> None:
     assert template.text("a", "b", None, {"x": "?"}) == "a? 'document'"
     with pytest.raises(PromptError, match="no template variables"):
         Qwen3Template().text("a", "b", None, {"x": 1})
+
+
+def test_pairs_of_qwen3_vl_have_the_prompt_that_it_was_trained_with(tmp_path: Path) -> None:
+    folder_with(tmp_path, config={"model_type": "qwen3_vl"})
+    template = pair_template(tmp_path, Tokenizer(byte_tokenizer(), {}), CHAT_TEMPLATE, {})
+    assert isinstance(template, ChatPairTemplate)
+    text = template.text("a", "b", None, {})
+    assert text.startswith("<|im_start|>system\nJudge whether the Document meets")
+    assert text.endswith(
+        "<|im_start|>user\n<Instruct>: Given a search query, retrieve relevant candidates that answer the query."
+        "<Query>:a\n<Document>:b<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert "<Instruct>: find<Query>:a\n" in template.text("a", "b", "find", {})
+
+
+def test_texts_for_siglip_are_lowered(tmp_path: Path) -> None:
+    folder_with(tmp_path, config={"model_type": "siglip"})
+    files = read_sentence_transformers_files(tmp_path)
+    assert (files.lower_case, files.without_punctuation) == (True, False)
+    folder_with(tmp_path, tokenizer_config={"tokenizer_class": "SiglipTokenizer"})
+    assert read_sentence_transformers_files(tmp_path).without_punctuation
+    job = TextsJob(texts=["A  Cat!", "a cat"], truncation=Truncation(9), names=InputNames("input"))
+    first, second = tokenize_texts(job, Tokenizer(byte_tokenizer(), {}), lower_case=True, without_punctuation=True)
+    assert first.token_ids.tolist() == second.token_ids.tolist()

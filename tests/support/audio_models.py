@@ -43,7 +43,7 @@ _TEXT = {
     "eos_token_id": None,
 }
 _ENCODER = {"num_mel_bins": MELS, "d_model": 32, "encoder_layers": 2, "encoder_attention_heads": 4}
-_ADAPTED = {  # Granite Speech Plus has no adapter here
+ADAPTED = {  # Granite Speech Plus has no adapter here
     "granite_speech": ("q_proj", "v_proj", "o_proj", "up_proj", "down_proj"),
     "phi4_multimodal": ("qkv_proj", "o_proj", "gate_up_proj", "down_proj"),
 }
@@ -183,18 +183,18 @@ def make_audio_model(
         # transformers reads token 0 where the placeholder is generated, so it must not be
         model.get_output_embeddings().weight.data[model.config.audio_token_id] = 0.0
     if kind == "phi4_multimodal":
-        _draw_statistics(model)
+        draw_statistics(model)
     if getattr(model.config, "tie_word_embeddings", False):
         model.tie_weights()
     model.generation_config.eos_token_id = None
     model.generation_config.pad_token_id = 0
-    if kind in _ADAPTED:
-        model.adapted = (adapt(model, _ADAPTED[kind]),)  # in a tuple, so that it is not a module of the model
+    if kind in ADAPTED:
+        model.adapted = (adapt(model, ADAPTED[kind]),)  # in a tuple, so that it is not a module of the model
     return model
 
 
-def _draw_statistics(model: Any) -> None:
-    """Bands of features have statistics, which are no parameters."""
+def draw_statistics(model: Any) -> None:
+    """Give bands of features statistics, which are no parameters."""
     embedding = model.model.embed_tokens_extend.audio_embed.encoder.encoder_embedding
     embedding.global_mean.data = torch.linspace(5.0, 9.0, MELS)
     embedding.global_invstd.data = torch.linspace(0.2, 0.5, MELS)
@@ -245,6 +245,11 @@ def save_audio_model(model: Any, folder: Path, **options: Any) -> Path:
     if hasattr(model, "lora"):
         model.lora.save(folder / "speech-lora" if kind == "phi4_multimodal" else folder)
     return folder
+
+
+def config_fields(kind: str) -> dict[str, Any]:
+    """The fields of the config of a tiny model."""
+    return copy.deepcopy(_CONFIGS[kind])
 
 
 @lru_cache

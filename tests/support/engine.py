@@ -173,7 +173,7 @@ class Engine:
     @property
     def pictures(self) -> PictureInfo:
         """How the model reads pictures."""
-        assert isinstance(self.info.kind, Generates)
+        assert isinstance(self.info.kind, Generates | Pools)
         assert self.info.kind.pictures is not None
         return self.info.kind.pictures
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -10,7 +11,7 @@ from typing import Annotated, Any
 
 from mcp.server import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
-from mcp_types import ToolAnnotations
+from mcp_types import ImageContent, TextContent, ToolAnnotations
 from pydantic import Field
 from starlette.types import Receive, Scope, Send
 
@@ -26,6 +27,7 @@ class Tools:
         headers: of the HTTP requests.
         waiting: calls of `wait` that have neither ended nor been cancelled.
         release: lets calls of `wait` end.
+        picture: what `draw` returns.
     """
 
     url: str = ""
@@ -33,6 +35,7 @@ class Tools:
     headers: list[dict[str, str]] = field(default_factory=list)
     waiting: int = 0
     release: asyncio.Event = field(default_factory=asyncio.Event)
+    picture: bytes = b""
 
 
 def _server(seen: Tools) -> MCPServer:
@@ -51,6 +54,11 @@ def _server(seen: Tools) -> MCPServer:
     @server.tool(description="Has a schema with a number that not every JSON writer takes.")
     def far(number: Annotated[int, Field(le=2**64)]) -> str:
         return str(number)
+
+    @server.tool(description="Draws a picture.", structured_output=False)
+    def draw() -> list[TextContent | ImageContent]:
+        picture = ImageContent(type="image", data=base64.b64encode(seen.picture).decode(), mime_type="image/png")
+        return [TextContent(type="text", text="Look:"), picture]
 
     @server.tool(description="Waits until it is released.")
     async def wait() -> str:

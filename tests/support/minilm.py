@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -41,6 +42,11 @@ def tokenized(folder: Path, count: int) -> list[list[int]]:
 
 def reference(folder: Path, prompts: list[list[int]]) -> NDArray[np.float32]:
     """transformers' hidden states, their mean at length 1: what sentence-transformers computes."""
+    return _reference(folder, tuple(map(tuple, prompts)))
+
+
+@cache
+def _reference(folder: Path, prompts: tuple[tuple[int, ...], ...]) -> NDArray[np.float32]:
     model = AutoModel.from_pretrained(folder, local_files_only=True).eval()
     rows = []
     with torch.inference_mode():

@@ -55,6 +55,7 @@ def picture_info(geometry: Geometry = FIXED, video: VideoInfo | None = None) -> 
         geometry=geometry,
         before="<pic>",
         after="</pic>",
+        embedding_size=6,
         video=video,
     )
 

@@ -85,7 +85,7 @@ async def running_server(
         write(folder)
     settings.setdefault("max_client_share", 1.0)  # all clients of a test have one address
     options = Serve(**settings)
-    media_memory = MediaMemory(int(options.max_audio_memory), options.max_client_share)
+    media_memory = MediaMemory(int(options.max_media_memory), options.max_client_share)
     metrics = Metrics(max_model_len=CONTEXT, vllm_names=options.vllm_metric_names)
     async with AsyncExitStack() as stack:
         models = []

@@ -1,4 +1,6 @@
-"""Compiles every Triton kernel for a GPU, without one: ``python -m tests.support.triton_compile [ARCHITECTURE]``.
+"""Compiles every Triton kernel for a GPU, without one.
+
+``python -m tests.support.triton_compile [ARCHITECTURE] [--first]``; ``--first``: only the first variant of each kernel.
 
 Each module of ``quire.kernels.triton`` with kernels has a list ``VARIANTS`` of signatures that they are called with.
 The interpreter accepts code that the compiler refuses, so both are tested. TRITON_INTERPRET must not be set.
@@ -6,11 +8,11 @@ The interpreter accepts code that the compiler refuses, so both are tested. TRIT
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import pkgutil
 import re
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -77,11 +79,23 @@ def all_variants() -> Iterator[tuple[str, KernelVariant]]:
             yield info.name, variant
 
 
-def main() -> None:
-    """Compile all variants and print the sizes of their code and their resources."""
-    architecture = int(sys.argv[1]) if len(sys.argv) > 1 else _HOPPER
+def first_variants() -> Iterator[tuple[str, KernelVariant]]:
+    """Every kernel's module with the kernel's first variant."""
+    seen = set[int]()
     for name, variant in all_variants():
-        compiled = compile_variant(variant, architecture)
+        if id(variant.kernel) not in seen:
+            seen.add(id(variant.kernel))
+            yield name, variant
+
+
+def main() -> None:
+    """Compile variants and print the sizes of their code and their resources."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("architecture", type=int, nargs="?", default=_HOPPER)
+    parser.add_argument("--first", action="store_true")
+    arguments = parser.parse_args()
+    for name, variant in first_variants() if arguments.first else all_variants():
+        compiled = compile_variant(variant, arguments.architecture)
         used = resources(compiled)
         print(
             name, compiled.name, f"bytes={len(compiled.asm['cubin'])}", f"registers={used.registers}",

@@ -18,17 +18,19 @@ from transformers import image_processing_backends, video_processing_utils
 _NAMES = ("torchvision", "torchvision.transforms", "torchvision.transforms.v2", "torchvision.transforms.v2.functional")
 
 
-def _resize(_: Any, image: torch.Tensor, size: Any, resample: int | None = None, **__: Any) -> torch.Tensor:
+def _resize(_: Any, image: torch.Tensor, size: Any, resample: int = 0, **__: Any) -> torch.Tensor:
     """Resize frames (..., 3, height, width) of 8 bits."""
     frames = image.flatten(0, -4).permute(0, 2, 3, 1).numpy()
     shape = (size.width, size.height)
     resized = [np.asarray(Image.fromarray(frame).resize(shape, Image.Resampling(resample))) for frame in frames]
-    return torch.from_numpy(np.stack(resized)).permute(0, 3, 1, 2).unflatten(0, image.shape[:-3])
+    pixels: torch.Tensor = torch.from_numpy(np.stack(resized)).permute(0, 3, 1, 2).unflatten(0, image.shape[:-3])
+    return pixels
 
 
 def _normalize(image: torch.Tensor, mean: Any, std: Any, **_: Any) -> torch.Tensor:
     mean, std = (torch.as_tensor(value)[:, None, None] for value in (mean, std))
-    return (image - mean) / std
+    normalized: torch.Tensor = (image - mean) / std
+    return normalized
 
 
 @cache
@@ -36,7 +38,7 @@ def _stand_in() -> dict[str, ModuleType]:
     """Modules of torchvision with nothing in them."""
     transformers.image_utils.is_torchvision_available()  # it remembers that there is none
     image_processing_backends.tvF = SimpleNamespace(normalize=_normalize, grayscale_to_rgb=lambda image: image)
-    image_processing_backends.TorchvisionBackend.resize = _resize  # type: ignore[method-assign]
+    image_processing_backends.TorchvisionBackend.resize = _resize
     video_processing_utils.BaseVideoProcessor.convert_to_rgb = lambda _, video: video
     modules = {}
     for name in _NAMES:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 import transformers
 from PIL import Image
-from transformers import AutoConfig, AutoModelForImageTextToText
+from transformers import AutoConfig, AutoModelForMultimodalLM
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
 from transformers.models.glm46v.image_processing_pil_glm46v import Glm46VImageProcessorPil
@@ -23,6 +23,7 @@ from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2Im
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 from transformers.models.llava_next.image_processing_pil_llava_next import LlavaNextImageProcessorPil
 from transformers.models.llava_onevision.image_processing_pil_llava_onevision import LlavaOnevisionImageProcessorPil
+from transformers.models.paddleocr_vl.image_processing_pil_paddleocr_vl import PaddleOCRVLImageProcessorPil
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
@@ -32,7 +33,9 @@ from quire.engine.client.pictures import PictureInfo
 from quire.engine.client.protocol import PictureItem
 from quire.multimodal.pictures.layout import ItemLayout, layout
 from quire.multimodal.pictures.pixels import picture_pixels
+from tests.support.audio_models import ADAPTED, adapt, config_fields, draw_statistics
 from tests.support.models import draw_weights
+from tests.support.phi4_tiles import Phi4Tiles
 
 Value = TypeVar("Value")
 VOCAB = 300
@@ -102,6 +105,8 @@ _PERCEIVER = {
     "resampler_head_dim": 16,
     "num_key_value_heads": 2,
 }
+_PHI4 = config_fields("phi4_multimodal")
+_PHI4_VISION = {**_VISION, "num_hidden_layers": 3, "crop_size": 28, "patch_size": 7, "image_token_id": PICTURE}
 _MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
 
 
@@ -205,6 +210,15 @@ COMPOSITES: dict[str, tuple[str, dict[str, Any]]] = {
         ),
     ),
     "ovis2": ("ovis2", _config("qwen2", {"model_type": "ovis2", **_VISION}, tie_word_embeddings=True)),
+    "paddleocr_vl": (
+        "paddleocr_vl",
+        _config(
+            "paddleocr_vl_text",
+            {"model_type": "paddleocr_vl_vision", **_LARGER},
+            text_fields={"rope_parameters": _MROPE, "use_bias": True},
+            **_QWEN_TOKENS,
+        ),
+    ),
     "qwen2_vl": (
         "qwen2_vl",
         _config(
@@ -271,6 +285,13 @@ COMPOSITES: dict[str, tuple[str, dict[str, Any]]] = {
         ),
     ),
 }
+# Those that read audio as well.
+HEARING: dict[str, tuple[str, dict[str, Any]]] = {
+    "phi4_multimodal": (
+        "phi4_multimodal",
+        {**_PHI4, "vision_config": _PHI4_VISION, "audio_config": {**_PHI4["audio_config"], "audio_token_id": 289}},
+    ),
+}
 
 
 class MadeWhenAsked(dict[str, Value]):
@@ -287,14 +308,20 @@ class MadeWhenAsked(dict[str, Value]):
 
 def make_composite(case: str, *, seed: int = 0) -> Any:
     """Build the whole model of a case in float32, with weights large enough for distinct logits."""
-    kind, fields = COMPOSITES[case]
+    kind, fields = {**COMPOSITES, **HEARING}[case]
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     torch.manual_seed(seed)
     config = AutoConfig.for_model(kind, **copy.deepcopy(fields))
-    model = AutoModelForImageTextToText.from_config(config, attn_implementation="eager", dtype=torch.float32).eval()
+    model = AutoModelForMultimodalLM.from_config(config, attn_implementation="eager", dtype=torch.float32).eval()
     draw_weights(model, kind)
     model.generation_config.eos_token_id = None
+    if kind == "phi4_multimodal":
+        draw_statistics(model)
+        # transformers encodes pictures again where their placeholder is generated, so it must not be.
+        model.lm_head.weight.data[[289, PICTURE]] = 0.0
+    if kind in ADAPTED:
+        model.adapted = (adapt(model, ADAPTED[kind]),)  # in a tuple, so that it is not a module of the model
     return model
 
 
@@ -367,6 +394,8 @@ SEES: dict[str, Eyes] = {
         _SIZED,
         {"patch_size": {"height": 14, "width": 14}},
     ),
+    "paddleocr_vl": Eyes(PaddleOCRVLImageProcessorPil(size=_AREA), _GRIDS, {}, typed=True),
+    "phi4_multimodal": Eyes(Phi4Tiles(), Phi4Tiles.inputs, {}),
     "qwen2_vl": Eyes(Qwen2VLImageProcessorPil(size=_AREA), _GRIDS, {}, typed=True),
     "qwen2_5_vl": Eyes(Qwen2VLImageProcessorPil(size=_AREA), _GRIDS, {}, typed=True),
     "qwen3_vl": Eyes(Qwen2VLImageProcessorPil(size=_AREA, **_MIDDLE), _GRIDS, {}, typed=True),
@@ -380,6 +409,8 @@ def save_seeing(model: Any, case: str, folder: Path) -> Path:
     """Save a model with the config of its image processor, without a tokenizer."""
     model.save_pretrained(folder)
     write_image_processor(case, folder)
+    if hasattr(model, "lora"):
+        model.lora.save(folder / "vision-lora")
     return folder
 
 
@@ -445,6 +476,7 @@ def expected_of_pictures(
     """Greedy tokens of transformers' `generate`."""
     ids = torch.tensor([prompt])
     eyes = SEES[case]
+    model = getattr(model, "adapted", (model,))[0] if pictures else model
     inputs = eyes.inputs(eyes.processor, pictures) if pictures else {}
     if eyes.typed:
         inputs["mm_token_type_ids"] = (ids == PICTURE).int()
@@ -459,3 +491,16 @@ def expected_of_pictures(
             **inputs,
         )
     return [int(token) for token in out[0, len(prompt) :]]
+
+
+def expected_hidden(model: Any, case: str, prompt: Sequence[int], pictures: list[Image.Image]) -> torch.Tensor:
+    """The hidden states (tokens, size) that transformers' model has behind its last norm."""
+    ids = torch.tensor([prompt])
+    eyes = SEES[case]
+    inputs = eyes.inputs(eyes.processor, pictures) if pictures else {}
+    if eyes.typed:
+        inputs["mm_token_type_ids"] = (ids == PICTURE).int()
+        model.model.rope_deltas = None  # of the call before
+    with torch.inference_mode():
+        hidden: torch.Tensor = model.model(input_ids=ids, attention_mask=torch.ones_like(ids), **inputs)[0]
+    return hidden[0]

@@ -12,23 +12,23 @@ import msgspec
 from quire.api.chat.audio import Pieces, audio_pieces
 from quire.api.chat.media_files import DocumentContents, MediaContent, MediaFiles
 from quire.api.chat.media_inputs import MediaInputs
-from quire.api.chat.media_parts import MediaPart, PartParser, PartPlace, media_places
+from quire.api.chat.media_parts import MediaPart, PartParser, PartPlace
 from quire.engine.client.audio import AudioInfo
 from quire.engine.client.pictures import VideoInfo
 from quire.multimodal.audio.items import audio_placeholders
 from quire.multimodal.audio.reader import AudioFile
-from quire.multimodal.picture_reader import PictureFile, RequestPicture, picture_placeholders
+from quire.multimodal.picture_reader import EmbeddingsFile, PictureFile, RequestPicture, picture_placeholders
 from quire.multimodal.picture_settings import (
     MEDIA_IO,
     PROCESSOR,
     background_color,
     frame_rate,
     with_frame_settings,
+    with_low_detail,
     with_settings,
 )
 from quire.multimodal.placement import Placeholders
 from quire.multimodal.sources import MediaFile, SentBefore
-from quire.protocol.chat import Message
 from quire.protocol.errors import InvalidRequest
 from quire.rendering.messages import AUDIO_PART, IMAGE_PART, VIDEO_PART
 from quire.rendering.picture_texts import PictureTexts
@@ -109,16 +109,16 @@ class ChatMedia:
 
 
 async def take_media(
-    messages: Sequence[Message], settings: MediaSettings, model: ServedModel, state: ServerState, sequences: int
+    places: Sequence[PartPlace], settings: MediaSettings, model: ServedModel, state: ServerState, sequences: int
 ) -> ChatMedia:
-    """Replace the media in messages by what stands for them, and make items of them.
+    """Replace media in messages by what stands for them, and make items of them.
 
     Everything that costs little is checked first, for all parts. Then the files are read, a few at a time; large ones
     wait on disk. Then they are prepared, one after the other. The memory for the items is reserved for as long as they
     live.
 
     Args:
-        messages: messages of a chat; they are changed in place.
+        places: content parts with media; the contents that they are in are changed.
         settings: of its pictures.
         model: the model that the chat is for.
         state: where media may come from, and how many.
@@ -131,7 +131,6 @@ async def take_media(
     """
     reads = MediaInputs.of(model)
     reads.check_settings(settings.names)
-    places = media_places(messages)
     if not places:
         return ChatMedia(unused_fields=settings.names)
     for place in places:
@@ -149,7 +148,9 @@ async def take_media(
         audio = await _audio(parts, originals, reads.audio, limit, sequences)
         fps = frame_rate(settings.media_io)
         pictures = await _pictures(parts, contents, picture_input, limit, sequences, fps)
-    unused = [*(settings.names if pictures is None else ()), *(name for part in parts for name in part.unused)]
+    unused = [] if pictures is not None else settings.names
+    if pictures is None or picture_input is None or with_low_detail(picture_input.info) == picture_input.info:
+        unused = [*unused, *(part.low_detail for part in parts if part.low_detail is not None)]
     return ChatMedia(audio, pictures, unused)
 
 
@@ -164,31 +165,36 @@ async def _pictures(
     """`fps`: of lists of frames, as the request says."""
     if picture_input is None:
         return None
-    video = picture_input.info.video
+    video, reader = picture_input.info.video, picture_input.reader
     info = msgspec.structs.replace(picture_input.info, video=None)  # pictures do not depend on it
-    files = [
-        PictureFile(
-            content.content if isinstance(content, MediaFile) else None,
-            content.where,
-            video if part.place.kind == "video" and video is not None else info,
-            part.uuid,
-            fps if part.place.kind == "video" else None,
+    low = with_low_detail(info)
+    files: list[PictureFile] = []
+    embeddings: list[EmbeddingsFile] = []
+    for part, pieces in zip(parts, contents, strict=True):
+        for content in pieces:
+            if part.place.kind == "audio" or isinstance(content, str):
+                continue
+            if part.is_embeddings and isinstance(content, MediaFile):
+                embeddings.append(EmbeddingsFile(content.content, content.where, info, part.grid))
+                continue
+            file = content.content if isinstance(content, MediaFile) else None
+            if part.place.kind == "video" and video is not None:
+                files.append(PictureFile(file, content.where, video, part.uuid, fps))
+                continue
+            files.append(PictureFile(file, content.where, info if part.low_detail is None else low, part.uuid))
+    if embeddings and files:
+        raise InvalidRequest(
+            "A chat may have pictures and videos, or embeddings of pictures, not both.", embeddings[0].where
         )
-        for part, pieces in zip(parts, contents, strict=True)
-        if part.place.kind != "audio"
-        for content in pieces
-        if not isinstance(content, str)
-    ]
+    tenant = current_tenant()
+    if embeddings:
+        return ChatPictures(await reader.embeddings(embeddings, max_tokens=limit, sequences=sequences, tenant=tenant))
     if not files:
         return None
-    pictures = await picture_input.reader.prepare(
-        files,
-        max_tokens=limit,
-        sequences=sequences,
-        background=picture_input.background,
-        tenant=current_tenant(),
+    background = picture_input.background
+    return ChatPictures(
+        await reader.prepare(files, max_tokens=limit, sequences=sequences, background=background, tenant=tenant)
     )
-    return ChatPictures(pictures)
 
 
 def _with_settings(picture_input: PictureInput, settings: MediaSettings) -> PictureInput:

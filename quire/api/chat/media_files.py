@@ -5,20 +5,25 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from tempfile import SpooledTemporaryFile
 
 from quire.api.chat.media_inputs import MediaInputs
 from quire.api.chat.media_parts import MediaPart
-from quire.multimodal.documents import DocumentReader, Page, recognized, text_of
+from quire.multimodal.documents import DocumentReader, FileKind, Page, recognized, text_of
 from quire.multimodal.errors import PromptError
-from quire.multimodal.memory import MediaMemory, Reservation
+from quire.multimodal.memory import MediaMemory
 from quire.multimodal.sources import MediaFile, SentBefore
 from quire.serving.models import ServerState
+from quire.workers.concurrency import at_most
 from quire.workers.tenant import current_tenant
 
 _IN_MEMORY = 1 << 16  # bytes of a file, which are not reserved; larger ones are on disk until they are decoded
 _READ_AT_ONCE = 4  # files of a chat
 _MAX_CHARACTERS = 1 << 22  # of the texts of all documents of a chat
+_TEXT_COPIES = (
+    9  # bytes for each of a file that may be a text: the file, and two texts of at most four bytes a character
+)
 
 MediaContent = str | MediaFile | SentBefore  # a text, or what becomes items
 
@@ -30,7 +35,6 @@ class MediaFiles:
         """Keep files until `stack` ends. `memory`: for contents while they are read."""
         self._memory = memory
         self._stack = stack
-        self._slots = asyncio.Semaphore(_READ_AT_ONCE)
 
     async def read_all(self, parts: Sequence[MediaPart]) -> list[MediaFile | SentBefore]:
         """Read the content of each part.
@@ -39,13 +43,7 @@ class MediaFiles:
             PromptError: one cannot be read.
             QueueFull: there is no memory for too long.
         """
-        tasks = [asyncio.create_task(self._read(part)) for part in parts]
-        try:
-            return await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        return await at_most(_READ_AT_ONCE, [partial(self._read, part) for part in parts])
 
     async def keep(self, content: bytes, where: str) -> MediaFile:
         """Keep a content. `where`: its part."""
@@ -53,20 +51,12 @@ class MediaFiles:
         await asyncio.to_thread(file.write, content)
         return MediaFile(file, where)
 
-    async def reserve(self, size: int, where: str) -> Reservation:
-        """Reserve memory; see `MediaMemory.reserve`. `where`: the part, for the error if it can never fit."""
-        try:
-            return await self._memory.reserve(size, current_tenant())
-        except PromptError as error:
-            raise PromptError(str(error), where) from error
-
     async def _read(self, part: MediaPart) -> MediaFile | SentBefore:
         where = part.place.where
         if part.source is None:
             return SentBefore(where)
-        async with self._slots:
-            with await self.reserve(part.source.memory, where):
-                return await self.keep(await part.source.read(), where)
+        with await self._memory.reserve(part.source.memory, current_tenant(), where):
+            return await self.keep(await part.source.read(), where)
 
 
 class DocumentContents:
@@ -75,6 +65,7 @@ class DocumentContents:
     def __init__(self, reads: MediaInputs, state: ServerState, files: MediaFiles) -> None:
         self._reads = reads
         self._documents: DocumentReader = state.documents
+        self._memory = state.media_memory
         self._files = files
         self._pictures_left = state.max_image_parts
         self._characters_left = _MAX_CHARACTERS
@@ -100,24 +91,25 @@ class DocumentContents:
     async def _contents(self, part: MediaPart, file: MediaFile) -> list[MediaContent]:
         where = part.place.where
         size = await asyncio.to_thread(file.size)
-        with await self._files.reserve(DocumentReader.memory(size), where):
-            content = await asyncio.to_thread(file.read)
-            kind = await asyncio.to_thread(recognized, content)
-            match kind:
-                case "text":
-                    return self._with_title(part, [self._checked(await asyncio.to_thread(text_of, content), where)])
-                case "picture" if self._reads.pictures is not None:
-                    self._count_picture(where)
-                    return self._with_title(part, [file])
-                case "picture":
-                    raise PromptError(
-                        f"The file is a picture, and the model `{self._reads.name}` does not read pictures.", where
-                    )
-                case "pdf":
-                    return self._with_title(part, await self._pages(content, where))
+        with await self._memory.reserve(_TEXT_COPIES * size, current_tenant(), where):
+            kind, text = await asyncio.to_thread(_recognized_text, file)
+        match kind:
+            case "text":
+                return self._with_title(part, [self._checked(text, where)])
+            case "picture" if self._reads.pictures is not None:
+                self._count_picture(where)
+                return self._with_title(part, [file])
+            case "picture":
+                raise PromptError(
+                    f"The file is a picture, and the model `{self._reads.name}` does not read pictures.", where
+                )
+            case "pdf":
+                with await self._memory.reserve(DocumentReader.memory(size), current_tenant(), where):
+                    return self._with_title(part, await self._pages(file, where))
         raise PromptError("A file must be a PDF file, a text file in UTF-8, or a picture.", where)
 
-    async def _pages(self, content: bytes, where: str) -> list[MediaContent]:
+    async def _pages(self, file: MediaFile, where: str) -> list[MediaContent]:
+        content = await asyncio.to_thread(file.read)
         pictures = None if self._reads.pictures is None else self._pictures_left
         pages = await self._documents.pages(content, where, pictures=pictures, tenant=current_tenant())
         if pictures is None and not any(page.text for page in pages):
@@ -154,3 +146,10 @@ class DocumentContents:
     @staticmethod
     def _with_title(part: MediaPart, contents: list[MediaContent]) -> list[MediaContent]:
         return [f"{part.title}\n", *contents] if part.title else contents
+
+
+def _recognized_text(file: MediaFile) -> tuple[FileKind | None, str]:
+    """What a file is, and its text if it is one."""
+    content = file.read()
+    kind = recognized(content)
+    return kind, text_of(content) if kind == "text" else ""

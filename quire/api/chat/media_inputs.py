@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from quire.api.chat.media_parts import PartPlace
 from quire.protocol.errors import InvalidRequest, shorten
-from quire.serving.models import AudioInput, GeneratingModel, PictureInput, ServedModel
+from quire.serving.models import AudioInput, GeneratingModel, PictureInput, PoolingModel, ServedModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +26,11 @@ class MediaInputs:
 
     @classmethod
     def of(cls, model: ServedModel) -> MediaInputs:
-        """What a model reads; those that generate nothing read text only."""
+        """What a model reads; those that only transcribe have no messages with media."""
         if isinstance(model, GeneratingModel):
             return cls(model.names[0], model.audio, model.pictures)
+        if isinstance(model, PoolingModel):
+            return cls(model.names[0], pictures=model.pictures)
         return cls(model.names[0])
 
     def check(self, place: PartPlace) -> None:

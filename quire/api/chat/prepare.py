@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from quire.api.chat.chunks import ChatChunkFields
 from quire.api.chat.conversation import WithMessages, conversation_of, unused_template_fields
-from quire.api.chat.media import MediaSettings, take_media
+from quire.api.chat.media import ChatMedia, MediaSettings, take_media
 from quire.api.chat.media_parts import media_places
 from quire.engine.client.protocol import AudioItem, MediaItem, PictureItem
 from quire.engine.client.stream import GenerateRequest
@@ -20,7 +21,7 @@ from quire.parsing.structured.constraint import checked_grammar
 from quire.parsing.tools.choice import tool_plan
 from quire.protocol.chat import ChatRequest, Message
 from quire.protocol.errors import InvalidRequest
-from quire.rendering.prompts import EFFORT, NO_EFFORT, THINKING_SWITCHES, Prompt, RenderedChat
+from quire.rendering.prompts import EFFORT, NO_EFFORT, THINKING_SWITCHES, Conversation, Prompt, RenderedChat
 from quire.serving.beams.options import BeamOptions, unused_with_beams
 from quire.serving.generation import MediaName, UsageCounter
 from quire.serving.models import GeneratingModel, ServedModel, ServerState
@@ -112,14 +113,29 @@ async def render_chat(
         InvalidRequest: a content part is not valid, or the model does not read it.
         PromptError: the conversation cannot be rendered.
     """
-    settings = MediaSettings(*(getattr(body, name, None) or {} for name in (PROCESSOR, MEDIA_IO)))
-    media = await take_media(body.messages or (), settings, model, state, sequences)
+    media = await take_media(media_places(body.messages or ()), settings_of(body), model, state, sequences)
     conversation = conversation_of(
         body,
         trusted=state.trust_request_chat_template,
         media=media.placeholder_texts,
         pictures=media.picture_texts,
     )
+    return await render_conversation(conversation, media, model, max_tokens=max_tokens)
+
+
+def settings_of(body: Any) -> MediaSettings:
+    """What a request says about its media."""
+    return MediaSettings(*(getattr(body, name, None) or {} for name in (PROCESSOR, MEDIA_IO)))
+
+
+async def render_conversation(
+    conversation: Conversation, media: ChatMedia, model: ServedModel, *, max_tokens: int | None = None
+) -> ChatPrompt:
+    """Render a conversation whose media are prepared.
+
+    Raises:
+        PromptError: it cannot be rendered.
+    """
     rendered = await model.renderer.chat(conversation, max_tokens=max_tokens, tenant=current_tenant())
     prompt = rendered.prompt
     items: tuple[MediaItem, ...] = ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
+from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import Any
@@ -14,7 +15,6 @@ import numpy as np
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from quire.api.chat.media_parts import media_places
 from quire.api.chat.prepare import prepare_chat
 from quire.api.completions.prepare import MAX_PROMPT_LOGPROBS, PreparedCompletion, count_sequences, prepare_completion
 from quire.api.http.admission import admit, check_capacity
@@ -23,7 +23,7 @@ from quire.api.http.request_head import answer_id
 from quire.api.http.routing import CheckedRoute, releaser
 from quire.api.http.sse import EventStream, event, respond_unless_disconnected, unless_disconnected
 from quire.config.options import LimitOptions
-from quire.engine.client.protocol import TokenLogprobs
+from quire.engine.client.protocol import MediaItem, PictureItem, TokenLogprobs
 from quire.engine.client.sampling_params import NUMBERS, PromptTokenIds, SamplingNumbers
 from quire.engine.client.stream import Delta, GenerateRequest
 from quire.engine.client.token_mask import token_ids
@@ -34,7 +34,15 @@ from quire.protocol.chat import ChatLogprobs, ChatRequest
 from quire.protocol.common import ERRORS, openapi_stream
 from quire.protocol.completions import CompletionRequest
 from quire.protocol.errors import InvalidRequest
-from quire.protocol.generate import RenderedPrompt, TokenLogprobsList, TokensChoice, TokensRequest, TokensResponse
+from quire.protocol.generate import (
+    MediaFeatures,
+    MediaPlace,
+    RenderedPrompt,
+    TokenLogprobsList,
+    TokensChoice,
+    TokensRequest,
+    TokensResponse,
+)
 from quire.protocol.sampling import StreamOptions
 from quire.protocol.structured import MAX_GRAMMAR_LENGTH
 from quire.rendering.prompts import Prompt
@@ -71,10 +79,6 @@ def router(state: ServerState) -> APIRouter:
     async def render_chat(body: ChatRequest, request: Request) -> RenderedPrompt:
         """Render and tokenize a conversation without generating anything."""
         model = state.generating_model(body.model)
-        if places := [place for place in media_places(body.messages) if place.kind != "document"]:
-            raise InvalidRequest(
-                "Chats with media cannot be rendered: token ids do not contain the media.", places[0].where
-            )
         response_id = answer_id("chatcmpl", request, body.request_id)
         prepared = await unless_disconnected(request, prepare_chat(body, model, state, response_id))
         fields.ignore(request, prepared.unused_fields)
@@ -263,11 +267,25 @@ def _rendered(
         model=model,
         token_ids=prompt.token_ids.tolist(),
         prompt=prompt.text,
+        features=_features(request.items),
         sampling_params={name: value for name, value in sampling.items() if value is not None},
         stream=bool(body.stream),
         cache_salt=request.cache_salt,
         priority=request.priority,
     )
+
+
+def _features(items: Sequence[MediaItem]) -> MediaFeatures | None:
+    """The hashes of media, by which caches know them, and their places."""
+    if not items:
+        return None
+    hashes: dict[str, list[str]] = defaultdict(list)
+    places: dict[str, list[MediaPlace]] = defaultdict(list)
+    for item in items:
+        kind = "audio" if not isinstance(item, PictureItem) else "video" if item.is_video else "image"
+        hashes[kind].append(item.hash.hex())
+        places[kind].append(MediaPlace(offset=item.start, length=item.length))
+    return MediaFeatures(mm_hashes=hashes, mm_placeholders=places)
 
 
 def _structure(grammar: str) -> dict[str, str] | None:

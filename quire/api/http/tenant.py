@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from starlette.types import Scope
 
-from quire.workers.tenant import set_current_tenant
+from quire.workers.tenant import set_current_owner, set_current_tenant
 
 API_KEY = "quire.api_key"  # scope key: the `ApiKey` of an authenticated request
 _HOST_BITS = 64  # of an IPv6 address
@@ -47,8 +47,9 @@ def api_keys(texts: Sequence[str]) -> list[ApiKey]:
 
 
 def set_tenant(scope: Scope) -> None:
-    """Set the tenant of the current task from a request."""
+    """Set the tenant and the owner of the current task from a request."""
     set_current_tenant(tenant_of(scope))
+    set_current_owner(owner_of(scope))
 
 
 def tenant_of(scope: Scope) -> str:

@@ -19,7 +19,16 @@ from anyio import BrokenResourceError, ClosedResourceError, EndOfStream
 from mcp import Client, Implementation, MCPError, Tool
 from mcp.client.sse import sse_client
 from mcp.client.streamable_http import streamable_http_client
-from mcp_types import CallToolResult, EmbeddedResource, ResourceLink, TextContent, TextResourceContents
+from mcp_types import (
+    BlobResourceContents,
+    CallToolResult,
+    ContentBlock,
+    EmbeddedResource,
+    ImageContent,
+    ResourceLink,
+    TextContent,
+    TextResourceContents,
+)
 
 from quire import __version__
 from quire.api.mcp.bounded_http import AnswerBudget, BoundedTransport
@@ -70,7 +79,8 @@ async def call_tool(server: McpServer, name: str, arguments: dict[str, Any]) -> 
         # in it can take hours. The model reads any result.
         client.session.validate_tool_result = _accept  # type: ignore[method-assign]
         result = await client.call_tool(name, arguments)
-        return tool_error(_texts(result)) if result.is_error else CallOutcome("\n".join(_texts(result)))
+        texts = _texts(result)
+        return tool_error(texts) if result.is_error else CallOutcome("\n".join(texts), content=_content(result))
 
     return await _connected(server, call)
 
@@ -168,6 +178,33 @@ def _texts(result: CallToolResult) -> list[str]:
     if not texts and result.structured_content is not None:
         texts = [json.dumps(result.structured_content, ensure_ascii=False)]
     return texts
+
+
+def _content(result: CallToolResult) -> list[dict[str, Any]] | None:
+    """The parts of a result as content parts of a response's input; None if it has no pictures."""
+    if not any(_picture(part) for part in result.content):
+        return None
+    parts: list[dict[str, Any]] = []
+    for part in result.content:
+        picture = _picture(part)
+        if picture is not None:
+            parts.append({"type": "input_image", "image_url": f"data:image;base64,{picture}"})
+        else:
+            texts = _texts(CallToolResult(content=[part]))
+            parts += [{"type": "input_text", "text": text} for text in texts]
+    return parts
+
+
+def _picture(part: ContentBlock) -> str | None:
+    """The picture of a part in base64; None if it has none."""
+    match part:
+        case ImageContent(data=data):
+            return data
+        case EmbeddedResource(resource=BlobResourceContents(mime_type=str(kind), blob=data)) if kind.startswith(
+            "image/"
+        ):
+            return data
+    return None
 
 
 def _first_cause(error: BaseException) -> BaseException:

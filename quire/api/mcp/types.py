@@ -60,10 +60,15 @@ class RemoteTool:
 
 @dataclass(frozen=True, slots=True)
 class CallOutcome:
-    """The outcome of a call: an output, or an error in one of the three forms of OpenAI's API."""
+    """The outcome of a call: an output, or an error in one of the three forms of OpenAI's API.
+
+    Attributes:
+        content: the output as content parts of a response's input, if it has pictures.
+    """
 
     output: str | None = None
     error: dict[str, Any] | None = None
+    content: list[dict[str, Any]] | None = None
 
 
 def tool_error(texts: list[str]) -> CallOutcome:

@@ -10,13 +10,17 @@ import numpy as np
 from numpy.typing import NDArray
 from starlette.requests import Request
 
-from quire.api.chat.conversation import conversation_of, unused_template_fields
+from quire.api.chat.conversation import unused_template_fields
+from quire.api.chat.media_parts import media_places
+from quire.api.chat.prepare import render_chat, settings_of
+from quire.api.pooling.conversations import InputReader
 from quire.api.pooling.run import InputGroup, check_count
 from quire.engine.client.pooling_params import PoolingParams, PoolingTask
+from quire.engine.client.protocol import MediaItem
 from quire.multimodal.errors import PromptError
 from quire.protocol import fields
 from quire.protocol.errors import InvalidRequest
-from quire.protocol.pooling.inputs import PromptInput
+from quire.protocol.pooling.inputs import PromptInput, parts_of
 from quire.protocol.pooling.requests import (
     ChatInput,
     ClassifyChatRequest,
@@ -30,7 +34,6 @@ from quire.protocol.pooling.requests import (
 )
 from quire.rendering.pooling_prompts import InputNames, PoolingPrompt, TextsJob, Truncation, check_length
 from quire.serving.models import PoolingModel, ServerState
-from quire.workers.tenant import current_tenant
 
 Ids = NDArray[np.int32]
 InputRequest = (
@@ -67,7 +70,7 @@ def truncation_of(model: PoolingModel, keep: int | None, side: Side | None, *, e
         embeds: see `longest_input`.
 
     Raises:
-        InvalidRequest: `keep` is more than the context length.
+        InvalidRequest: `keep` is more than the context length, or the model needs a padding token and has none.
     """
     limit = longest_input(model, embeds=embeds)
     if keep is not None and keep > limit:
@@ -77,7 +80,10 @@ def truncation_of(model: PoolingModel, keep: int | None, side: Side | None, *, e
             "truncate_prompt_tokens",
         )
     default: Side = "left" if model.renderer.tokenizer.config.get("truncation_side") == "left" else "right"
-    return Truncation(limit if keep in (None, -1) else keep or limit, truncate=keep is not None, side=side or default)
+    truncation = Truncation(
+        limit if keep in (None, -1) else keep or limit, truncate=keep is not None, side=side or default
+    )
+    return _padded_to(model, truncation, model.pools.padded_to)
 
 
 def with_padding(
@@ -93,15 +99,23 @@ def with_padding(
     if padding != "max_length":
         return truncation
     length = min(longest_input(model, embeds=True), model.info.max_model_len)
-    pad_id = model.renderer.tokenizer.pad_id
-    if pad_id is None:
-        raise InvalidRequest("`padding` is not supported by this model: its tokenizer has no padding token.", "padding")
+    padded = _padded_to(model, truncation, length)
     if count * length > _MAX_PADDED:
         raise InvalidRequest(
             f"`padding` to {length} tokens would make {count * length} tokens of {count} inputs; at most {_MAX_PADDED} "
             "are accepted. Please send fewer inputs.",
             "padding",
         )
+    return padded
+
+
+def _padded_to(model: PoolingModel, truncation: Truncation, length: int) -> Truncation:
+    """The truncation, and padding to a length; 0: no padding."""
+    if not length:
+        return truncation
+    pad_id = model.renderer.tokenizer.pad_id
+    if pad_id is None:
+        raise InvalidRequest("`padding` is not supported by this model: its tokenizer has no padding token.", "padding")
     return replace(truncation, pad_to=length, pad_id=pad_id)
 
 
@@ -199,15 +213,42 @@ async def input_group(
         return text_group(model, body.input, params, truncation, "input", prefix=prefix, add_special_tokens=special)
     if isinstance(body, EmbedFields):
         _refuse_prompts(body)
-    conversation = conversation_of(body, trusted=state.trust_request_chat_template)
+    if model.pictures is not None and model.pictures.info.alone:
+        reader = InputReader(model, state, settings_of(body))
+        return await _alone_group(reader, body, request, params, truncation)
+    if truncation.truncate and media_places(body.messages):
+        raise InvalidRequest(
+            "`truncate_prompt_tokens` is not supported for conversations with media.", "truncate_prompt_tokens"
+        )
     try:
-        rendered = await model.renderer.chat(conversation, tenant=current_tenant())
+        chat = await render_chat(body, model, state, 1)
     except PromptError as error:
         if error.param != _RENDERED:
             raise
         raise PromptError(str(error), "messages") from error
-    fields.ignore(request, unused_template_fields(body, rendered))
-    prompt = _token_prompt(model, rendered.prompt.token_ids, truncation, "messages")
+    fields.ignore(request, [*unused_template_fields(body, chat.rendered), *chat.unused_fields])
+    prompt = _token_prompt(model, chat.prompt.token_ids, truncation, "messages", chat.items)
+    return InputGroup([prompt], params, InputNames("messages", several=False))
+
+
+async def _alone_group(
+    reader: InputReader, body: ChatInput, request: Request, params: PoolingParams, truncation: Truncation
+) -> InputGroup:
+    """The one message of a request to a model that embeds a text or a picture.
+
+    Raises:
+        InvalidRequest: there are several messages, or a picture and something else.
+        PromptError: the picture cannot be read.
+    """
+    value = parts_of(body.messages[0].content, "messages[0].content")
+    if len(body.messages) > 1:
+        raise InvalidRequest("This model embeds one message: a text, or a picture.", "messages")
+    if isinstance(value, str):
+        return text_group(reader.model, value, params, truncation, "messages")
+    names = InputNames("messages[0]", several=False)
+    reader.check([value], names)
+    prompt = await reader.picture(value, names.field)
+    fields.ignore(request, reader.unused_fields)
     return InputGroup([prompt], params, InputNames("messages", several=False))
 
 
@@ -231,18 +272,22 @@ def _refuse_prompts(body: EmbedFields) -> None:
             raise InvalidRequest(f"`{name}` applies to texts only, not to token ids or conversations.", name)
 
 
-def _token_prompt(model: PoolingModel, ids: Ids, truncation: Truncation, name: str) -> PoolingPrompt:
+def _token_prompt(
+    model: PoolingModel, ids: Ids, truncation: Truncation, name: str, items: tuple[MediaItem, ...] = ()
+) -> PoolingPrompt:
     if not len(ids):
         raise InvalidRequest("The input is empty: it has no tokens.", name)
     if int(ids.max()) >= model.info.vocab_size:
         raise InvalidRequest(
             f"The input has a token id outside of the vocabulary of {model.info.vocab_size} tokens.", name
         )
-    if not truncation.truncate:
+    if items:
+        check_length(len(ids), min(truncation.tokens, model.info.max_model_len), name)
+    elif not truncation.truncate:
         check_length(len(ids), truncation.tokens, name)
     elif len(ids) > truncation.tokens:
         ids = ids[: truncation.tokens] if truncation.side == "right" else ids[-truncation.tokens :]
-    return truncation.padded(PoolingPrompt(ids))
+    return truncation.padded(PoolingPrompt(ids, items=items))
 
 
 def _check_dimensions(model: PoolingModel, dimensions: int, field: str) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from quire.api.chat.prepare import settings_of
 from quire.api.http.routing import CheckedRoute
 from quire.api.http.streamed_body import response_of
+from quire.api.pooling.conversations import InputReader
 from quire.api.pooling.prepare import truncation_of, with_padding
 from quire.api.pooling.responses import context_fields, encode_values, list_body, respond
 from quire.api.pooling.run import PoolingContext, PoolingResults, admit_pooling, check_count
@@ -17,6 +19,7 @@ from quire.api.pooling.scoring import Scoring, by_embeddings, order_of, scores
 from quire.api.pooling.tei import answer_tei_rerank
 from quire.protocol import fields
 from quire.protocol.errors import InvalidRequest
+from quire.protocol.pooling.inputs import Content
 from quire.protocol.pooling.requests import SCORE_FIELDS, RerankRequest, ScoreRequest, ScoringFields
 from quire.protocol.pooling.responses import RerankResponse, ScoreResponse, openapi_arrays
 from quire.protocol.pooling.tei import AnyRerankRequest, TeiRanks, TeiRerankRequest
@@ -30,7 +33,7 @@ def router(state: ServerState) -> APIRouter:
     @routes.post("/v1/score", responses=openapi_arrays(ScoreResponse), response_model=None)
     @routes.post("/score", responses=openapi_arrays(ScoreResponse), response_model=None)
     async def score(body: ScoreRequest, request: Request) -> Response:
-        """Compare texts with texts."""
+        """Compare texts or pictures with others."""
         return await answer_score(body, request, state)
 
     @routes.post("/v2/rerank", responses=openapi_arrays(RerankResponse, TeiRanks), response_model=None)
@@ -56,7 +59,7 @@ async def answer_score(body: ScoreRequest, request: Request, state: ServerState)
     model = state.pooling_model(body.model, "score")
     first, second = _pair_of(body)
     sides = (getattr(body, first), getattr(body, second))
-    queries, documents = ([texts] if isinstance(texts, str) else texts for texts in sides)
+    queries, documents = (inputs if isinstance(inputs, list) else [inputs] for inputs in sides)
     check_count(len(queries), state, first)
     check_count(len(documents), state, second)
     if len(queries) not in (1, len(documents)):
@@ -69,12 +72,13 @@ async def answer_score(body: ScoreRequest, request: Request, state: ServerState)
         documents=documents,
         query_field=first,
         document_field=second,
-        several=(not isinstance(sides[0], str), not isinstance(sides[1], str)),
-        **_options(body, request, context, len(documents)),
+        several=(isinstance(sides[0], list), isinstance(sides[1], list)),
+        **_options(body, request, context, state, len(documents)),
     )
 
     async def work() -> Response:
         results = await scores(context, scoring)
+        fields.ignore(request, scoring.unused_fields)
         items = encode_values(
             {"index": index, "object": "score", "score": float(value[0])} for index, value in enumerate(results.arrays)
         )
@@ -88,19 +92,24 @@ async def answer_rerank(body: RerankRequest, request: Request, state: ServerStat
     model = state.pooling_model(body.model, "score")
     check_count(len(body.documents), state, "documents")
     context = admit_pooling(request, state, model, "rerank", body)
-    options = _options(body, request, context, len(body.documents))
+    options = _options(body, request, context, state, len(body.documents))
     scoring = Scoring(queries=[body.query], documents=body.documents, **options)
+    documents = [document.text if isinstance(document, Content) else document for document in body.documents]
 
     async def work() -> Response:
-        return response_of(_ranked(context, await scores(context, scoring), body))
+        results = await scores(context, scoring)
+        fields.ignore(request, scoring.unused_fields)
+        return response_of(_ranked(context, results, body, documents))
 
     return await respond(request, context, work())
 
 
-def _ranked(context: PoolingContext, results: PoolingResults, body: RerankRequest) -> Iterator[bytes]:
+def _ranked(
+    context: PoolingContext, results: PoolingResults, body: RerankRequest, documents: Sequence[str | None]
+) -> Iterator[bytes]:
     def result(index: int) -> dict[str, Any]:
         ranked: dict[str, Any] = {"index": index, "relevance_score": float(results.arrays[index][0])}
-        return ranked if body.return_documents is False else {**ranked, "document": {"text": body.documents[index]}}
+        return ranked if body.return_documents is False else {**ranked, "document": {"text": documents[index]}}
 
     before = {"id": context.id, "object": "list", "model": context.name}
     after = {
@@ -120,13 +129,16 @@ def _pair_of(body: ScoreRequest) -> tuple[str, str]:
     return first, next(name for name in SCORE_FIELDS[first] if getattr(body, name) is not None)
 
 
-def _options(body: ScoringFields, request: Request, context: PoolingContext, count: int) -> dict[str, Any]:
+def _options(
+    body: ScoringFields, request: Request, context: PoolingContext, state: ServerState, count: int
+) -> dict[str, Any]:
     """Arguments of `Scoring` that both endpoints have. Fields without effect on this model are recorded.
 
     `count`: number of documents.
     """
+    reader = InputReader(context.model, state, settings_of(body))
     if by_embeddings(context):
-        names = ("use_activation", "chat_template_kwargs")
+        names = ("use_activation",) if reader.renders else ("use_activation", "chat_template_kwargs")
         fields.ignore(request, [name for name in names if getattr(body, name) not in (None, {})])
     truncation = truncation_of(context.model, body.truncate_prompt_tokens, body.truncation_side)
     return {
@@ -136,4 +148,5 @@ def _options(body: ScoringFields, request: Request, context: PoolingContext, cou
         "variables": body.chat_template_kwargs or {},
         "query_tokens": body.max_tokens_per_query or 0,
         "document_tokens": body.max_tokens_per_doc or 0,
+        "reader": reader,
     }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_right
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
@@ -98,6 +98,8 @@ def _mean(arrays: Sequence[PooledArray], weights: Sequence[int], *, normalizes: 
 
 
 _SLICE = 256  # prompts that are sent to the engine at a time, if they are tokenized already
+# Begins to make prompts, in the order of the inputs.
+PromptStream = Callable[[], AsyncGenerator[Sequence[PoolingPrompt], None]]
 _MAX_VALUES = 1 << 24  # in all results of a request: 64 MiB, or 200 MB of JSON
 
 
@@ -121,9 +123,9 @@ class PoolingContext:
 
 @dataclass(frozen=True, slots=True)
 class InputGroup:
-    """Inputs that have the same task: texts or pairs to tokenize, or prompts that are tokenized."""
+    """Inputs that have the same task: texts or pairs to tokenize, or prompts that are tokenized, or will be."""
 
-    source: TextsJob | PairsJob | Sequence[PoolingPrompt]
+    source: TextsJob | PairsJob | Sequence[PoolingPrompt] | PromptStream
     params: PoolingParams
     names: InputNames
 
@@ -256,6 +258,11 @@ async def _prompts(model: PoolingModel, group: InputGroup) -> AsyncGenerator[Seq
             async for prompts in slices:
                 yield prompts
         return
+    if callable(group.source):
+        async with aclosing(group.source()) as stream:
+            async for rendered in stream:
+                yield rendered
+        return
     for start in range(0, len(group.source), _SLICE):
         await take_turn()
         yield group.source[start : start + _SLICE]
@@ -275,6 +282,7 @@ def _requests(
                 flow=context.id,
                 second_text_start=prompt.second_text_start,
                 second_text_end=prompt.second_text_end,
+                items=prompt.items,
             )
 
 

@@ -10,10 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from quire.api.pooling.conversations import Input, InputOptions, InputReader, Side, has_media
 from quire.api.pooling.prepare import text_group
 from quire.api.pooling.run import InputGroup, PoolingContext, PoolingResults, run_pooling
 from quire.engine.client.pooling_params import PoolingParams
 from quire.engine.client.protocol import PooledArray
+from quire.multimodal.errors import PromptError
+from quire.protocol.errors import InvalidRequest
 from quire.rendering.pooling_prompts import InputNames, PairsJob, Truncation
 from quire.workers.tenant import current_tenant, take_turn
 
@@ -25,7 +28,7 @@ _SIMILARITIES = 1 << 20  # that are in memory at a time
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scoring:
-    """The texts to compare.
+    """The inputs to compare.
 
     Attributes:
         queries: one query, which is compared with all documents, or as many queries as documents.
@@ -34,10 +37,11 @@ class Scoring:
         use_activation: whether a cross-encoder's scores go through its activation; None: as the model's files say.
         instruction, variables: values for the model's prompt template, if it has one.
         query_tokens, document_tokens: limits in tokens, to which longer texts are truncated; 0: no limit.
+        reader: reads inputs with media; None: there are none.
     """
 
-    queries: Sequence[str]
-    documents: Sequence[str]
+    queries: Sequence[Input]
+    documents: Sequence[Input]
     truncation: Truncation
     query_field: str = "query"
     document_field: str = "documents"
@@ -47,6 +51,22 @@ class Scoring:
     variables: Mapping[str, Any] = field(default_factory=dict)
     query_tokens: int = _UNSHORTENED
     document_tokens: int = _UNSHORTENED
+    reader: InputReader | None = None
+
+    @property
+    def unused_fields(self) -> Sequence[str]:
+        """Paths of fields of media that have no effect; complete once the inputs were read."""
+        return () if self.reader is None else self.reader.unused_fields
+
+    @property
+    def truncating_field(self) -> str | None:
+        """The field of the request that truncates inputs; None if they are not truncated."""
+        fields = {
+            "truncate_prompt_tokens": self.truncation.truncate,
+            "max_tokens_per_query": self.query_tokens > 0,
+            "max_tokens_per_doc": self.document_tokens > 0,
+        }
+        return next((name for name, is_set in fields.items() if is_set), None)
 
     @property
     def names(self) -> tuple[InputNames, InputNames]:
@@ -72,6 +92,9 @@ async def scores(context: PoolingContext, scoring: Scoring) -> PoolingResults:
         PromptError: an input cannot be tokenized, or the model's prompt takes no instruction.
         EngineError: the engine failed.
     """
+    if scoring.reader is not None:
+        for inputs, names in zip((scoring.queries, scoring.documents), scoring.names, strict=True):
+            scoring.reader.check(inputs, names)
     match context.model.pools.score_method:
         case "cosine":
             return await _by_vectors(context, scoring, _cosine)
@@ -91,13 +114,18 @@ def order_of(results: PoolingResults) -> Sequence[int]:
 
 
 async def _by_cross_encoder(context: PoolingContext, scoring: Scoring) -> PoolingResults:
-    queries = scoring.queries
-    repeated = queries if len(queries) == len(scoring.documents) else list(queries) * len(scoring.documents)
+    params = PoolingParams(task="score", use_activation=scoring.use_activation)
+    if scoring.reader is not None and has_media([*scoring.queries, *scoring.documents]):
+        options = _input_options(scoring, scoring.instruction)
+        source = partial(scoring.reader.pairs, scoring.queries, scoring.documents, scoring.names, options)
+        return await run_pooling(context, InputGroup(source, params, scoring.names[1]))
     query_names, names = scoring.names
-    if len(queries) != len(scoring.documents):
+    queries, documents = _texts(scoring.queries, query_names), _texts(scoring.documents, names)
+    repeated = queries if len(queries) == len(documents) else queries * len(documents)
+    if len(queries) != len(documents):
         query_names = InputNames(query_names.at(0), several=False)
     job = PairsJob(
-        texts=list(zip(repeated, scoring.documents, strict=True)),
+        texts=list(zip(repeated, documents, strict=True)),
         truncation=scoring.document_truncation,
         names=names,
         queries=query_names,
@@ -106,9 +134,7 @@ async def _by_cross_encoder(context: PoolingContext, scoring: Scoring) -> Poolin
         query_tokens=scoring.query_tokens,
         document_tokens=scoring.document_tokens,
     )
-    return await run_pooling(
-        context, InputGroup(job, PoolingParams(task="score", use_activation=scoring.use_activation), names)
-    )
+    return await run_pooling(context, InputGroup(job, params, names))
 
 
 async def _by_vectors(
@@ -168,18 +194,69 @@ def _max_sim(query: PooledArray, document: PooledArray) -> PooledArray:
 def _query_group(context: PoolingContext, scoring: Scoring, params: PoolingParams) -> InputGroup:
     sentences = context.model.renderer.sentence_transformers
     prefix = sentences.prompt_for("query")
+    if _is_rendered(scoring, scoring.queries):
+        return _rendered_group(scoring, params, "query", prefix)
     if scoring.instruction is not None:
         prefix = sentences.with_instruction(prefix, scoring.instruction)
     truncation = _shortened(context, scoring.truncation, scoring.query_tokens)
-    queries = _listed(scoring.queries, scoring.several[0])
+    queries = _listed(_texts(scoring.queries, scoring.names[0]), scoring.several[0])
     return text_group(context.model, queries, params, truncation, scoring.query_field, prefix=prefix)
 
 
 def _document_group(context: PoolingContext, scoring: Scoring, params: PoolingParams) -> InputGroup:
     prefix = context.model.renderer.sentence_transformers.prompt_for("document")
+    if _is_rendered(scoring, scoring.documents):
+        return _rendered_group(scoring, params, "document", prefix)
     truncation = _shortened(context, scoring.truncation, scoring.document_tokens)
-    documents = _listed(scoring.documents, scoring.several[1])
+    documents = _listed(_texts(scoring.documents, scoring.names[1]), scoring.several[1])
     return text_group(context.model, documents, params, truncation, scoring.document_field, prefix=prefix)
+
+
+def _is_rendered(scoring: Scoring, inputs: Sequence[Input]) -> bool:
+    reader = scoring.reader
+    return reader is not None and (reader.renders or (reader.alone and has_media(inputs)))
+
+
+def _rendered_group(scoring: Scoring, params: PoolingParams, side: Side, prompt: str) -> InputGroup:
+    """Queries or documents as messages. `prompt`: the model's prompt for them, which is the system message."""
+    reader = scoring.reader
+    assert reader is not None
+    index = 0 if side == "query" else 1
+    inputs, names = (scoring.queries, scoring.documents)[index], scoring.names[index]
+    instruction = scoring.instruction if side == "query" else None
+    options = _input_options(scoring, instruction or prompt or None)
+    return InputGroup(partial(reader.each, inputs, side, names, options), params, names)
+
+
+def _input_options(scoring: Scoring, instruction: str | None) -> InputOptions:
+    """Options of inputs that are rendered.
+
+    Raises:
+        InvalidRequest: they would be truncated, which would cut off what the template puts behind them.
+    """
+    if (name := scoring.truncating_field) is not None:
+        raise InvalidRequest(
+            f"`{name}` is not supported for models that read pictures: the chat template renders each input.", name
+        )
+    return InputOptions(truncation=scoring.truncation, instruction=instruction, variables=scoring.variables)
+
+
+def _texts(inputs: Sequence[Input], names: InputNames) -> list[str]:
+    """The inputs of a model whose inputs are not rendered.
+
+    Raises:
+        PromptError: one is not a text.
+    """
+    texts = []
+    for index, value in enumerate(inputs):
+        if not isinstance(value, str):
+            raise PromptError(
+                "The model has no chat template, which inputs with pictures or files need; start the server with "
+                "--chat-template.",
+                names.at(index),
+            )
+        texts.append(value)
+    return texts
 
 
 def _listed(texts: Sequence[str], several: bool) -> str | Sequence[str]:

@@ -169,6 +169,16 @@ def follow_up_request(body: ResponsesRequest) -> ResponsesRequest:
     return body.model_copy(update={"tool_choice": choice, "max_output_tokens": None, "min_tokens": 0})
 
 
+def without_pictures(items: Iterable[dict[str, Any]], reason: str) -> bool:
+    """Take pictures out of calls whose results cannot be prepared, and say why. Returns whether there were any."""
+    seen = False
+    for item in items:
+        if item["type"] == "mcp_call" and item.pop("content", None) is not None:
+            item["output"] = f"{item['output']}\n[Its pictures cannot be read: {reason}]"
+            seen = True
+    return seen
+
+
 def as_function_calls(items: Iterable[Any]) -> Iterator[Any]:
     """Items in which each MCP call is a function call and its result.
 
@@ -209,7 +219,7 @@ def turn_as_function_calls(items: Iterable[Any]) -> Iterator[Any]:
 def _function_call(item: McpCall) -> tuple[FunctionCall, FunctionCallOutput]:
     call_id = item.id[-_CALL_ID_LENGTH:]
     arguments = "{}" if arguments_of(item.arguments) is None else item.arguments
-    output = result_text(item.output, item.error)
+    output = item.content or result_text(item.output, item.error)
     return (
         FunctionCall(type="function_call", call_id=call_id, name=item.name, arguments=arguments),
         FunctionCallOutput(type="function_call_output", call_id=call_id, output=output),

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from quire.api.chat.prepare import PreparedChat
@@ -179,6 +179,8 @@ class ResponseRun:
         """Events of calls of MCP tools."""
         async with aclosing(self.tools.run_calls(calls, limits, self.prepared.model.client)) as outcomes:
             async for item, outcome in outcomes:
+                if self.prepared.model.pictures is None:
+                    outcome = replace(outcome, content=None)
                 for event in self._writer.call_finished(item, outcome):
                     yield self._event(event)
 

@@ -16,7 +16,13 @@ import orjson
 from quire.api.chat.prepare import PreparedChat
 from quire.api.mcp.servers import ToolServers
 from quire.api.responses.errors import NoSuchResponse, StoreFailed
-from quire.api.responses.mcp_tools import McpToolset, follow_up_request, mcp_servers_in, turn_as_function_calls
+from quire.api.responses.mcp_tools import (
+    McpToolset,
+    follow_up_request,
+    mcp_servers_in,
+    turn_as_function_calls,
+    without_pictures,
+)
 from quire.api.responses.run import EventLog, ResponseRun, with_ids
 from quire.api.responses.store import ResponseStore, StoredResponse
 from quire.api.responses.translation import input_items, stored_items
@@ -90,9 +96,11 @@ class ResponseService:
                     follow_up_request(request), [*items, *before, *last], model, self._state, prepared.head.id
                 )
             except (InvalidRequest, PromptError) as error:
-                if error.param not in TOO_LONG:
+                if error.param in TOO_LONG:
+                    return None
+                if not without_pictures(output[turn_start:], str(error)):
                     raise
-            return None
+            return await prepare_next(output, turn_start)
 
         run = ResponseRun(
             prepared,

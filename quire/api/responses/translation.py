@@ -18,6 +18,7 @@ from quire.protocol.chat import ChatRequest
 from quire.protocol.custom import FlatGrammarFormat, ResponseCustomTool
 from quire.protocol.errors import InvalidRequest, shorten
 from quire.protocol.fields import set_fields
+from quire.protocol.parts import Part
 from quire.protocol.responses import (
     AllowedResponseTools,
     AnyTool,
@@ -29,7 +30,6 @@ from quire.protocol.responses import (
     FunctionCallOutput,
     InputItem,
     InputMessage,
-    Part,
     ReasoningItem,
     ResponsesRequest,
     ResponseTool,
@@ -51,6 +51,7 @@ _SOURCES = {
 _TEXTS = ("input_text", "output_text", "text", "summary_text")  # types of content
 _MEDIA = ("input_audio", "input_image", "input_video", "video_url", "input_file")  # the same in chats
 _ChatPart = tuple[dict[str, Any], str]  # a content part of a chat, and its path
+_BETWEEN_INSTRUCTIONS = "\n\n"
 _MAX_REASONING_BYTES = 1 << 22  # in the `encrypted_content` of one request, decoded
 
 
@@ -259,14 +260,26 @@ def _call(item: FunctionCall | CustomToolCall) -> dict[str, Any]:
 
 def _system(instructions: str | None, items: Sequence[tuple[InputMessage, str]], source: str) -> SourcedMessage:
     """One system message of several, each with its path. `source`: its own path."""
-    texts = [instructions] if instructions else []
     if not any(_has_media(item.content) for item, _ in items):
+        texts = [instructions] if instructions else []
         texts += [_text(item.content, path) for item, path in items]
-        return SourcedMessage({"role": "system", "content": "\n\n".join(texts)}, source)
-    parts = [({"type": "text", "text": f"{text}\n\n"}, source) for text in texts]
-    for item, path in items:
-        parts += _chat_parts(item.content, f"{path}.content")
-    return _with_parts({"role": "system"}, parts, source)
+        return SourcedMessage({"role": "system", "content": _BETWEEN_INSTRUCTIONS.join(texts)}, source)
+    groups = [[_text_part(instructions, source)]] if instructions else []
+    groups += [_chat_parts(item.content, f"{path}.content") for item, path in items]
+    return _with_parts({"role": "system"}, _joined(groups), source)
+
+
+def _joined(groups: Sequence[Sequence[_ChatPart]]) -> list[_ChatPart]:
+    """The parts of instructions, whose texts are joined as those of instructions without media are."""
+    parts: list[_ChatPart] = []
+    for number, group in enumerate(groups):
+        between = [_text_part(_BETWEEN_INSTRUCTIONS, group[0][1])] if number and group else []
+        for part, path in (*between, *group):
+            if parts and part["type"] == parts[-1][0]["type"] == "text":
+                parts[-1] = _text_part(parts[-1][0]["text"] + part["text"], parts[-1][1])
+            else:
+                parts.append((part, path))
+    return parts
 
 
 def _message(item: InputMessage | FunctionCallOutput | CustomToolCallOutput, path: str) -> SourcedMessage:
@@ -311,14 +324,16 @@ def _has_media(content: Content) -> bool:
 def _chat_parts(content: Content, path: str) -> list[_ChatPart]:
     """Content parts of a chat, for content with media. `path`: of the content."""
     if isinstance(content, str):
-        return [({"type": "text", "text": content}, path)]
+        return [_text_part(content, path)]
+    paths = [f"{path}[{index}]" for index in range(len(content))]
     return [
-        (
-            set_fields(part) if part.type in _MEDIA else {"type": "text", "text": _part(part, f"{path}[{index}]")},
-            f"{path}[{index}]",
-        )
-        for index, part in enumerate(content)
+        (set_fields(part), part_path) if part.type in _MEDIA else _text_part(_part(part, part_path), part_path)
+        for part, part_path in zip(content, paths, strict=True)
     ]
+
+
+def _text_part(text: str, path: str) -> _ChatPart:
+    return {"type": "text", "text": text}, path
 
 
 def _part(part: Part, path: str) -> str:

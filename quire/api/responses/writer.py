@@ -85,6 +85,8 @@ class ItemWriter(EventWriter[Event]):
     def call_finished(self, call: dict[str, Any], outcome: CallOutcome) -> Iterator[Event]:
         """Events of the outcome of an MCP call."""
         call["output"], call["error"] = outcome.output, outcome.error
+        if outcome.content is not None:
+            call["content"] = outcome.content
         status = "completed" if outcome.error is None else "failed"
         yield {"type": f"response.mcp_call.{status}", "item_id": call["id"], "output_index": self._indices[call["id"]]}
         yield from self._item_done(call, status)

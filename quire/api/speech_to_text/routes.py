@@ -10,6 +10,7 @@ from fastapi import APIRouter, Request
 from starlette.datastructures import UploadFile
 from starlette.responses import Response
 
+from quire.api.http.form import read_form
 from quire.api.http.request_head import answer_id
 from quire.api.http.routing import CheckedRoute, release_resources, releaser
 from quire.api.http.sse import DONE, EventStream, unless_disconnected
@@ -21,7 +22,7 @@ from quire.api.speech_to_text.answers import (
     openai_events,
     vllm_chunks,
 )
-from quire.api.speech_to_text.form import admitted_audio, read_form
+from quire.api.speech_to_text.samples import admitted_audio
 from quire.engine.client.deadline import Deadline
 from quire.engine.client.sampling_params import GREEDY, SamplingNumbers
 from quire.protocol import fields
@@ -59,6 +60,8 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "vllm_xargs": (None, "{}"),
     "watermarking": (False, None),
 }
+_AUDIO = "the audio"
+_LISTS = frozenset({"timestamp_granularities", "include", "languages", "keywords"})  # fields
 _MIN_TEMPERATURE = 1e-3  # lower ones overflow the logits
 _WITH_TIMES = ("srt", "vtt", "verbose_json")
 _PLAIN = {"text/plain": {"schema": {"type": "string"}}}
@@ -78,7 +81,7 @@ def router(state: ServerState) -> APIRouter:
     )
     async def create_transcription(request: Request) -> Response:
         """Turn speech into text."""
-        file, body = await read_form(request, TranscriptionRequest)
+        file, body = await read_form(request, TranscriptionRequest, _AUDIO, _LISTS)
         return await _answer(request, state, file, body, "transcribe")
 
     @routes.post(
@@ -89,13 +92,13 @@ def router(state: ServerState) -> APIRouter:
     )
     async def create_translation(request: Request) -> Response:
         """Turn speech into English text."""
-        file, body = await read_form(request, TranslationRequest)
+        file, body = await read_form(request, TranslationRequest, _AUDIO, _LISTS)
         return await _answer(request, state, file, body, "translate")
 
     @routes.post("/v1/audio/languages", responses=ERRORS, openapi_extra=form_schema(LanguageRequest))
     async def detect_language(request: Request) -> DetectedLanguage:
         """Detect the language that is spoken at the beginning of a file."""
-        file, body = await read_form(request, LanguageRequest)
+        file, body = await read_form(request, LanguageRequest, _AUDIO, _LISTS)
         return await _detect(request, state, file, body)
 
     return routes

@@ -96,9 +96,9 @@ async def generate_load(settings: BenchServe, model: str, on_sample: Callable[[S
     rng = random.Random(settings.workload_seed + 1)
 
     def prepare() -> Send:
-        body = _body(settings, model, prompts.next())
+        body = request_body(settings, model, prompts.next())
         abort = rng.random() < settings.abort_fraction
-        return lambda session: _send(session, settings, body, abort)
+        return lambda session: stream_answer(session, settings, body, abort=abort)
 
     return await send_all(settings, rng, prepare, on_sample)
 
@@ -157,7 +157,8 @@ async def _starts(settings: BenchServe | BenchPooling, rng: random.Random, start
         yield
 
 
-def _body(settings: BenchServe, model: str, prompt: str) -> dict[str, Any]:
+def request_body(settings: BenchServe, model: str, prompt: str | list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the body of a request. `prompt`: a text, or parts of a message for the chat API."""
     body: dict[str, Any] = {
         "model": model,
         "max_tokens": settings.output_len,
@@ -172,7 +173,10 @@ def _body(settings: BenchServe, model: str, prompt: str) -> dict[str, Any]:
     return {**body, "prompt": prompt}
 
 
-async def _send(session: aiohttp.ClientSession, settings: BenchServe, body: dict[str, Any], abort: bool) -> Sample:
+async def stream_answer(
+    session: aiohttp.ClientSession, settings: BenchServe, body: dict[str, Any], *, abort: bool = False
+) -> Sample:
+    """Send a request and read its stream. `abort`: close the stream in the middle."""
     path = "chat/completions" if settings.endpoint == "chat" else "completions"
     sample = Sample()
     started = time.perf_counter()

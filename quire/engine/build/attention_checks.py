@@ -17,14 +17,8 @@ from quire.engine.execution.attention.libraries import (
 )
 from quire.engine.execution.devices.device import Device
 from quire.engine.models.errors import UnsupportedModel
-from quire.engine.models.specs.decoder import (
-    Attention,
-    CTCSpec,
-    DecoderSpec,
-    EncoderSpec,
-    GroupedQueryAttention,
-    TransducerSpec,
-)
+from quire.engine.models.family import WithoutCache
+from quire.engine.models.specs.decoder import Attention, DecoderSpec, GroupedQueryAttention
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +54,7 @@ def with_attention_backend(config: CoreConfig, device: Device) -> CoreConfig:
 def _no_effect(config: CoreConfig) -> str:
     """Why Quire's own kernels run a model of this kind; empty if they need not."""
     spec = config.model_config.spec
-    if isinstance(spec, EncoderSpec | CTCSpec | TransducerSpec):
+    if isinstance(spec, WithoutCache):
         return "it has no KV cache"
     if isinstance(spec, DecoderSpec) and spec.has_cross_attention:
         return "the library has no cross-attention"

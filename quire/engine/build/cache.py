@@ -10,6 +10,7 @@ from typing import cast
 import torch
 
 from quire.engine.build.core_config import CoreConfig
+from quire.engine.build.encoder_memory import cached_embeddings, embedding_bytes, encode_largest_picture
 from quire.engine.execution.cache import CacheMemory, KVCache
 from quire.engine.execution.cache_layout import CacheLayout
 from quire.engine.execution.devices.device import Device
@@ -115,20 +116,28 @@ def cache_memory(loaded: LoadedModel, config: CoreConfig, device: Device, reserv
         return None
     placement, share = Placement.of(config.parallel), config.memory_share
     if placement.ranks > 1 and device.torch_device.type == "cpu":
-        share = MemoryShare((free_memory() if share is None else share.host_bytes) // placement.ranks)
+        share = MemoryShare(host_memory(config))
     elif share is not None:
         share = replace(share, weights=share.weights // placement.ranks)
     if isinstance(model, ShardedDecoder) and placement.stages > 1:
         reserved += _bytes_in_flight(model, config, loaded.dtype)
     reserved += device.attention_bytes(model, options, loaded.context_len)
+    reserved += cached_embeddings(loaded, options) * embedding_bytes(loaded)
 
     def largest_step() -> None:
         model.set_context(loaded.context_len)
+        encode_largest_picture(loaded, options)
         run_largest_step(
             model, options.max_num_batched_tokens, options.max_num_seqs, loaded.context_len, device.torch_device
         )
 
     return device.cache_memory(options, share, reserved, largest_step)
+
+
+def host_memory(config: CoreConfig) -> int:
+    """Return the bytes of the host's memory that this rank may take, beside weights."""
+    share, ranks = config.memory_share, Placement.of(config.parallel).ranks
+    return (free_memory() if share is None else share.host_bytes) // ranks
 
 
 def _bytes_in_flight(model: ShardedDecoder, config: CoreConfig, dtype: torch.dtype) -> int:

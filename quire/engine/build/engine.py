@@ -12,22 +12,28 @@ from functools import partial
 from typing import cast
 
 import psutil
-import torch
 from msgspec import structs
 from tqdm import tqdm
 
 from quire.allocator import keep_freed_memory
 from quire.config.options import EngineOptions
 from quire.engine.build.attention_checks import with_attention_backend
-from quire.engine.build.cache import CachePlan, cache_memory, check_cache_dtype, plan_cache
+from quire.engine.build.cache import CachePlan, cache_memory, check_cache_dtype, host_memory, plan_cache
 from quire.engine.build.core_config import CoreConfig
 from quire.engine.build.delayed_streams import delayed_streams_of
+from quire.engine.build.encoder_memory import (
+    cached_embeddings,
+    embedding_bytes,
+    fitting_tokens,
+    most_item_tokens,
+    pixel_cost,
+)
 from quire.engine.build.executor import ExecutorBuild, closing_after_errors, encoder_executor
 from quire.engine.build.ranks import Ranks, set_threads
 from quire.engine.build.transducer import build_transducer
-from quire.engine.build.warm_up import decoder_limits, decoder_plans, smallest_picture, warm_up, warm_up_encoder
+from quire.engine.build.warm_up import decoder_limits, decoder_plans, warm_up, warm_up_encoder, warm_up_vision
 from quire.engine.client.errors import FrontEndClosed
-from quire.engine.client.model_info import Generates, ModelInfo, ModelKind, Transcribes
+from quire.engine.client.model_info import Generates, ModelInfo, ModelKind, Pools, Transcribes
 from quire.engine.client.protocol import CoreDied, Ping, Pong, Ready, Shutdown
 from quire.engine.client.transport import CoreChannel
 from quire.engine.core.loop import EngineCore
@@ -43,7 +49,8 @@ from quire.engine.models.checkpoint.checkpoint import Progress
 from quire.engine.models.errors import ModelError, UnsupportedModel
 from quire.engine.models.loader import LoadedModel, load_model
 from quire.engine.models.networks.audio_encoder import CTCModel
-from quire.engine.models.networks.decoder import Decoder, LanguageModel
+from quire.engine.models.networks.decoder import LanguageModel
+from quire.engine.models.networks.dual_encoder import DualEncoder
 from quire.engine.models.networks.encoder import TextEncoder
 from quire.engine.models.networks.transducer import TransducerModel
 from quire.engine.scheduling.block_tables import BlockGroups
@@ -53,7 +60,6 @@ from quire.engine.scheduling.limits import SchedulerLimits
 from quire.engine.scheduling.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
-_LARGE_PICTURE = 4096  # tokens, for which there is room in any encoder cache
 tqdm.set_lock(threading.RLock())  # its own is a semaphore for several processes, which a killed process leaves behind
 
 
@@ -155,8 +161,8 @@ def _build_core(
         check_cache_dtype(config, device)
         groups, bar = None if ranks is None else ranks.groups, partial(_progress_bar, channel)
         loaded = load_model(config.folder, config.model_config, config.model, device, bar, groups)
-        if isinstance(loaded.model, TextEncoder | CTCModel):
-            built = _Built(_build_encoder(loaded, loaded.model, config, device, channel))
+        if isinstance(loaded.model, TextEncoder | CTCModel | DualEncoder):
+            built = _Built(_build_encoder(loaded, config, device, channel))
         elif isinstance(loaded.model, TransducerModel):
             parts = build_transducer(loaded, loaded.model, options, device)
             vocab, kind = loaded.vocab_size, loaded.kind(loaded.context_len)
@@ -182,19 +188,31 @@ def _build_core(
     return built.core, info
 
 
-def _with_pictures(kind: ModelKind, loaded: LoadedModel, context_len: int, options: EngineOptions) -> ModelKind:
-    """What the model does, pictures included. An item must fit into the context and the encoder cache."""
-    if loaded.pictures is None or not isinstance(kind, Generates):
+def _with_pictures(
+    kind: ModelKind, loaded: LoadedModel, context_len: int, config: CoreConfig, left: int | None
+) -> ModelKind:
+    """What the model does, pictures included. An item must fit into the context, the encoder cache and the memory.
+
+    `left`: bytes of the host's memory beside weights and caches; None: the device has memory of its own.
+    """
+    if loaded.pictures is None or not isinstance(kind, Generates | Pools):
         return kind
-    room = min(context_len, _cached_embeddings(loaded, options))
-    return structs.replace(kind, pictures=structs.replace(loaded.pictures.info, item_tokens=room))
+    info = loaded.pictures.info
+    if isinstance(kind, Pools):  # reads no videos
+        info = structs.replace(info, video=None)
+    room = min(context_len, cached_embeddings(loaded, config.engine))
+    tokens = most_item_tokens(info, room)
+    if left is not None:
+        tokens = fitting_tokens(loaded, tokens, left)
+    size = embedding_bytes(loaded) // loaded.dtype.itemsize
+    return structs.replace(kind, pictures=structs.replace(info, item_tokens=tokens, embedding_size=size))
 
 
-def _build_encoder(
-    loaded: LoadedModel, model: TextEncoder | CTCModel, config: CoreConfig, device: Device, channel: CoreChannel
-) -> EngineCore:
-    """The core around an encoder, of text or audio."""
+def _build_encoder(loaded: LoadedModel, config: CoreConfig, device: Device, channel: CoreChannel) -> EngineCore:
+    """The core around an encoder, of text, pictures or audio."""
     options, kind = config.engine, loaded.kind(loaded.context_len)
+    if isinstance(kind, Pools) and loaded.pictures is not None:
+        kind = structs.replace(kind, pictures=loaded.pictures.info)
     limits = SchedulerLimits(
         max_num_seqs=options.max_num_seqs,
         max_num_batched_tokens=options.max_num_batched_tokens,
@@ -255,7 +273,7 @@ def _build_decoder(
     plan = plan_cache(loaded, config, device)
     if ranks is not None:
         plan = ranks.connect(device, plan, poll)
-    reserved = _cached_embeddings(loaded, options) * _embedding_bytes(loaded)
+    reserved = 0
     streaming = delayed_streams_of(loaded, options, device)
     if streaming is not None:
         reserved += streaming.nbytes
@@ -273,7 +291,9 @@ def _build_decoder(
     context_len = _fitting_context(loaded, config, plan, num_blocks - cross_blocks, step)
     if streaming is not None:
         streaming.check_context(context_len)
-    kind = _with_pictures(loaded.kind(context_len), loaded, context_len, options)
+    is_host = device.torch_device.type == "cpu"
+    left = host_memory(config) - num_blocks * plan.block_bytes if is_host else None
+    kind = _with_pictures(loaded.kind(context_len), loaded, context_len, config, left)
     if ranks is not None:
         ranks.allocate(num_blocks, context_len)
     allocate = plan.allocator(device, num_blocks, loaded.weight_bytes)
@@ -287,7 +307,7 @@ def _build_decoder(
         if device.compiles_kernels and streaming is None:
             plans = decoder_plans(decoder_limits(loaded, kind, options, context_len, num_blocks, plan.groups))
             warm_up(executor, plans, poll, executor.max_steps_in_flight if ranks is None else 1)
-            _warm_up_vision(loaded)
+            warm_up_vision(loaded)
     stages = config.parallel.pipeline_parallel_size
     schedule = partial(_scheduler, options, plan.groups, context_len, num_blocks, stages)
     core = EngineCore(
@@ -302,33 +322,6 @@ def _build_decoder(
     )
     cache_bytes = num_blocks * plan.block_bytes + (0 if ranks is None else ranks.cache_bytes)
     return _Built(core, num_blocks, cache_bytes, 0 if available is None else available.step_bytes)
-
-
-@torch.inference_mode()
-def _warm_up_vision(loaded: LoadedModel) -> None:
-    """Compile the kernels that encode pictures."""
-    if loaded.pictures is None:
-        return
-    vision = cast("Decoder", loaded.model).vision
-    assert vision is not None
-    vision.encode(smallest_picture(loaded.pictures.info.geometry))
-
-
-def _cached_embeddings(loaded: LoadedModel, options: EngineOptions) -> int:
-    """Embeddings of items that are kept: as many as --encoder-cache-memory has room for, at least those of one item."""
-    audio, pictures = loaded.audio, loaded.pictures
-    if audio is None and pictures is None:
-        return 0
-    most_of_audio = 0 if audio is None else audio.lengths.tokens(audio.item_columns)
-    most_of_a_picture = 0 if pictures is None else min(_LARGE_PICTURE, loaded.context_len)
-    return max(int(options.encoder_cache_memory) // _embedding_bytes(loaded), most_of_audio, most_of_a_picture)
-
-
-def _embedding_bytes(loaded: LoadedModel) -> int:
-    if loaded.audio is None and loaded.pictures is None:
-        return 0
-    levels = 0 if loaded.pictures is None else loaded.pictures.levels
-    return cast("Decoder", loaded.model).spec.hidden * (1 + levels) * loaded.dtype.itemsize
 
 
 def _scheduler(
@@ -347,9 +340,11 @@ def _scheduler(
         rope_switch=cast("LanguageModel", loaded.model).rope_switch,
         convolutions=() if speech is None else speech.convolutions,
         encoder_compute_budget=options.max_num_batched_tokens,
-        encoder_cache_size=_cached_embeddings(loaded, options),
+        encoder_cache_size=cached_embeddings(loaded, options),
+        pixel_cost=pixel_cost(loaded),
         lora_digests={lora_id: adapter.digest for lora_id, adapter in loaded.adapters.items()},
         item_lora_id=loaded.item_lora_id,
+        picture_lora_id=loaded.picture_lora_id,
         stages=stages,
     )
     return Scheduler(

@@ -13,9 +13,9 @@ from quire.engine.build.ranks import input_builder, request_table, state_caches
 from quire.engine.execution.alignment import Aligner
 from quire.engine.execution.cache import KVCache
 from quire.engine.execution.devices.device import Device
-from quire.engine.execution.encoder_runner import CTCRunner, EncoderRunner, PackedRunner
+from quire.engine.execution.encoder_runner import CTCRunner, DualEncoderRunner, EncoderRunner, PackedRunner
 from quire.engine.execution.executor import Executor
-from quire.engine.execution.item_encoder import CrossAttentionEncoder, ItemEncoder, NoItemEncoder, PlaceholderEncoder
+from quire.engine.execution.item_encoder import item_encoder
 from quire.engine.execution.pooling import Pooler, hidden_states
 from quire.engine.execution.request_table import RequestTable
 from quire.engine.execution.runner import ModelRunner
@@ -23,8 +23,8 @@ from quire.engine.execution.sampling.compiler import GrammarCompiler
 from quire.engine.models.loader import LoadedModel
 from quire.engine.models.networks.audio_encoder import CTCModel
 from quire.engine.models.networks.decoder import Decoder, LanguageModel
+from quire.engine.models.networks.dual_encoder import DualEncoder
 from quire.engine.models.networks.encoder import Encoder, TextEncoder
-from quire.engine.models.specs.decoder import DecoderSpec
 from quire.engine.scheduling.block_tables import BlockGroups
 
 
@@ -68,7 +68,7 @@ class ExecutorBuild:
         sampler = device.sampler(table, loaded.vocab_size, self.grammars.initial_state, inputs)
         states = state_caches(cache, table, device)
         if streaming is None:
-            items = _item_encoder(model, cache, options.block_size)
+            items = item_encoder(model, cache, options.block_size)
         else:
             assert states is not None
             items = streaming.encoder(device, table, states)
@@ -93,24 +93,17 @@ def _aligner(loaded: LoadedModel, table: RequestTable, cache: KVCache) -> Aligne
     return Aligner(loaded.speech, table, cache.layers)
 
 
-def _item_encoder(model: LanguageModel, cache: KVCache, block_size: int) -> ItemEncoder:
-    if not isinstance(model, Decoder) or (model.encoder is None and model.vision is None):
-        return NoItemEncoder()
-    assert isinstance(model.spec, DecoderSpec)
-    if model.encoder is not None and model.spec.has_cross_attention:
-        return CrossAttentionEncoder(model, model.encoder, cache, block_size)
-    return PlaceholderEncoder(model.encoder, model.vision)
-
-
 def encoder_executor(device: Device, loaded: LoadedModel, _: None) -> Executor:
-    """The executor of an encoder, of text or audio, which has no KV cache."""
+    """The executor of an encoder, of text, pictures or audio, which has no KV cache."""
     return device.encoder_executor(_encoder_runner(loaded, device))
 
 
 def _encoder_runner(loaded: LoadedModel, device: Device) -> PackedRunner:
-    model = cast("TextEncoder | CTCModel", loaded.model)
+    model = cast("TextEncoder | CTCModel | DualEncoder", loaded.model)
     if isinstance(model, CTCModel):
         return CTCRunner(model)
+    if isinstance(model, DualEncoder):
+        return DualEncoderRunner(model, Pooler(model.pooler_heads), device.torch_device)
     model.set_context(loaded.context_len)
     pooler = Pooler(model.pooler_heads, model if isinstance(model, Encoder) else None)
     return EncoderRunner(model, pooler, device.torch_device)

@@ -17,12 +17,13 @@ import torch
 from quire.allocator import keep_freed_memory
 from quire.engine.build.cache import CachePlan, cache_memory, plan_cache
 from quire.engine.build.core_config import CoreConfig
+from quire.engine.build.warm_up import warm_up_vision
 from quire.engine.execution.cache import KVCache, OutOfCacheMemory, count_blocks
 from quire.engine.execution.devices.device import Device
 from quire.engine.execution.devices.select import find_device
 from quire.engine.execution.executor import Executor
 from quire.engine.execution.inputs import InputBuilder
-from quire.engine.execution.item_encoder import NoItemEncoder
+from quire.engine.execution.item_encoder import item_encoder
 from quire.engine.execution.pooling import hidden_states
 from quire.engine.execution.ranks.executor import ShardedExecutor
 from quire.engine.execution.ranks.messages import (
@@ -256,9 +257,11 @@ def _build_follower(
         table,
         Sampler(table, loaded.vocab_size),
         hidden_states(),
-        NoItemEncoder(),
+        item_encoder(model, cache, config.engine.block_size),
         states=state_caches(cache, table, device),
     )
+    if device.compiles_kernels:
+        warm_up_vision(loaded)
     channel.send(Ready())
     return runner, cache
 

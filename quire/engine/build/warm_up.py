@@ -15,13 +15,23 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
 from tqdm import tqdm
 
 from quire.config.options import EngineOptions
+from quire.engine.build.encoder_memory import vision_of
 from quire.engine.client.audio import AudioInfo
 from quire.engine.client.convolutions import count_columns
 from quire.engine.client.model_info import Generates, ModelKind, Pools, Transcribes
-from quire.engine.client.pictures import AnyResolution, Geometry, PatchRows, SmartResize, SplitTiles
+from quire.engine.client.pictures import (
+    AnyResolution,
+    Geometry,
+    PaddedTiles,
+    PatchBudget,
+    PatchRows,
+    SmartResize,
+    SplitTiles,
+)
 from quire.engine.client.pooling_params import PoolingParams
 from quire.engine.client.protocol import AddRequest, AudioItem, PictureItem
 from quire.engine.client.sampling_params import SamplingParams
@@ -252,7 +262,7 @@ def smallest_picture(geometry: Geometry) -> PictureItem:
     match geometry:
         case SmartResize():
             height = width = 2 * geometry.multiple
-        case PatchRows():
+        case PatchRows() | PatchBudget():
             height = width = 2 * geometry.patch
         case SplitTiles():
             height = width = geometry.tile
@@ -260,10 +270,22 @@ def smallest_picture(geometry: Geometry) -> PictureItem:
             height = width = geometry.tile
             original = geometry.canvases[0]
             images += original[0] * original[1] // geometry.tile**2
+        case PaddedTiles():
+            height = width = geometry.tile
+            original = height, width
         case _:
             height, width = geometry.height, geometry.width
     pixels = np.zeros((images, height, width, 3), np.uint8)
     return PictureItem(hash=b"", length=2, pixels=pixels, original_size=original)
+
+
+@torch.inference_mode()
+def warm_up_vision(loaded: LoadedModel) -> None:
+    """Compile the kernels that encode pictures, if the model, or the part that a rank has, reads any."""
+    vision = vision_of(loaded)
+    if vision is not None:
+        assert loaded.pictures is not None
+        vision.encode(smallest_picture(loaded.pictures.info.geometry))
 
 
 def _key(columns: int) -> bytes:

@@ -66,6 +66,7 @@ class AudioInfo(msgspec.Struct, frozen=True, kw_only=True):
         lengths: computes the number of positions and tokens of items.
         padded_columns: features are made of audio that silence extends to a multiple of so many columns; 0: of the
             audio alone.
+        silent_columns: so many further columns of silence stand behind that.
         encodes_padding: whether that silence is encoded, too.
         columns_after: columns after those that are encoded, which convolutions read.
         columns_before: columns before those that are encoded, which convolutions read; of all items of a piece of audio
@@ -74,7 +75,7 @@ class AudioInfo(msgspec.Struct, frozen=True, kw_only=True):
         max_items: maximum number of items of one piece of audio; None: any number.
     """
 
-    kind: Literal["granite_speech", "phi4_multimodal", "qwen2_audio", "qwen3_asr", "voxtral"]
+    kind: Literal["granite_speech", "phi4_multimodal", "qwen2_5_omni", "qwen2_audio", "qwen3_asr", "voxtral"]
     placeholder: int
     placeholder_text: str
     sample_rate: int
@@ -84,6 +85,7 @@ class AudioInfo(msgspec.Struct, frozen=True, kw_only=True):
     item_columns: int
     lengths: AudioLengths | WindowLengths
     padded_columns: int = 0
+    silent_columns: int = 0
     encodes_padding: bool = False
     columns_after: int = 0
     columns_before: int = 0

@@ -8,7 +8,7 @@ import msgspec
 
 from quire.engine.client.audio import AudioInfo
 from quire.engine.client.convolutions import Convolution, count_columns, count_positions
-from quire.engine.client.pictures import PictureInfo, VideoInfo
+from quire.engine.client.pictures import PictureInfo
 from quire.engine.client.pooling_params import PoolingTask, PoolingType
 from quire.engine.client.streaming import Streams
 
@@ -41,6 +41,8 @@ class Pools(msgspec.Struct, frozen=True, kw_only=True, tag="pools"):
         sparse: embeddings have a value for each token of the vocabulary, most of them 0.
         chunked: texts beyond the context length are embedded in chunks, and their embeddings averaged.
         max_embed_len: tokens of the longest text to embed; None: the context length, or no limit with `chunked`.
+        padded_to: texts are padded to so many tokens; 0: they are not.
+        pictures: how pictures become part of its prompts. None: it does not read them.
     """
 
     tasks: tuple[PoolingTask, ...]
@@ -54,6 +56,8 @@ class Pools(msgspec.Struct, frozen=True, kw_only=True, tag="pools"):
     sparse: bool = False
     chunked: bool = False
     max_embed_len: int | None = None
+    padded_to: int = 0
+    pictures: PictureInfo | None = None
 
 
 class Transcribes(msgspec.Struct, frozen=True, kw_only=True, tag="transcribes"):
@@ -148,12 +152,15 @@ class ModelInfo(msgspec.Struct, frozen=True):
     @property
     def media_tokens(self) -> frozenset[str]:
         """Texts of the tokens that stand for media in prompts."""
-        if not isinstance(self.kind, Generates):
+        if not isinstance(self.kind, Generates | Pools):
             return frozenset()
-        audio, pictures = self.kind.audio, self.kind.pictures
-        infos = (audio, pictures, None if pictures is None else pictures.video)
-        texts = {info.placeholder_text for info in infos if info is not None}
-        return frozenset(texts | {info.token for info in infos[1:] if isinstance(info, PictureInfo | VideoInfo)})
+        audio, pictures = self.kind.audio if isinstance(self.kind, Generates) else None, self.kind.pictures
+        texts = set() if audio is None else {audio.placeholder_text}
+        if pictures is not None and not pictures.alone:
+            texts |= {pictures.placeholder_text, pictures.token}
+        if pictures is not None and pictures.video is not None:
+            texts |= {pictures.video.placeholder_text, pictures.video.token}
+        return frozenset(texts)
 
     @property
     def tasks(self) -> tuple[str, ...]:

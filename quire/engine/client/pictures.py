@@ -5,10 +5,12 @@ Sizes are in pixels, and heights stand before widths.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
 
+MAX_RATIO = 200  # of a picture's edges
 Filter = Literal["nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"]  # of resizing, by Pillow's names
 Color = tuple[int, int, int]
 SamplingRule = Literal["uniform", "qwen2_vl", "qwen3_vl", "glm4v", "glm46v", "internvl", "smolvlm"]
@@ -46,6 +48,7 @@ class SmartResize(msgspec.Struct, frozen=True, kw_only=True, tag="smart"):
         resample: filter of resizing.
         frames: how often the area counts: a still picture is as many equal frames.
         enlarges: pictures that are smaller than one token are enlarged to its size first.
+        rounds: the edges of such a picture are rounded; otherwise fractions are cut off.
     """
 
     multiple: int
@@ -54,6 +57,7 @@ class SmartResize(msgspec.Struct, frozen=True, kw_only=True, tag="smart"):
     resample: Filter = "bicubic"
     frames: int = 1
     enlarges: bool = False
+    rounds: bool = False
 
 
 class SplitTiles(msgspec.Struct, frozen=True, kw_only=True, tag="split"):
@@ -160,8 +164,69 @@ class PanAndScan(msgspec.Struct, frozen=True, kw_only=True, tag="pan_and_scan"):
     splits: bool = False
 
 
+class PatchBudget(msgspec.Struct, frozen=True, kw_only=True, tag="budget"):
+    """A picture keeps its shape; its edges become multiples of a patch, within a number of patches (SigLIP 2).
+
+    Attributes:
+        patch: edge of a patch.
+        max_patches: most patches.
+        tokens: placeholder tokens of the picture.
+        resample: filter of resizing.
+    """
+
+    patch: int
+    max_patches: int
+    tokens: int
+    resample: Filter = "bilinear"
+
+
+class PaddedTiles(msgspec.Struct, frozen=True, kw_only=True, tag="padded"):
+    """A picture is enlarged onto the smallest grid of tiles that holds it, from its upper left corner (Phi-4).
+
+    If that has too many tiles, the grid is the one whose shape is nearest. The encoder makes an image of the whole
+    picture of the tiles, cuts off what the picture does not cover, and ends each row with an embedding of its own.
+
+    Attributes:
+        tile: edge of a tile.
+        patches: number of patches along it.
+        max_tiles: most tiles.
+        resample: filter of resizing.
+    """
+
+    tile: int
+    patches: int
+    max_tiles: int
+    resample: Filter = "bilinear"
+
+    @property
+    def edge(self) -> int:
+        """Number of tokens along the edge of a tile, each of which stands for four patches."""
+        return -(-self.patches // 2)
+
+    def covered(self, tiles: int, length: int) -> tuple[int, ...]:
+        """Patches along the edge of each tile in a row that a picture covers, if it has so many pixels there."""
+        padding = (tiles * self.tile - length) // (self.tile // self.patches)
+        patches = tiles * self.patches - padding
+        return tuple(min(self.patches, max(0, patches - tile * self.patches)) for tile in range(tiles))
+
+    def tokens(self, rows: Sequence[int], columns: Sequence[int]) -> int:
+        """Placeholder tokens of a picture that covers so many patches of tiles, see `covered`."""
+        down, across = (sum(-(-patches // 2) for patches in covered) for covered in (rows, columns))
+        return down * (across + 1) + 1 + self.edge * (self.edge + 1)
+
+
 FrameGeometry = FixedSize | SmartResize | SplitTiles  # of videos
-Geometry = FixedSize | SmartResize | SplitTiles | PatchRows | AnyResolution | GridTiles | PanAndScan
+Geometry = (
+    FixedSize
+    | SmartResize
+    | SplitTiles
+    | PatchRows
+    | AnyResolution
+    | GridTiles
+    | PanAndScan
+    | PaddedTiles
+    | PatchBudget
+)
 
 
 class FrameSampling(msgspec.Struct, frozen=True, kw_only=True):
@@ -235,6 +300,8 @@ class PictureInfo(msgspec.Struct, frozen=True, kw_only=True):
         before, after: texts around the tokens of a picture, or of each of its parts in `PanAndScan`.
         item_tokens: most tokens of an item: as many as the engine has room for, which sets it.
         video: how videos become items; None: the model does not read them.
+        embedding_size: number of values of an embedding, which the engine sets.
+        alone: a prompt is either a picture, with one token, or a text.
     """
 
     placeholder: int
@@ -245,6 +312,8 @@ class PictureInfo(msgspec.Struct, frozen=True, kw_only=True):
     after: str = ""
     item_tokens: int = 0
     video: VideoInfo | None = None
+    embedding_size: int = 0
+    alone: bool = False
 
     @property
     def token(self) -> str:

@@ -37,6 +37,8 @@ class AudioItem(msgspec.Struct, frozen=True, kw_only=True, tag="audio"):
         encoded_columns: number of columns to encode; only convolutions read later ones. None: all.
         columns_before: number of columns before them, of the audio that the item continues; only convolutions read
             them.
+        beside_pictures: the prompt has pictures as well, which the encoding depends on in some models. The scheduler
+            sets it, and changes the hash.
     """
 
     hash: bytes
@@ -45,6 +47,7 @@ class AudioItem(msgspec.Struct, frozen=True, kw_only=True, tag="audio"):
     features: FeatureArray
     encoded_columns: int | None = None
     columns_before: int = 0
+    beside_pictures: bool = False
 
     @property
     def columns(self) -> int:
@@ -59,15 +62,17 @@ class PictureItem(msgspec.Struct, frozen=True, kw_only=True, tag="picture"):
     Attributes:
         hash: hash of everything that its encoding and its places depend on; equal hashes mean equal items.
         start, length: its tokens in the prompt.
-        pixels: (images, height, width, 3) uint8, RGB, resized for the encoder: one image, tiles, or frames.
+        pixels: (images, height, width, 3) uint8, RGB, resized for the encoder: one image, tiles, or frames; none with
+            an `encoding`.
+        encoding: (embeddings, size) float32, its encoding, if the client has computed it.
         text_offsets: (n,) int32, in ascending order: which of its tokens are text, such as ends of rows, and keep their
             own embeddings; the encoding replaces those of all others. None: all are replaced.
         positions: (3, length) int32, rotary positions of time, height and width of its tokens, counted from where it
             begins, in models that have them. None: each token is one position later than the one before.
         advance: rotary positions from where it begins to the token behind it; None: `length`. 0: what follows, which
             is another part of the same video, begins at the same position.
-        original_size: height and width of the picture before it was resized, for encoders that need to know how much
-            of a tile is padding.
+        original_size: height and width of the picture, for encoders that need to know how much of a tile is padding:
+            before it was resized, or of `PaddedTiles` those that it covers.
         is_video: it is a part of a video.
     """
 
@@ -75,6 +80,7 @@ class PictureItem(msgspec.Struct, frozen=True, kw_only=True, tag="picture"):
     start: int = 0
     length: int
     pixels: PixelArray
+    encoding: FeatureArray | None = None
     text_offsets: TokenArray | None = None
     positions: TokenArray | None = None
     advance: int | None = None

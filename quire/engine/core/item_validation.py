@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from quire.engine.client.audio import AudioInfo
-from quire.engine.client.model_info import Generates, ModelKind, Transcribes
+from quire.engine.client.model_info import Generates, ModelKind, Pools, Transcribes
 from quire.engine.client.pictures import PictureInfo, SmartResize
-from quire.engine.client.protocol import AudioItem, MediaItem, PictureItem, only_audio
+from quire.engine.client.protocol import AudioItem, FeatureArray, MediaItem, PictureItem, only_audio
 from quire.engine.client.streaming import DelayedStreamsInfo, Streams, TransducerInfo
 
 
@@ -28,17 +28,31 @@ def invalid_items(
     match kind:
         case Transcribes():
             return _not_audio(items) or _invalid_whole(items, kind)
-        case Generates():
-            return (
-                _first(_not_accepted(item, kind) for item in items)
-                or _invalid_spans(items, tokens)
-                or _first(_invalid_placed(item, kind) for item in items)
-                or _invalid_times(items, tokens if context_len is None else context_len)
+        case Generates(audio=audio, pictures=pictures):
+            return _invalid_in_prompt(items, tokens, audio, pictures) or _invalid_times(
+                items, tokens if context_len is None else context_len
             )
+        case Pools(pictures=pictures):
+            return _not_alone(items, tokens, pictures) or _invalid_in_prompt(items, tokens, None, pictures)
         case DelayedStreamsInfo() | TransducerInfo():
             return _not_audio(items) or _first(_invalid_frames(item, kind) for item in only_audio(items))
-        case _:
-            return f"the model does not accept {_medium(items[0])}, only text" if items else None
+
+
+def _invalid_in_prompt(
+    items: Sequence[MediaItem], tokens: int, audio: AudioInfo | None, pictures: PictureInfo | None
+) -> str | None:
+    """What is wrong with items that have tokens of the prompt."""
+    return (
+        _first(_not_accepted(item, audio, pictures) for item in items)
+        or _invalid_spans(items, tokens)
+        or _first(_invalid_placed(item, audio, pictures) for item in items)
+    )
+
+
+def _not_alone(items: Sequence[MediaItem], tokens: int, pictures: PictureInfo | None) -> str | None:
+    if pictures is None or not pictures.alone or not items or (len(items) == 1 and tokens == 1):
+        return None
+    return f"a prompt is either a text or one picture with one token, not {len(items)} in {tokens} tokens"
 
 
 def _first(reasons: Iterable[str | None]) -> str | None:
@@ -53,19 +67,19 @@ def _not_audio(items: Sequence[MediaItem]) -> str | None:
     return "the model accepts audio, not pictures" if len(only_audio(items)) < len(items) else None
 
 
-def _not_accepted(item: MediaItem, kind: Generates) -> str | None:
-    medium, accepted = _medium(item), {"audio": kind.audio is not None, "pictures": kind.pictures is not None}
+def _not_accepted(item: MediaItem, audio: AudioInfo | None, pictures: PictureInfo | None) -> str | None:
+    medium, accepted = _medium(item), {"audio": audio is not None, "pictures": pictures is not None}
     if accepted[medium]:
         return None
     names = [name for name in accepted if accepted[name]]
     return f"the model does not accept {medium}, only {' and '.join([*names, 'text'])}"
 
 
-def _invalid_placed(item: MediaItem, kind: Generates) -> str | None:
+def _invalid_placed(item: MediaItem, audio: AudioInfo | None, pictures: PictureInfo | None) -> str | None:
     """What is wrong with an item that has placeholder tokens, of a kind that the model accepts."""
     if isinstance(item, AudioItem):
-        return None if kind.audio is None else _invalid_span(item, kind.audio)
-    return None if kind.pictures is None else _invalid_picture(item, kind.pictures)
+        return None if audio is None else _invalid_span(item, audio)
+    return None if pictures is None else _invalid_picture(item, pictures)
 
 
 def _invalid_whole(items: Sequence[MediaItem], speech: Transcribes) -> str | None:
@@ -134,17 +148,33 @@ def _invalid_frames(item: AudioItem, streaming: Streams) -> str | None:
 
 
 def _invalid_picture(item: PictureItem, pictures: PictureInfo) -> str | None:
+    reason = _invalid_pixels(item) if item.encoding is None else _invalid_encoding(item, item.encoding, pictures)
+    if reason is not None:
+        return reason
+    if item.length > pictures.item_tokens:
+        return f"a picture has {item.length} tokens; at most {pictures.item_tokens} are accepted"
+    if not item.hash:
+        return "the hash of an item must not be empty"
+    return _invalid_offsets(item) or _invalid_positions(item, pictures)
+
+
+def _invalid_pixels(item: PictureItem) -> str | None:
     shape = item.pixels.shape
     if item.pixels.dtype != np.uint8 or len(shape) != 4 or shape[3] != 3 or not all(shape):
         return (
             f"the pixels are {item.pixels.dtype} {'x'.join(map(str, shape))}, not uint8 of images, rows, columns and "
             "3 colours"
         )
-    if item.length > pictures.item_tokens:
-        return f"a picture has {item.length} tokens; at most {pictures.item_tokens} are accepted"
-    if not item.hash:
-        return "the hash of an item must not be empty"
-    return _invalid_offsets(item) or _invalid_positions(item, pictures)
+    return None
+
+
+def _invalid_encoding(item: PictureItem, encoding: FeatureArray, pictures: PictureInfo) -> str | None:
+    """What is wrong with an encoding that a client has computed."""
+    expected = item.embeddings, pictures.embedding_size
+    if encoding.dtype != np.float32 or encoding.shape != expected or item.pixels.size:
+        shape = "x".join(map(str, encoding.shape))
+        return f"the encoding is {encoding.dtype} {shape}, not float32 {expected[0]}x{expected[1]} without pixels"
+    return None if bool(np.isfinite(encoding).all()) else "the encoding has NaN or infinite values"
 
 
 def _invalid_offsets(item: PictureItem) -> str | None:

@@ -1,4 +1,4 @@
-"""Runners of text and audio encoders, whose requests are computed in one step."""
+"""Runners of encoders of text, pictures and audio, whose requests are computed in one step."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from quire.engine.client.pooling_params import PoolingParams
-from quire.engine.client.protocol import AddRequest, PooledArray
+from quire.engine.client.protocol import AddRequest, PictureItem, PooledArray
 from quire.engine.execution.attention.varlen import VarlenAttention
 from quire.engine.execution.item_encoder import embed_items
 from quire.engine.execution.pooling import Pooler, add_pooled
 from quire.engine.models.layers.inputs import ModelInputs
 from quire.engine.models.networks.audio_encoder import CTCModel
+from quire.engine.models.networks.dual_encoder import DualEncoder
 from quire.engine.models.networks.encoder import TextEncoder
 from quire.engine.scheduling.plan import SequenceError, StepPlan, StepResult
 
@@ -91,6 +92,37 @@ class EncoderRunner(PackedRunner):
         state = self._pooler.start(params)
         skipped = params.skip_tokens
         state.add(self._pooler.steps(hidden[skipped:], request.prompt[skipped:], params))
+        return self._pooler.finish(state, params)
+
+
+class DualEncoderRunner(PackedRunner):
+    """Run an encoder of texts and one of pictures."""
+
+    def __init__(self, model: DualEncoder, pooler: Pooler, device: torch.device) -> None:
+        """`device`: that of the model."""
+        self.model = model
+        self._pooler = pooler
+        self._device = device
+
+    def _compute(self, requests: Sequence[AddRequest]) -> Iterator[tuple[AddRequest, PooledArray]]:
+        """Texts of equal length run together, pictures one by one."""
+        by_length: dict[int, list[AddRequest]] = {}
+        for request in requests:
+            pictures = [item for item in request.items if isinstance(item, PictureItem)]
+            if pictures:
+                yield request, self._pool(self.model.encode_picture(pictures[0]), request)
+            else:
+                by_length.setdefault(len(request.prompt), []).append(request)
+        for texts in by_length.values():
+            tokens = torch.from_numpy(np.stack([request.prompt for request in texts])).long().to(self._device)
+            for request, embedding in zip(texts, self.model.encode_texts(tokens), strict=True):
+                yield request, self._pool(embedding[None], request)
+
+    def _pool(self, embedding: Tensor, request: AddRequest) -> PooledArray:
+        params = request.params
+        assert isinstance(params, PoolingParams)
+        state = self._pooler.start(params)
+        state.add(embedding)
         return self._pooler.finish(state, params)
 
 

@@ -20,8 +20,9 @@ from quire.engine.execution.cache import KVCache
 from quire.engine.execution.inputs import Span
 from quire.engine.models.layers.inputs import ItemEmbeddings
 from quire.engine.models.networks.audio_encoder import AudioEncoder
-from quire.engine.models.networks.decoder import Decoder
+from quire.engine.models.networks.decoder import Decoder, LanguageModel
 from quire.engine.models.networks.vision_encoder import VisionEncoder
+from quire.engine.models.specs.decoder import DecoderSpec
 from quire.engine.scheduling.plan import CrossAttentionItem, EncodedItem, PlaceholderTokens, ScheduledSequence, StepPlan
 from quire.kernels.write_pages import write_pages
 
@@ -88,7 +89,8 @@ def embed_items(encoder: AudioEncoder, items: Sequence[AudioItem]) -> tuple[list
 def encode_items(encoder: AudioEncoder, items: Sequence[AudioItem]) -> list[Tensor]:
     """Encode items, all together: (tokens, size) of each."""
     embedded, offsets = embed_items(encoder, items)
-    return encoder.run(embedded, VarlenAttention(offsets), offsets)
+    beside_pictures = [item.beside_pictures for item in items]
+    return encoder.run(embedded, VarlenAttention(offsets), offsets, beside_pictures=beside_pictures)
 
 
 class CrossAttentionEncoder(NoItemEncoder):
@@ -215,3 +217,13 @@ def _encoded_picture(vision: VisionEncoder, item: PictureItem) -> EncodedTokens:
     if len(values) != tokens:
         raise RuntimeError(f"the picture has {len(values)} embeddings, but its item has {tokens} tokens")
     return EncodedTokens(values, offsets)
+
+
+def item_encoder(model: LanguageModel, cache: KVCache, block_size: int) -> ItemEncoder:
+    """The encoder of a model's items, or of the part of a model that a rank has."""
+    if not isinstance(model, Decoder) or (model.encoder is None and model.vision is None):
+        return NoItemEncoder()
+    assert isinstance(model.spec, DecoderSpec)
+    if model.encoder is not None and model.spec.has_cross_attention:
+        return CrossAttentionEncoder(model, model.encoder, cache, block_size)
+    return PlaceholderEncoder(model.encoder, model.vision)

@@ -19,6 +19,7 @@ from quire.engine.models.config.adapter import AdapterConfig
 from quire.engine.models.config.bidirectional import is_not_causal
 from quire.engine.models.config.image_processor import Normalization
 from quire.engine.models.specs.decoder import CTCSpec, DecoderSpec, EncoderSpec, TransducerSpec
+from quire.engine.models.specs.dual_encoder import DualEncoderSpec
 from quire.engine.models.specs.pooler import NO_HEADS, HeadReaders, PoolerSpec
 from quire.engine.models.specs.speech_to_text import SpeechToTextSpec
 from quire.engine.models.specs.tensor_names import WeightNames
@@ -26,7 +27,8 @@ from quire.engine.models.specs.tensor_names import WeightNames
 if TYPE_CHECKING:  # families are read without torch
     from torch import Tensor
 
-Spec = DecoderSpec | EncoderSpec | CTCSpec | TransducerSpec
+Spec = DecoderSpec | EncoderSpec | CTCSpec | TransducerSpec | DualEncoderSpec
+WithoutCache = EncoderSpec | CTCSpec | TransducerSpec | DualEncoderSpec  # specs of models that have no KV cache
 S = TypeVar("S", DecoderSpec, EncoderSpec, CTCSpec, TransducerSpec)
 RawConfig = dict[str, Any]  # the parsed config.json
 
@@ -57,6 +59,7 @@ class Facts:
         pictures: facts about a language model that reads pictures; None for others.
         streaming: facts about a model that transcribes audio while it arrives; None for others.
         adapter: adapter that requests with audio are computed with; None: there is none.
+        picture_adapter: the same of requests with pictures, whether they have audio or not.
     """
 
     pooler: PoolerSpec | None = None
@@ -65,6 +68,7 @@ class Facts:
     pictures: PictureFacts | None = None
     streaming: Streams | None = None
     adapter: AdapterConfig | None = None
+    picture_adapter: AdapterConfig | None = None
 
 
 NO_FACTS = Facts()
@@ -102,6 +106,11 @@ class Family(Generic[S]):
     config: Callable[[RawConfig], Any] | None = None
 
 
+def itself(config: Any) -> Any:
+    """Return the config of a checkpoint that has one model."""
+    return config
+
+
 @dataclass(frozen=True, kw_only=True)
 class Tower:
     """The part of a `Composite` that reads pictures, which transformers' modules run.
@@ -113,12 +122,16 @@ class Tower:
             the normalized pixels (images, 3, height, width), and the item.
         module_name: the name that a tensor of the checkpoint has in transformers' model; None: it belongs to another
             part, or to none.
+        config: the config of transformers' model, given that of the checkpoint.
+        unused: further attributes that are deleted, in other modules behind dots.
     """
 
     language_model: str
     facts: Callable[[Path, Any, DecoderSpec], PictureFacts]
     encode: Callable[[Any, Tensor, PictureItem], Tensor]
     module_name: Callable[[str], str | None]
+    config: Callable[[Any], Any] = itself
+    unused: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +144,8 @@ class Composite:
         spec: makes the spec of the whole model; given the config, and the spec of the language model.
         tensors: how its checkpoints name their tensors; given the spec, and the names of the language model's family.
         facts: as of a `Family`. None: it generates text, and how it pools is read as for its language model.
-        has_adapter: its models are trained with an adapter for requests with audio.
+        has_adapter: its models are trained with an adapter for requests with audio, and one for requests with pictures
+            if they read any.
         plain_name: the name that a tensor has in checkpoints of the language model alone; None: it belongs to a part
             that is not loaded. Of models whose other parts are loaded, it returns its argument.
         tower: the part that reads pictures; None: it is not supported.
@@ -150,7 +164,31 @@ class Composite:
     config: Callable[[RawConfig], Any] | None = None
 
 
-AnyFamily = Family[Any] | Composite
+@dataclass(frozen=True, kw_only=True)
+class TwoTowers:
+    """Models of an encoder of texts and one of pictures, whose embeddings are compared; transformers' modules run them.
+
+    Attributes:
+        name, config_types, published, config: as of a `Family`.
+        spec: makes the spec of a Hugging Face config.
+        pictures: reads how the model reads pictures; given its folder, and the config.
+        encode_texts: makes the embeddings of texts: (texts, size). Given transformers' model, and (texts, tokens)
+            token ids.
+        encode_picture: makes the embedding of a picture: (1, size). Given transformers' model, the normalized pixels
+            (1, 3, height, width), and the item.
+    """
+
+    name: str
+    config_types: tuple[str, ...]
+    spec: Callable[[Any], DualEncoderSpec]
+    pictures: Callable[[Path, Any], PictureFacts]
+    encode_texts: Callable[[Any, Tensor], Tensor]
+    encode_picture: Callable[[Any, Tensor, PictureItem], Tensor]
+    published: Mapping[str, Callable[[RawConfig], RawConfig]] = field(default_factory=dict)
+    config: Callable[[RawConfig], Any] | None = None
+
+
+AnyFamily = Family[Any] | Composite | TwoTowers
 
 
 def text_config(config: Any) -> tuple[str, Any]:

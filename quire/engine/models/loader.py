@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -20,7 +20,7 @@ from quire.engine.client.audio import AudioInfo
 from quire.engine.client.json_file import read_json
 from quire.engine.client.model_info import Generates, ModelKind
 from quire.engine.client.streaming import Streams
-from quire.engine.models.checkpoint.adapter import Adapter, AdapterLoader
+from quire.engine.models.checkpoint.adapter import Adapter, AdapterLoader, without_adapters
 from quire.engine.models.checkpoint.checkpoint import Checkpoint, Progress
 from quire.engine.models.checkpoint.safetensors import SafetensorsFile
 from quire.engine.models.checkpoint.weights import EMBEDDING, HEAD, WeightFiller, allocate, check_unpacked
@@ -28,6 +28,7 @@ from quire.engine.models.config.checks import check_acts
 from quire.engine.models.config.rope import max_positions
 from quire.engine.models.config.task_adapter import merged
 from quire.engine.models.distributed.group import RankGroups
+from quire.engine.models.distributed.placement import Placement
 from quire.engine.models.errors import BrokenFolder, ModelError, UnsupportedModel, WeightMismatch
 from quire.engine.models.family import PictureFacts
 from quire.engine.models.layers.heads import PoolerHeads
@@ -35,16 +36,19 @@ from quire.engine.models.layers.linear import Packable
 from quire.engine.models.model_config import ModelConfig, read_config
 from quire.engine.models.networks.audio_encoder import CTCModel
 from quire.engine.models.networks.decoder import Decoder, LanguageModel
+from quire.engine.models.networks.dual_encoder import DualEncoder
 from quire.engine.models.networks.encoder import Encoder, TextEncoder
 from quire.engine.models.networks.transducer import TransducerModel
 from quire.engine.models.networks.transformer import Transformer
 from quire.engine.models.networks.vision_encoder import VisionEncoder
-from quire.engine.models.registry import has_adapter, plain_name, tower_of, weight_names
+from quire.engine.models.registry import has_adapter, plain_name, tower_of, two_towers_of, weight_names
 from quire.engine.models.sharding.cache_scales import CacheScales
 from quire.engine.models.sharding.decoder import ShardedDecoder, check_parallel
+from quire.engine.models.sharding.shard import stage_layers
 from quire.engine.models.sharding.weight_shards import WeightShards
 from quire.engine.models.sharding.weights import ShardedWeightFiller
 from quire.engine.models.specs.decoder import CTCSpec, DecoderSpec, EncoderSpec, TransducerSpec
+from quire.engine.models.specs.dual_encoder import DualEncoderSpec
 from quire.engine.models.specs.pooler import PoolerSpec
 from quire.engine.models.specs.speech_to_text import SpeechToTextSpec
 from quire.engine.models.specs.tensor_names import WeightNames
@@ -53,7 +57,7 @@ from quire.kernels import gpu
 logger = logging.getLogger(__name__)
 ProgressBar = Callable[[int], AbstractContextManager[Progress]]  # given the bytes to come
 _EMBEDDINGS = {EMBEDDING, EMBEDDING.removeprefix("model.")}
-_ITEM_LORA_ID = 0  # of the adapter for requests with audio
+_ITEM_LORA_ID, _PICTURE_LORA_ID = 0, 1  # of the adapters for requests with audio, and with pictures
 _MAX_EXPANSION = 16  # of weights when they are unpacked: from four bits with scales to float32 it is 8
 
 
@@ -81,13 +85,14 @@ class LoadedModel:
         pooler: its pooling; None if it generates.
         speech: facts about a model that only transcribes; None for others.
         audio: facts about a language model that reads audio; None for others.
-        pictures: facts about a language model that reads pictures; None for others.
+        pictures: facts about a model that reads pictures; None for others.
         streaming: facts about a model that transcribes audio while it arrives; None for others.
         adapters: its adapters (LoRA), by id.
         item_lora_id: adapter that requests with audio are computed with; None: there is none.
+        picture_lora_id: the same of requests with pictures.
     """
 
-    model: LanguageModel | TextEncoder | CTCModel | TransducerModel
+    model: LanguageModel | TextEncoder | CTCModel | TransducerModel | DualEncoder
     architecture: str
     implementation: Literal["quire", "transformers"]
     dtype: torch.dtype
@@ -101,13 +106,14 @@ class LoadedModel:
     streaming: Streams | None = None
     adapters: Mapping[int, Adapter] = field(default_factory=dict)
     item_lora_id: int | None = None
+    picture_lora_id: int | None = None
 
     def kind(self, context_len: int) -> ModelKind:
         """Return what the model does. `context_len`: tokens of the longest sequence."""
         if self.speech is not None:
             return structs.replace(self.speech.info, max_output_tokens=context_len)
         if self.pooler is not None:
-            assert isinstance(self.model, Transformer | TextEncoder)
+            assert isinstance(self.model, Transformer | TextEncoder | DualEncoder)
             return self.pooler.facts(self.model.hidden_size, self.vocab_size)
         return self.streaming or Generates(audio=self.audio)
 
@@ -139,7 +145,7 @@ class _Load:
 
     def loaded(
         self,
-        model: Decoder | Encoder | CTCModel | TransducerModel,
+        model: Decoder | Encoder | CTCModel | TransducerModel | DualEncoder,
         vocab: int,
         context_len: int,
     ) -> LoadedModel:
@@ -152,7 +158,7 @@ class _Load:
             self.dtype,
             vocab,
             context_len,
-            _bytes(model),
+            bytes_of(model),
             facts.pooler,
             facts.speech,
             facts.audio,
@@ -192,7 +198,7 @@ def _load_model(
 ) -> LoadedModel:
     if groups is not None:
         check_parallel(config)
-        config = config.without_pictures("--tensor-parallel-size and --pipeline-parallel-size must be 1 for pictures")
+        config = _with_pictures_of_stage(config, groups.placement)
     quantize = options.quantization != "none"
     if options.quantization == "fp8" and not gpu.computes_float8(target.torch_device):
         raise UnsupportedModel(
@@ -212,6 +218,8 @@ def _load_model(
         load = _Load(folder, config, options, checkpoint, dtype, target, bar)
         if isinstance(config.spec, CTCSpec | TransducerSpec):
             return _load_audio_model(load, config.spec)
+        if isinstance(config.spec, DualEncoderSpec):
+            return _load_dual_encoder(load, config.spec)
         if config.spec is not None:
             return _load_transformer(load, config.spec, groups)
         for name in checkpoint.names():
@@ -230,6 +238,19 @@ def _load_model(
                 raise
             reason = f"{config.refusal}; transformers' implementation cannot run it either: {error}"
             raise UnsupportedModel(reason) from error
+
+
+def _with_pictures_of_stage(config: ModelConfig, placement: Placement) -> ModelConfig:
+    """The config of a rank: each of the first stage has the whole tower, and the other stages do not need it."""
+    spec, pictures = config.spec, config.facts.pictures
+    if pictures is None or not isinstance(spec, DecoderSpec):
+        return config
+    layers = len(stage_layers(len(spec.layers), 0, placement.stages))
+    if pictures.levels > layers:
+        return config.without_pictures(
+            f"levels of embeddings are added behind {pictures.levels} layers, but the first pipeline stage has {layers}"
+        )
+    return config if placement.is_first_stage else replace(config, facts=replace(config.facts, pictures=None))
 
 
 def _load_with_transformers(load: _Load) -> LoadedModel:
@@ -307,10 +328,10 @@ def _load_transformer(load: _Load, spec: DecoderSpec | EncoderSpec, groups: Rank
         if isinstance(model, ShardedDecoder)
         else WeightFiller(model, names, **filler_options)
     )
-    adapter = _adapter(config, names, folder)
+    loaders = _adapter_loaders(config, names, folder)
     scales = CacheScales(spec) if isinstance(spec, DecoderSpec) else None
     with load.bar(checkpoint.total_bytes) as progress:
-        tensors = _tensors(config, names, checkpoint.tensors(dtype, progress, filler), adapter)
+        tensors = _tensors(config, names, checkpoint.tensors(dtype, progress, filler), loaders.values())
         if scales is not None:
             tensors = scales.without_scales(tensors)
         if pooler.sparse_head is not None:
@@ -320,11 +341,19 @@ def _load_transformer(load: _Load, spec: DecoderSpec | EncoderSpec, groups: Rank
     if scales is not None:
         scales.apply(model)
     loaded = load.loaded(model, spec.vocab, context_len)
-    if adapter is None:
+    if not loaders:
         return loaded
-    model.num_adapters = 1
-    adapters = {_ITEM_LORA_ID: adapter.apply(_ITEM_LORA_ID, model, dtype, load.target.torch_device)}
-    return replace(loaded, weight_bytes=_bytes(model), adapters=adapters, item_lora_id=_ITEM_LORA_ID)
+    model.num_adapters = max(loaders) + 1
+    adapters = {
+        lora_id: loader.apply(lora_id, model, dtype, load.target.torch_device) for lora_id, loader in loaders.items()
+    }
+    return replace(
+        loaded,
+        weight_bytes=bytes_of(model),
+        adapters=adapters,
+        item_lora_id=_ITEM_LORA_ID if _ITEM_LORA_ID in adapters else None,
+        picture_lora_id=_PICTURE_LORA_ID if _PICTURE_LORA_ID in adapters else None,
+    )
 
 
 def _vision_encoder(load: _Load, spec: DecoderSpec | EncoderSpec) -> VisionEncoder | None:
@@ -333,14 +362,14 @@ def _vision_encoder(load: _Load, spec: DecoderSpec | EncoderSpec) -> VisionEncod
     if facts is None or tower is None:
         if load.config.text_only is not None:
             logger.warning(
-                "%s is loaded without its vision tower, and reads text only: %s",
+                "%s is loaded without its vision tower, and reads no pictures: %s",
                 load.folder.name,
                 load.config.text_only,
             )
         return None
     from quire.engine.models.fallback.tower import empty_tower  # noqa: PLC0415 a second of imports, for few models
 
-    module = empty_tower(read_config(load.folder, load.options.hf_overrides), tower.language_model)
+    module = empty_tower(read_config(load.folder, load.options.hf_overrides), tower)
     return VisionEncoder(module, tower.encode, facts.normalization)
 
 
@@ -365,28 +394,39 @@ def _empty_model(spec: DecoderSpec | EncoderSpec, groups: RankGroups | None, dty
 
 
 def _tensors(
-    config: ModelConfig, names: WeightNames, tensors: Iterable[tuple[str, Tensor]], adapter: AdapterLoader | None
+    config: ModelConfig,
+    names: WeightNames,
+    tensors: Iterable[tuple[str, Tensor]],
+    loaders: Collection[AdapterLoader],
 ) -> Iterable[tuple[str, Tensor]]:
-    """The tensors of a checkpoint as the model has them: without an adapter's, split, joined or folded."""
+    """The tensors of a checkpoint as the model has them: without those of adapters, split, joined or folded."""
     if config.task_adapter is not None:
         tensors = merged(tensors, config.task_adapter)
-    if adapter is not None:
-        tensors = adapter.without_adapters(tensors)
+    if loaders:
+        tensors = without_adapters(tensors, loaders)
     return names.prepare(tensors)
 
 
-def _adapter(config: ModelConfig, names: WeightNames, folder: Path) -> AdapterLoader | None:
-    """The adapter of a model, its own file read; None if it has none."""
-    if config.facts.adapter is None:
-        if config.spec is not None and has_adapter(config.spec):
+def _adapter_loaders(config: ModelConfig, names: WeightNames, folder: Path) -> dict[int, AdapterLoader]:
+    """The adapters of a model by id, their own files read."""
+    facts, loaders = config.facts, dict[int, AdapterLoader]()
+    for lora_id, medium, is_read, adapter in (
+        (_ITEM_LORA_ID, "audio", facts.audio is not None, facts.adapter),
+        (_PICTURE_LORA_ID, "pictures", facts.pictures is not None, facts.picture_adapter),
+    ):
+        if not is_read:
+            continue
+        if adapter is not None:
+            loaders[lora_id] = AdapterLoader(adapter, names)
+            loaders[lora_id].read_file(folder)
+        elif config.spec is not None and has_adapter(config.spec):
             logger.warning(
-                "%s has no adapter for audio: requests with audio are computed with the same weights as others",
+                "%s has no adapter for %s: requests with %s are computed with the same weights as others",
                 folder.name,
+                medium,
+                medium,
             )
-        return None
-    loader = AdapterLoader(config.facts.adapter, names)
-    loader.read_file(folder)
-    return loader
+    return loaders
 
 
 def _load_audio_model(load: _Load, spec: CTCSpec | TransducerSpec) -> LoadedModel:
@@ -401,6 +441,30 @@ def _load_audio_model(load: _Load, spec: CTCSpec | TransducerSpec) -> LoadedMode
         filler.fill(names.prepare(checkpoint.tensors(load.dtype, progress)))
     longest = encoder.max_positions
     return load.loaded(model, spec.vocab, longest if isinstance(spec, CTCSpec) else _context_len(options, longest))
+
+
+def _load_dual_encoder(load: _Load, spec: DualEncoderSpec) -> LoadedModel:
+    from quire.engine.models.fallback.tower import empty_tower  # noqa: PLC0415 a second of imports, for few models
+
+    checkpoint, options, facts = load.checkpoint, load.options, load.config.facts
+    assert facts.pictures is not None
+    assert facts.pooler is not None
+    if options.quantization != "none":
+        raise UnsupportedModel(f"--quantization is not supported for {load.config.model_type}")
+    _check_layers(spec.layers, checkpoint)
+    family = two_towers_of(spec)
+    module = empty_tower(read_config(load.folder, options.hf_overrides), None)
+    vision = VisionEncoder(module, family.encode_picture, facts.pictures.normalization)
+    with torch.device("meta"):
+        heads = PoolerHeads(facts.pooler, spec.size, spec.vocab)
+    model = DualEncoder(spec, vision, family.encode_texts, heads)
+    load.allocate(model)
+    vision.make_buffers(load.target.torch_device)
+    names = weight_names(spec, facts)
+    filler = WeightFiller(model, names)
+    with load.bar(checkpoint.total_bytes) as progress:
+        filler.fill(names.prepare(checkpoint.tensors(load.dtype, progress)))
+    return load.loaded(model, spec.vocab, _shortened(load, spec.max_positions))
 
 
 def _sentence_limit(folder: Path, positions: int) -> int:
@@ -465,7 +529,8 @@ def _check_layers(layers: int, checkpoint: Checkpoint) -> None:
         )
 
 
-def _bytes(model: nn.Module) -> int:
+def bytes_of(model: nn.Module) -> int:
+    """Bytes of a model's weights, as they are packed."""
     panels = sum(layer.packed_bytes for layer in model.modules() if isinstance(layer, Packable))
     return panels + sum(parameter.nbytes for parameter in model.parameters())
 

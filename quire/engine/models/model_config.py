@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from quire.engine.client.launch import end_with_parent
 from quire.engine.models.config.checks import check_acts, check_raw, check_spec
-from quire.engine.models.config.pooling import PoolingOptions, read_pooler
+from quire.engine.models.config.pooling import PoolingOptions, read_dual_pooler, read_pooler
 from quire.engine.models.config.quantization import quantization_section
 from quire.engine.models.config.sentence_transformers import read_modules
 from quire.engine.models.config.task_adapter import TaskAdapter, read_task_adapter
@@ -33,9 +33,10 @@ from quire.engine.models.errors import (
     UnsupportedOption,
 )
 from quire.engine.models.families.static import STATIC, static_spec
-from quire.engine.models.family import NO_FACTS, AnyFamily, Composite, Facts, Family, Spec, Tower
+from quire.engine.models.family import NO_FACTS, AnyFamily, Composite, Facts, Family, Spec, Tower, TwoTowers
 from quire.engine.models.registry import broken_families, family_of, spec_of, text_config_of, with_known_type
 from quire.engine.models.specs.decoder import DecoderSpec, EncoderSpec
+from quire.engine.models.specs.dual_encoder import DualEncoderSpec
 from quire.engine.models.specs.pooler import NO_HEADS, HeadReaders, PoolerSpec
 
 logger = logging.getLogger(__name__)
@@ -118,6 +119,8 @@ def read_model_config(
     family = family_of(config.model_type)
     if isinstance(family, Family) and family.head:
         return _speech_config(folder, config, family, implementation, pooling)
+    if isinstance(family, TwoTowers):
+        return _dual_encoder_config(folder, config, family, implementation, pooling)
     names = getattr(config, "architectures", None) or []
     if isinstance(family, Family) and family.kind == "encoder" and any(_is_generator(name) for name in names):
         family = None
@@ -135,7 +138,7 @@ def read_model_config(
     if spec is not None and family is not None:
         known = _known_config(folder, config, family, spec, pooling)
         tower = family.tower if isinstance(family, Composite) else None
-        if tower is None or known.facts.pooler is not None or not isinstance(spec, DecoderSpec) or language_model_only:
+        if tower is None or not isinstance(spec, DecoderSpec) or language_model_only:
             return known
         return _with_pictures(known, folder, config, tower, spec)
     quantization, extra = quantization_section(config), _extra_layers(config)
@@ -157,7 +160,7 @@ def _known_config(
         raise UnsupportedModel(f"{kind} is an encoder, which cannot generate")
     if pooler is None:
         _check_generates(config, pooling)
-    if family.facts is None:
+    if isinstance(family, TwoTowers) or family.facts is None:
         return ModelConfig(
             kind, spec, extra, quantization, Facts(pooler=pooler), task_adapter=read_task_adapter(config)
         )
@@ -221,6 +224,29 @@ def _speech_config(
     return ModelConfig(config.model_type, spec, 0, quantization_section(config), family.facts(folder, config, spec))
 
 
+def _dual_encoder_config(
+    folder: Path, config: Any, family: TwoTowers, implementation: ModelImplementation, pooling: PoolingOptions
+) -> ModelConfig:
+    """The config of an encoder of texts and one of pictures."""
+    names = getattr(config, "architectures", None) or []
+    if any(not name.endswith("Model") or "Text" in name or "Vision" in name for name in names):
+        raise UnknownArchitecture(
+            f"{', '.join(names)} is not supported: it must have an encoder of texts and of pictures"
+        )
+    if implementation == "transformers":
+        raise UnknownArchitecture(f"only Quire's own implementation can run {config.model_type}")
+    spec = _built(config)
+    assert isinstance(spec, DualEncoderSpec)
+    pooler = read_dual_pooler(spec, pooling)
+    return ModelConfig(
+        config.model_type,
+        spec,
+        0,
+        quantization_section(config),
+        Facts(pooler=pooler, pictures=family.pictures(folder, config)),
+    )
+
+
 def _check_transcribes(config: Any, head: str, implementation: ModelImplementation, pooling: PoolingOptions) -> None:
     """Check that an encoder of audio has the head with which it transcribes, and is not asked for anything else."""
     names = getattr(config, "architectures", None) or []
@@ -264,7 +290,7 @@ def _check_generates(config: Any, pooling: PoolingOptions) -> None:
 def _may_run_in_transformers(config: Any, family: AnyFamily, pooling: PoolingOptions) -> bool:
     """Whether transformers' implementation may run a model whose config Quire's refuses: a causal language model."""
     reads_audio = isinstance(family, Composite) and family.facts is not None
-    is_decoder = isinstance(family, Composite) or family.kind == "decoder"
+    is_decoder = isinstance(family, Composite) or (isinstance(family, Family) and family.kind == "decoder")
     if reads_audio or not is_decoder or getattr(config, "is_encoder_decoder", False):
         return False
     try:

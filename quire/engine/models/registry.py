@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import logging
 import pkgutil
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -16,14 +17,16 @@ from typing import Any
 
 from quire.engine.models.config.bidirectional import as_encoder
 from quire.engine.models.errors import UnsupportedModel
-from quire.engine.models.family import AnyFamily, Composite, Facts, Family, RawConfig, Spec, Tower
+from quire.engine.models.family import AnyFamily, Composite, Facts, Family, RawConfig, Spec, Tower, TwoTowers
 from quire.engine.models.specs.decoder import DecoderSpec, EncoderSpec
+from quire.engine.models.specs.dual_encoder import DualEncoderSpec
 from quire.engine.models.specs.tensor_names import VISION, WeightNames
 
 logger = logging.getLogger(__name__)
 GROUP = "quire.families"  # of entry points
 _FOLDER = "quire.engine.models.families"
 _HEAD = r"lm_head\.(?:weight|bias)"
+_TABLE = re.compile(r".*\.position_ids")  # which old checkpoints of two encoders have
 
 
 class Conflict(Exception):
@@ -75,9 +78,9 @@ def registry() -> Registry:
 def _add_entry(made: Registry, entry: EntryPoint) -> None:
     try:
         loaded = entry.load()
-        families = [loaded] if isinstance(loaded, Family | Composite) else list(loaded)
-        if not all(isinstance(family, Family | Composite) for family in families):
-            raise TypeError("it must be a Family or a Composite, or several of them")
+        families = [loaded] if isinstance(loaded, Family | Composite | TwoTowers) else list(loaded)
+        if not all(isinstance(family, Family | Composite | TwoTowers) for family in families):
+            raise TypeError("it must be a Family or a Composite, or TwoTowers, or a list of these")
         _check_published(made, families)
         made.add(families)
     except Exception as error:  # noqa: BLE001 code of another package may raise anything
@@ -128,6 +131,8 @@ def spec_of(config: Any) -> Spec:
     if isinstance(family, Composite):
         inner, spec = _language_model(*family.language_model(config))
         return replace(family.spec(config, spec), family=family.name, language_model=inner)
+    if isinstance(family, TwoTowers):
+        return replace(family.spec(config), family=family.name)
     return _plain_spec(family, config)
 
 
@@ -163,6 +168,8 @@ def weight_names(spec: Spec, facts: Facts) -> WeightNames:
         inner = registry().names[spec.language_model]
         assert isinstance(inner, Family)
         return family.tensors(spec, _names(inner, spec, facts))
+    if isinstance(family, TwoTowers):
+        return WeightNames(())
     names = _names(family, spec, facts)
     if isinstance(spec, EncoderSpec) and family.kind == "decoder":
         # A decoder that attends in both directions may have been published with the head of a language model.
@@ -180,6 +187,8 @@ def plain_name(spec: Spec, facts: Facts, name: str) -> str | None:
     Tensors of the part that reads pictures have the names that they have in transformers' model, behind `VISION`.
     """
     family = registry().names[spec.family]
+    if isinstance(family, TwoTowers):
+        return None if _TABLE.fullmatch(name) else f"{VISION}{name}"
     if not isinstance(family, Composite):
         return name
     if facts.pictures is not None and family.tower is not None:
@@ -189,6 +198,13 @@ def plain_name(spec: Spec, facts: Facts, name: str) -> str | None:
     return family.plain_name(name)
 
 
+def two_towers_of(spec: DualEncoderSpec) -> TwoTowers:
+    """The family of a spec of two encoders."""
+    family = registry().names[spec.family]
+    assert isinstance(family, TwoTowers)
+    return family
+
+
 def tower_of(spec: Spec) -> Tower | None:
     """The part of a spec's family that reads pictures."""
     family = registry().names[spec.family]
@@ -196,6 +212,6 @@ def tower_of(spec: Spec) -> Tower | None:
 
 
 def has_adapter(spec: Spec) -> bool:
-    """Whether models of a spec's family are trained with an adapter for requests with audio."""
+    """Whether models of a spec's family are trained with adapters for requests with audio, and with pictures."""
     family = registry().names[spec.family]
     return isinstance(family, Composite) and family.has_adapter

@@ -1,4 +1,4 @@
-"""The scheduler of encoders, of text or audio: every request is computed whole, in one step, and holds no blocks."""
+"""The scheduler of encoders: every request is computed whole, in one step, and holds no blocks."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import time
 from collections.abc import Collection, Iterable
 
 from quire.engine.client.convolutions import count_positions
-from quire.engine.client.protocol import AddRequest, ErrorOutput, PooledOutput, RequestOutput, StepStats
+from quire.engine.client.protocol import AddRequest, ErrorOutput, PictureItem, PooledOutput, RequestOutput, StepStats
 from quire.engine.scheduling.fair_queue import FairQueue
 from quire.engine.scheduling.limits import SchedulerLimits
 from quire.engine.scheduling.plan import StepPlan, StepResult
 
+_PATCH_VALUES = 3 * 16 * 16  # numbers of a usual patch of a picture
 _URGENT_TOKENS = 64  # computed in a few milliseconds
 
 
@@ -70,9 +71,11 @@ class EncoderScheduler:
         return plan
 
     def _size(self, message: AddRequest) -> int:
-        """Tokens of a request, and positions of its audio."""
+        """Tokens of a request, and about the positions of its audio and its pictures."""
         columns = (item.features.shape[1] for item in message.audio_items)
-        return len(message.prompt) + sum(count_positions(self.limits.convolutions, count) for count in columns)
+        positions = sum(count_positions(self.limits.convolutions, count) for count in columns)
+        pictures = (item.pixels.size for item in message.items if isinstance(item, PictureItem))
+        return len(message.prompt) + positions + sum(size // _PATCH_VALUES for size in pictures)
 
     def update(self, plan: StepPlan, result: StepResult) -> list[RequestOutput]:
         """Apply the results of a step; returns the outputs for the front end."""

@@ -15,6 +15,23 @@ from quire.engine.scheduling.plan import EncodedItem, PlaceholderTokens, RotaryP
 ItemKey = bytes
 
 
+def pixels_of(item: PictureItem) -> int:
+    """The number of pixels of all images of an item."""
+    return item.pixels.size // 3
+
+
+def beside_pictures(items: tuple[MediaItem, ...]) -> tuple[MediaItem, ...]:
+    """The items of a prompt, in which audio knows that there are pictures beside it, if there are."""
+    if not any(isinstance(item, PictureItem) for item in items):
+        return items
+    return tuple(
+        item
+        if isinstance(item, PictureItem)
+        else msgspec.structs.replace(item, hash=item.hash + b"beside pictures", beside_pictures=True)
+        for item in items
+    )
+
+
 class PlaceholderRanges:
     """The items of one request, in the order of their spans."""
 
@@ -86,18 +103,19 @@ class EncoderCache:
     step reads are not evicted in that step. Nothing else is held, so a request never waits for another one's items.
     """
 
-    def __init__(self, capacity: int, encoder_compute_budget: int) -> None:
+    def __init__(self, capacity: int, encoder_compute_budget: int, pixel_cost: float = 0.0) -> None:
         """Make an empty cache.
 
         Args:
             capacity: embeddings that are kept; at least those of the largest item.
-            encoder_compute_budget: embeddings that a step makes, if they are of more than one item.
+            encoder_compute_budget, pixel_cost: see `SchedulerLimits`.
         """
         self._capacity = capacity
         self._encoder_compute_budget = encoder_compute_budget
+        self._pixel_cost = pixel_cost
         self._lengths: OrderedDict[ItemKey, int] = OrderedDict()  # least recently used first
         self._held = 0
-        self._left = 0  # embeddings that this step may still make
+        self._left = 0  # of the budget, for this step
         self._read: set[ItemKey] = set()  # by this step
         self._dropped: list[ItemKey] = []  # since the step before
 
@@ -121,7 +139,7 @@ class EncoderCache:
         for item in spans.within(start, start + count):
             key = spans.key(item)
             is_cached = key in self._lengths
-            if not is_cached and not self._make_room(plan, item.length):
+            if not is_cached and not self._make_room(plan, item):
                 return max(0, item.start - start)
             if not is_cached or item.start >= start or start == first:
                 plan.stats.item_queries += 1
@@ -129,7 +147,7 @@ class EncoderCache:
             if not is_cached:
                 self._lengths[key] = item.length
                 self._held += item.length
-                self._left -= item.length
+                self._left -= self._cost(item)
                 plan.encoded.append(EncodedItem(key, item))
             self._lengths.move_to_end(key)
             self._read.add(key)
@@ -151,10 +169,15 @@ class EncoderCache:
         assert self._held == sum(self._lengths.values()), "embeddings are counted wrongly"
         assert self._held <= self._capacity, "there are more embeddings than there is room for"
 
-    def _make_room(self, plan: StepPlan, length: int) -> bool:
+    def _cost(self, item: MediaItem) -> int:
+        pixels = pixels_of(item) if isinstance(item, PictureItem) else 0
+        return max(item.length, round(pixels * self._pixel_cost))
+
+    def _make_room(self, plan: StepPlan, item: MediaItem) -> bool:
         """Evict items until there is room for another one; False if this step must not encode it."""
-        if length > self._left and self._left < self._encoder_compute_budget:
+        if self._cost(item) > self._left and self._left < self._encoder_compute_budget:
             return False
+        length = item.length
         read = sum(self._lengths[key] for key in self._read)
         if read + length > self._capacity:
             return False

@@ -17,11 +17,14 @@ class SchedulerLimits:
         rope_switch: see `LanguageModel.rope_switch`.
         convolutions: steps from the columns of an item's features to its encoded positions; empty if the model has
             none, or if items have placeholder tokens.
-        encoder_compute_budget: encoded positions of a step, if they are of more than one item.
+        encoder_compute_budget: tokens whose computation takes as long as the encoding of a step's items, if they are
+            several (vLLM's max_num_encoder_input_tokens). An embedding counts as a token at least.
+        pixel_cost: tokens whose computation takes as long as the encoding of a pixel.
         encoder_cache_size: embeddings of items with placeholder tokens that are kept; 0 if the model reads no such
             items.
         lora_digests: digests of the content of the model's adapters (LoRA), by their ids.
         item_lora_id: adapter that requests with such items are computed with; None: with the model's weights alone.
+        picture_lora_id: the same of those with pictures, whether they have audio or not.
         stages: pipeline stages, each of which computes another step at the same time.
     """
 
@@ -32,9 +35,11 @@ class SchedulerLimits:
     rope_switch: int | None = None
     convolutions: tuple[Convolution, ...] = ()
     encoder_compute_budget: int = 0
+    pixel_cost: float = 0.0
     encoder_cache_size: int = 0
     lora_digests: Mapping[int, bytes] = field(default_factory=dict)
     item_lora_id: int | None = None
+    picture_lora_id: int | None = None
     stages: int = 1
 
     def __post_init__(self) -> None:

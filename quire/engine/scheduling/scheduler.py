@@ -16,6 +16,7 @@ from quire.engine.client.protocol import (
     AddRequest,
     ErrorOutput,
     MediaItem,
+    PictureItem,
     PooledArray,
     PooledOutput,
     RequestOutput,
@@ -25,7 +26,7 @@ from quire.engine.scheduling.block_tables import ONE_GROUP, BlockGroups, BlockTa
 from quire.engine.scheduling.blocks import BlockPool
 from quire.engine.scheduling.cross_attention import CrossAttentionBlocks
 from quire.engine.scheduling.drafter import Drafter
-from quire.engine.scheduling.items import EncoderCache, PlaceholderRanges
+from quire.engine.scheduling.items import EncoderCache, PlaceholderRanges, beside_pictures
 from quire.engine.scheduling.limits import SchedulerLimits
 from quire.engine.scheduling.open_requests import OpenRequests
 from quire.engine.scheduling.pipeline import StepShares
@@ -72,7 +73,7 @@ class Scheduler:
         self._tables = BlockTables(pool, groups, hasher)
         self._cross_attention = CrossAttentionBlocks(pool, hasher, limits.convolutions)
         self._speculation = Speculation(limits, self._tables)
-        self._encoder_cache = EncoderCache(limits.encoder_cache_size, limits.encoder_compute_budget)
+        self._encoder_cache = EncoderCache(limits.encoder_cache_size, limits.encoder_compute_budget, limits.pixel_cost)
         self._shares = StepShares(limits.stages)
         self._running: list[Request] = []  # sorted by sort key
         self._waiting = WaitingQueue(self._requests, by_priority=by_priority, fair=fair)
@@ -104,9 +105,10 @@ class Scheduler:
         if self.limits.encoder_cache_size:
             # As for prefixes: without a hasher nothing is shared.
             prefix = request.root_hash if self._hasher is not None else f"{request.id}\0".encode()
-            request.placeholders = PlaceholderRanges(message.items, prefix) if message.items or message.open else None
+            items = beside_pictures(message.items)
+            request.placeholders = PlaceholderRanges(items, prefix) if items or message.open else None
             if message.items:
-                self._use_lora(request)
+                self._use_lora(request, message.items)
         elif message.items:
             (item,) = message.audio_items
             self._cross_attention.attach(request, item)
@@ -130,21 +132,24 @@ class Scheduler:
             self._leave(request)
         else:
             if items:
-                self._use_lora(request)
+                self._use_lora(request, items)
             if self._open.extend(request, tokens, last=last, items=items):
                 self._waiting.push(request)
         return error
 
-    def _use_lora(self, request: Request) -> None:
-        """Compute a request that has items with the model's adapter for them, if it has one.
+    def _use_lora(self, request: Request, items: tuple[MediaItem, ...]) -> None:
+        """Compute a request that gets items with the model's adapter for them, if it has one.
 
         What was computed without it is computed again.
         """
-        lora_id = self.limits.item_lora_id
-        if lora_id is not None and request.lora_id is None:
-            if request.in_batch:
-                self._preempt(request)
-            request.use_lora(lora_id, self.limits.lora_digests[lora_id], self._hasher)
+        limits, before = self.limits, request.lora_id
+        reads_picture = any(isinstance(item, PictureItem) for item in items)
+        lora_id = limits.picture_lora_id if reads_picture else limits.item_lora_id
+        if lora_id is None or before == lora_id or (before is not None and before == limits.picture_lora_id):
+            return
+        if request.in_batch:
+            self._preempt(request)
+        request.use_lora(lora_id, limits.lora_digests[lora_id], self._hasher)
 
     def abort(self, request_id: str) -> None:
         """Drop a request in any state; unknown ids are ignored."""

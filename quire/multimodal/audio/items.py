@@ -123,7 +123,7 @@ def _seconds(samples: int, info: AudioInfo) -> float:
     """Length of the audio that features are made of, with the silence behind it."""
     samples = max(samples, info.min_samples)
     if info.padded_columns:
-        samples = _whole(-(-samples // HOP), info.padded_columns) * HOP
+        samples = (_whole(-(-samples // HOP), info.padded_columns) + info.silent_columns) * HOP
     return samples / info.sample_rate
 
 

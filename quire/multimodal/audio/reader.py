@@ -15,7 +15,6 @@ from quire.config.options import AudioOptions
 from quire.multimodal.audio.decode import PARAM, AudioError, DecodedAudio, LongerAudio
 from quire.multimodal.audio.features import SAMPLE_RATE, log_mel
 from quire.multimodal.audio.limits import AudioLimits
-from quire.multimodal.errors import PromptError
 from quire.multimodal.memory import MediaMemory, Reservation
 from quire.workers.errors import JobKilled, JobTimedOut, QueueFull
 from quire.workers.limits import WorkerLimits
@@ -58,13 +57,13 @@ class AudioReader:
 
     Attributes:
         limits: limits of files.
-        memory: the memory for audio, which the readers of all models share.
+        memory: the memory for media, which the readers of all models share.
     """
 
     def __init__(
         self,
         options: AudioOptions,
-        memory: MediaMemory | None = None,
+        memory: MediaMemory,
         *,
         max_queued: int = 1024,
         share: float = 1.0,
@@ -73,14 +72,14 @@ class AudioReader:
 
         Args:
             options: limits of files.
-            memory: the memory for audio; None: this reader has its own.
+            memory: the memory for media.
             max_queued: files that may wait for a process.
-            share: the largest part of these, and of a memory of its own, for one tenant; see `Shares`.
+            share: the largest part of these for one tenant; see `Shares`.
         """
         self.limits = AudioLimits(
             int(options.max_audio_size), options.max_audio_seconds, int(options.max_audio_decoded_size)
         )
-        self.memory = memory or MediaMemory(int(options.max_audio_memory), share)
+        self.memory = memory
         self._most = round(SAMPLE_RATE * self.limits.seconds)
         self._processes = WorkerPool(
             "audio",
@@ -116,7 +115,8 @@ class AudioReader:
             tenant: the tenant that sent the files; tenants take turns.
 
         Raises:
-            AudioError: a file is empty, not audio, broken, or beyond a limit; or all need more memory than there is.
+            AudioError: a file is empty, not audio, broken, or beyond a limit.
+            PromptError: all need more memory than there is.
             QueueFull: too many files wait, or have waited for too long.
             WorkerError: processes cannot be started.
         """
@@ -127,7 +127,7 @@ class AudioReader:
             results: list[Result] = []
             fits = True
             longest = files[max(range(len(files)), key=samples.__getitem__)]
-            with await self.reserve(needed, tenant, longest.param) as reservation:
+            with await self.memory.reserve(needed, tenant, longest.param) as reservation:
                 for index, file in enumerate(files):
                     try:
                         audio = await self._decoded(file, samples[index], tenant)
@@ -141,13 +141,6 @@ class AudioReader:
             if fits:
                 return results
             results.clear()
-
-    async def reserve(self, size: int, tenant: str, param: str) -> Reservation:
-        """Reserve memory; see `MediaMemory.reserve`. `param`: for the error if it can never fit."""
-        try:
-            return await self.memory.reserve(size, tenant)
-        except PromptError as error:
-            raise AudioError(str(error), param) from error
 
     def _likely(self, sizes: Sequence[int], use: AudioUse) -> list[int]:
         """The samples that files of these sizes are expected to have at most."""

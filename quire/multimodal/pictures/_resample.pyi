@@ -1,5 +1,14 @@
 from quire.engine.client.protocol import PixelArray
 
 def resize(
-    pixels: PixelArray, height: int, width: int, new: PixelArray, new_height: int, new_width: int, resample: int, /
+    pixels: PixelArray,
+    height: int,
+    width: int,
+    band: PixelArray,
+    new_height: int,
+    new_width: int,
+    resample: int,
+    first: int,
+    dot_products: bool,
+    /,
 ) -> None: ...

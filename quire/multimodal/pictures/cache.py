@@ -63,9 +63,12 @@ class PictureCache:
         """The hash of the content that the tenant has named so; None if that is not known."""
         return self._names.get((tenant, name))
 
-    def peek(self, key: Key) -> PreparedPicture | None:
-        """A picture that is kept."""
-        return self._pictures.get(key)
+    def find(self, key: Key) -> PreparedPicture | None:
+        """A picture that is kept, and was used now."""
+        picture = self._pictures.get(key)
+        if picture is not None:
+            self._pictures.move_to_end(key)
+        return picture
 
     async def get(self, key: Key, make: Callable[[], Awaitable[PreparedPicture]]) -> tuple[PreparedPicture, bool]:
         """The picture of a key, and whether it was kept or prepared by another caller meanwhile.
@@ -76,9 +79,8 @@ class PictureCache:
             PromptError: the picture cannot be prepared.
         """
         while True:
-            picture = self._pictures.get(key)
+            picture = self.find(key)
             if picture is not None:
-                self._pictures.move_to_end(key)
                 return picture, True
             under_way = self._under_way.get(key)
             if under_way is None:

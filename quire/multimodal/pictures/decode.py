@@ -14,8 +14,9 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from quire.engine.client.pictures import Color, PictureInfo
-from quire.engine.client.protocol import PixelArray
+from quire.engine.client.protocol import FeatureArray, PixelArray
 from quire.multimodal.errors import PromptError
+from quire.multimodal.pictures.embeddings import read_embeddings, read_grid
 from quire.multimodal.pictures.formats import (
     NAMES,
     is_compressed_bmp,
@@ -89,19 +90,30 @@ class Prepare:
     background: Color = WHITE
 
 
-Job = Inspect | Prepare
+@dataclass(frozen=True, slots=True)
+class ReadEmbeddings:
+    """A job: read the embeddings of a picture, and its grid, which may be a file as well."""
+
+    content: bytes
+    grid: tuple[int, ...] | bytes | None
 
 
-def worker(limits: PictureLimits) -> Callable[[Job], PictureHeader | PixelArray]:
+Job = Inspect | Prepare | ReadEmbeddings
+Embeddings = tuple[FeatureArray, tuple[int, ...] | None]  # of a picture, with its grid
+
+
+def worker(limits: PictureLimits) -> Callable[[Job], PictureHeader | PixelArray | Embeddings]:
     """The function of a worker process."""
     Image.MAX_IMAGE_PIXELS = None  # our own limit is checked
 
-    def do(job: Job) -> PictureHeader | PixelArray:
+    def do(job: Job) -> PictureHeader | PixelArray | Embeddings:
         match job:
             case Inspect(content):
                 return inspect(content, limits)
             case Prepare():
                 return prepare(job)
+            case ReadEmbeddings(content, grid):
+                return read_embeddings(content), read_grid(grid) if isinstance(grid, bytes) else grid
 
     return do
 

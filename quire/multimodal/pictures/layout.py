@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
 from quire.engine.client.pictures import (
+    MAX_RATIO,
     AnyResolution,
     FixedSize,
+    Geometry,
     GridTiles,
+    PaddedTiles,
     PanAndScan,
+    PatchBudget,
     PatchRows,
     PictureInfo,
     SmartResize,
@@ -22,8 +26,9 @@ from quire.engine.client.pictures import (
 )
 from quire.engine.client.protocol import TokenArray
 
-MAX_RATIO = 200  # of a picture's edges
 _LARGEST_EDGE = 4096  # of a picture that `SplitTiles` divides
+_FACTOR_STEP, _LARGEST_FACTOR = 1e-5, 100.0  # of resizing, in `PatchBudget`
+_SHORTEST_EDGE = 10  # of a picture in `PaddedTiles`
 _DIGITS = 7  # to which LLaVA rounds, against errors of floats
 _REDUCED_FROM = 1.1  # a picture of so many times the most patches' edge is reduced
 Size = tuple[int, int]  # height and width
@@ -43,7 +48,7 @@ class ItemLayout:
         rows: number of rows, which follow each other.
         row_ends: each row is followed by a text token that belongs to the item.
         grid: rows and columns of the tokens' rotary positions; None: those of text.
-        original_size: size of the picture, if the encoder needs it.
+        original_size: see `PictureItem`.
         is_video: it is a part of a video.
         time: the rotary position of time, from where it begins.
         continues: the item behind it is of the same video, and begins at the same rotary position.
@@ -148,6 +153,32 @@ def layout(info: PictureInfo, height: int, width: int) -> PictureLayout:
             return _grid(info, grid, height, width)
         case PanAndScan() as scan:
             return _pan_and_scan(info, scan, height, width)
+        case PatchBudget() as budget:
+            height, width = budget_size(budget, height, width)
+            return _whole(info, ItemLayout(images=1, height=height, width=width, row_length=budget.tokens))
+        case PaddedTiles() as padded:
+            return _whole(info, _padded_item(padded, height, width))
+
+
+def pixels_between(geometry: Geometry, planned: PictureLayout, height: int, width: int) -> int:
+    """Pixels of the largest image between a picture and its items: one that is larger than both.
+
+    Args:
+        geometry: how the picture is resized and divided.
+        planned: its layout.
+        height, width: its size.
+    """
+    most = height * planned.items[0].width  # an image whose height has not been changed yet
+    match geometry:
+        case FixedSize() as fixed:
+            new_height, new_width = fixed_size(fixed, height, width)
+            first = height if fixed.square_color is None else max(height, width)
+            return max(most, new_height * new_width, first * new_width)
+        case SplitTiles() as split:
+            first_size, second_size = split_sizes(split, height, width)
+            return max(most, height * first_size[1], math.prod(first_size), math.prod(second_size))
+        case _:
+            return most
 
 
 def frame_layout(info: VideoInfo, height: int, width: int, frames: int) -> PictureLayout:
@@ -188,13 +219,23 @@ def _whole(info: PictureInfo | VideoInfo, item: ItemLayout) -> PictureLayout:
     return PictureLayout(f"{info.before}{info.token}{info.after}", (item,))
 
 
+def fixed_size(fixed: FixedSize, height: int, width: int) -> Size:
+    """The size to which a picture is resized, before its middle is cut out of it."""
+    edge = fixed.shortest_edge
+    if edge is None:
+        return fixed.height, fixed.width
+    if fixed.square_color is not None:
+        return edge, edge
+    longer = int(edge * max(height, width) / min(height, width))
+    return (longer, edge) if width <= height else (edge, longer)
+
+
 def smart_size(smart: SmartResize, height: int, width: int, frames: int | None = None) -> Size:
     """The size to which a picture is resized. `frames`: of a video that has the area together."""
     multiple = smart.multiple
     frames, counted = (smart.frames, smart.frames) if frames is None else (frames, round(frames / 2) * 2)
     if smart.enlarges and min(height, width) < multiple:
-        scale = max(multiple / height, multiple / width)
-        height, width = int(height * scale), int(width * scale)
+        height, width = _enlarged(smart, height, width)
     new_height, new_width = (round(edge / multiple) * multiple for edge in (height, width))
     area = frames * height * width
     if counted * new_height * new_width > smart.max_pixels:
@@ -207,6 +248,37 @@ def smart_size(smart: SmartResize, height: int, width: int, frames: int | None =
         factor = math.sqrt(smart.min_pixels / area)
         return math.ceil(height * factor / multiple) * multiple, math.ceil(width * factor / multiple) * multiple
     return new_height, new_width
+
+
+def budget_size(budget: PatchBudget, height: int, width: int) -> Size:
+    """The size to which a picture is resized: by about the largest factor with which it has not too many patches."""
+
+    def scaled(factor: float) -> Size:
+        rows, columns = (max(1, math.ceil(edge * factor / budget.patch)) for edge in (height, width))
+        return rows, columns
+
+    fits, exceeds = _FACTOR_STEP / 10, _LARGEST_FACTOR
+    while exceeds - fits >= _FACTOR_STEP:
+        middle = (fits + exceeds) / 2
+        if math.prod(scaled(middle)) <= budget.max_patches:
+            fits = middle
+        else:
+            exceeds = middle
+    rows, columns = scaled(fits)
+    return rows * budget.patch, columns * budget.patch
+
+
+def _enlarged(smart: SmartResize, height: int, width: int) -> Size:
+    """The size of a picture whose shorter edge becomes that of a token."""
+    multiple = smart.multiple
+    if not smart.rounds:
+        scale = max(multiple / height, multiple / width)
+        return int(height * scale), int(width * scale)
+    if height < multiple:
+        height, width = multiple, round(width * multiple / height)
+    if width < multiple:
+        height, width = round(height * multiple / width), multiple
+    return height, width
 
 
 def _smart_item(smart: SmartResize, height: int, width: int) -> ItemLayout:
@@ -344,11 +416,15 @@ def grid_of_tiles(grid: GridTiles, height: int, width: int) -> Size:
 
     Of equally near ones it is the first, unless the picture has more than half of the pixels of a later one.
     """
+    return _nearest_grid(_grids(grid.min_tiles, grid.max_tiles), grid.height * grid.width, height, width)
+
+
+def _nearest_grid(grids: Sequence[Size], tile_area: int, height: int, width: int) -> Size:
     ratio, area = width / height, width * height
     best, difference = (1, 1), math.inf
-    for rows, columns in _grids(grid.min_tiles, grid.max_tiles):
+    for rows, columns in grids:
         distance = abs(ratio - columns / rows)
-        covers = area > 0.5 * grid.height * grid.width * columns * rows
+        covers = area > 0.5 * tile_area * columns * rows
         if distance < difference or (distance == difference and covers):
             best, difference = (rows, columns), distance
     return best
@@ -398,3 +474,36 @@ def _pan_and_scan(info: PictureInfo, scan: PanAndScan, height: int, width: int) 
     if not count:
         return PictureLayout(one, (image,))
     return PictureLayout(f"{scan.introduction}{one}{scan.between}" + " ".join([one] * count), (image,) * (count + 1))
+
+
+def padded_grid(padded: PaddedTiles, height: int, width: int) -> Size:
+    """Rows and columns of the tiles of a picture."""
+    rows, columns = math.ceil(height / padded.tile), math.ceil(width / padded.tile)
+    if rows * columns <= padded.max_tiles:
+        return rows, columns
+    return _nearest_grid(_grids(1, padded.max_tiles), padded.tile**2, height, width)
+
+
+def padded_size(padded: PaddedTiles, height: int, width: int) -> Size:
+    """The size to which a picture is resized, so that it touches two edges of its grid.
+
+    Raises:
+        LayoutError: nothing would be left of its shorter edge.
+    """
+    rows, columns = padded_grid(padded, height, width)
+    down, across = rows * padded.tile / height, columns * padded.tile / width
+    size = (int(height * across), columns * padded.tile) if across < down else (rows * padded.tile, int(width * down))
+    if min(size) < _SHORTEST_EDGE:
+        raise LayoutError(f"The picture has {width} x {height} pixels; it is too long and narrow for this model.")
+    return size
+
+
+def _padded_item(padded: PaddedTiles, height: int, width: int) -> ItemLayout:
+    (rows, columns), size = padded_grid(padded, height, width), padded_size(padded, height, width)
+    return ItemLayout(
+        images=rows * columns,
+        height=padded.tile,
+        width=padded.tile,
+        row_length=padded.tokens(padded.covered(rows, size[0]), padded.covered(columns, size[1])),
+        original_size=size,
+    )

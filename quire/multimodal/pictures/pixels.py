@@ -8,10 +8,13 @@ from PIL import Image
 from quire.engine.client.pictures import (
     AnyResolution,
     Color,
+    Filter,
     FixedSize,
     Geometry,
     GridTiles,
+    PaddedTiles,
     PanAndScan,
+    PatchBudget,
     PatchRows,
     SmartResize,
     SplitTiles,
@@ -22,11 +25,16 @@ from quire.multimodal.pictures.layout import (
     best_canvas,
     crops,
     fit_on_canvas,
+    fixed_size,
     grid_of_tiles,
+    padded_grid,
+    padded_size,
     split_grid,
     split_sizes,
 )
-from quire.multimodal.pictures.resize import resized
+from quire.multimodal.pictures.resize import changes_height_first, resized, resized_bands
+
+_SQUARE_BAND = 1 << 20  # pixels of rows that are resized at once
 
 
 def picture_pixels(geometry: Geometry, picture: Image.Image, layout: PictureLayout) -> PixelArray:
@@ -44,7 +52,7 @@ def picture_pixels(geometry: Geometry, picture: Image.Image, layout: PictureLayo
     match geometry:
         case FixedSize():
             return _fixed(geometry, pixels)[None]
-        case SmartResize() | PatchRows():
+        case SmartResize() | PatchRows() | PatchBudget():
             item = layout.items[0]
             return resized(pixels, item.height, item.width, geometry.resample)[None]
         case SplitTiles():
@@ -58,6 +66,8 @@ def picture_pixels(geometry: Geometry, picture: Image.Image, layout: PictureLayo
             for top, left, bottom, right in crops(geometry, picture.height, picture.width):
                 parts.append(pixels[top:bottom, left:right])
             return np.stack([resized(part, geometry.height, geometry.width, geometry.resample) for part in parts])
+        case PaddedTiles():
+            return _padded(geometry, pixels)
 
 
 def _divide(pixels: PixelArray, tiles: PixelArray) -> None:
@@ -69,16 +79,31 @@ def _divide(pixels: PixelArray, tiles: PixelArray) -> None:
 
 
 def _fixed(fixed: FixedSize, pixels: PixelArray) -> PixelArray:
+    height, width = fixed_size(fixed, *pixels.shape[:2])
     if fixed.square_color is not None:
-        edge = max(pixels.shape[:2])
-        pixels = _centered(pixels, edge, edge, fixed.square_color)
-    if fixed.shortest_edge is None:
-        return resized(pixels, fixed.height, fixed.width, fixed.resample)
-    height, width, _ = pixels.shape
-    edge = fixed.shortest_edge
-    longer = int(edge * max(height, width) / min(height, width))
-    new_height, new_width = (longer, edge) if width <= height else (edge, longer)
-    return _middle(resized(pixels, new_height, new_width, fixed.resample), fixed.height, fixed.width)
+        pixels = _square(pixels, height, width, fixed.square_color, fixed.resample)
+    pixels = resized(pixels, height, width, fixed.resample)
+    return pixels if fixed.shortest_edge is None else _middle(pixels, fixed.height, fixed.width)
+
+
+def _square(pixels: PixelArray, height: int, width: int, color: Color, resample: Filter) -> PixelArray:
+    """The square with an image in its middle, whose edges are of a colour; it has the width of the new size already.
+
+    Of a long image the square would be many times as large as the image: it is made and resized some rows at a time.
+    Resizing to another width changes each row by itself, and no row of one colour.
+    """
+    edge = max(pixels.shape[:2])
+    if changes_height_first((edge, edge), (height, width)):  # then the square is small: less than twice the new width
+        return _centered(pixels, edge, edge, color)
+    square = np.empty((edge, width, 3), np.uint8)
+    square[:] = color
+    top = (edge - pixels.shape[0]) // 2
+    rows = max(16, _SQUARE_BAND // edge)
+    for first in range(0, pixels.shape[0], rows):
+        band = pixels[first : first + rows]
+        wide = _centered(band, len(band), edge, color)
+        square[top + first : top + first + len(band)] = resized(wide, len(band), width, resample)
+    return square
 
 
 def _centered(pixels: PixelArray, height: int, width: int, color: Color = (0, 0, 0)) -> PixelArray:
@@ -106,17 +131,25 @@ def _middle(pixels: PixelArray, height: int, width: int) -> PixelArray:
 
 def _split(split: SplitTiles, pixels: PixelArray) -> PixelArray:
     height, width, _ = pixels.shape
+    tile, resample = split.tile, split.resample
     first, second = split_sizes(split, height, width)
     rows, columns = split_grid(split, height, width)
-    pixels = resized(pixels, *first, split.resample)
-    if split.splits:
-        pixels = resized(pixels, *second, split.resample)
-    whole = resized(pixels, split.tile, split.tile, split.resample)
+    size = second if split.splits else first
+    if first != size:
+        pixels = resized(pixels, *first, resample)
     if not rows:
-        return whole[None]
-    tiles = np.empty((rows * columns + 1, *whole.shape), np.uint8)
-    _divide(pixels, tiles[:-1])
-    tiles[-1] = whole
+        return resized(resized(pixels, *size, resample), tile, tile, resample)[None]
+    tiles = np.empty((rows * columns + 1, tile, tile, 3), np.uint8)
+    if changes_height_first(size, (tile, tile)):
+        pixels = resized(pixels, *size, resample)
+        _divide(pixels, tiles[:-1])
+        tiles[-1] = resized(pixels, tile, tile, resample)
+        return tiles
+    narrow = np.empty((size[0], tile, 3), np.uint8)
+    for row, band in enumerate(resized_bands(pixels, *size, resample, tile)):
+        _divide(band, tiles[row * columns : (row + 1) * columns])
+        narrow[row * tile : (row + 1) * tile] = resized(band, tile, tile, resample)
+    tiles[-1] = resized(narrow, tile, tile, resample)
     return tiles
 
 
@@ -137,6 +170,19 @@ def _grid(grid: GridTiles, pixels: PixelArray) -> PixelArray:
     if rows * columns == 1:
         return whole[None]
     tiles = np.empty((rows * columns + 1, *whole.shape), np.uint8)
-    _divide(resized(pixels, rows * grid.height, columns * grid.width, grid.resample), tiles[:-1])
+    size = rows * grid.height, columns * grid.width
+    for row, band in enumerate(resized_bands(pixels, *size, grid.resample, grid.height)):
+        _divide(band, tiles[row * columns : (row + 1) * columns])
     tiles[-1] = whole
+    return tiles
+
+
+def _padded(padded: PaddedTiles, pixels: PixelArray) -> PixelArray:
+    height, width, _ = pixels.shape
+    rows, columns = padded_grid(padded, height, width)
+    canvas = np.full((rows * padded.tile, columns * padded.tile, 3), 255, np.uint8)
+    new_height, new_width = padded_size(padded, height, width)
+    canvas[:new_height, :new_width] = resized(pixels, new_height, new_width, padded.resample)
+    tiles = np.empty((rows * columns, padded.tile, padded.tile, 3), np.uint8)
+    _divide(canvas, tiles)
     return tiles

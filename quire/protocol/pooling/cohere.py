@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from quire.protocol.common import Int64, RequestBody, field_error
-from quire.protocol.pooling.inputs import Texts
+from quire.protocol.pooling.inputs import OnlyTexts
 
 EmbeddingType = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
 
@@ -15,8 +15,8 @@ EmbeddingType = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
 class CohereEmbedRequest(RequestBody):
     """Embed texts."""
 
-    texts: Texts | None = None
-    inputs: Texts | None = Field(None, description="objects with `content`, instead of texts")
+    texts: OnlyTexts | None = None
+    inputs: OnlyTexts | None = Field(None, description="objects with `content`, instead of texts")
     input_type: Annotated[str, Field(max_length=1024)] | None = Field(
         None, description="search_query, search_document, classification or clustering: the model's prompt for it"
     )

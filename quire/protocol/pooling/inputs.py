@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Annotated, Any, NoReturn
 
 import numpy as np
@@ -10,21 +11,47 @@ from numpy.typing import NDArray
 from pydantic import GetCoreSchemaHandler, GetPydanticSchema, ValidationError
 from pydantic_core import CoreSchema, core_schema
 
+from quire.protocol.chat import part_type
 from quire.protocol.common import field_error
 from quire.protocol.token_ids import TokenIds
 
 MAX_LISTED = 1 << 14  # of --max-inputs
 PromptInput = str | NDArray[np.int32]
+_TEXT_TYPES = ("", "text", "input_text")
 _TEXTS = {"type": "array", "items": {"type": "string"}}
 _IDS = {"type": "array", "items": {"type": "integer", "minimum": 0, "exclusiveMaximum": 1 << 31}, "minItems": 1}
-_PART = {"type": "object", "properties": {"type": {"const": "text"}, "text": {"type": "string"}}, "required": ["text"]}
+_PART = {"type": "object", "properties": {"type": {"type": "string"}}}
 _TEXT = {
     "anyOf": [
         {"type": "string"},
         {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]},
         {"type": "object", "properties": {"content": {"type": "array", "items": _PART}}, "required": ["content"]},
+        {"type": "object", "properties": {"type": {"type": "string"}}, "required": ["type"]},
     ]
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """An input of content parts that are not all texts.
+
+    Attributes:
+        parts: texts, and parts with media, which endpoints replace.
+        is_part: the input is itself its only part.
+    """
+
+    parts: list[Any]
+    is_part: bool = False
+
+    @property
+    def text(self) -> str | None:
+        """Its texts; None if it has none."""
+        texts = [part if isinstance(part, str) else part.get("text") for part in self.parts]
+        return "\n".join(text for text in texts if isinstance(text, str)) or None
+
+    def path(self, where: str, index: int) -> str:
+        """The path of a part, for errors; `where`: that of the input."""
+        return where if self.is_part else f"{where}.content[{index}]"
 
 
 def _refuse(where: str, text: str) -> NoReturn:
@@ -69,8 +96,8 @@ def _check_length(value: list[Any], where: str) -> None:
         _refuse(where, f"List should have at most {MAX_LISTED} inputs, not {len(value)}")
 
 
-def _text(value: Any, where: str) -> str:
-    """A text, or the text of an object with `text`, or with `content` of text parts."""
+def _text(value: Any, where: str) -> str | Content:
+    """A text, or that of an object with `text` or with `content` of text parts; other parts stay as they are."""
     if isinstance(value, str):
         return value
     if isinstance(value, dict):
@@ -80,28 +107,64 @@ def _text(value: Any, where: str) -> str:
         if isinstance(parts, str):
             return parts
         if isinstance(parts, list) and parts:
-            return "\n".join(_part(part, f"{where}.content[{index}]") for index, part in enumerate(parts))
-    _refuse(where, "Input should be a string, or an object with a string in `text` or text parts in `content`")
+            return parts_of(parts, f"{where}.content")
+        if part_type(value) not in _TEXT_TYPES:
+            return Content([value], is_part=True)
+    _refuse(where, "Input should be a string, or an object with a string in `text` or content parts in `content`")
 
 
-def _part(part: Any, where: str) -> str:
-    kind = part.get("type", "text") if isinstance(part, dict) else None
-    text = part.get("text") if isinstance(part, dict) else None
-    if kind != "text" or not isinstance(text, str):
-        _refuse(where, "Content parts should have the type `text` and a string in `text`; models here read text only")
+def parts_of(content: Any, where: str) -> str | Content:
+    """The content of a message: its text, or its parts if they are not all texts."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list) or not content:
+        _refuse(where, "Content should be a string or a list of content parts")
+    return _content([_part(part, f"{where}[{index}]") for index, part in enumerate(content)])
+
+
+def _content(parts: list[Any]) -> str | Content:
+    return "\n".join(parts) if all(isinstance(part, str) for part in parts) else Content(parts)
+
+
+def _part(part: Any, where: str) -> Any:
+    """The text of a part, or a part of another type."""
+    if isinstance(part, str):
+        return part
+    if not isinstance(part, dict):
+        _refuse(where, "Content parts should be objects")
+    if part_type(part) not in _TEXT_TYPES:
+        return part
+    if not isinstance(text := part.get("text"), str):
+        _refuse(where, "Content parts should have a type; those of the type `text` a string in `text`")
     return text
 
 
-def _texts(value: Any, where: str) -> list[str]:
+def _texts(value: Any, where: str) -> list[str | Content]:
+    return [_text(element, f"{where}[{index}]") for index, element in enumerate(_listed(value, where))]
+
+
+def _listed(value: Any, where: str) -> list[Any]:
     if not isinstance(value, list):
         _refuse(where, "Input should be a list of texts")
     if not value:
         _refuse(where, "Input should not be an empty list")
     _check_length(value, where)
-    return [_text(element, f"{where}[{index}]") for index, element in enumerate(value)]
+    return value
 
 
-def _text_or_texts(value: Any, where: str) -> str | list[str]:
+def _only_text(value: Any, where: str) -> str:
+    text = _text(value, where)
+    if isinstance(text, Content):
+        index = next(index for index, part in enumerate(text.parts) if not isinstance(part, str))
+        _refuse(text.path(where, index), "Content parts should have the type `text`; only texts are accepted here")
+    return text
+
+
+def _only_texts(value: Any, where: str) -> list[str]:
+    return [_only_text(element, f"{where}[{index}]") for index, element in enumerate(_listed(value, where))]
+
+
+def _text_or_texts(value: Any, where: str) -> str | Content | list[str | Content]:
     return _texts(value, where) if isinstance(value, list) else _text(value, where)
 
 
@@ -159,10 +222,12 @@ def _checked_inputs() -> GetPydanticSchema:
 
 
 Inputs = Annotated[str | list[str] | NDArray[np.int32] | list[NDArray[np.int32]], _checked_inputs()]
-Text = Annotated[str, _checked(_text, _TEXT)]
-Texts = Annotated[list[str], _checked(_texts, {"type": "array", "items": _TEXT, "minItems": 1})]
+OnlyText = Annotated[str, _checked(_only_text, _TEXT)]
+OnlyTexts = Annotated[list[str], _checked(_only_texts, {"type": "array", "items": _TEXT, "minItems": 1})]
+Text = Annotated[str | Content, _checked(_text, _TEXT)]
+Texts = Annotated[list[str | Content], _checked(_texts, {"type": "array", "items": _TEXT, "minItems": 1})]
 TextOrTexts = Annotated[
-    str | list[str],
+    str | Content | list[str | Content],
     _checked(_text_or_texts, {"anyOf": [*_TEXT["anyOf"], {"type": "array", "items": _TEXT, "minItems": 1}]}),
 ]
 Sequences = Annotated[

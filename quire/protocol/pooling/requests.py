@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
 
 from quire.protocol.chat import Message
-from quire.protocol.common import Int64, MessagesOf, RequestBody, TemplateVariables, field_error
+from quire.protocol.common import Int64, MediaSettings, MessagesOf, RequestBody, TemplateVariables, field_error
 from quire.protocol.pooling.inputs import Inputs, Text, TextOrTexts, Texts
 
 EncodingFormat = Literal["float", "base64", "bytes", "bytes_only"]
@@ -61,7 +61,14 @@ class TextInput(BaseModel):
     add_special_tokens: bool = True
 
 
-class ChatInput(BaseModel):
+class MediaFields(BaseModel):
+    """How pictures are prepared."""
+
+    mm_processor_kwargs: MediaSettings | None = None
+    media_io_kwargs: MediaSettings | None = None
+
+
+class ChatInput(MediaFields):
     """One input as a conversation, which the chat template renders."""
 
     messages: MessagesOf[Message]
@@ -168,7 +175,7 @@ PoolingRequest = Annotated[
 ]
 
 
-class ScoringFields(ActivationFields, PoolingFields):
+class ScoringFields(ActivationFields, MediaFields, PoolingFields):
     """Fields of requests that compare queries and documents."""
 
     max_tokens_per_query: MaxTokens | None = Field(

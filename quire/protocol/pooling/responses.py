@@ -87,9 +87,9 @@ class ScoreResponse(BaseModel):
 
 
 class RerankDocument(BaseModel):
-    """A document of the request."""
+    """The texts of a document of the request; null if it has none."""
 
-    text: str
+    text: str | None
 
 
 class RerankResult(BaseModel):

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, Discriminator, Field, RootModel, Tag
 
 from quire.protocol.common import RequestBody
-from quire.protocol.pooling.inputs import Inputs, Sequences, Text, Texts
+from quire.protocol.pooling.inputs import Inputs, OnlyText, OnlyTexts, Sequences
 from quire.protocol.pooling.requests import RerankRequest
 
 
@@ -60,8 +60,8 @@ class TeiPredictRequest(TeiFields):
 class TeiRerankRequest(TeiFields):
     """Order texts by their relevance to a query."""
 
-    query: Text
-    texts: Texts
+    query: OnlyText
+    texts: OnlyTexts
     raw_scores: bool = False
     return_text: bool = False
 

@@ -174,12 +174,12 @@ async def test_other_endpoints_that_chat(tmp_path: Path) -> None:
     assert requests_of(core)[0].prompt.tolist()[-1] == TOKEN["<|audio_eos|>"]
 
 
-async def test_chats_with_audio_are_not_rendered_to_tokens(tmp_path: Path) -> None:
-    """Their tokens alone would say something else."""
+async def test_chats_with_audio_are_rendered_to_tokens(tmp_path: Path) -> None:
     async with audio_server(tmp_path) as server:
         response = await server.post(f"{CHAT}/render", asked("a", input_audio(encoded(ONE))))
-        assert response.status_code == 400
-        assert response.json()["error"]["param"] == "messages[0].content[1]"
+        assert response.status_code == 200
+        (place,) = response.json()["features"]["mm_placeholders"]["audio"]
+        assert place["length"] == 25
         tokens = await server.post("/tokenize", asked("a", input_audio(encoded(ONE))))
         assert tokens.json()["tokens"].count(TOKEN["<|AUDIO|>"]) == 25
 
@@ -322,10 +322,10 @@ async def test_every_way_in_reserves_memory(tmp_path: Path, web: dict[str, Answe
     path, body = CHAT, asked(part, "?")
     if way == "responses":
         path, body = "/v1/responses", {"input": [{"role": "user", "content": [part]}]}
-    async with audio_server(tmp_path / "m", max_audio_memory="100MiB", max_audio_size="1MiB", **options) as server:
+    async with audio_server(tmp_path / "m", max_media_memory="100MiB", max_audio_size="1MiB", **options) as server:
         response = await server.post(path, body)
         assert response.status_code == 400, response.text
-        assert "--max-audio-memory" in response.json()["error"]["message"]
+        assert "--max-media-memory" in response.json()["error"]["message"]
         message = "input[0]" if way == "responses" else "messages[0]"
         assert response.json()["error"]["param"] == f"{message}.content[0]"
         memory = memory_of(server)

@@ -74,6 +74,11 @@ async def test_a_text_file(tmp_path: Path) -> None:
         assert "notes.txt\n\nGröße: 5" in await prompt_of(tmp_path, CHAT, chat(part))
 
 
+async def test_a_small_text_file_needs_little_memory(tmp_path: Path) -> None:
+    part = {"type": "file", "file": {"file_data": encoded(b"Five."), "filename": "notes.txt"}}
+    assert "notes.txt\n\nFive." in await prompt_of(tmp_path, CHAT, chat(part), max_media_memory="1MiB")
+
+
 async def test_files_in_other_apis(tmp_path: Path) -> None:
     """In messages, in results of tools, and in system messages."""
     call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
@@ -150,8 +155,8 @@ async def test_a_bomb_ends_its_process_only(tmp_path: Path) -> None:
 
 
 FIELDS: dict[str, tuple[dict[str, Any], str, str]] = {
-    "id": ({"type": "file", "file": {"file_id": "f"}}, ".file.file_id", "stores no files"),
-    "nothing": ({"type": "file", "file": {}}, ".file", "one of `file_data` and `file_url`"),
+    "id": ({"type": "file", "file": {"file_id": "f"}}, ".file.file_id", "no file 'f'"),
+    "nothing": ({"type": "file", "file": {}}, ".file", "one of `file_data`, `file_url` and `file_id`"),
     "both": ({"type": "file", "file": {"file_data": "AA==", "file_url": "http://x"}}, ".file", "one of"),
     "text": ({"type": "file", "file": "AA=="}, "", "must be an object"),
     "number": ({"type": "file", "file": {"file_data": 5}}, ".file", "one of"),
@@ -160,7 +165,7 @@ FIELDS: dict[str, tuple[dict[str, Any], str, str]] = {
     "url": ({"type": "input_file", "file_url": "http://x/a.pdf"}, ".file_url", "fetches no URLs"),
     "scheme": ({"type": "input_file", "file_url": "x" * 5000}, ".file_url", "must be a data, http, https or file URL"),
     "source": ({"type": "document", "source": {"type": "base64"}}, ".source.data", "needs a string in `data`"),
-    "no source": ({"type": "document"}, ".source", "`base64` or `url`"),
+    "no source": ({"type": "document"}, ".source", "`base64`, `url` or `file`"),
     "title": ({"type": "document", "title": 5, "source": {"type": "url", "url": "http://x"}}, ".title", "a string"),
     "video": ({"type": "video_url", "video_url": {"url": "http://x"}}, "", "'video_url' are not supported"),
     "bare video": ({"video_url": {"url": "http://x"}}, "", "'video_url' are not supported"),

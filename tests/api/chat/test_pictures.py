@@ -16,9 +16,11 @@ import numpy as np
 import openai
 import pytest
 
+from quire.engine.client.pictures import GridTiles
 from tests.support.fake_core import FakeCore
 from tests.support.pdf import image_bomb, pdf, stream_bomb
 from tests.support.picture_chat import (
+    FIXED,
     IMAGE,
     PARTS,
     SMART,
@@ -107,6 +109,74 @@ async def test_every_form_of_a_part(tmp_path: Path) -> None:
     assert len(set(core.prompts)) == 1
 
 
+async def test_a_rendered_chat_tells_which_media_it_has_and_where(tmp_path: Path) -> None:
+    core = PictureCore()
+    async with picture_server(tmp_path, core) as server:
+        body = asked("a", image_url(RED), image_url(BLUE))
+        rendered = await said(server, body, f"{CHAT}/render")
+        assert not core.requests
+        await said(server, body)
+        (request,) = core.requests
+        assert rendered["token_ids"] == request.prompt.tolist()
+        assert rendered["features"] == {
+            "mm_hashes": {"image": [item.hash.hex() for item in request.items]},
+            "mm_placeholders": {"image": [{"offset": item.start, "length": 4} for item in request.items]},
+        }
+        assert (await said(server, asked("a"), f"{CHAT}/render"))["features"] is None
+        error = await refused(server, rendered, "/inference/v1/generate")
+        assert error["param"] == "features"
+
+
+async def test_embeddings_of_pictures_by_opt_in(tmp_path: Path) -> None:
+    values = np.arange(24, dtype="<f4").reshape(4, 6)
+    header = b'{"a":{"dtype":"F32","shape":[4,6],"data_offsets":[0,96]}}'
+    tensor = base64_of(len(header).to_bytes(8, "little") + header + values.tobytes())
+    parts: list[dict[str, Any]] = [
+        {"type": "image_embeds", "image_embeds": tensor},
+        {"type": "image_embeds", "image_embeds": {"image_embeds": tensor}},
+    ]
+    core = PictureCore()
+    async with picture_server(tmp_path, core, enable_mm_embeds=True) as server:
+        body = await said(server, asked("a", *parts, "b"))
+        assert body["usage"]["prompt_tokens_details"]["multimodal_tokens"] == {"image": 8}
+        assert f"a{PICTURE}{PICTURE}b" in core.prompts[0]
+        for item in core.items[0]:
+            assert item.encoding is not None
+            np.testing.assert_array_equal(item.encoding, values)
+        del item
+        core.received.clear()
+        await until(lambda: gc.collect() >= 0 and server.state.media_memory.held == 0)
+        for wrong, where in (
+            ({"image_embeds": "AAAA"}, ""),
+            ({"image_embeds": 5}, ".image_embeds"),
+            ({"image_embeds": {"image_embeds": tensor, "x": 1}}, ".image_embeds"),
+            ({"image_embeds": {"image_embeds": tensor, "image_grid_thw": "?"}}, ".image_embeds.image_grid_thw"),
+        ):
+            error = await refused(server, asked({"type": "image_embeds", **wrong}))
+            assert error["param"] == f"messages[0].content[0]{where}"
+        mixed = await refused(server, asked(image_url(RED), parts[0]))
+        assert "not both" in mixed["message"]
+    async with picture_server(tmp_path / "closed") as server:
+        assert "--enable-mm-embeds" in (await refused(server, asked(parts[0])))["message"]
+
+
+async def test_low_detail_has_fewer_tokens_or_is_named_as_without_effect(tmp_path: Path) -> None:
+    wide = painted(size=(64, 16))
+    for geometry, fewer in ((GridTiles(height=8, width=8, tokens=4), True), (FIXED, False)):
+        core = PictureCore(geometry=geometry)
+        async with picture_server(tmp_path / str(fewer), core) as server:
+            for part, field in (
+                ({"type": "image_url", "image_url": {"url": data_url(wide), "detail": "low"}}, "image_url.detail"),
+                ({**input_image(wide), "detail": "low"}, "detail"),
+                ({"type": "file", "file": {"file_data": data_url(wide), "detail": "low"}}, "file.detail"),
+            ):
+                answer = await server.post(CHAT, asked(image_url(wide), part))
+                assert answer.status_code == 200, answer.text
+                ignored = answer.headers.get("x-quire-ignored-fields", "")
+                assert (f"messages[0].content[1].{field}" in ignored) is not fewer
+                assert len(core.items[-1]) == (5 + 1 if fewer else 1 + 1)
+
+
 async def test_pictures_in_results_of_tools_and_system_messages(tmp_path: Path) -> None:
     core = PictureCore()
     call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
@@ -147,9 +217,17 @@ async def test_pictures_in_results_of_tools_and_system_messages(tmp_path: Path) 
         await said(
             server, {"instructions": "a", "input": [{"role": "developer", "content": [input_image(RED)]}]}, RESPONSES
         )
+        items: list[Any] = [
+            {"role": "system", "content": "b"},
+            {"role": "system", "content": [{"type": "input_text", "text": text} for text in "cd"]},
+            {"role": "developer", "content": [input_image(RED), {"type": "input_text", "text": "e"}]},
+            {"role": "developer", "content": "f"},
+        ]
+        await said(server, {"instructions": "a", "input": items}, RESPONSES)
     assert all(f"tool\n{PICTURE}<|im_end|>" in prompt for prompt in core.prompts[:3])
     assert f"system\n{PICTURE}<|im_end|>" in core.prompts[3]
     assert f"system\na\n\n{PICTURE}<|im_end|>" in core.prompts[4]
+    assert f"system\na\n\nb\n\ncd\n\n{PICTURE}e\n\nf<|im_end|>" in core.prompts[5]
 
 
 async def test_pages_of_a_pdf_file_are_pictures_with_text(tmp_path: Path) -> None:
@@ -213,10 +291,8 @@ async def test_tokens_are_counted_without_an_answer(tmp_path: Path) -> None:
     async with picture_server(tmp_path, core) as server:
         counted = await said(server, asked(image_url(RED), "?"), "/tokenize")
         answered = await said(server, asked(image_url(RED), "?"))
-        rendered = await refused(server, asked(image_url(RED)), f"{CHAT}/render")
     assert counted["count"] == answered["usage"]["prompt_tokens"]
     assert counted["tokens"].count(TOKEN[IMAGE]) == 4
-    assert rendered["param"] == "messages[0].content[0]"
 
 
 async def test_what_models_read_is_listed(tmp_path: Path) -> None:
@@ -306,8 +382,8 @@ HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
     "number": ({"type": "image_url", "image_url": {"url": 5}}, "`image_url` must be"),
     "nothing": ({"type": "image_url"}, "`image_url` must be"),
     "detail": ({"type": "image_url", "image_url": {"url": "data:", "detail": "huge"}}, "`detail` must be one of"),
-    "id": ({"type": "input_image", "file_id": "f"}, "stores no files"),
-    "source": ({"type": "image", "source": {"type": "file", "file_id": "f"}}, "stores no files"),
+    "id": ({"type": "input_image", "file_id": "f"}, "no file 'f'"),
+    "source": ({"type": "image", "source": {"type": "file", "file_id": "f"}}, "no file 'f'"),
     "video": ({"type": "video_url", "video_url": {"url": "data:"}}, "accepts text and pictures only"),
     "audio": ({"type": "input_audio", "input_audio": {"data": "AA"}}, "accepts text and pictures only"),
     "long": (image_url(painted("red", (2000, 2))), "longer edge"),

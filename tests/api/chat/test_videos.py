@@ -157,15 +157,16 @@ async def test_which_frames_are_read(tmp_path: Path) -> None:
             {"mm_processor_kwargs": {"videos_kwargs": {"num_frames": 1}}},
         ):
             await said(server, asked(video_url(CLIP), **fields))
-        for fields, param in (
+        cases: tuple[tuple[dict[str, Any], str], ...] = (
             ({"media_io_kwargs": {"video": {"fps": 0}}}, "media_io_kwargs.video.fps"),
             ({"media_io_kwargs": {"video": {"num_frames": 2.5}}}, "media_io_kwargs.video.num_frames"),
             ({"media_io_kwargs": {"video": {"backend": "x"}}}, "media_io_kwargs.video.backend"),
             ({"media_io_kwargs": {"video": 4}}, "media_io_kwargs.video"),
             ({"mm_processor_kwargs": {"fps": 1, "num_frames": 2}}, "mm_processor_kwargs"),
             ({"mm_processor_kwargs": {"videos_kwargs": {"size": {}}}}, "mm_processor_kwargs.size"),
-        ):
-            assert (await refused(server, asked(video_url(CLIP), **fields)))["param"] == param
+        )
+        for setting, param in cases:
+            assert (await refused(server, asked(video_url(CLIP), **setting)))["param"] == param
     assert [len(items) for items in core.items] == [3, 4, 8, 5, 6, 1]
 
 

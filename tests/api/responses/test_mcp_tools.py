@@ -17,6 +17,7 @@ import pytest
 from quire.engine.client.protocol import AddRequest
 from tests.support.fake_core import FakeCore, says_in_turn
 from tests.support.mcp_server import mcp_server
+from tests.support.picture_chat import TOKEN, PictureCore, painted, picture_server, picture_tokenizer
 from tests.support.responses import PATH, ask, output_text, prompts, stream
 from tests.support.server import running_server, until
 from tests.support.tokenizer import byte_tokenizer
@@ -49,6 +50,34 @@ async def test_a_tool_is_called_and_its_result_goes_on(tmp_path: Path) -> None:
     assert body["usage"]["input_tokens"] == sum(tokens)
     assert body["usage"]["output_tokens"] == sum(len(byte_tokenizer().encode(answer).ids) + 1 for answer in answers)
     assert body["status"] == "completed"
+
+
+async def test_pictures_of_a_result_are_seen(tmp_path: Path) -> None:
+    """Also by the next response; a broken one is a result that says so; models without eyes get a text."""
+    draws = {**WEATHER, "allowed_tools": ["draw"]}
+    said = iter([call("draw"), "It is red.", "Still.", call("draw"), "I see nothing."])
+    core = PictureCore(answer=lambda _: [*picture_tokenizer().encode(next(said)).ids, TOKEN["<|im_end|>"]])
+    async with mcp_server() as tools:
+        flags = {"tool_server": f"weather={tools.url}", "tool_call_parser": "hermes"}
+        async with picture_server(tmp_path / "sees", core, **flags) as server:
+            tools.picture = painted("red")
+            body = await ask(server, "Draw.", tools=[draws])
+            made = body["output"][1]
+            assert made["type"] == "mcp_call"
+            assert [part["type"] for part in made["content"]] == ["input_text", "input_image"]
+            again = await ask(server, "And now?", tools=[draws], previous_response_id=body["id"])
+            assert output_text(again) == "Still."
+            assert [len(items) for items in core.items] == [0, 1, 1]
+            assert "tool\nLook:<pic>" in core.prompts[1]
+            tools.picture = b"no picture"
+            broken = await ask(server, "Draw again.", tools=[draws])
+            assert output_text(broken) == "I see nothing."
+            assert "Its pictures cannot be read" in core.prompts[-1]
+    async with serving(tmp_path / "blind", call("draw"), "Well.") as (server, _, tools):
+        tools.picture = painted("red")
+        made = (await ask(server, "Draw.", tools=[draws]))["output"][1]
+        assert made["output"] == "Look:\n[content of type image cannot be shown]"
+        assert "content" not in made
 
 
 async def test_events_come_in_their_order(tmp_path: Path) -> None:

@@ -159,14 +159,14 @@ HOUR = encode(np.zeros((3600 * 1000, 1), np.float32), "flac", rate=1000)  # 11 k
 
 
 async def test_what_needs_more_memory_than_there_is_waits_and_is_told_when_to_come_back(tmp_path: Path) -> None:
-    async with speech_server(tmp_path, max_audio_memory="600MiB") as server:
+    async with speech_server(tmp_path, max_media_memory="600MiB") as server:
         memory = server.state.media_memory
         memory._patience = 0.3
         with await memory.reserve(600 << 20, "somebody else"):
             response = await post(server.http, HOUR)
             assert response.status_code == 503
             assert response.headers["retry-after"] == "10"
-            assert "--max-audio-memory" in response.json()["error"]["message"]
+            assert "--max-media-memory" in response.json()["error"]["message"]
             task = asyncio.create_task(post(server.http, GOOD))
             await until(lambda: memory.waiting == 1)
             task.cancel()
@@ -177,12 +177,12 @@ async def test_what_needs_more_memory_than_there_is_waits_and_is_told_when_to_co
 
 
 async def test_what_can_never_fit_into_memory_is_refused(tmp_path: Path) -> None:
-    async with speech_server(tmp_path, max_audio_memory="100MiB") as server:
+    async with speech_server(tmp_path, max_media_memory="100MiB") as server:
         response = await post(server.http, HOUR)
         assert response.status_code == 400
         error = response.json()["error"]
         assert error["param"] == "file"
-        assert "this server has 104857600 for all media (--max-audio-memory)" in error["message"]
+        assert "this server has 104857600 for all media (--max-media-memory)" in error["message"]
 
 
 async def test_memory_is_held_while_a_file_is_transcribed(tmp_path: Path) -> None:

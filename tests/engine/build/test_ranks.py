@@ -30,7 +30,7 @@ def reserved(placement: Placement, max_num_seqs: int) -> int:
     parallel = ParallelOptions(tensor_parallel_size=placement.tensor_size, pipeline_parallel_size=placement.stages)
     nothing: Any = None
     config = CoreConfig(folder=Path(), model_config=nothing, model=ModelOptions(), engine=options, parallel=parallel)
-    loaded: Any = SimpleNamespace(model=model, dtype=torch.bfloat16, context_len=64)
+    loaded: Any = SimpleNamespace(model=model, dtype=torch.bfloat16, context_len=64, audio=None, pictures=None)
     sizes: list[int] = []
     device: Any = SimpleNamespace(
         torch_device=torch.device("cuda"),

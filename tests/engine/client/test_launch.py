@@ -21,6 +21,7 @@ from tests.support.fake_core import INFO, FakeCore, running_client
 from tests.support.process import no_children_of
 from tests.support.text_requests import collect, text_request
 from tests.support.tokenizer import byte_tokenizer
+from tests.support.variants import slow_but
 
 
 def run_fake_core(address: str) -> None:
@@ -28,7 +29,7 @@ def run_fake_core(address: str) -> None:
     FakeCore()(address)
 
 
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("sent", slow_but([signal.SIGINT, signal.SIGTERM], signal.SIGINT))
 async def test_the_core_ignores_signals(sent: signal.Signals) -> None:
     handle = ProcessCore()
     async with running_client(run_fake_core, handle=handle) as client:

@@ -27,6 +27,7 @@ from tests.support.engine import Engine, greedy, random_prompt
 from tests.support.models import make_model, save_model
 from tests.support.sleep import ALL, AWAKE, answer, sleep
 from tests.support.streaming_models import make_streaming_model, save_streaming_model
+from tests.support.variants import covering
 from tests.support.whisper import ENGLISH, START, TRANSCRIBE, item, make_whisper, save_whisper
 
 MIB = 1 << 20
@@ -42,8 +43,7 @@ def resident() -> float:
     return psutil.Process().memory_info().rss / MIB
 
 
-@pytest.mark.parametrize("level", [1, 2])
-@pytest.mark.parametrize("device", [CpuDevice, ReferenceDevice])
+@pytest.mark.parametrize(("level", "device"), covering([1, 2], [CpuDevice, ReferenceDevice]))
 def test_tokens_are_the_same_afterwards(folder: Path, level: SleepLevel, device: Callable[[], Device]) -> None:
     engine = Engine(folder, device=device(), enable_sleep_mode=True, max_num_seqs=2)
     prompt = random_prompt(1, 40)
@@ -112,8 +112,7 @@ def test_the_encoder_cache_is_emptied(tmp_path: Path, level: SleepLevel) -> None
     assert (engine.items_encoded, engine.items_cached) == (2, 0)
 
 
-@pytest.mark.parametrize("tags", [("weights", "kv_cache"), ("kv_cache", "weights")])
-@pytest.mark.parametrize("level", [1, 2])
+@pytest.mark.parametrize(("level", "tags"), covering([1, 2], [("weights", "kv_cache"), ("kv_cache", "weights")]))
 def test_weights_and_kv_cache_may_wake_up_one_after_the_other(
     folder: Path, level: SleepLevel, tags: tuple[MemoryTag, MemoryTag]
 ) -> None:

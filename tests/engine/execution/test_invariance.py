@@ -13,6 +13,7 @@ from tests.support.deferred import DeferredExecutor
 from tests.support.engine import Engine, greedy, random_prompt
 from tests.support.invariance import SCHEDULES, VARIANTS, alone, mask, together, workload
 from tests.support.models import make_model, save_model
+from tests.support.variants import covering
 
 # One of each kind of attention and cache: plain, windowed with softcap, sinks with experts, latent, keys that change
 # when a sequence has become long, and the fallback.
@@ -24,7 +25,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return save_model(make_model(request.param), tmp_path_factory.mktemp("model"))
 
 
-@pytest.mark.parametrize("schedule", [*SCHEDULES, *VARIANTS])
+@pytest.mark.parametrize(("folder", "schedule"), covering(CASES, [*SCHEDULES, *VARIANTS]), indirect=["folder"])
 def test_tokens_do_not_depend_on_the_schedule(folder: Path, schedule: str) -> None:
     for seed in (1,) if schedule in VARIANTS else (1, 2):
         engine = Engine(folder, **{**SCHEDULES, **VARIANTS}[schedule])
@@ -32,7 +33,12 @@ def test_tokens_do_not_depend_on_the_schedule(folder: Path, schedule: str) -> No
 
 
 @pytest.mark.parametrize(
-    "variant", [{}, {"in_flight": 2}, {"in_flight": 3, "speculative_method": "ngram"}, {"device": "reference"}], ids=str
+    ("folder", "variant"),
+    covering(
+        CASES,
+        [{}, {"in_flight": 2}, {"in_flight": 3, "speculative_method": "ngram"}, {"device": "reference"}],
+    ),
+    indirect=["folder"],
 )
 def test_tokens_do_not_depend_on_preemption(folder: Path, variant: dict[str, Any]) -> None:
     """The cache has so few blocks that sequences preempt each other repeatedly."""
@@ -86,7 +92,11 @@ def test_a_prefix_hit_gives_the_same_tokens(folder: Path) -> None:
     assert again.tokens == first.tokens
 
 
-@pytest.mark.parametrize("fields", [{}, {"temperature": 1.2, "seed": 5}, {"repetition_penalty": 1.4, "logprobs": 2}])
+@pytest.mark.parametrize(
+    ("folder", "fields"),
+    covering(CASES, [{}, {"temperature": 1.2, "seed": 5}, {"repetition_penalty": 1.4, "logprobs": 2}]),
+    indirect=["folder"],
+)
 def test_speculation_does_not_change_tokens(folder: Path, fields: dict[str, Any]) -> None:
     """With only three allowed tokens drafts are frequent; accepted or rejected, they do not change the tokens."""
     prompt = random_prompt(4, 6)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from quire.engine.models.layers.moe import MoELayer
 from quire.kernels import native
 from tests.support.engine import Engine, load, random_prompt
 from tests.support.models import make_model, save_model
+from tests.support.variants import covering, slow_but
 
 pytestmark = pytest.mark.skipif(not native.has_bfloat16(), reason="needs dot products of bfloat16")
 
@@ -63,9 +65,12 @@ def together(engine: Engine, number: int) -> list[list[int]]:
     return [engine.results[str(index)].tokens for index in range(number)]
 
 
-@pytest.fixture(scope="module", params=HEAD_DIMS)
+@pytest.fixture(scope="module")
 def head_dim(request: pytest.FixtureRequest) -> int:
     return int(request.param)
+
+
+heads_and_kinds = pytest.mark.parametrize(("head_dim", "kind"), covering(HEAD_DIMS, KINDS), indirect=["head_dim"])
 
 
 @pytest.fixture(scope="module")
@@ -78,9 +83,15 @@ def folder(head_dim: int, tmp_path_factory: pytest.TempPathFactory) -> Path:
 OTHERS = ("gemma2", "gpt_oss", "deepseek_v3", "phi3-longrope")
 
 
-@pytest.fixture(scope="module", params=OTHERS)
+@pytest.fixture(scope="module")
 def other(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_model(make_model(request.param).bfloat16(), tmp_path_factory.mktemp("model"))
+
+
+others_and_kinds = pytest.mark.parametrize(("other", "kind"), covering(OTHERS, KINDS), indirect=["other"])
+others_and_pages = pytest.mark.parametrize(
+    ("other", "kind"), covering(OTHERS, ["bfloat16", "int8 pages"]), indirect=["other"]
+)
 
 
 @cache
@@ -89,13 +100,13 @@ def alone(folder: Path, kind: str, number: int) -> list[list[int]]:
     return [engine.generate(prompt, params).tokens for prompt, params in requests(number)]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@heads_and_kinds
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_tokens_do_not_depend_on_the_schedule(folder: Path, kind: str, schedule: str) -> None:
     assert together(engine_for(folder, kind, **SCHEDULES[schedule]), 12) == alone(folder, kind, 12)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@heads_and_kinds
 def test_tokens_do_not_depend_on_preemption(folder: Path, head_dim: int, kind: str) -> None:
     """The cache has so few blocks that sequences preempt each other repeatedly, beside one that has enough."""
     roomy = engine_for(folder, kind)
@@ -127,21 +138,21 @@ def next_turns(folder: Path, kind: str, number: int) -> tuple[list[list[int]], l
     return [cached.results[name].tokens for name in names], [recomputed.results[name].tokens for name in names], hits
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@heads_and_kinds
 def test_the_blocks_of_an_answer_are_those_of_the_same_prompt(folder: Path, kind: str) -> None:
     cached, recomputed, hits = next_turns(folder, kind, 24)
     assert cached == recomputed
     assert hits > 100
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@others_and_kinds
 def test_the_blocks_of_an_answer_with_other_kinds_of_attention(other: Path, kind: str) -> None:
     cached, recomputed, hits = next_turns(other, kind, 12)
     assert cached == recomputed
     assert hits > 20
 
 
-@pytest.mark.parametrize("kind", ["bfloat16", "int8 pages"])
+@others_and_pages
 def test_other_kinds_of_attention_do_not_depend_on_preemption(other: Path, kind: str) -> None:
     roomy = engine_for(other, kind)
     engine = engine_for(other, kind, kv_cache_memory_bytes=60 * roomy.block_bytes, max_num_batched_tokens=48)
@@ -149,26 +160,24 @@ def test_other_kinds_of_attention_do_not_depend_on_preemption(other: Path, kind:
     assert engine.preemptions > 0
 
 
-@pytest.mark.parametrize("kind", ["bfloat16", "int8 pages"])
+@others_and_pages
 def test_other_kinds_of_attention_do_not_depend_on_the_batch(other: Path, kind: str) -> None:
     assert together(engine_for(other, kind), 12) == alone(other, kind, 12)
 
 
 @pytest.mark.parametrize(
     ("case", "kind"),
-    [
-        *(("deepseek_v3", kind) for kind in KINDS),
-        pytest.param("deepseek_v3-wide", "bfloat16", marks=pytest.mark.slow),
-        pytest.param("deepseek_v3-wide", "int8 weights", marks=pytest.mark.slow),
-        pytest.param("deepseek_v3-wide", "int8 pages", marks=pytest.mark.slow),
+    slow_but(
+        product(["deepseek_v3", "deepseek_v3-wide"], KINDS),
+        ("deepseek_v3", "bfloat16"),
         ("deepseek_v3-wide", "int8 weights and pages"),
-    ],
+    ),
 )
 def test_latent_attention_does_not_depend_on_the_schedule(case: str, kind: str, tmp_path: Path) -> None:
     """Its projections into the latent space and out of it, with heads that are padded in pages or not."""
     folder = save_model(make_model(case).bfloat16(), tmp_path)
     for schedule in SCHEDULES.values():
-        assert together(engine_for(folder, kind, **schedule), 12) == alone(folder, kind, 12)
+        assert together(engine_for(folder, kind, **schedule), 6) == alone(folder, kind, 6)
 
 
 @pytest.mark.parametrize("case", ["mixtral", "qwen3_moe", "gpt_oss", "deepseek_v3"])

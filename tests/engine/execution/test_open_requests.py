@@ -19,6 +19,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_model(make_model("llama"), tmp_path_factory.mktemp("model"))
 
 
+def _prompts() -> dict[str, list[int]]:
+    return {str(index): random_prompt(index % 4, 3 + 5 * index) for index in range(7)}
+
+
+@pytest.fixture(scope="module")
+def whole(folder: Path) -> dict[str, list[int]]:
+    """The tokens after each of the prompts."""
+    engine = Engine(folder, enable_prefix_caching=False)
+    return {name: engine.generate(prompt, task(len(prompt))).tokens for name, prompt in _prompts().items()}
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -33,19 +44,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
     ids=str,
 )
-def test_pieces_give_the_tokens_of_the_whole(folder: Path, options: dict[str, Any]) -> None:
+def test_pieces_give_the_tokens_of_the_whole(
+    folder: Path, whole: dict[str, list[int]], options: dict[str, Any]
+) -> None:
     """With fewer blocks or places than open requests, too."""
     options = dict(options)
     if (blocks := options.pop("blocks", None)) is not None:
         roomy = Engine(folder, block_size=4)
         options["kv_cache_memory_bytes"] = blocks * roomy.block_bytes
-    prompts = {str(index): random_prompt(index % 4, 3 + 5 * index) for index in range(7)}
-    whole = Engine(folder, enable_prefix_caching=False)
-    expected = {name: whole.generate(prompt, task(len(prompt))).tokens for name, prompt in prompts.items()}
+    prompts = _prompts()
     for seed in range(3):
         engine = Engine(folder, **options)
         run_in_pieces(engine, prompts, seed)
-        assert {name: engine.results[name].tokens for name in prompts} == expected
+        assert {name: engine.results[name].tokens for name in prompts} == whole
         assert engine.blocks_used == 0
 
 

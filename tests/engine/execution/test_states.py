@@ -26,6 +26,7 @@ from tests.support.invariance import SCHEDULES, together, workload
 from tests.support.models import make_model, save_model
 from tests.support.recurrent import KINDS, GatedSumLayer, recurrent_engine, tokens_of
 from tests.support.sleep import ALL, AWAKE, answer, sleep
+from tests.support.variants import covering
 
 BLOCK = 4
 SEED = 1
@@ -44,18 +45,19 @@ def alone(folder: Path, kind: str) -> list[list[int]]:
 
 
 @pytest.mark.parametrize(
-    "schedule",
-    [
-        {},
-        {"max_num_batched_tokens": 7, "max_num_seqs": 4},
-        {"block_size": 3},
-        SCHEDULES["without prefix caching"],
-        {"in_flight": 2, "block_size": BLOCK},
-        {"model": ModelOptions(device="reference"), "max_num_batched_tokens": 7, "max_num_seqs": 4},
-    ],
-    ids=str,
+    ("kind", "schedule"),
+    covering(
+        KINDS,
+        [
+            {},
+            {"max_num_batched_tokens": 7, "max_num_seqs": 4},
+            {"block_size": 3},
+            SCHEDULES["without prefix caching"],
+            {"in_flight": 2, "block_size": BLOCK},
+            {"model": ModelOptions(device="reference"), "max_num_batched_tokens": 7, "max_num_seqs": 4},
+        ],
+    ),
 )
-@pytest.mark.parametrize("kind", KINDS)
 def test_tokens_do_not_depend_on_the_schedule(folder: Path, kind: str, schedule: dict[str, Any]) -> None:
     engine = recurrent_engine(folder, kind, **schedule)
     assert together(engine, workload(SEED), SEED) == alone(folder, kind)
@@ -166,10 +168,9 @@ RANKS: list[dict[str, int]] = [
 
 
 @pytest.mark.parametrize(
-    "schedule", [{}, {"max_num_batched_tokens": 7, "max_num_seqs": 4, "block_size": BLOCK}], ids=str
+    ("kind", "parallel", "schedule"),
+    covering(KINDS, RANKS, [{}, {"max_num_batched_tokens": 7, "max_num_seqs": 4, "block_size": BLOCK}]),
 )
-@pytest.mark.parametrize("parallel", RANKS, ids=str)
-@pytest.mark.parametrize("kind", KINDS)
 def test_tokens_do_not_depend_on_the_ranks(
     folder: Path, kind: str, parallel: dict[str, int], schedule: dict[str, Any]
 ) -> None:

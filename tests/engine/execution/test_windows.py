@@ -45,17 +45,27 @@ def test_a_sequence_holds_the_blocks_in_sight_of_layers_with_a_window(folder: Pa
     assert engine.blocks_used == 0
 
 
-@pytest.mark.parametrize("variant", [{}, {"in_flight": 2}, {"speculative_method": "ngram"}], ids=str)
-def test_sequences_run_together_that_would_not_fit_without_windows(folder: Path, variant: dict[str, Any]) -> None:
-    prompts = {f"r{index}": random_prompt(index, 100) for index in range(3)}
+LONG = {f"r{index}": random_prompt(index, 100) for index in range(3)}
+
+
+@pytest.fixture(scope="module")
+def expected(folder: Path) -> dict[str, list[int]]:
+    """The tokens after each of the long prompts."""
     roomy = engine_of(folder)
-    expected = {name: roomy.generate(prompt, greedy(90)).tokens for name, prompt in prompts.items()}
+    return {name: roomy.generate(prompt, greedy(90)).tokens for name, prompt in LONG.items()}
+
+
+@pytest.mark.parametrize("variant", [{}, {"in_flight": 2}, {"speculative_method": "ngram"}], ids=str)
+def test_sequences_run_together_that_would_not_fit_without_windows(
+    folder: Path, expected: dict[str, list[int]], variant: dict[str, Any]
+) -> None:
+    roomy = engine_of(folder)
     engine = engine_of(folder, kv_cache_memory_bytes=2 * whole_bytes(roomy, 200), **variant)
-    for name, prompt in prompts.items():
+    for name, prompt in LONG.items():
         engine.add(name, prompt, greedy(90))
     engine.run()
     assert engine.preemptions == 0
-    assert {name: engine.results[name].tokens for name in prompts} == expected
+    assert {name: engine.results[name].tokens for name in LONG} == expected
 
 
 def test_a_longer_context_fits_into_the_same_memory(folder: Path) -> None:

@@ -15,6 +15,7 @@ from quire.engine.client.protocol import MediaItem
 from quire.engine.client.sampling_params import SamplingParams
 from tests.support.audio_models import KINDS, PLACEHOLDER, noise, prompt_with
 from tests.support.engine import Engine, greedy
+from tests.support.variants import covering
 
 SCHEDULES: dict[str, dict[str, Any]] = {
     "batched": {},
@@ -92,16 +93,14 @@ def alone(audio_folders: dict[str, Path]) -> dict[str, list[list[int]]]:
     return results
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize(("kind", "schedule"), covering(KINDS, SCHEDULES))
 def test_tokens_do_not_depend_on_the_schedule(
     audio_folders: dict[str, Path], alone: dict[str, list[list[int]]], schedule: str, kind: str
 ) -> None:
     assert together(Engine(audio_folders[kind], **SCHEDULES[schedule]), 1) == alone[kind]
 
 
-@pytest.mark.parametrize("options", [{}, {"in_flight": 2}, {"encoder_cache_memory": 1}], ids=str)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "options"), covering(KINDS, [{}, {"in_flight": 2}, {"encoder_cache_memory": 1}]))
 def test_tokens_do_not_depend_on_preemption(
     audio_folders: dict[str, Path], alone: dict[str, list[list[int]]], kind: str, options: dict[str, Any]
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from tests.support.audio_models import (
     transformers_inputs,
 )
 from tests.support.engine import Engine, greedy
+from tests.support.variants import slow_but
 
 # Seconds of the pieces of audio in each prompt; those of qwen2_audio have at most one second.
 AUDIO: dict[str, list[list[float]]] = {
@@ -44,8 +46,15 @@ def pieces(seconds: list[float]) -> list[Any]:
     return [*parts, [8, 101]]
 
 
-@pytest.mark.parametrize("device", ["cpu", "reference"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "device"),
+    slow_but(
+        product(KINDS, ["cpu", "reference"]),
+        *((kind, "cpu") for kind in KINDS),
+        ("qwen3_asr", "reference"),
+        ("granite_speech", "reference"),
+    ),
+)
 def test_greedy_tokens_equal_transformers(
     audio_models: dict[str, Any], audio_folders: dict[str, Path], kind: str, device: str
 ) -> None:

@@ -18,7 +18,9 @@ from tests.support.engine import Engine, greedy, load, random_prompt
 from tests.support.oracle import change_weights
 from tests.support.vision_models import COMPOSITES, make_composite, save_composite
 
-TOKENS = 24
+TOKENS = 12
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.mark.parametrize("case", COMPOSITES)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
@@ -16,17 +14,10 @@ from tests.support.engine import random_prompt
 from tests.support.odd_configs import BIDIRECTIONAL, FAMILIES, bidirectional_configs, odd_configs
 from tests.support.oracle import assert_equal, assert_hidden_equal, write_folder
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 PHASES = [Phase.explicit, Phase.reuse, Phase.generate]  # configs are small, and shrinking them takes minutes
 PROMPTS = [random_prompt(1, 40), random_prompt(2, 5)]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Threads only wait for each other in models of this size."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def compare(config: dict[str, Any]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,8 @@ from tests.support.engine import Engine
 from tests.support.hf_encoders import assert_close, output, pool, random_text
 from tests.support.models import draw_weights
 from tests.support.odd_encoders import ENCODER_FAMILIES, odd_encoders
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 PHASES = [Phase.explicit, Phase.reuse, Phase.generate]
 TEXTS = [random_text(1, 40), random_text(2, 5), random_text(3, 1)]
@@ -47,15 +48,6 @@ HEADS: dict[str, tuple[Any, PoolingParams, Any]] = {
         lambda out: out.logits[0],
     ),
 }
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Threads only wait for each other in models of this size."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def compare(config: dict[str, Any], head: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,17 @@ from tests.support.hf_encoders import (
     output,
     random_text,
 )
+from tests.support.variants import slow_but
 
 
-@pytest.mark.parametrize("device", ["cpu", "reference"])
-@pytest.mark.parametrize("case", ENCODERS)
+@pytest.mark.parametrize(
+    ("case", "device"),
+    slow_but(
+        product(ENCODERS, ["cpu", "reference"]),
+        *((case, "cpu") for case in ENCODERS),
+        *((case, "reference") for case in ("bert-odd", "mpnet", "modernbert", "gte", "deberta-v2", "jina-v3")),
+    ),
+)
 def test_hidden_states_equal_transformers(case: str, device: Any, tmp_path: Path) -> None:
     """Of texts from one token to the whole context, together and alone."""
     model = make_encoder(case)

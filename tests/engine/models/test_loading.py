@@ -24,6 +24,7 @@ from quire.kernels import native
 from quire.kernels.linear import pack_weight
 from tests.support.engine import load
 from tests.support.models import make_model, save_model
+from tests.support.variants import slow_but
 
 WEIGHTS = "model.safetensors"
 
@@ -353,13 +354,13 @@ print((peak - before) / loaded.weight_bytes)
 """
 
 
-@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("tied", slow_but([False, True], False))
 def test_peak_memory_of_loading_is_close_to_the_weights(tmp_path: Path, tied: bool) -> None:
     model = make_model(
         "llama",
         hidden_size=1024,
         intermediate_size=2816,
-        num_hidden_layers=6,
+        num_hidden_layers=3,
         vocab_size=8000,
         tie_word_embeddings=tied,
     )

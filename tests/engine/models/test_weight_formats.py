@@ -18,6 +18,7 @@ from quire.engine.models.layers.linear import Linear
 from tests.support.engine import Engine, greedy, load, random_prompt
 from tests.support.models import make_model, save_model
 from tests.support.toy_format import METHOD, ToyFormat, ToyKernel, quantize, twin_of
+from tests.support.variants import slow_but
 
 TOKENS = 20
 TP, EP = {"tensor_parallel_size": 2}, {"tensor_parallel_size": 2, "enable_expert_parallel": True}
@@ -73,7 +74,12 @@ def test_tokens_of_the_dequantized_twin(tmp_path: Path, case: str) -> None:
     assert loaded.weight_bytes < 0.8 * load(twin_of(folder)).weight_bytes
 
 
-@pytest.mark.parametrize(("case", "parallel"), [*((case, TP) for case in CASES), ("qwen3_moe", EP)], ids=str)
+@pytest.mark.parametrize(
+    ("case", "parallel"),
+    slow_but(
+        [*((case, TP) for case in CASES), ("qwen3_moe", EP)], ("phi3", TP), ("qwen3_moe", EP), ("deepseek_v3", TP)
+    ),
+)
 def test_ranks_have_parts(tmp_path: Path, case: str, parallel: dict[str, Any]) -> None:
     check_tokens(saved(tmp_path, case), parallel)
 

@@ -15,6 +15,7 @@ from quire.engine.client.protocol import PictureItem
 from quire.engine.client.sampling_params import SamplingParams
 from tests.support.engine import Engine, greedy
 from tests.support.pictures import drawn
+from tests.support.variants import covering
 from tests.support.vision_models import prompt_with_pictures
 
 # One of each geometry, and one with levels of embeddings. Their largest items are of 4, 24, 10, 20, 12 and 12 tokens.
@@ -89,8 +90,7 @@ def alone(seeing_folders: dict[str, Path]) -> dict[str, list[list[int]]]:
     return tokens
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize(("case", "schedule"), covering(CASES, SCHEDULES))
 def test_tokens_do_not_depend_on_the_schedule(
     seeing_folders: dict[str, Path], alone: dict[str, list[list[int]]], schedule: str, case: str
 ) -> None:
@@ -108,8 +108,7 @@ def test_tokens_do_not_depend_on_room_for_items(
     assert together(engine, 1) == alone[case]
 
 
-@pytest.mark.parametrize("options", [{}, {"in_flight": 2}], ids=str)
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("case", "options"), covering(CASES, [{}, {"in_flight": 2}]))
 def test_tokens_do_not_depend_on_preemption(
     seeing_folders: dict[str, Path], alone: dict[str, list[list[int]]], case: str, options: dict[str, Any]
 ) -> None:
@@ -217,3 +216,24 @@ def test_the_language_model_alone(seeing_folders: dict[str, Path]) -> None:
     assert alone.generate([5, 6, 7], greedy(5)).tokens == whole.generate([5, 6, 7], greedy(5)).tokens
     prompt, items = prompt_with_pictures(whole.pictures, [1], drawn(20, 20), [2])
     assert alone.generate(prompt, greedy(2), items=items).error == "the model does not accept pictures, only text"
+
+
+def test_a_step_encodes_few_pictures_beside_running_requests(seeing_folders: dict[str, Path]) -> None:
+    """Tiles whose encoding takes as long as a whole step are encoded in steps of their own, and others go on."""
+    engine = Engine(seeing_folders["smolvlm"])
+    prompt, items = prompt_with_pictures(engine.pictures, [4], drawn(90, 90), [5])
+    assert len(items) == 5
+    cache = engine.core.scheduler._encoder_cache  # type: ignore[union-attr]
+    cache._pixel_cost = 512 / (56 * 56)
+    engine.add("running", [1, 2], greedy(20))
+    engine.step()
+    engine.add("seeing", prompt, greedy(2), items=items)
+    for step in range(1, 6):
+        engine.step()
+        assert engine.items_encoded == step
+        assert len(engine.results["running"].tokens) == step + 1
+    engine.run()
+    assert (
+        engine.results["seeing"].tokens
+        == Engine(seeing_folders["smolvlm"]).generate(prompt, greedy(2), items=items).tokens
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from PIL import Image
 from quire.config.options import ModelOptions
 from tests.support.engine import Engine, greedy
 from tests.support.pictures import drawn
+from tests.support.variants import slow_but
 from tests.support.vision_models import SEES, expected_of_pictures, prompt_with_pictures
 
 # Heights and widths of the pictures in each prompt.
@@ -29,8 +31,14 @@ def pictures_of(parts: list[Any]) -> list[Image.Image]:
     return [part for part in parts if isinstance(part, Image.Image)]
 
 
-@pytest.mark.parametrize("device", ["cpu", "reference"])
-@pytest.mark.parametrize("case", SEES)
+@pytest.mark.parametrize(
+    ("case", "device"),
+    slow_but(
+        product(SEES, ["cpu", "reference"]),
+        *((case, "cpu") for case in SEES),
+        *((case, "reference") for case in ("llava_next", "mistral3", "qwen3_vl")),
+    ),
+)
 def test_greedy_tokens_equal_transformers(
     seeing_models: dict[str, Any], seeing_folders: dict[str, Path], case: str, device: str
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from quire.multimodal.audio.items import make_item
 from tests.support.audio import voice
 from tests.support.engine import Engine, greedy
 from tests.support.moonshine import CONTEXT, END, START, generated, make_moonshine, save_moonshine
+from tests.support.variants import slow_but
 
 LENGTHS = (895, 3000, 16_000, 7001, 40_000)
 KINDS: dict[str, dict[str, Any]] = {
@@ -51,8 +53,10 @@ def folder(model: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_moonshine(model, tmp_path_factory.mktemp("moonshine"))
 
 
-@pytest.mark.parametrize("device", ["cpu", "reference"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "device"),
+    slow_but(product(KINDS, ["cpu", "reference"]), *((kind, "cpu") for kind in KINDS), ("odd heads", "reference")),
+)
 def test_tokens_equal_transformers(tmp_path: Path, kind: str, device: str) -> None:
     """All files together, and each alone."""
     model = make_moonshine(**KINDS[kind])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from quire.config.options import ModelOptions
 from quire.engine.client.pooling_params import PoolingParams
 from quire.engine.client.sampling_params import SamplingParams, TokenProbs
 from tests.support.engine import Engine, greedy
+from tests.support.variants import slow_but
 from tests.support.whisper import (
     BEGIN,
     BEGIN_SUPPRESS,
@@ -61,8 +63,10 @@ def suppressing(max_tokens: int, **fields: Any) -> SamplingParams:
     )
 
 
-@pytest.mark.parametrize("device", ["cpu", "reference"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "device"),
+    slow_but(product(KINDS, ["cpu", "reference"]), *((kind, "cpu") for kind in KINDS), ("plain", "reference")),
+)
 def test_greedy_tokens_equal_transformers(tmp_path: Path, kind: str, device: str) -> None:
     """In chunks of at most 5 tokens, all together, and each alone."""
     model = make_whisper(**KINDS[kind])

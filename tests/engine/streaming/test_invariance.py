@@ -24,6 +24,7 @@ from tests.support.streaming_models import (
     make_streaming_model,
     save_streaming_model,
 )
+from tests.support.variants import covering
 
 SCHEDULES: dict[str, dict[str, Any]] = {
     "batched": {},
@@ -109,8 +110,7 @@ def alone(streaming_folder: Path) -> list[list[int]]:
     return outputs
 
 
-@pytest.mark.parametrize("pieces", [False, True], ids=["whole", "in pieces"])
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize(("schedule", "pieces"), covering(SCHEDULES, [True, False]))
 def test_tokens_do_not_depend_on_the_schedule(
     streaming_folder: Path, alone: list[list[int]], schedule: str, pieces: bool
 ) -> None:

@@ -13,6 +13,7 @@ from quire.engine.execution.sampling.token_sampling import sample_tokens
 from quire.kernels.choose_tokens import ChoiceSettings, argmax, choose_tokens, reference
 from quire.kernels.sampling import NO_TOKEN
 from quire.kernels.sampling_state import uniform
+from tests.support.variants import covering
 
 NEAR = 1e-5  # probability within which rounding may decide between two tokens
 
@@ -111,8 +112,7 @@ def test_impossible_tokens_are_never_chosen(device: torch.device, random: float)
     assert tokens == [8191, 0, last] * 2
 
 
-@pytest.mark.parametrize("vocab", [40, 4500])
-@pytest.mark.parametrize("invalid", [torch.nan, torch.inf])
+@pytest.mark.parametrize(("vocab", "invalid"), covering([40, 4500], [torch.nan, torch.inf]))
 def test_rows_with_nan_or_infinity_have_no_token(vocab: int, invalid: float, device: torch.device) -> None:
     logits = torch.zeros(5, vocab, device=device)
     logits[0], logits[1, 0], logits[2, vocab - 1], logits[3] = invalid, invalid, invalid, -torch.inf

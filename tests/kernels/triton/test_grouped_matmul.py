@@ -18,6 +18,7 @@ from quire.kernels.gpu_weights import StackedWeights, WeightData, format_weight,
 from quire.kernels.lora import add_lora, sort_rows
 from quire.kernels.routing import softmax_top_k
 from tests.support.triton_device import FakeGraph
+from tests.support.variants import covering
 from tests.support.weights import plain_rows, plain_weight
 
 
@@ -84,9 +85,10 @@ def expected_sum(
     return out
 
 
-@pytest.mark.parametrize("quantization", ["none", "int8", "int4", "fp8", "fp8_blocks"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("tokens", [1, 3, 40])
+@pytest.mark.parametrize(
+    ("quantization", "dtype", "tokens"),
+    covering(["none", "int8", "int4", "fp8", "fp8_blocks"], [torch.float32, torch.bfloat16], [1, 3, 40]),
+)
 def test_experts(device: torch.device, quantization: str, dtype: torch.dtype, tokens: int) -> None:
     torch.manual_seed(0)
     experts, hidden, size, top_k = 5, 64, 64, 3

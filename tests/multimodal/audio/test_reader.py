@@ -15,7 +15,8 @@ from quire.config.options import AudioOptions
 from quire.multimodal.audio.decode import AudioError, DecodedAudio
 from quire.multimodal.audio.features import log_mel
 from quire.multimodal.audio.reader import AudioFile, AudioReader, AudioUse
-from quire.multimodal.memory import Reservation
+from quire.multimodal.errors import PromptError
+from quire.multimodal.memory import MediaMemory, Reservation
 from tests.support.audio import encode, tone, wav
 from tests.support.server import until
 
@@ -25,8 +26,8 @@ HOUR_BYTES = 4 * 3600 * 16_000
 
 
 @asynccontextmanager
-async def reading(share: float = 1.0, **options: object) -> AsyncIterator[AudioReader]:
-    reader = AudioReader(AudioOptions.model_validate(options), share=share)
+async def reading(share: float = 1.0, memory: int = 1 << 30, **options: object) -> AsyncIterator[AudioReader]:
+    reader = AudioReader(AudioOptions.model_validate(options), MediaMemory(memory, share), share=share)
     try:
         yield reader
     finally:
@@ -81,7 +82,7 @@ async def test_memory_is_reserved_before_a_small_file_of_an_hour_is_decoded() ->
 
 
 async def test_files_wait_for_memory_and_those_who_leave_give_theirs_back() -> None:
-    async with reading(max_audio_memory="600MiB") as reader:
+    async with reading(memory=600 << 20) as reader:
         (first,) = await decoded(reader, HOUR, tenant="a")
         waiting = asyncio.create_task(decoded(reader, HOUR, tenant="a"))
         gone = asyncio.create_task(decoded(reader, HOUR, tenant="a"))
@@ -103,8 +104,8 @@ async def test_files_wait_for_memory_and_those_who_leave_give_theirs_back() -> N
 
 
 async def test_what_can_never_fit_is_refused_with_the_limit() -> None:
-    async with reading(max_audio_memory="64MiB") as reader:
-        with pytest.raises(AudioError, match=r"this server has 67108864 for all media \(--max-audio-memory\)"):
+    async with reading(memory=64 << 20) as reader:
+        with pytest.raises(PromptError, match=r"this server has 67108864 for all media \(--max-media-memory\)"):
             await decoded(reader, HOUR)
         assert (await decoded(reader, wav(tone(60.0))))[0].seconds == 60.0
 
@@ -116,16 +117,16 @@ async def test_a_length_that_the_header_does_not_tell_is_bounded_while_decoding(
     content[22:26] = bytes(4)  # the number of samples
     async with reading(max_audio_seconds=700.0) as reader:
         assert (await decoded(reader, bytes(content)))[0].seconds == pytest.approx(600.0, abs=5)
-    async with reading(max_audio_memory="64MiB") as reader:
-        with pytest.raises(AudioError, match="--max-audio-memory"):
+    async with reading(memory=64 << 20) as reader:
+        with pytest.raises(PromptError, match="--max-media-memory"):
             await decoded(reader, bytes(content))
 
 
 async def test_the_audio_of_several_files_is_reserved_at_once() -> None:
     """So that two requests do not wait for each other's memory; and all that a request keeps is counted."""
     minute = encode(np.zeros((60 * 1000, 1), np.float32), "flac", rate=1000)
-    async with reading(max_audio_memory="64MiB") as reader:
-        with pytest.raises(AudioError, match="--max-audio-memory"):
+    async with reading(memory=64 << 20) as reader:
+        with pytest.raises(PromptError, match="--max-media-memory"):
             await decoded(reader, *[minute] * 20)
 
         async def seconds(tenant: str) -> list[float]:
@@ -136,7 +137,7 @@ async def test_the_audio_of_several_files_is_reserved_at_once() -> None:
 
 async def test_who_holds_much_audio_keeps_nobody_else_waiting() -> None:
     second = wav(tone(1.0))
-    async with reading(share=0.75, max_audio_memory="1MiB") as reader:
+    async with reading(share=0.75, memory=1 << 20) as reader:
         with await reader.memory.reserve(500_000, "a"):
             waiting = [asyncio.create_task(decoded(reader, second, tenant="a")) for _ in range(2)]
             await until(lambda: reader.memory.waiting == 2)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from PIL import Image
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
@@ -18,15 +19,18 @@ from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3I
 from transformers.models.llava.image_processing_pil_llava import LlavaImageProcessorPil
 from transformers.models.llava_next.image_processing_pil_llava_next import LlavaNextImageProcessorPil
 from transformers.models.llava_onevision.image_processing_pil_llava_onevision import LlavaOnevisionImageProcessorPil
+from transformers.models.paddleocr_vl.image_processing_pil_paddleocr_vl import PaddleOCRVLImageProcessorPil
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
-from quire.engine.client.pictures import Geometry, PictureInfo
+from quire.engine.client.pictures import FixedSize, Geometry, PictureInfo
 from quire.engine.models.config.image_processor import ImageProcessor, Normalization
 from quire.multimodal.pictures.layout import LayoutError, PictureLayout, layout
 from quire.multimodal.pictures.pixels import picture_pixels
+from quire.multimodal.pictures.resize import resized
+from tests.support.phi4_tiles import Phi4Tiles
 from tests.support.pictures import drawn
 
 SIZES = ((64, 64), (1, 1), (3, 150), (211, 2), (37, 91), (300, 120), (640, 481), (97, 700), (513, 1030))
@@ -115,6 +119,11 @@ CASES: dict[str, tuple[type, dict[str, Any], Callable[[ImageProcessor], Geometry
         {"size": {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 40}},
         lambda processor: processor.smart_resize(),
     ),
+    "paddleocr_vl": (
+        PaddleOCRVLImageProcessorPil,
+        {"size": {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 40}},
+        lambda processor: processor.smart_resize(),
+    ),
     "glm4v": (
         Glm4vImageProcessorPil,
         {"size": {"shortest_edge": 112 * 112, "longest_edge": 28 * 28 * 80}},
@@ -162,7 +171,30 @@ def test_pixels_are_those_of_transformers(case: str, tmp_path: Path) -> None:
         expected = processor(images=picture, return_tensors="np")["pixel_values"]
         if case in ("qwen2_vl", "glm4v"):
             images = _patches(images, 14, 2)
+        if case == "paddleocr_vl":
+            _, colors, height, width = images.shape
+            squares = images.reshape(colors, height // 14, 14, width // 14, 14)
+            images = squares.transpose(1, 3, 0, 2, 4).reshape(-1, colors, 14, 14)
         np.testing.assert_allclose(images, np.reshape(expected, images.shape), atol=2e-6, err_msg=f"{height}x{width}")
+
+
+def test_tiles_of_phi4(tmp_path: Path) -> None:
+    """Their number, pixels and tokens. transformers has its image processor for torchvision alone."""
+    processor = Phi4Tiles()
+    (tmp_path / "preprocessor_config.json").write_text(processor.to_json_string())
+    read = ImageProcessor.read(tmp_path, "unknown")
+    info = PictureInfo(placeholder=9, placeholder_text="<image>", geometry=read.padded_tiles())
+    for number, (height, width) in enumerate((*SIZES, (28, 28), (29, 28), (300, 20), (13, 100))):
+        if max(height, width) > 15 * min(height, width):  # too long for it
+            with pytest.raises(LayoutError, match="too long and narrow"):
+                layout(info, height, width)
+            continue
+        picture = drawn(height, width, seed=number)
+        planned = layout(info, height, width)
+        images = _normalized(picture_pixels(info.geometry, picture, planned), read.normalization())
+        expected, _, _ = processor.prepared(picture)
+        np.testing.assert_allclose(images, expected[1:], atol=2e-6, err_msg=f"{height}x{width}")
+        assert planned.tokens == processor.tokens(picture)
 
 
 def test_a_picture_that_is_too_long_is_refused(tmp_path: Path) -> None:
@@ -197,3 +229,20 @@ def test_a_config_without_a_type_is_of_the_familys_kind(tmp_path: Path) -> None:
     (tmp_path / "preprocessor_config.json").write_text(json.dumps({"size": 336, "crop_size": 336}))
     fixed = ImageProcessor.read(tmp_path, "clip").fixed_size(576)
     assert (fixed.shortest_edge, fixed.height, fixed.width, fixed.resample) == (336, 336, 336, "bicubic")
+
+
+@pytest.mark.parametrize("size", [(64, 64), (45, 31), (31, 45), (3, 150), (211, 2), (230, 97)])
+@pytest.mark.parametrize("target", [(56, 56), (28, 84), (84, 28)])
+def test_the_square_around_a_picture_is_resized_in_pieces(
+    size: tuple[int, int], target: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quire.multimodal.pictures.pixels._SQUARE_BAND", 1)
+    color = (30, 140, 250)
+    picture, edge = drawn(*size), max(size)
+    whole = Image.new("RGB", (edge, edge), color)
+    whole.paste(picture, ((edge - size[1]) // 2, (edge - size[0]) // 2))
+    height, width = target
+    geometry = FixedSize(height=height, width=width, tokens=4, square_color=color)
+    info = PictureInfo(placeholder=9, placeholder_text="<image>", geometry=geometry)
+    (pixels,) = picture_pixels(geometry, picture, layout(info, *size))
+    np.testing.assert_array_equal(pixels, resized(np.asarray(whole), height, width, geometry.resample))

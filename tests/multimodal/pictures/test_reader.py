@@ -9,11 +9,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 from quire.config.options import PictureOptions
 from quire.engine.client.pictures import FixedSize, GridTiles, PatchRows, PictureInfo
+from quire.multimodal.errors import PromptError
 from quire.multimodal.memory import MediaMemory
 from quire.multimodal.picture_reader import PictureFile, PictureReader, RequestPicture
 from quire.multimodal.pictures.decode import PictureError
@@ -140,9 +142,46 @@ async def test_too_many_tokens_and_too_little_memory_are_refused_before_decoding
             await reader.prepare(broken_later, info=rows)
         assert caught.value.param == "messages[0].content[0]"
     async with _reader(memory=50_000) as reader:
-        with pytest.raises(PictureError, match="bytes of memory"):
+        with pytest.raises(PromptError, match="bytes of memory"):
             await reader.prepare(broken_later)
         assert reader.memory.held == 0
+
+
+def _peaks(memory: MediaMemory) -> list[int]:
+    """The bytes that are held, each time that they change."""
+    peaks: list[int] = []
+    add = memory.add
+
+    def record(size: int, tenant: str) -> None:
+        add(size, tenant)
+        peaks.append(memory.held)
+
+    memory.add = record  # type: ignore[method-assign]
+    return peaks
+
+
+async def test_a_picture_that_leaves_the_cache_while_it_is_waited_for_is_decoded_within_reserved_memory() -> None:
+    content = encoded(drawn(300, 300))
+    async with _reader() as reader:
+        (first,) = await reader.prepare(content)
+        with await reader.memory.reserve(reader.memory.limit - reader.memory.held, "somebody else"):
+            waiting = asyncio.create_task(reader.prepare(content))
+            while not reader.memory.waiting:
+                await asyncio.sleep(0)
+            reader.reader.cache.clear()
+            peaks = _peaks(reader.memory)
+        (again,) = await waiting
+        assert reader.lookups == [False, False]
+        assert max(peaks[1:]) >= 12 * 300 * 300
+        np.testing.assert_array_equal(first.items[0].pixels, again.items[0].pixels)
+
+
+async def test_what_a_long_picture_becomes_on_its_way_is_reserved() -> None:
+    square = FixedSize(height=28, width=28, tokens=4, square_color=(0, 0, 0))
+    async with _reader() as reader:
+        peaks = _peaks(reader.memory)
+        await reader.prepare(encoded(drawn(10, 2000)), info=msgspec.structs.replace(SMALL, geometry=square))
+        assert max(peaks) >= 12 * 10 * 2000 + 3 * 2000 * 28
 
 
 async def test_an_error_names_its_part_also_if_another_request_met_it() -> None:

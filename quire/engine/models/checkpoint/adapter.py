@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,15 +45,6 @@ class AdapterLoader:
         self._config = config
         self._names = names
         self._sides: dict[str, dict[str, Tensor]] = {}  # by module
-
-    def without_adapters(self, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        """The tensors of a checkpoint without those of adapters, under the names that they have then."""
-        for name, tensor in tensors:
-            match = _TENSOR.fullmatch(name)
-            if match is None:
-                yield name.replace(_BASE, "."), tensor
-            elif self._config.file is None and match["name"] == self._config.name:
-                self._keep(match, tensor)
 
     def read_file(self, folder: Path) -> None:
         """Read the adapter's own file, if it has one.
@@ -112,12 +103,30 @@ class AdapterLoader:
             layers[parameter].put_lora(lora_id, *weights, num_adapters=model.num_adapters)
         return Adapter(self._config.name, digest.digest())
 
+    def take(self, match: re.Match[str], tensor: Tensor) -> None:
+        """Keep a weight in the checkpoint, if it is one of this adapter."""
+        if self._config.file is None and match["name"] == self._config.name:
+            self._keep(match, tensor)
+
     def _keep(self, match: re.Match[str], tensor: Tensor) -> None:
         sides = self._sides.setdefault(match["module"], {})
         if match["side"] in sides:
             raise WeightMismatch(f"{match[0]} occurs more than once in the adapter")
         sides[match["side"]] = tensor.clone()  # it is valid until the next one is read
         check_finite(match[0], sides[match["side"]])
+
+
+def without_adapters(
+    tensors: Iterable[tuple[str, Tensor]], loaders: Collection[AdapterLoader]
+) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a checkpoint without those of adapters, which `loaders` take, under the names they have then."""
+    for name, tensor in tensors:
+        match = _TENSOR.fullmatch(name)
+        if match is None:
+            yield name.replace(_BASE, "."), tensor
+            continue
+        for loader in loaders:
+            loader.take(match, tensor)
 
 
 @dataclass(frozen=True, slots=True)

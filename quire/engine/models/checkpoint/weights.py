@@ -245,7 +245,9 @@ class WeightFiller(WeightTaker):
     def _parts(self, parameter: str) -> tuple[int, ...]:
         """Rows of the projections in a parameter."""
         owner = self._model.get_submodule(parameter.rpartition(".")[0])
-        return owner.parts if isinstance(owner, Linear) else (len(self._parameters[parameter]),)
+        if isinstance(owner, Linear):
+            return owner.parts
+        return self._parameters[parameter].shape[:1] or (1,)  # one number alone has no rows
 
     def _mark_loaded(self, name: str, target: WeightTarget) -> None:
         missing = self._missing[target.parameter]

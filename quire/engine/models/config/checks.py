@@ -21,6 +21,7 @@ from quire.engine.models.specs.decoder import (
     TransducerSpec,
     TransformerSpec,
 )
+from quire.engine.models.specs.dual_encoder import DualEncoderSpec
 from quire.engine.models.specs.part import SpecPart
 from quire.engine.models.specs.rope import LongRope, Rope
 from quire.kernels.activation_names import CANONICAL_ACTIVATIONS
@@ -72,7 +73,7 @@ def check_raw(config: Any, name: str) -> None:
                 raise BrokenFolder(f"{name}: {key} must be an integer from {low} to {high}, not {_short(value)}")
 
 
-def check_spec(spec: TransformerSpec | CTCSpec | TransducerSpec) -> None:
+def check_spec(spec: TransformerSpec | CTCSpec | TransducerSpec | DualEncoderSpec) -> None:
     """Check that a model can be built from a spec.
 
     Raises:
@@ -88,7 +89,7 @@ def check_spec(spec: TransformerSpec | CTCSpec | TransducerSpec) -> None:
             raise UnsupportedModel(f"the model's config.json describes a model that cannot be built: {problem}")
 
 
-def check_acts(spec: StackSpec | CTCSpec | TransducerSpec, *others: str) -> None:
+def check_acts(spec: StackSpec | CTCSpec | TransducerSpec | DualEncoderSpec, *others: str) -> None:
     """Check that all activations are known: those of a spec, and others.
 
     Raises:

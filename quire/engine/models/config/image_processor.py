@@ -14,7 +14,9 @@ from quire.engine.client.pictures import (
     Filter,
     FixedSize,
     GridTiles,
+    PaddedTiles,
     PanAndScan,
+    PatchBudget,
     PatchRows,
     SmartResize,
     SplitTiles,
@@ -37,6 +39,7 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "clip": {**_CLIP, **_CROPPED},
     "llava": {**_CLIP, **_CROPPED},
     "siglip": {**_HALF, "size": {"height": 224, "width": 224}},
+    "siglip2": {**_HALF, "resample": 2, "patch_size": 16, "max_num_patches": 256},
     "gemma3": {**_HALF, "resample": 2, "size": {"height": 224, "width": 224}},
     "idefics3": {**_HALF, **_IDEFICS},
     "smolvlm": {**_HALF, **_IDEFICS},
@@ -53,11 +56,25 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     },
     "gotocr2": {**_CLIP, "size": {"height": 384, "width": 384}, "min_patches": 1, "max_patches": 12},
     "qwen2vl": {**_CLIP, **_VISION_PATCHES, "size": {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280}},
+    "paddleocrvl": {
+        **_CLIP,
+        **_VISION_PATCHES,
+        "temporal_patch_size": 1,
+        "size": {"shortest_edge": 384 * 384, "longest_edge": 1536 * 1536},
+    },
+    "phi4multimodal": {**_HALF, "size": {"height": 448, "width": 448}, "patch_size": 14},
     "glm4v": {**_CLIP, **_VISION_PATCHES, "size": {"shortest_edge": 112 * 112, "longest_edge": 28 * 28 * 15000}},
 }
-_SAME = {"glm46v": "glm4v", "qwen2_5_vl": "qwen2vl", "qwen3vl": "qwen2vl", "internvl": "gotocr2"}
+_SAME = {
+    "glm46v": "glm4v",
+    "qwen2_5_vl": "qwen2vl",
+    "qwen3vl": "qwen2vl",
+    "internvl": "gotocr2",
+    "phi4mm": "phi4multimodal",
+}
 _PARTS = ("ImageProcessorFast", "ImageProcessorPil", "ImageProcessor", "FeatureExtractor")
 _AREA_MULTIPLIED = "glm4v"  # counts a picture's area for each frame of a patch
+_ROUNDED = "paddleocrvl"  # rounds the edges of pictures that are smaller than a token
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,13 +166,27 @@ class ImageProcessor:
             square_color=color,
         )
 
-    def smart_resize(self) -> SmartResize:
-        """The geometry of Qwen-VL and GLM-V.
+    def patch_budget(self, tokens: int) -> PatchBudget:
+        """The geometry of SigLIP 2 for pictures of any shape. `tokens`: placeholders of a picture.
 
         Raises:
             UnsupportedModel: the processor makes something else.
         """
-        self._check_kind("qwen2vl", "glm4v")
+        self._check_kind("siglip2")
+        return PatchBudget(
+            patch=self._number("patch_size"),
+            max_patches=self._number("max_num_patches"),
+            tokens=tokens,
+            resample=self._resample(),
+        )
+
+    def smart_resize(self) -> SmartResize:
+        """The geometry of Qwen-VL, GLM-V and PaddleOCR-VL.
+
+        Raises:
+            UnsupportedModel: the processor makes something else.
+        """
+        self._check_kind("qwen2vl", "glm4v", _ROUNDED)
         size = self._size("size")
         least, most = (
             self._fields.get(name, size.get(edge))
@@ -170,7 +201,8 @@ class ImageProcessor:
             max_pixels=most,
             resample=self._resample(),
             frames=self._number("temporal_patch_size") if by_frames else 1,
-            enlarges=by_frames,
+            enlarges=by_frames or self.kind == _ROUNDED,
+            rounds=self.kind == _ROUNDED,
         )
 
     def split_tiles(self, tokens: int) -> SplitTiles:
@@ -281,6 +313,18 @@ class ImageProcessor:
             splits=bool(self._fields.get("do_pan_and_scan")),
             **settings,
         )
+
+    def padded_tiles(self) -> PaddedTiles:
+        """The geometry of Phi-4. Tiles are resized with bilinear filters, whatever `resample` says.
+
+        Raises:
+            UnsupportedModel: the processor makes something else.
+        """
+        self._check_kind("phi4multimodal")
+        tile, patch = self._square("size"), self._number("patch_size")
+        if tile % patch:
+            raise self._invalid("size")
+        return PaddedTiles(tile=tile, patches=tile // patch, max_tiles=self._number("dynamic_hd"))
 
     def _check_switches(self) -> None:
         for name in ("do_resize", "do_rescale"):

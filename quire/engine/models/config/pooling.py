@@ -14,6 +14,7 @@ from quire.engine.models.config.pooler_settings import PoolerSettings, read_pool
 from quire.engine.models.config.sentence_transformers import Modules, read_modules
 from quire.engine.models.errors import BrokenFolder, UnknownArchitecture, UnsupportedModel
 from quire.engine.models.specs.decoder import DecoderSpec, TransformerSpec
+from quire.engine.models.specs.dual_encoder import DualEncoderSpec
 from quire.engine.models.specs.pooler import (
     Dense,
     HeadReaders,
@@ -83,6 +84,20 @@ def read_pooler(
     return pooler
 
 
+def read_dual_pooler(spec: DualEncoderSpec, options: PoolingOptions) -> PoolerSpec:
+    """How an encoder of texts and one of pictures pool.
+
+    Raises:
+        ModelError: the model does not support the settings.
+    """
+    settings = read_pooler_settings(options.pooler)
+    options = _with_task(options, settings)
+    if options.task not in ("auto", "embed") or options.convert == "classify" or settings.pooling_type is not None:
+        raise UnsupportedModel("the model embeds texts and pictures, each with a pooling of its own")
+    pooler = PoolerSpec(tasks=("embed",), score_method="cosine", padded_to=spec.max_positions if spec.pads else 0)
+    return _with_settings(pooler, settings, spec.size, spec.vocab)
+
+
 def _with_task(options: PoolingOptions, settings: PoolerSettings) -> PoolingOptions:
     """The options with the task of --pooler-config, which is that of --task."""
     if settings.task is None or settings.task == options.task:
@@ -132,6 +147,8 @@ def _of_files(
         return _embedder(folder, config, modules)
     if name.startswith("ColModernBert") or "ColBERT" in name or getattr(config, "colbert_dim", None):
         return _late_interaction(_size(folder, config), None)
+    if name.endswith("ForRetrieval"):  # ColPali and ColQwen2
+        return _late_interaction(config.embedding_dim, None, bias=True)
     is_base = _letters(name) == f"{_letters(config.model_type)}model"
     if isinstance(spec, DecoderSpec) and not (is_base or _wants_embedding(options)):
         return None
@@ -187,9 +204,9 @@ def _with_matryoshka(pooler: PoolerSpec, config: Any) -> PoolerSpec:
     return replace(pooler, matryoshka=True, dimensions=tuple(dimensions))
 
 
-def _late_interaction(size: int, modules: Modules | None) -> PoolerSpec:
+def _late_interaction(size: int, modules: Modules | None, *, bias: bool = False) -> PoolerSpec:
     if modules is None:
-        steps: tuple[HeadStep, ...] = (Dense(size_in=0, size_out=size, bias=False),)
+        steps: tuple[HeadStep, ...] = (Dense(size_in=0, size_out=size, bias=bias),)
         return PoolerSpec(tasks=("token_embed",), token_embed=steps, score_method="max_sim")
     weights = tuple((f"token_embed.{i}", inner) for i, (_, inner) in enumerate(modules.steps))
     return PoolerSpec(

@@ -5,18 +5,23 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, AutoModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 from typing_extensions import override
 
+from quire.engine.models.family import Tower
 from quire.engine.models.layers.linear import Linear, LoRARows
 from quire.kernels.activation import ACTIVATIONS
 from quire.kernels.linear import Quantization
 from quire.kernels.varlen_attention import EncoderAttentionParams, varlen_attention
 
-_NAME = "quire_tower"  # of the attention, for transformers
+# Names of the attention, for transformers. Models are built under the first; under the second, which has "flash" in it,
+# they say where sequences lie in one that is packed, in place of a mask, or of a call for each of them.
+_NAME = "quire_tower"
+_PACKED_NAME = "quire_flash_tower"
 
 
 def _attention(
@@ -26,18 +31,30 @@ def _attention(
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float | None = None,
+    cu_seq_lens_q: Tensor | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Attention of all tokens to each other; transformers' own where a mask hides some.
+    """Attention of all tokens of an image, or of a packed sequence, to each other.
 
-    query, key, value: (images, heads, tokens, dim). Returns (images, tokens, heads, dim).
+    It is transformers' own where a mask hides some of them.
+
+    Args:
+        query, key, value: (images, heads, tokens, dim).
+        cu_seq_lens_q: where each sequence of the one image begins, and then the number of tokens; None: an image is one
+            sequence.
+
+    Returns:
+        (images, tokens, heads, dim)
     """
     images, _, tokens, dim = query.shape
-    if key.shape != query.shape or not _shows_all(attention_mask):
+    if key.shape != query.shape or not _shows_all(attention_mask) or options.get("is_causal"):
         attended, _ = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)
         return attended, None
     q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))
-    offsets = torch.arange(0, (images + 1) * tokens, tokens, device=query.device)
+    if cu_seq_lens_q is None:
+        offsets = torch.arange(0, (images + 1) * tokens, tokens, device=query.device)
+    else:
+        offsets = cu_seq_lens_q.to(query.device, torch.int64)
     params = EncoderAttentionParams(scale=dim**-0.5 if scaling is None else scaling)
     return varlen_attention(q, k, v, offsets, params).unflatten(0, (images, tokens)), None
 
@@ -49,8 +66,9 @@ def _shows_all(mask: Tensor | None) -> bool:
     return bool(mask.all()) if mask.dtype == torch.bool else not bool(mask.any())
 
 
-AttentionInterface.register(_NAME, _attention)
-AttentionMaskInterface.register(_NAME, sdpa_mask)
+for _name in (_NAME, _PACKED_NAME):
+    AttentionInterface.register(_name, _attention)
+    AttentionMaskInterface.register(_name, sdpa_mask)
 
 
 class TowerLinear(Linear):
@@ -90,15 +108,30 @@ class PatchConv(nn.Conv2d):
         return super().forward(x).contiguous(memory_format=torch.channels_last)
 
 
-def empty_tower(config: Any, language_model: str) -> Any:
-    """transformers' model for a config, without its language model, on the meta device.
+class PatchConv3d(nn.Conv3d):
+    """A convolution of patches of several frames. Of patches as large as its kernel it is a product of matrices."""
 
-    `language_model`: the attribute of the language model.
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        if tuple(x.shape[2:]) != self.kernel_size:
+            return super().forward(x)
+        rows = F.linear(x.flatten(1), self.weight.flatten(1), self.bias)
+        return rows[:, :, None, None, None]
+
+
+def empty_tower(config: Any, tower: Tower | None) -> Any:
+    """transformers' model for the config of a checkpoint, on the meta device.
+
+    It is without its language model and other modules that the `tower` does not need; None: it needs all.
     """
+    config = config if tower is None else tower.config(config)
     config._attn_implementation = _NAME
     with torch.device("meta"):
         model = AutoModel.from_config(config)
-        delattr(model, language_model)
+        model.config._attn_implementation = _PACKED_NAME  # building it would import a library of that name
+        for name in () if tower is None else (tower.language_model, *tower.unused):
+            owner, _, attribute = name.rpartition(".")
+            delattr(model.get_submodule(owner), attribute)
         for module in [*model.modules()]:
             for name, child in [*module.named_children()]:
                 setattr(module, name, _replacement(child))
@@ -112,6 +145,8 @@ def _replacement(module: nn.Module) -> nn.Module:
         return TowerLinear(module.in_features, module.out_features, bias=module.bias is not None)
     if type(module) is nn.Conv2d and module.kernel_size == module.stride:
         module.__class__ = PatchConv
+    if type(module) is nn.Conv3d:
+        module.__class__ = PatchConv3d
     return module
 
 

@@ -224,7 +224,12 @@ FAMILIES = (
     Family(name="mistral", config_types=("mistral",), spec=mistral, tensors=LLAMA),
     Family(name="olmo2", config_types=("olmo2",), spec=olmo2, tensors=LLAMA_OUTPUT_NORMS),
     Family(name="phi3", config_types=("phi3",), spec=phi3, tensors=LLAMA),
-    Family(name="qwen2", config_types=("qwen2", "qwen2_vl_text", "qwen2_5_vl_text"), spec=qwen2, tensors=LLAMA),
+    Family(
+        name="qwen2",
+        config_types=("qwen2", "qwen2_vl_text", "qwen2_5_vl_text", "qwen2_5_omni_text"),
+        spec=qwen2,
+        tensors=LLAMA,
+    ),
     Family(name="qwen3", config_types=("qwen3", "qwen3_vl_text"), spec=qwen3, tensors=LLAMA),
     Family(name="smollm3", config_types=("smollm3",), spec=smollm3, tensors=LLAMA),
 )

@@ -1,4 +1,4 @@
-"""Phi-4 Multimodal, of which text and audio are supported."""
+"""Phi-4 Multimodal: a decoder that reads audio and pictures, with an adapter for each."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quire.engine.client.audio import AudioInfo, AudioLengths
+from quire.engine.client.pictures import PaddedTiles, PictureInfo
+from quire.engine.client.protocol import PictureItem
 from quire.engine.models.config.adapter import AdapterConfig, read_adapter
 from quire.engine.models.config.feature_extractor import LONG_FRAMES, SAMPLE_RATE, check_extractor, read_extractor
+from quire.engine.models.config.image_processor import ImageProcessor
 from quire.engine.models.config.placeholder import check_placeholder, text_of
 from quire.engine.models.errors import BrokenFolder, UnsupportedModel, WeightMismatch
-from quire.engine.models.family import Composite, Facts, RawConfig
+from quire.engine.models.family import Composite, Facts, PictureFacts, RawConfig, Tower
 from quire.engine.models.specs.audio import Conv2dStem, Projector, TimeConv
 from quire.engine.models.specs.decoder import (
     AudioEncoderSpec,
@@ -57,11 +60,22 @@ _RULES = (
     (_LAYER + r"conv\.ext_pw_conv_1d" + KIND, _TO + "conv.down.{kind}"),
     (r"(?:up_proj_for_speech|audio_projection\.speech\.0)" + KIND, "encoder.projector.linears.0.{kind}"),
     (r"(?:down_proj_for_speech|audio_projection\.speech\.2)" + KIND, "encoder.projector.linears.1.{kind}"),
+    (r"(?:up_proj_for_vision_speech|audio_projection\.vision\.0)" + KIND, "encoder.picture_projector.linears.0.{kind}"),
+    (
+        r"(?:down_proj_for_vision_speech|audio_projection\.vision\.2)" + KIND,
+        "encoder.picture_projector.linears.1.{kind}",
+    ),
 )
-_IGNORED = (
-    r"lm_head\.weight|embed_tokens_extend\.image_embed\..*"
-    r"|(?:up|down)_proj_for_vision_speech\..*|audio_projection\.vision\..*"
-)
+_IGNORED = r"lm_head\.weight|embed_tokens_extend\.image_embed\..*"
+_PICTURES = re.compile(r"(?:model\.)?(?P<name>embed_tokens_extend\.image_embed\..*)")
+_POOLED = re.compile(r".*\.img_processor\.(?:head\..*|post_layernorm\..*|embeddings\.position_ids)")
+# Of the part that reads pictures: the name that transformers has, by the authors'.
+_PUBLISHED_PICTURES = {
+    "glb_GN": "global_img_feature_extensor",
+    "sub_GN": "sub_img_feature_extensor",
+    "img_projection.0.": "img_projection_up.",
+    "img_projection.2.": "img_projection_down.",
+}
 _GLU = re.compile(r"(?P<glu>.*\.conv\.glu)\.(?P<kind>b1|b2|ext_pw_conv_1d\.bias)")
 # Of the encoder of audio in configs with code of their own: the name that transformers has, by the authors'.
 _PUBLISHED_AUDIO = {
@@ -79,7 +93,6 @@ _PUBLISHED_DROPPED = (
     "audio_processor",
     "embd_layer",
     "img_processor",
-    "vision_lora",
     "_attn_implementation",
 )
 
@@ -139,6 +152,7 @@ def phi4_multimodal(config: Any, text: DecoderSpec) -> DecoderSpec:
         final_norm=False,
         chunk=_CHUNK,
         projector=Projector(sizes=(text.hidden, text.hidden), bias=True),
+        picture_projector=True,
     )
     return replace(text, encoder=encoder)
 
@@ -235,22 +249,121 @@ def _facts(folder: Path, config: Any, spec: DecoderSpec) -> Facts:
         lengths=AudioLengths(columns, stem.layers, 1),
         columns_before=rate,
     )
-    return Facts(audio=audio, adapter=_adapter(folder, config))
+    return Facts(
+        audio=audio, adapter=_adapter(folder, config, "speech"), picture_adapter=_adapter(folder, config, "vision")
+    )
 
 
-def _adapter(folder: Path, config: Any) -> AdapterConfig | None:
-    """Read the config of the adapter with which the model computes requests with audio; None if it has none.
+def _adapter(folder: Path, config: Any, name: str) -> AdapterConfig | None:
+    """Read the config of the adapter with which the model computes requests with audio or pictures.
+
+    Returns:
+        The config; None if the model has no adapter of that name.
 
     Raises:
         ModelError: see `read_adapter`.
     """
-    inside = getattr(config, "speech_lora", None)  # as its authors have published it
+    inside = getattr(config, f"{name}_lora", None)  # as its authors have published it
     if inside is None:
-        return read_adapter(folder, "speech-lora")
+        return read_adapter(folder, f"{name}-lora")
     alpha = inside.get("lora_alpha") if isinstance(inside, dict) else None
     if isinstance(alpha, bool) or not isinstance(alpha, int | float):
-        raise BrokenFolder(f"config.json: speech_lora must be an object with a number lora_alpha, not {inside!r}")
-    return AdapterConfig(file=None, name="speech", alpha=float(alpha))
+        raise BrokenFolder(f"config.json: {name}_lora must be an object with a number lora_alpha, not {inside!r}")
+    return AdapterConfig(file=None, name=name, alpha=float(alpha))
+
+
+def module_name(name: str) -> str | None:
+    """The name of a tensor in transformers' model; None if pictures do not need it."""
+    match = _PICTURES.fullmatch(name)
+    if match is None or _POOLED.fullmatch(name):
+        return None
+    inner = match["name"]
+    for published, known in _PUBLISHED_PICTURES.items():
+        inner = inner.replace(f".image_embed.{published}", f".image_embed.{known}")
+    return inner
+
+
+def _pictures(folder: Path, config: Any, spec: DecoderSpec) -> PictureFacts:
+    """Read how the model reads pictures.
+
+    Raises:
+        UnsupportedModel: the folder does not say so, or the tower does not fit to it.
+    """
+    vision, processor = config.vision_config, ImageProcessor.read(folder, "phi4multimodal")
+    geometry = processor.padded_tiles()
+    sizes = (geometry.tile, geometry.tile, geometry.tile // geometry.patches)
+    if (vision.image_size, vision.crop_size, vision.patch_size) != sizes:
+        raise UnsupportedModel(
+            f"vision_config: image_size, crop_size and patch_size are {vision.image_size}, {vision.crop_size} and "
+            f"{vision.patch_size}, but the image processor makes tiles of {sizes[0]} pixels and patches of {sizes[2]}"
+        )
+    if not 0 < _depth(vision) <= vision.num_hidden_layers:
+        raise UnsupportedModel(
+            f"vision_config: feature_layer is {vision.feature_layer!r}, which the tower does not have"
+        )
+    token = check_placeholder(vision.image_token_id, spec.vocab, "image_token_id")
+    info = PictureInfo(placeholder=token, placeholder_text=text_of(folder, token), geometry=geometry)
+    return PictureFacts(info=info, normalization=processor.normalization())
+
+
+def _depth(vision: Any) -> int:
+    """The number of layers whose output is read."""
+    layer: int = vision.feature_layer
+    return layer if layer >= 0 else vision.num_hidden_layers + 1 + layer
+
+
+def _encode(model: Any, pixels: Tensor, item: PictureItem) -> Tensor:
+    """The rows of the picture, then those of an image of the whole of it. Each ends with a learned embedding."""
+    import torch  # noqa: PLC0415 families are read without it
+    import torch.nn.functional as F  # noqa: PLC0415
+
+    assert item.original_size is not None
+    part, tile = model.embed_tokens_extend.image_embed, pixels.shape[-1]
+    padded = PaddedTiles(tile=tile, patches=tile // model.config.vision_config.patch_size, max_tiles=len(pixels))
+    down, across = _grid(len(pixels), tile, item.original_size)
+    rows, columns = padded.covered(down, item.original_size[0]), padded.covered(across, item.original_size[1])
+    canvas = pixels.view(down, across, 3, tile, tile).permute(2, 0, 3, 1, 4).reshape(1, 3, down * tile, across * tile)
+    whole = F.interpolate(canvas.float(), (tile, tile), mode="bicubic", align_corners=False).to(pixels.dtype)
+    edge = torch.arange(padded.patches, device=pixels.device)
+    inside = [(edge < row)[:, None] & (edge < column) for row in rows for column in columns]
+    features = _features(part, torch.cat([whole, pixels]), torch.stack([torch.ones_like(inside[0]), *inside]))
+    grid = features[1:].unflatten(0, (down, across)).transpose(1, 2).flatten(2, 3).flatten(0, 1)
+    covered = grid[: sum(-(-row // 2) for row in rows), : sum(-(-column // 2) for column in columns)]
+    row_end, separator = part.sub_img_feature_extensor[0], part.global_img_feature_extensor[0]
+
+    def lines(embeddings: Tensor) -> Tensor:
+        return torch.cat([embeddings, row_end.expand(len(embeddings), 1, -1)], 1).flatten(0, 1)
+
+    joined = torch.cat([lines(covered), separator, lines(features[0])])
+    projected: Tensor = part.img_projection_down(F.gelu(part.img_projection_up(joined)))
+    return projected
+
+
+def _grid(tiles: int, tile: int, size: tuple[int, int]) -> tuple[int, int]:
+    """Rows and columns of the tiles of a picture, which covers a part of each of them."""
+    rows, columns = (-(-edge // tile) for edge in size)
+    if rows * columns < tiles:  # all of the last ones are padding, as its edge was rounded down
+        return (rows, columns + 1) if rows * (columns + 1) == tiles else (rows + 1, columns)
+    return rows, columns
+
+
+def _features(part: Any, images: Tensor, mask: Tensor) -> Tensor:
+    """Encode images: (images, rows, columns, size), each for a square of four patches.
+
+    `mask`: (images, rows, columns) of patches that are no padding.
+    """
+    from transformers.masking_utils import create_bidirectional_mask  # noqa: PLC0415 as torch
+
+    vision = part.img_processor
+    x = vision.embeddings(pixel_values=images, patch_attention_mask=mask)
+    attention_mask = create_bidirectional_mask(config=vision.config, inputs_embeds=x, attention_mask=mask.flatten(1))
+    for layer in vision.encoder.layers[: _depth(vision.config)]:
+        x = layer(x, attention_mask)
+    x = x.unflatten(1, mask.shape[1:]).permute(0, 3, 1, 2)
+    if mask.shape[1] % 2:
+        x = part.img_processor_padding(x)
+    features: Tensor = part.image_token_compression(x).permute(0, 2, 3, 1)
+    return features
 
 
 def _language_model(config: Any) -> tuple[str, Any]:
@@ -293,6 +406,16 @@ FAMILIES = (
         tensors=_names,
         facts=_facts,
         has_adapter=True,
+        tower=Tower(
+            language_model="layers",
+            facts=_pictures,
+            encode=_encode,
+            module_name=module_name,
+            unused=(
+                *("embed_tokens", "norm", "rotary_emb", "embed_tokens_extend.audio_embed"),
+                *(f"embed_tokens_extend.image_embed.img_processor.{name}" for name in ("head", "post_layernorm")),
+            ),
+        ),
         published={"phi4mm": _published},
     ),
 )

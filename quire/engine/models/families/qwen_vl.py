@@ -49,7 +49,8 @@ def with_axes(spec: DecoderSpec, axes: tuple[int, ...]) -> DecoderSpec:
     return replace(spec, layers=tuple(layers))
 
 
-def _spec(config: Any, text: DecoderSpec) -> DecoderSpec:
+def spec_with_sections(config: Any, text: DecoderSpec) -> DecoderSpec:
+    """The language model of Qwen2-VL and Qwen2.5-VL."""
     axes = axes_in_sections(config.text_config, _SECTIONS)
     return with_axes(language_model(config, text), axes)
 
@@ -97,16 +98,21 @@ def grid_tower(
     processor: str,
     *,
     placeholder: str,
-    video: Callable[[Path, Any, int], tuple[VideoProcessor, VideoInfo]],
+    video: Callable[[Path, Any, int], tuple[VideoProcessor, VideoInfo]] | None = None,
     levels: Callable[[Any], int] | None = None,
+    encode: Callable[[Any, Tensor, PictureItem], Tensor] = _encode,
+    module_name: Callable[[str], str | None] = module_name,
+    unused: tuple[str, ...] = (),
 ) -> Tower:
     """The part that reads pictures.
 
     Args:
         processor: image processor of models of this type.
         placeholder: text of the placeholder token, if the tokenizer does not have it.
-        video: reads how videos become items; given the folder, the config, and the size of the vocabulary.
+        video: reads how videos become items; given the folder, the config, and the size of the vocabulary. None: the
+            model does not read them.
         levels: reads `PictureFacts.levels` in the config of the part; None: tokens have no such embeddings.
+        encode, module_name, unused: see `Tower`.
     """
 
     def facts(folder: Path, config: Any, spec: DecoderSpec) -> PictureFacts:
@@ -129,15 +135,18 @@ def grid_tower(
             placeholder=token,
             placeholder_text=text_of(folder, token, placeholder),
             geometry=geometry,
-            video=video_of(folder, normalization, partial(video, folder, config, spec.vocab)),
+            video=None
+            if video is None
+            else video_of(folder, normalization, partial(video, folder, config, spec.vocab)),
         )
         return PictureFacts(info=info, normalization=normalization, levels=count)
 
     return Tower(
         language_model="language_model",
         facts=facts,
-        encode=_encode if levels is None else _encode_levels,
+        encode=encode if levels is None else _encode_levels,
         module_name=module_name,
+        unused=unused,
     )
 
 
@@ -178,11 +187,11 @@ def _video_with_times(folder: Path, config: Any, vocab: int) -> tuple[VideoProce
 
 
 _VIDEO = "<|video_pad|>"
-_QWEN2 = grid_tower("qwen2vl", placeholder="<|image_pad|>", video=_continuous_video)
+QWEN2_TOWER = grid_tower("qwen2vl", placeholder="<|image_pad|>", video=_continuous_video)
 _QWEN3 = grid_tower("qwen2vl", placeholder="<|image_pad|>", video=_video_with_times, levels=_levels)
 FAMILIES = (
-    vision_language_model("qwen2_vl", _QWEN2, _spec),
-    vision_language_model("qwen2_5_vl", _QWEN2, _spec),
+    vision_language_model("qwen2_vl", QWEN2_TOWER, spec_with_sections),
+    vision_language_model("qwen2_5_vl", QWEN2_TOWER, spec_with_sections),
     vision_language_model("qwen3_vl", _QWEN3, _interleaved_spec),
     vision_language_model("qwen3_vl_moe", _QWEN3, _interleaved_spec),
 )

@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quire.engine.models.layers.linear import Linear
-from quire.engine.models.layers.stem import windows
-from quire.engine.models.specs.audio import ConvPositions, LearnedPositions, Positions
+from quire.engine.models.layers.stem import sinusoidal_table, windows
+from quire.engine.models.specs.audio import ConvPositions, LearnedPositions, Positions, SinusoidalPositions
 from quire.kernels.activation import activation
 from quire.kernels.add_scaled import add_scaled
 
@@ -18,6 +18,8 @@ def make_positions(spec: Positions | None, max_positions: int, hidden: int) -> n
     match spec:
         case LearnedPositions():
             return LearnedPositionsLayer(max_positions, hidden)
+        case SinusoidalPositions():
+            return SinusoidalPositionsLayer(max_positions)
         case ConvPositions():
             return ConvPositionsLayer(spec, hidden)
         case None:
@@ -34,6 +36,21 @@ class LearnedPositionsLayer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(positions, hidden) of one item."""
         return add_scaled(x, self.table[: len(x)])
+
+
+class SinusoidalPositionsLayer(nn.Module):
+    """Add the table of `SinusoidalPositions`, which is made when it is first needed."""
+
+    def __init__(self, max_positions: int) -> None:
+        super().__init__()
+        self._max_positions = max_positions
+        self._table: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(positions, hidden) of one item."""
+        if self._table is None:
+            self._table = sinusoidal_table(self._max_positions, x.shape[1]).to(x)
+        return add_scaled(x, self._table[: len(x)])
 
 
 class ConvPositionsLayer(nn.Module):

@@ -98,6 +98,14 @@ class CausalConvStemLayer(nn.Module):
         return x, StemState(columns[1 - WIDTH :], inner[2 - WIDTH :])
 
 
+def sinusoidal_table(positions: int, size: int) -> Tensor:
+    """(positions, size), an even number of elements: sines, then cosines."""
+    half = size // 2
+    rates = torch.exp(-torch.arange(half).float() * torch.tensor(_MAX_TIMESCALE).log() / (half - 1))
+    angles = torch.arange(positions)[:, None] * rates
+    return torch.cat((angles.sin(), angles.cos()), 1)
+
+
 class ChunkedConvStemLayer(nn.Module):
     """The layers of a `ChunkedConvStem`. Weights are (outputs, WIDTH * WIDTH * inputs), point after point."""
 
@@ -130,10 +138,7 @@ class ChunkedConvStemLayer(nn.Module):
     def _sinusoids(self, like: Tensor) -> Tensor:
         """(positions of a chunk, hidden): sines, then cosines."""
         if self._positions is None:
-            half = like.shape[1] // 2
-            rates = torch.exp(-torch.arange(half).float() * torch.tensor(_MAX_TIMESCALE).log() / (half - 1))
-            angles = torch.arange(-(-self.spec.chunk // 8))[:, None] * rates
-            self._positions = torch.cat((angles.sin(), angles.cos()), 1).to(like)
+            self._positions = sinusoidal_table(-(-self.spec.chunk // 8), like.shape[1]).to(like)
         return self._positions
 
 

@@ -47,6 +47,7 @@ class AudioEncoder(LayerStack):
         normed = isinstance(spec.positions, ConvPositions) and spec.positions.norm
         self.positions_norm = make_norm(spec.hidden, spec.norm) if normed else nn.Identity()
         self.projector = _make_projector(spec)
+        self.picture_projector = _make_projector(spec) if spec.picture_projector else None
         biased = [attn for attn in _grouped(spec) if attn.relative_bias is not None]
         self.relative_bias = None
         if biased and (bias := biased[0].relative_bias) is not None:
@@ -94,6 +95,7 @@ class AudioEncoder(LayerStack):
         positions: Tensor | None = None,
         states: StepStates | None = None,
         chunk_mask: Tensor | None = None,
+        beside_pictures: Sequence[bool] = (),
     ) -> list[Tensor]:
         """Encode items.
 
@@ -104,6 +106,7 @@ class AudioEncoder(LayerStack):
             positions: (positions,) int64, of all items; None: each begins at 0.
             states: those of the layers, if the items are pieces of audio.
             chunk_mask: see `StepContext`.
+            beside_pictures: which items are in prompts that have pictures as well; empty: none.
 
         Returns:
             (tokens, size) of each item.
@@ -132,6 +135,9 @@ class AudioEncoder(LayerStack):
         if self.spec.joined > 1:
             x = x.reshape(-1, self.spec.joined * x.shape[1])
             lengths = [length // self.spec.joined for length in lengths]
+        if self.projector is not None and self.picture_projector is not None and any(beside_pictures):
+            projectors = (self.picture_projector if beside else self.projector for beside in beside_pictures)
+            return [projector(part) for projector, part in zip(projectors, x.split(lengths), strict=True)]
         if isinstance(self.projector, QueryProjectorLayer):
             return [self.projector(part) for part in x.split(lengths)]
         return list((x if self.projector is None else self.projector(x)).split(lengths))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -36,6 +37,12 @@ class VisionEncoder(nn.Module):
         self._encode = encode
         self._normalization = normalization
 
+    @property
+    def patch_area(self) -> int:
+        """Pixels of a patch."""
+        size = self.tower.config.vision_config.patch_size
+        return int(size**2 if isinstance(size, int) else math.prod(size))
+
     def make_buffers(self, device: torch.device) -> None:
         """Make the tables that no checkpoint has, on a device; the parameters have been allocated."""
         for module in self.tower.modules():
@@ -49,6 +56,9 @@ class VisionEncoder(nn.Module):
 
     def encode(self, item: PictureItem) -> Tensor:
         """Encode a picture: (tokens, size)."""
+        if item.encoding is not None:
+            sample = next(self.tower.parameters())
+            return torch.tensor(item.encoding, device=sample.device, dtype=sample.dtype)
         return self._encode(self.tower, self._normalized(item), item)
 
     def _normalized(self, item: PictureItem) -> Tensor:

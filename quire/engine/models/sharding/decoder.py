@@ -37,7 +37,7 @@ def check_parallel(config: ModelConfig) -> None:
         return
     raise UnsupportedModel(
         f"--tensor-parallel-size and --pipeline-parallel-size must be 1 for {what}: they divide models that generate "
-        "text from text"
+        "text from text and pictures"
     )
 
 

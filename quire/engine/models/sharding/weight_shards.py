@@ -36,6 +36,7 @@ class WeightShards:
         whole, placement = decoder.whole, decoder.placement
         with torch.device("meta"):
             model = Decoder(whole)
+        model.vision = decoder.vision  # which is whole, where a rank has it
         self.parameters: Mapping[str, Sequence[int]] = {
             name: tuple(parameter.shape) for name, parameter in model.named_parameters()
         }

@@ -233,6 +233,11 @@ class LearnedPositions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SinusoidalPositions:
+    """Sines and cosines of each position, which no checkpoint has."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ConvPositions(SpecPart):
     """x + act(convolution(x)), whose channels are convolved in groups; see `LayerStack` for a norm after it.
 
@@ -394,4 +399,4 @@ class TimeConv(SpecPart):
 
 
 Stem = ConvStem | CausalConvStem | ChunkedConvStem | WaveStem | Conv2dStem | CausalConv2dStem | LinearStem
-Positions = LearnedPositions | ConvPositions
+Positions = LearnedPositions | SinusoidalPositions | ConvPositions

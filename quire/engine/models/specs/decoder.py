@@ -445,6 +445,7 @@ class AudioEncoderSpec(StackSpec):
         chunk: positions of an item; one that continues another is filled up with zeros, which are attended to.
             0: items are independent of each other.
         projector: applied to the result; None: there is none.
+        picture_projector: there is another projector like it for audio in prompts that have pictures as well.
     """
 
     positive: ClassVar = ("hidden", "max_positions", "averaged", "joined")
@@ -456,6 +457,7 @@ class AudioEncoderSpec(StackSpec):
     concatenated: tuple[int, ...] = ()
     chunk: int = 0
     projector: Projector | QueryProjector | None = None
+    picture_projector: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -71,6 +71,7 @@ class PoolerSpec:
         max_embed_len: tokens of the longest text; None: the context length, or no limit with `chunked`.
         logit_mean, logit_sigma: logits of labels become (logits - mean) / sigma.
         step_tag: results of tokens are those of this token only; None: of all.
+        padded_to: texts are padded to so many tokens; 0: they are not; only the front end reads it.
         extra_weights: files in the model's folder with weights of the steps: (step, folder).
     """
 
@@ -95,6 +96,7 @@ class PoolerSpec:
     logit_mean: float = 0.0
     logit_sigma: float = 1.0
     step_tag: int | None = None
+    padded_to: int = 0
     extra_weights: tuple[tuple[str, str], ...] = ()
 
     @property
@@ -123,6 +125,7 @@ class PoolerSpec:
             sparse=self.sparse_head is not None,
             chunked=self.chunked,
             max_embed_len=self.max_embed_len,
+            padded_to=self.padded_to,
         )
 
 

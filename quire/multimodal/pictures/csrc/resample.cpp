@@ -1,16 +1,19 @@
-// The Python module _resample: changes one edge of pictures of three bytes a pixel, to the bits of Pillow's `resize`.
+// The Python module _resample: resizes pictures of three bytes a pixel, to the bits of Pillow's `resize`.
 //
-// A value is the rounded sum of weights of 22 bits times bytes, in integers, so the order of additions does not matter, and 16
+// The width is changed first, then the height, in bands of rows, so that what is between them stays in the processor's cache. A
+// value is the rounded sum of weights of 22 bits times bytes, in integers, so the order of additions does not matter, and 16
 // bytes are summed at a time. Rows are resized 16 at a time as well: transposed, so that a vector has the same byte of each.
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <new>
 #include <vector>
+
+#include "quads.h"
+#include "weights.h"
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 #define FOR_EACH_PROCESSOR __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
@@ -22,57 +25,9 @@
 namespace {
 
 constexpr int LANES = 16;
-constexpr int COLORS = 3;
-constexpr int WEIGHT_BITS = 22;
-constexpr int32_t HALF = 1 << (WEIGHT_BITS - 1);
-constexpr double PI = 3.14159265358979323846;
 typedef uint8_t Bytes __attribute__((vector_size(LANES)));
 typedef int16_t Words __attribute__((vector_size(2 * LANES)));
 typedef int32_t Sums __attribute__((vector_size(4 * LANES)));
-
-enum Filter { BILINEAR, BICUBIC, LANCZOS, FILTERS };
-constexpr double SUPPORT[FILTERS] = {1.0, 2.0, 3.0};
-
-double sinc(double x) { return x == 0.0 ? 1.0 : std::sin(x * PI) / (x * PI); }
-
-double weight(int filter, double x) {
-    constexpr double A = -0.5;
-    if (filter == LANCZOS) return -3.0 <= x && x < 3.0 ? sinc(x) * sinc(x / 3) : 0.0;
-    x = std::abs(x);
-    if (filter == BILINEAR) return x < 1.0 ? 1.0 - x : 0.0;
-    if (x < 1.0) return ((A + 2.0) * x - (A + 3.0)) * x * x + 1;
-    return x < 2.0 ? (((x - 5) * x + 8) * x - 4) * A : 0.0;
-}
-
-// Which elements of a line each element of the resized line is made of, and their weights.
-struct Weights {
-    Weights(int64_t before, int64_t after, int filter) : first(after), count(after) {
-        double scale = double(before) / double(after), filter_scale = std::max(scale, 1.0);
-        double support = SUPPORT[filter] * filter_scale;
-        stride = int64_t(std::ceil(support)) * 2 + 1;
-        values.resize(size_t(after * stride));
-        std::vector<double> exact(size_t(stride), 0.0);
-        for (int64_t place = 0; place < after; ++place) {
-            double center = (double(place) + 0.5) * scale, sum = 0.0;
-            int64_t begin = std::max<int64_t>(0, int64_t(center - support + 0.5));
-            int64_t number = std::min(before, int64_t(center + support + 0.5)) - begin;
-            for (int64_t i = 0; i < number; ++i) {
-                exact[size_t(i)] = weight(filter, (double(i + begin) - center + 0.5) * (1.0 / filter_scale));
-                sum += exact[size_t(i)];
-            }
-            for (int64_t i = 0; i < number; ++i) {
-                double value = (sum != 0.0 ? exact[size_t(i)] / sum : exact[size_t(i)]) * (1 << WEIGHT_BITS);
-                values[size_t(place * stride + i)] = int32_t(value < 0 ? value - 0.5 : value + 0.5);
-            }
-            first[size_t(place)] = begin;
-            count[size_t(place)] = number;
-        }
-    }
-
-    std::vector<int64_t> first, count;
-    std::vector<int32_t> values;
-    int64_t stride;
-};
 
 INLINE Bytes load(const uint8_t *from) {
     Bytes bytes;
@@ -105,11 +60,11 @@ INLINE void transpose(Bytes rows[LANES]) {
     }
 }
 
-// Resizes the columns of bytes: element `place` of the result is a row of `width` bytes.
+// Resizes the columns of bytes: each element of the result is a row of `width` bytes.
 FOR_EACH_PROCESSOR
-void resize_columns(const uint8_t *from, uint8_t *to, int64_t width, int64_t height, const Weights &weights) {
+void resize_columns(const uint8_t *from, uint8_t *to, int64_t width, const Weights &weights) {
     constexpr int64_t BLOCK = 4 * LANES;
-    for (int64_t place = 0; place < height; ++place) {
+    for (int64_t place = 0; place < weights.size(); ++place) {
         const uint8_t *rows = from + weights.first[size_t(place)] * width;
         const int32_t *factors = &weights.values[size_t(place * weights.stride)];
         int64_t count = weights.count[size_t(place)];
@@ -130,11 +85,10 @@ void resize_columns(const uint8_t *from, uint8_t *to, int64_t width, int64_t hei
     }
 }
 
-// Resizes 16 rows. `across` and `resized` have room for as many vectors as a row has bytes, before and after.
+// Resizes 16 rows to vectors of 16 bytes, one of each row. `across` has room for as many vectors as a row has bytes.
 FOR_EACH_PROCESSOR
-void resize_rows(const uint8_t *from, uint8_t *to, int64_t before, int64_t after, const Weights &weights, uint8_t *across,
-                 uint8_t *resized) {
-    int64_t width = before * COLORS, new_width = after * COLORS;
+void resize_rows(const uint8_t *from, uint8_t *resized, int64_t before, const Weights &weights, uint8_t *across) {
+    int64_t width = before * COLORS;
     Bytes block[LANES];
     for (int64_t column = 0; column < width; column += LANES) {
         int64_t start = std::min(column, width - LANES);
@@ -142,7 +96,7 @@ void resize_rows(const uint8_t *from, uint8_t *to, int64_t before, int64_t after
         transpose(block);
         for (int row = 0; row < LANES; ++row) store(across + (start + row) * LANES, block[row]);
     }
-    for (int64_t place = 0; place < after; ++place) {
+    for (int64_t place = 0; place < weights.size(); ++place) {
         const uint8_t *pixels = across + weights.first[size_t(place)] * COLORS * LANES;
         const int32_t *factors = &weights.values[size_t(place * weights.stride)];
         int64_t count = weights.count[size_t(place)];
@@ -153,43 +107,124 @@ void resize_rows(const uint8_t *from, uint8_t *to, int64_t before, int64_t after
         for (int color = 0; color < COLORS; ++color)
             store(resized + (place * COLORS + color) * LANES, rounded(sums[color]));
     }
-    for (int64_t column = 0; column < new_width; column += LANES) {
-        int64_t start = std::min(column, new_width - LANES);
-        for (int row = 0; row < LANES; ++row) block[row] = load(resized + (start + row) * LANES);
+}
+
+// Writes 16 rows of `width` bytes, from vectors of 16 bytes, one of each row.
+FOR_EACH_PROCESSOR
+void write_rows(const uint8_t *vectors, uint8_t *to, int64_t width) {
+    Bytes block[LANES];
+    for (int64_t column = 0; column < width; column += LANES) {
+        int64_t start = std::min(column, width - LANES);
+        for (int row = 0; row < LANES; ++row) block[row] = load(vectors + (start + row) * LANES);
         transpose(block);
-        for (int row = 0; row < LANES; ++row) store(to + row * new_width + start, block[row]);
+        for (int row = 0; row < LANES; ++row) store(to + row * width + start, block[row]);
     }
 }
 
-void resize_all_rows(const uint8_t *from, uint8_t *to, int64_t height, int64_t before, int64_t after, int filter) {
-    Weights weights(before, after, filter);
-    std::vector<uint8_t> across(size_t(before * COLORS * LANES)), resized(size_t(after * COLORS * LANES));
-    for (int64_t row = 0; row < height; row += LANES) {
-        int64_t start = std::min(row, height - LANES);
-        resize_rows(from + start * before * COLORS, to + start * after * COLORS, before, after, weights, across.data(),
-                    resized.data());
-    }
+bool has_dot_products() {
+#ifdef HAS_QUADS
+    return quads::supported();
+#else
+    return false;
+#endif
 }
+
+// Resizes rows.
+class Rows {
+public:
+    Rows(int64_t before, int64_t after, int filter, bool dot_products)
+        : before_(before), after_(after), dot_products_(dot_products), weights_(before, after, filter, 0, after) {
+#ifdef HAS_QUADS
+        grouped_ = quads::GroupedWeights(weights_);
+        mixed_ = quads::Vectors((before + quads::TAPS - 1) / quads::TAPS * COLORS * quads::VECTOR);
+#endif
+        across_.resize(dot_products ? 0 : size_t(before * COLORS * LANES));
+        vectors_.resize(size_t(after * COLORS * LANES));
+    }
+
+    // Resizes `rows` rows, 16 at a time.
+    void resize(const uint8_t *from, uint8_t *to, int64_t rows) {
+        for (int64_t row = 0; row < rows; row += LANES) {
+            int64_t start = std::min(row, rows - LANES);
+            resize_16(from + start * before_ * COLORS);
+            write_rows(vectors_.data(), to + start * after_ * COLORS, after_ * COLORS);
+        }
+    }
+
+private:
+    void resize_16(const uint8_t *from) {
+#ifdef HAS_QUADS
+        if (dot_products_) return quads::resize_rows(from, vectors_.data(), before_, grouped_, mixed_.data());
+#endif
+        resize_rows(from, vectors_.data(), before_, weights_, across_.data());
+    }
+
+    int64_t before_, after_;
+    bool dot_products_;
+    Weights weights_;
+    std::vector<uint8_t> across_, vectors_;
+#ifdef HAS_QUADS
+    quads::GroupedWeights grouped_;
+    quads::Vectors mixed_;
+#endif
+};
+
+// How pictures are resized.
+struct Resizing {
+    int64_t height, width, new_height, new_width;
+    int filter;
+    bool dot_products;
+
+    // Makes the rows from `first` on of the resized picture.
+    void make_rows(const uint8_t *from, uint8_t *to, int64_t first, int64_t number) const {
+        constexpr int64_t BAND = 128;
+        Rows across(width, new_width, filter, dot_products);
+        if (height == new_height) return across.resize(from, to, height);
+        std::vector<uint8_t> wide;
+        for (int64_t start = first; start < first + number; start += BAND) {
+            Weights down(height, new_height, filter, start, std::min(BAND, first + number - start));
+            int64_t begin = std::max<int64_t>(0, std::min(down.begin(), down.end() - LANES));
+            int64_t rows = std::min(height, std::max(down.end(), begin + LANES)) - begin;
+            const uint8_t *band = from + begin * width * COLORS;
+            if (width != new_width) {
+                wide.resize(std::max(wide.size(), size_t(rows * new_width * COLORS)));
+                across.resize(band, wide.data(), rows);
+                band = wide.data();
+            }
+            down.count_from(begin);
+            resize_all_columns(band, to + (start - first) * new_width * COLORS, rows, down);
+        }
+    }
+
+    // Resizes `rows` rows, which have the new width, to those of the weights.
+    void resize_all_columns(const uint8_t *from, uint8_t *to, int64_t rows, const Weights &weights) const {
+#ifdef HAS_QUADS
+        if (dot_products)
+            return quads::resize_columns(from, to, new_width * COLORS, rows, quads::GroupedWeights(weights));
+#endif
+        resize_columns(from, to, new_width * COLORS, weights);
+    }
+};
 
 PyObject *resize(PyObject *, PyObject *arguments) {
     Py_buffer from, to;
-    Py_ssize_t height, width, new_height, new_width;
-    int filter;
-    if (!PyArg_ParseTuple(arguments, "y*nnw*nni", &from, &height, &width, &to, &new_height, &new_width, &filter)) return nullptr;
+    Py_ssize_t height, width, new_height, new_width, first;
+    int filter, may_use_dot_products;
+    if (!PyArg_ParseTuple(arguments, "y*nnw*nninp", &from, &height, &width, &to, &new_height, &new_width, &filter, &first,
+                          &may_use_dot_products))
+        return nullptr;
     constexpr Py_ssize_t LARGEST = 1 << 20;
     bool valid = std::min({height, width, new_height, new_width}) >= LANES &&
-                 std::max({height, width, new_height, new_width}) <= LARGEST && (height == new_height || width == new_width) &&
-                 from.len == height * width * COLORS && to.len == new_height * new_width * COLORS && filter >= 0 && filter < FILTERS;
+                 std::max({height, width, new_height, new_width}) <= LARGEST && from.len == height * width * COLORS &&
+                 to.len > 0 && to.len % (new_width * COLORS) == 0 && filter >= 0 && filter < FILTERS;
+    Py_ssize_t rows = valid ? to.len / (new_width * COLORS) : 0;
+    valid = valid && first >= 0 && first <= new_height - rows && (height != new_height || rows == height);
     bool has_memory = true;
     if (valid) {
-        auto before = static_cast<const uint8_t *>(from.buf);
-        auto after = static_cast<uint8_t *>(to.buf);
         Py_BEGIN_ALLOW_THREADS;
         try {
-            if (height == new_height)
-                resize_all_rows(before, after, height, width, new_width, filter);
-            else
-                resize_columns(before, after, width * COLORS, new_height, Weights(height, new_height, filter));
+            Resizing resizing{height, width, new_height, new_width, filter, may_use_dot_products && has_dot_products()};
+            resizing.make_rows(static_cast<const uint8_t *>(from.buf), static_cast<uint8_t *>(to.buf), first, rows);
         } catch (const std::bad_alloc &) {
             has_memory = false;
         }
@@ -199,8 +234,7 @@ PyObject *resize(PyObject *, PyObject *arguments) {
     PyBuffer_Release(&to);
     if (!has_memory) return PyErr_NoMemory();
     if (!valid) {
-        PyErr_SetString(PyExc_ValueError, "resize(): two sizes that differ in one edge, of 16 pixels or more, their buffers and a "
-                                          "filter are expected");
+        PyErr_SetString(PyExc_ValueError, "resize(): two sizes of 16 pixels or more, their buffers, a filter and a row are expected");
         return nullptr;
     }
     Py_RETURN_NONE;

@@ -28,6 +28,7 @@ from tests.support.encoders import tiny_embedder
 from tests.support.engine import Engine, greedy, random_prompt
 from tests.support.models import make_model, save_model
 from tests.support.triton_device import InterpretedDevice
+from tests.support.variants import covering, slow_but
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the stand-ins compute on the CPU")
 
@@ -89,7 +90,12 @@ def together(engine: Engine) -> list[list[int]]:
     return [engine.results[f"r{index}"].tokens for index in range(len(PROMPTS))]
 
 
-@pytest.mark.parametrize(("backend", "case"), CASES)
+@pytest.mark.parametrize(
+    ("backend", "case"),
+    slow_but(
+        CASES, ("flash_attn", "gemma2"), ("flash_attn", "bloom"), ("flashinfer", "qwen3"), ("flashinfer", "mistral")
+    ),
+)
 def test_tokens_equal_those_of_transformers(backend: str, case: str, folders: Path, calls: Calls) -> None:
     """Batched, in chunks, padded to one size, with prefix hits in the second run."""
     options = options_of(backend, max_num_seqs=3, max_num_batched_tokens=24, cudagraph_capture_sizes=(3,))
@@ -98,7 +104,7 @@ def test_tokens_equal_those_of_transformers(backend: str, case: str, folders: Pa
     assert all(calls.counts.get(name, calls.counts.get(f"{name} run", 0)) > 0 for name in names[backend])
 
 
-@pytest.mark.parametrize("backend", BLOCK_SIZES)
+@pytest.mark.parametrize("backend", slow_but(BLOCK_SIZES, "flash_attn"))
 def test_sequences_of_several_blocks_equal_those_of_transformers(backend: str, tmp_path: Path, calls: Calls) -> None:
     """Blocks of 256 positions; the second of the sequences finds one of the first in the prefix cache."""
     changes: dict[str, Any] = {
@@ -121,8 +127,7 @@ SCHEDULES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("backend", BLOCK_SIZES)
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize(("backend", "schedule"), covering(BLOCK_SIZES, SCHEDULES))
 def test_tokens_do_not_depend_on_the_schedule(backend: str, schedule: str, folders: Path, calls: Calls) -> None:
     """In float32, in which the stand-ins compute: the libraries promise no bits."""
     folder = save("llama", folders)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from tests.support import oracle, whisper
 from tests.support.engine import Engine, greedy, random_prompt
 from tests.support.models import make_model, save_model
 from tests.support.triton_device import gpu_device
+from tests.support.variants import slow_but
 
 DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 SHARED = random_prompt(1, 9)
@@ -67,12 +69,12 @@ def logprobs(engine: Engine) -> torch.Tensor:
 
 @pytest.mark.parametrize(
     ("dtype", "schedule"),
-    [
-        *(("int8", schedule) for schedule in SCHEDULES),
+    slow_but(
+        product(DTYPES, SCHEDULES),
+        ("int8", "small chunks, eager"),
+        ("int8", "speculation"),
         ("fp8", "preempted"),
-        pytest.param("fp8", "small chunks, eager", marks=pytest.mark.slow),
-        pytest.param("fp8", "speculation", marks=pytest.mark.slow),
-    ],
+    ),
 )
 def test_tokens_do_not_depend_on_the_schedule(dtype: str, schedule: str, folders: Path) -> None:
     """Eight blocks, of which the requests need eighteen."""

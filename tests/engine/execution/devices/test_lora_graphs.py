@@ -33,7 +33,8 @@ SMALL: dict[str, Any] = {"max_num_seqs": 4, "block_size": 4, "cudagraph_capture_
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_audio_model(make_audio_model("granite_speech"), tmp_path_factory.mktemp("model"))
+    model = make_audio_model("granite_speech", text={"num_hidden_layers": 1})
+    return save_audio_model(model, tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +94,7 @@ def test_the_same_tokens_without_graphs(folder: Path, expected: list[list[int]])
 
 
 def test_a_model_without_an_adapter_has_half_as_many_graphs(folder: Path, tmp_path: Path) -> None:
-    folder_without = save_audio_model(make_audio_model("granite_speech"), tmp_path)
+    folder_without = save_audio_model(make_audio_model("granite_speech", text={"num_hidden_layers": 1}), tmp_path)
     (folder_without / "adapter_config.json").unlink()
     steps = Engine(folder_without, device=gpu_device(), **SMALL).runner.steps
     assert sorted(steps.graphs) == [1, 2, 4]

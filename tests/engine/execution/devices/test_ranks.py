@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from tests.support.invariance import mask
 from tests.support.models import make_model, save_model
 from tests.support.ranks import ThreadRank
 from tests.support.triton_device import gpu_device
+from tests.support.variants import slow_but
 
 TP = {"tensor_parallel_size": 2}
 PP = {"pipeline_parallel_size": 2}
@@ -71,6 +73,7 @@ def running(folder: Path, parallel: dict[str, Any], **options: Any) -> Iterator[
         engine.core.close()
 
 
+@cache
 def expected(folder: Path) -> list[list[int]]:
     """The tokens of each request alone on one rank of the reference device."""
     engine = Engine(folder, model=ModelOptions(device="reference"), enable_prefix_caching=False)
@@ -87,7 +90,7 @@ def together(engine: Engine) -> list[list[int]]:
     return [engine.results[f"r{index}"].tokens for index in range(len(PROMPTS))]
 
 
-@pytest.mark.parametrize(("case", "parallel"), CASES, ids=str)
+@pytest.mark.parametrize(("case", "parallel"), slow_but(CASES, ("llama", TP), ("llama", PP), ("gpt_oss", EP)))
 def test_tokens_are_those_of_one_rank(case: str, parallel: dict[str, Any], tmp_path: Path) -> None:
     """In chunks, sampled on the device, with prefix hits in the second run. Collectives are not captured."""
     folder = save_model(make_model(case, num_hidden_layers=2), tmp_path)

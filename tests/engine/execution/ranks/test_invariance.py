@@ -12,6 +12,7 @@ from tests.support.engine import Engine, greedy, random_prompt
 from tests.support.invariance import alone, mask, together, workload
 from tests.support.models import make_model, save_model
 from tests.support.parallel import EP, PP, TP, running
+from tests.support.variants import covering, slow_but
 
 RANKS = {"llama": TP, "gpt_oss": EP, "deepseek_v3": {**TP, **PP}, "gemma2": PP}
 SCHEDULES: dict[str, dict[str, Any]] = {
@@ -27,13 +28,14 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return save_model(make_model(request.param), tmp_path_factory.mktemp("model")), RANKS[request.param]
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize(("model", "schedule"), covering(RANKS, SCHEDULES), indirect=["model"])
 def test_tokens_do_not_depend_on_the_schedule(model: tuple[Path, dict[str, Any]], schedule: str) -> None:
     folder, parallel = model
     with running(folder, parallel, **SCHEDULES[schedule]) as engine:
         assert together(engine, workload(1), 1) == alone(folder, 1)
 
 
+@pytest.mark.parametrize("model", slow_but(RANKS, "gpt_oss", "deepseek_v3"), indirect=True)
 def test_tokens_do_not_depend_on_preemption(model: tuple[Path, dict[str, Any]]) -> None:
     folder, parallel = model
     options = ModelOptions(max_model_len=104)

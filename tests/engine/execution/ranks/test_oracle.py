@@ -18,7 +18,7 @@ from tests.support.oracle import generated
 from tests.support.packed_checkpoints import SCALINGS, pack_fp8, save_gpt_oss
 from tests.support.parallel import EP, PP, TP, running
 
-TOKENS = 20
+TOKENS = 10
 CASES = [
     ("llama", {"vocab_size": 301}, TP),
     ("llama-biased-tied", {"vocab_size": 301}, TP),

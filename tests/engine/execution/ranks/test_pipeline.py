@@ -17,13 +17,17 @@ from tests.support.invariance import alone, together, workload
 from tests.support.models import make_model, save_model
 from tests.support.parallel import PP, TP, running
 from tests.support.pieces import run_in_pieces, task
+from tests.support.variants import covering, slow_but
 
 STAGES = {"two stages": PP, "four stages": {"pipeline_parallel_size": 4}, "two stages of two ranks": {**TP, **PP}}
 
 
-@pytest.fixture(scope="module", params=["llama", "qwen3_moe", "deepseek_v3"])
+# Dense, with experts, and with latent attention.
+CASES = ("llama", "qwen3_moe", "deepseek_v3")
+
+
+@pytest.fixture(scope="module", params=slow_but(CASES, "llama"))
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Dense, with experts, and with latent attention."""
     return save_model(make_model(request.param), tmp_path_factory.mktemp("model"))
 
 
@@ -39,7 +43,7 @@ def steps_in_flight(engine: Engine) -> int:
     return len(executor._in_flight)
 
 
-@pytest.mark.parametrize("stages", STAGES)
+@pytest.mark.parametrize(("folder", "stages"), covering(CASES, STAGES), indirect=["folder"])
 def test_tokens_do_not_depend_on_the_number_of_stages(folder: Path, stages: str) -> None:
     with running(folder, STAGES[stages], max_num_batched_tokens=16, max_num_seqs=6, block_size=4) as engine:
         assert together(engine, workload(1), 1) == alone(folder, 1)

@@ -26,6 +26,9 @@ from quire.engine.models.fallback.encoder import Batching, TransformersEncoder
 from tests.support.engine import Engine, load
 from tests.support.hf_encoders import assert_close, hidden_states, make_encoder, output, pool, random_text
 from tests.support.oracle import change_weights
+from tests.support.variants import slow_but
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "albert-inner": ("albert", {"embedding_size": 32, "inner_group_num": 2, "pad_token_id": 0}),
@@ -88,7 +91,7 @@ def test_classifiers(case: str, tmp_path: Path) -> None:
         assert_close(got, output(model, text).logits[0].softmax(-1))
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", slow_but(CASES, "deberta", "longformer", "mobilebert"))
 def test_token_classifiers(case: str, tmp_path: Path) -> None:
     model = save(tmp_path, case, AutoModelForTokenClassification, num_labels=3)
     engine = Engine(tmp_path)
@@ -141,7 +144,7 @@ def test_texts_run_together_where_padding_changes_nothing(case: str, batching: B
     assert model.batching is batching
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", slow_but(CASES, "deberta-conv", "fnet", "longformer"))
 def test_neighbours_change_nothing_but_rounding(case: str, tmp_path: Path) -> None:
     save(tmp_path, case)
     engine = Engine(tmp_path)

@@ -18,13 +18,16 @@ from quire.kernels.gpu_weights import GpuWeight
 from tests.support.engine import Engine, greedy, load, random_prompt
 from tests.support.models import make_model, save_model
 from tests.support.packed_checkpoints import SCALINGS, pack_fp8
+from tests.support.variants import covering, slow_but
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 CASES = ["mixtral", "qwen3_moe", "gpt_oss", "deepseek_v3"]
 TOKENS = 4
 
 
 @pytest.mark.usefixtures("interpreted")
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", slow_but(CASES, "gpt_oss", "deepseek_v3"))
 def test_tokens_equal_those_of_transformers(case: str, tmp_path: Path) -> None:
     """Alone, and in the same batch as other requests."""
     model = make_model(case, num_hidden_layers=2)
@@ -46,7 +49,7 @@ def test_tokens_equal_those_of_transformers(case: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("interpreted")
-@pytest.mark.parametrize(("case", "quantization"), [(case, q) for case in CASES for q in ("none", "int8", "fp8")])
+@pytest.mark.parametrize(("case", "quantization"), covering(CASES, ["none", "int8", "fp8"]))
 def test_a_layer_is_close_to_that_of_cpus(case: str, quantization: Any, tmp_path: Path) -> None:
     torch.manual_seed(0)
     folder = save_model(make_model(case, num_hidden_layers=2), tmp_path)

@@ -1,0 +1,69 @@
+"""Tiny models that read pictures, as folders that can be served: weights, processor, tokenizer and chat template."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import tokenizers
+import torch
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
+
+from tests.support.vision_models import PICTURE, VOCAB, make_composite, save_seeing
+
+# The text of the placeholder, by case.
+PLACEHOLDERS = {
+    "llava": "<image>",
+    "llava_next": "<image>",
+    "llava_onevision": "<image>",
+    "idefics3": "<image>",
+    "internvl": "<IMG_CONTEXT>",
+    "llava-pixtral": "[IMG]",
+    "mistral3": "[IMG]",
+    "smolvlm": "<image>",
+    "qwen2_5_vl": "<|image_pad|>",
+    "qwen3_vl": "<|image_pad|>",
+    "glm4v": "<|image|>",
+}
+_SPECIAL = (
+    *("<|im_start|>", "<|im_end|>", "<fake_token_around_image>", "<global-img>", "[IMG_BREAK]", "[IMG_END]"),
+    *(f"<row_{row}_col_{column}>" for row in range(1, 5) for column in range(1, 5)),
+)
+_CONTEXT = 4096
+
+
+def write_tokenizer(folder: Path, placeholder: str) -> None:
+    """Write a tokenizer of bytes and special tokens, with the placeholder where the model has it."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = tokenizers.Tokenizer(models.BPE({char: i for i, char in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    names = [*_SPECIAL, *(f"<unused{index}>" for index in range(VOCAB - len(alphabet) - len(_SPECIAL)))]
+    names[PICTURE - len(alphabet)] = placeholder
+    tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>"}))
+    (folder / "chat_template.jinja").write_text(
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{% for c in m.content %}{% if c.type == 'image' %}PICTURE"
+        "{% else %}{{ c.text }}{% endif %}{% endfor %}<|im_end|>{% endfor %}".replace("PICTURE", placeholder)
+    )
+
+
+def answering_model(case: str, folder: Path) -> Path:
+    """Save a model that answers with letters only and has room for conversations."""
+    model = make_composite(case, seed=4)
+    letters = [
+        token
+        for token, char in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))
+        if char.isascii() and char.isalpha()
+    ]
+    silent = torch.ones(VOCAB, dtype=torch.bool)
+    silent[letters] = False
+    with torch.no_grad():
+        model.lm_head.weight[silent] = 0
+    save_seeing(model, case, folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["text_config"]["max_position_embeddings"] = _CONTEXT
+    (folder / "config.json").write_text(json.dumps(config))
+    write_tokenizer(folder, PLACEHOLDERS[case])
+    return folder
