@@ -27,8 +27,8 @@ _HELP: tuple[list[str], ...] = ([], ["--help"], ["-h"])
 _USAGE_ERROR = 2  # exit status, as of argparse
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command and exit with its status."""
+def prepare_process() -> None:
+    """Set what NumPy, torch and the C library read when they are loaded."""
     # Idle OpenMP threads must sleep: spinning ones would delay the event loop and the kernels' own threads.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # NumPy's products are short, and run in threads already: helpers would only spin, on cores that others need.
@@ -36,6 +36,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # torch uses huge pages, with which weights are read at least a third faster.
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     use_one_arena()
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run a command and exit with its status."""
+    prepare_process()
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words[:1] in (["--version"], ["-v"]):
         print(f"quire {__version__}")

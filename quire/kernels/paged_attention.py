@@ -149,7 +149,14 @@ def supports_varlen(keys: Tensor, values: Tensor, dtype: torch.dtype) -> bool:
     return dtype is torch.bfloat16 and native.instructions() is not None and supports_pages(keys, values)
 
 
-def paged_varlen(q: Tensor, keys: Tensor, values: Tensor, spans: AttentionMetadata, params: AttentionParams) -> Tensor:
+def paged_varlen(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    spans: AttentionMetadata,
+    params: AttentionParams,
+    visible: Tensor | None = None,
+) -> Tensor:
     """Attention of all queries of a step: as `paged_decode` for single tokens, as `paged_prefill` for other spans.
 
     The kernels of `supports_varlen` compute it, except with ALiBi, which few models have: there torch does.
@@ -157,12 +164,13 @@ def paged_varlen(q: Tensor, keys: Tensor, values: Tensor, spans: AttentionMetada
     Args:
         q: (tokens, heads, dim) bfloat16.
         keys: pages, like values.
+        visible: (tokens, 2) int32, see `paged_prefill`. Those of single tokens are ignored.
 
     Returns:
         (tokens, heads, value_dim)
     """
     if params.alibi is not None:
-        return _varlen_reference(q, keys, values, spans, params)
+        return _varlen_reference(q, keys, values, spans, params, visible)
     q = _with_dense_heads(q)
     out = empty((*q.shape[:2], page_dim(values)), q.dtype)
     native.kernels.paged_varlen(
@@ -174,6 +182,7 @@ def paged_varlen(q: Tensor, keys: Tensor, values: Tensor, spans: AttentionMetada
         seq_lens=spans.seq_lens,
         counts=spans.counts,
         sinks=None if params.sinks is None else params.sinks.float(),
+        visible=visible,
         window=params.window or 0,
         scale=params.scale,
         softcap=params.softcap or 0.0,
@@ -182,7 +191,12 @@ def paged_varlen(q: Tensor, keys: Tensor, values: Tensor, spans: AttentionMetada
 
 
 def _varlen_reference(
-    q: Tensor, keys: Tensor, values: Tensor, spans: AttentionMetadata, params: AttentionParams
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    spans: AttentionMetadata,
+    params: AttentionParams,
+    visible: Tensor | None = None,
 ) -> Tensor:
     """`paged_varlen` in torch."""
     singles, count, *tokens = spans.counts.tolist()
@@ -193,13 +207,20 @@ def _varlen_reference(
     for index in range(singles, count):
         length, end = int(spans.seq_lens[index]), begin + tokens[index]
         table = spans.block_tables[index, : -(-length // keys.shape[2])]
-        out.append(prefill_reference(q[begin:end], keys, values, table, length, params))
+        part = None if visible is None else visible[begin:end]
+        out.append(prefill_reference(q[begin:end], keys, values, table, length, params, part))
         begin = end
     return torch.cat(out)
 
 
 def paged_prefill(
-    q: Tensor, keys: Tensor, values: Tensor, block_table: Tensor, seq_len: int, params: AttentionParams
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    block_table: Tensor,
+    seq_len: int,
+    params: AttentionParams,
+    visible: Tensor | None = None,
 ) -> Tensor:
     """Causal attention of the queries at the last positions of one sequence.
 
@@ -208,6 +229,8 @@ def paged_prefill(
         keys: pages, like values.
         block_table: (blocks,) int32.
         seq_len: positions including those of the queries.
+        visible: (tokens, 2) int32, positions [begin, end) of the sequence that each query attends to as well, among
+            them its own: later ones, and earlier ones before its window. None: there are none.
 
     Returns:
         (tokens, heads, value_dim)
@@ -215,26 +238,33 @@ def paged_prefill(
     plain = params.alibi is None
     if plain and q.dtype is torch.bfloat16 and supports_pages(keys, values) and supports_rows(keys, values, q):
         span = AttentionMetadata(block_table[None], torch.tensor([seq_len]), torch.tensor([0, 1, len(q)]))
-        return paged_varlen(q, keys, values, span, params)
+        return paged_varlen(q, keys, values, span, params, visible)
     if gpu.supports(q, keys, values, block_table):
         length = torch.full((1,), seq_len, dtype=torch.int32, device=q.device)
         starts = torch.arange(2, dtype=torch.int32, device=q.device) * len(q)
-        return attend_spans(q, keys, values, block_table[None], length, starts, params)
-    return prefill_reference(q, keys, values, block_table, seq_len, params)
+        return attend_spans(q, keys, values, block_table[None], length, starts, params, visible)
+    return prefill_reference(q, keys, values, block_table, seq_len, params, visible)
 
 
 def prefill_reference(
-    q: Tensor, keys: Tensor, values: Tensor, block_table: Tensor, seq_len: int, params: AttentionParams
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    block_table: Tensor,
+    seq_len: int,
+    params: AttentionParams,
+    visible: Tensor | None = None,
 ) -> Tensor:
     """`paged_prefill` in torch."""
     k, v = (rows[:, :seq_len] for rows in _gather(keys, values, block_table, q.dtype, params))
     plain = params.softcap is None and params.sinks is None and params.alibi is None
     if plain and k.shape[-1] == v.shape[-1]:
-        return _fused_prefill(q, k, v, params)
+        return _fused_prefill(q, k, v, params, visible)
     rows = max(1, _MAX_SCORES // (q.shape[1] * seq_len))
     first = seq_len - q.shape[0]
-    chunks = q.split(rows)
-    return torch.cat([_explicit_prefill(chunk, k, v, first + i * rows, params) for i, chunk in enumerate(chunks)])
+    bounds = itertools.repeat(None) if visible is None else iter(visible.split(rows))
+    chunks = enumerate(zip(q.split(rows), bounds, strict=False))
+    return torch.cat([_explicit_prefill(chunk, k, v, first + i * rows, params, part) for i, (chunk, part) in chunks])
 
 
 def attend_singles(
@@ -275,6 +305,7 @@ def attend_spans(
     seq_lens: Tensor,
     query_starts: Tensor,
     params: AttentionParams,
+    visible: Tensor | None = None,
 ) -> Tensor:
     """Causal attention of spans of queries, the last positions of their sequences, by the Triton kernel where it runs.
 
@@ -284,6 +315,7 @@ def attend_spans(
         block_tables: (spans, blocks) int32.
         seq_lens: (spans,) int32 or int64, positions including those of the queries.
         query_starts: (spans + 1,) int32, the first query of each span, and their number. Spans may be empty.
+        visible: (tokens, 2) int32, see `paged_prefill`.
 
     Returns:
         (tokens, heads, value_dim)
@@ -292,12 +324,13 @@ def attend_spans(
         from quire.kernels.triton import paged_prefill as kernel
 
         q, options = with_dense_rows(q), _options(params, keys.dtype)
-        return kernel.prefill(q, keys, values, block_tables, seq_lens, query_starts, **options)
+        return kernel.prefill(q, keys, values, block_tables, seq_lens, query_starts, visible=visible, **options)
     out = []
     for index, (begin, end) in enumerate(itertools.pairwise(query_starts.tolist())):
         length = int(seq_lens[index])
         table = block_tables[index, : -(-length // keys.shape[2])]
-        out.append(prefill_reference(q[begin:end], keys, values, table, length, params))
+        part = None if visible is None else visible[begin:end]
+        out.append(prefill_reference(q[begin:end], keys, values, table, length, params, part))
     return torch.cat(out)
 
 
@@ -333,10 +366,10 @@ def page_rows(pages: Tensor, blocks: Tensor, dtype: torch.dtype, scale: float = 
     return dequantize_rows(rows, dtype) if pages.dtype is torch.int8 else rows
 
 
-def _fused_prefill(q: Tensor, k: Tensor, v: Tensor, params: AttentionParams) -> Tensor:
+def _fused_prefill(q: Tensor, k: Tensor, v: Tensor, params: AttentionParams, visible: Tensor | None) -> Tensor:
     tokens, seq_len = q.shape[0], k.shape[1]
-    is_causal = tokens == seq_len and (params.window is None or params.window >= seq_len)
-    mask = None if is_causal else _mask(tokens, seq_len - tokens, seq_len, params.window, q.device)
+    is_causal = visible is None and tokens == seq_len and (params.window is None or params.window >= seq_len)
+    mask = None if is_causal else _mask(tokens, seq_len - tokens, seq_len, params.window, visible, q.device)
     group = q.shape[1] // k.shape[0]
     k, v = (x.repeat_interleave(group, 0) if group > 1 else x for x in (k, v))
     out = F.scaled_dot_product_attention(
@@ -345,7 +378,9 @@ def _fused_prefill(q: Tensor, k: Tensor, v: Tensor, params: AttentionParams) -> 
     return out[0].transpose(0, 1)
 
 
-def _explicit_prefill(q: Tensor, k: Tensor, v: Tensor, first: int, params: AttentionParams) -> Tensor:
+def _explicit_prefill(
+    q: Tensor, k: Tensor, v: Tensor, first: int, params: AttentionParams, visible: Tensor | None
+) -> Tensor:
     """Attention of queries at positions from `first` on, with explicit scores, so that all params can be applied."""
     tokens, heads, _ = q.shape
     kv_heads = k.shape[0]
@@ -355,19 +390,24 @@ def _explicit_prefill(q: Tensor, k: Tensor, v: Tensor, first: int, params: Atten
         queries = torch.arange(first, first + tokens, device=q.device)
         distance = torch.arange(k.shape[1], device=q.device) - queries[:, None]
         scores += params.alibi.view(kv_heads, -1, 1, 1) * distance
-    scores.masked_fill_(~_mask(tokens, first, k.shape[1], params.window, q.device), -torch.inf)
+    scores.masked_fill_(~_mask(tokens, first, k.shape[1], params.window, visible, q.device), -torch.inf)
     sinks = None if params.sinks is None else params.sinks.view(kv_heads, -1, 1, 1)
     weights = _softmax(scores, sinks).to(v.dtype).flatten(1, 2)
     out: Tensor = torch.matmul(weights, v).unflatten(1, (-1, tokens))
     return out.permute(2, 0, 1, 3).reshape(tokens, heads, -1)
 
 
-def _mask(tokens: int, first: int, seq_len: int, window: int | None, device: torch.device) -> Tensor:
+def _mask(
+    tokens: int, first: int, seq_len: int, window: int | None, visible: Tensor | None, device: torch.device
+) -> Tensor:
     """(tokens, seq_len): which positions the queries at positions from `first` on attend to."""
     query = torch.arange(first, first + tokens, device=device)[:, None]
     position = torch.arange(seq_len, device=device)
-    seen = position <= query
-    return seen if window is None else seen & (position > query - window)
+    earliest = torch.zeros_like(query) if window is None else query - window + 1
+    if visible is None:
+        return (position >= earliest) & (position <= query)
+    begin, end = visible[:, :1], visible[:, 1:]
+    return (position >= torch.minimum(earliest, begin)) & (position < torch.maximum(query + 1, end))
 
 
 def _scores(q: Tensor, k: Tensor, params: AttentionParams) -> Tensor:

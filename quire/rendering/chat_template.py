@@ -115,7 +115,6 @@ _VOXTRAL = """\
 {%- else %}{{ raise_exception("Messages of the role " ~ message.role ~ " are not supported by Voxtral.") }}
 {%- endif %}
 {%- endfor %}"""
-_BUILT_IN = {"voxtral": _VOXTRAL}  # by model type
 # Models of late interaction, which compare texts with pictures, read either one picture or a text.
 _LATE_INTERACTION = """\
 {%- if messages | length != 1 %}{{ raise_exception("This model reads one message, which is a text or a picture.") }}
@@ -134,6 +133,20 @@ _LATE_INTERACTION = """\
 _COLQWEN_PICTURE = (
     "<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>Describe the image.<|im_end|><|endoftext|>"
 )
+# Its processor makes prompts without roles: all pictures, then one text that a line feed ends.
+_PALIGEMMA = """\
+{%- for message in messages %}
+{%- if message.role not in ("system", "user") %}
+{{- raise_exception("Messages of the role " ~ message.role ~ " are not supported by PaliGemma.") }}
+{%- endif %}
+{%- for part in message.content if part.type == "image" %}<image>{% endfor %}
+{%- endfor %}
+{{- bos_token }}
+{%- for message in messages %}
+{%- for part in message.content if part.type == "text" %}{{ part.text }}{% endfor %}
+{{- "\\n" }}
+{%- endfor %}"""
+_BUILT_IN = {"paligemma": _PALIGEMMA, "voxtral": _VOXTRAL}  # by model type
 
 
 def load_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from enum import StrEnum
 from typing import Any
@@ -12,7 +13,7 @@ import openai
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from tests.support.process import serving
+from tests.support.process import ServerProcess, serving
 
 LIMIT = 256
 
@@ -97,9 +98,15 @@ ASKED: list[tuple[BaseModel, str]] = [
 ]
 
 
-def test_parse_with_ten_models() -> None:
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServerProcess]:
+    with serving("quire-nano") as running:
+        yield running
+
+
+def test_parse_with_ten_models(server: ServerProcess) -> None:
     ended, right = [], []
-    with serving() as server, openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
         for kind, text in ASKED:
             parsed = _parsed(client, type(kind), text)
             ended.append(parsed is not None)
@@ -143,9 +150,9 @@ QUESTIONS = ["Describe a city.", "Make up a person.", "What is 27 + 58?", "List 
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*(?:"|$)')
 
 
-@pytest.mark.parametrize("seeds", [10, pytest.param(200, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
-def test_hot_answers_do_not_end_in_whitespace(seeds: int) -> None:
-    with serving("quire-nano") as server, server.http as client, ThreadPoolExecutor(16) as threads:
+@pytest.mark.parametrize("seeds", [4, pytest.param(200, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
+def test_hot_answers_do_not_end_in_whitespace(server: ServerProcess, seeds: int) -> None:
+    with server.http as client, ThreadPoolExecutor(16) as threads:
 
         def answer(schema: dict[str, Any], seed: int) -> str:
             form: dict[str, Any] = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
@@ -167,9 +174,9 @@ def test_hot_answers_do_not_end_in_whitespace(seeds: int) -> None:
         assert all(run == " " or re.fullmatch(rf"\n( {{0,{4 * levels}}}|\t{{0,{levels}}})", run) for run in runs), text
 
 
-def test_compact_json_if_that_is_wanted() -> None:
-    with serving("quire-nano") as server, server.http as client:
-        for seed in range(10):
+def test_compact_json_if_that_is_wanted(server: ServerProcess) -> None:
+    with server.http as client:
+        for seed in range(4):
             body = {
                 "messages": [{"role": "user", "content": "Make up a person."}], "temperature": 1, "seed": seed,
                 "max_tokens": 64, "chat_template_kwargs": {"enable_thinking": False},

@@ -49,12 +49,12 @@ def generation(server: ServerProcess, streams: int) -> Iterator[None]:
             thread.join()
 
 
-@pytest.mark.parametrize("count", [30, pytest.param(1000, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
+@pytest.mark.parametrize("count", [12, pytest.param(1000, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
 def test_embeddings_beside_generation_are_those_of_the_reference(server: ServerProcess, count: int) -> None:
     """In one batch, in small ones, and alone."""
     folder, inputs = model_folder(), texts(count)
     expected = reference(folder, tokenized(folder, count))
-    with generation(server, 4), server.http as client:
+    with generation(server, 2), server.http as client:
         before = server.metric("generation_tokens_total")
         for size in (count, 7, 1):
             chosen = range(0, count, 10) if size == 1 else range(count)

@@ -150,9 +150,10 @@ def test_bodies_without_mutations_are_accepted(fake: Fake, path: str, body: Any)
 
 
 @pytest.mark.filterwarnings("ignore:Generating overly large repr")
+@pytest.mark.parametrize("examples", [12, pytest.param(60, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("path", ROUTES)
-def test_mutated_bodies_are_answered_or_refused(fake: Fake, path: str) -> None:
-    fuzz(path, fake.post, 40, random=False)
+def test_mutated_bodies_are_answered_or_refused(fake: Fake, path: str, examples: int) -> None:
+    fuzz(path, fake.post, examples, random=False)
 
 
 @pytest.mark.slow

@@ -43,8 +43,15 @@ quire.app.cli.main(sys.argv[2:])
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
-@pytest.mark.parametrize("moment", ["resolving", "weights"])
+@pytest.mark.parametrize(
+    ("moment", "number"),
+    [
+        pytest.param("resolving", signal.SIGTERM, marks=pytest.mark.slow),
+        ("resolving", signal.SIGINT),
+        ("weights", signal.SIGTERM),
+        pytest.param("weights", signal.SIGINT, marks=pytest.mark.slow),
+    ],
+)
 def test_a_signal_while_loading_ends_the_server_cleanly(tmp_path: Path, moment: str, number: signal.Signals) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", _SCRIPT, moment, "serve", str(tiny_model(tmp_path)), "--port", "0"],

@@ -13,20 +13,14 @@ import pytest
 from quire.app.listen import Screen, from_microphone
 from quire.app.openai_client import ServerError
 from tests.support.audio import wav
+from tests.support.process import ended
 from tests.support.realtime import FakeSpeech, as_floats, dialogue, silence, speech, speech_server
 from tests.support.server import Server
 
 
-async def listen(server: Server, *arguments: str, audio: bytes = b"") -> tuple[int | None, str, str]:
+async def listen(server: Server, *arguments: str, audio: bytes = b"") -> tuple[int, str, str]:
     """Exit status, output and errors."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "quire", "listen", *arguments, "--url", f"{server.url}/v1"),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    output, errors = await process.communicate(audio)
-    return process.returncode, output.decode(), errors.decode()
+    return await asyncio.to_thread(ended, "listen", *arguments, "--url", f"{server.url}/v1", stdin=audio)
 
 
 async def test_a_file_is_printed_utterance_by_utterance(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.support.process import ServerProcess, eventually, serving, tiny_model
+from tests.support.process import ServerProcess, command_of, eventually, serving, tiny_model
 
 CHAT = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0, "max_tokens": 12}
 
@@ -24,7 +24,7 @@ def processes_of(server: ServerProcess) -> list[psutil.Process]:
 
 def rank_of(server: ServerProcess) -> psutil.Process:
     """The last process that was started, which runs the last rank."""
-    started = [child for child in processes_of(server) if "spawn_main" in str(child.cmdline())]
+    started = [child for child in processes_of(server) if "spawn_main" in command_of(child)]
     return max(started, key=lambda child: (child.create_time(), child.pid))
 
 
@@ -34,14 +34,6 @@ def temporary(tmp_path: Path) -> Path:
     folder = tmp_path / "temporary"
     folder.mkdir()
     return folder
-
-
-def command_of(process: psutil.Process) -> str:
-    """The command line of a process; empty if it has ended, as short-lived helpers do."""
-    try:
-        return str(process.cmdline())
-    except psutil.Error:
-        return ""
 
 
 def assert_all_have_ended(processes: list[psutil.Process]) -> None:

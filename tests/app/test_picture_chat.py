@@ -50,8 +50,16 @@ def answered(server: ServerProcess, body: dict[str, Any]) -> dict[str, Any]:
     return answer
 
 
-@pytest.mark.parametrize("case", PLACEHOLDERS)
-@pytest.mark.parametrize("pictures", [[FIRST], [FIRST, SECOND], []], ids=["one", "two", "none"])
+@pytest.mark.parametrize(
+    ("case", "pictures"),
+    [
+        pytest.param(
+            case, pictures, marks=() if name == "two" or case == "llava" else pytest.mark.slow, id=f"{name}-{case}"
+        )
+        for name, pictures in (("one", [FIRST]), ("two", [FIRST, SECOND]), ("none", []))
+        for case in PLACEHOLDERS
+    ],
+)
 def test_chats(
     server: ServerProcess, made: dict[str, Any], folders: dict[str, Path], case: str, pictures: list[Image.Image]
 ) -> None:

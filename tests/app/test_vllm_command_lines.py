@@ -16,7 +16,7 @@ from tests.support.vllm_command_lines import DOCUMENTED
 WITHOUT_EFFECT = {"--enable-auto-tool-choice", "--swap-space", "--trust-remote-code"}
 LINES = [(line, expected) for line, expected in DOCUMENTED if isinstance(expected, dict)]  # the others are refused
 # Starts of servers that differ most; tests/config reads all lines.
-QUICK = ("--uds", "--tensor-parallel-size 4", "--speculative_config", "--model ")
+QUICK = ("--uds", "--speculative_config", "--model ")
 CASES = [
     pytest.param(*case, id=case[0], marks=() if any(flag in case[0] for flag in QUICK) else pytest.mark.slow)
     for case in LINES

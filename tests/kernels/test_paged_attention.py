@@ -19,16 +19,21 @@ from quire.kernels.paged_attention import (
     paged_varlen,
 )
 from quire.kernels.write_pages import write_pages
+from tests.support.visible import visible_bounds, visible_mask
 
 BLOCK = 4
 
 
-def explicit_attention(q: Tensor, k: Tensor, v: Tensor, params: AttentionParams) -> Tensor:
-    """Causal attention of the queries at the last len(q) positions, one head at a time, with all scores written out."""
+def explicit_attention(q: Tensor, k: Tensor, v: Tensor, params: AttentionParams, seen: Tensor | None = None) -> Tensor:
+    """Causal attention of the queries at the last len(q) positions, one head at a time, with all scores written out.
+
+    `seen`: which positions each query attends to, if that is said otherwise.
+    """
     tokens, heads, _ = q.shape
     length, kv_heads, _ = k.shape
     distance = torch.arange(length - tokens, length)[:, None] - torch.arange(length)
     hidden = (distance < 0) | (distance >= (length if params.window is None else params.window))
+    hidden = hidden if seen is None else ~seen
     out = torch.zeros(tokens, heads, v.shape[2])
     for head in range(heads):
         shared = head // (heads // kv_heads)
@@ -186,6 +191,38 @@ def test_compiled_prefill(
     part = paged_prefill(q[: tokens // 2 + 1], keys, values, table, length - tokens + tokens // 2 + 1, params)
     if native.instructions() is not None:
         assert torch.equal(part, out[: tokens // 2 + 1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("which", range(6))
+@pytest.mark.parametrize("ignores_windows", [False, True])
+def test_attention_in_both_directions(dtype: torch.dtype, which: int, ignores_windows: bool) -> None:
+    """Within two spans, of which one is longer than the windows, and one than a tile of queries.
+
+    In bfloat16 results have the same bits in chunks, also if the first positions of a span are cached; and tokens
+    outside of spans those that they have without any.
+    """
+    torch.manual_seed(0)
+    heads, kv_heads, dim, length, spans = 4, 2, 64, 150, ((7, 30), (40, 131))
+    params = [*all_params(heads), AttentionParams(0.2, window=40)][which]
+    k, v = (torch.randn(length, kv_heads, dim).to(dtype) for _ in range(2))
+    keys, values, (table,) = paged([(k.float(), v.float())], blocks=64)
+    keys, values, table = keys.to(dtype), values.to(dtype), table.int()
+    q = torch.randn(length, heads, dim).to(dtype)
+    bounds = visible_bounds(length, spans, ignores_windows=ignores_windows)
+    out = paged_prefill(q, keys, values, table, length, params, bounds)
+    expected = explicit_attention(q.float(), k.float(), v.float(), params, visible_mask(bounds, params.window))
+    tolerance = 2e-5 if dtype is torch.float32 else 0.03
+    torch.testing.assert_close(out.float(), expected, atol=tolerance, rtol=tolerance)
+    if dtype is torch.float32 or native.instructions() is None:
+        return
+    for begin, end in ((0, 30), (20, 30), (30, 140), (97, 131), (131, 150)):
+        part = paged_prefill(q[begin:end], keys, values, table, end, params, bounds[begin:end])
+        assert torch.equal(part, out[begin:end])
+    causal = paged_prefill(q, keys, values, table, length, params)
+    outside = [row for row in range(length) if not any(start <= row < end for start, end in spans)]
+    assert torch.equal(causal[outside], out[outside])
+    assert not torch.equal(causal[50], out[50])
 
 
 @pytest.mark.skipif(not native.has_bfloat16(), reason="needs dot products of bfloat16")

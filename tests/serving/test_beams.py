@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -13,6 +14,7 @@ import torch
 from quire.config.options import EngineOptions, ModelOptions
 from quire.engine.build.core_config import CoreConfig
 from quire.engine.build.engine import serve_core
+from quire.engine.client.model_info import Generates
 from quire.engine.client.protocol import TokenLogprobs
 from quire.engine.client.sampling_params import SamplingParams
 from quire.engine.client.stream import GenerateRequest
@@ -21,7 +23,7 @@ from quire.rendering.tokenizer import Tokenizer
 from quire.serving.beams.collect import collect_answers
 from quire.serving.beams.options import BeamOptions
 from quire.serving.beams.search import BeamSearch
-from tests.support.fake_core import FakeCore, running_client, says
+from tests.support.fake_core import INFO, FakeCore, running_client, says
 from tests.support.models import make_model, save_model
 from tests.support.observers import Records
 from tests.support.server import running_server
@@ -78,6 +80,16 @@ def test_the_search_ends_once_nothing_can_be_better() -> None:
     search.advance([TokenLogprobs([1, 0, 1], [-0.1, -0.1, -3.0], [1, 1, 2])] * 2)
     assert not search.running
     assert [beam.tokens for _, beam in search.best] == [(0,), (1, 0)]
+
+
+async def test_beams_of_a_prefix_language_model_are_refused(tmp_path: Path) -> None:
+    """The engine would read them as parts of the prompt, whose tokens attend in both directions."""
+    info = msgspec.structs.replace(INFO, kind=Generates(longest_prompt=100))
+    async with running_server(tmp_path, FakeCore(info=info)) as server:
+        for fields in ({}, {"use_beam_search": True}):
+            answer = await server.post("/v1/completions", {"prompt": "ab", "max_tokens": 2, **fields})
+            assert answer.status_code == (400 if fields else 200)
+        assert answer.json()["error"]["param"] == "use_beam_search"
 
 
 async def test_requests_for_beams_are_answered(tmp_path: Path) -> None:

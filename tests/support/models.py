@@ -93,6 +93,7 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
         {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
     ),
     "phi3-longrope": ("phi3", {"rope_parameters": LONGROPE, "original_max_position_embeddings": 48}),
+    "gemma": ("gemma", {"head_dim": 32}),
     "gemma2": ("gemma2", {"head_dim": 32, "sliding_window": 24}),
     "gemma3": ("gemma3_text", {"head_dim": 32, "sliding_window": 24}),
     "olmo2": ("olmo2", {}),

@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import re
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import httpx
@@ -20,6 +19,7 @@ import psutil
 
 from tests.support.models import make_model, save_model
 from tests.support.patience import PATIENCE
+from tests.support.preloaded import ForkedProcess, start
 from tests.support.tokenizer import write_tokenizer
 
 
@@ -27,7 +27,7 @@ from tests.support.tokenizer import write_tokenizer
 class ServerProcess:
     """A server that listens, its address and what it has printed so far."""
 
-    process: subprocess.Popen[str]
+    process: ForkedProcess
     url: str = ""
     lines: list[str] = field(default_factory=list)
 
@@ -48,19 +48,17 @@ class ServerProcess:
 @contextmanager
 def serving(*arguments: str, env: dict[str, str] | None = None) -> Iterator[ServerProcess]:
     """Run `quire serve` on a free port until it says where it listens; end it afterwards."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "quire", "serve", *arguments, "--port", "0"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, **(env or {})},
-    )
+    reading, writing = os.pipe()
+    with open(os.devnull) as nothing:
+        command = ("serve", *arguments, "--port", "0")
+        process = start(command, {**os.environ, **(env or {})}, nothing.fileno(), writing, writing)
+    os.close(writing)
+    output = os.fdopen(reading, encoding="utf-8")
     server = ServerProcess(process)
     listening = threading.Event()
 
     def read() -> None:
-        assert process.stdout is not None
-        for line in process.stdout:
+        for line in output:
             server.lines.append(line)
             if match := re.search(r"at ((?:https?://|unix:)\S+)", line):
                 server.url = match[1]
@@ -77,22 +75,36 @@ def serving(*arguments: str, env: dict[str, str] | None = None) -> Iterator[Serv
         process.kill()
         process.wait()
         reader.join(5)
-        assert process.stdout is not None
-        process.stdout.close()
+        output.close()
+
+
+def failing(*arguments: str) -> str:
+    """Output of a server that cannot start."""
+    status, output, errors = ended("serve", *arguments)
+    assert status > 0
+    return output + errors
+
+
+def ended(*arguments: str, stdin: bytes = b"") -> tuple[int, str, str]:
+    """Exit status, output and errors of the `quire` command."""
+    with TemporaryFile() as sent, TemporaryFile() as output, TemporaryFile() as errors:
+        sent.write(stdin)
+        sent.seek(0)
+        process = start(arguments, dict(os.environ), sent.fileno(), output.fileno(), errors.fileno())
+        try:
+            status = process.wait(280)
+        finally:
+            process.kill()
+        output.seek(0)
+        errors.seek(0)
+        return status, output.read().decode(), errors.read().decode()
 
 
 def quire(*arguments: str, stdin: str | None = None, status: int = 0) -> str:
     """What the `quire` command prints; its errors as well if another status than 0 is expected."""
-    out = subprocess.run(
-        [sys.executable, "-m", "quire", *arguments],
-        input=stdin,
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-    assert out.returncode == status, out.stdout + out.stderr
-    return out.stdout + (out.stderr if status else "")
+    ended_with, output, errors = ended(*arguments, stdin=(stdin or "").encode())
+    assert ended_with == status, output + errors
+    return output + (errors if status else "")
 
 
 def free_port() -> int:
@@ -100,6 +112,14 @@ def free_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return int(free.getsockname()[1])
+
+
+def command_of(process: psutil.Process) -> str:
+    """The command line of a process; empty if it has ended, as short-lived helpers do."""
+    try:
+        return str(process.cmdline())
+    except psutil.Error:
+        return ""
 
 
 def no_children_of(pids: list[int]) -> None:

@@ -198,7 +198,7 @@ def expected_of_media(model: Any, case: str, info: PictureInfo, parts: Sequence[
     prompt, _ = prompt_with_media(info, *parts)
     ids = torch.tensor([prompt])
     inputs = _inputs(case, parts)
-    if SEES[case].typed:
+    if SEES[case].types(ids):
         kinds = torch.zeros_like(ids)
         kinds[ids == PICTURE] = 2 if info.video is not None and info.video.placeholder == PICTURE else 1
         kinds[ids == VIDEO] = 2

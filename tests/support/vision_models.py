@@ -6,7 +6,7 @@ import copy
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,6 +17,7 @@ import transformers
 from PIL import Image
 from transformers import AutoConfig, AutoModelForMultimodalLM
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
 from transformers.models.glm46v.image_processing_pil_glm46v import Glm46VImageProcessorPil
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
@@ -133,6 +134,18 @@ COMPOSITES: dict[str, tuple[str, dict[str, Any]]] = {
             mm_tokens_per_image=4,
         ),
     ),
+    "gemma3-narrow": (  # windows end within pictures, whose patches are pooled; heads that compiled kernels can read
+        "gemma3",
+        _config(
+            "gemma3_text",
+            {"model_type": "siglip_vision_model", **_VISION, "image_size": 112, "vision_use_head": False},
+            text_fields={"sliding_window": 10, "layer_types": ["full_attention", "sliding_attention"] * 2}
+            | {"num_hidden_layers": 4, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}
+            | {"query_pre_attn_scalar": 4},  # sharp attention, so that pictures matter
+            image_token_index=PICTURE,
+            mm_tokens_per_image=16,
+        ),
+    ),
     "glm4v": (
         "glm4v",
         _config("glm4v_text", _GLM_VISION, text_fields={"rope_parameters": _GLM_ROPE}, **_GLM_TOKENS),
@@ -210,6 +223,21 @@ COMPOSITES: dict[str, tuple[str, dict[str, Any]]] = {
         ),
     ),
     "ovis2": ("ovis2", _config("qwen2", {"model_type": "ovis2", **_VISION}, tie_word_embeddings=True)),
+    "paligemma": (
+        "paligemma",
+        _config("gemma", _SIGLIP, projection_dim=64, image_token_index=PICTURE),
+    ),
+    "paligemma2": (  # windows end within prompts
+        "paligemma",
+        _config(
+            "gemma2",
+            _SIGLIP,
+            text_fields={"sliding_window": 6, "layer_types": ["full_attention", "sliding_attention"] * 2}
+            | {"num_hidden_layers": 4, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32},
+            projection_dim=64,
+            image_token_index=PICTURE,
+        ),
+    ),
     "paddleocr_vl": (
         "paddleocr_vl",
         _config(
@@ -331,6 +359,22 @@ def save_composite(case: str, folder: Path) -> Path:
     return folder
 
 
+def _untyped(_: torch.Tensor) -> dict[str, torch.Tensor]:
+    return {}
+
+
+def _typed(ids: torch.Tensor) -> dict[str, torch.Tensor]:
+    return {"mm_token_type_ids": (ids == PICTURE).int()}
+
+
+def _gemma_types(ids: torch.Tensor) -> dict[str, torch.Tensor]:
+    return {"token_type_ids": (ids == PICTURE).int()}
+
+
+def _prefix_types(ids: torch.Tensor) -> dict[str, torch.Tensor]:
+    return {"token_type_ids": torch.zeros_like(ids)}
+
+
 @dataclass(frozen=True)
 class Eyes:
     """How transformers prepares the pictures of a model.
@@ -339,13 +383,15 @@ class Eyes:
         processor: its image processor.
         inputs: the arguments of `generate` for pictures, of which there is at least one.
         written: changes of the processor's fields in the config that is saved.
-        typed: `generate` is told which tokens stand for pictures.
+        types: the arguments of `generate` that say which of some tokens stand for pictures.
+        least_step: tokens of a step that computes each of the prompts here, or each picture in them.
     """
 
     processor: Any
     inputs: Callable[[Any, list[Image.Image]], dict[str, torch.Tensor]]
     written: dict[str, Any]
-    typed: bool = False
+    types: Callable[[torch.Tensor], dict[str, torch.Tensor]] = field(default=_untyped)
+    least_step: int = 1
 
 
 def _inputs(names: Sequence[str], processor: Any, pictures: list[Image.Image]) -> dict[str, torch.Tensor]:
@@ -367,9 +413,12 @@ _AREA = {"shortest_edge": 28 * 28 * 2, "longest_edge": 28 * 28 * 12}
 _FRAMES = {"shortest_edge": 28 * 28 * 4, "longest_edge": 28 * 28 * 24}
 # Those that read pictures, by case. The longest edge of Pixtral's is not a multiple of its patches.
 SEES: dict[str, Eyes] = {
-    "glm4v": Eyes(Glm4vImageProcessorPil(size=_FRAMES), _GRIDS, {}, typed=True),
-    "glm46v": Eyes(Glm46VImageProcessorPil(size=_FRAMES), _GRIDS, {}, typed=True),
-    "glm4v_moe": Eyes(Glm4vImageProcessorPil(size=_FRAMES), _GRIDS, {}, typed=True),
+    "gemma3-narrow": Eyes(
+        Gemma3ImageProcessorPil(size={"height": 112, "width": 112}), _FIXED, {}, types=_gemma_types, least_step=16
+    ),
+    "glm4v": Eyes(Glm4vImageProcessorPil(size=_FRAMES), _GRIDS, {}, types=_typed),
+    "glm46v": Eyes(Glm46VImageProcessorPil(size=_FRAMES), _GRIDS, {}, types=_typed),
+    "glm4v_moe": Eyes(Glm4vImageProcessorPil(size=_FRAMES), _GRIDS, {}, types=_typed),
     "idefics3": Eyes(Idefics3ImageProcessorPil(**_TILES), _nested_inputs, {}),
     "internvl": Eyes(
         GotOcr2ImageProcessorPil(size={"height": 56, "width": 56}, crop_to_patches=True, min_patches=1, max_patches=4),
@@ -394,15 +443,27 @@ SEES: dict[str, Eyes] = {
         _SIZED,
         {"patch_size": {"height": 14, "width": 14}},
     ),
-    "paddleocr_vl": Eyes(PaddleOCRVLImageProcessorPil(size=_AREA), _GRIDS, {}, typed=True),
+    "paligemma": Eyes(
+        SiglipImageProcessorPil(size={"height": 28, "width": 28}), _FIXED, {}, types=_prefix_types, least_step=32
+    ),
+    "paligemma2": Eyes(
+        SiglipImageProcessorPil(size={"height": 28, "width": 28}), _FIXED, {}, types=_prefix_types, least_step=32
+    ),
+    "paddleocr_vl": Eyes(PaddleOCRVLImageProcessorPil(size=_AREA), _GRIDS, {}, types=_typed),
     "phi4_multimodal": Eyes(Phi4Tiles(), Phi4Tiles.inputs, {}),
-    "qwen2_vl": Eyes(Qwen2VLImageProcessorPil(size=_AREA), _GRIDS, {}, typed=True),
-    "qwen2_5_vl": Eyes(Qwen2VLImageProcessorPil(size=_AREA), _GRIDS, {}, typed=True),
-    "qwen3_vl": Eyes(Qwen2VLImageProcessorPil(size=_AREA, **_MIDDLE), _GRIDS, {}, typed=True),
-    "qwen3_vl_moe": Eyes(Qwen2VLImageProcessorPil(size=_AREA, **_MIDDLE), _GRIDS, {}, typed=True),
+    "qwen2_vl": Eyes(Qwen2VLImageProcessorPil(size=_AREA), _GRIDS, {}, types=_typed),
+    "qwen2_5_vl": Eyes(Qwen2VLImageProcessorPil(size=_AREA), _GRIDS, {}, types=_typed),
+    "qwen3_vl": Eyes(Qwen2VLImageProcessorPil(size=_AREA, **_MIDDLE), _GRIDS, {}, types=_typed),
+    "qwen3_vl_moe": Eyes(Qwen2VLImageProcessorPil(size=_AREA, **_MIDDLE), _GRIDS, {}, types=_typed),
     "smolvlm": Eyes(SmolVLMImageProcessorPil(**_TILES), _nested_inputs, {}),
     "vipllava": Eyes(CLIPImageProcessorPil(**_CLIP), _FIXED, {}),
 }
+
+
+def text_types(case: str, prompt: Sequence[int]) -> dict[str, torch.Tensor]:
+    """The arguments of `generate` that say which tokens of a text attend to each other in both directions."""
+    is_prefix = case in SEES and SEES[case].types is _prefix_types
+    return _prefix_types(torch.tensor([prompt])) if is_prefix else {}
 
 
 def save_seeing(model: Any, case: str, folder: Path) -> Path:
@@ -478,8 +539,8 @@ def expected_of_pictures(
     eyes = SEES[case]
     model = getattr(model, "adapted", (model,))[0] if pictures else model
     inputs = eyes.inputs(eyes.processor, pictures) if pictures else {}
-    if eyes.typed:
-        inputs["mm_token_type_ids"] = (ids == PICTURE).int()
+    inputs |= eyes.types(ids)
+    if "mm_token_type_ids" in inputs:
         model.model.rope_deltas = None  # of the call before
     with torch.inference_mode():
         out = model.generate(
@@ -498,8 +559,8 @@ def expected_hidden(model: Any, case: str, prompt: Sequence[int], pictures: list
     ids = torch.tensor([prompt])
     eyes = SEES[case]
     inputs = eyes.inputs(eyes.processor, pictures) if pictures else {}
-    if eyes.typed:
-        inputs["mm_token_type_ids"] = (ids == PICTURE).int()
+    inputs |= eyes.types(ids)
+    if "mm_token_type_ids" in inputs:
         model.model.rope_deltas = None  # of the call before
     with torch.inference_mode():
         hidden: torch.Tensor = model.model(input_ids=ids, attention_mask=torch.ones_like(ids), **inputs)[0]

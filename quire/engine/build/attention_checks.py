@@ -70,8 +70,16 @@ def _device_refusals(device: Device) -> Iterator[str]:
 
 def _model_refusals(config: CoreConfig) -> Iterator[str]:
     """Why it does not work with the implementation of a model."""
-    if config.model_config.spec is None:
+    spec, pictures = config.model_config.spec, config.model_config.facts.pictures
+    if spec is None:
         yield "works with Quire's implementation of a model only, not with --model-impl transformers"
+    if isinstance(spec, DecoderSpec) and spec.prefix_lm:
+        yield "does not support prompts whose tokens attend to each other in both directions"
+    if pictures is not None and pictures.info.bidirectional:
+        yield (
+            "does not support pictures whose tokens attend to each other in both directions; --language-model-only "
+            "loads the model without them"
+        )
 
 
 def _option_refusals(library: AttentionLibrary, config: CoreConfig) -> Iterator[str]:

@@ -29,7 +29,9 @@ from quire.engine.models.layers.linear import Linear
 from quire.engine.models.loader import LoadedModel, bytes_of
 from quire.engine.models.networks.decoder import Decoder
 from quire.engine.models.networks.vision_encoder import VisionEncoder
+from quire.engine.models.specs.decoder import DecoderSpec
 from quire.engine.scheduling.items import pixels_of
+from quire.engine.scheduling.limits import Bidirectional
 
 logger = logging.getLogger(__name__)
 _SMALL_PICTURE = 1024  # tokens, which are always encoded
@@ -47,7 +49,17 @@ def cached_embeddings(loaded: LoadedModel, options: EngineOptions) -> int:
         return 0
     most_of_audio = 0 if audio is None else audio.lengths.tokens(audio.item_columns)
     most_of_a_picture = 0 if pictures is None else min(_LARGE_PICTURE, loaded.context_len)
+    if bidirectional_tokens(loaded) == "prompt":  # a step reads all pictures of a prompt
+        most_of_a_picture = max(most_of_a_picture, options.max_num_batched_tokens)
     return max(int(options.encoder_cache_memory) // embedding_bytes(loaded), most_of_audio, most_of_a_picture)
+
+
+def bidirectional_tokens(loaded: LoadedModel) -> Bidirectional | None:
+    """Which tokens attend to each other in both directions."""
+    spec = loaded.model.spec if isinstance(loaded.model, Decoder) else None
+    if isinstance(spec, DecoderSpec) and spec.prefix_lm:
+        return "prompt"
+    return "pictures" if loaded.pictures is not None and loaded.pictures.info.bidirectional else None
 
 
 def embedding_bytes(loaded: LoadedModel) -> int:

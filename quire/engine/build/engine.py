@@ -22,6 +22,7 @@ from quire.engine.build.cache import CachePlan, cache_memory, check_cache_dtype,
 from quire.engine.build.core_config import CoreConfig
 from quire.engine.build.delayed_streams import delayed_streams_of
 from quire.engine.build.encoder_memory import (
+    bidirectional_tokens,
     cached_embeddings,
     embedding_bytes,
     fitting_tokens,
@@ -195,12 +196,19 @@ def _with_pictures(
 
     `left`: bytes of the host's memory beside weights and caches; None: the device has memory of its own.
     """
-    if loaded.pictures is None or not isinstance(kind, Generates | Pools):
+    if not isinstance(kind, Generates | Pools):
+        return kind
+    step, bidirectional = config.engine.max_num_batched_tokens, bidirectional_tokens(loaded)
+    if bidirectional == "prompt" and isinstance(kind, Generates):
+        kind = structs.replace(kind, longest_prompt=step)
+    if loaded.pictures is None:
         return kind
     info = loaded.pictures.info
     if isinstance(kind, Pools):  # reads no videos
         info = structs.replace(info, video=None)
     room = min(context_len, cached_embeddings(loaded, config.engine))
+    if bidirectional is not None:
+        room = min(room, step)
     tokens = most_item_tokens(info, room)
     if left is not None:
         tokens = fitting_tokens(loaded, tokens, left)
@@ -344,6 +352,7 @@ def _scheduler(
         pixel_cost=pixel_cost(loaded),
         lora_digests={lora_id: adapter.digest for lora_id, adapter in loaded.adapters.items()},
         item_lora_id=loaded.item_lora_id,
+        bidirectional=bidirectional_tokens(loaded),
         picture_lora_id=loaded.picture_lora_id,
         stages=stages,
     )

@@ -41,6 +41,7 @@ from quire.engine.execution.runner import LOGITS_CHUNK
 from quire.engine.models.loader import LoadedModel
 from quire.engine.scheduling.block_tables import ONE_GROUP, BlockGroups
 from quire.engine.scheduling.plan import (
+    BidirectionalSpan,
     CrossAttentionItem,
     EncodedItem,
     NewSequence,
@@ -93,6 +94,17 @@ class WarmUpLimits:
         return self.kind.audio if isinstance(self.kind, Generates) else None
 
     @property
+    def is_prefix_lm(self) -> bool:
+        """Whether the tokens of each prompt attend to each other in both directions."""
+        return isinstance(self.kind, Generates) and self.kind.longest_prompt is not None
+
+    @property
+    def has_bidirectional_pictures(self) -> bool:
+        """Whether the tokens of a picture attend to each other in both directions."""
+        pictures = self.kind.pictures if isinstance(self.kind, Generates) else None
+        return pictures is not None and pictures.bidirectional
+
+    @property
     def length(self) -> int:
         """Most tokens of a sequence whose blocks fit into the KV cache."""
         blocks = self.num_blocks - self.cross_blocks
@@ -112,6 +124,7 @@ class _Sequence:
         generated: those from `start` on are no prompt.
         draft: tokens after them that are a draft.
         columns: of the audio whose embeddings its tokens have; 0: they have their own.
+        bidirectional: its tokens attend to each other in both directions.
     """
 
     length: int
@@ -122,6 +135,7 @@ class _Sequence:
     prompt_logprobs: int | None = None
     lora_id: int | None = None
     columns: int = 0
+    bidirectional: bool = False
 
     @property
     def count(self) -> int:
@@ -295,6 +309,7 @@ def _key(columns: int) -> bytes:
 def _steps(limits: WarmUpLimits) -> Iterator[list[_Sequence]]:
     longest, pooling = limits.length, limits.pooling
     base = _Sequence(1) if pooling is None else _Sequence(1, params=pooling)
+    base = replace(base, bidirectional=limits.is_prefix_lm)
     for lora_id in (None,) if limits.lora_id is None else (None, limits.lora_id):
         sequence = replace(base, lora_id=lora_id)
         for tokens in _powers(limits.tokens):
@@ -303,6 +318,9 @@ def _steps(limits: WarmUpLimits) -> Iterator[list[_Sequence]]:
             yield [replace(sequence, length=min(2, longest))] * rows
             if pooling is None:
                 yield [replace(sequence, length=2, start=1, generated=True)] * rows
+    if limits.has_bidirectional_pictures:
+        for tokens in _powers(limits.tokens):
+            yield [replace(base, length=length, bidirectional=True) for length in _divided(tokens, longest)]
     for length in _powers(longest):
         last = replace(base, length=length, start=length - 1)
         yield [last, replace(last, generated=True)] if pooling is None and length > 1 else [last]
@@ -326,7 +344,7 @@ def _sampling_steps(limits: WarmUpLimits) -> Iterator[list[_Sequence]]:
     yield from ([sequence] for sequence in sampled)
     yield sampled
     for tokens in _powers(min(LOGITS_CHUNK, limits.tokens, limits.length)):
-        yield [_Sequence(tokens, prompt_logprobs=1)]
+        yield [_Sequence(tokens, prompt_logprobs=1, bidirectional=limits.is_prefix_lm)]
     if limits.draft:
         for rows in _powers(limits.sequences):
             yield [_Sequence(2, 1, generated=True, draft=limits.draft)] * rows
@@ -398,4 +416,8 @@ def _scheduled(name: str, sequence: _Sequence, limits: WarmUpLimits) -> Schedule
     blocks = limits.new_blocks(0, -(-(sequence.length + sequence.draft) // limits.block_size))
     samples = isinstance(sequence.params, SamplingParams)
     items = (PlaceholderTokens(_key(sequence.columns), 0, 0, sequence.count),) if sequence.columns else ()
-    return ScheduledSequence(name, sequence.start, sequence.count, blocks, samples, (0,) * sequence.draft, items)
+    draft = (0,) * sequence.draft
+    # The kernels are those of pictures as well, whose tokens do not ignore windows.
+    span = BidirectionalSpan(0, sequence.length, ignores_windows=limits.is_prefix_lm)
+    spans = (span,) if sequence.bidirectional and not sequence.generated else ()
+    return ScheduledSequence(name, sequence.start, sequence.count, blocks, samples, draft, items, spans)

@@ -19,10 +19,13 @@ class Generates(msgspec.Struct, frozen=True, kw_only=True, tag="generates"):
     Attributes:
         audio: how audio becomes part of its prompts; it then transcribes as well. None: it does not read audio.
         pictures: how pictures become part of its prompts. None: it does not read them.
+        longest_prompt: most tokens of a prompt, if they attend to each other in both directions (a prefix language
+            model): one step computes all of them. None: tokens attend to earlier ones.
     """
 
     audio: AudioInfo | None = None
     pictures: PictureInfo | None = None
+    longest_prompt: int | None = None
 
 
 class Pools(msgspec.Struct, frozen=True, kw_only=True, tag="pools"):

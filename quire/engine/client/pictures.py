@@ -298,6 +298,7 @@ class PictureInfo(msgspec.Struct, frozen=True, kw_only=True):
         geometry: how a picture is resized and divided, and which tokens stand for it.
         token_text: text of `placeholder`; empty: it is `placeholder_text`.
         before, after: texts around the tokens of a picture, or of each of its parts in `PanAndScan`.
+        bidirectional: the tokens of an item attend to each other in both directions; one step computes all of them.
         item_tokens: most tokens of an item: as many as the engine has room for, which sets it.
         video: how videos become items; None: the model does not read them.
         embedding_size: number of values of an embedding, which the engine sets.
@@ -310,6 +311,7 @@ class PictureInfo(msgspec.Struct, frozen=True, kw_only=True):
     token_text: str = ""
     before: str = ""
     after: str = ""
+    bidirectional: bool = False
     item_tokens: int = 0
     video: VideoInfo | None = None
     embedding_size: int = 0

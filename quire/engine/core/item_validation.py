@@ -152,9 +152,12 @@ def _invalid_picture(item: PictureItem, pictures: PictureInfo) -> str | None:
     if reason is not None:
         return reason
     if item.length > pictures.item_tokens:
-        return f"a picture has {item.length} tokens; at most {pictures.item_tokens} are accepted"
+        why = ", since one step computes all of them: --max-num-batched-tokens" if pictures.bidirectional else ""
+        return f"a picture has {item.length} tokens; at most {pictures.item_tokens} are accepted{why}"
     if not item.hash:
         return "the hash of an item must not be empty"
+    if pictures.bidirectional and item.text_offsets is not None:  # blocks do not know which text follows in the item
+        return "the tokens of a picture attend in both directions: none of them may be text"
     return _invalid_offsets(item) or _invalid_positions(item, pictures)
 
 

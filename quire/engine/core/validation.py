@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from quire.engine.client.model_info import ModelKind, Pools, Transcribes
+from quire.engine.client.model_info import Generates, ModelKind, Pools, Transcribes
 from quire.engine.client.pooling_params import PoolingParams, PoolingTask
 from quire.engine.client.protocol import AddRequest, TokenArray
 from quire.engine.client.sampling_params import MAX_LOGPROB_TOKEN_IDS, NUMBERS, SamplingParams
@@ -38,6 +38,8 @@ def invalid_reason(message: AddRequest, kind: ModelKind, *, vocab_size: int, max
     )
     reason = reason or invalid_items(message.items, len(message.prompt), kind, max_model_len)
     reason = reason or _invalid_open(message)
+    if isinstance(kind, Generates) and kind.longest_prompt is not None:
+        reason = reason or _invalid_prefix(message, kind.longest_prompt)
     if isinstance(kind, DelayedStreamsInfo):
         reason = reason or _invalid_streaming(message, kind, max_model_len)
     if reason is not None:
@@ -112,6 +114,18 @@ def _invalid_open(message: AddRequest) -> str | None:
         return "only a request that generates may be open"
     if params.prompt_logprobs is not None or params.token_probs is not None or params.grammar:
         return "an open request has no prompt_logprobs, token_probs or grammar"
+    return None
+
+
+def _invalid_prefix(message: AddRequest, longest: int) -> str | None:
+    """What is wrong with a prompt whose tokens attend to each other in both directions."""
+    if message.open:
+        return "the model attends to its prompt in both directions: the prompt must be complete"
+    if len(message.prompt) > longest:
+        return (
+            f"the prompt has {len(message.prompt)} tokens; at most {longest} are accepted, since one step computes all "
+            "of them: --max-num-batched-tokens"
+        )
     return None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -20,10 +21,12 @@ from quire.engine.execution.inputs import (
     QueryTables,
     Span,
     StepInputs,
+    VisibleRanges,
     make_spans,
     queries_of,
     reads_placed_prompts,
     rope_indices,
+    visible_ranges,
 )
 from quire.engine.execution.pinned import PinnedBuffers, to_device
 from quire.engine.execution.request_table import RequestTable
@@ -201,7 +204,7 @@ class DeviceInputBuilder(InputBuilder):
             views.token_ids, views.positions if positions is None else positions, indices, lora_ids=lora_ids
         )
         groups = self._groups(spans, sizes, views, static=static)
-        return StepInputs(spans, model, groups, last_block, static, self._cross(spans))
+        return StepInputs(spans, model, groups, last_block, static, self._cross(spans), self._visible(spans))
 
     def _three_positions(self, spans: Sequence[Span]) -> Tensor | None:
         """Indices into the rope tables (3, tokens) of a step that reads prompts which need them; None for others."""
@@ -210,6 +213,11 @@ class DeviceInputBuilder(InputBuilder):
             return None
         indices = [np.arange(span.start, span.length) + table.rope_offsets[span.row] for span in spans]
         return to_device(rope_indices(spans, table, np.concatenate(indices)), self._device)
+
+    def _visible(self, spans: Sequence[Span]) -> VisibleRanges | None:
+        """What tokens attend to in both directions; None if they do nowhere."""
+        visible = visible_ranges(spans)
+        return None if visible is None else replace(visible, bounds=to_device(visible.bounds.numpy(), self._device))
 
     def _changed_blocks(self, scheduled: Sequence[ScheduledSequence]) -> tuple[list[int], list[int]]:
         """Positions in the flat block tables of the blocks that are new in this step, and the blocks."""

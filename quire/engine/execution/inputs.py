@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from quire.engine.execution.request_table import RequestTable
 from quire.engine.models.layers.inputs import NO_LORA, LoRAIds, ModelInputs
-from quire.engine.scheduling.plan import ScheduledSequence
+from quire.engine.scheduling.plan import BidirectionalSpan, ScheduledSequence
 from quire.kernels import native
 from quire.kernels.paged_attention import AttentionMetadata
 
@@ -37,6 +37,7 @@ class Span(msgspec.Struct, frozen=True):  # a step makes many: a frozen dataclas
             after preemption, or with a draft, has the same results bit for bit.
         samples: the next token is sampled from the last one.
         draft: the last tokens, where they are speculated. The token before them and each confirmed one yield a token.
+        bidirectional: those of its tokens that attend to each other in both directions.
     """
 
     row: int
@@ -46,6 +47,7 @@ class Span(msgspec.Struct, frozen=True):  # a step makes many: a frozen dataclas
     generated: bool
     samples: bool
     draft: tuple[int, ...] = ()
+    bidirectional: tuple[BidirectionalSpan, ...] = ()
 
     @property
     def length(self) -> int:
@@ -64,6 +66,7 @@ class StepInputs:
         last_block: largest block index that the step writes to.
         static: the tensors are at the same addresses in every static step, so that its kernel calls can be replayed.
         cross: inputs of their cross-attention; None in models without it.
+        visible: positions that tokens attend to beside earlier ones in their window; None: there are none.
     """
 
     spans: Sequence[Span]
@@ -72,6 +75,7 @@ class StepInputs:
     last_block: int
     static: bool = False
     cross: CrossAttentionInputs | None = None
+    visible: VisibleRanges | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -109,6 +113,21 @@ class CrossAttentionInputs:
     lengths: Tensor
     logits_tables: Tensor
     logits_lengths: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class VisibleRanges:
+    """Positions that the tokens of a step attend to beside earlier ones in their window.
+
+    Attributes:
+        bounds: (tokens, 2) int32, the first position of each token's range, and the one behind it. Its own is among
+            them. Generated tokens attend to earlier ones only, whatever their range.
+        precedes_windows: ranges may begin before the windows of layers. Rows `logits_indices` then cannot attend as
+            single tokens.
+    """
+
+    bounds: Tensor
+    precedes_windows: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +201,7 @@ class NumpyInputBuilder(InputBuilder):
             ),
             [GroupInputs(torch.from_numpy(of_group)) for of_group in slots],
             int(blocks.max()),
+            visible=visible_ranges(spans),
         )
 
 
@@ -227,7 +247,7 @@ class NativeInputBuilder(InputBuilder):
         if self._table.lora_ids:
             inputs = replace(inputs, lora_ids=_lora_ids(spans, self._table.lora_ids))
         cross = None if self._cross is None else self._cross.build(spans, static=static)
-        return StepInputs(spans, inputs, groups, last_block, static, cross)
+        return StepInputs(spans, inputs, groups, last_block, static, cross, visible_ranges(spans))
 
 
 class Queries(NamedTuple):
@@ -390,7 +410,7 @@ def make_spans(scheduled: Sequence[ScheduledSequence], table: RequestTable) -> l
     if len(ordered) > 1:
         ordered.sort(key=_SPAN_ORDER)
     for in_prompt, start, row, item in ordered:
-        spans.append(Span(row, offset, start, item.count, not in_prompt, item.samples, item.draft))
+        spans.append(Span(row, offset, start, item.count, not in_prompt, item.samples, item.draft, item.bidirectional))
         offset += item.count
     return spans
 
@@ -420,6 +440,26 @@ def rope_indices(spans: Sequence[Span], table: RequestTable, indices: NDArray[np
         positions = table.prompt_positions[span.row][:, span.start : span.length]
         three[:, span.offset : span.offset + span.count] = positions
     return three
+
+
+def visible_ranges(spans: Sequence[Span]) -> VisibleRanges | None:
+    """What tokens attend to in both directions in a step, on the host; None if they do nowhere."""
+    if not spans or spans[-1].generated or not any(span.bidirectional for span in spans):
+        return None
+    tokens = spans[-1].offset + spans[-1].count
+    bounds = np.zeros((tokens, 2), np.int32)
+    precedes_windows = False
+    for span in spans:
+        rows = bounds[span.offset : span.offset + span.count]
+        rows[:, 0] = np.arange(span.start, span.length)
+        rows[:, 1] = rows[:, 0] + 1
+        for part in span.bidirectional:
+            inside = rows[max(0, part.start - span.start) : part.end - span.start]
+            inside[:, 1] = part.end
+            if part.ignores_windows:
+                inside[:, 0] = part.start
+                precedes_windows = True
+    return VisibleRanges(torch.from_numpy(bounds), precedes_windows)
 
 
 def logits_rows(spans: Sequence[Span]) -> list[int]:

@@ -119,7 +119,7 @@ class RequestTable:
         for item in plan.scheduled:
             if item.new_blocks:
                 self._append_blocks(self._index[item.request_id], item.new_blocks)
-            if self._windows:
+            if self._windows and not any(span.ignores_windows for span in item.bidirectional):
                 self._hide_unseen(self._index[item.request_id], item.start)
             if item.draft:  # after the known tokens; sampled tokens then overwrite it
                 known = self.lengths[self._index[item.request_id]]

@@ -96,37 +96,38 @@ class BlockTables:
         """
         longest = request.max_cached_tokens
         if self._hasher is None or longest <= 0:
-            return self._prefix(0, [])
+            return self._prefix(request, 0, [])
         size = self._pool.block_size
         hashes = request.block_hashes(size, self._hasher)[: longest // size]
         cached = {group: self._pool.match(_keys(hashes, group)) for group in self._full}
         count = min(map(len, cached.values()), default=len(hashes))
-        while count and (missing := self._missing(hashes, count)) is not None:
+        while count and (missing := self._missing(request, hashes, count)) is not None:
             count = missing
         tables = [cached[group][:count] if group in cached else [0] * count for group in range(self._count)]
         for group, window in self._windows:
-            first = self._first_seen(count * size, window)
+            first = self._first_seen(request, count * size, window)
             tables[group][first:] = self._pool.match(_keys(hashes[first:count], group))
-        return self._prefix(count, tables)
+        return self._prefix(request, count, tables)
 
-    def _prefix(self, count: int, tables: list[list[int]]) -> Prefix:
+    def _prefix(self, request: Request, count: int, tables: list[list[int]]) -> Prefix:
         unseen = [0] * self._count
         for group, window in self._windows:
-            unseen[group] = self._first_seen(count * self._pool.block_size, window)
+            unseen[group] = self._first_seen(request, count * self._pool.block_size, window)
         return Prefix(count, tables or [[] for _ in unseen], unseen)
 
-    def _missing(self, hashes: list[BlockHash], count: int) -> int | None:
+    def _missing(self, request: Request, hashes: list[BlockHash], count: int) -> int | None:
         """Return the last block that groups with windows lack to begin behind `count` blocks; None if they have all."""
-        firsts = [(group, self._first_seen(count * self._pool.block_size, window)) for group, window in self._windows]
+        end = count * self._pool.block_size
+        firsts = [(group, self._first_seen(request, end, window)) for group, window in self._windows]
         # All groups at each block, so that a block is looked up once for each group however often this is called.
         for index in reversed(range(min((first for _, first in firsts), default=count), count)):
             if any(index >= first and not self._pool.has(_key(hashes[index], group)) for group, first in firsts):
                 return index
         return None
 
-    def _first_seen(self, start: int, window: int) -> int:
-        """Return the index of the first block that tokens from position `start` on attend to."""
-        return max(0, start - window + 1) // self._pool.block_size
+    def _first_seen(self, request: Request, start: int, window: int) -> int:
+        """Return the index of the first block that a request's tokens from position `start` on attend to."""
+        return request.first_seen(start, window) // self._pool.block_size
 
     def missing(self, request: Request, end: int) -> int:
         """Return the number of blocks that a request in the batch lacks for its tokens up to `end`."""
@@ -143,7 +144,7 @@ class BlockTables:
 
     def enter(self, request: Request, prefix: Prefix | None = None) -> None:
         """Let a request that enters the batch hold its cached prefix, if there is one, and its states."""
-        prefix = prefix or self._prefix(0, [])
+        prefix = prefix or self._prefix(request, 0, [])
         self._pool.acquire(prefix.held)
         request.tables, request.unseen = prefix.tables, prefix.unseen
         request.num_blocks = request.num_cached_blocks = prefix.count
@@ -168,7 +169,7 @@ class BlockTables:
     def drop_unseen(self, request: Request) -> None:
         """Give back the blocks that no further token of a request attends to."""
         for group, window in self._windows:
-            first, unseen = self._first_seen(request.num_computed_tokens, window), request.unseen[group]
+            first, unseen = self._first_seen(request, request.num_computed_tokens, window), request.unseen[group]
             if first > unseen:
                 self._pool.release(request.tables[group][unseen:first])
                 request.unseen[group] = first
@@ -229,7 +230,7 @@ class BlockTables:
             assert len(request.state_blocks) == self._groups.state_blocks, "a request without states"
             assert all(len(table) == request.num_blocks for table in request.tables), "block tables differ in length"
             for group, window in self._windows:
-                first = self._first_seen(request.num_computed_tokens, window)
+                first = self._first_seen(request, request.num_computed_tokens, window)
                 assert request.unseen[group] <= first, "a block in sight was given back"
             holders += [table[unseen:] for table, unseen in zip(request.tables, request.unseen, strict=True)]
             holders.append(request.state_blocks)

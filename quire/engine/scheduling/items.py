@@ -126,7 +126,16 @@ class EncoderCache:
         plan.evicted.extend(self._dropped)
         self._dropped.clear()
 
-    def readable(self, plan: StepPlan, spans: PlaceholderRanges, start: int, count: int, first: int) -> int:
+    def readable(
+        self,
+        plan: StepPlan,
+        spans: PlaceholderRanges,
+        start: int,
+        count: int,
+        first: int,
+        *,
+        exceeds_budget: bool = False,
+    ) -> int:
         """Schedule the encoding of items; returns how many of `count` tokens from `start` on the step can compute.
 
         Args:
@@ -135,11 +144,12 @@ class EncoderCache:
             start: computed tokens of the request.
             count: tokens that could be computed otherwise.
             first: computed tokens of the request when it entered the batch.
+            exceeds_budget: there is room for all of the items, see `reads_all`.
         """
         for item in spans.within(start, start + count):
             key = spans.key(item)
             is_cached = key in self._lengths
-            if not is_cached and not self._make_room(plan, item):
+            if not is_cached and not self._make_room(plan, item, exceeds_budget):
                 return max(0, item.start - start)
             if not is_cached or item.start >= start or start == first:
                 plan.stats.item_queries += 1
@@ -152,6 +162,19 @@ class EncoderCache:
             self._lengths.move_to_end(key)
             self._read.add(key)
         return count
+
+    def reads_all(self, spans: PlaceholderRanges, start: int, end: int) -> bool:
+        """Whether this step can read all items of the tokens [start, end), whichever of them are encoded.
+
+        If the step encodes nothing else, they may cost more than its budget.
+        """
+        unread = {spans.key(item): item for item in spans.within(start, end)}
+        unread = {key: item for key, item in unread.items() if key not in self._read}
+        is_first = self._left == self._encoder_compute_budget
+        if not is_first and sum(map(self._cost, unread.values())) > self._left:
+            return False
+        held = sum(self._lengths[key] for key in self._read)
+        return held + sum(item.length for item in unread.values()) <= self._capacity
 
     def forget(self, key: ItemKey) -> None:
         """An item could not be encoded."""
@@ -173,9 +196,10 @@ class EncoderCache:
         pixels = pixels_of(item) if isinstance(item, PictureItem) else 0
         return max(item.length, round(pixels * self._pixel_cost))
 
-    def _make_room(self, plan: StepPlan, item: MediaItem) -> bool:
+    def _make_room(self, plan: StepPlan, item: MediaItem, exceeds_budget: bool) -> bool:
         """Evict items until there is room for another one; False if this step must not encode it."""
-        if self._cost(item) > self._left and self._left < self._encoder_compute_budget:
+        is_first = self._left == self._encoder_compute_budget
+        if self._cost(item) > self._left and not is_first and not exceeds_budget:
             return False
         length = item.length
         read = sum(self._lengths[key] for key in self._read)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from quire.engine.client.convolutions import Convolution
+
+Bidirectional = Literal["pictures", "prompt"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +28,8 @@ class SchedulerLimits:
         lora_digests: digests of the content of the model's adapters (LoRA), by their ids.
         item_lora_id: adapter that requests with such items are computed with; None: with the model's weights alone.
         picture_lora_id: the same of those with pictures, whether they have audio or not.
+        bidirectional: which tokens attend to each other in both directions, and are therefore computed in one step:
+            those of each picture, or those of the prompt; None: no tokens do.
         stages: pipeline stages, each of which computes another step at the same time.
     """
 
@@ -40,6 +45,7 @@ class SchedulerLimits:
     lora_digests: Mapping[int, bytes] = field(default_factory=dict)
     item_lora_id: int | None = None
     picture_lora_id: int | None = None
+    bidirectional: Bidirectional | None = None
     stages: int = 1
 
     def __post_init__(self) -> None:

@@ -76,6 +76,19 @@ class PlaceholderTokens:
     count: int
 
 
+class BidirectionalSpan(msgspec.Struct, frozen=True):
+    """Tokens [start, end) of a sequence that attend to each other in both directions. A step computes all of them, or
+    those that are not cached.
+
+    Attributes:
+        ignores_windows: also to those before the window of a layer (PaliGemma).
+    """
+
+    start: int
+    end: int
+    ignores_windows: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class RotaryPositions:
     """Rotary positions of a prompt with pictures that have those of time, height and width (M-RoPE).
@@ -136,6 +149,7 @@ class ScheduledSequence(msgspec.Struct, frozen=True):
         samples: the step computes the sequence's last token, so the next one is sampled.
         draft: draft tokens, at the end of the range; each accepted draft token yields a further token.
         items: placeholder tokens.
+        bidirectional: those of its tokens that attend to each other in both directions.
     """
 
     request_id: str
@@ -145,6 +159,7 @@ class ScheduledSequence(msgspec.Struct, frozen=True):
     samples: bool
     draft: tuple[int, ...] = ()
     items: tuple[PlaceholderTokens, ...] = ()
+    bidirectional: tuple[BidirectionalSpan, ...] = ()
 
 
 @dataclass(slots=True)

@@ -10,11 +10,26 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from quire.engine.client.pooling_params import PoolingParams
-from quire.engine.client.protocol import AudioItem, FinishReason, MediaItem, TokenArray, TokenLogprobs, TokensOutput
+from quire.engine.client.protocol import (
+    AudioItem,
+    FinishReason,
+    MediaItem,
+    PictureItem,
+    TokenArray,
+    TokenLogprobs,
+    TokensOutput,
+)
 from quire.engine.client.sampling_params import SamplingParams
 from quire.engine.scheduling.drafter import Drafter
 from quire.engine.scheduling.items import PlaceholderRanges
-from quire.engine.scheduling.plan import CrossAttentionItem, NewSequence, RotaryPositions, SampledTokens
+from quire.engine.scheduling.limits import Bidirectional
+from quire.engine.scheduling.plan import (
+    BidirectionalSpan,
+    CrossAttentionItem,
+    NewSequence,
+    RotaryPositions,
+    SampledTokens,
+)
 
 BlockHash = bytes
 Hasher = Callable[[bytes], BlockHash]
@@ -80,7 +95,9 @@ class Request:
         preemptions: how often it was preempted because KV blocks ran out.
         avoids_cache: it computes all of its tokens: blocks that it found in the prefix cache may have held NaN.
         steps_to_discard: steps in flight whose results do not count, as it is computed again.
-        held_back: tokens at the end that are not computed yet: 1 while more of the prompt may follow, else 0.
+        held_back: tokens at the end that are not computed yet: 1 while more of the prompt may follow, or the picture at
+            the end that is computed as a whole; else 0.
+        bidirectional: see `SchedulerLimits`.
     """
 
     id: str
@@ -114,6 +131,7 @@ class Request:
     avoids_cache: bool = False
     steps_to_discard: int = 0
     held_back: int = 0
+    bidirectional: Bidirectional | None = None
     generates: bool = field(init=False)
     wants_prompt_logprobs: bool = field(init=False)
 
@@ -176,7 +194,14 @@ class Request:
             self.placeholders.extend(items, len(self.tokens))
         self.tokens.extend(tokens)
         self.prompt_len = len(self.tokens)
-        self.held_back = 0 if last else 1
+        self.hold_back(is_open=not last)
+
+    def hold_back(self, *, is_open: bool) -> None:
+        """Set the number of tokens that are not computed yet. `is_open`: more of the prompt may follow."""
+        self.held_back = 0
+        if is_open:
+            span = self._span_at(len(self.tokens) - 1)
+            self.held_back = 1 if span is None else len(self.tokens) - span.start
 
     @property
     def in_batch(self) -> bool:
@@ -191,7 +216,7 @@ class Request:
     @property
     def is_idle(self) -> bool:
         """Whether it waits for more of its prompt."""
-        return self.held_back > 0 and self.num_computed_tokens >= len(self.tokens) - 1
+        return self.held_back > 0 and self.num_computed_tokens >= len(self.tokens) - self.held_back
 
     @property
     def max_cached_tokens(self) -> int:
@@ -246,6 +271,12 @@ class Request:
         self.avoids_cache, self.steps_to_discard = True, self.steps_in_flight
         self.num_output_placeholders, self.awaits_tokens, self.cached_tokens = 0, False, 0
 
+    def bind_to_prompt(self, hasher: Hasher | None) -> None:
+        """Share blocks only with requests that have the same prompt, as keys of each token depend on all of it."""
+        items = b"" if self.placeholders is None else self.placeholders.content(0, self.prompt_len)
+        prompt = self.tokens[: self.prompt_len].tobytes()
+        self.root_hash = hasher(self.root_hash + b"prompt" + prompt + items) if hasher else b""
+
     def mark_scheduled(self) -> None:
         """Record when the sequence first entered the batch."""
         self.scheduled_at = self.scheduled_at or time.monotonic()
@@ -253,6 +284,41 @@ class Request:
     def within_prompt(self, computed: int, count: int) -> int:
         """As many of `count` tokens as belong to the prompt, if the next one does; see `Span.generated`."""
         return min(count, self.prompt_len - computed) if computed < self.prompt_len else count
+
+    def _span_at(self, position: int) -> BidirectionalSpan | None:
+        """The tokens with which the one at a position attends in both directions; None if it does with none."""
+        if self.bidirectional is None or not 0 <= position < self.prompt_len:
+            return None
+        if self.bidirectional == "prompt":
+            return BidirectionalSpan(0, self.prompt_len, ignores_windows=True)
+        return next(iter(self._pictures(position, position + 1)), None)
+
+    def whole_spans(self, start: int, count: int) -> int:
+        """As many of `count` tokens from `start` on as cut no tokens in two that attend in both directions."""
+        end = start + count
+        span = self._span_at(end - 1)
+        return count if span is None or span.end <= end else max(0, span.start - start)
+
+    def bidirectional_spans(self, start: int, end: int) -> tuple[BidirectionalSpan, ...]:
+        """The tokens among [start, end) that attend in both directions, of which the first ones may precede `start`."""
+        if self.bidirectional is None or start >= self.prompt_len:
+            return ()
+        if self.bidirectional == "prompt":
+            return (BidirectionalSpan(0, self.prompt_len, ignores_windows=True),)
+        return tuple(self._pictures(start, end))
+
+    def _pictures(self, start: int, end: int) -> list[BidirectionalSpan]:
+        """The pictures that have tokens in [start, end)."""
+        items = () if self.placeholders is None else self.placeholders.within(start, end)
+        return [
+            BidirectionalSpan(item.start, item.start + item.length) for item in items if isinstance(item, PictureItem)
+        ]
+
+    def first_seen(self, start: int, window: int) -> int:
+        """The first position that tokens from `start` on attend to, in layers with a window."""
+        if self.bidirectional == "prompt" and start < self.prompt_len:
+            return 0
+        return max(0, start - window + 1)
 
     def take_sampled(self, sampled: SampledTokens, max_model_len: int) -> TokensOutput:
         """Append the tokens that a step has sampled, up to the one that finishes the request; returns its output."""

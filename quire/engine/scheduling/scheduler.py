@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 from bisect import insort
 from collections import deque
+from dataclasses import dataclass
 from operator import attrgetter
 
 from quire.engine.client.protocol import (
@@ -36,6 +37,24 @@ from quire.engine.scheduling.speculation import Speculation
 from quire.engine.scheduling.waiting import WaitingQueue
 
 _SORT_KEY = attrgetter("sort_key")
+
+
+@dataclass(frozen=True, slots=True)
+class _Postponed:
+    """Tokens that attend in both directions, for which the budget of a step was too small.
+
+    The next step keeps room for them before it computes others, so that they do not wait for the end of long answers.
+
+    Attributes:
+        request: whose tokens they are; None: there are none.
+        count: their number, with those before them in the same chunk.
+    """
+
+    request: Request | None = None
+    count: int = 0
+
+
+_NOTHING_POSTPONED = _Postponed()
 
 
 class Scheduler:
@@ -79,6 +98,7 @@ class Scheduler:
         self._waiting = WaitingQueue(self._requests, by_priority=by_priority, fair=fair)
         self._in_flight: deque[list[Request]] = deque()  # the sequences of each plan that has not finished
         self._removed: list[str] = []  # left the batch since the last plan
+        self._postponed = _NOTHING_POSTPONED  # in the last plan
 
     @property
     def has_work(self) -> bool:
@@ -101,6 +121,7 @@ class Scheduler:
             root_hash=self._hasher((message.cache_salt or "").encode()) if self._hasher else b"",
             drafter=Drafter(self.limits.max_draft) if self.limits.max_draft else None,
             held_back=int(message.open),
+            bidirectional=self.limits.bidirectional,
         )
         if self.limits.encoder_cache_size:
             # As for prefixes: without a hasher nothing is shared.
@@ -112,6 +133,10 @@ class Scheduler:
         elif message.items:
             (item,) = message.audio_items
             self._cross_attention.attach(request, item)
+        if request.bidirectional is not None:
+            request.hold_back(is_open=message.open)
+        if request.bidirectional == "prompt":
+            request.bind_to_prompt(self._hasher)
         self._requests[request.id] = request
         self._open.add(request)
         self._waiting.push(request)
@@ -163,7 +188,8 @@ class Scheduler:
         self._encoder_cache.begin_step(plan)
         if self.limits.rope_switch is not None:
             self._restart_outgrown(self.limits.rope_switch)
-        budget = self._schedule_running(plan, scheduled, self.limits.max_num_batched_tokens)
+        postponed, self._postponed = self._postponed, _NOTHING_POSTPONED
+        budget = self._schedule_running(plan, scheduled, self.limits.max_num_batched_tokens, postponed)
         if not plan.stats.preemptions:
             self._schedule_waiting(plan, scheduled, budget)
         plan.removed, self._removed = self._removed, []
@@ -265,7 +291,7 @@ class Scheduler:
         for request in requests:
             self._cross_attention.check(request)
 
-    def _schedule_running(self, plan: StepPlan, scheduled: list[Request], budget: int) -> int:
+    def _schedule_running(self, plan: StepPlan, scheduled: list[Request], budget: int, postponed: _Postponed) -> int:
         max_model_len, switch = self.limits.max_model_len, self.limits.rope_switch
         pending = [
             request.num_new_tokens(max_model_len, switch)
@@ -276,18 +302,23 @@ class Scheduler:
         self._shares.begin_step(self._running, pending)
         decoding = pending.count(1)
         self._speculation.begin_step(decoding)
-        index = 0
+        index, kept = 0, postponed.count
         while index < len(self._running):  # preemption removes from the end, so indices into `pending` stay valid
             request = self._running[index]
             decoding -= pending[index] == 1
-            # A long prompt leaves one token for each sequence after it that needs only one.
-            count = request.within_prompt(request.num_computed_tokens, min(pending[index], budget - decoding))
+            if request is postponed.request:
+                kept, room = 0, budget
+            else:  # a long prompt leaves one token for each sequence after it that needs only one
+                room = budget - max(decoding, kept)
+            count = request.within_prompt(request.num_computed_tokens, min(pending[index], room))
+            if request.bidirectional is not None:
+                count = self._whole_spans(request, request.num_computed_tokens, count, pending[index])
             if count > 0 and not self._make_room(plan, request, count):
                 break
             if request.placeholders is not None:
                 count = self._readable(plan, request, request.num_computed_tokens, count)
             if count > 0:
-                draft = self._speculation.draft(request, budget - decoding - count)
+                draft = self._speculation.draft(request, room - count)
                 self._schedule_sequence(plan, scheduled, request, count, draft=draft)
                 budget -= count + len(draft)
             index += 1
@@ -324,6 +355,10 @@ class Scheduler:
                 self._open.waiting_for_input.add(request.id)
                 continue
             count = request.within_prompt(computed, min(left, budget))
+            if request.bidirectional is not None:
+                count = self._whole_spans(request, computed, count, left)
+                if count == 0:
+                    return  # the next step has room for it
             fresh = self._tables.missing_on_entry(prefix, computed + count)
             cross = self._cross_attention.cached(request.cross_attention)
             if request.cross_attention is not None and not cross:
@@ -353,11 +388,27 @@ class Scheduler:
             self._schedule_sequence(plan, scheduled, request, count, enters=True)
             budget -= count
 
+    def _whole_spans(self, request: Request, start: int, count: int, left: int) -> int:
+        """As many of `count` tokens as cut no tokens in two that attend in both directions.
+
+        `left`: tokens that the request needs, without a budget. If there is too little room for the next ones, the next
+        step keeps it for them.
+        """
+        whole = request.whole_spans(start, count) if count > 0 else 0
+        if whole == 0 and left > 0 and self._postponed.request is None and start < request.prompt_len:
+            spans = request.bidirectional_spans(start, start + 1)
+            if spans and (needed := spans[0].end - start) > count:
+                self._postponed = _Postponed(request, needed)
+        return whole
+
     def _readable(self, plan: StepPlan, request: Request, start: int, count: int) -> int:
         """As many of `count` tokens as the items allow that are encoded, or can be in this step."""
         if request.placeholders is None or start >= request.prompt_len or count <= 0:
             return count
-        return self._encoder_cache.readable(plan, request.placeholders, start, count, request.computed_on_entry)
+        cache, spans, whole = self._encoder_cache, request.placeholders, request.bidirectional == "prompt"
+        if whole and not cache.reads_all(spans, start, start + count):
+            return 0
+        return cache.readable(plan, spans, start, count, request.computed_on_entry, exceeds_budget=whole)
 
     def _preempt_idle(self) -> bool:
         """Take the last sequence that waits for the rest of its prompt out of the batch; False if there is none.
@@ -385,8 +436,9 @@ class Scheduler:
             new_blocks = tuple(itertools.chain.from_iterable(request.tables))
         samples = request.generates and end == len(request.tokens) + request.num_output_placeholders
         items = () if request.placeholders is None else request.placeholders.tokens(start, end)
+        bidirectional = () if request.bidirectional is None else request.bidirectional_spans(start, end)
         plan.scheduled.append(
-            ScheduledSequence(request.id, start, count + len(draft), new_blocks, samples, draft, items)
+            ScheduledSequence(request.id, start, count + len(draft), new_blocks, samples, draft, items, bidirectional)
         )
         scheduled.append(request)
         request.num_computed_tokens = end

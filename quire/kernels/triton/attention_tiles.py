@@ -127,11 +127,11 @@ def find_sequence(starts, count, tile, QUERIES: tl.constexpr):
 @triton.jit
 def attend_pages(
     q, q_tail, last, slopes, keys, values, key_scales, value_scales, table, key_block, key_row, value_block,
-    value_row, first, begin, end, scale, softcap, window, biases, reach,
+    value_row, first, begin, end, scale, softcap, window, biases, reach, earliest, past,
     KEY_DIM: tl.constexpr, KEY_MAIN: tl.constexpr, KEY_TAIL: tl.constexpr, VALUE_DIM: tl.constexpr,
     VALUE_MAIN: tl.constexpr, VALUE_TAIL: tl.constexpr, PAGE_SIZE: tl.constexpr, PAGE_TYPE: tl.constexpr,
     BLOCK_N: tl.constexpr, SHARED: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
-    ALIBI: tl.constexpr, BIAS: tl.constexpr, INTERPRETED: tl.constexpr,
+    ALIBI: tl.constexpr, BIAS: tl.constexpr, VISIBLE: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
     """Attention of a tile of queries to the positions [first, end) of a sequence, of which [begin, end) are visited.
 
@@ -143,6 +143,8 @@ def attend_pages(
         table: pointer to the sequence's blocks; without pages (PAGE_SIZE 0) not used, and keys points to its first row.
         window: the least distance of positions that a query does not attend to.
         biases: (rows,) pointers to biases by distance, reach + clamp(key - query, -reach, reach).
+        earliest, past: (rows,) the first position that each query attends to, and the one behind the last; VISIBLE
+            uses them, in place of CAUSAL and WINDOW.
         KEY_MAIN, KEY_TAIL: parts of KEY_DIM, see the module; the same for values.
         SHARED: values are the main part of keys.
 
@@ -179,10 +181,13 @@ def attend_pages(
             nearest = tl.minimum(tl.maximum(distance, -reach), reach) + reach
             scores += tl.load(biases[:, None] + nearest) * LOG2E
         seen = inside[None, :]
-        if CAUSAL:
-            seen = seen & (distance <= 0)
-        if WINDOW:
-            seen = seen & (tl.abs(distance) < window)
+        if VISIBLE:
+            seen = seen & (position[None, :] >= earliest[:, None]) & (position[None, :] < past[:, None])
+        else:
+            if CAUSAL:
+                seen = seen & (distance <= 0)
+            if WINDOW:
+                seen = seen & (tl.abs(distance) < window)
         weights, factor, top, total = online_softmax(tl.where(seen, scores, float("-inf")), top, total)
         rows = values + block * value_block + offset * value_row
         scales = value_scales + block * (value_block // 4) + offset * (value_row // 4)

@@ -82,9 +82,9 @@ def decode_kernel(
             keys + kv_head * key_head, values + kv_head * value_head,
             key_scales + kv_head * (key_head // 4), value_scales + kv_head * (value_head // 4),
             tables + row * table_row, key_block, key_row, value_block, value_row,
-            first, begin, tl.minimum(begin + size, length), scale, softcap, window, slopes, 0,
+            first, begin, tl.minimum(begin + size, length), scale, softcap, window, slopes, 0, last, last,
             KEY_DIM, KEY_MAIN, KEY_TAIL, VALUE_DIM, VALUE_MAIN, VALUE_TAIL, PAGE_SIZE, PAGE_TYPE, BLOCK_N,
-            SHARED, False, False, SOFTCAP, ALIBI, False, INTERPRETED,
+            SHARED, False, False, SOFTCAP, ALIBI, False, False, INTERPRETED,
         )  # fmt: skip
         if SINGLE:
             rows = out + row * out_row + head * out_head

@@ -30,13 +30,13 @@ from quire.kernels.triton.variants import KernelVariant
 
 @triton.jit(do_not_specialize=["spans"])
 def prefill_kernel(
-    q, keys, values, key_scales, value_scales, tables, lengths, starts, sinks, slopes, biases, out, q_row, q_head,
-    table_row, out_row, out_head, key_head, key_block, key_row, value_head, value_block, value_row, spans, scale,
-    softcap, value_scale, window, reach,
+    q, keys, values, key_scales, value_scales, tables, lengths, starts, sinks, slopes, biases, visible, out, q_row,
+    q_head, table_row, out_row, out_head, key_head, key_block, key_row, value_head, value_block, value_row, spans,
+    scale, softcap, value_scale, window, reach,
     GROUP: tl.constexpr, TILES: tl.constexpr, KEY_DIM: tl.constexpr, KEY_MAIN: tl.constexpr, KEY_TAIL: tl.constexpr,
     VALUE_DIM: tl.constexpr, VALUE_MAIN: tl.constexpr, VALUE_TAIL: tl.constexpr, PAGE_SIZE: tl.constexpr,
     PAGE_TYPE: tl.constexpr, SHARED: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr,
-    SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, BIAS: tl.constexpr, INTERPRETED: tl.constexpr,
+    SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, BIAS: tl.constexpr, VISIBLE: tl.constexpr, INTERPRETED: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """A program per tile of queries, on axis 0, and per KV head and tile of its query heads, on axis 1.
@@ -60,6 +60,14 @@ def prefill_kernel(
         past = length - count + begin_query + queries  # the tile's queries
         end = tl.minimum(past if CAUSAL else past + window - 1, length) if CAUSAL or WINDOW else length
         first = tl.maximum(length - count + begin_query + 1 - window, 0) if WINDOW else 0
+        earliest, later = last, last
+        if VISIBLE:  # queries see more, so that tiles may have more keys
+            bounds = visible + 2 * token
+            earliest = tl.maximum(last + 1 - window, 0) if WINDOW else last * 0
+            earliest = tl.minimum(earliest, tl.load(bounds, mask=stored, other=length).to(tl.int32))
+            later = tl.maximum(last + 1, tl.load(bounds + 1, mask=stored, other=0).to(tl.int32))
+            first = tl.maximum(tl.minimum(first, tl.min(earliest, 0)), 0)
+            end = tl.minimum(tl.maximum(end, tl.max(tl.where(stored, later, 0), 0)), length)
         rows = q + token * q_row + head * q_head
         q_main = load_columns(rows, stored, 0, KEY_MAIN, KEY_DIM)
         q_tail = q_main if KEY_TAIL == 0 else load_columns(rows, stored, KEY_MAIN, KEY_TAIL, KEY_DIM)
@@ -71,9 +79,9 @@ def prefill_kernel(
             keys + kv_head * key_head + origin * key_row, values + kv_head * value_head + origin * value_row,
             key_scales + kv_head * (key_head // 4), value_scales + kv_head * (value_head // 4),
             tables + span.to(tl.int64) * table_row, key_block, key_row, value_block, value_row,
-            first, first // BLOCK_N * BLOCK_N, end, scale, softcap, window, bias_rows, reach,
+            first, first // BLOCK_N * BLOCK_N, end, scale, softcap, window, bias_rows, reach, earliest, later,
             KEY_DIM, KEY_MAIN, KEY_TAIL, VALUE_DIM, VALUE_MAIN, VALUE_TAIL, PAGE_SIZE, PAGE_TYPE, BLOCK_N,
-            SHARED, CAUSAL, WINDOW, SOFTCAP, ALIBI, BIAS, INTERPRETED,
+            SHARED, CAUSAL, WINDOW, SOFTCAP, ALIBI, BIAS, VISIBLE, INTERPRETED,
         )  # fmt: skip
         sink = tl.load(sinks + head, mask=stored, other=0.0).to(tl.float32) if SINKS else top
         factor = (normalizer(top, total, sink, SINKS) * value_scale)[:, None]
@@ -105,6 +113,7 @@ def prefill(
     alibi: Tensor | None = None,
     value_scale: float = 1.0,
     causal: bool = True,
+    visible: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """Attention of the queries of spans, which are the last positions of their sequences.
@@ -127,6 +136,8 @@ def prefill(
         value_scale: of results: the scale of float8 values.
         causal: whether queries only attend to positions up to their own. seq_lens of cross-attention do not include
             the queries.
+        visible: (tokens, 2) int32, positions [begin, end) of its sequence that each query attends to as well, among
+            them its own: later ones, and earlier ones before its window. Only if causal.
         out: what to write to, in place of a new tensor.
 
     Returns:
@@ -142,12 +153,13 @@ def prefill(
     tiles = triton.cdiv(group, config["BLOCK_M"])
     prefill_kernel[prefill_grid(tokens, spans, heads, kv_heads, config["BLOCK_M"])](
         q, pages.keys, pages.values, pages.key_scales, pages.value_scales, block_tables, seq_lens, query_starts,
-        q if sinks is None else sinks, q if alibi is None else alibi, q, out,
+        q if sinks is None else sinks, q if alibi is None else alibi, q, query_starts if visible is None else visible,
+        out,
         q.stride(0), q.stride(1), block_tables.stride(0), out.stride(0), out.stride(1),
         *keys.stride()[:3], *values.stride()[:3], spans, scale, softcap or 0.0, value_scale, window or 0, 0,
         GROUP=group, TILES=tiles, **pages.sizes, PAGE_SIZE=block_size, PAGE_TYPE=pages.page_type, SHARED=pages.shared,
         CAUSAL=causal, WINDOW=window is not None, SINKS=sinks is not None, SOFTCAP=softcap is not None,
-        ALIBI=alibi is not None, BIAS=False, INTERPRETED=gpu.is_interpreted(), **config,
+        ALIBI=alibi is not None, BIAS=False, VISIBLE=visible is not None, INTERPRETED=gpu.is_interpreted(), **config,
     )  # fmt: skip
     return out
 
@@ -166,14 +178,14 @@ def prefill_variant(
     device = torch.device("cpu")
     config = dict(tuning.config(TABLE, kernel, device, width=max(dim, value_dim), bits=bits, page=page_type))
     signature = dict.fromkeys(("q", "out"), f"*{dtype}") | dict.fromkeys(("keys", "values"), f"*{pages}")
-    signature |= {"tables": "*i32", "lengths": "*i64", "starts": "*i32"}
+    signature |= {"tables": "*i32", "lengths": "*i64", "starts": "*i32", "visible": "*i32"}
     signature |= dict.fromkeys(("key_scales", "value_scales", "sinks", "slopes", "biases"), "*fp32")
     signature |= dict.fromkeys((*_STRIDES, "spans", "window", "reach"), "i32")
     signature |= dict.fromkeys(("scale", "softcap", "value_scale"), "fp32")
     constants = {
         "GROUP": group, "TILES": triton.cdiv(group, config["BLOCK_M"]), **head_sizes(dim, value_dim), "PAGE_SIZE": 16,
         "PAGE_TYPE": page_type, "SHARED": dim > 256, "CAUSAL": True, "WINDOW": False, "SINKS": False,
-        "SOFTCAP": False, "ALIBI": False, "BIAS": False, "INTERPRETED": False,
+        "SOFTCAP": False, "ALIBI": False, "BIAS": False, "VISIBLE": False, "INTERPRETED": False,
     }  # fmt: skip
     launch = {name: config.pop(name) for name in ("num_warps", "num_stages")}
     return KernelVariant(prefill_kernel, signature, {**constants, **config, **features}, divisible=_STRIDES, **launch)
@@ -183,6 +195,8 @@ VARIANTS = [
     prefill_variant("prefill", "bf16", "bf16", 4, 128, 128),
     prefill_variant("prefill", "fp16", "fp16", 3, 80, 80, WINDOW=True, SOFTCAP=True, SINKS=True, ALIBI=True),
     prefill_variant("prefill", "fp32", "fp32", 4, 128, 128),
+    prefill_variant("prefill", "bf16", "bf16", 2, 256, 256, WINDOW=True, VISIBLE=True),
+    prefill_variant("prefill", "fp16", "fp16", 2, 256, 256, SOFTCAP=True, VISIBLE=True),
     prefill_variant("prefill", "bf16", "bf16", 1, 256, 256, CAUSAL=False),
     prefill_variant("prefill", "bf16", "i8", 4, 128, 128),
     prefill_variant("prefill", "bf16", "u8", 4, 128, 128),

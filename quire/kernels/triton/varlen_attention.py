@@ -49,14 +49,14 @@ def varlen_attention(
     group = heads // kv_heads
     prefill_kernel[prefill_grid(tokens, sequences, heads, kv_heads, config["BLOCK_M"])](
         q, k, v, k, v, cu_seqlens, cu_seqlens, cu_seqlens, q, q if alibi_slopes is None else alibi_slopes,
-        q if biases is None else biases, out,
+        q if biases is None else biases, cu_seqlens, out,
         q.stride(0), q.stride(1), 0, out.stride(0), out.stride(1), k.stride(1), 0, k.stride(0), v.stride(1), 0,
         v.stride(0), sequences, scale, softcap or 0.0, 1.0, 0 if window is None else window + 1,
         0 if biases is None else biases.shape[1] // 2,
         GROUP=group, TILES=triton.cdiv(group, config["BLOCK_M"]), **head_sizes(dim, v.shape[2]), PAGE_SIZE=0,
         PAGE_TYPE=PLAIN.value, SHARED=False, CAUSAL=causal, WINDOW=window is not None, SINKS=False,
         SOFTCAP=softcap is not None, ALIBI=alibi_slopes is not None, BIAS=biases is not None,
-        INTERPRETED=gpu.is_interpreted(), **config,
+        VISIBLE=False, INTERPRETED=gpu.is_interpreted(), **config,
     )  # fmt: skip
     return out
 

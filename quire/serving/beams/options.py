@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from quire.engine.client.model_info import Generates
 from quire.engine.client.sampling_params import NUMBERS, SamplingParams
 from quire.protocol.errors import InvalidRequest
 from quire.protocol.sampling import ConstraintFields, GenerationRequest, differs_from_greedy, is_empty
@@ -46,6 +47,12 @@ def beam_options(body: GenerationRequest, params: SamplingParams, model: ServedM
     """
     if not body.use_beam_search:
         return None
+    kind = model.info.kind
+    if isinstance(kind, Generates) and kind.longest_prompt is not None:  # beams are computed as prompts
+        raise InvalidRequest(
+            "`use_beam_search` is not supported by this model, whose prompts are read in both directions.",
+            "use_beam_search",
+        )
     refused = [name for name in ConstraintFields.model_fields if not is_empty(getattr(body, name))]
     refused += [
         name for name, number in NUMBERS.items() if not number.keeps_ranking and differs_from_greedy(body, name)

@@ -132,11 +132,11 @@ async def test_a_running_request_does_not_hold_its_body(
 
 
 async def send(url: str, path: str, fields: dict[str, Any]) -> int:
-    """Send a body in which JUNK is replaced by 6 MB, of which nothing is kept here; returns the status."""
+    """Send a body in which JUNK is replaced by 3 MB, of which nothing is kept here; returns the status."""
     reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
     before, after = json.dumps(fields).encode().split(b'"JUNK"')
     start, end = before + b'["', b'"]' + after
-    pieces = [b"x" * 10_000] * 500 + [b'",0,"'] + [b'","' * 2000] * 50
+    pieces = [b"x" * 10_000] * 250 + [b'",0,"'] + [b'","' * 2000] * 25
     length = len(start) + sum(map(len, pieces)) + len(end)
     head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\nconnection: close\r\n"
     writer.write(head.encode() + f"content-length: {length}\r\n\r\n".encode())

@@ -180,8 +180,14 @@ async def test_an_answer_of_a_call_is_bounded(tmp_path: Path, case: str) -> None
         assert (await server.post(PATH, {"input": "x", "tools": _TOOLS})).status_code == 200
 
 
-@pytest.mark.parametrize("case", REFUSED)
-@pytest.mark.parametrize("method", ["initialize", "tools/list"])
+@pytest.mark.parametrize(
+    ("method", "case"),
+    [
+        *(("tools/list", case) for case in REFUSED),
+        ("initialize", "no JSON"),
+        *(pytest.param("initialize", case, marks=pytest.mark.slow) for case in REFUSED if case != "no JSON"),
+    ],
+)
 async def test_an_answer_before_the_response_is_bounded(tmp_path: Path, case: str, method: str) -> None:
     answer, problem = REFUSED[case]
     async with hostile_tools() as tools, served(tmp_path, tools, tool_timeout=timeout_of(problem)) as server:

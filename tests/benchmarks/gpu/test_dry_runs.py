@@ -44,7 +44,10 @@ def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("few_steps")
-@pytest.mark.parametrize(("shape", "cases"), [("llama-3-8b", ["1x3", "2x4"]), ("qwen3-30b-a3b", ["1x2"])])
+@pytest.mark.parametrize(
+    ("shape", "cases"),
+    [pytest.param("llama-3-8b", ["1x3", "2x4"], marks=pytest.mark.slow), ("qwen3-30b-a3b", ["1x2", "2x2"])],
+)
 def test_the_engine(shape: str, cases: list[str], tmp_path: Path) -> None:
     engine.main([shape, "--cases", *cases, "--out", str(tmp_path / "report.json")])
     rows = results_of(tmp_path / "report.json")

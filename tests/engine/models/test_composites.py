@@ -16,7 +16,7 @@ from quire.engine.models.model_config import read_model_config
 from quire.engine.models.registry import registry
 from tests.support.engine import Engine, greedy, load, random_prompt
 from tests.support.oracle import change_weights
-from tests.support.vision_models import COMPOSITES, make_composite, save_composite
+from tests.support.vision_models import COMPOSITES, make_composite, save_composite, text_types
 
 TOKENS = 12
 
@@ -39,6 +39,7 @@ def test_text_equals_hugging_face(case: str, tmp_path: Path) -> None:
                 pad_token_id=0,
                 output_logits=True,
                 return_dict_in_generate=True,
+                **text_types(case, prompt),
             )
         result = engine.generate(prompt, greedy(TOKENS, logprobs=20))
         assert result.tokens == out.sequences[0, len(prompt) :].tolist()
@@ -63,8 +64,9 @@ def test_embeddings_equal_hugging_face(tmp_path: Path) -> None:
     assert (torch.from_numpy(pooled.data) - state / state.norm()).abs().max() < 1e-4
 
 
-def test_two_ranks_load_their_parts(tmp_path: Path) -> None:
-    save_composite("qwen2_5_vl-tied", tmp_path)
+@pytest.mark.parametrize("case", ["qwen2_5_vl-tied", "paligemma2"])
+def test_two_ranks_load_their_parts(tmp_path: Path, case: str) -> None:
+    save_composite(case, tmp_path)
     prompt = random_prompt(1, 20)
     expected = Engine(tmp_path).generate(prompt, greedy(TOKENS)).tokens
     ranks = Engine(tmp_path, parallel=ParallelOptions(tensor_parallel_size=2))

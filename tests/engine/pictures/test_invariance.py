@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import cycle, product
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,15 @@ from quire.engine.client.protocol import PictureItem
 from quire.engine.client.sampling_params import SamplingParams
 from tests.support.engine import Engine, greedy
 from tests.support.pictures import drawn
-from tests.support.variants import covering
-from tests.support.vision_models import prompt_with_pictures
+from tests.support.variants import covering, slow_but
+from tests.support.vision_models import SEES, prompt_with_pictures
 
-# One of each geometry, and one with levels of embeddings. Their largest items are of 4, 24, 10, 20, 12 and 12 tokens.
-CASES = ("smolvlm", "llava_next", "internvl", "mistral3", "qwen2_5_vl", "qwen3_vl")
+# One of each geometry, one with levels of embeddings, two whose pictures or prompts attend in both directions. Their
+# largest items are of 4, 24, 10, 20, 12, 12, 16 and 4 tokens.
+PREFIX_LM = "paligemma2"
+CASES = ("smolvlm", "llava_next", "internvl", "mistral3", "qwen2_5_vl", "qwen3_vl", "gemma3-narrow", PREFIX_LM)
+BIDIRECTIONAL = ("gemma3-narrow", PREFIX_LM)
+CAUSAL_TEXT = tuple(case for case in CASES if case != PREFIX_LM)
 SIZES = ((30, 40), (56, 56), (20, 90), (75, 33))
 SCHEDULES: dict[str, dict[str, Any]] = {
     "batched": {},
@@ -33,6 +38,13 @@ SCHEDULES: dict[str, dict[str, Any]] = {
     "reference device": {"model": ModelOptions(device="reference"), "max_num_batched_tokens": 9, "max_num_seqs": 4},
 }
 Case = tuple[list[int], tuple[PictureItem, ...], SamplingParams]
+
+
+def engine_of(folders: dict[str, Path], case: str, **options: Any) -> Engine:
+    """An engine whose steps have room for what it computes as a whole."""
+    if "max_num_batched_tokens" in options:
+        options["max_num_batched_tokens"] = max(options["max_num_batched_tokens"], SEES[case].least_step)
+    return Engine(folders[case], **options)
 
 
 def workload(seed: int, info: PictureInfo) -> list[Case]:
@@ -90,21 +102,28 @@ def alone(seeing_folders: dict[str, Path]) -> dict[str, list[list[int]]]:
     return tokens
 
 
-@pytest.mark.parametrize(("case", "schedule"), covering(CASES, SCHEDULES))
+# Chunks are what spans in both directions change.
+_CHUNKS = [("gemma3-narrow", "small chunks"), (PREFIX_LM, "two steps in flight, small chunks")]
+
+
+@pytest.mark.parametrize(
+    ("case", "schedule"), slow_but(product(CASES, SCHEDULES), *_CHUNKS, *zip(cycle(CASES), SCHEDULES, strict=False))
+)
 def test_tokens_do_not_depend_on_the_schedule(
     seeing_folders: dict[str, Path], alone: dict[str, list[list[int]]], schedule: str, case: str
 ) -> None:
-    assert together(Engine(seeing_folders[case], **SCHEDULES[schedule]), 1) == alone[case]
+    assert together(engine_of(seeing_folders, case, **SCHEDULES[schedule]), 1) == alone[case]
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_tokens_do_not_depend_on_room_for_items(
     seeing_folders: dict[str, Path], alone: dict[str, list[list[int]]], case: str
 ) -> None:
-    """One picture at a time is encoded and kept."""
-    engine = Engine(seeing_folders[case], max_num_batched_tokens=7, max_num_seqs=4)
+    """One picture at a time is encoded and kept, or those of one prompt."""
+    engine = engine_of(seeing_folders, case, max_num_batched_tokens=7, max_num_seqs=4)
     cache = engine.core.scheduler._encoder_cache  # type: ignore[union-attr]
-    cache._capacity = max(item.length for _, items, _ in workload(1, engine.pictures) for item in items)
+    lengths = [[item.length for item in items] for _, items, _ in workload(1, engine.pictures) if items]
+    cache._capacity = max(map(sum if case == PREFIX_LM else max, lengths))
     assert together(engine, 1) == alone[case]
 
 
@@ -122,10 +141,10 @@ def test_tokens_do_not_depend_on_preemption(
     assert engine.preemptions > 0
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", CAUSAL_TEXT)
 def test_prompts_in_pieces(seeing_folders: dict[str, Path], alone: dict[str, list[list[int]]], case: str) -> None:
     """Each item, and each text, comes by itself; the engine computes between."""
-    engine = Engine(seeing_folders[case], max_num_batched_tokens=7, max_num_seqs=4, block_size=4)
+    engine = engine_of(seeing_folders, case, max_num_batched_tokens=7, max_num_seqs=4, block_size=4)
     for index, (prompt, items, params) in enumerate(workload(1, engine.pictures)):
         name = f"r{index}"
         engine.add(name, prompt[:2], params, open=True)
@@ -149,7 +168,7 @@ def answer(engine: Engine, *parts: Any, **fields: Any) -> Any:
     return engine.generate(prompt, greedy(2), items=items, **fields)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", CAUSAL_TEXT)
 def test_prefixes_are_shared_on_equal_pictures_only(seeing_folders: dict[str, Path], case: str) -> None:
     """The tokens are the same in all of these prompts."""
     engine = Engine(seeing_folders[case], block_size=4)
@@ -164,7 +183,7 @@ def test_prefixes_are_shared_on_equal_pictures_only(seeing_folders: dict[str, Pa
     assert engine.items_encoded == 3 * len(items)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", CAUSAL_TEXT)
 def test_a_hit_that_ends_within_a_picture(seeing_folders: dict[str, Path], case: str) -> None:
     """The rest of it is computed from its embeddings, which are kept."""
     engine = Engine(seeing_folders[case], block_size=3)

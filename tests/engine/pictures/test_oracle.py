@@ -35,7 +35,7 @@ def pictures_of(parts: list[Any]) -> list[Image.Image]:
     ("case", "device"),
     slow_but(
         product(SEES, ["cpu", "reference"]),
-        *((case, "cpu") for case in SEES),
+        *((case, "cpu") for case in SEES if case != "paligemma"),  # PaliGemma 2 has all that it has, and windows
         *((case, "reference") for case in ("llava_next", "mistral3", "qwen3_vl")),
     ),
 )
@@ -44,7 +44,8 @@ def test_greedy_tokens_equal_transformers(
 ) -> None:
     """All together in small chunks, then each alone."""
     options = ModelOptions(device=device)
-    engine = Engine(seeing_folders[case], model=options, block_size=8, max_num_batched_tokens=11, max_num_seqs=5)
+    step = max(11, SEES[case].least_step)
+    engine = Engine(seeing_folders[case], model=options, block_size=8, max_num_batched_tokens=step, max_num_seqs=5)
     expected = []
     for index, sizes in enumerate(SIZES):
         parts = pieces(sizes)

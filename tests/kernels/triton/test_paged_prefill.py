@@ -16,6 +16,7 @@ from torch import Tensor
 from quire.kernels import native, paged_attention
 from quire.kernels.paged_attention import AttentionParams, attend_spans, paged_prefill, prefill_reference
 from tests.kernels.triton.cached import PAGES, TOLERANCE, Cached, cache, params, scales
+from tests.support.visible import visible_bounds
 
 FEW = settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 FEATURES = ["", "window", "softcap+sinks", "alibi", "window+softcap+sinks", "window+alibi"]
@@ -86,6 +87,33 @@ def test_prefill_equals_its_reference(
         chunks = ((begin, half, length - end + half), (half, end, length))
         parts = [prefill(q[a:b], rows_of(cached, row, n), [b - a], arguments) for a, b, n in chunks]
         assert torch.equal(torch.cat(parts), out[begin:end])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("which", ["", "window", "window+softcap+sinks"])
+@pytest.mark.parametrize("ignores_windows", [False, True])
+def test_attention_in_both_directions(
+    device: torch.device, dtype: torch.dtype, which: str, ignores_windows: bool
+) -> None:
+    """Within spans; the same bits in chunks, of which one begins within a span."""
+    torch.manual_seed(0)
+    cached = cache([80, 30], dtype=dtype, device=device, kv_heads=2)
+    arguments, reference = scales("", params(4, which, device))
+    q = torch.randn(110, 4, 32).to(device, dtype)
+    parts = (
+        visible_bounds(80, [(5, 50), (60, 63)], ignores_windows=ignores_windows),
+        visible_bounds(30, [(0, 30)], ignores_windows=ignores_windows),
+    )
+    bounds = torch.cat(parts).to(device)
+    out = prefill(q, cached, [80, 30], {**arguments, "visible": bounds})
+    exact = [
+        prefill_reference(rows.float(), *cached.exact, cached.tables[row], length, reference, seen.to(device))
+        for row, (length, rows, seen) in enumerate(zip((80, 30), q.split([80, 30]), parts, strict=True))
+    ]
+    torch.testing.assert_close(out.float(), torch.cat(exact), atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+    for begin, end in ((0, 50), (20, 50), (50, 80)):
+        options = {**arguments, "visible": bounds[begin:end]}
+        assert torch.equal(prefill(q[begin:end], rows_of(cached, 0, end), [end - begin], options), out[begin:end])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,10 @@ from transformers.models.llava.image_processing_pil_llava import LlavaImageProce
 from transformers.models.llava.processing_llava import LlavaProcessor
 from transformers.models.llava_next.image_processing_pil_llava_next import LlavaNextImageProcessorPil
 from transformers.models.llava_next.processing_llava_next import LlavaNextProcessor
+from transformers.models.paligemma.processing_paligemma import PaliGemmaProcessor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.qwen2_vl.processing_qwen2_vl import Qwen2VLProcessor
+from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
 from quire.engine.client.pictures import (
     AnyResolution,
@@ -38,6 +41,7 @@ from quire.multimodal.errors import PromptError
 from quire.multimodal.picture_reader import RequestPicture, picture_placeholders
 from quire.multimodal.pictures.layout import layout
 from quire.multimodal.placement import place_items
+from quire.rendering.chat_template import ChatTemplate, load_templates
 from quire.rendering.picture_texts import PictureTexts
 from tests.support.pictures import drawn
 
@@ -171,6 +175,31 @@ def test_prompts_have_the_tokens_of_transformers(case: str, monkeypatch: pytest.
     assert tokens.tolist() == list(expected)
     covered = [index for item in items for index in range(item.start, item.start + item.length)]
     assert covered == np.flatnonzero(tokens == info.placeholder).tolist()
+
+
+def test_chats_of_paligemma(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Their template is built in, and writes what transformers' processor does."""
+    monkeypatch.setattr(ProcessorMixin, "check_argument_for_proper_class", lambda *_: None)
+    (tmp_path / "config.json").write_text('{"model_type": "paligemma"}')
+    template = ChatTemplate(load_templates(tmp_path, {})["default"])
+    assert template.wants_parts
+    content = [{"type": "text", "text": "Which is "}, {"type": "image"}, {"type": "image"}]
+    messages = [{"role": "user", "content": [*content, {"type": "text", "text": "larger?"}]}]
+    tokenizer = _tokenizer()
+    tokenizer.add_special_tokens({"bos_token": "<bos>"})
+    images = SiglipImageProcessorPil(size={"height": 28, "width": 28})
+    images.image_seq_length = 4
+    processor = PaliGemmaProcessor(images, tokenizer)
+    info = _info(tokenizer, FixedSize(height=28, width=28, tokens=4))
+    pictures = _pictures(info, SIZES[:2])
+    text = template.render({"messages": messages, "bos_token": "<bos>"})
+    rendered = PictureTexts([("<image>", picture.layout.text) for picture in pictures]).put_into(text)
+    tokens, _ = place_items(np.array(tokenizer.encode(rendered), np.int32), picture_placeholders(pictures))
+    shown = [drawn(height, width) for height, width in SIZES[:2]]
+    expected = processor(images=[shown], text=["<image><image>Which is larger?"])["input_ids"][0]
+    assert tokens.tolist() == list(expected)
+    with pytest.raises(PromptError, match="role assistant are not supported by PaliGemma"):
+        template.render({"messages": [*messages, {"role": "assistant", "content": content}], "bos_token": "<bos>"})
 
 
 def test_an_item_covers_the_ends_of_its_rows() -> None:

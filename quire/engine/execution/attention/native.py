@@ -38,7 +38,8 @@ class NativeAttention(AttentionBackend):
         groups = [self._group(inputs, index) for index in range(len(inputs.groups))]
         attend = PagedAttention(self._cache.layers, groups, indices)
         cross = None if inputs.cross is None else native_cross_attention(self._cache.layers, inputs.cross)
-        return PreparedAttention(attend, inputs.static and (indices is None or self._varlen), cross)
+        static = inputs.static and inputs.visible is None and (indices is None or self._varlen)
+        return PreparedAttention(attend, static, cross)
 
     def _group(self, inputs: StepInputs, index: int) -> GroupAttention:
         """Return the attention of a group of layers."""
@@ -48,9 +49,11 @@ class NativeAttention(AttentionBackend):
         if inputs.model.logits_indices is None:
             all_rows = DecodeTokens(metadata.spans.block_tables, metadata.spans.seq_lens)
         elif self._varlen:
-            all_rows = VarlenSpans(metadata.spans)
+            all_rows = VarlenSpans(metadata.spans, None if inputs.visible is None else inputs.visible.bounds)
         else:
-            all_rows = sequential_ranges(inputs.spans, self._table, index, group_lengths=False)
+            all_rows = sequential_ranges(inputs, self._table, index, group_lengths=False)
+        if inputs.visible is not None and inputs.visible.precedes_windows:
+            return GroupAttention(inputs.groups[index].slots, all_rows)
         logits_rows = DecodeTokens(metadata.logits.block_tables, metadata.logits.seq_lens)
         return GroupAttention(inputs.groups[index].slots, all_rows, logits_rows)
 

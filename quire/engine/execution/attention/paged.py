@@ -49,25 +49,30 @@ class DecodeTokens(QueryAttention):
 
 @dataclass(frozen=True, slots=True)
 class VarlenSpans(QueryAttention):
-    """Spans of any length, all in one call."""
+    """Spans of any length, all in one call. `visible`: see `VisibleRanges.bounds`."""
 
     metadata: AttentionMetadata
+    visible: Tensor | None = None
 
     @override
     def __call__(self, q: Tensor, cache: LayerCache, params: AttentionParams) -> Tensor:
-        return paged_varlen(q, cache.keys, cache.values, self.metadata, params)
+        return paged_varlen(q, cache.keys, cache.values, self.metadata, params, self.visible)
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillSpan(QueryAttention):
-    """The last queries of one sequence; `table` (blocks,) int32, `length` positions including the queries' own."""
+    """The last queries of one sequence; `table` (blocks,) int32, `length` positions including the queries' own.
+
+    `visible`: see `VisibleRanges.bounds`.
+    """
 
     table: Tensor
     length: int
+    visible: Tensor | None = None
 
     @override
     def __call__(self, q: Tensor, cache: LayerCache, params: AttentionParams) -> Tensor:
-        return paged_prefill(q, cache.keys, cache.values, self.table, self.length, params)
+        return paged_prefill(q, cache.keys, cache.values, self.table, self.length, params, self.visible)
 
 
 @dataclass(frozen=True, slots=True)

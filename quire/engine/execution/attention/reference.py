@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 
 import torch
 from typing_extensions import override
@@ -34,7 +33,7 @@ class ReferenceAttention(AttentionBackend):
     def prepare(self, inputs: StepInputs) -> PreparedAttention:
         self._cache.ensure_mapped(inputs.last_block)
         groups = [
-            GroupAttention(group.slots, sequential_ranges(inputs.spans, self._table, index, group_lengths=True))
+            GroupAttention(group.slots, sequential_ranges(inputs, self._table, index, group_lengths=True))
             for index, group in enumerate(inputs.groups)
         ]
         attend = PagedAttention(self._cache.layers, groups, inputs.model.logits_indices)
@@ -43,13 +42,11 @@ class ReferenceAttention(AttentionBackend):
         return PreparedAttention(attend, static=False, cross=cross)
 
 
-def sequential_ranges(
-    spans: Sequence[Span], table: RequestTable, group: int, *, group_lengths: bool
-) -> SequentialRanges:
+def sequential_ranges(inputs: StepInputs, table: RequestTable, group: int, *, group_lengths: bool) -> SequentialRanges:
     """Return the attention of a step: generated tokens together, spans of prompts one by one; see `Span.generated`.
 
     Args:
-        spans: those of the step.
+        inputs: those of the step.
         table: the sequences in the batch.
         group: index of the group of layers, whose block tables are read.
         group_lengths: generated tokens attend together only with others of similar length. All of these pay for the
@@ -59,6 +56,7 @@ def sequential_ranges(
     def blocks(length: int) -> int:
         return -(-length // table.block_size)
 
+    spans, visible = inputs.spans, inputs.visible
     queries = [(span.row, length) for span in spans if span.generated for length in _lengths(span)]
     ranges: list[tuple[int, int, QueryAttention]] = []
     offset = 0
@@ -69,7 +67,9 @@ def sequential_ranges(
         offset += len(rows)
     for span in itertools.dropwhile(lambda span: span.generated, spans):
         block_table = torch.from_numpy(table.blocks[group, span.row, : blocks(span.length)])
-        ranges.append((span.offset, span.offset + span.count, PrefillSpan(block_table, span.length)))
+        begin, end = span.offset, span.offset + span.count
+        bounds = None if visible is None else visible.bounds[begin:end]
+        ranges.append((begin, end, PrefillSpan(block_table, span.length, bounds)))
     return SequentialRanges(ranges)
 
 

@@ -33,9 +33,10 @@ class SingleQueries(QueryAttention):
 
 @dataclass(frozen=True, slots=True)
 class StepQueries(QueryAttention):
-    """All queries of a step."""
+    """All queries of a step. `visible`: see `VisibleRanges.bounds`."""
 
     metadata: DeviceMetadata
+    visible: Tensor | None = None
 
     @override
     def __call__(self, q: Tensor, cache: LayerCache, params: AttentionParams) -> Tensor:
@@ -45,10 +46,9 @@ class StepQueries(QueryAttention):
             generated = SingleQueries(singles.block_tables, singles.seq_lens, self.metadata.max_seq_len)
             out.append(generated(q[:count], cache, params))
         if len(spans.seq_lens):
-            starts = self.metadata.query_starts
-            out.append(
-                attend_spans(q[count:], cache.keys, cache.values, spans.block_tables, spans.seq_lens, starts, params)
-            )
+            starts, visible = self.metadata.query_starts, None if self.visible is None else self.visible[count:]
+            tables, lengths = spans.block_tables, spans.seq_lens
+            out.append(attend_spans(q[count:], cache.keys, cache.values, tables, lengths, starts, params, visible))
         return out[0] if len(out) == 1 else torch.cat(out)
 
 
@@ -60,12 +60,14 @@ class TritonAttention(AttentionBackend):
 
     @override
     def prepare(self, inputs: StepInputs) -> PreparedAttention:
-        groups = list[GroupAttention]()
+        groups, visible = list[GroupAttention](), inputs.visible
+        bounds = None if visible is None else visible.bounds
         for group in inputs.groups:
             metadata = group.attention
             assert isinstance(metadata, DeviceMetadata), "the inputs were built for another backend"
-            logits_rows = SingleQueries(metadata.logits.block_tables, metadata.logits.seq_lens, metadata.max_seq_len)
-            groups.append(GroupAttention(group.slots, StepQueries(metadata), logits_rows))
+            rows = SingleQueries(metadata.logits.block_tables, metadata.logits.seq_lens, metadata.max_seq_len)
+            logits_rows = None if visible is not None and visible.precedes_windows else rows
+            groups.append(GroupAttention(group.slots, StepQueries(metadata, bounds), logits_rows))
         attend = PagedAttention(self._layers, groups, inputs.model.logits_indices)
         cross = None if inputs.cross is None else _cross(self._layers, inputs.cross)
         return PreparedAttention(attend, inputs.static, cross)

@@ -1,4 +1,4 @@
-"""Gemma 2 and 3: norms before and after each branch, scaled embeddings, alternating sliding windows."""
+"""Gemma: scaled embeddings; 2 and 3 have norms before and after each branch, and alternating sliding windows."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from quire.engine.models.config.bidirectional import is_not_causal
 from quire.engine.models.config.rope import rope_of
 from quire.engine.models.errors import UnsupportedModel
 from quire.engine.models.families.llama import (
+    LLAMA,
     LLAMA_OUTPUT_NORMS,
     biased_attention,
     check_layer_types,
@@ -16,6 +17,17 @@ from quire.engine.models.families.llama import (
 )
 from quire.engine.models.family import Family
 from quire.engine.models.specs.decoder import DecoderSpec, Embeddings, Layer, QKNorm
+
+
+def gemma(config: Any) -> DecoderSpec:
+    """Gemma 1."""
+    layer = Layer(attn=biased_attention(config), ffn=mlp(config))
+    return decoder(
+        config,
+        [layer] * config.num_hidden_layers,
+        norm_offset=1.0,
+        embeddings=Embeddings(scale=config.hidden_size**0.5, scales_items=False),
+    )
 
 
 def gemma2(config: Any) -> DecoderSpec:
@@ -46,7 +58,7 @@ def _gemma(config: Any, **overrides: Any) -> DecoderSpec:
         config,
         [Layer(attn=attn_of[kind], ffn=ffn, branch_output_norm=True) for kind in config.layer_types],
         norm_offset=1.0,
-        embeddings=Embeddings(scale=config.hidden_size**0.5),
+        embeddings=Embeddings(scale=config.hidden_size**0.5, scales_items=False),
         logit_softcap=config.final_logit_softcapping,
     )
 
@@ -55,23 +67,30 @@ def _is_bidirectional(config: Any) -> bool:
     return is_not_causal(config) or bool(getattr(config, "use_bidirectional_attention", False))
 
 
-def _gemma2_is_bidirectional(config: Any) -> bool:
-    """Raise UnsupportedModel for a flag with which transformers' masks stay causal."""
+def _early_is_bidirectional(config: Any) -> bool:
+    """Raise UnsupportedModel for a flag with which transformers' masks stay causal in Gemma 1 and 2."""
     if getattr(config, "use_bidirectional_attention", False):
         raise UnsupportedModel(
-            "use_bidirectional_attention is not supported in models of type 'gemma2', whose masks stay causal; "
-            "is_causal false makes attention bidirectional"
+            f"use_bidirectional_attention is not supported in models of type {config.model_type!r}, whose masks stay "
+            "causal; is_causal false makes attention bidirectional"
         )
     return is_not_causal(config)
 
 
 FAMILIES = (
     Family(
+        name="gemma",
+        config_types=("gemma",),
+        spec=gemma,
+        tensors=LLAMA,
+        is_bidirectional=_early_is_bidirectional,
+    ),
+    Family(
         name="gemma2",
         config_types=("gemma2",),
         spec=gemma2,
         tensors=LLAMA_OUTPUT_NORMS,
-        is_bidirectional=_gemma2_is_bidirectional,
+        is_bidirectional=_early_is_bidirectional,
     ),
     Family(
         name="gemma3_text",

@@ -14,7 +14,7 @@ from quire.engine.models.family import Composite, Tower, text_config
 from quire.engine.models.specs.decoder import DecoderSpec
 from quire.engine.models.specs.tensor_names import WeightNames
 
-_TEXT_ONLY = ("gemma3", "idefics2", "ovis2")
+_TEXT_ONLY = ("idefics2", "ovis2")
 _NOT_LOADED = re.compile(
     r"(?:model\.)?(?:vision_tower|vision_model|visual|multi_modal_projector|connector|image_newline"
     r"|visual_embeddings_table|projector|mlp_AR)(?:\..*)?"
@@ -42,7 +42,10 @@ def _names(_spec: DecoderSpec, text: WeightNames) -> WeightNames:
 
 
 def vision_language_model(
-    kind: str, tower: Tower | None = None, spec: Callable[[Any, DecoderSpec], DecoderSpec] = language_model
+    kind: str,
+    tower: Tower | None = None,
+    spec: Callable[[Any, DecoderSpec], DecoderSpec] = language_model,
+    text: Callable[[Any], tuple[str, Any]] = text_config,
 ) -> Composite:
     """The family of a model type.
 
@@ -50,11 +53,12 @@ def vision_language_model(
         kind: the type.
         tower: the part that reads pictures; None: it is not loaded.
         spec: see `Composite`.
+        text: see `Composite.language_model`.
     """
     return Composite(
         name=kind,
         config_types=(kind,),
-        language_model=text_config,
+        language_model=text,
         spec=spec,
         tensors=_names,
         plain_name=_plain_name,

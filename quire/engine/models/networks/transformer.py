@@ -65,11 +65,11 @@ class Transformer(LayerStack):
 
     def _embedded(self, inputs: ModelInputs) -> Tensor:
         """The input of the first layer: (tokens, hidden)."""
-        x = self.embed(inputs.token_ids)
-        if inputs.items is not None:
-            x = inputs.items.apply(x)
+        x, items = self.embed(inputs.token_ids), inputs.items
+        if items is not None and self.spec.embeddings.scales_items:
+            x, items = items.apply(x), None
         embedded: Tensor = self.embed_sum(x, inputs)
-        return embedded
+        return embedded if items is None else items.apply(embedded)
 
     def _step(
         self, inputs: ModelInputs, attend: StepAttention, *, last_token_only: bool, cross: StepCrossAttention | None

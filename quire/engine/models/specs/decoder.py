@@ -377,6 +377,7 @@ class Embeddings:
 
     Attributes:
         scale: factor of the token's embedding.
+        scales_items: the factor is also that of embeddings of items; False: these are as their encoder makes them.
         positions: rows of the table of learned positions; 0 for none.
         position_offset: row of the first position.
         types: rows of the table of token types; 0 for none.
@@ -387,6 +388,7 @@ class Embeddings:
     """
 
     scale: float = 1.0
+    scales_items: bool = True
     positions: int = 0
     position_offset: int = 0
     types: int = 0
@@ -540,6 +542,7 @@ class DecoderSpec(TransformerSpec):
             placeholder tokens, or, where audio arrives while tokens are generated, are added to those of all tokens.
             None if there is none.
         language_model: name of the language model's family, if the model is composed of parts.
+        prefix_lm: the tokens of a prompt attend to each other in both directions, also to those before windows.
     """
 
     tied: bool = False
@@ -548,6 +551,7 @@ class DecoderSpec(TransformerSpec):
     logit_softcap: float | None = None
     encoder: AudioEncoderSpec | None = None
     language_model: str = ""
+    prefix_lm: bool = False
 
     @property
     def has_cross_attention(self) -> bool:

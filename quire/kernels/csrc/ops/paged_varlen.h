@@ -10,11 +10,12 @@
 // first.
 struct PagedVarlen : AttentionArguments {  // queries and outputs of all tokens, block tables and lengths of all spans
     static constexpr const char *NAME = "paged_varlen";
-    static constexpr const char *PARAMETERS[] = {"q",      "keys",  "values", "out",    "block_tables", "seq_lens",
-                                                 "counts", "sinks", "window", "scale", "softcap"};
+    static constexpr const char *PARAMETERS[] = {"q",      "keys",  "values",  "out",    "block_tables", "seq_lens",
+                                                 "counts", "sinks", "visible", "window", "scale",        "softcap"};
     static PagedVarlen check(const Tensor &q, const Tensor &keys, const Tensor &values, const Tensor &out,
                              const Tensor &block_tables, const Tensor &seq_lens, const Tensor &counts,
-                             const OptionalTensor &sinks, int64_t window, float scale, float softcap) {
+                             const OptionalTensor &sinks, const OptionalTensor &visible, int64_t window, float scale,
+                             float softcap) {
         Size tokens("tokens"), spans("spans"), size("2 + spans");
         q.has_dtype({DType::BFLOAT16});
         auto arguments = AttentionArguments::check(q, keys, values, out, block_tables, seq_lens, sinks, window, scale,
@@ -22,7 +23,9 @@ struct PagedVarlen : AttentionArguments {  // queries and outputs of all tokens,
         counts.has_dtype({DType::INT64}).has_shape(size).is_contiguous();
         require(size > spans + 1, "counts",
                 "the number of single queries, the number of spans and the tokens of each are expected");
-        return {arguments, tokens, counts.data<int64_t>()};
+        Size bounds("bounds", 2);
+        if (visible) visible->has_dtype({DType::INT32}).has_shape(tokens, bounds).is_contiguous();
+        return {arguments, tokens, counts.data<int64_t>(), data_or_null<int32_t>(visible)};
     }
     void run() const;
     int64_t work() const { return UNLOCKED_WORK; }
@@ -30,6 +33,7 @@ struct PagedVarlen : AttentionArguments {  // queries and outputs of all tokens,
 
     int64_t tokens;         // not read: `counts` says how many there are
     const int64_t *counts;  // how many spans are single queries, the number of spans, then the tokens of each
+    const int32_t *visible;  // (tokens, 2) positions [begin, end) that queries of spans see beside earlier ones, or null
 };
 REGISTER_OP(PagedVarlen);
 
@@ -42,6 +46,18 @@ struct PagedPrefill {
     const float *sinks;  // (heads,) or null
     int64_t tokens, length, heads, kv_heads, q_stride, key_dim, value_dim, block_size, window;
     float scale, softcap;
+    const int32_t *visible;  // (tokens, 2) or null
+
+    // The first position that a query sees: of those up to its own in its window, and of those that are visible to it.
+    int64_t first_of(int64_t row) const {
+        int64_t first = window > 0 ? std::max<int64_t>(0, length - tokens + row + 1 - window) : 0;
+        return visible ? std::max<int64_t>(0, std::min<int64_t>(first, visible[2 * row])) : first;
+    }
+    // The position behind the last one that it sees.
+    int64_t end_of(int64_t row) const {
+        int64_t end = length - tokens + row + 1;
+        return visible ? std::min(length, std::max<int64_t>(end, visible[2 * row + 1])) : end;
+    }
 };
 
 // Words of even and of odd elements as words of the first and of the last 16.
@@ -232,18 +248,19 @@ void for_each_chunk(int64_t begin, int64_t end, Body body) {
 template <class Rows>
 void attend_rows(const PagedPrefill &a, int64_t head, int64_t row, int64_t rows, const PackedHead &packed,
                         const RowBuffers &buffers) {
-    int64_t at = a.length - a.tokens + row;
-    int64_t begin = a.window > 0 ? std::max<int64_t>(0, at + 1 - a.window) / PANEL * PANEL : 0;
-    int64_t end = (at + rows + PANEL - 1) / PANEL * PANEL;
+    int64_t begin = a.first_of(row), end = a.end_of(row + rows - 1);
+    for (int64_t r = 0; a.visible && r < rows; r++)
+        begin = std::min(begin, a.first_of(row + r)), end = std::max(end, a.end_of(row + r));
+    begin = begin / PANEL * PANEL, end = (end + PANEL - 1) / PANEL * PANEL;
     int64_t chunks = (end - 1) / CHUNK - begin / CHUNK + 1;
     score_rows<Rows>(a, head, row, rows, begin, end, packed, buffers);
     float totals[MAX_ROWS];
     for (int64_t r = 0; r < rows; r++) {
-        int64_t first = a.window > 0 ? std::max<int64_t>(0, at + r + 1 - a.window) : 0;
+        int64_t first = a.first_of(row + r), past = a.end_of(row + r);
         float *scores = buffers.scores + r * buffers.stride;
         if (a.softcap > 0.0f) scale_scores(scores, begin, end, 1.0f, a.softcap);
         for (int64_t i = begin; i < first; i++) scores[i] = -INFINITY;
-        for (int64_t i = at + r + 1; i < end; i++) scores[i] = -INFINITY;
+        for (int64_t i = past; i < end; i++) scores[i] = -INFINITY;
         for_each_chunk(begin, end, [&](int64_t from, int64_t to, int64_t chunk) {
             float &largest = buffers.largest[chunk + r] = -INFINITY;
             buffers.totals[chunk + r] = softmax_weights<BFloat16>(scores, packed.value_scales,
@@ -306,7 +323,9 @@ class PackedContext {
     float *value_scales(int64_t kv_head) const { return &scales_[(2 * kv_head + 1) * positions_]; }
     void pack(const PagedPrefill &a) {
         int64_t panels = (a.length + PANEL - 1) / PANEL;
-        int64_t first = a.window > 0 ? std::max<int64_t>(0, a.length - a.tokens + 1 - a.window) / PANEL : 0;
+        int64_t first = a.first_of(0);
+        for (int64_t row = 1; a.visible && row < a.tokens; row++) first = std::min(first, a.first_of(row));
+        first /= PANEL;
         int64_t begin = first_ <= first ? std::max(first, shared_panels(a)) : first;
         parallel_for(a.kv_heads * (panels - begin), true, [&](int64_t at) {
             int64_t kv_head = at / (panels - begin), panel = begin + at % (panels - begin);
@@ -336,12 +355,12 @@ class PackedContext {
 
 // Spans [begin, end), which begin at row `begin` of the queries, one after the other on all threads.
 template <class Rows>
-void prefill_spans(const AttentionArguments &a, const int64_t *tokens, int64_t begin, int64_t end) {
+void prefill_spans(const AttentionArguments &a, const int64_t *tokens, const int32_t *visible, int64_t begin, int64_t end) {
     auto span = [&](int64_t i, int64_t row) -> PagedPrefill {
         return {(const uint16_t *)a.q + row * a.q_stride, a.keys, a.values,
                 (uint16_t *)a.out + row * a.heads * a.value_dim, a.block_tables + i * a.table_stride, a.sinks, tokens[i],
                 a.seq_lens[i], a.heads, a.kv_heads, a.q_stride, a.key_dim, a.value_dim, a.block_size, a.window, a.scale,
-                a.softcap};
+                a.softcap, visible ? visible + 2 * row : nullptr};
     };
     PackedContext<Rows> context(span(begin, begin), *std::max_element(a.seq_lens + begin, a.seq_lens + end));
     for (int64_t i = begin, row = begin; i < end; row += tokens[i++]) context.attend(span(i, row));
@@ -353,6 +372,6 @@ inline void PagedVarlen::run() const {
     single.sequences = counts[0];
     paged_decode<BFloat16>(single);
     if (single.sequences == spans) return;
-    int8 ? prefill_spans<Int8Rows<BFloat16>>(*this, span_tokens, single.sequences, spans)
-         : prefill_spans<PlainRows<BFloat16>>(*this, span_tokens, single.sequences, spans);
+    int8 ? prefill_spans<Int8Rows<BFloat16>>(*this, span_tokens, visible, single.sequences, spans)
+         : prefill_spans<PlainRows<BFloat16>>(*this, span_tokens, visible, single.sequences, spans);
 }

@@ -1,0 +1,145 @@
+"""Start the `quire` command from a process that has imported it already, as its imports take longer than all else.
+
+Each process of the tests starts one process that imports the server and then waits. For each start it forks, and what
+it has forked runs the command as a process of its own: with its own files, environment, signals and children.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from functools import lru_cache
+
+MESSAGE_BYTES = 1 << 17
+
+
+class ForkedProcess:
+    """A process of the command, with those methods of `subprocess.Popen` that tests use."""
+
+    def __init__(self, reports: socket.socket) -> None:
+        self.pid = int(reports.recv(16))
+        self.returncode: int | None = None
+        self._reports = reports
+
+    def poll(self) -> int | None:
+        """The exit status, that of a signal being negative; None while it runs."""
+        return self._status_after(0)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end."""
+        status = self._status_after(timeout)
+        if status is None:
+            raise subprocess.TimeoutExpired("quire", timeout or 0)
+        return status
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def _status_after(self, timeout: float | None) -> int | None:
+        if self.returncode is None and select.select([self._reports], [], [], timeout)[0]:
+            self.returncode = os.waitstatus_to_exitcode(int(self._reports.recv(16)))
+            self._reports.close()
+        return self.returncode
+
+
+def start(arguments: Sequence[str], env: dict[str, str], stdin: int, stdout: int, stderr: int) -> ForkedProcess:
+    """Run the `quire` command with these file descriptors."""
+    reports, reporter = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    message = json.dumps({"arguments": arguments, "env": env, "folder": os.getcwd()}).encode()
+    assert len(message) <= MESSAGE_BYTES
+    with reporter:
+        socket.send_fds(_preloaded(), [message], [stdin, stdout, stderr, reporter.fileno()])
+    return ForkedProcess(reports)
+
+
+@lru_cache(maxsize=1)
+def _preloaded() -> socket.socket:
+    """A connection to the process that forks, which ends with this one's."""
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with there:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.support.preloaded", str(there.fileno())],
+            pass_fds=[there.fileno()],
+            stdin=subprocess.DEVNULL,
+        )
+
+    def end() -> None:
+        here.close()
+        process.wait()
+
+    atexit.register(end)
+    return here
+
+
+def _fork_when_told(control: socket.socket) -> list[str]:
+    """Return the arguments in each process that is forked; this one ends with its parent."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for supervisors
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(control, MESSAGE_BYTES, 4)
+        if not message:
+            sys.exit()
+        *files, reporter = descriptors
+        if os.fork() == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            control.close()
+            _supervise(files, reporter)
+            return _become(json.loads(message), files)
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def _supervise(files: list[int], reporter: int) -> None:
+    """Fork once more and return in the child; tell its id and its exit status."""
+    pid = os.fork()
+    if pid == 0:
+        os.close(reporter)
+        return
+    for descriptor in files:
+        os.close(descriptor)
+    os.write(reporter, str(pid).encode())
+    status = os.waitpid(pid, 0)[1]
+    os.write(reporter, str(status).encode())
+    os._exit(0)
+
+
+def _become(message: dict[str, object], files: list[int]) -> list[str]:
+    """Make this process like one that a shell has just started; return its arguments."""
+    arguments, env, folder = message["arguments"], message["env"], message["folder"]
+    assert isinstance(arguments, list)
+    assert isinstance(env, dict)
+    os.environ.clear()
+    os.environ.update(env)
+    os.chdir(str(folder))
+    tempfile.tempdir = None  # TMPDIR may be another one
+    for standard, descriptor in enumerate(files):
+        os.dup2(descriptor, standard)
+        os.close(descriptor)
+    return arguments
+
+
+if __name__ == "__main__":
+    from quire.app.cli import main, prepare_process
+
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    prepare_process()  # before torch is imported
+    import quire.__main__
+    import quire.app.chat
+    import quire.app.lifecycle
+    import quire.app.listen
+    import quire.app.serve
+
+    sys.argv[1:] = _fork_when_told(connection)
+    sys.modules["__main__"] = quire.__main__  # processes that the server starts import it
+    main()
