@@ -122,7 +122,7 @@ def test_the_color_behind_transparent_pictures() -> None:
 @pytest.mark.parametrize(
     "settings",
     [
-        {"video": {"num_frames": 3}},
+        {"audio": {"sampling_rate": 3}},
         {"image": {"mode": "RGB"}},
         {"image": 5},
         {"image": {"rgba_background_color": [0, 0]}},
