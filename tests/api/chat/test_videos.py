@@ -107,11 +107,14 @@ async def test_every_form_of_a_part(tmp_path: Path) -> None:
         block,
     ]
     async with picture_server(tmp_path / "m", core, allowed_local_media_path=tmp_path) as server:
+        uploaded = await server.http.post("/v1/files", data={"purpose": "vision"}, files={"file": ("clip.mp4", CLIP)})
+        stored = {"file_id": uploaded.json()["id"]}
+        parts += [{"type": "input_video", **stored}, {"type": "video", "source": {"type": "file", **stored}}]
         for part in parts:
             answer = await server.post(CHAT, asked(part))
             assert answer.status_code == 200, answer.text
             assert "x-quire-ignored-fields" not in answer.headers
-        for part in parts[0], parts[5]:
+        for part in parts[0], parts[5], parts[7]:
             await said(server, {"input": [{"role": "user", "content": [part]}]}, RESPONSES)
         result = {"type": "tool_result", "tool_use_id": "t", "content": [block]}
         await said(server, {"max_tokens": 4, "messages": [{"role": "user", "content": [block]}]}, MESSAGES)
@@ -200,7 +203,8 @@ HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
     "file": ({"type": "video_url", "video_url": {"url": "file:///etc/passwd"}}, "This server reads no files"),
     "number": ({"type": "video_url", "video_url": {"url": 5}}, "`video_url` must be"),
     "nothing": ({"type": "video_url"}, "`video_url` must be"),
-    "id": ({"type": "video", "source": {"type": "file", "file_id": "f"}}, "stores no files"),
+    "id": ({"type": "video", "source": {"type": "file", "file_id": "f"}}, "no file 'f'"),
+    "both": ({"type": "video_url", "video_url": "data:", "file_id": "f"}, "one of `video_url` and `file_id`"),
     "embeddings": ({"type": "video_embeds", "video_embeds": "AA"}, "accepts text, pictures and videos only"),
 }
 
