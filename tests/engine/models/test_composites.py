@@ -19,6 +19,7 @@ from tests.support.oracle import change_weights
 from tests.support.vision_models import COMPOSITES, make_composite, save_composite, text_types
 
 TOKENS = 12
+EMBEDS = {"colqwen2"}  # types of models that do not generate
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -77,11 +78,11 @@ def test_two_ranks_load_their_parts(tmp_path: Path, case: str) -> None:
 
 
 def test_every_type_is_compared() -> None:
-    """A type that a family without facts claims has a case here."""
+    """A type that a family without facts claims has a case here, unless it only embeds: test_retrieval.py has these."""
     claimed = {
         kind for kind, family in registry().types.items() if isinstance(family, Composite) and family.facts is None
     }
-    assert claimed == {kind for kind, _ in COMPOSITES.values()}
+    assert claimed - EMBEDS == {kind for kind, _ in COMPOSITES.values()}
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,11 @@ import pytest
 from tests.support.engine import Engine, greedy
 from tests.support.parallel import PP, TP, running
 from tests.support.pictures import drawn
-from tests.support.vision_models import prompt_with_pictures
+from tests.support.vision_models import SEES, prompt_with_pictures
 
 CASES = [
     ("qwen2_5_vl", {**TP, **PP}),
-    *(pytest.param(case, TP, marks=pytest.mark.slow) for case in ("qwen3_vl", "mistral3")),
+    *(pytest.param(case, TP, marks=pytest.mark.slow) for case in ("qwen3_vl", "mistral3", "gemma3-narrow", "paligemma2")),
     pytest.param("smolvlm", PP, marks=pytest.mark.slow),
 ]
 
@@ -27,7 +27,8 @@ def test_tokens_are_those_of_one_rank(seeing_folders: dict[str, Path], case: str
     single = Engine(folder, enable_prefix_caching=False)
     requests = [prompt_with_pictures(single.pictures, *each) for each in parts]
     expected = [single.generate(prompt, greedy(6), items=items).tokens for prompt, items in requests]
-    with running(folder, parallel, block_size=4, max_num_batched_tokens=11, max_num_seqs=4) as engine:
+    step = max(11, SEES[case].least_step)
+    with running(folder, parallel, block_size=4, max_num_batched_tokens=step, max_num_seqs=4) as engine:
         for turn in range(2):
             for index, (prompt, items) in enumerate(requests):
                 engine.add(f"{turn}-{index}", prompt, greedy(6), items=items)
