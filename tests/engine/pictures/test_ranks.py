@@ -14,7 +14,10 @@ from tests.support.vision_models import SEES, prompt_with_pictures
 
 CASES = [
     ("qwen2_5_vl", {**TP, **PP}),
-    *(pytest.param(case, TP, marks=pytest.mark.slow) for case in ("qwen3_vl", "mistral3", "gemma3-narrow", "paligemma2")),
+    *(
+        pytest.param(case, TP, marks=pytest.mark.slow)
+        for case in ("qwen3_vl", "mistral3", "gemma3-narrow", "paligemma2")
+    ),
     pytest.param("smolvlm", PP, marks=pytest.mark.slow),
 ]
 
