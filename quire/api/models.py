@@ -128,8 +128,12 @@ def _modalities(model: ServedModel) -> list[str]:
         case SpeechModel():
             return ["audio"]
         case GeneratingModel() | PoolingModel():
-            pictures = ["image"] if model.pictures is not None else []
-            audio = ["audio"] if isinstance(model, GeneratingModel) and model.audio is not None else []
-            return ["text", *pictures, *audio]
+            pictures = model.pictures
+            read = {
+                "image": pictures is not None,
+                "video": pictures is not None and pictures.info.video is not None,
+                "audio": isinstance(model, GeneratingModel) and model.audio is not None,
+            }
+            return ["text", *(name for name, is_read in read.items() if is_read)]
         case _:
             return ["text"]

@@ -33,6 +33,7 @@ from quire.config.options import (
     RealtimeOptions,
     ServerOptions,
     TlsOptions,
+    VideoOptions,
 )
 from quire.config.types import urls_by_label
 from quire.engine.client.errors import EngineDead
@@ -163,11 +164,12 @@ def _state(settings: Serve, models: Sequence[ServedModel], media_memory: MediaMe
         stall_timeout=settings.stall_timeout,
         sse_keep_alive_interval=settings.sse_keep_alive_interval,
         transcription_events=settings.transcription_events,
-        media=MediaSources(media, AudioOptions.of(settings), settings.max_client_share),
+        media=MediaSources(media, AudioOptions.of(settings), VideoOptions.of(settings), settings.max_client_share),
         documents=DocumentReader(media, share=settings.max_client_share),
         sleep_mode=settings.enable_sleep_mode,
         max_audio_parts=settings.max_audio_parts,
         max_image_parts=settings.max_image_parts,
+        max_video_parts=settings.max_video_parts,
         results=ResultMemory(share=settings.max_client_share),
     )
 

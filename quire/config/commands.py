@@ -24,6 +24,7 @@ from quire.config.options import (
     RealtimeOptions,
     ServerOptions,
     TlsOptions,
+    VideoOptions,
 )
 from quire.config.other_servers.translate import translate_flags
 from quire.config.other_servers.variables import VllmVariables, notes_on_variables
@@ -41,6 +42,7 @@ class Serve(
     RealtimeOptions,
     MediaOptions,
     PictureOptions,
+    VideoOptions,
     AudioOptions,
     LimitOptions,
     ConnectionOptions,

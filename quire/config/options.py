@@ -395,9 +395,9 @@ class EngineOptions(Options):
     )
     encoder_cache_memory: Size = Field(
         ByteSize(256 << 20),
-        description="size of the encoder cache: embeddings of audio and pictures, kept for later chunks of a prompt "
-        "and for other prompts with the same ones; in addition to the KV cache, and at least the size of one audio "
-        "item. For "
+        description="size of the encoder cache: embeddings of audio, pictures and videos, kept for later chunks of a "
+        "prompt and for other prompts with the same ones; in addition to the KV cache, and at least the size of one "
+        "audio item. For "
         "Voxtral Realtime and Nemotron Speech Streaming it holds the encoder states of running requests instead, and "
         "so limits how many run at once (at least one)",
     )
@@ -466,8 +466,25 @@ class PictureOptions(Options):
     )
     mm_processor_cache_gb: Annotated[float, Field(ge=0, le=1 << 20, allow_inf_nan=False)] = Field(
         0.5,
-        description="GiB of the cache of each model that reads pictures, for decoded and resized pictures, which later "
-        "requests may have again; 0: none",
+        description="GiB of the cache of each model that reads pictures, for decoded and resized pictures and frames, "
+        "which later requests may have again; 0: none",
+    )
+
+
+class VideoOptions(Options):
+    """Limits of videos in messages."""
+
+    max_video_parts: NonNegativeInt = Field(4, description="maximum number of videos in a chat")
+    max_video_size: SizeFromKiB = Field(
+        ByteSize(64 << 20), description="largest video as a file; videos in bodies also need a larger --max-body-size"
+    )
+    max_video_pixels: Annotated[int, Field(ge=1, le=1 << 28)] = Field(
+        9_437_184,
+        description="largest frame of a video in pixels, width times height; a video takes 48 bytes of memory for each "
+        "while it is decoded (--max-media-memory)",
+    )
+    max_video_frames: Annotated[int, Field(ge=1, le=1 << 14)] = Field(
+        768, description="maximum number of frames of a video that are read"
     )
 
 
@@ -476,9 +493,9 @@ class MediaOptions(Options):
 
     max_media_memory: SizeFromMiB = Field(
         ByteSize(1 << 30),
-        description="memory for all audio and pictures at once: files while they are decoded, samples, features, "
-        "pixels, and realtime sessions; what does not fit now, or not into the share of its client, waits, clients "
-        "taking turns, and what can never fit is refused",
+        description="memory for all audio, pictures and videos at once: files while they are decoded, samples, "
+        "features, pixels, and realtime sessions; what does not fit now, or not into the share of its client, waits, "
+        "clients taking turns, and what can never fit is refused",
     )
     allowed_media_domains: Origins = Field(
         (),
@@ -529,11 +546,12 @@ class MediaOptions(Options):
     media_io_kwargs: JsonObject = Field(
         {},
         description="JSON object with settings of decoding media, with vLLM's names: image.rgba_background_color, the "
-        "colour behind transparent pictures as [r, g, b]; default: white; requests may set it as well",
+        "colour behind transparent pictures as [r, g, b], default: white; video.num_frames or video.fps, how many "
+        "frames of a video are read, default: as the model's video processor does; requests may set them as well",
     )
     mm_processor_kwargs: JsonObject = Field(
         {},
-        description="JSON object of settings of pictures instead of those in the model's preprocessor_config.json, "
-        "with transformers' names, such as max_pixels for Qwen-VL or do_image_splitting for SmolVLM; requests may set "
-        "them as well",
+        description="JSON object of settings of pictures and videos instead of those in the model's "
+        "preprocessor_config.json, with transformers' names, such as max_pixels for Qwen-VL or do_image_splitting for "
+        "SmolVLM; requests may set them as well",
     )

@@ -154,9 +154,11 @@ class Metrics:
         self.prefix_hits = self._counter("prefix_cache_hits", "Prompt tokens found in the prefix cache")
         self.encoder_queries = self._counter("encoder_cache_queries", "Items of media looked up in the encoder cache")
         self.encoder_hits = self._counter("encoder_cache_hits", "Items of media found in the encoder cache")
-        self.mm_queries = self._counter("mm_cache_queries", "Pictures looked up in the cache of prepared pictures")
+        self.mm_queries = self._counter(
+            "mm_cache_queries", "Pictures and videos looked up in the cache of prepared ones"
+        )
         self.mm_hits = self._counter(
-            "mm_cache_hits", "Pictures that were prepared, or being prepared, for another request"
+            "mm_cache_hits", "Pictures and videos that were prepared, or being prepared, for another request"
         )
         self.preemptions = self._counter("num_preemptions", "Sequences that were preempted because KV blocks ran out")
         self.drafts = self._counter("spec_decode_num_drafts", "Drafts of speculative decoding that were verified")

@@ -14,13 +14,16 @@ from pathlib import Path
 from typing import IO
 from urllib.parse import unquote, urlsplit
 
-from quire.config.options import AudioOptions, MediaOptions
+from quire.config.options import AudioOptions, MediaOptions, VideoOptions
 from quire.multimodal.errors import PromptError
 from quire.multimodal.fetch import Fetcher, SizeLimit, shown
 from quire.multimodal.file_store import FileStore
+from quire.multimodal.videos.formats import packed
 from quire.workers.tenant import current_owner
 
 _LONGEST_SCHEME = 8  # characters, with the colon
+_FRAMES = "data:video/jpeg;base64"  # in front of frames in base64, with commas between: vLLM's form of a video
+_MOST_FRAMES = 1 << 14
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +67,16 @@ class MediaSources:
     """Gives the sources of media. Data URLs are always allowed, others only if configured.
 
     Attributes:
-        audio, image, document: limits of their content.
+        audio, image, video, document: limits of their content.
         files: those that clients have uploaded.
         embeddings: embeddings that clients have computed are accepted.
     """
 
-    def __init__(self, options: MediaOptions, audio: AudioOptions, share: float = 1.0) -> None:
+    def __init__(self, options: MediaOptions, audio: AudioOptions, video: VideoOptions, share: float = 1.0) -> None:
         """Prepare; nothing is started. `share`: see `Fetcher` and `FileStore`."""
         self.audio = SizeLimit(int(audio.max_audio_size), "--max-audio-size")
         self.image = SizeLimit(int(options.max_image_size), "--max-image-size")
+        self.video = SizeLimit(int(video.max_video_size), "--max-video-size")
         self.document = SizeLimit(int(options.max_document_size), "--max-document-size")
         self.embeddings = options.enable_mm_embeds
         self._folder = options.allowed_local_media_path
@@ -152,9 +156,21 @@ def _decode_base64(text: str, limit: SizeLimit, where: str) -> bytes:
 
 def _from_data_url(url: str, limit: SizeLimit, where: str) -> bytes:
     head, comma, text = url.partition(",")
+    if head.lower() == _FRAMES:
+        return _frames(text, limit, where)
     if not comma or not head.lower().endswith(";base64"):
         raise PromptError("A data URL must be of the form data:TYPE;base64,CONTENT.", where)
     return _decode_base64(text, limit, where)
+
+
+def _frames(text: str, limit: SizeLimit, where: str) -> bytes:
+    """The frames of a video, each in base64."""
+    count = text.count(",") + 1
+    if count > _MOST_FRAMES:
+        raise PromptError(f"The video has {count} frames; at most {_MOST_FRAMES} are accepted.", where)
+    if len(text) // 4 * 3 > limit.size:
+        raise limit.refusal("The content is", where)
+    return packed([_decode_base64(frame, limit, where) for frame in text.split(",")])
 
 
 def _checked_path(url: str, folder: Path | None, where: str) -> Path:

@@ -32,7 +32,7 @@ class TextSource(RequestPart):
 
 
 class FileSource(RequestPart):
-    """A picture or a document as a file."""
+    """A picture, a video or a document as a file."""
 
     type: Literal["base64", "url", "file"]
     media_type: str | None = Field(None, description="without effect: the content says what it is")
@@ -48,11 +48,18 @@ class ImageBlock(RequestPart):
     source: FileSource
 
 
+class VideoBlock(RequestPart):
+    """A video, which Anthropic's API does not have."""
+
+    type: Literal["video"]
+    source: FileSource
+
+
 class ContentSource(RequestPart):
     """The content of a document in blocks."""
 
     type: Literal["content"]
-    content: str | ListOf[Annotated[TextBlock | ImageBlock, Field(discriminator="type")]]
+    content: str | ListOf[Annotated[TextBlock | ImageBlock | VideoBlock, Field(discriminator="type")]]
 
 
 class DocumentBlock(RequestPart):
@@ -116,7 +123,8 @@ class ToolResultBlock(RequestPart):
         str
         | ListOf[
             Annotated[
-                TextBlock | ImageBlock | DocumentBlock | SearchResultBlock | ToolReference, Field(discriminator="type")
+                TextBlock | ImageBlock | VideoBlock | DocumentBlock | SearchResultBlock | ToolReference,
+                Field(discriminator="type"),
             ]
         ]
         | None
@@ -179,6 +187,7 @@ class ToolRemoval(RequestPart):
 Block = Annotated[
     TextBlock
     | ImageBlock
+    | VideoBlock
     | DocumentBlock
     | SearchResultBlock
     | ThinkingBlock

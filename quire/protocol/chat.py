@@ -45,6 +45,7 @@ _IMAGE_FIELDS: _Fields = {
     "detail": None,
     "uuid": None,
 }
+_VIDEO_FIELDS: _Fields = {"type": None, "video_url": {"url": None}, "file_id": None, "uuid": None}
 _PART_FIELDS: Mapping[str, _Fields] = {
     "text": {"type": None, "text": None},
     "input_text": {"type": None, "text": None},
@@ -56,7 +57,10 @@ _PART_FIELDS: Mapping[str, _Fields] = {
     "image_url": _IMAGE_FIELDS,
     "input_image": _IMAGE_FIELDS,
     "image_embeds": {"type": None, "image_embeds": None},
+    "video_url": _VIDEO_FIELDS,
+    "input_video": _VIDEO_FIELDS,
     "image": {"type": None, "source": _SOURCE_FIELDS, "uuid": None},
+    "video": {"type": None, "source": _SOURCE_FIELDS, "uuid": None},
     "file": {"type": None, "file": _FILE_FIELDS},
     "input_file": {"type": None, **_FILE_FIELDS},
     "document": {"type": None, "source": _SOURCE_FIELDS, "title": None, "context": None, "citations": None},

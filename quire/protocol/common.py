@@ -149,7 +149,7 @@ class PromptTokensDetails(BaseModel):
 
     cached_tokens: int
     audio_tokens: int | None = None
-    multimodal_tokens: dict[Literal["audio", "image"], int] | None = None
+    multimodal_tokens: dict[Literal["audio", "image", "video"], int] | None = None
 
     @model_serializer(mode="wrap")
     def _omit_absent_fields(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:

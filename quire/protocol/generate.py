@@ -130,7 +130,7 @@ class MediaPlace(BaseModel):
 
 
 class MediaFeatures(BaseModel):
-    """The media of a rendered prompt, by their kinds; a picture may be several items."""
+    """The media of a rendered prompt, by their kinds; a picture or video may be several items."""
 
     mm_hashes: dict[str, list[str]]
     mm_placeholders: dict[str, list[MediaPlace]]

@@ -22,6 +22,7 @@ _TEXT_PARTS = {
 # They stand for media that have been taken out of a message.
 AUDIO_PART: Message = {"type": "audio"}
 IMAGE_PART: Message = {"type": "image"}
+VIDEO_PART: Message = {"type": "video"}
 
 
 def normalize(
@@ -36,7 +37,7 @@ def normalize(
     Args:
         messages: messages of a conversation.
         as_parts: whether contents become lists.
-        media: texts that stand for `AUDIO_PART` and `IMAGE_PART` in a text, by their types, of those that the messages
+        media: texts that stand for `AUDIO_PART` and the others in a text, by their types, of those that the messages
             may have.
         separator: what stands between the parts of a content that becomes a text.
 
@@ -88,7 +89,7 @@ def _parts(content: Any, where: str, media: Mapping[str, str]) -> list[str | Mes
         return []
     if isinstance(content, str):
         return [content]
-    stand_ins = [part for part in (AUDIO_PART, IMAGE_PART) if part["type"] in media]
+    stand_ins = [part for part in (AUDIO_PART, IMAGE_PART, VIDEO_PART) if part["type"] in media]
     parts = [
         piece if piece in stand_ins else _text_of(piece, f"{where}[{i}]")
         for i, part in enumerate(content)

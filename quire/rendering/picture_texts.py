@@ -1,7 +1,9 @@
-"""Pictures in a rendered chat: the texts of their layouts take the place of what the template has for them."""
+"""Pictures and videos in a rendered chat: texts of layouts take the place of what the template has for them."""
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,28 +12,33 @@ from quire.multimodal.errors import PromptError
 
 @dataclass(frozen=True, slots=True)
 class PictureTexts:
-    """The pictures of a conversation.
+    """The pictures and videos of a conversation.
 
     Attributes:
-        placeholder: what the chat template writes for each.
-        layouts: texts of their layouts, in their order.
+        layouts: what the chat template writes for each, and the text of its layout, in the order of the messages.
+        in_order: the template must keep that order, because they have the same placeholder tokens.
     """
 
-    placeholder: str
-    layouts: Sequence[str]
+    layouts: Sequence[tuple[str, str]]
+    in_order: bool = False
 
     def put_into(self, text: str) -> str:
         """Replace the placeholder of each picture by the text of its layout.
 
         Raises:
-            PromptError: there are more or fewer placeholders than pictures.
+            PromptError: there are more or fewer placeholders than pictures, or they have another order.
         """
-        pieces = text.split(self.placeholder)
-        if len(pieces) - 1 != len(self.layouts):
-            raise PromptError(
-                f"The chat template has rendered {len(pieces) - 1} pictures; the messages have {len(self.layouts)}. It "
-                f"must write {self.placeholder} once for each picture, and nowhere else.",
-                "messages",
-            )
-        texts = [*self.layouts, ""]
-        return "".join(part for pair in zip(pieces, texts, strict=True) for part in pair)
+        expected = [placeholder for placeholder, _ in self.layouts]
+        pattern = re.compile("|".join(map(re.escape, sorted(set(expected), key=len, reverse=True))))
+        rendered = pattern.findall(text)
+        for placeholder, count in Counter(expected).items():
+            if rendered.count(placeholder) != count:
+                raise PromptError(
+                    f"The chat template has rendered {rendered.count(placeholder)} pictures or videos; the messages "
+                    f"have {count}. It must write {placeholder} once for each of them, and nowhere else.",
+                    "messages",
+                )
+        if self.in_order and rendered != expected:
+            raise PromptError("The chat template must keep the order of pictures and videos.", "messages")
+        texts = {name: iter([text for other, text in self.layouts if other == name]) for name in set(expected)}
+        return pattern.sub(lambda match: next(texts[match[0]]), text)

@@ -14,7 +14,7 @@ from quire.engine.client.stream import Delta, GenerateRequest
 from quire.protocol.common import CompletionTokensDetails, PromptTokensDetails, RequestMetrics, Usage
 from quire.workers.tenant import take_turn
 
-MediaName = Literal["audio", "image"]
+MediaName = Literal["audio", "image", "video"]
 IndexedDelta = tuple[int, Delta]  # with the index of its sequence
 _STARTED_AT_ONCE = 32  # sequences
 

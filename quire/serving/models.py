@@ -12,7 +12,7 @@ from typing import Literal, TypedDict, TypeVar
 from typing_extensions import override
 
 from quire.config.commands import Serve
-from quire.config.options import AudioOptions, LimitOptions, MediaOptions, PictureOptions
+from quire.config.options import AudioOptions, LimitOptions, MediaOptions, PictureOptions, VideoOptions
 from quire.engine.client.audio import AudioInfo
 from quire.engine.client.engine import Engine
 from quire.engine.client.model_info import Generates, ModelInfo, Pools, Transcribes
@@ -22,9 +22,9 @@ from quire.engine.client.streaming import Streams
 from quire.multimodal.audio.reader import AudioReader
 from quire.multimodal.documents import DocumentReader
 from quire.multimodal.memory import MediaMemory
-from quire.multimodal.picture_settings import background_color, with_settings
+from quire.multimodal.picture_reader import PictureReader
+from quire.multimodal.picture_settings import background_color, with_frame_settings, with_settings
 from quire.multimodal.pictures.decode import WHITE
-from quire.multimodal.pictures.reader import PictureReader
 from quire.multimodal.sources import MediaSources
 from quire.parsing.parsers import parser_tokens, reasoning_tags, tool_format
 from quire.parsing.reasoning import ReasoningTags
@@ -82,7 +82,7 @@ class AudioInput:
 
 @dataclass(frozen=True, slots=True)
 class PictureInput:
-    """How a model reads pictures: facts with the operator's settings, and what prepares the files.
+    """How a model reads pictures and videos: facts with the operator's settings, and what prepares the files.
 
     Attributes:
         background: colour behind transparent pixels.
@@ -220,11 +220,14 @@ def _picture_input(
         PictureOptions.of(settings),
         memory,
         max_size=int(settings.max_image_size),
+        videos=VideoOptions.of(settings),
         max_queued=queued,
         share=share,
         on_lookup=client.observers.on_media_lookup,
     )
     info = with_settings(info, settings.mm_processor_kwargs)
+    if info.video is not None:  # settings of all models may be of others
+        info = with_frame_settings(info, settings.media_io_kwargs)
     return PictureInput(info, reader, background_color(settings.media_io_kwargs, WHITE))
 
 
@@ -265,6 +268,7 @@ class ServerState:
         documents: reads PDF files in messages.
         max_audio_parts: most pieces of audio in a chat.
         max_image_parts: most pictures in a chat.
+        max_video_parts: most videos in a chat.
         in_flight: number of HTTP requests that are being answered.
         draining: the server is shutting down and should get no new requests.
         sleep_mode: the engines can sleep.
@@ -283,10 +287,11 @@ class ServerState:
     stall_timeout: float = 120.0
     sse_keep_alive_interval: float = 15.0
     transcription_events: Literal["openai", "vllm"] = "openai"
-    media: MediaSources = field(default_factory=lambda: MediaSources(MediaOptions(), AudioOptions()))
+    media: MediaSources = field(default_factory=lambda: MediaSources(MediaOptions(), AudioOptions(), VideoOptions()))
     documents: DocumentReader = field(default_factory=lambda: DocumentReader(MediaOptions()))
     max_audio_parts: int = 16
     max_image_parts: int = 64
+    max_video_parts: int = 4
     in_flight: int = 0
     draining: bool = False
     sleep_mode: bool = False

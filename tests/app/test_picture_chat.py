@@ -15,6 +15,7 @@ from tests.support.process import ServerProcess, serving
 from tests.support.served_pictures import PLACEHOLDERS, write_tokenizer
 from tests.support.vision_models import PICTURE, expected_of_pictures, make_composite, save_seeing
 
+READING_VIDEOS = {"llava_onevision", "internvl", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "glm4v", "smolvlm"}
 FIRST, SECOND = drawn(60, 44), drawn(30, 90, seed=3)
 
 
@@ -110,4 +111,7 @@ def test_all_apis_see_the_same(server: ServerProcess, folders: dict[str, Path], 
 def test_models_tell_what_they_read(server: ServerProcess) -> None:
     with server.http as client:
         cards = client.get("/v1/models").json()["data"]
-    assert all(card["input_modalities"] == ["text", "image"] for card in cards)
+    modalities = {Path(card["id"]).name: card["input_modalities"] for card in cards}
+    assert modalities == {
+        case: ["text", "image", *(["video"] if case in READING_VIDEOS else [])] for case in PLACEHOLDERS
+    }

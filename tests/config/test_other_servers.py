@@ -71,7 +71,7 @@ COMMON: list[tuple[str, dict[str, Any]]] = [
         'm --limit-mm-per-prompt \'{"image": {"count": 5, "width": 512}, "video": {"count": 1}, "audio": 0}\'',
         {"max_image_parts": 5, "max_audio_parts": 0},
     ),
-    ("m --limit_mm_per_prompt image=2,video=1", {"max_image_parts": 2, "max_audio_parts": 16}),
+    ("m --limit_mm_per_prompt image=2,video=1", {"max_image_parts": 2, "max_video_parts": 1, "max_audio_parts": 16}),
     ("m --limit-mm-per-prompt.image.count 4", {"max_image_parts": 4}),
     ("m --mm-processor-kwargs.max_pixels 784", {"mm_processor_kwargs": {"max_pixels": 784}}),
     (

@@ -9,6 +9,7 @@ import pytest
 
 from quire.engine.client.pictures import (
     FixedSize,
+    FrameSampling,
     Geometry,
     GridTiles,
     PanAndScan,
@@ -16,9 +17,16 @@ from quire.engine.client.pictures import (
     PictureInfo,
     SmartResize,
     SplitTiles,
+    VideoInfo,
 )
 from quire.multimodal.errors import PromptError
-from quire.multimodal.picture_settings import background_color, with_low_detail, with_settings
+from quire.multimodal.picture_settings import (
+    background_color,
+    frame_rate,
+    with_frame_settings,
+    with_low_detail,
+    with_settings,
+)
 
 SMART = SmartResize(multiple=28, min_pixels=784, max_pixels=10_000)
 SPLIT = SplitTiles(tile=14, longest_edge=56, tokens=4)
@@ -73,7 +81,8 @@ def test_what_settings_change(geometry: Geometry, settings: dict[str, Any], fiel
         (SMART, {"size": 5}, "an object with"),
         (SMART, {"size": {"longest_edge": -1}}, "`mm_processor_kwargs.size.longest_edge` must be"),
         (SMART, {"images_kwargs": 5}, "must be an object"),
-        (SMART, {"videos_kwargs": {"fps": 2}}, "only pictures have settings"),
+        (SMART, {"videos_kwargs": {"fps": 2}}, "the model reads no videos"),
+        (SMART, {"audio_kwargs": {"a": 2}}, "only pictures and videos have settings"),
         (SPLIT, {"do_image_splitting": 1}, "true or false"),
         (GRID, {"max_patches": 10_000}, "from 1 to 64"),
         (GRID, {"min_patches": 13}, "min_patches must be at most max_patches"),
@@ -113,7 +122,7 @@ def test_the_color_behind_transparent_pictures() -> None:
 @pytest.mark.parametrize(
     "settings",
     [
-        {"video": {"num_frames": 3}},
+        {"audio": {"sampling_rate": 3}},
         {"image": {"mode": "RGB"}},
         {"image": 5},
         {"image": {"rgba_background_color": [0, 0]}},
@@ -126,3 +135,86 @@ def test_other_settings_of_files_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(PromptError) as caught:
         background_color(settings, (1, 2, 3))
     assert caught.value.param.startswith("media_io_kwargs")
+
+
+QWEN = FrameSampling(rule="qwen2_vl", fps=2.0, min_frames=4, max_frames=768)
+SMOL = FrameSampling(rule="smolvlm", fps=1.0, num_frames=64)
+GLM = FrameSampling(rule="glm46v", fps=2.0)
+
+
+def _info(sampling: FrameSampling, *, shares_area: bool = False) -> PictureInfo:
+    video = VideoInfo(
+        placeholder=2,
+        placeholder_text="<video>",
+        geometry=SmartResize(multiple=28, min_pixels=5000, max_pixels=20_000),
+        sampling=sampling,
+        shares_area=shares_area,
+    )
+    return PictureInfo(placeholder=1, placeholder_text="<image>", geometry=SMART, video=video)
+
+
+def _video(info: PictureInfo) -> tuple[FrameSampling, int, int]:
+    assert info.video is not None
+    geometry = info.video.geometry
+    assert isinstance(geometry, SmartResize)
+    return info.video.sampling, geometry.min_pixels, geometry.max_pixels
+
+
+def test_settings_of_videos() -> None:
+    """Those that have no scope count for pictures as well."""
+    info = _info(QWEN)
+    sampling, least, most = _video(with_settings(info, {"fps": 4, "max_frames": 9, "max_pixels": 3000}))
+    assert (sampling.fps, sampling.max_frames, least, most) == (4, 9, 3000, 3000)
+    shared = with_settings(_info(QWEN, shares_area=True), {"max_pixels": 3000})
+    assert _video(shared)[1:] == (5000, 20_000)
+    assert shared.geometry == SmartResize(multiple=28, min_pixels=784, max_pixels=3000)
+    scoped = with_settings(info, {"num_frames": 3, "videos_kwargs": {"num_frames": 5, "max_pixels": 9000}})
+    assert _video(scoped) == (FrameSampling(rule="qwen2_vl", fps=2.0, num_frames=5, min_frames=4), 5000, 9000)
+    assert scoped.geometry == SMART
+
+
+def test_settings_of_decoding_videos() -> None:
+    for sampling, values, expected in (
+        (QWEN, {"fps": 0.5}, (0.5, None, 768)),
+        (QWEN, {"num_frames": 8}, (2.0, 8, 768)),
+        (QWEN, {"num_frames": -1}, (2.0, None, 768)),
+        (QWEN, {"num_frames": 8, "fps": 1}, (1, None, 8)),
+        (SMOL, {"num_frames": 8, "fps": 2}, (2, 8, 768)),
+        (SMOL, {"fps": 2}, (2, 64, 768)),
+    ):
+        changed_sampling, *_ = _video(with_frame_settings(_info(sampling), {"video": values}))
+        assert (changed_sampling.fps, changed_sampling.num_frames, changed_sampling.max_frames) == expected
+    assert frame_rate({"video": {"fps": 2}}) == 2
+    assert frame_rate({}) is None
+
+
+@pytest.mark.parametrize(
+    ("sampling", "settings", "reason"),
+    [
+        (QWEN, {"video": {"fps": 0}}, "above 0"),
+        (QWEN, {"video": {"fps": 1000}}, "at most 240"),
+        (QWEN, {"video": {"num_frames": 0}}, "from 1 to 16384"),
+        (QWEN, {"video": {"height": 4}}, "supported are fps, num_frames"),
+        (QWEN, {"video": [4]}, "must be an object"),
+        (GLM, {"video": {"fps": 2}}, "not supported for this model"),
+    ],
+)
+def test_settings_of_decoding_videos_that_are_refused(
+    sampling: FrameSampling, settings: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(PromptError, match=reason):
+        with_frame_settings(_info(sampling), settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"fps": 1, "num_frames": 4}, "only one of `fps` and `num_frames`"),
+        ({"min_frames": 20, "max_frames": 4}, "min_frames must be at most max_frames"),
+        ({"videos_kwargs": {"max_pixels": 10}}, "min_pixels must be at most max_pixels"),
+        ({"videos_kwargs": {"crop": 10}}, "supported are fps, num_frames, min_frames, max_frames, min_pixels"),
+    ],
+)
+def test_settings_of_videos_that_are_refused(settings: dict[str, Any], reason: str) -> None:
+    with pytest.raises(PromptError, match=reason):
+        with_settings(_info(QWEN), settings)

@@ -18,19 +18,19 @@ from PIL import Image
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from quire.engine.client.model_info import Generates
-from quire.engine.client.pictures import FixedSize, Geometry, PictureInfo, SmartResize
+from quire.engine.client.pictures import FixedSize, Geometry, PictureInfo, SmartResize, VideoInfo
 from quire.engine.client.protocol import AddRequest, PictureItem
 from tests.support.fake_core import INFO, FakeCore
 from tests.support.server import Server, running_server
 
-IMAGE = "<image>"
-_SPECIAL = ("<|im_start|>", "<|im_end|>", IMAGE, "<pic>", "</pic>")
+IMAGE, VIDEO = "<image>", "<video>"
+_SPECIAL = ("<|im_start|>", "<|im_end|>", IMAGE, "<pic>", "</pic>", VIDEO)
 TOKEN = {text: 256 + index for index, text in enumerate(_SPECIAL)}
 FIXED = FixedSize(height=8, width=8, tokens=4)
 SMART = SmartResize(multiple=4, min_pixels=16, max_pixels=1 << 12)
 PARTS = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{% for c in m.content %}{% if c.type == 'image' %}<image>"
-    "{% else %}{{ c.text }}{% endif %}{% endfor %}<|im_end|>\n{% endfor %}"
+    "{% elif c.type == 'video' %}<video>{% else %}{{ c.text }}{% endif %}{% endfor %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 TEXTS = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -47,7 +47,7 @@ def picture_tokenizer() -> tokenizers.Tokenizer:
     return tokenizer
 
 
-def picture_info(geometry: Geometry = FIXED) -> PictureInfo:
+def picture_info(geometry: Geometry = FIXED, video: VideoInfo | None = None) -> PictureInfo:
     """Facts about the model."""
     return PictureInfo(
         placeholder=TOKEN[IMAGE],
@@ -56,6 +56,7 @@ def picture_info(geometry: Geometry = FIXED) -> PictureInfo:
         before="<pic>",
         after="</pic>",
         embedding_size=6,
+        video=video,
     )
 
 
@@ -71,6 +72,7 @@ class PictureCore(FakeCore):
 
     geometry: Geometry = FIXED
     context: int = 4096
+    video: VideoInfo | None = None
     answer: Callable[[AddRequest], list[int]] = field(default=described)
 
     def __post_init__(self) -> None:
@@ -78,7 +80,7 @@ class PictureCore(FakeCore):
             INFO,
             vocab_size=256 + len(_SPECIAL),
             max_model_len=self.context,
-            kind=Generates(pictures=picture_info(self.geometry)),
+            kind=Generates(pictures=picture_info(self.geometry, self.video)),
         )
 
     @property

@@ -138,11 +138,12 @@ async def running_server(
             stall_timeout=options.stall_timeout,
             sse_keep_alive_interval=options.sse_keep_alive_interval,
             transcription_events=options.transcription_events,
-            media=MediaSources(options, options, options.max_client_share),
+            media=MediaSources(options, options, options, options.max_client_share),
             documents=DocumentReader(options, share=options.max_client_share),
             sleep_mode=options.enable_sleep_mode,
             max_audio_parts=options.max_audio_parts,
             max_image_parts=options.max_image_parts,
+            max_video_parts=options.max_video_parts,
             results=ResultMemory(share=options.max_client_share),
         )
         stack.push_async_callback(state.close_media)

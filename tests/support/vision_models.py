@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -38,9 +38,10 @@ from tests.support.audio_models import ADAPTED, adapt, config_fields, draw_stati
 from tests.support.models import draw_weights
 from tests.support.phi4_tiles import Phi4Tiles
 
+Value = TypeVar("Value")
 VOCAB = 300
-PICTURE = 290  # the placeholder token
-_ROW_END, _SEPARATOR = 291, 292  # text within a picture
+PICTURE, VIDEO = 290, 293  # placeholder tokens
+_ROW_END, SEPARATOR = 291, 292  # text within a picture
 _TEXT = {
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -96,8 +97,8 @@ _GLM_VISION = {
     "image_size": 56,
 }
 _GLM_ROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2], "partial_rotary_factor": 0.5}
-_GLM_TOKENS = {"image_token_id": PICTURE, "video_token_id": 293}
-_QWEN_TOKENS = {"image_token_id": PICTURE, "video_token_id": 293, "vision_start_token_id": 294}
+_GLM_TOKENS = {"image_token_id": PICTURE, "video_token_id": VIDEO}
+_QWEN_TOKENS = {"image_token_id": PICTURE, "video_token_id": VIDEO, "vision_start_token_id": 294}
 _PERCEIVER = {
     "resampler_n_latents": 4,
     "resampler_depth": 1,
@@ -195,7 +196,7 @@ COMPOSITES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "llava_onevision": (
         "llava_onevision",
-        _config("qwen2", _SIGLIP, image_token_index=PICTURE, image_grid_pinpoints=_CANVASES)
+        _config("qwen2", _SIGLIP, image_token_index=PICTURE, image_grid_pinpoints=_CANVASES, video_token_index=VIDEO)
         | {"vision_aspect_ratio": "anyres_max_2"},
     ),
     "llava-pixtral": (
@@ -319,6 +320,18 @@ HEARING: dict[str, tuple[str, dict[str, Any]]] = {
         {**_PHI4, "vision_config": _PHI4_VISION, "audio_config": {**_PHI4["audio_config"], "audio_token_id": 289}},
     ),
 }
+
+
+class MadeWhenAsked(dict[str, Value]):
+    """A dictionary whose values are made when they are asked for: most tests need few of them."""
+
+    def __init__(self, make: Callable[[str], Value]) -> None:
+        super().__init__()
+        self._make = make
+
+    def __missing__(self, key: str) -> Value:
+        self[key] = self._make(key)
+        return self[key]
 
 
 def make_composite(case: str, *, seed: int = 0) -> Any:
@@ -456,12 +469,17 @@ def text_types(case: str, prompt: Sequence[int]) -> dict[str, torch.Tensor]:
 def save_seeing(model: Any, case: str, folder: Path) -> Path:
     """Save a model with the config of its image processor, without a tokenizer."""
     model.save_pretrained(folder)
-    eyes = SEES[case]
-    config = {**json.loads(eyes.processor.to_json_string()), **eyes.written}
+    write_image_processor(case, folder)
     if hasattr(model, "lora"):
         model.lora.save(folder / "vision-lora")
-    (folder / "preprocessor_config.json").write_text(json.dumps(config))
     return folder
+
+
+def write_image_processor(case: str, folder: Path) -> None:
+    """Write the config of a model's image processor."""
+    eyes = SEES[case]
+    config = {**json.loads(eyes.processor.to_json_string()), **eyes.written}
+    (folder / "preprocessor_config.json").write_text(json.dumps(config))
 
 
 def seen(info: PictureInfo, picture: Image.Image, start: int) -> tuple[list[int], list[PictureItem]]:
@@ -473,7 +491,7 @@ def seen(info: PictureInfo, picture: Image.Image, start: int) -> tuple[list[int]
     first = 0
     for place in planned.items:
         if items:
-            tokens.append(_SEPARATOR)
+            tokens.append(SEPARATOR)
         own = np.ascontiguousarray(pixels[first : first + place.images])
         first += place.images
         items.append(

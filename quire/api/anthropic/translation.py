@@ -33,6 +33,7 @@ from quire.protocol.anthropic import (
     ToolRemoval,
     ToolResultBlock,
     ToolUseBlock,
+    VideoBlock,
 )
 from quire.protocol.chat import ChatRequest
 from quire.protocol.errors import ApiError, InvalidRequest
@@ -90,7 +91,7 @@ def _check_known(name: str, known: dict[str, ToolDefinition], path: str) -> None
 
 
 _SOURCES = {"max_completion_tokens": "max_tokens", "stop": "stop_sequences"}  # names by their names in chat requests
-_Readable = TextBlock | ImageBlock | DocumentBlock | SearchResultBlock | ToolReference
+_Readable = TextBlock | ImageBlock | VideoBlock | DocumentBlock | SearchResultBlock | ToolReference
 _Part = tuple[dict[str, Any], str]  # a content part of a chat, and its path
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
@@ -181,7 +182,7 @@ def _turn(turn: MessageTurn, path: str) -> Iterator[SourcedMessage]:
     without_text = False
     for index, block in enumerate(turn.content):
         match block:
-            case TextBlock() | ImageBlock() | DocumentBlock() | SearchResultBlock():
+            case TextBlock() | ImageBlock() | VideoBlock() | DocumentBlock() | SearchResultBlock():
                 parts += _parts(block, f"{path}.content[{index}]")
             case ThinkingBlock(thinking=thinking):
                 reasoning += [thinking] if thinking else []
@@ -217,7 +218,7 @@ def _result(block: ToolResultBlock, path: str) -> SourcedMessage:
 def _parts(block: _Readable, path: str) -> Iterator[_Part]:
     """The content parts that a block becomes, each with its path."""
     match block:
-        case ImageBlock():
+        case ImageBlock() | VideoBlock():
             yield block.model_dump(exclude_none=True), path
         case DocumentBlock():
             yield from _document(block, path)

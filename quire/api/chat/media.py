@@ -7,21 +7,30 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
+
 from quire.api.chat.audio import Pieces, audio_pieces
 from quire.api.chat.media_files import DocumentContents, MediaContent, MediaFiles
 from quire.api.chat.media_inputs import MediaInputs
 from quire.api.chat.media_parts import MediaPart, PartParser, PartPlace
 from quire.engine.client.audio import AudioInfo
-from quire.engine.client.pictures import PictureInfo
+from quire.engine.client.pictures import VideoInfo
 from quire.multimodal.audio.items import audio_placeholders
 from quire.multimodal.audio.reader import AudioFile
-from quire.multimodal.picture_settings import MEDIA_IO, PROCESSOR, background_color, with_low_detail, with_settings
-from quire.multimodal.pictures.placement import picture_placeholders
-from quire.multimodal.pictures.reader import EmbeddingsFile, PictureFile, RequestPicture
+from quire.multimodal.picture_reader import EmbeddingsFile, PictureFile, RequestPicture, picture_placeholders
+from quire.multimodal.picture_settings import (
+    MEDIA_IO,
+    PROCESSOR,
+    background_color,
+    frame_rate,
+    with_frame_settings,
+    with_low_detail,
+    with_settings,
+)
 from quire.multimodal.placement import Placeholders
 from quire.multimodal.sources import MediaFile, SentBefore
 from quire.protocol.errors import InvalidRequest
-from quire.rendering.messages import AUDIO_PART, IMAGE_PART
+from quire.rendering.messages import AUDIO_PART, IMAGE_PART, VIDEO_PART
 from quire.rendering.picture_texts import PictureTexts
 from quire.serving.models import AudioInput, PictureInput, ServedModel, ServerState
 from quire.workers.tenant import current_tenant
@@ -39,9 +48,8 @@ class ChatAudio:
 
 @dataclass(frozen=True, slots=True)
 class ChatPictures:
-    """The pictures of a chat, pages of documents among them, and how the model reads them."""
+    """The pictures and videos of a chat, pages of documents among them."""
 
-    info: PictureInfo
     pictures: Sequence[RequestPicture]
 
 
@@ -63,7 +71,7 @@ class ChatMedia:
     """The media of a chat.
 
     Attributes:
-        audio, pictures: None if there are none.
+        audio, pictures: None if there are none; `pictures` has videos as well.
         unused_fields: paths of fields that have no effect.
     """
 
@@ -75,15 +83,19 @@ class ChatMedia:
     def placeholder_texts(self) -> dict[str, str]:
         """Texts that stand for the media in messages that are texts; see `Conversation.media`."""
         texts = {} if self.audio is None else {"audio": self.audio.info.placeholder_text}
-        return texts if self.pictures is None else {**texts, "image": self.pictures.info.placeholder_text}
+        for picture in () if self.pictures is None else self.pictures.pictures:
+            kind = "video" if isinstance(picture.info, VideoInfo) else "image"
+            texts[kind] = picture.info.placeholder_text
+        return texts
 
     @property
     def picture_texts(self) -> PictureTexts | None:
-        """What stands for the pictures in the rendered chat; None if there are none."""
+        """What stands for pictures and videos in the rendered chat; None if there are none."""
         if self.pictures is None:
             return None
-        layouts = [picture.layout.text for picture in self.pictures.pictures]
-        return PictureTexts(self.pictures.info.placeholder_text, layouts)
+        pictures = self.pictures.pictures
+        layouts = [(picture.info.placeholder_text, picture.layout.text) for picture in pictures]
+        return PictureTexts(layouts, in_order=len({picture.info.placeholder for picture in pictures}) == 1)
 
     @property
     def placeholders(self) -> list[Placeholders]:
@@ -92,7 +104,7 @@ class ChatMedia:
         if self.audio is not None:
             kinds.append(audio_placeholders(self.audio.pieces, self.audio.info))
         if self.pictures is not None:
-            kinds.append(picture_placeholders(self.pictures.pictures, self.pictures.info))
+            kinds += picture_placeholders(self.pictures.pictures)
         return kinds
 
 
@@ -134,9 +146,10 @@ async def take_media(
         _replace(parts, contents)
         limit = model.info.max_model_len
         audio = await _audio(parts, originals, reads.audio, limit, sequences)
-        pictures = await _pictures(parts, contents, picture_input, limit, sequences)
+        fps = frame_rate(settings.media_io)
+        pictures = await _pictures(parts, contents, picture_input, limit, sequences, fps)
     unused = [] if pictures is not None else settings.names
-    if pictures is None or with_low_detail(pictures.info) == pictures.info:
+    if pictures is None or picture_input is None or with_low_detail(picture_input.info) == picture_input.info:
         unused = [*unused, *(part.low_detail for part in parts if part.low_detail is not None)]
     return ChatMedia(audio, pictures, unused)
 
@@ -147,10 +160,13 @@ async def _pictures(
     picture_input: PictureInput | None,
     limit: int,
     sequences: int,
+    fps: float | None,
 ) -> ChatPictures | None:
+    """`fps`: of lists of frames, as the request says."""
     if picture_input is None:
         return None
-    info, reader = picture_input.info, picture_input.reader
+    video, reader = picture_input.info.video, picture_input.reader
+    info = msgspec.structs.replace(picture_input.info, video=None)  # pictures do not depend on it
     low = with_low_detail(info)
     files: list[PictureFile] = []
     embeddings: list[EmbeddingsFile] = []
@@ -162,27 +178,32 @@ async def _pictures(
                 embeddings.append(EmbeddingsFile(content.content, content.where, info, part.grid))
                 continue
             file = content.content if isinstance(content, MediaFile) else None
+            if part.place.kind == "video" and video is not None:
+                files.append(PictureFile(file, content.where, video, part.uuid, fps))
+                continue
             files.append(PictureFile(file, content.where, info if part.low_detail is None else low, part.uuid))
     if embeddings and files:
-        raise InvalidRequest("A chat may have pictures or embeddings of pictures, not both.", embeddings[0].where)
+        raise InvalidRequest(
+            "A chat may have pictures and videos, or embeddings of pictures, not both.", embeddings[0].where
+        )
     tenant = current_tenant()
     if embeddings:
-        read = await reader.embeddings(embeddings, max_tokens=limit, sequences=sequences, tenant=tenant)
-        return ChatPictures(info, read)
+        return ChatPictures(await reader.embeddings(embeddings, max_tokens=limit, sequences=sequences, tenant=tenant))
     if not files:
         return None
     background = picture_input.background
-    prepared = await reader.prepare(files, max_tokens=limit, sequences=sequences, background=background, tenant=tenant)
-    return ChatPictures(info, prepared)
+    return ChatPictures(
+        await reader.prepare(files, max_tokens=limit, sequences=sequences, background=background, tenant=tenant)
+    )
 
 
 def _with_settings(picture_input: PictureInput, settings: MediaSettings) -> PictureInput:
-    """How the model reads the pictures of a request.
+    """How the model reads the pictures and videos of a request.
 
     Raises:
         PromptError: a setting is not one of this model, or its value is not valid.
     """
-    info = with_settings(picture_input.info, settings.processor)
+    info = with_frame_settings(with_settings(picture_input.info, settings.processor), settings.media_io)
     return replace(picture_input, info=info, background=background_color(settings.media_io, picture_input.background))
 
 
@@ -190,6 +211,7 @@ def _check_counts(places: Sequence[PartPlace], state: ServerState) -> None:
     limits = {
         "audio": (state.max_audio_parts, "audio parts (--max-audio-parts)"),
         "image": (state.max_image_parts, "pictures (--max-image-parts)"),
+        "video": (state.max_video_parts, "videos (--max-video-parts)"),
         "document": (_MAX_DOCUMENTS, "documents"),
     }
     for kind, (limit, name) in limits.items():
@@ -208,7 +230,7 @@ def _replace(parts: Sequence[MediaPart], contents: Sequence[Sequence[MediaConten
 def _stand_in(part: MediaPart, content: MediaContent) -> dict[str, Any]:
     if isinstance(content, str):
         return {"type": "text", "text": content}
-    return dict(AUDIO_PART if part.place.kind == "audio" else IMAGE_PART)
+    return dict({"audio": AUDIO_PART, "video": VIDEO_PART}.get(part.place.kind or "", IMAGE_PART))
 
 
 async def _audio(

@@ -17,7 +17,7 @@ class MediaInputs:
     Attributes:
         name: name of the model.
         audio: None if it does not read audio.
-        pictures: None if it does not read pictures.
+        pictures: None if it does not read pictures, nor videos.
     """
 
     name: str
@@ -39,7 +39,12 @@ class MediaInputs:
         Raises:
             InvalidRequest: it does not.
         """
-        read = {"document": True, "audio": self.audio is not None, "image": self.pictures is not None}
+        read = {
+            "document": True,
+            "audio": self.audio is not None,
+            "image": self.pictures is not None,
+            "video": self._reads_videos,
+        }
         if place.kind is None or not read[place.kind]:
             raise InvalidRequest(
                 f"Content parts of type {shorten(place.type)!r} are not supported: the model `{self.name}` accepts "
@@ -48,7 +53,7 @@ class MediaInputs:
             )
 
     def check_settings(self, names: Sequence[str]) -> None:
-        """Check that settings of pictures may have an effect. `names`: the fields that are set.
+        """Check that settings of pictures and videos may have an effect. `names`: the fields that are set.
 
         Raises:
             InvalidRequest: the model does not read pictures.
@@ -59,10 +64,16 @@ class MediaInputs:
             )
 
     @property
+    def _reads_videos(self) -> bool:
+        return self.pictures is not None and self.pictures.info.video is not None
+
+    @property
     def _accepted(self) -> str:
         names = ["text"]
         if self.pictures is not None:
             names.append("pictures")
+        if self._reads_videos:
+            names.append("videos")
         if self.audio is not None:
             names.append("audio")
         return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))

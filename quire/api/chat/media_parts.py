@@ -14,22 +14,23 @@ from quire.multimodal.sources import MediaSource, MediaSources
 from quire.protocol.chat import Message, part_type
 from quire.protocol.errors import InvalidRequest, shorten
 
-MediaKind = Literal["audio", "image", "document"]
+MediaKind = Literal["audio", "image", "video", "document"]
 _KINDS: Mapping[str, MediaKind] = {
     "input_audio": "audio",
     "audio_url": "audio",
     "image_url": "image",
     "input_image": "image",
     "image": "image",
+    "video_url": "video",
+    "input_video": "video",
+    "video": "video",
     "image_embeds": "image",
     "file": "document",
     "input_file": "document",
     "document": "document",
 }
-# Of other APIs and of vLLM, and the stand-ins of media, which are not for clients.
-_UNSUPPORTED = frozenset(
-    {"video_url", "video", "input_video", "image_pil", "audio_embeds", "video_embeds", "prompt_embeds"} | {"audio"}
-)
+# Of vLLM, and the stand-in of audio, which is not for clients.
+_UNSUPPORTED = frozenset({"image_pil", "audio_embeds", "video_embeds", "prompt_embeds", "audio"})
 _DETAILS = ("auto", "low", "high", "original")
 _MAX_UUID = 256  # characters
 _MAX_GRID = 1 << 16  # characters of a tensor with three numbers
@@ -121,6 +122,9 @@ class PartParser:
             "image_url": self._image_url,
             "input_image": self._image_url,
             "image": self._image,
+            "video_url": self._video_url,
+            "input_video": self._video_url,
+            "video": self._video,
             "image_embeds": self._image_embeds,
             "file": self._file,
             "input_file": self._file,
@@ -175,6 +179,25 @@ class PartParser:
             low_detail = _low_detail(part, place.where, "detail")
         source = self._sources.from_url(url, self._sources.image, place.where)
         return MediaPart(place, source, uuid=uuid, low_detail=low_detail)
+
+    def _video_url(self, place: PartPlace) -> MediaPart:
+        value, uuid = place.fields.get("video_url"), _uuid(place)
+        if place.fields.get("file_id") is not None:
+            if value is not None:
+                raise InvalidRequest("A video needs one of `video_url` and `file_id`, not both.", place.where)
+            source, _ = self._stored(place.fields["file_id"], self._sources.video, place.where)
+            return MediaPart(place, source, uuid=uuid)
+        if value is None and uuid is not None:
+            return MediaPart(place, None, uuid=uuid)
+        url = value.get("url") if isinstance(value, dict) else value
+        if not isinstance(url, str) or not url:
+            raise InvalidRequest('`video_url` must be an object {"url": URL}, or a URL.', place.where)
+        return MediaPart(place, self._sources.from_url(url, self._sources.video, place.where), uuid=uuid)
+
+    def _video(self, place: PartPlace) -> MediaPart:
+        """As Anthropic's pictures."""
+        source, _ = self._anthropic_source(place, self._sources.video)
+        return MediaPart(place, source, uuid=_uuid(place))
 
     def _image(self, place: PartPlace) -> MediaPart:
         """Anthropic's."""
@@ -281,7 +304,9 @@ def _uuid(place: PartPlace) -> str | None:
 def _check_content(value: Any, uuid: str | None, place: PartPlace) -> None:
     """Refuse audio that is only named: it is not kept from one request to the next."""
     if value is None and uuid is not None:
-        raise InvalidRequest("A `uuid` without content is supported for pictures only.", f"{place.where}.uuid")
+        raise InvalidRequest(
+            "A `uuid` without content is supported for pictures and videos only.", f"{place.where}.uuid"
+        )
 
 
 def _low_detail(value: Mapping[str, Any], where: str, name: str) -> str | None:

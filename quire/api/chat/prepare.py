@@ -75,7 +75,8 @@ class PreparedChat:
         items = self.requests[0].items
         media: dict[MediaName, int] = {
             "audio": sum(item.length for item in items if isinstance(item, AudioItem)),
-            "image": sum(item.embeddings for item in items if isinstance(item, PictureItem)),
+            "image": sum(item.embeddings for item in items if isinstance(item, PictureItem) and not item.is_video),
+            "video": sum(item.embeddings for item in items if isinstance(item, PictureItem) and item.is_video),
         }
         return UsageCounter([len(self.prompt.token_ids)], len(self.requests), media)
 

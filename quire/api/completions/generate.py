@@ -282,7 +282,7 @@ def _features(items: Sequence[MediaItem]) -> MediaFeatures | None:
     hashes: dict[str, list[str]] = defaultdict(list)
     places: dict[str, list[MediaPlace]] = defaultdict(list)
     for item in items:
-        kind = "image" if isinstance(item, PictureItem) else "audio"
+        kind = "audio" if not isinstance(item, PictureItem) else "video" if item.is_video else "image"
         hashes[kind].append(item.hash.hex())
         places[kind].append(MediaPlace(offset=item.start, length=item.length))
     return MediaFeatures(mm_hashes=hashes, mm_placeholders=places)

@@ -18,7 +18,7 @@ from quire.api.chat.media_inputs import MediaInputs
 from quire.api.chat.media_parts import PartPlace, place_of
 from quire.api.chat.prepare import render_conversation
 from quire.multimodal.errors import PromptError
-from quire.multimodal.pictures.reader import RequestPicture
+from quire.multimodal.picture_reader import RequestPicture
 from quire.protocol.errors import InvalidRequest
 from quire.protocol.pooling.inputs import Content
 from quire.rendering.pooling_prompts import InputNames, PoolingPrompt, TextsJob, Truncation, check_length
@@ -173,7 +173,9 @@ class InputReader:
             return media
         pictures = [
             RequestPicture(
-                picture.layout, tuple(structs.replace(item, pixels=item.pixels.view()) for item in picture.items)
+                picture.info,
+                picture.layout,
+                tuple(structs.replace(item, pixels=item.pixels.view()) for item in picture.items),
             )
             for picture in media.pictures.pictures
         ]
@@ -182,7 +184,7 @@ class InputReader:
         with await self.state.media_memory.reserve(size, current_tenant()) as reservation:
             for array in pixels:
                 reservation.pass_on(array, array.nbytes)
-        return replace(media, pictures=ChatPictures(media.pictures.info, pictures))
+        return replace(media, pictures=ChatPictures(pictures))
 
     async def _prompt(
         self, messages: list[dict[str, Any]], inputs: Sequence[ReadInput], options: InputOptions, *, pair: bool
@@ -232,4 +234,4 @@ def _joined(parts: Sequence[ChatMedia]) -> ChatMedia:
     pictures = [part.pictures for part in parts if part.pictures is not None]
     if not pictures:
         return ChatMedia()
-    return ChatMedia(pictures=ChatPictures(pictures[0].info, [one for part in pictures for one in part.pictures]))
+    return ChatMedia(pictures=ChatPictures([picture for part in pictures for picture in part.pictures]))

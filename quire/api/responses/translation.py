@@ -49,7 +49,7 @@ _SOURCES = {
     "reasoning_effort": "reasoning.effort",
 }
 _TEXTS = ("input_text", "output_text", "text", "summary_text")  # types of content
-_MEDIA = ("input_audio", "input_image", "input_file")  # the same in chats
+_MEDIA = ("input_audio", "input_image", "input_video", "video_url", "input_file")  # the same in chats
 _ChatPart = tuple[dict[str, Any], str]  # a content part of a chat, and its path
 _BETWEEN_INSTRUCTIONS = "\n\n"
 _MAX_REASONING_BYTES = 1 << 22  # in the `encrypted_content` of one request, decoded

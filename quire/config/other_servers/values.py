@@ -98,14 +98,11 @@ def attention_config(value: str) -> list[str]:
     return [] if backend is None else ["--attention-backend", ATTENTION_BACKENDS.get(str(backend), str(backend))]
 
 
-_MEDIA_FLAGS = {"image": "--max-image-parts", "audio": "--max-audio-parts"}
+_MEDIA_FLAGS = {"image": "--max-image-parts", "video": "--max-video-parts", "audio": "--max-audio-parts"}
 
 
 def media_limits(value: str) -> list[str]:
-    """--limit-mm-per-prompt: a number of each kind of media, or an object with `count`; in JSON, or as image=2,audio=1.
-
-    Videos are always refused, so that any limit of theirs is kept.
-    """
+    """--limit-mm-per-prompt: a number of each kind of media, or an object with `count`, in JSON; or image=2,audio=1."""
     limits = _object(value) if value.lstrip().startswith("{") else dict(_pairs(value))
     flags = list[str]()
     for kind, limit in limits.items():

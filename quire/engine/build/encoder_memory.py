@@ -8,17 +8,21 @@ from typing import cast
 
 import numpy as np
 import torch
+from msgspec import structs
 
 from quire.config.options import EngineOptions
 from quire.engine.client.pictures import (
     MAX_RATIO,
     AnyResolution,
+    FrameGeometry,
     Geometry,
     PaddedTiles,
     PatchBudget,
     PatchRows,
+    PictureInfo,
     SmartResize,
     SplitTiles,
+    VideoInfo,
 )
 from quire.engine.client.protocol import PictureItem
 from quire.engine.models.layers.linear import Linear
@@ -126,40 +130,66 @@ def largest_picture(geometry: Geometry, room: int) -> PictureItem:
     return PictureItem(hash=b"", length=most, pixels=pixels, original_size=original)
 
 
+def largest_frames(video: VideoInfo, room: int) -> PictureItem:
+    """Black frames of a video that are encoded together and take as much memory as any; see `largest_picture`."""
+    picture = largest_picture(_frame_geometry(video), room)
+    pixels = np.zeros((video.group, *picture.pixels.shape[1:]), np.uint8)
+    return structs.replace(picture, pixels=pixels, is_video=True)
+
+
+def _frame_geometry(video: VideoInfo) -> FrameGeometry:
+    """The geometry of a frame in the shortest video: if all frames share an area, it has the most of it."""
+    geometry = video.geometry
+    if isinstance(geometry, SmartResize) and video.shares_area:
+        return structs.replace(geometry, frames=video.group)
+    return geometry
+
+
+def most_item_tokens(info: PictureInfo, room: int) -> int:
+    """Most tokens of an item of a picture or video; see `item_tokens`."""
+    geometries = [info.geometry] if info.video is None else [info.geometry, _frame_geometry(info.video)]
+    return max(item_tokens(geometry, room) for geometry in geometries)
+
+
 @torch.inference_mode()
 def encode_largest_picture(loaded: LoadedModel, options: EngineOptions) -> None:
-    """Encode a picture that takes as much memory as any, if the model reads pictures."""
+    """Encode a picture and frames that take as much memory as any, if the model reads them."""
     vision = vision_of(loaded)
     if vision is None:
         return
     assert loaded.pictures is not None
-    vision.encode(largest_picture(loaded.pictures.info.geometry, _room(loaded, options)))
+    info, room = loaded.pictures.info, _room(loaded, options)
+    vision.encode(largest_picture(info.geometry, room))
+    if info.video is not None:
+        vision.encode(largest_frames(info.video, room))
 
 
 def fitting_tokens(loaded: LoadedModel, tokens: int, left: int) -> int:
-    """Most tokens of a picture that is encoded in the host's memory.
+    """Most tokens of a picture, or of frames that are encoded together, for which the host has memory.
 
     Args:
         loaded: a model that reads pictures.
-        tokens: see `item_tokens`.
+        tokens: see `most_item_tokens`.
         left: bytes of memory that nothing else takes.
     """
     vision = vision_of(loaded)
     assert loaded.pictures is not None
     assert vision is not None
-    geometry = loaded.pictures.info.geometry
-    needed = _picture_bytes(vision, largest_picture(geometry, tokens))
-    if needed <= left or not isinstance(geometry, _GROWING):
+    info = loaded.pictures.info
+    needed = _picture_bytes(vision, largest_picture(info.geometry, tokens))
+    if info.video is not None:
+        needed = max(needed, _picture_bytes(vision, largest_frames(info.video, tokens), info.video.group))
+    if needed <= left or not isinstance(info.geometry, _GROWING):
         return tokens
     fitting = max(min(tokens, _SMALL_PICTURE), tokens * left // needed)
-    logger.warning("pictures of more than %d tokens are refused: there is no memory to encode them", fitting)
+    logger.warning("pictures and frames of more than %d tokens are refused: there is no memory to encode them", fitting)
     return fitting
 
 
-def _picture_bytes(vision: VisionEncoder, item: PictureItem) -> int:
-    """An upper bound of the memory that a picture needs while it is encoded, in bytes."""
+def _picture_bytes(vision: VisionEncoder, item: PictureItem, group: int = 1) -> int:
+    """An upper bound of the memory that an item needs while it is encoded, in bytes. `group`: frames of a patch."""
     widest = max(sum(layer.parts) for layer in vision.modules() if isinstance(layer, Linear))
-    patches = -(-pixels_of(item) // vision.patch_area)
+    patches = -(-pixels_of(item) // (vision.patch_area * group))
     # The pixels are held as they are, normalized, and in patches.
     return (3 * item.pixels.size + patches * widest * _VALUES) * torch.float32.itemsize
 

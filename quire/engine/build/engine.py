@@ -26,7 +26,7 @@ from quire.engine.build.encoder_memory import (
     cached_embeddings,
     embedding_bytes,
     fitting_tokens,
-    item_tokens,
+    most_item_tokens,
     pixel_cost,
 )
 from quire.engine.build.executor import ExecutorBuild, closing_after_errors, encoder_executor
@@ -204,10 +204,12 @@ def _with_pictures(
     if loaded.pictures is None:
         return kind
     info = loaded.pictures.info
+    if isinstance(kind, Pools):  # reads no videos
+        info = structs.replace(info, video=None)
     room = min(context_len, cached_embeddings(loaded, config.engine))
     if bidirectional is not None:
         room = min(room, step)
-    tokens = item_tokens(info.geometry, room)
+    tokens = most_item_tokens(info, room)
     if left is not None:
         tokens = fitting_tokens(loaded, tokens, left)
     size = embedding_bytes(loaded) // loaded.dtype.itemsize

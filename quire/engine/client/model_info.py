@@ -158,9 +158,12 @@ class ModelInfo(msgspec.Struct, frozen=True):
         if not isinstance(self.kind, Generates | Pools):
             return frozenset()
         audio, pictures = self.kind.audio if isinstance(self.kind, Generates) else None, self.kind.pictures
-        texts = () if audio is None else (audio.placeholder_text,)
-        written = () if pictures is None or pictures.alone else (pictures.placeholder_text, pictures.token)
-        return frozenset((*texts, *written))
+        texts = set() if audio is None else {audio.placeholder_text}
+        if pictures is not None and not pictures.alone:
+            texts |= {pictures.placeholder_text, pictures.token}
+        if pictures is not None and pictures.video is not None:
+            texts |= {pictures.video.placeholder_text, pictures.video.token}
+        return frozenset(texts)
 
     @property
     def tasks(self) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Facts about a vision language model, for the front end.
+"""Facts about a vision language model, for the front end: how it reads pictures and videos.
 
 Sizes are in pixels, and heights stand before widths.
 """
@@ -13,6 +13,8 @@ import msgspec
 MAX_RATIO = 200  # of a picture's edges
 Filter = Literal["nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"]  # of resizing, by Pillow's names
 Color = tuple[int, int, int]
+SamplingRule = Literal["uniform", "qwen2_vl", "qwen3_vl", "glm4v", "glm46v", "internvl", "smolvlm"]
+VideoText = Literal["tokens", "qwen3_vl", "glm4v", "glm46v", "internvl", "smolvlm"]
 
 
 class FixedSize(msgspec.Struct, frozen=True, kw_only=True, tag="fixed"):
@@ -213,6 +215,7 @@ class PaddedTiles(msgspec.Struct, frozen=True, kw_only=True, tag="padded"):
         return down * (across + 1) + 1 + self.edge * (self.edge + 1)
 
 
+FrameGeometry = FixedSize | SmartResize | SplitTiles  # of videos
 Geometry = (
     FixedSize
     | SmartResize
@@ -224,6 +227,65 @@ Geometry = (
     | PaddedTiles
     | PatchBudget
 )
+
+
+class FrameSampling(msgspec.Struct, frozen=True, kw_only=True):
+    """Which frames of a video are read.
+
+    Attributes:
+        rule: how they are chosen: that of a model's video processor in transformers.
+        fps: frames for each second; None: the number alone decides.
+        num_frames: number of frames, or in SmolVLM's rule the most; None: `fps` decides.
+        min_frames, max_frames: bounds of what `fps` gives.
+        max_seconds: length from which on GLM-4.1V spreads its frames over the whole video.
+        shift: InternVL's first frame; None: the middle of the first part.
+    """
+
+    rule: SamplingRule
+    fps: float | None = None
+    num_frames: int | None = None
+    min_frames: int = 1
+    max_frames: int = 768
+    max_seconds: float = 300.0
+    shift: float | None = None
+
+
+class VideoInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """How videos become items of a vision language model.
+
+    Attributes:
+        placeholder: the token that stands for each embedding; it may be that of pictures.
+        placeholder_text: text that stands for a whole video in a rendered chat.
+        geometry: how a frame is resized, and which tokens stand for it.
+        sampling: which frames are read.
+        text: what stands between the tokens of frames; `tokens`: nothing.
+        token_text: text of `placeholder`; empty: it is `placeholder_text`.
+        before, after: texts around the tokens of a frame.
+        group: frames that are encoded together, with the tokens of one.
+        shares_area: the area of `geometry` is that of all frames together.
+        newline: a further embedding follows those of the last frame (LLaVA-OneVision).
+        is_timed: tokens of frames have rotary positions of time that count on from frame to frame.
+        tokens_per_second: rotary positions of a second; None: each group is one position later than the one before.
+    """
+
+    placeholder: int
+    placeholder_text: str
+    geometry: FrameGeometry
+    sampling: FrameSampling
+    text: VideoText = "tokens"
+    token_text: str = ""
+    before: str = ""
+    after: str = ""
+    group: int = 1
+    shares_area: bool = False
+    newline: bool = False
+    is_timed: bool = False
+    tokens_per_second: float | None = None
+
+    @property
+    def token(self) -> str:
+        """Text of the placeholder token."""
+        return self.token_text or self.placeholder_text
 
 
 class PictureInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -238,6 +300,7 @@ class PictureInfo(msgspec.Struct, frozen=True, kw_only=True):
         before, after: texts around the tokens of a picture, or of each of its parts in `PanAndScan`.
         bidirectional: the tokens of an item attend to each other in both directions; one step computes all of them.
         item_tokens: most tokens of an item: as many as the engine has room for, which sets it.
+        video: how videos become items; None: the model does not read them.
         embedding_size: number of values of an embedding, which the engine sets.
         alone: a prompt is either a picture, with one token, or a text.
     """
@@ -250,6 +313,7 @@ class PictureInfo(msgspec.Struct, frozen=True, kw_only=True):
     after: str = ""
     bidirectional: bool = False
     item_tokens: int = 0
+    video: VideoInfo | None = None
     embedding_size: int = 0
     alone: bool = False
 

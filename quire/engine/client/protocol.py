@@ -57,21 +57,23 @@ class AudioItem(msgspec.Struct, frozen=True, kw_only=True, tag="audio"):
 
 
 class PictureItem(msgspec.Struct, frozen=True, kw_only=True, tag="picture"):
-    """A picture, or a tile of one that is encoded apart.
+    """A picture, a tile of one that is encoded apart, or frames of a video that are encoded together.
 
     Attributes:
         hash: hash of everything that its encoding and its places depend on; equal hashes mean equal items.
         start, length: its tokens in the prompt.
-        pixels: (images, height, width, 3) uint8, RGB, resized for the encoder: one image, or tiles; none with an
-            `encoding`.
+        pixels: (images, height, width, 3) uint8, RGB, resized for the encoder: one image, tiles, or frames; none with
+            an `encoding`.
         encoding: (embeddings, size) float32, its encoding, if the client has computed it.
         text_offsets: (n,) int32, in ascending order: which of its tokens are text, such as ends of rows, and keep their
             own embeddings; the encoding replaces those of all others. None: all are replaced.
-        positions: (3, length) int32, rotary positions of time, height and width of its tokens, counted from that of its
-            first token, in models that have them. None: each token is one position later than the one before.
-        advance: rotary positions from that of its first token to that of the token behind it; None: `length`.
+        positions: (3, length) int32, rotary positions of time, height and width of its tokens, counted from where it
+            begins, in models that have them. None: each token is one position later than the one before.
+        advance: rotary positions from where it begins to the token behind it; None: `length`. 0: what follows, which
+            is another part of the same video, begins at the same position.
         original_size: height and width of the picture, for encoders that need to know how much of a tile is padding:
             before it was resized, or of `PaddedTiles` those that it covers.
+        is_video: it is a part of a video.
     """
 
     hash: bytes
@@ -83,6 +85,7 @@ class PictureItem(msgspec.Struct, frozen=True, kw_only=True, tag="picture"):
     positions: TokenArray | None = None
     advance: int | None = None
     original_size: tuple[int, int] | None = None
+    is_video: bool = False
 
     @property
     def embeddings(self) -> int:

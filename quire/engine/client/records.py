@@ -103,7 +103,7 @@ class Observer:
         """So many seconds of audio were transcribed."""
 
     def on_media_lookup(self, found: bool) -> None:
-        """A picture was looked up in the cache of prepared ones, or among those that are being prepared."""
+        """A picture or video was looked up in the cache of prepared ones, or among those that are being prepared."""
 
     def on_preprocessing_start(self) -> None:
         """A request waits until its media are read and prepared."""

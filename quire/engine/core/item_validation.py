@@ -13,16 +13,25 @@ from quire.engine.client.protocol import AudioItem, FeatureArray, MediaItem, Pic
 from quire.engine.client.streaming import DelayedStreamsInfo, Streams, TransducerInfo
 
 
-def invalid_items(items: Sequence[MediaItem], tokens: int, kind: ModelKind) -> str | None:
+def invalid_items(
+    items: Sequence[MediaItem], tokens: int, kind: ModelKind, context_len: int | None = None
+) -> str | None:
     """Say what is wrong with the items of a prompt, or of a piece of one, for a model; None if they are valid.
 
-    `tokens`: number of tokens of the prompt or piece.
+    Args:
+        items: the items.
+        tokens: number of tokens of the prompt or piece.
+        kind: what the model does.
+        context_len: tokens of the context, of a whole prompt; None: of a piece, whose place is not known, and whose
+            positions must be within it.
     """
     match kind:
         case Transcribes():
             return _not_audio(items) or _invalid_whole(items, kind)
         case Generates(audio=audio, pictures=pictures):
-            return _invalid_in_prompt(items, tokens, audio, pictures)
+            return _invalid_in_prompt(items, tokens, audio, pictures) or _invalid_times(
+                items, tokens if context_len is None else context_len
+            )
         case Pools(pictures=pictures):
             return _not_alone(items, tokens, pictures) or _invalid_in_prompt(items, tokens, None, pictures)
         case DelayedStreamsInfo() | TransducerInfo():
@@ -186,16 +195,43 @@ def _invalid_offsets(item: PictureItem) -> str | None:
 def _invalid_positions(item: PictureItem, pictures: PictureInfo) -> str | None:
     """What is wrong with the rotary positions of a picture's tokens."""
     positions = item.positions
-    if item.advance is not None and not 1 <= item.advance <= item.length:
-        return f"the advance of a picture must be at least 1, and at most its {item.length} tokens, not {item.advance}"
+    least = 0 if item.is_video else 1
+    if item.advance is not None and not least <= item.advance <= item.length:
+        return (
+            f"the advance of a picture must be at least {least}, and at most its {item.length} tokens, "
+            f"not {item.advance}"
+        )
     if positions is None:
         return None
     if positions.dtype != np.int32 or positions.shape != (3, item.length):
         return f"the positions of a picture must be int32 of shape 3x{item.length}"
-    if positions.min() < 0 or positions.max() >= item.length:
+    if positions.min() < 0 or positions[1 if _is_timed(item, pictures) else 0 :].max() >= item.length:
         return f"the positions of a picture must not be negative, and less than its {item.length} tokens"
     has_three = isinstance(pictures.geometry, SmartResize)
     return None if has_three else "the model has no rotary positions of time, height and width"
+
+
+def _is_timed(item: PictureItem, pictures: PictureInfo) -> bool:
+    """Whether positions of time count on from item to item, so that they may be larger than an item."""
+    return item.is_video and pictures.video is not None and pictures.video.is_timed
+
+
+def _invalid_times(items: Sequence[MediaItem], context_len: int) -> str | None:
+    """Say that positions of time lie beyond the context."""
+    end = position = 0
+    for item in items:
+        position += item.start - end
+        end = item.start + item.length
+        advance = item.advance if isinstance(item, PictureItem) else None
+        if isinstance(item, PictureItem) and item.positions is not None:
+            last = position + int(item.positions.max())
+            if last >= context_len:
+                return (
+                    f"a video has rotary positions of time up to {last}, and the context {context_len} of them: its "
+                    "frames are too far apart"
+                )
+        position += item.length if advance is None else advance
+    return None
 
 
 def _invalid_content(item: AudioItem) -> str | None:

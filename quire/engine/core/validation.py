@@ -36,7 +36,7 @@ def invalid_reason(message: AddRequest, kind: ModelKind, *, vocab_size: int, max
     reason = invalid_tokens(message.prompt, vocab_size) or _invalid_length(
         len(message.prompt), max_model_len - 1 if generates else max_model_len
     )
-    reason = reason or invalid_items(message.items, len(message.prompt), kind)
+    reason = reason or invalid_items(message.items, len(message.prompt), kind, max_model_len)
     reason = reason or _invalid_open(message)
     if isinstance(kind, Generates) and kind.longest_prompt is not None:
         reason = reason or _invalid_prefix(message, kind.longest_prompt)

@@ -187,10 +187,20 @@ def prepare(job: Prepare) -> PixelArray:
         PictureError: it is broken.
     """
     header = job.header
-    picture = _open(job.content, header.format)
+    picture = decoded(job.content, header, job.background)
+    return picture_pixels(job.info.geometry, picture, layout(job.info, header.height, header.width))
+
+
+def decoded(content: bytes, header: PictureHeader, background: Color = WHITE) -> Image.Image:
+    """Decode a file whose header was read: the picture in RGB, the right way up.
+
+    Raises:
+        PictureError: it is broken.
+    """
+    picture = _open(content, header.format)
     try:
         picture.load()  # of an animation the first frame
-        rgb = to_rgb(picture, job.background)
+        rgb = to_rgb(picture, background)
     except (PictureError, MemoryError):
         raise
     except Exception as error:  # as in `_open`
@@ -200,7 +210,7 @@ def prepare(job: Prepare) -> PixelArray:
         rgb = rgb.transpose(_TURNS[header.orientation])
     if rgb.size != (header.width, header.height):
         raise PictureError(f"The {header.format} file is broken: its picture has another size than its header says.")
-    return picture_pixels(job.info.geometry, rgb, layout(job.info, header.height, header.width))
+    return rgb
 
 
 def to_rgb(picture: Image.Image, background: Color) -> Image.Image:

@@ -22,6 +22,7 @@ from quire.engine.client.pictures import (
     PictureInfo,
     SmartResize,
     SplitTiles,
+    VideoInfo,
 )
 from quire.engine.client.protocol import TokenArray
 
@@ -48,6 +49,9 @@ class ItemLayout:
         row_ends: each row is followed by a text token that belongs to the item.
         grid: rows and columns of the tokens' rotary positions; None: those of text.
         original_size: see `PictureItem`.
+        is_video: it is a part of a video.
+        time: the rotary position of time, from where it begins.
+        continues: the item behind it is of the same video, and begins at the same rotary position.
     """
 
     images: int
@@ -58,6 +62,9 @@ class ItemLayout:
     row_ends: bool = False
     grid: Size | None = None
     original_size: Size | None = None
+    is_video: bool = False
+    time: int = 0
+    continues: bool = False
 
     @property
     def length(self) -> int:
@@ -84,13 +91,15 @@ class ItemLayout:
         """Rotary positions of its tokens; see `PictureItem.positions`."""
         if self.grid is None:
             return None
-        positions = np.zeros((3, *self.grid), np.int32)
+        positions = np.full((3, *self.grid), self.time, np.int32)
         positions[1], positions[2] = np.indices(self.grid, np.int32)
         return positions.reshape(3, -1)
 
     @property
     def advance(self) -> int | None:
-        """Rotary positions from its first token to the one behind it; see `PictureItem.advance`."""
+        """Rotary positions from where it begins to the token behind it; see `PictureItem.advance`."""
+        if self.continues:
+            return 0
         return None if self.grid is None else max(self.grid)
 
 
@@ -128,17 +137,12 @@ def layout(info: PictureInfo, height: int, width: int) -> PictureLayout:
     Raises:
         LayoutError: the model cannot read a picture of this size.
     """
-    if max(height, width) > MAX_RATIO * min(height, width):
-        raise LayoutError(
-            f"The picture has {width} x {height} pixels; its longer edge may be at most {MAX_RATIO} times as long as "
-            "the shorter one."
-        )
+    _check_ratio(height, width)
     match info.geometry:
         case FixedSize() as fixed:
-            item = ItemLayout(images=1, height=fixed.height, width=fixed.width, row_length=fixed.tokens)
-            return _whole(info, item)
+            return _whole(info, _fixed_item(fixed))
         case SmartResize() as smart:
-            return _whole(info, _smart_item(smart, height, width))
+            return _whole(info, _smart_item(smart, *smart_size(smart, height, width)))
         case SplitTiles() as split:
             return _split(info, split, height, width)
         case PatchRows() as rows:
@@ -177,7 +181,41 @@ def pixels_between(geometry: Geometry, planned: PictureLayout, height: int, widt
             return most
 
 
-def _whole(info: PictureInfo, item: ItemLayout) -> PictureLayout:
+def frame_layout(info: VideoInfo, height: int, width: int, frames: int) -> PictureLayout:
+    """The layout of one frame of a video, as of a picture.
+
+    Args:
+        info: facts about the model.
+        height, width: size of the frame, at least 1.
+        frames: number of frames of the video that are read.
+
+    Raises:
+        LayoutError: the model cannot read a picture of this size.
+    """
+    _check_ratio(height, width)
+    match info.geometry:
+        case FixedSize() as fixed:
+            return _whole(info, _fixed_item(fixed))
+        case SmartResize() as smart:
+            size = smart_size(smart, height, width, frames if info.shares_area else None)
+            return _whole(info, _smart_item(smart, *size))
+        case SplitTiles() as split:
+            return _split(info, split, height, width)
+
+
+def _check_ratio(height: int, width: int) -> None:
+    if max(height, width) > MAX_RATIO * min(height, width):
+        raise LayoutError(
+            f"The picture has {width} x {height} pixels; its longer edge may be at most {MAX_RATIO} times as long as "
+            "the shorter one."
+        )
+
+
+def _fixed_item(fixed: FixedSize) -> ItemLayout:
+    return ItemLayout(images=1, height=fixed.height, width=fixed.width, row_length=fixed.tokens)
+
+
+def _whole(info: PictureInfo | VideoInfo, item: ItemLayout) -> PictureLayout:
     return PictureLayout(f"{info.before}{info.token}{info.after}", (item,))
 
 
@@ -192,20 +230,21 @@ def fixed_size(fixed: FixedSize, height: int, width: int) -> Size:
     return (longer, edge) if width <= height else (edge, longer)
 
 
-def smart_size(smart: SmartResize, height: int, width: int) -> Size:
-    """The size to which a picture is resized."""
+def smart_size(smart: SmartResize, height: int, width: int, frames: int | None = None) -> Size:
+    """The size to which a picture is resized. `frames`: of a video that has the area together."""
     multiple = smart.multiple
+    frames, counted = (smart.frames, smart.frames) if frames is None else (frames, round(frames / 2) * 2)
     if smart.enlarges and min(height, width) < multiple:
         height, width = _enlarged(smart, height, width)
     new_height, new_width = (round(edge / multiple) * multiple for edge in (height, width))
-    area = smart.frames * height * width
-    if smart.frames * new_height * new_width > smart.max_pixels:
+    area = frames * height * width
+    if counted * new_height * new_width > smart.max_pixels:
         divisor = math.sqrt(area / smart.max_pixels)
         return (
             max(multiple, math.floor(height / divisor / multiple) * multiple),
             max(multiple, math.floor(width / divisor / multiple) * multiple),
         )
-    if smart.frames * new_height * new_width < smart.min_pixels:
+    if counted * new_height * new_width < smart.min_pixels:
         factor = math.sqrt(smart.min_pixels / area)
         return math.ceil(height * factor / multiple) * multiple, math.ceil(width * factor / multiple) * multiple
     return new_height, new_width
@@ -243,7 +282,6 @@ def _enlarged(smart: SmartResize, height: int, width: int) -> Size:
 
 
 def _smart_item(smart: SmartResize, height: int, width: int) -> ItemLayout:
-    height, width = smart_size(smart, height, width)
     grid = height // smart.multiple, width // smart.multiple
     return ItemLayout(images=1, height=height, width=width, row_length=math.prod(grid), grid=grid)
 
@@ -296,7 +334,7 @@ def split_grid(split: SplitTiles, height: int, width: int) -> Size:
     return height // split.tile, width // split.tile
 
 
-def _split(info: PictureInfo, split: SplitTiles, height: int, width: int) -> PictureLayout:
+def _split(info: PictureInfo | VideoInfo, split: SplitTiles, height: int, width: int) -> PictureLayout:
     rows, columns = split_grid(split, height, width)
     tile = ItemLayout(images=1, height=split.tile, width=split.tile, row_length=split.tokens)
     fence = "<fake_token_around_image>"

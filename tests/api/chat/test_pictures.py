@@ -428,7 +428,7 @@ async def test_limits(tmp_path: Path) -> None:
         assert "maximum context length is 24 tokens" in full["message"]
     async with picture_server(tmp_path / "b", PictureCore(context=4)) as server:
         full = await refused(server, asked(image_url(RED)))
-        assert "the pictures have 4 tokens" in full["message"]
+        assert "the pictures and videos have 4 tokens" in full["message"]
         assert full["param"] == "messages[0].content[0]"
 
 

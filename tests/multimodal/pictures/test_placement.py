@@ -38,9 +38,8 @@ from quire.engine.client.pictures import (
 )
 from quire.engine.client.protocol import PictureItem
 from quire.multimodal.errors import PromptError
+from quire.multimodal.picture_reader import RequestPicture, picture_placeholders
 from quire.multimodal.pictures.layout import layout
-from quire.multimodal.pictures.placement import picture_placeholders
-from quire.multimodal.pictures.reader import RequestPicture
 from quire.multimodal.placement import place_items
 from quire.rendering.chat_template import ChatTemplate, load_templates
 from quire.rendering.picture_texts import PictureTexts
@@ -157,7 +156,7 @@ def _pictures(info: PictureInfo, sizes: tuple[tuple[int, int], ...] = SIZES) -> 
         items = tuple(
             PictureItem(hash=b"h", length=item.length, pixels=np.zeros(item.shape, np.uint8)) for item in planned.items
         )
-        pictures.append(RequestPicture(planned, items))
+        pictures.append(RequestPicture(info, planned, items))
     return pictures
 
 
@@ -169,8 +168,8 @@ def test_prompts_have_the_tokens_of_transformers(case: str, monkeypatch: pytest.
     processor, info = CASES[case](tokenizer)
     text = f"a\n{info.placeholder_text}\nb{info.placeholder_text}c\n\n{info.placeholder_text}"
     pictures = _pictures(info)
-    rendered = PictureTexts(info.placeholder_text, [picture.layout.text for picture in pictures]).put_into(text)
-    tokens, items = place_items(np.array(tokenizer.encode(rendered), np.int32), [picture_placeholders(pictures, info)])
+    rendered = PictureTexts([(info.placeholder_text, picture.layout.text) for picture in pictures]).put_into(text)
+    tokens, items = place_items(np.array(tokenizer.encode(rendered), np.int32), picture_placeholders(pictures))
     images = [drawn(height, width) for height, width in SIZES]
     expected = processor(images=[images], text=[text])["input_ids"][0]
     assert tokens.tolist() == list(expected)
@@ -194,8 +193,8 @@ def test_chats_of_paligemma(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     info = _info(tokenizer, FixedSize(height=28, width=28, tokens=4))
     pictures = _pictures(info, SIZES[:2])
     text = template.render({"messages": messages, "bos_token": "<bos>"})
-    rendered = PictureTexts("<image>", [picture.layout.text for picture in pictures]).put_into(text)
-    tokens, _ = place_items(np.array(tokenizer.encode(rendered), np.int32), [picture_placeholders(pictures, info)])
+    rendered = PictureTexts([("<image>", picture.layout.text) for picture in pictures]).put_into(text)
+    tokens, _ = place_items(np.array(tokenizer.encode(rendered), np.int32), picture_placeholders(pictures))
     shown = [drawn(height, width) for height, width in SIZES[:2]]
     expected = processor(images=[shown], text=["<image><image>Which is larger?"])["input_ids"][0]
     assert tokens.tolist() == list(expected)
@@ -207,8 +206,8 @@ def test_an_item_covers_the_ends_of_its_rows() -> None:
     tokenizer = _tokenizer()
     info = _info(tokenizer, PatchRows(patch=28, longest_edge=224, row_end="[BREAK]", end="[END]"))
     pictures = _pictures(info, ((56, 84), (28, 28)))
-    text = PictureTexts("<image>", [picture.layout.text for picture in pictures]).put_into("a<image>b<image>")
-    tokens, items = place_items(np.array(tokenizer.encode(text), np.int32), [picture_placeholders(pictures, info)])
+    text = PictureTexts([("<image>", picture.layout.text) for picture in pictures]).put_into("a<image>b<image>")
+    tokens, items = place_items(np.array(tokenizer.encode(text), np.int32), picture_placeholders(pictures))
     assert tokenizer.decode(tokens) == "a<image><image><image>[BREAK]<image><image><image>[END]b<image>[END]"
     assert [(item.start, item.length) for item in items] == [(1, 8), (10, 2)]
 
@@ -218,14 +217,14 @@ def test_another_number_of_placeholders_is_refused() -> None:
     info = _info(tokenizer, FixedSize(height=8, width=8, tokens=3))
     pictures = _pictures(info, ((8, 8),))
     tokens = np.array(tokenizer.encode("<image> <image>"), np.int32)
-    with pytest.raises(PromptError, match="has 2 picture placeholders instead of 1"):
-        place_items(tokens, [picture_placeholders(pictures, info)])
+    with pytest.raises(PromptError, match="has 2 picture or video placeholders instead of 1"):
+        place_items(tokens, picture_placeholders(pictures))
 
 
 def test_items_of_two_media_are_in_the_order_of_the_prompt() -> None:
     tokenizer = _tokenizer()
     info = _info(tokenizer, FixedSize(height=8, width=8, tokens=3))
-    pictures = picture_placeholders(_pictures(info, ((8, 8), (8, 8))), info)
+    (pictures,) = picture_placeholders(_pictures(info, ((8, 8), (8, 8))))
     others = replace(pictures, token=tokenizer.convert_tokens_to_ids("<ctx>"), repeats=[2], items=pictures.items[:1])
     tokens = np.array(tokenizer.encode("<image>a<ctx>b<image>"), np.int32)
     placed, items = place_items(tokens, [pictures, others])

@@ -17,9 +17,9 @@ from quire.config.options import PictureOptions
 from quire.engine.client.pictures import FixedSize, GridTiles, PatchRows, PictureInfo
 from quire.multimodal.errors import PromptError
 from quire.multimodal.memory import MediaMemory
+from quire.multimodal.picture_reader import PictureFile, PictureReader, RequestPicture
 from quire.multimodal.pictures.decode import PictureError
 from quire.multimodal.pictures.pixels import picture_pixels
-from quire.multimodal.pictures.reader import PictureFile, PictureReader, RequestPicture
 from tests.support.pictures import drawn, encoded
 
 SMALL = PictureInfo(

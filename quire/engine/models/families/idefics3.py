@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quire.engine.client.pictures import PictureInfo
+from msgspec import structs
+
+from quire.engine.client.pictures import PictureInfo, VideoInfo
 from quire.engine.client.protocol import PictureItem
 from quire.engine.models.config.image_processor import ImageProcessor
 from quire.engine.models.config.placeholder import check_placeholder, text_of
+from quire.engine.models.config.video_processor import VideoProcessor, video_of
 from quire.engine.models.families.vision_language import vision_language_model
 from quire.engine.models.family import PictureFacts, Tower
 from quire.engine.models.specs.decoder import DecoderSpec
@@ -34,12 +38,26 @@ def _facts(folder: Path, config: Any, spec: DecoderSpec) -> PictureFacts:
     vision, joined = config.vision_config, config.scale_factor**2
     processor = ImageProcessor.read(folder, config.model_type)
     placeholder = check_placeholder(config.image_token_id, spec.vocab, "image_token_id")
-    info = PictureInfo(
-        placeholder=placeholder,
-        placeholder_text=text_of(folder, placeholder, "<image>"),
-        geometry=processor.split_tiles((vision.image_size // vision.patch_size) ** 2 // joined),
+    text, tokens = text_of(folder, placeholder, "<image>"), (vision.image_size // vision.patch_size) ** 2 // joined
+    normalization = processor.normalization()
+    info = PictureInfo(placeholder=placeholder, placeholder_text=text, geometry=processor.split_tiles(tokens))
+    if config.model_type == "smolvlm":
+        video = video_of(folder, normalization, partial(_video, folder, info, tokens))
+        info = structs.replace(info, video=video)
+    return PictureFacts(info=info, normalization=normalization)
+
+
+def _video(folder: Path, info: PictureInfo, tokens: int) -> tuple[VideoProcessor, VideoInfo]:
+    """Each frame is a picture that is not divided, with its time in front."""
+    processor = VideoProcessor.read(folder, "smolvlm")
+    return processor, VideoInfo(
+        placeholder=info.placeholder,
+        placeholder_text="<video>",
+        geometry=processor.frame_tile(tokens),
+        sampling=processor.sampling(),
+        text="smolvlm",
+        token_text=info.token,
     )
-    return PictureFacts(info=info, normalization=processor.normalization())
 
 
 FAMILIES = tuple(

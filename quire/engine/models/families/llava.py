@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import re
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quire.engine.client.pictures import Geometry, PictureInfo
+from msgspec import structs
+
+from quire.engine.client.pictures import Geometry, PictureInfo, VideoInfo
 from quire.engine.client.protocol import PictureItem
 from quire.engine.models.config.image_processor import ImageProcessor
 from quire.engine.models.config.placeholder import check_placeholder, text_of
+from quire.engine.models.config.video_processor import VideoProcessor, video_of
 from quire.engine.models.errors import UnsupportedModel
 from quire.engine.models.families.vision_language import vision_language_model
 from quire.engine.models.family import PictureFacts, Tower
@@ -20,6 +25,7 @@ if TYPE_CHECKING:  # families are read without torch
 
 _READ = re.compile(r"(?:model\.)?(?P<name>(?:vision_tower|multi_modal_projector|image_newline)(?:\..*)?)")
 _INNER = re.compile(r"vision_tower\.vision_model\.")  # CLIP and SigLIP in checkpoints
+_VIDEO = "<video>"
 _TABLE = re.compile(r".*\.position_ids")  # which old checkpoints have
 
 
@@ -58,7 +64,13 @@ def _encode_canvas(model: Any, pixels: Tensor, item: PictureItem) -> Tensor:
 
 
 def _encode_canvas_or_whole(model: Any, pixels: Tensor, item: PictureItem) -> Tensor:
-    """LLaVA-OneVision: as LLaVA-NeXT, but of several pictures in a prompt, each is one image."""
+    """LLaVA-OneVision: as LLaVA-NeXT, but of several pictures in a prompt, each is one image.
+
+    Tokens of frames are pooled. A newline follows them; it belongs to the last frame.
+    """
+    if item.is_video:
+        frames: Tensor = model.get_video_features(pixel_values_videos=pixels[None]).pooler_output[0]
+        return frames[: item.length]
     assert item.original_size is not None
     sizes = pixels.new_tensor([item.original_size]).long()
     pictures = pixels.new_tensor([1 if len(pixels) > 1 else 2]).long()
@@ -135,14 +147,46 @@ def _llava_onevision(folder: Path, config: Any, spec: DecoderSpec) -> PictureFac
     geometry = processor.any_resolution(
         patches=_patches(config.vision_config), tokens=_whole_tokens(config), max_tiles=int(aspect[1])
     )
-    return PictureFacts(info=_info(folder, config, spec, geometry), normalization=processor.normalization())
+    normalization = processor.normalization()
+    video = video_of(folder, normalization, partial(_pooled_video, folder, config, spec.vocab))
+    info = structs.replace(_info(folder, config, spec, geometry), video=video)
+    return PictureFacts(info=info, normalization=normalization)
+
+
+def _pooled_video(folder: Path, config: Any, vocab: int) -> tuple[VideoProcessor, VideoInfo]:
+    processor = VideoProcessor.read(folder, "llavaonevision")
+    token = check_placeholder(config.video_token_id, vocab, "video_token_id")
+    return processor, VideoInfo(
+        placeholder=token,
+        placeholder_text=text_of(folder, token, _VIDEO),
+        geometry=processor.frame_size(math.ceil(_patches(config.vision_config) / 2) ** 2),
+        sampling=processor.sampling(),
+        newline=True,
+    )
 
 
 def _internvl(folder: Path, config: Any, spec: DecoderSpec) -> PictureFacts:
     processor = ImageProcessor.read(folder, "gotocr2")
     geometry = processor.grid_tiles(int(_patches(config.vision_config) * config.downsample_ratio) ** 2)
     info = _info(folder, config, spec, geometry, before="<img>", after="</img>")
-    return PictureFacts(info=info, normalization=processor.normalization())
+    normalization = processor.normalization()
+    video = video_of(folder, normalization, partial(_listed_video, folder, info, geometry.tokens))
+    return PictureFacts(info=structs.replace(info, video=video), normalization=normalization)
+
+
+def _listed_video(folder: Path, info: PictureInfo, tokens: int) -> tuple[VideoProcessor, VideoInfo]:
+    """Each frame is a picture of one tile, with its number in front."""
+    processor = VideoProcessor.read(folder, "internvl")
+    return processor, VideoInfo(
+        placeholder=info.placeholder,
+        placeholder_text=_VIDEO,
+        geometry=processor.frame_size(tokens),
+        sampling=processor.sampling(),
+        text="internvl",
+        token_text=info.token,
+        before=info.before,
+        after=info.after,
+    )
 
 
 FAMILIES = tuple(

@@ -5,14 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quire.engine.client.pictures import PictureInfo
+from quire.engine.client.pictures import PictureInfo, VideoInfo
 from quire.engine.client.protocol import PictureItem
 from quire.engine.models.config.image_processor import ImageProcessor
 from quire.engine.models.config.placeholder import check_placeholder, text_of
 from quire.engine.models.config.rope import axes_in_sections, interleaved_axes
+from quire.engine.models.config.video_processor import VideoProcessor, video_of
 from quire.engine.models.errors import UnsupportedModel
 from quire.engine.models.families.llama import head_dim
 from quire.engine.models.families.vision_language import language_model, vision_language_model
@@ -59,18 +61,20 @@ def _interleaved_spec(config: Any, text: DecoderSpec) -> DecoderSpec:
 
 
 def patches(model: Any, pixels: Tensor) -> tuple[Tensor, Tensor]:
-    """The patches (patches, size) of an image, those of a token one behind the other, and their grid (1, 3).
+    """The patches (patches, size) of a picture or frames, those of a token one behind the other, and their grid (1, 3).
 
     A patch has several frames, which are equal in a still picture.
     """
     vision = model.config.vision_config
     patch, merged, frames = vision.patch_size, vision.spatial_merge_size, vision.temporal_patch_size
-    _, colors, height, width = pixels.shape
-    rows, columns = height // patch, width // patch
-    squares = pixels.view(colors, rows // merged, merged, patch, columns // merged, merged, patch)
-    ordered = squares.permute(1, 4, 2, 5, 0, 3, 6)  # rows and columns of tokens, then of their patches
-    flat = ordered.reshape(rows * columns, colors, 1, patch * patch).expand(-1, -1, frames, -1)
-    return flat.reshape(rows * columns, -1), pixels.new_tensor([[1, rows, columns]]).long()
+    if len(pixels) == 1:
+        pixels = pixels.expand(frames, -1, -1, -1)
+    count, colors, height, width = pixels.shape
+    groups, rows, columns = count // frames, height // patch, width // patch
+    squares = pixels.reshape(groups, frames, colors, rows // merged, merged, patch, columns // merged, merged, patch)
+    ordered = squares.permute(0, 3, 6, 4, 7, 2, 1, 5, 8)  # rows and columns of tokens, then of their patches
+    flat = ordered.reshape(groups * rows * columns, -1)
+    return flat, pixels.new_tensor([[groups, rows, columns]]).long()
 
 
 def _encode(model: Any, pixels: Tensor, _: PictureItem) -> Tensor:
@@ -94,6 +98,7 @@ def grid_tower(
     processor: str,
     *,
     placeholder: str,
+    video: Callable[[Path, Any, int], tuple[VideoProcessor, VideoInfo]] | None = None,
     levels: Callable[[Any], int] | None = None,
     encode: Callable[[Any, Tensor, PictureItem], Tensor] = _encode,
     module_name: Callable[[str], str | None] = module_name,
@@ -104,6 +109,8 @@ def grid_tower(
     Args:
         processor: image processor of models of this type.
         placeholder: text of the placeholder token, if the tokenizer does not have it.
+        video: reads how videos become items; given the folder, the config, and the size of the vocabulary. None: the
+            model does not read them.
         levels: reads `PictureFacts.levels` in the config of the part; None: tokens have no such embeddings.
         encode, module_name, unused: see `Tower`.
     """
@@ -123,8 +130,16 @@ def grid_tower(
                 f"embeddings have {count} levels; the language model must have more layers, not {len(spec.layers)}"
             )
         token = check_placeholder(config.image_token_id, spec.vocab, "image_token_id")
-        info = PictureInfo(placeholder=token, placeholder_text=text_of(folder, token, placeholder), geometry=geometry)
-        return PictureFacts(info=info, normalization=read.normalization(), levels=count)
+        normalization = read.normalization()
+        info = PictureInfo(
+            placeholder=token,
+            placeholder_text=text_of(folder, token, placeholder),
+            geometry=geometry,
+            video=None
+            if video is None
+            else video_of(folder, normalization, partial(video, folder, config, spec.vocab)),
+        )
+        return PictureFacts(info=info, normalization=normalization, levels=count)
 
     return Tower(
         language_model="language_model",
@@ -139,8 +154,41 @@ def _levels(vision: Any) -> int:
     return len(vision.deepstack_visual_indexes)
 
 
-QWEN2_TOWER = grid_tower("qwen2vl", placeholder="<|image_pad|>")
-_QWEN3 = grid_tower("qwen2vl", placeholder="<|image_pad|>", levels=_levels)
+def _continuous_video(folder: Path, config: Any, vocab: int) -> tuple[VideoProcessor, VideoInfo]:
+    """Qwen2-VL and Qwen2.5-VL: frames follow each other, and positions of time tell when they are seen."""
+    processor = VideoProcessor.read(folder, "qwen2vl")
+    token = check_placeholder(config.video_token_id, vocab, "video_token_id")
+    return processor, VideoInfo(
+        placeholder=token,
+        placeholder_text=text_of(folder, token, _VIDEO),
+        geometry=processor.frame_area(),
+        sampling=processor.sampling(),
+        group=config.vision_config.temporal_patch_size,
+        is_timed=True,
+        tokens_per_second=getattr(config.vision_config, "tokens_per_second", None),
+    )
+
+
+def _video_with_times(folder: Path, config: Any, vocab: int) -> tuple[VideoProcessor, VideoInfo]:
+    """Qwen3-VL: in front of each pair of frames a text says when it is seen."""
+    processor = VideoProcessor.read(folder, "qwen3vl")
+    token = check_placeholder(config.video_token_id, vocab, "video_token_id")
+    return processor, VideoInfo(
+        placeholder=token,
+        placeholder_text=text_of(folder, token, _VIDEO),
+        geometry=processor.frame_area(),
+        sampling=processor.sampling(),
+        text="qwen3_vl",
+        before="<|vision_start|>",
+        after="<|vision_end|>",
+        group=config.vision_config.temporal_patch_size,
+        shares_area=True,
+    )
+
+
+_VIDEO = "<|video_pad|>"
+QWEN2_TOWER = grid_tower("qwen2vl", placeholder="<|image_pad|>", video=_continuous_video)
+_QWEN3 = grid_tower("qwen2vl", placeholder="<|image_pad|>", video=_video_with_times, levels=_levels)
 FAMILIES = (
     vision_language_model("qwen2_vl", QWEN2_TOWER, spec_with_sections),
     vision_language_model("qwen2_5_vl", QWEN2_TOWER, spec_with_sections),

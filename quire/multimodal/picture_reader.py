@@ -1,4 +1,4 @@
-"""Prepares the pictures of requests in worker processes, within reserved memory."""
+"""Prepares the pictures and videos of requests in worker processes, within reserved memory."""
 
 from __future__ import annotations
 
@@ -8,29 +8,37 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import IO, Any
+from itertools import chain
+from typing import IO, Any, Protocol
 
 import msgspec
 
-from quire.config.options import PictureOptions
-from quire.engine.client.pictures import Color, PictureInfo
+from quire.config.options import PictureOptions, VideoOptions
+from quire.engine.client.pictures import Color, PictureInfo, VideoInfo
 from quire.engine.client.protocol import PictureItem, PixelArray
 from quire.multimodal.errors import PromptError
 from quire.multimodal.memory import MediaMemory, Reservation
 from quire.multimodal.pictures.cache import Key, PictureCache, PreparedPicture
-from quire.multimodal.pictures.decode import WHITE, Inspect, Job, PictureError, PictureHeader, Prepare, ReadEmbeddings
+from quire.multimodal.pictures.decode import WHITE, Inspect, PictureError, PictureHeader, Prepare, ReadEmbeddings
 from quire.multimodal.pictures.embeddings import embeddings_item, embeddings_layout
 from quire.multimodal.pictures.layout import LayoutError, PictureLayout, layout, pixels_between
 from quire.multimodal.pictures.limits import PictureLimits
+from quire.multimodal.placement import Placeholders
+from quire.multimodal.videos.decode import InspectVideo, PrepareVideo
+from quire.multimodal.videos.layout import VideoHeader, video_layout
+from quire.multimodal.videos.limits import VideoLimits
 from quire.workers.concurrency import at_most
 from quire.workers.errors import JobKilled, JobTimedOut, QueueFull
 from quire.workers.limits import WorkerLimits
 from quire.workers.pool import WorkerPool
 
 _SECONDS = 5.0  # of processor time for a picture
+_VIDEO_SECONDS = 30.0
 _WORKER_MEMORY = 256 << 20  # bytes, beside the file and the picture
 _COPIES = 7  # of a file while it is sent: three in this process, four in the worker
 _PIXEL_COPIES = 12  # bytes for each pixel of a picture while it is decoded, turned and resized
+_FIRST_FRAME_COPIES = 6  # bytes for each pixel of the largest frame while the first one is decoded
+_VIDEO_PIXEL_COPIES = 48  # of a frame: decoders keep up to 16 of them, of 1.5 bytes, or of 3
 _BETWEEN_COPIES = 6  # bytes for each pixel of an image that is made in between; see `pixels_between`
 _RESULT_COPIES = 5  # of the pixels of items while they are made
 _AT_ONCE = 2  # pictures of one request
@@ -39,19 +47,21 @@ _BLOCK = 1 << 20  # bytes that are hashed at once
 
 @dataclass(frozen=True, slots=True)
 class PictureFile:
-    """A picture of a request.
+    """A picture or a video of a request.
 
     Attributes:
         content: the file; None: one that was sent before with this name.
         where: the content part that it came in, for errors.
-        info: facts about the model, with the options for this picture.
+        info: facts about the model, with the options for this picture. Those about videos say that it is one.
         name: the client's name of the content.
+        fps: frames in a second of a video that is a list of frames; None: it is not known.
     """
 
     content: IO[bytes] | None
     where: str
-    info: PictureInfo
+    info: PictureInfo | VideoInfo
     name: str | None = None
+    fps: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,28 +83,144 @@ class EmbeddingsFile:
 
 @dataclass(frozen=True, slots=True)
 class RequestPicture:
-    """A picture that is ready for the engine: its layout, and its items, whose places are not set."""
+    """A picture or video that is ready for the engine.
 
+    Attributes:
+        info: facts about the model, by which it was prepared.
+        layout: its layout.
+        items: its items, whose places are not set.
+    """
+
+    info: PictureInfo | VideoInfo
     layout: PictureLayout
     items: tuple[PictureItem, ...]
 
 
+class _Medium(Protocol):
+    """How files of a kind are prepared.
+
+    Attributes:
+        name: what they are, for errors.
+        seconds: of processor time for a job.
+        inspection_memory: bytes that reading a header takes beside the file.
+        processes: the worker processes.
+    """
+
+    name: str
+    seconds: float
+    inspection_memory: int
+    processes: WorkerPool
+
+    def inspect(self, content: bytes, file: PictureFile) -> Any:
+        """The job that reads a file's header."""
+
+    def layout(self, file: PictureFile, header: Any) -> PictureLayout:
+        """The layout of a file whose header was read."""
+
+    def prepare(self, content: bytes, file: PictureFile, header: Any, background: Color) -> Any:
+        """The job that makes the pixels of a file's items."""
+
+    def working_memory(self, header: Any) -> int:
+        """Bytes that decoding takes beside the file, the result, and images between both."""
+
+
+class _Pictures:
+    """Pictures; see `_Medium`."""
+
+    name = "picture"
+    seconds = _SECONDS
+    inspection_memory = 0
+
+    def __init__(self, limits: PictureLimits, max_queued: int, share: float) -> None:
+        self.processes = WorkerPool(
+            "pictures",
+            "quire.multimodal.pictures.decode:worker",
+            (limits,),
+            WorkerLimits(
+                memory=_WORKER_MEMORY + 4 * limits.size + _PIXEL_COPIES * limits.pixels,
+                seconds=self.seconds,
+                stack=1 << 24,
+            ),
+            size=2,
+            max_queued=max_queued,
+            share=share,
+        )
+
+    def inspect(self, content: bytes, _: PictureFile) -> Inspect:
+        return Inspect(content)
+
+    def layout(self, file: PictureFile, header: PictureHeader) -> PictureLayout:
+        assert isinstance(file.info, PictureInfo)
+        return layout(file.info, header.height, header.width)
+
+    def prepare(self, content: bytes, file: PictureFile, header: PictureHeader, background: Color) -> Prepare:
+        assert isinstance(file.info, PictureInfo)
+        return Prepare(content, header, file.info, background)
+
+    def working_memory(self, header: PictureHeader) -> int:
+        return _PIXEL_COPIES * header.height * header.width
+
+
+class _Videos:
+    """Videos; see `_Medium`."""
+
+    name = "video"
+    seconds = _VIDEO_SECONDS
+
+    def __init__(self, limits: VideoLimits, memory: int, max_queued: int, share: float) -> None:
+        """`memory`: bytes of the largest result."""
+        self.inspection_memory = _FIRST_FRAME_COPIES * limits.pixels
+        self.processes = WorkerPool(
+            "videos",
+            "quire.multimodal.videos.decode:worker",
+            (limits,),
+            WorkerLimits(
+                memory=_WORKER_MEMORY + 4 * limits.size + _VIDEO_PIXEL_COPIES * limits.pixels + memory,
+                seconds=self.seconds,
+                stack=1 << 24,
+            ),
+            size=1,
+            max_queued=max_queued,
+            share=share,
+        )
+
+    def inspect(self, content: bytes, file: PictureFile) -> InspectVideo:
+        assert isinstance(file.info, VideoInfo)
+        return InspectVideo(content, file.info, file.fps)
+
+    def layout(self, file: PictureFile, header: VideoHeader) -> PictureLayout:
+        assert isinstance(file.info, VideoInfo)
+        return video_layout(file.info, header)
+
+    def prepare(self, content: bytes, file: PictureFile, header: VideoHeader, _: Color) -> PrepareVideo:
+        assert isinstance(file.info, VideoInfo)
+        return PrepareVideo(content, header, file.info)
+
+    def working_memory(self, header: VideoHeader) -> int:
+        return _VIDEO_PIXEL_COPIES * header.height * header.width
+
+
 @dataclass(frozen=True, slots=True)
 class _Planned:
-    """A picture whose layout is known, and what is needed to prepare it. `header`: None if it was in the cache."""
+    """A picture or video whose layout is known, and what is needed to prepare it.
+
+    Attributes:
+        header: None if it was in the cache.
+        working_memory: the most memory that it takes while it is prepared, in bytes.
+    """
 
     file: PictureFile
     key: Key
     layout: PictureLayout
-    header: PictureHeader | None = None
-    size: int = 0
+    header: PictureHeader | VideoHeader | None = None
+    working_memory: int = 0
 
 
 class PictureReader:
-    """Prepare the pictures of one model's requests.
+    """Prepare the pictures and videos of one model's requests.
 
     Attributes:
-        cache: prepared pictures.
+        cache: what was prepared.
     """
 
     def __init__(
@@ -103,6 +229,7 @@ class PictureReader:
         memory: MediaMemory,
         *,
         max_size: int,
+        videos: VideoOptions | None = None,
         max_queued: int = 1024,
         share: float = 1.0,
         on_lookup: Callable[[bool], None] = lambda _: None,
@@ -112,7 +239,8 @@ class PictureReader:
         Args:
             options: limits of pictures, and of their cache.
             memory: the memory for media.
-            max_size: bytes of the largest file.
+            max_size: bytes of the largest picture file.
+            videos: limits of videos; None: those that are usual.
             max_queued: pictures that may wait for a process.
             share: the largest part of these for one tenant; see `Shares`.
             on_lookup: is told of each picture whether another request has prepared it.
@@ -120,18 +248,10 @@ class PictureReader:
         self.cache = PictureCache(int(options.mm_processor_cache_gb * (1 << 30)))
         self._memory = memory
         self._on_lookup = on_lookup
-        limits = PictureLimits(max_size, options.max_image_pixels)
-        self._processes = WorkerPool(
-            "pictures",
-            "quire.multimodal.pictures.decode:worker",
-            (limits,),
-            WorkerLimits(
-                memory=_WORKER_MEMORY + 4 * max_size + _PIXEL_COPIES * limits.pixels, seconds=_SECONDS, stack=1 << 24
-            ),
-            size=2,
-            max_queued=max_queued,
-            share=share,
-        )
+        videos = videos or VideoOptions()
+        video_limits = VideoLimits(int(videos.max_video_size), videos.max_video_pixels, videos.max_video_frames)
+        self._pictures = _Pictures(PictureLimits(max_size, options.max_image_pixels), max_queued, share)
+        self._videos = _Videos(video_limits, memory.most, max_queued, share)
 
     async def prepare(
         self,
@@ -142,22 +262,22 @@ class PictureReader:
         background: Color = WHITE,
         tenant: str = "",
     ) -> list[RequestPicture]:
-        """Make items of pictures.
+        """Make items of pictures and videos.
 
-        First the headers of all files are read, which say how many tokens the pictures have. Then the memory for all of
+        First the headers of all files are read, which say how many tokens they have. Then the memory for all of
         them is reserved at once: a request that waited for more while it holds some could wait for others that do the
         same. It is held for as long as the items live.
 
         Args:
-            files: the pictures.
-            max_tokens: tokens of the context, which the pictures must not fill.
+            files: the pictures and videos.
+            max_tokens: tokens of the context, which they must not fill.
             sequences: requests to the engine that will have the items.
             background: colour behind transparent pixels.
             tenant: the tenant that sent them; tenants take turns.
 
         Raises:
-            PromptError: a file is not a picture, is broken, or is beyond a limit; or all need more tokens or memory
-                than there are.
+            PromptError: a file is not a picture or video, is broken, or is beyond a limit; or all need more tokens
+                or memory than there are.
             QueueFull: too many pictures wait, or have waited for too long.
             WorkerError: processes cannot be started.
         """
@@ -168,9 +288,9 @@ class PictureReader:
             with await self._memory.reserve(_needed(planned, sequences), tenant, largest.file.where) as reservation:
                 cached = [self.cache.find(plan.key) for plan in planned]
                 if all(plan.header or picture for plan, picture in zip(planned, cached, strict=True)):
-                    pictures = await self._pictures(planned, cached, background, tenant)
+                    pictures = await self._prepared(planned, cached, background, tenant)
                     return [
-                        _request_picture(plan.key, picture, reservation, 1 + sequences)
+                        _request_picture(plan, picture, reservation, 1 + sequences)
                         for plan, picture in zip(planned, pictures, strict=True)
                     ]
             # Some have left the cache meanwhile: memory for decoding them has to be reserved as well.
@@ -216,20 +336,24 @@ class PictureReader:
 
     async def _embeddings(self, file: EmbeddingsFile, tenant: str) -> RequestPicture:
         job = ReadEmbeddings(await asyncio.to_thread(_content, file.content), file.grid)
-        values, grid = await self._run(job, file.where, tenant)
+        values, grid = await self._run(self._pictures, job, file.where, tenant)
         try:
             planned = embeddings_layout(file.info, values, grid)
         except PromptError as error:
             raise PictureError(str(error), file.where) from error
         values.flags.writeable = False
-        return RequestPicture(planned, (await asyncio.to_thread(embeddings_item, values, planned),))
+        return RequestPicture(file.info, planned, (await asyncio.to_thread(embeddings_item, values, planned),))
 
     async def close(self) -> None:
         """End the processes."""
-        await self._processes.close()
+        await asyncio.gather(self._pictures.processes.close(), self._videos.processes.close())
+
+    def _medium(self, file: PictureFile) -> _Medium:
+        return self._videos if isinstance(file.info, VideoInfo) else self._pictures
 
     async def _plan(self, file: PictureFile, background: Color, tenant: str) -> _Planned:
-        options = hashlib.sha256(msgspec.json.encode((file.info, background))).digest()
+        medium = self._medium(file)
+        options = hashlib.sha256(msgspec.json.encode((medium.name, file.info, file.fps, background))).digest()
         key = await self._digest(file, tenant), options
         cached = self.cache.find(key)
         return await self._inspected(file, key, tenant) if cached is None else _Planned(file, key, cached.layout)
@@ -239,19 +363,23 @@ class PictureReader:
         return plan if plan.header or is_cached else await self._inspected(plan.file, plan.key, tenant)
 
     async def _inspected(self, file: PictureFile, key: Key, tenant: str) -> _Planned:
-        """The plan of a picture whose header is read."""
+        """The plan of a file whose header is read."""
         if file.content is None:
             raise self._unknown(file)
+        medium = self._medium(file)
         size = file.content.tell()  # it was read to its end
-        with await self._memory.reserve(_COPIES * size, tenant, file.where):
-            header: PictureHeader = await self._run(
-                Inspect(await asyncio.to_thread(_content, file.content)), file.where, tenant
-            )
+        with await self._memory.reserve(_COPIES * size + medium.inspection_memory, tenant, file.where):
+            job = medium.inspect(await asyncio.to_thread(_content, file.content), file)
+            header = await self._run(medium, job, file.where, tenant)
         try:
-            planned = layout(file.info, header.height, header.width)
+            planned = medium.layout(file, header)
         except LayoutError as error:
             raise PictureError(str(error), file.where) from error
-        return _Planned(file, key, planned, header, size)
+        between = pixels_between(file.info.geometry, planned, header.height, header.width)
+        working_memory = (
+            _COPIES * size + medium.working_memory(header) + _BETWEEN_COPIES * between + _RESULT_COPIES * planned.size
+        )
+        return _Planned(file, key, planned, header, working_memory)
 
     async def _digest(self, file: PictureFile, tenant: str) -> bytes:
         """The hash of a file's content."""
@@ -267,9 +395,10 @@ class PictureReader:
 
     @staticmethod
     def _unknown(file: PictureFile) -> PictureError:
-        return PictureError("The picture of this `uuid` is not in the cache (any more): send it again.", file.where)
+        name = "video" if isinstance(file.info, VideoInfo) else "picture"
+        return PictureError(f"The {name} of this `uuid` is not in the cache (any more): send it again.", file.where)
 
-    async def _pictures(
+    async def _prepared(
         self, planned: Sequence[_Planned], cached: Sequence[PreparedPicture | None], background: Color, tenant: str
     ) -> list[PreparedPicture]:
         """The pictures of a request, which has reserved the memory to prepare those that are not in the cache."""
@@ -282,12 +411,14 @@ class PictureReader:
     async def _picture(
         self, plan: _Planned, cached: PreparedPicture | None, background: Color, tenant: str
     ) -> PreparedPicture:
+        medium = self._medium(plan.file)
+
         async def make() -> PreparedPicture:
             content, header = plan.file.content, plan.header
             if content is None or header is None:
                 raise self._unknown(plan.file)
-            job = Prepare(await asyncio.to_thread(_content, content), header, plan.file.info, background)
-            pixels: PixelArray = await self._run(job, plan.file.where, tenant)
+            job = medium.prepare(await asyncio.to_thread(_content, content), plan.file, header, background)
+            pixels: PixelArray = await self._run(medium, job, plan.file.where, tenant)
             pixels.flags.writeable = False  # requests share them
             return PreparedPicture(plan.layout, pixels)
 
@@ -298,17 +429,18 @@ class PictureReader:
         self._on_lookup(hit)
         return picture
 
-    async def _run(self, job: Job, where: str, tenant: str) -> Any:
+    @staticmethod
+    async def _run(medium: _Medium, job: Any, where: str, tenant: str) -> Any:
         try:
-            return await self._processes.run(job, tenant=tenant)
+            return await medium.processes.run(job, tenant=tenant)
         except PromptError as error:
             raise PictureError(str(error), where) from error
         except JobTimedOut as error:
             if error.stalled:
-                raise QueueFull("the picture waited too long for processor time") from error
-            raise PictureError(f"Decoding the picture took more than {_SECONDS:g} s.", where) from error
+                raise QueueFull(f"the {medium.name} waited too long for processor time") from error
+            raise PictureError(f"Decoding the {medium.name} took more than {medium.seconds:g} s.", where) from error
         except JobKilled as error:
-            raise PictureError(f"The picture cannot be decoded: {error}.", where) from error
+            raise PictureError(f"The {medium.name} cannot be decoded: {error}.", where) from error
 
 
 def _check_tokens(planned: Sequence[_Planned], max_tokens: int) -> None:
@@ -317,8 +449,8 @@ def _check_tokens(planned: Sequence[_Planned], max_tokens: int) -> None:
         tokens += plan.layout.tokens
         if tokens >= max_tokens:
             raise PictureError(
-                f"This model's maximum context length is {max_tokens} tokens. However, the pictures have {tokens} "
-                "tokens up to this one, and text and an answer must fit as well.",
+                f"This model's maximum context length is {max_tokens} tokens. However, the pictures and videos have "
+                f"{tokens} tokens up to this one, and text and an answer must fit as well.",
                 plan.file.where,
             )
 
@@ -326,25 +458,11 @@ def _check_tokens(planned: Sequence[_Planned], max_tokens: int) -> None:
 def _needed(planned: Sequence[_Planned], sequences: int) -> int:
     """The most memory that pictures take while they are prepared, and in the requests to the engine, in bytes."""
     results = (1 + sequences) * sum(plan.layout.size for plan in planned)
-    working = sorted(map(_working, planned), reverse=True)
+    working = sorted((plan.working_memory for plan in planned), reverse=True)
     return results + sum(working[:_AT_ONCE])
 
 
-def _working(plan: _Planned) -> int:
-    """The most memory that a picture takes while it is prepared, in bytes."""
-    header = plan.header
-    if header is None:  # it is in the cache
-        return 0
-    between = pixels_between(plan.file.info.geometry, plan.layout, header.height, header.width)
-    return (
-        _COPIES * plan.size
-        + _PIXEL_COPIES * header.height * header.width
-        + _BETWEEN_COPIES * between
-        + _RESULT_COPIES * plan.layout.size
-    )
-
-
-def _request_picture(key: Key, picture: PreparedPicture, reservation: Reservation, copies: int) -> RequestPicture:
+def _request_picture(plan: _Planned, picture: PreparedPicture, reservation: Reservation, copies: int) -> RequestPicture:
     """The items of a picture for one request, which holds memory for them as long as it has them."""
     items = []
     first = 0
@@ -354,16 +472,38 @@ def _request_picture(key: Key, picture: PreparedPicture, reservation: Reservatio
         reservation.pass_on(pixels, copies * item.size)
         items.append(
             PictureItem(
-                hash=hashlib.sha256(b"".join((*key, index.to_bytes(4, "little")))).digest(),
+                hash=hashlib.sha256(b"".join((*plan.key, index.to_bytes(4, "little")))).digest(),
                 length=item.length,
                 pixels=pixels,
                 text_offsets=item.text_offsets(),
                 positions=item.positions(),
                 advance=item.advance,
                 original_size=item.original_size,
+                is_video=item.is_video,
             )
         )
-    return RequestPicture(picture.layout, tuple(items))
+    return RequestPicture(plan.file.info, picture.layout, tuple(items))
+
+
+def picture_placeholders(pictures: Sequence[RequestPicture]) -> list[Placeholders]:
+    """The placeholders of pictures and videos whose layouts are in the text of a prompt: one for each row of an item.
+
+    Those of videos may have a token of their own. Those with the same token have the order of `pictures`.
+    """
+    infos = {picture.info.placeholder: picture.info for picture in pictures}
+    return [_placeholders([picture for picture in pictures if picture.info.placeholder == token]) for token in infos]
+
+
+def _placeholders(pictures: Sequence[RequestPicture]) -> Placeholders:
+    repeats: list[int] = []
+    items: list[tuple[int, PictureItem]] = []
+    for item_layout, item in chain.from_iterable(
+        zip(picture.layout.items, picture.items, strict=True) for picture in pictures
+    ):
+        items.append((len(repeats), item))
+        repeats += [item_layout.row_length] * item_layout.rows
+    info = pictures[0].info
+    return Placeholders(info.placeholder, info.token, "picture or video", repeats, items)
 
 
 def _hash(file: IO[bytes]) -> bytes:

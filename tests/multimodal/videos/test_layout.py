@@ -1,0 +1,162 @@
+"""Frames, texts, tokens and pixels of videos are those of transformers' video processors."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from functools import cache, partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from transformers.video_utils import VideoMetadata
+
+from quire.engine.client.pictures import VideoInfo
+from quire.multimodal.videos.decode import PrepareVideo, prepare
+from quire.multimodal.videos.layout import VideoHeader, in_words, video_layout
+from quire.multimodal.videos.sampling import Timeline, chosen_frames
+from tests.support.video_models import LIMITS, WATCHES, Clip, cases, filmed, processed, video_info
+
+# Number of frames, their rate. With steps between frames that floats have exactly.
+TIMELINES = [(8, 4.0), (30, 10.0), (64, 8.0), (96, 24.0), (240, 30.0), (480, 16.0), (900, 30.0), (1280, 0.5), (7, 1.0)]
+# What a model of each kind writes around the tokens of frames.
+_TOKENS = {
+    "video_token": "<v>",
+    "image_token": "<v>",
+    "vision_start_token": "<|vision_start|>",
+    "vision_end_token": "<|vision_end|>",
+    "start_image_token": "<img>",
+    "end_image_token": "</img>",
+    "fake_image_token": "<fake_token_around_image>",
+    "global_image_token": "<global-img>",
+}
+
+
+def _written(tokens: str) -> str:
+    """A text with each run of placeholders as one."""
+    while "<v><v>" in tokens:
+        tokens = tokens.replace("<v><v>", "<v>")
+    return tokens
+
+
+@pytest.fixture(scope="module")
+def infos(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], VideoInfo]:
+    @cache
+    def read(case: str) -> VideoInfo:
+        info = video_info(case, tmp_path_factory.mktemp(case))
+        assert info is not None
+        return msgspec.structs.replace(info, token_text="<v>")
+
+    return read
+
+
+@pytest.mark.parametrize("case", cases("qwen2_vl", "qwen3_vl", "smolvlm", "internvl"))
+def test_the_frames_that_are_read(infos: Callable[[str], VideoInfo], case: str) -> None:
+    info, processor = infos(case), WATCHES[case].build()
+    for frames, fps in TIMELINES:
+        metadata = VideoMetadata(total_num_frames=frames, fps=fps, duration=frames / fps)
+        expected = [int(index) for index in processor.sample_frames(metadata=metadata)]
+        assert chosen_frames(info, Timeline(frames, fps, frames / fps)) == expected, (frames, fps)
+
+
+@pytest.mark.parametrize("frames", [1, 2, 3])
+@pytest.mark.parametrize("case", WATCHES)
+def test_short_videos_are_read(infos: Callable[[str], VideoInfo], case: str, frames: int) -> None:
+    """Transformers refuses some of them."""
+    info = infos(case)
+    for fps in (1 / 3600, 1.0, 30.0, 1000.0):
+        chosen = chosen_frames(info, Timeline(frames, fps, frames / fps))
+        assert chosen
+        assert set(chosen) <= set(range(frames))
+        header = VideoHeader(frames, fps, frames / fps, 40, 40, tuple(chosen))
+        assert video_layout(info, header).tokens > 0
+
+
+@pytest.mark.parametrize("case", cases("qwen3_vl"))
+def test_pixels(infos: Callable[[str], VideoInfo], case: str) -> None:
+    """After normalization and cutting into patches, where the processor does that."""
+    info = infos(case)
+    for clip in (filmed(5, 50, 70, seed=1), filmed(4, 120, 61, seed=2)):
+        (made,) = processed(case, [clip])
+        pixels = prepare(PrepareVideo(clip.content, clip.header, info), LIMITS)
+        expected = made.get("pixel_values_videos", made.get("pixel_values"))
+        normalized = (torch.tensor(pixels).permute(0, 3, 1, 2) / 255 - _column(case, "mean")) / _column(case, "std")
+        layout = video_layout(info, clip.header)
+        if "video_grid_thw" not in made:
+            assert torch.allclose(normalized, expected[0], atol=2e-6)
+            continue
+        grid = made["video_grid_thw"][0].tolist()
+        assert [len(layout.items), *(14 * edge for edge in grid[1:])] == [grid[0], *pixels.shape[1:3]]
+        processor = WATCHES[case].build()
+        patches, *_ = processor.patchify(normalized[None], patch_size=14, merge_size=2, temporal_patch_size=2)
+        assert torch.allclose(patches[0], expected, atol=2e-6)
+        assert layout.tokens == np.prod(grid) // 4
+
+
+def _column(case: str, name: str) -> torch.Tensor:
+    return torch.tensor(getattr(WATCHES[case].build(), f"image_{name}"))[:, None, None]
+
+
+def _expected_text(case: str, clip: Clip, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The text of transformers' processor."""
+    family = {"qwen2_vl": "qwen2_5_vl"}.get(case, case)
+    module = importlib.import_module(f"transformers.models.{family}.processing_{family}")
+    (cls,) = [getattr(module, name) for name in module.__all__ if name.endswith("Processor")]
+    if case == "smolvlm":
+        monkeypatch.setattr(module, "num2words", in_words)
+    fields: dict[str, Any] = {
+        "image_seq_length": 4,
+        "image_seq_len": 4,
+        "num_image_tokens": 4,
+        "video_processor": WATCHES[case].build(),
+        "_calculate_timestamps": partial(getattr(cls, "_calculate_timestamps", print), None),
+        "replace_frame_token_id": None,
+    }
+    itself = SimpleNamespace(**_TOKENS, **fields)
+    if hasattr(cls, "replace_frame_token_id"):
+        itself.replace_frame_token_id = partial(cls.replace_frame_token_id, itself)
+    (made,) = processed(case, [clip])
+    return _written(cls.replace_video_token(itself, made, 0))
+
+
+@pytest.mark.parametrize("case", WATCHES)
+def test_texts(infos: Callable[[str], VideoInfo], case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    info = infos(case)
+    for clip in (filmed(5, 50, 70), filmed(4, 30, 30, fps=0.04), filmed(2, 30, 30, fps=7.3)):
+        assert _written(video_layout(info, clip.header).text) == _expected_text(case, clip, monkeypatch)
+
+
+def test_numbers_in_words() -> None:
+    words = {
+        0: "zero",
+        13: "thirteen",
+        20: "twenty",
+        64: "sixty-four",
+        100: "one hundred",
+        101: "one hundred and one",
+        768: "seven hundred and sixty-eight",
+        1005: "one thousand and five",
+        16384: "sixteen thousand, three hundred and eighty-four",
+    }
+    assert {number: in_words(number) for number in words} == words
+
+
+UNSUPPORTED: dict[str, tuple[dict[str, Any], str]] = {
+    "another kind": ({"video_processor_type": "NewVideoProcessor"}, "the video processor 'NewVideoProcessor' is not"),
+    "bounded pixels": ({"cap_pixels_per_frame": True}, "cap_pixels_per_frame is True"),
+    "a rate in words": ({"fps": "fast"}, "fps is 'fast'"),
+    "another normalization": ({"image_mean": [0.0, 0.0, 0.0]}, "normalized in another way"),
+    "raw values": ({"do_rescale": False}, "do_rescale must be true"),
+}
+
+
+@pytest.mark.parametrize("name", UNSUPPORTED)
+def test_configs_that_are_not_supported(tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str) -> None:
+    """The model reads no videos, and the log says why."""
+    fields, text = UNSUPPORTED[name]
+    assert video_info("qwen2_vl", tmp_path, **fields) is None
+    assert text in caplog.text

@@ -1,0 +1,66 @@
+"""Video files for tests."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import av
+import numpy as np
+
+STEP = 8  # by which frames get brighter
+
+
+def video_file(
+    count: int = 30,
+    *,
+    kind: str = "mp4",
+    codec: str = "libx264",
+    fps: int = 10,
+    size: tuple[int, int] = (48, 64),
+    key_interval: int = 8,
+    pixel_format: str = "yuv420p",
+    rotation: int = 0,
+    options: dict[str, str] | None = None,
+) -> bytes:
+    """A video that gets brighter; its upper left quarter gets darker.
+
+    Args:
+        count: number of frames.
+        kind: format, by FFmpeg's name.
+        codec: codec, by FFmpeg's name.
+        fps: frames in a second.
+        size: height and width.
+        key_interval: frames from which decoding can begin.
+        pixel_format: pixel format, by FFmpeg's name.
+        rotation: degrees by which players turn it counterclockwise.
+        options: of the format.
+    """
+    height, width = size
+    with TemporaryDirectory() as folder:  # to move an index to the start, FFmpeg reads the file again
+        path = Path(folder, "video")
+        with av.open(str(path), "w", format=kind, options=options or {}) as container:
+            stream: Any = container.add_stream(codec, rate=fps)
+            stream.width, stream.height, stream.pix_fmt, stream.gop_size = width, height, pixel_format, key_interval
+            if rotation:
+                stream.set_display_rotation(rotation)
+            for index in range(count):
+                pixels = np.full((height, width, 3), index * STEP % 256, np.uint8)
+                pixels[: height // 2, : width // 2] = 255 - index * STEP % 256
+                container.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))
+            container.mux(stream.encode())
+        return path.read_bytes()
+
+
+def sound_file() -> bytes:
+    """An MP4 file with audio alone."""
+    file = io.BytesIO()
+    with av.open(file, "w", format="mp4") as container:
+        stream: Any = container.add_stream("aac", rate=16000)
+        frame = av.AudioFrame.from_ndarray(np.zeros((1, 1024), np.float32), format="fltp", layout="mono")
+        frame.sample_rate = 16000
+        container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+    return file.getvalue()
