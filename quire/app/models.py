@@ -12,7 +12,12 @@ from quire.config.command import ConfigError
 from quire.engine.models.checkpoint.weight_files import NO_WEIGHTS, complaint_about, readable_weights
 
 # name -> directory in the package
-BUNDLED = {"quire-nano": "nano", "quire-nano-embed": "nano_embed", "quire-nano-hear": "nano_hear", "quire-nano-see": "nano_see"}
+BUNDLED = {
+    "quire-nano": "nano",
+    "quire-nano-embed": "nano_embed",
+    "quire-nano-hear": "nano_hear",
+    "quire-nano-see": "nano_see",
+}
 _MODULES = "modules.json"  # of sentence-transformers
 # A pattern also matches files in subdirectories, such as those of sentence-transformers' modules.
 _PATTERNS = ["*.json", "*.jinja", "*.safetensors", "tokenizer.model", "*.txt", "artifact.metadata"]
