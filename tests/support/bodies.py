@@ -159,6 +159,7 @@ _CHATS: list[Body] = [
 ]  # fmt: skip
 
 _POOLED: Body = {
+    "mm_processor_kwargs": {}, "media_io_kwargs": {},
     "model": "fake-1", "truncate_prompt_tokens": 20, "truncation_side": "left", "padding": "do_not_pad", "priority": 0,
     "cache_salt": "salt", "request_id": "request", "timeout": 30.0,
 }  # fmt: skip
@@ -309,7 +310,7 @@ BODIES: dict[str, list[Body]] = {
         },
         {
             "token_ids": [1, 2, 3], "sampling_params": {"structured_outputs": {"choice": ["a", "b"]}},
-            "stream": True, "stream_options": {"include_usage": True},
+            "stream": True, "stream_options": {"include_usage": True}, "features": None,
         },
     ],
     "/tokenize": [

@@ -25,7 +25,7 @@ from typing import Protocol
 from quire.allocator import use_one_arena
 
 _SERVERS_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # which a terminal or supervisor sends
-_LAST_MESSAGES = 0.1  # seconds in which the reason that a process has sent before its end is received
+_LAST_MESSAGES = 0.5  # seconds in which the reason that a process has sent before its end is received
 CoreEntry = Callable[[str], None]  # runs a core on an address until it is shut down
 
 
