@@ -81,10 +81,10 @@ async def test_a_chat_and_its_code(tmp_path: Path, key: str, monkeypatch: pytest
 
 async def test_files_and_errors(tmp_path: Path) -> None:
     picture = Image.new("RGB", (200, 200), "white")
-    ImageDraw.Draw(picture).ellipse((60, 60, 140, 140), fill="red")
+    ImageDraw.Draw(picture).ellipse((20, 20, 75, 75), fill=(220, 20, 30))
     picture.save(tmp_path / "drawn.png")
     with serving() as server:
-        await drive("files.mjs", tmp_path, server.url)
+        await drive("files.mjs", tmp_path, server.url, str(tmp_path / "drawn.png"))
         assert "image_url" in await run("bash", "files.sh", cwd=tmp_path)  # the error of a model without eyes
         ran = await asyncio.create_subprocess_exec(
             sys.executable, "files.py", cwd=tmp_path, stderr=asyncio.subprocess.PIPE

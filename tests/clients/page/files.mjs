@@ -1,11 +1,11 @@
-// Drives the attachments and errors of the built-in page: node files.mjs URL FOLDER.
-// The bundled model refuses pictures; where an answer is needed, it is made up.
+// Drives the attachments and errors of the built-in page: node files.mjs URL FOLDER PICTURE.
+// quire-nano refuses pictures, quire-nano-see reads them; other answers are made up.
 import assert from "node:assert/strict";
 import { readFile, writeFile } from "node:fs/promises";
 import path from "node:path";
 import { answerChat, answered, ask, chatReady, drop, expectStatus, withPage } from "./browser.mjs";
 
-const [url, folder] = process.argv.slice(2);
+const [url, folder, drawn] = process.argv.slice(2);
 const PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg==";
 const PDF = Buffer.from("%PDF-1.4\n%%EOF\n").toString("base64");
 const picture = { name: "dot's $1.png", type: "image/png", base64: PIXEL };
@@ -41,7 +41,7 @@ async function refused({ page, complaints, shot }) {
 
 async function seen({ page, shot }) {
   await page.getByRole("button", { name: "New chat" }).click();
-  const base64 = (await readFile(path.join(folder, "drawn.png"))).toString("base64");
+  const base64 = (await readFile(drawn)).toString("base64");
   await drop(page, "#chat-panel", [{ name: "drawn.png", type: "image/png", base64 }]);
   await page.getByRole("button", { name: "Ask quire-nano-see" }).click();
   assert.equal(await page.locator("#attachment-hint").textContent(), "");
