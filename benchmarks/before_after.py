@@ -23,7 +23,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from datetime import date
 from functools import partial
 from pathlib import Path
@@ -31,6 +30,8 @@ from statistics import median
 from typing import Any
 
 import httpx
+
+from benchmarks.processes import session_seconds
 
 FOREIGN_CORES = 0.25  # of other processes: a turn with more is repeated
 METRICS = ("out_tps", "ttft_p50", "tpot_p50")
@@ -94,12 +95,7 @@ class Server:
         return {"wall_s": round(wall, 3), "cpu_s": round(self._processor_seconds() - processor, 2)}
 
     def _processor_seconds(self) -> float:
-        ticks = 0
-        for path in Path("/proc").glob("[0-9]*/stat"):
-            with suppress(OSError):  # it has ended
-                fields = path.read_text(encoding="utf-8").rpartition(")")[2].split()
-                ticks += int(fields[11]) + int(fields[12]) if fields[3] == str(self._process.pid) else 0
-        return ticks / os.sysconf("SC_CLK_TCK")
+        return session_seconds(self._process.pid)
 
     def stop(self) -> None:
         """End the server."""

@@ -26,7 +26,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from typing_extensions import override
 
 from benchmarks.hostile.body import CHAT, Hostile, encode
@@ -35,13 +34,13 @@ from benchmarks.hostile.send import Answer, send
 from benchmarks.hostile.server import Server
 from benchmarks.hostile.session import itl_of, longest
 from benchmarks.hostile.watch import Span, Watcher, probe_health, stream_answers
-from tests.support.vision_models import VOCAB, make_composite, save_seeing
+from tests.support.served_pictures import PLACEHOLDERS, write_tokenizer
+from tests.support.vision_models import make_composite, save_seeing
 
 MAX_SECONDS, MAX_ITL_RATIO = 2.0, 3.0
 MAX_ERROR = 1000  # bytes of an answer: an error never has the content that was sent
 STREAMS = 4
 _WITHIN = range(400, 500)
-_PLACEHOLDER = 290  # of the tiny models
 _TIMEOUT = 60.0
 _SETTLE_SECONDS = 20.0
 
@@ -112,19 +111,7 @@ def bad_web() -> Iterator[str]:
 def seeing_model(folder: Path) -> Path:
     """The folder of a tiny model with random weights that reads pictures."""
     save_seeing(make_composite("qwen2_5_vl"), "qwen2_5_vl", folder)
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE({character: index for index, character in enumerate(alphabet)}, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    names = ["<|im_start|>", "<|im_end|>", *(f"<unused{index}>" for index in range(VOCAB - len(alphabet) - 2))]
-    names[_PLACEHOLDER - len(alphabet)] = "<|image_pad|>"
-    tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
-    tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>"}))
-    (folder / "chat_template.jinja").write_text(
-        "{% for m in messages %}{% for c in m.content %}{% if c.type == 'image' %}<|image_pad|>{% else %}{{ c.text }}"
-        "{% endif %}{% endfor %}{% endfor %}"
-    )
+    write_tokenizer(folder, PLACEHOLDERS["qwen2_5_vl"])
     return folder
 
 

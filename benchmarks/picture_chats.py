@@ -31,6 +31,7 @@ import httpx
 import numpy as np
 from PIL import Image
 
+from benchmarks.processes import session_seconds
 from quire.app.bench.load import Send, request_body, send_all, stream_answer
 from quire.app.bench.report import summarize
 from quire.config.commands import BenchServe
@@ -83,12 +84,7 @@ class Server:
 
     def cpu_seconds(self) -> float:
         """CPU time of its processes."""
-        ticks = 0
-        for path in Path("/proc").glob("[0-9]*/stat"):
-            with suppress(OSError):  # it has ended
-                fields = path.read_text(encoding="utf-8").rpartition(")")[2].split()
-                ticks += int(fields[11]) + int(fields[12]) if fields[3] == str(self._process.pid) else 0
-        return ticks / os.sysconf("SC_CLK_TCK")
+        return session_seconds(self._process.pid)
 
 
 def busy_seconds() -> float:

@@ -14,7 +14,8 @@ _PATH = re.compile(r"`((?:[\w.-]+/)+(?:[\w.-]+\.(?:py|h|cpp|toml|md))?)`")
 _LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]+))?\)")
 _STATUS = re.compile(r"Status: accepted \d{4}-\d\d-\d\d(?:, partly superseded by (?P<by>.*))?\.", re.DOTALL)
 _DECISIONS = sorted((_DOCS / "decisions").glob("[0-9]*.md"))
-_PAGES = sorted([*_ROOT.glob("*.md"), *_DOCS.rglob("*.md"), *(_ROOT / "benchmarks").rglob("*.md")])
+_CARDS = (_ROOT / "quire" / "bundled").rglob("*.md")
+_PAGES = sorted([*_ROOT.glob("*.md"), *_DOCS.rglob("*.md"), *(_ROOT / "benchmarks").rglob("*.md"), *_CARDS])
 
 
 _OF_THE_CODE = [_DOCS / "where-to-look.md", _DOCS / "changes.md", *sorted((_DOCS / "architecture").glob("*.md"))]

@@ -397,7 +397,7 @@ class EngineOptions(Options):
         ByteSize(256 << 20),
         description="size of the encoder cache: embeddings of audio, pictures and videos, kept for later chunks of a "
         "prompt and for other prompts with the same ones; in addition to the KV cache, and at least the size of one "
-        "audio item. For "
+        "item. For "
         "Voxtral Realtime and Nemotron Speech Streaming it holds the encoder states of running requests instead, and "
         "so limits how many run at once (at least one)",
     )

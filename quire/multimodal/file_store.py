@@ -52,7 +52,7 @@ class FileStore:
             seconds: for which a file is kept if its client does not say so; 0: as long as the server runs.
             share: the largest part of the bytes for one tenant; see `Shares`.
         """
-        self._bytes = Shares(limit, share)
+        self._bytes, self._places = Shares(limit, share), Shares(_MAX_FILES, share)
         self._seconds = seconds
         self._files: dict[str, StoredFile] = {}
         self._folder: Path | None = None
@@ -79,14 +79,14 @@ class FileStore:
             ShareExceeded: the tenant has its share.
         """
         self._check(size, tenant)
-        self._bytes.take(tenant, size)
+        self._take(tenant, size)
         folder = self._folder = self._folder or Path(tempfile.mkdtemp(prefix="quire-files-"))
         identifier = f"file-{secrets.token_hex(16)}"
         path = folder / identifier
         try:
             await asyncio.to_thread(_copy, content, path)
         except BaseException:
-            self._bytes.give_back(tenant, size)
+            self._give_back(tenant, size)
             path.unlink(missing_ok=True)
             raise
         now = int(time.time())
@@ -110,7 +110,7 @@ class FileStore:
     def delete(self, file: StoredFile) -> None:
         """Forget a file. Who reads it already can do so to its end."""
         if self._files.pop(file.id, None) is not None:
-            self._bytes.give_back(file.tenant, file.size)
+            self._give_back(file.tenant, file.size)
             file.path.unlink(missing_ok=True)
 
     def close(self) -> None:
@@ -119,19 +119,28 @@ class FileStore:
             shutil.rmtree(self._folder, ignore_errors=True)
         self._files.clear()
 
+    def _take(self, tenant: str, size: int) -> None:
+        self._bytes.take(tenant, size)
+        self._places.take(tenant)
+
+    def _give_back(self, tenant: str, size: int) -> None:
+        self._bytes.give_back(tenant, size)
+        self._places.give_back(tenant)
+
     def _check(self, size: int, tenant: str) -> None:
         self._forget_expired()
-        reason = "full" if len(self._files) >= _MAX_FILES else self._bytes.refusal(tenant, size)
-        if reason == "share":
-            raise ShareExceeded(
-                f"the client's files take {self._bytes.held(tenant)} of the {self._bytes.limit(tenant)} bytes that it "
-                "may have at the moment (--max-client-share of --file-store-size)",
+        files, bytes_ = self._places, self._bytes
+        if files.refusal(tenant) == "full" or bytes_.refusal(tenant, size) == "full":
+            raise QueueFull(
+                f"{files.used} of at most {files.capacity} files take {bytes_.used} of {self.limit} bytes "
+                "(--file-store-size); files may be deleted",
                 retry_after=_RETRY_AFTER,
             )
-        if reason == "full":
-            raise QueueFull(
-                f"{len(self._files)} files take {self._bytes.used} of {self.limit} bytes (--file-store-size); files "
-                "may be deleted",
+        if files.refusal(tenant) == "share" or bytes_.refusal(tenant, size) == "share":
+            raise ShareExceeded(
+                f"the client has {files.held(tenant)} of the {files.limit(tenant)} files, and {bytes_.held(tenant)} of "
+                f"the {bytes_.limit(tenant)} bytes, that it may have at the moment (--max-client-share of "
+                "--file-store-size)",
                 retry_after=_RETRY_AFTER,
             )
 

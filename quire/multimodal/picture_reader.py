@@ -393,9 +393,8 @@ class PictureReader:
             self.cache.name(tenant, file.name, digest)
         return digest
 
-    @staticmethod
-    def _unknown(file: PictureFile) -> PictureError:
-        name = "video" if isinstance(file.info, VideoInfo) else "picture"
+    def _unknown(self, file: PictureFile) -> PictureError:
+        name = self._medium(file).name
         return PictureError(f"The {name} of this `uuid` is not in the cache (any more): send it again.", file.where)
 
     async def _prepared(
@@ -490,8 +489,8 @@ def picture_placeholders(pictures: Sequence[RequestPicture]) -> list[Placeholder
 
     Those of videos may have a token of their own. Those with the same token have the order of `pictures`.
     """
-    infos = {picture.info.placeholder: picture.info for picture in pictures}
-    return [_placeholders([picture for picture in pictures if picture.info.placeholder == token]) for token in infos]
+    tokens = dict.fromkeys(picture.info.placeholder for picture in pictures)
+    return [_placeholders([picture for picture in pictures if picture.info.placeholder == token]) for token in tokens]
 
 
 def _placeholders(pictures: Sequence[RequestPicture]) -> Placeholders:

@@ -1,4 +1,4 @@
-"""Where media in messages come from: URLs and base64, within the operator's policy."""
+"""Where media in messages come from: URLs, base64 and uploaded files, within the operator's policy."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class SentBefore:
 
 
 class MediaSources:
-    """Gives the sources of media. Data URLs are always allowed, others only if configured.
+    """Return the sources of media. Data URLs are always allowed, others only if configured.
 
     Attributes:
         audio, image, video, document: limits of their content.

@@ -11,10 +11,10 @@ import pytest
 
 from quire.multimodal.file_store import FileStore
 from quire.workers.errors import QueueFull, ShareExceeded
-from tests.support.picture_chat import IMAGE, PictureCore, asked, painted, picture_server
+from tests.support.picture_chat import CHAT, IMAGE, MESSAGES, RESPONSES, PictureCore, asked, painted, picture_server
 from tests.support.server import Server
 
-FILES, CHAT, RESPONSES, MESSAGES = "/v1/files", "/v1/chat/completions", "/v1/responses", "/v1/messages"
+FILES = "/v1/files"
 RED = painted("red")
 KEYS = {"a": {"authorization": "Bearer a"}, "b": {"authorization": "Bearer b"}}
 
@@ -84,6 +84,19 @@ async def test_files_are_listed_read_and_deleted(tmp_path: Path) -> None:
             await client.files.retrieve(first.id)
 
 
+async def test_a_name_that_is_no_text_does_not_spoil_the_list(tmp_path: Path) -> None:
+    """The client says in which charset names are; some have halves of characters."""
+    parts = (
+        b'--x\r\ncontent-disposition: form-data; name="purpose"\r\n\r\nuser_data\r\n'
+        b'--x\r\ncontent-disposition: form-data; name="file"; filename="a\\ud800.txt"\r\n\r\nFive.\r\n--x--\r\n'
+    )
+    kind = {"content-type": "multipart/form-data; boundary=x; charset=unicode_escape"}
+    async with picture_server(tmp_path, PictureCore()) as server:
+        answer = await server.http.post(FILES, content=parts, headers=kind)
+        assert answer.status_code == 200, answer.text
+        assert [file["filename"] for file in (await server.http.get(FILES)).json()["data"]] == ["a?.txt"]
+
+
 async def test_a_file_belongs_to_the_key_that_sent_it(tmp_path: Path) -> None:
     async with picture_server(tmp_path, api_key=["a", "b"]) as server:
         form: Any = {"files": {"file": ("a.txt", b"secret")}, "data": {"purpose": "user_data"}}
@@ -138,15 +151,37 @@ async def test_the_store_is_bounded_and_forgets(tmp_path: Path, monkeypatch: pyt
             fields: Any = {"name": "a", "purpose": "p", "owner": "", "tenant": tenant, "seconds": None}
             return await store.add(file, size, **fields)
 
-    kept = await add("a")
+    stored = await add("a")
     with pytest.raises(ShareExceeded, match="--max-client-share of --file-store-size"):
         await add("a")
     with pytest.raises(QueueFull, match="--file-store-size"):
         await add("b", 51)
-    store.delete(kept)
-    assert not kept.path.exists()
-    kept = await add("a")
-    monkeypatch.setattr("quire.multimodal.file_store.time.time", lambda: float(kept.expires_at))
-    assert store.find(kept.id, "") is None
-    assert not kept.path.exists()
+    store.delete(stored)
+    assert not stored.path.exists()
+    stored = await add("a")
+    monkeypatch.setattr("quire.multimodal.file_store.time.time", lambda: float(stored.expires_at))
+    assert store.find(stored.id, "") is None
+    assert not stored.path.exists()
+    store.close()
+
+
+async def test_places_of_files_are_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quire.multimodal.file_store._MAX_FILES", 4)
+    store = FileStore(1000, 60.0, share=0.75)
+    content = tmp_path / "content"
+    content.write_bytes(b"a")
+
+    async def add(tenant: str) -> Any:
+        with content.open("rb") as file:
+            return await store.add(file, 1, name="a", purpose="p", owner="", tenant=tenant, seconds=None)
+
+    stored = [await add("a") for _ in range(3)]
+    with pytest.raises(ShareExceeded, match="3 of the 3 files"):
+        await add("a")
+    await add("b")
+    with pytest.raises(QueueFull, match="4 of at most 4 files"):
+        await add("b")
+    store.delete(stored[0])
+    store.delete(stored[1])
+    await add("b")
     store.close()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import io
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,16 +10,11 @@ import openai
 import pytest
 from PIL import Image, ImageDraw, ImageFont
 
+from tests.support.picture_chat import base64_of
+from tests.support.pictures import encoded
 from tests.support.process import ServerProcess, serving
 
 NAME = "quire-nano-see"
-
-
-def png(image: Image.Image, kind: str = "PNG") -> str:
-    """The base64 of a file."""
-    file = io.BytesIO()
-    image.save(file, kind)
-    return base64.b64encode(file.getvalue()).decode()
 
 
 def shapes() -> Image.Image:
@@ -54,7 +47,9 @@ def asked(client: openai.OpenAI, question: str, image: Image.Image | None = None
     """The answer of a chat."""
     content: list[Any] = [{"type": "text", "text": question}]
     if image is not None:
-        content.append({"type": "image_url", "image_url": {"url": f"data:image/png;base64,{png(image)}"}})
+        content.append(
+            {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{base64_of(encoded(image))}"}}
+        )
     message: Any = {"role": "user", "content": content}
     answer = client.chat.completions.create(model=NAME, messages=[message], temperature=0)
     return answer.choices[0].message.content or ""
@@ -92,7 +87,7 @@ def test_it_asks_for_a_picture(client: openai.OpenAI) -> None:
 def test_the_other_apis_and_pages_of_pdf_files_give_the_same_answer(
     server: ServerProcess, client: openai.OpenAI
 ) -> None:
-    question, answer, picture = "What colour is the circle?", "The circle is red.", png(shapes())
+    question, answer, picture = "What colour is the circle?", "The circle is red.", base64_of(encoded(shapes()))
     image = {"type": "input_image", "image_url": f"data:image/png;base64,{picture}", "detail": "auto"}
     item: Any = {"role": "user", "content": [image, {"type": "input_text", "text": question}]}
     assert client.responses.create(model=NAME, input=[item], store=False).output_text == answer
@@ -103,7 +98,7 @@ def test_the_other_apis_and_pages_of_pdf_files_give_the_same_answer(
         block = claude.messages.create(model=NAME, max_tokens=32, messages=[message]).content[0]
     assert block.type == "text"
     assert block.text == answer
-    page = {"filename": "a.pdf", "file_data": f"data:application/pdf;base64,{png(shapes(), 'PDF')}"}
+    page = {"filename": "a.pdf", "file_data": f"data:application/pdf;base64,{base64_of(encoded(shapes(), 'PDF'))}"}
     message = {"role": "user", "content": [{"type": "file", "file": page}, text]}
     pages = client.chat.completions.create(model=NAME, messages=[message], temperature=0)
     assert pages.choices[0].message.content == answer

@@ -28,7 +28,7 @@ from tests.support.retrieval_models import (
     text_embedding,
     token_embeddings,
 )
-from tests.support.vision_models import SEES, VOCAB, expected_hidden, make_composite, save_seeing
+from tests.support.vision_models import PICTURE, SEES, VOCAB, expected_hidden, make_composite, save_seeing
 
 pytestmark = pytest.mark.slow
 PAD = "<|image_pad|>"
@@ -48,7 +48,7 @@ def write_tokenizer(folder: Path) -> tokenizers.Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     names = [*SPECIAL, *(f"<unused{index}>" for index in range(VOCAB - len(alphabet) - len(SPECIAL)))]
-    names[290 - len(alphabet)] = PAD
+    names[PICTURE - len(alphabet)] = PAD
     tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"pad_token": "<|endoftext|>"}))

@@ -23,6 +23,7 @@ from quire.engine.client.protocol import AddRequest, PictureItem
 from tests.support.fake_core import INFO, FakeCore
 from tests.support.server import Server, running_server
 
+CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 IMAGE, VIDEO = "<image>", "<video>"
 _SPECIAL = ("<|im_start|>", "<|im_end|>", IMAGE, "<pic>", "</pic>", VIDEO)
 TOKEN = {text: 256 + index for index, text in enumerate(_SPECIAL)}
@@ -154,3 +155,19 @@ def asked(*parts: dict[str, Any] | str, **fields: Any) -> dict[str, Any]:
     """The body of a chat with one message."""
     content = [{"type": "text", "text": part} if isinstance(part, str) else part for part in parts]
     return {"messages": [{"role": "user", "content": content}], **fields}
+
+
+async def said(server: Server, body: dict[str, Any], path: str = CHAT) -> Any:
+    """The body of an answer."""
+    response = await server.post(path, body)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+async def refused(server: Server, body: dict[str, Any], path: str = CHAT) -> dict[str, Any]:
+    """The error of a request that is refused, which is short."""
+    response = await server.post(path, body)
+    assert response.status_code == 400, response.text
+    assert len(response.text) < 1000
+    error: dict[str, Any] = response.json()["error"]
+    return error

@@ -17,7 +17,7 @@ from transformers.models.siglip.image_processing_pil_siglip import SiglipImagePr
 from transformers.models.siglip2.image_processing_pil_siglip2 import Siglip2ImageProcessorPil
 
 from tests.support.models import draw_weights
-from tests.support.vision_models import COMPOSITES, SEES, VOCAB
+from tests.support.vision_models import COMPOSITES, PICTURE, SEES, VOCAB
 
 _TEXT = {
     "vocab_size": VOCAB,
@@ -37,7 +37,6 @@ _VISION = {
     "image_size": 28,
     "patch_size": 14,
 }
-_PICTURE = 290  # the placeholder token of `COMPOSITES`
 _CLASSES = {"clip": CLIPModel, "siglip": SiglipModel, "siglip2": Siglip2Model}
 _CONFIGS: dict[str, dict[str, Any]] = {
     "clip": {
@@ -120,7 +119,7 @@ def token_embeddings(model: Any, inner: str, prompt: Sequence[int], pictures: li
     if pictures:
         inputs = SEES[inner].inputs(SEES[inner].processor, pictures)
         inputs["position_ids"], _ = model.vlm.get_rope_index(
-            ids, image_grid_thw=inputs["image_grid_thw"], attention_mask=mask, mm_token_type_ids=(ids == _PICTURE).int()
+            ids, image_grid_thw=inputs["image_grid_thw"], attention_mask=mask, mm_token_type_ids=(ids == PICTURE).int()
         )
         patches = inputs["image_grid_thw"].prod(-1).tolist()
         inputs["pixel_values"] = torch.nn.utils.rnn.pad_sequence(

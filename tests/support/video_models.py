@@ -25,7 +25,16 @@ from quire.multimodal.videos.layout import VideoHeader, video_layout
 from quire.multimodal.videos.limits import VideoLimits
 from tests.support.pictures import drawn, encoded
 from tests.support.video_processors import video_processor
-from tests.support.vision_models import COMPOSITES, PICTURE, SEES, SEPARATOR, VIDEO, seen, write_image_processor
+from tests.support.vision_models import (
+    COMPOSITES,
+    PICTURE,
+    SEES,
+    SEPARATOR,
+    VIDEO,
+    greedy_tokens,
+    seen,
+    write_image_processor,
+)
 
 LIMITS = VideoLimits(1 << 26, 1 << 23, 768)
 _AREA = {"shortest_edge": 28 * 28 * 2, "longest_edge": 28 * 28 * 9}
@@ -204,16 +213,7 @@ def expected_of_media(model: Any, case: str, info: PictureInfo, parts: Sequence[
         kinds[ids == VIDEO] = 2
         inputs["mm_token_type_ids"] = kinds.int()
         model.model.rope_deltas = None  # of the call before
-    with torch.inference_mode():
-        out = model.generate(
-            input_ids=ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=max_tokens,
-            do_sample=False,
-            pad_token_id=0,
-            **inputs,
-        )
-    return [int(token) for token in out[0, len(prompt) :]]
+    return greedy_tokens(model, ids, max_tokens, inputs)
 
 
 def _inputs(case: str, parts: Sequence[Any]) -> dict[str, torch.Tensor]:

@@ -67,7 +67,7 @@ _VISION = {
 _LARGER = {**_VISION, "image_size": 56}
 _SIGLIP = {"model_type": "siglip_vision_model", **_VISION, "vision_use_head": False}
 _CANVASES = [[28, 56], [56, 28], [56, 56], [28, 84]]
-_QWEN_VISION = {
+QWEN_VISION = {
     "depth": 2,
     "hidden_size": 32,
     "out_hidden_size": 64,
@@ -258,13 +258,13 @@ COMPOSITES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen2_5_vl": (
         "qwen2_5_vl",
-        _config("qwen2_5_vl_text", _QWEN_VISION, text_fields={"rope_parameters": _MROPE}, **_QWEN_TOKENS),
+        _config("qwen2_5_vl_text", QWEN_VISION, text_fields={"rope_parameters": _MROPE}, **_QWEN_TOKENS),
     ),
     "qwen2_5_vl-tied": (
         "qwen2_5_vl",
         _config(
             "qwen2_5_vl_text",
-            _QWEN_VISION,
+            QWEN_VISION,
             text_fields={"rope_parameters": _MROPE},
             tie_word_embeddings=True,
             **_QWEN_TOKENS,
@@ -274,7 +274,7 @@ COMPOSITES: dict[str, tuple[str, dict[str, Any]]] = {
         "qwen2_5_vl",
         _config(
             "qwen2_5_vl_text",
-            _QWEN_VISION,
+            QWEN_VISION,
             text_fields={"rope_parameters": {**_MROPE, "mrope_section": [4, 6, 6]}}
             | {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32},
             **_QWEN_TOKENS,
@@ -531,6 +531,20 @@ def prompt_with_pictures(
     return tokens, tuple(items)
 
 
+def greedy_tokens(model: Any, ids: torch.Tensor, max_tokens: int, inputs: dict[str, torch.Tensor]) -> list[int]:
+    """Greedy tokens of transformers' `generate` for a prompt (1, tokens) with its media."""
+    with torch.inference_mode():
+        out = model.generate(
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=max_tokens,
+            do_sample=False,
+            pad_token_id=0,
+            **inputs,
+        )
+    return [int(token) for token in out[0, ids.shape[1] :]]
+
+
 def expected_of_pictures(
     model: Any, case: str, prompt: Sequence[int], pictures: list[Image.Image], max_tokens: int
 ) -> list[int]:
@@ -542,16 +556,7 @@ def expected_of_pictures(
     inputs |= eyes.types(ids)
     if "mm_token_type_ids" in inputs:
         model.model.rope_deltas = None  # of the call before
-    with torch.inference_mode():
-        out = model.generate(
-            input_ids=ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=max_tokens,
-            do_sample=False,
-            pad_token_id=0,
-            **inputs,
-        )
-    return [int(token) for token in out[0, len(prompt) :]]
+    return greedy_tokens(model, ids, max_tokens, inputs)
 
 
 def expected_hidden(model: Any, case: str, prompt: Sequence[int], pictures: list[Image.Image]) -> torch.Tensor:

@@ -119,7 +119,7 @@ async def take_media(
 
     Args:
         places: content parts with media; the contents that they are in are changed.
-        settings: of its pictures.
+        settings: of its pictures and videos.
         model: the model that the chat is for.
         state: where media may come from, and how many.
         sequences: requests to the engine that will have the items.
@@ -148,7 +148,8 @@ async def take_media(
         audio = await _audio(parts, originals, reads.audio, limit, sequences)
         fps = frame_rate(settings.media_io)
         pictures = await _pictures(parts, contents, picture_input, limit, sequences, fps)
-    unused = [] if pictures is not None else settings.names
+    is_prepared = pictures is not None and not any(part.is_embeddings for part in parts)
+    unused = [] if is_prepared else settings.names
     if pictures is None or picture_input is None or with_low_detail(picture_input.info) == picture_input.info:
         unused = [*unused, *(part.low_detail for part in parts if part.low_detail is not None)]
     return ChatMedia(audio, pictures, unused)

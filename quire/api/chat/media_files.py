@@ -21,9 +21,8 @@ from quire.workers.tenant import current_tenant
 _IN_MEMORY = 1 << 16  # bytes of a file, which are not reserved; larger ones are on disk until they are decoded
 _READ_AT_ONCE = 4  # files of a chat
 _MAX_CHARACTERS = 1 << 22  # of the texts of all documents of a chat
-_TEXT_COPIES = (
-    9  # bytes for each of a file that may be a text: the file, and two texts of at most four bytes a character
-)
+# Bytes for each of a file that may be a text: the file, and two texts of at most four bytes a character.
+_TEXT_COPIES = 9
 
 MediaContent = str | MediaFile | SentBefore  # a text, or what becomes items
 

@@ -112,7 +112,7 @@ def _places(messages: Sequence[Message]) -> Iterator[PartPlace]:
 
 
 class PartParser:
-    """Check the fields of content parts, and finds where their content comes from. Nothing is read."""
+    """Check the fields of content parts, and find where their content comes from. Nothing is read."""
 
     def __init__(self, sources: MediaSources) -> None:
         self._sources = sources

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from quire.api.http.form import read_form
-from quire.api.http.routing import CheckedRoute
+from quire.api.http.routing import CheckedRoute, enter_for_request
 from quire.api.http.sse import unless_disconnected
 from quire.api.http.tenant import owner_of
 from quire.multimodal.file_store import StoredFile
@@ -43,7 +43,8 @@ def router(state: ServerState) -> APIRouter:
             state.media.files.add(
                 upload.file,
                 upload.size,
-                name=Path(upload.filename or "file").name[:_MAX_NAME],
+                # The client may name any charset, so that surrogates are possible, which no answer can contain.
+                name=Path(upload.filename or "file").name[:_MAX_NAME].encode(errors="replace").decode(),
                 purpose=body.purpose,
                 owner=owner_of(request.scope),
                 tenant=current_tenant(),
@@ -82,8 +83,12 @@ def router(state: ServerState) -> APIRouter:
     async def retrieve_content(file_id: str, request: Request) -> Response:
         """The content of a file."""
         file = owned_file(file_id, request)
-        with await state.media_memory.reserve(2 * file.size, current_tenant(), "file_id"):
+        # The memory is held until the client has read the answer.
+        enter_for_request(request, await state.media_memory.reserve(2 * file.size, current_tenant(), "file_id"))
+        try:
             content = await asyncio.to_thread(file.path.read_bytes)
+        except FileNotFoundError as error:  # it was deleted, or expired, while this waited for memory
+            raise _not_found(file_id) from error
         return Response(content, media_type="application/octet-stream")
 
     @routes.delete("/v1/files/{file_id}")
@@ -96,10 +101,14 @@ def router(state: ServerState) -> APIRouter:
     def owned_file(identifier: str, request: Request) -> StoredFile:
         file = state.media.files.find(identifier, owner_of(request.scope))
         if file is None:
-            raise NotFound(f"There is no file '{shorten(identifier)}'.", "file_id")
+            raise _not_found(identifier)
         return file
 
     return routes
+
+
+def _not_found(identifier: str) -> NotFound:
+    return NotFound(f"There is no file '{shorten(identifier)}'.", "file_id")
 
 
 def _object(file: StoredFile) -> FileObject:

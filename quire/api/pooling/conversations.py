@@ -17,6 +17,7 @@ from quire.api.chat.media import ChatMedia, ChatPictures, MediaSettings, take_me
 from quire.api.chat.media_inputs import MediaInputs
 from quire.api.chat.media_parts import PartPlace, place_of
 from quire.api.chat.prepare import render_conversation
+from quire.engine.client.protocol import PictureItem
 from quire.multimodal.errors import PromptError
 from quire.multimodal.picture_reader import RequestPicture
 from quire.protocol.errors import InvalidRequest
@@ -57,7 +58,7 @@ class InputOptions:
 
 @dataclass(frozen=True, slots=True)
 class InputReader:
-    """Reads the media of a request's inputs, and renders conversations of them.
+    """Read the media of a request's inputs, and render conversations of them.
 
     Attributes:
         settings: of pictures.
@@ -131,7 +132,7 @@ class InputReader:
                 query = await self._read(queries[index], query_names.at(index))
             read = await self._read(document, document_names.at(index))
             messages = [{"role": "query", "content": query.content}, {"role": "document", "content": read.content}]
-            shared = query if len(queries) > 1 else replace(query, media=await self._copy(query.media))
+            shared = query if len(queries) > 1 else replace(query, media=await self._copy(query.media, read.where))
             yield [await self._prompt(messages, [shared, read], options, pair=True)]
 
     async def picture(self, value: Content, where: str) -> PoolingPrompt:
@@ -167,22 +168,26 @@ class InputReader:
         self.unused_fields.extend(media.unused_fields)
         return ReadInput(value.parts, media, where)
 
-    async def _copy(self, media: ChatMedia) -> ChatMedia:
-        """The media for one more request to the engine, with memory for them that it holds."""
+    async def _copy(self, media: ChatMedia, where: str) -> ChatMedia:
+        """The media for one more request to the engine, with memory for them that it holds.
+
+        `where`: the input that they are copied for, which an error names.
+        """
         if media.pictures is None:
             return media
         pictures = [
             RequestPicture(
                 picture.info,
                 picture.layout,
-                tuple(structs.replace(item, pixels=item.pixels.view()) for item in picture.items),
+                tuple(_viewed(item) for item in picture.items),
             )
             for picture in media.pictures.pictures
         ]
-        pixels = [item.pixels for picture in pictures for item in picture.items]
-        size = sum(array.nbytes for array in pixels)
-        with await self.state.media_memory.reserve(size, current_tenant()) as reservation:
-            for array in pixels:
+        items = [item for picture in pictures for item in picture.items]
+        arrays = [item.pixels if item.encoding is None else item.encoding for item in items]
+        size = sum(array.nbytes for array in arrays)
+        with await self.state.media_memory.reserve(size, current_tenant(), where) as reservation:
+            for array in arrays:
                 reservation.pass_on(array, array.nbytes)
         return replace(media, pictures=ChatPictures(pictures))
 
@@ -211,6 +216,12 @@ class InputReader:
             raise InvalidRequest("The input is empty: it has no tokens.", where)
         check_length(len(tokens), self.model.info.max_model_len, where)
         return options.truncation.padded(PoolingPrompt(tokens, items=rendered.items))
+
+
+def _viewed(item: PictureItem) -> PictureItem:
+    """Return the item with arrays of its own, over the same memory."""
+    encoding = None if item.encoding is None else item.encoding.view()
+    return structs.replace(item, pixels=item.pixels.view(), encoding=encoding)
 
 
 def has_media(inputs: Sequence[Input]) -> bool:

@@ -213,13 +213,13 @@ async def input_group(
         return text_group(model, body.input, params, truncation, "input", prefix=prefix, add_special_tokens=special)
     if isinstance(body, EmbedFields):
         _refuse_prompts(body)
-    if model.pictures is not None and model.pictures.info.alone:
-        reader = InputReader(model, state, settings_of(body))
-        return await _alone_group(reader, body, request, params, truncation)
     if truncation.truncate and media_places(body.messages):
         raise InvalidRequest(
             "`truncate_prompt_tokens` is not supported for conversations with media.", "truncate_prompt_tokens"
         )
+    if model.pictures is not None and model.pictures.info.alone:
+        reader = InputReader(model, state, settings_of(body))
+        return await _alone_group(reader, body, request, params, truncation)
     try:
         chat = await render_chat(body, model, state, 1)
     except PromptError as error:

@@ -204,8 +204,6 @@ def _with_pictures(
     if loaded.pictures is None:
         return kind
     info = loaded.pictures.info
-    if isinstance(kind, Pools):  # reads no videos
-        info = structs.replace(info, video=None)
     room = min(context_len, cached_embeddings(loaded, config.engine))
     if bidirectional is not None:
         room = min(room, step)

@@ -101,7 +101,7 @@ class WarmUpLimits:
     @property
     def has_bidirectional_pictures(self) -> bool:
         """Whether the tokens of a picture attend to each other in both directions."""
-        pictures = self.kind.pictures if isinstance(self.kind, Generates) else None
+        pictures = self.kind.pictures if isinstance(self.kind, Generates | Pools) else None
         return pictures is not None and pictures.bidirectional
 
     @property

@@ -11,6 +11,7 @@ from typing import Literal
 import msgspec
 
 MAX_RATIO = 200  # of a picture's edges
+LARGEST_VALUE = 65504.0  # of float16: the largest of an embedding that a client may send
 Filter = Literal["nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"]  # of resizing, by Pillow's names
 Color = tuple[int, int, int]
 SamplingRule = Literal["uniform", "qwen2_vl", "qwen3_vl", "glm4v", "glm46v", "internvl", "smolvlm"]

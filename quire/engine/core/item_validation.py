@@ -8,7 +8,7 @@ import numpy as np
 
 from quire.engine.client.audio import AudioInfo
 from quire.engine.client.model_info import Generates, ModelKind, Pools, Transcribes
-from quire.engine.client.pictures import PictureInfo, SmartResize
+from quire.engine.client.pictures import LARGEST_VALUE, PictureInfo, SmartResize
 from quire.engine.client.protocol import AudioItem, FeatureArray, MediaItem, PictureItem, only_audio
 from quire.engine.client.streaming import DelayedStreamsInfo, Streams, TransducerInfo
 
@@ -148,7 +148,10 @@ def _invalid_frames(item: AudioItem, streaming: Streams) -> str | None:
 
 
 def _invalid_picture(item: PictureItem, pictures: PictureInfo) -> str | None:
-    reason = _invalid_pixels(item) if item.encoding is None else _invalid_encoding(item, item.encoding, pictures)
+    reason = _invalid_offsets(item)  # which tell how many embeddings there are
+    if reason is None:
+        encoding = item.encoding
+        reason = _invalid_pixels(item) if encoding is None else _invalid_encoding(item, encoding, pictures)
     if reason is not None:
         return reason
     if item.length > pictures.item_tokens:
@@ -158,7 +161,7 @@ def _invalid_picture(item: PictureItem, pictures: PictureInfo) -> str | None:
         return "the hash of an item must not be empty"
     if pictures.bidirectional and item.text_offsets is not None:  # blocks do not know which text follows in the item
         return "the tokens of a picture attend in both directions: none of them may be text"
-    return _invalid_offsets(item) or _invalid_positions(item, pictures)
+    return _invalid_positions(item, pictures)
 
 
 def _invalid_pixels(item: PictureItem) -> str | None:
@@ -177,7 +180,8 @@ def _invalid_encoding(item: PictureItem, encoding: FeatureArray, pictures: Pictu
     if encoding.dtype != np.float32 or encoding.shape != expected or item.pixels.size:
         shape = "x".join(map(str, encoding.shape))
         return f"the encoding is {encoding.dtype} {shape}, not float32 {expected[0]}x{expected[1]} without pixels"
-    return None if bool(np.isfinite(encoding).all()) else "the encoding has NaN or infinite values"
+    is_valid = bool((np.abs(encoding) <= LARGEST_VALUE).all())  # not so with NaN either
+    return None if is_valid else f"the encoding has NaN or infinite values, or values beyond {LARGEST_VALUE:.0f}"
 
 
 def _invalid_offsets(item: PictureItem) -> str | None:

@@ -8,10 +8,11 @@ from collections.abc import Collection, Iterable
 from quire.engine.client.convolutions import count_positions
 from quire.engine.client.protocol import AddRequest, ErrorOutput, PictureItem, PooledOutput, RequestOutput, StepStats
 from quire.engine.scheduling.fair_queue import FairQueue
+from quire.engine.scheduling.items import pixels_of
 from quire.engine.scheduling.limits import SchedulerLimits
 from quire.engine.scheduling.plan import StepPlan, StepResult
 
-_PATCH_VALUES = 3 * 16 * 16  # numbers of a usual patch of a picture
+_PATCH_PIXELS = 16 * 16  # of a usual patch of a picture
 _URGENT_TOKENS = 64  # computed in a few milliseconds
 
 
@@ -74,8 +75,8 @@ class EncoderScheduler:
         """Tokens of a request, and about the positions of its audio and its pictures."""
         columns = (item.features.shape[1] for item in message.audio_items)
         positions = sum(count_positions(self.limits.convolutions, count) for count in columns)
-        pictures = (item.pixels.size for item in message.items if isinstance(item, PictureItem))
-        return len(message.prompt) + positions + sum(size // _PATCH_VALUES for size in pictures)
+        pixels = (pixels_of(item) for item in message.items if isinstance(item, PictureItem))
+        return len(message.prompt) + positions + sum(count // _PATCH_PIXELS for count in pixels)
 
     def update(self, plan: StepPlan, result: StepResult) -> list[RequestOutput]:
         """Apply the results of a step; returns the outputs for the front end."""

@@ -47,7 +47,7 @@ class _Postponed:
 
     Attributes:
         request: whose tokens they are; None: there are none.
-        count: their number, with those before them in the same chunk.
+        count: their number, without those that are cached.
     """
 
     request: Request | None = None
@@ -302,14 +302,14 @@ class Scheduler:
         self._shares.begin_step(self._running, pending)
         decoding = pending.count(1)
         self._speculation.begin_step(decoding)
-        index, kept = 0, postponed.count
+        index, reserved = 0, postponed.count
         while index < len(self._running):  # preemption removes from the end, so indices into `pending` stay valid
             request = self._running[index]
             decoding -= pending[index] == 1
             if request is postponed.request:
-                kept, room = 0, budget
+                reserved, room = 0, budget
             else:  # a long prompt leaves one token for each sequence after it that needs only one
-                room = budget - max(decoding, kept)
+                room = budget - max(decoding, reserved)
             count = request.within_prompt(request.num_computed_tokens, min(pending[index], room))
             if request.bidirectional is not None:
                 count = self._whole_spans(request, request.num_computed_tokens, count, pending[index])

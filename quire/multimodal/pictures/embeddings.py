@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from quire.engine.client.pictures import FixedSize, PanAndScan, PictureInfo, SmartResize
+from quire.engine.client.pictures import LARGEST_VALUE, FixedSize, PanAndScan, PictureInfo, SmartResize
 from quire.engine.client.protocol import FeatureArray, PictureItem
 from quire.multimodal.errors import PromptError
 from quire.multimodal.pictures.layout import ItemLayout, PictureLayout, layout
@@ -96,8 +96,10 @@ def read_embeddings(content: bytes) -> FeatureArray:
             f"The embeddings must be a tensor of tokens and their values, not of {'x'.join(map(str, values.shape))}.",
             "image_embeds",
         )
-    if not bool(np.isfinite(values).all()):
-        raise PromptError("The embeddings have NaN or infinite values.", "image_embeds")
+    if not bool((np.abs(values) <= LARGEST_VALUE).all()):  # not so with NaN either
+        raise PromptError(
+            f"The embeddings have NaN or infinite values, or values beyond {LARGEST_VALUE:.0f}.", "image_embeds"
+        )
     return values
 
 

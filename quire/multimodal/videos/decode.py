@@ -161,7 +161,7 @@ def _of_file(job: InspectVideo, limits: VideoLimits) -> VideoHeader:
         _check_pixels(first.height, first.width, limits)
         turns = round(first.rotation / _QUARTER) % 4
     height, width = (first.width, first.height) if turns % 2 else (first.height, first.width)
-    timeline = Timeline(packets.count, fps, packets.count / fps)
+    timeline = Timeline(packets.count, fps)
     chosen = tuple(chosen_frames(job.info, timeline))
     return VideoHeader(packets.count, fps, timeline.duration, height, width, chosen, turns)
 

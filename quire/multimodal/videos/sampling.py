@@ -26,12 +26,15 @@ class Timeline:
     Attributes:
         frames: number of its frames.
         fps: frames in a second, on average.
-        duration: seconds.
     """
 
     frames: int
     fps: float
-    duration: float
+
+    @property
+    def duration(self) -> float:
+        """Seconds."""
+        return self.frames / self.fps
 
 
 def chosen_frames(info: VideoInfo, timeline: Timeline) -> list[int]:
@@ -80,7 +83,7 @@ def _qwen3_vl(sampling: FrameSampling, timeline: Timeline, _: int) -> list[int]:
 def _glm4v(sampling: FrameSampling, timeline: Timeline, group: int) -> list[int]:
     assert sampling.fps is not None
     last = timeline.frames - 1
-    duration = timeline.duration or round(last / timeline.fps) + 1
+    duration = timeline.duration
     if duration <= sampling.max_seconds:
         count = max(1, math.floor(duration * sampling.fps))
         indices = [min(last, math.ceil(index * timeline.fps / sampling.fps)) for index in range(count)]
@@ -93,7 +96,7 @@ def _glm4v(sampling: FrameSampling, timeline: Timeline, group: int) -> list[int]
 
 def _glm46v(_: FrameSampling, timeline: Timeline, group: int) -> list[int]:
     frames = timeline.frames
-    duration = timeline.duration or round((frames - 1) / timeline.fps) + 1
+    duration = timeline.duration
     seconds = min(duration, _LONGEST)
     rate = next(rate for longest, rate in _DYNAMIC_RATES if seconds <= longest)
     count = min(int(seconds * rate * group), _MOST_FRAMES)

@@ -20,9 +20,12 @@ from quire.engine.client.pictures import GridTiles
 from tests.support.fake_core import FakeCore
 from tests.support.pdf import image_bomb, pdf, stream_bomb
 from tests.support.picture_chat import (
+    CHAT,
     FIXED,
     IMAGE,
+    MESSAGES,
     PARTS,
+    RESPONSES,
     SMART,
     TEXTS,
     TOKEN,
@@ -35,26 +38,13 @@ from tests.support.picture_chat import (
     input_image,
     painted,
     picture_server,
+    refused,
+    said,
 )
 from tests.support.server import Server, until
 
-CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 RED, BLUE = painted("red"), painted("blue", (8, 8))
 PICTURE = f"<pic>{IMAGE * 4}</pic>"
-
-
-async def said(server: Server, body: dict[str, Any], path: str = CHAT) -> Any:
-    response = await server.post(path, body)
-    assert response.status_code == 200, response.text
-    return response.json()
-
-
-async def refused(server: Server, body: dict[str, Any], path: str = CHAT) -> dict[str, Any]:
-    response = await server.post(path, body)
-    assert response.status_code == 400, response.text
-    assert len(response.text) < 1000
-    error: dict[str, Any] = response.json()["error"]
-    return error
 
 
 async def test_pictures_become_items_where_they_are(tmp_path: Path) -> None:

@@ -13,7 +13,10 @@ from quire.engine.client.pictures import FixedSize, FrameSampling, VideoInfo
 from tests.support.clips import sound_file, video_file
 from tests.support.fake_core import FakeCore
 from tests.support.picture_chat import (
+    CHAT,
     IMAGE,
+    MESSAGES,
+    RESPONSES,
     TEXTS,
     TOKEN,
     VIDEO,
@@ -24,10 +27,11 @@ from tests.support.picture_chat import (
     image_url,
     painted,
     picture_server,
+    refused,
+    said,
 )
-from tests.support.server import Server, until
+from tests.support.server import until
 
-CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 RED, CLIP, OTHER = painted("red"), video_file(8, fps=4), video_file(8, fps=4, codec="mpeg4")
 # Frames as pictures with a time in front, and with tokens of their own; two in a second.
 TIMED = VideoInfo(
@@ -52,20 +56,6 @@ def video_url(content: bytes, **fields: Any) -> dict[str, Any]:
 
 def watching(info: VideoInfo = TIMED, **fields: Any) -> PictureCore:
     return PictureCore(video=info, **fields)
-
-
-async def said(server: Server, body: dict[str, Any], path: str = CHAT) -> Any:
-    response = await server.post(path, body)
-    assert response.status_code == 200, response.text
-    return response.json()
-
-
-async def refused(server: Server, body: dict[str, Any], path: str = CHAT) -> dict[str, Any]:
-    response = await server.post(path, body)
-    assert response.status_code == 400, response.text
-    assert len(response.text) < 1000
-    error: dict[str, Any] = response.json()["error"]
-    return error
 
 
 async def test_videos_become_items_between_pictures(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def pictures_of(parts: list[Any]) -> list[Image.Image]:
     slow_but(
         product(SEES, ["cpu", "reference"]),
         *((case, "cpu") for case in SEES if case != "paligemma"),  # PaliGemma 2 has all that it has, and windows
-        *((case, "reference") for case in ("llava_next", "mistral3", "qwen3_vl")),
+        *((case, "reference") for case in ("gemma3-narrow", "mistral3", "qwen3_vl")),
     ),
 )
 def test_greedy_tokens_equal_transformers(

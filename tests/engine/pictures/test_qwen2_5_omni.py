@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from tests.support.audio_models import RATE, Samples, noise, span
 from tests.support.engine import Engine, greedy
 from tests.support.models import draw_weights
 from tests.support.pictures import drawn
-from tests.support.vision_models import seen
+from tests.support.vision_models import QWEN_VISION, seen
 
 PICTURE, AUDIO, SIGHT, SOUND, END = 290, 291, 292, 293, 294  # placeholders, and tokens before and behind them
 CONFIG: dict[str, Any] = {
@@ -34,16 +35,7 @@ CONFIG: dict[str, Any] = {
         "n_window": 20,
         "max_source_positions": 100,
     },
-    "vision_config": {
-        "depth": 2,
-        "hidden_size": 32,
-        "out_hidden_size": 64,
-        "num_heads": 2,
-        "intermediate_size": 48,
-        "patch_size": 14,
-        "window_size": 56,
-        "fullatt_block_indexes": [1],
-    },
+    "vision_config": QWEN_VISION,
     "text_config": {
         "hidden_size": 64,
         "intermediate_size": 96,
@@ -76,7 +68,7 @@ CASES: dict[str, list[Any]] = {
 def model() -> Any:
     transformers.logging.set_verbosity_error()
     torch.manual_seed(0)
-    config = AutoConfig.for_model("qwen2_5_omni_thinker", **CONFIG)
+    config = AutoConfig.for_model("qwen2_5_omni_thinker", **deepcopy(CONFIG))
     made = AutoModelForMultimodalLM.from_config(config, attn_implementation="eager", dtype=torch.float32).eval()
     draw_weights(made, "qwen2_5_omni")
     made.generation_config.eos_token_id = None

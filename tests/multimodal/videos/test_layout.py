@@ -60,7 +60,7 @@ def test_the_frames_that_are_read(infos: Callable[[str], VideoInfo], case: str) 
     for frames, fps in TIMELINES:
         metadata = VideoMetadata(total_num_frames=frames, fps=fps, duration=frames / fps)
         expected = [int(index) for index in processor.sample_frames(metadata=metadata)]
-        assert chosen_frames(info, Timeline(frames, fps, frames / fps)) == expected, (frames, fps)
+        assert chosen_frames(info, Timeline(frames, fps)) == expected, (frames, fps)
 
 
 @pytest.mark.parametrize("frames", [1, 2, 3])
@@ -69,7 +69,7 @@ def test_short_videos_are_read(infos: Callable[[str], VideoInfo], case: str, fra
     """Transformers refuses some of them."""
     info = infos(case)
     for fps in (1 / 3600, 1.0, 30.0, 1000.0):
-        chosen = chosen_frames(info, Timeline(frames, fps, frames / fps))
+        chosen = chosen_frames(info, Timeline(frames, fps))
         assert chosen
         assert set(chosen) <= set(range(frames))
         header = VideoHeader(frames, fps, frames / fps, 40, 40, tuple(chosen))

@@ -48,35 +48,35 @@ def _siglip_spec(config: Any) -> DualEncoderSpec:
     )
 
 
-def _facts(read: ImageProcessor, geometry: Geometry) -> PictureFacts:
+def _facts(processor: ImageProcessor, geometry: Geometry) -> PictureFacts:
     info = PictureInfo(placeholder=0, placeholder_text="", geometry=geometry, item_tokens=1, alone=True)
-    return PictureFacts(info=info, normalization=read.normalization())
+    return PictureFacts(info=info, normalization=processor.normalization())
 
 
 def _fixed_size(kind: str) -> Callable[[Path, Any], PictureFacts]:
     def facts(folder: Path, config: Any) -> PictureFacts:
-        read = ImageProcessor.read(folder, kind)
-        geometry = read.fixed_size(1)
+        processor = ImageProcessor.read(folder, kind)
+        geometry = processor.fixed_size(1)
         edge = config.vision_config.image_size
         if (geometry.height, geometry.width) != (edge, edge):
             raise UnsupportedModel(
                 f"the encoder reads pictures of {edge}x{edge} pixels, but preprocessor_config.json makes "
                 f"{geometry.height}x{geometry.width}"
             )
-        return _facts(read, geometry)
+        return _facts(processor, geometry)
 
     return facts
 
 
 def _any_shape(folder: Path, config: Any) -> PictureFacts:
-    read = ImageProcessor.read(folder, "siglip2")
-    geometry = read.patch_budget(1)
+    processor = ImageProcessor.read(folder, "siglip2")
+    geometry = processor.patch_budget(1)
     if geometry.patch != config.vision_config.patch_size:
         raise UnsupportedModel(
             f"patches have {config.vision_config.patch_size} pixels in config.json, but {geometry.patch} in "
             "preprocessor_config.json"
         )
-    return _facts(read, geometry)
+    return _facts(processor, geometry)
 
 
 def _encode_texts(model: Any, tokens: Tensor) -> Tensor:

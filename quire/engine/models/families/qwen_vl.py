@@ -116,8 +116,8 @@ def grid_tower(
     """
 
     def facts(folder: Path, config: Any, spec: DecoderSpec) -> PictureFacts:
-        vision, read = config.vision_config, ImageProcessor.read(folder, processor)
-        geometry = read.smart_resize()
+        vision, image_processor = config.vision_config, ImageProcessor.read(folder, processor)
+        geometry = image_processor.smart_resize()
         edge = vision.patch_size * vision.spatial_merge_size
         if geometry.multiple != edge:
             raise UnsupportedModel(
@@ -130,7 +130,7 @@ def grid_tower(
                 f"embeddings have {count} levels; the language model must have more layers, not {len(spec.layers)}"
             )
         token = check_placeholder(config.image_token_id, spec.vocab, "image_token_id")
-        normalization = read.normalization()
+        normalization = image_processor.normalization()
         info = PictureInfo(
             placeholder=token,
             placeholder_text=text_of(folder, token, placeholder),
