@@ -38,7 +38,7 @@ class Step:
 
     Attributes:
         pixels: uint8 (pictures, side, side, 3).
-        what, which: classes of the patches, (pictures, patches).
+        what, which, middle: classes of the patches, (pictures, patches).
         tokens, labels: (pictures, length). A label is that of the next token.
         positions: (pictures, length).
         segments: (pictures, length): a token sees those before it of segment 0 and of its own.
@@ -47,6 +47,7 @@ class Step:
     pixels: Tensor
     what: Tensor
     which: Tensor
+    middle: Tensor
     tokens: Tensor
     labels: Tensor
     positions: Tensor
@@ -195,6 +196,7 @@ def _stacked(rows: list[_Row], drawings: list[Drawing]) -> Step:
         torch.from_numpy(np.stack([drawing.pixels for drawing in drawings])),
         torch.from_numpy(np.stack([drawing.what for drawing in drawings])),
         torch.from_numpy(np.stack([drawing.which for drawing in drawings])),
+        torch.from_numpy(np.stack([drawing.middle for drawing in drawings])),
         torch.tensor([row.tokens for row in rows]),
         torch.tensor([row.labels for row in rows]),
         torch.tensor([row.positions for row in rows]),

@@ -19,6 +19,7 @@ from training.see.recipe import Shape
 from training.see.scenes import SHAPES, Scene, Thing, is_held_out
 
 Pixels = NDArray[np.uint8]
+Classes = NDArray[np.int64]
 Box = tuple[float, float, float, float]  # left, top, right, bottom
 # Fonts of matplotlib; an empty name is the font that pillow brings.
 FONTS = ("", "", "DejaVuSans", "DejaVuSans-Bold", "DejaVuSans-Oblique", "DejaVuSansMono", "DejaVuSerif",
@@ -38,12 +39,14 @@ class Drawing:
 
     Attributes:
         pixels: (side, side, 3).
-        what, which: classes of the patches: what they show and in which colour; (patches,).
+        what, which, middle: classes of the patches: what they show, in which colour, and whether the middle of a thing,
+            a character or a bar is in them; (patches,).
     """
 
     pixels: Pixels
-    what: NDArray[np.int64]
-    which: NDArray[np.int64]
+    what: Classes
+    which: Classes
+    middle: Classes
 
 
 class _Canvas:
@@ -77,8 +80,7 @@ def font_of(name: str, size: int) -> ImageFont.FreeTypeFont:
 def draw(rng: Random, scene: Scene, shape: Shape, *, easy: bool, fonts: tuple[str, ...] = FONTS) -> Drawing:
     """Draw a scene and resize it as a server does."""
     image, boxes = paint(rng, scene, easy=easy, fonts=fonts)
-    what, which = _classes(boxes, shape.grid)
-    return Drawing(np.asarray(resized(image, shape.side)), what, which)
+    return Drawing(np.asarray(resized(image, shape.side)), *_classes(boxes, shape.grid))
 
 
 def paint(
@@ -131,8 +133,7 @@ def draw_crowd(rng: Random, shape: Shape) -> tuple[Drawing, list[list[tuple[str,
             left = right + rng.uniform(0.15, 0.6) * tall
         top += tall * rng.uniform(1.05, 1.4)
     image = _disturbed(canvas.image, rng)
-    what, which = _classes(canvas.boxes, shape.grid)
-    return Drawing(np.asarray(resized(image, shape.side)), what, which), rows
+    return Drawing(np.asarray(resized(image, shape.side)), *_classes(canvas.boxes, shape.grid)), rows
 
 
 def _crowd_text(
@@ -185,15 +186,20 @@ def _as_jpeg(image: Image.Image, quality: int) -> Image.Image:
     return Image.open(file).convert("RGB")
 
 
-def _classes(boxes: list[tuple[Box, str, str]], grid: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Classes of the patches whose centres are in the boxes; ``grid``: patches in a row."""
-    what, which = np.zeros((grid, grid), np.int64), np.zeros((grid, grid), np.int64)
+def _classes(boxes: list[tuple[Box, str, str]], grid: int) -> tuple[Classes, Classes, Classes]:
+    """Classes of the patches: of those whose centres are in the boxes, and of those that hold the middle of a box.
+
+    Args:
+        grid: patches in a row.
+    """
+    what, which, middle = (np.zeros((grid, grid), np.int64) for _ in range(3))
     for (left, top, right, bottom), kind, colour in boxes:
         columns = slice(max(0, math.ceil(left * grid - 0.5)), max(0, math.ceil(right * grid - 0.5)))
         rows = slice(max(0, math.ceil(top * grid - 0.5)), max(0, math.ceil(bottom * grid - 0.5)))
         what[rows, columns] = WHAT.index(kind)
         which[rows, columns] = WHICH.index(colour)
-    return what.reshape(-1), which.reshape(-1)
+        middle[min(grid - 1, int((top + bottom) / 2 * grid)), min(grid - 1, int((left + right) / 2 * grid))] = 1
+    return what.reshape(-1), which.reshape(-1), middle.reshape(-1)
 
 
 def _paint_thing(canvas: _Canvas, thing: Thing) -> None:

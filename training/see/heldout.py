@@ -36,7 +36,7 @@ class Sight:
     def drawing(self, shape: Shape) -> Drawing:
         """Return it as the model gets it; the classes of its patches are not known."""
         nothing = np.zeros(shape.grid**2, np.int64)
-        return Drawing(np.asarray(resized(self.image, shape.side)), nothing, nothing)
+        return Drawing(np.asarray(resized(self.image, shape.side)), nothing, nothing, nothing)
 
     def png(self) -> bytes:
         """Return a file of it."""

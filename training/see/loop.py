@@ -123,10 +123,11 @@ class Trainer:
             figures = {"loss": loss.item(), "tokens_right": (logits.argmax(-1) == labels).float().mean().item()}
         else:
             patches, loss = self.model.tower(step.pixels), torch.zeros(())
-        what, which = self.model.classes(patches)
-        shown = F.cross_entropy(what.flatten(0, 1), step.what.flatten()) + F.cross_entropy(
-            which.flatten(0, 1), step.which.flatten()
-        )
+        classes = self.model.classes(patches)
+        shown = torch.stack([
+            F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+            for logits, labels in zip(classes, (step.what, step.which, step.middle), strict=True)
+        ]).sum()
         loss = loss + recipe.patch_weight * shown
         if not math.isfinite(loss.item()):
             raise FloatingPointError(f"loss {loss.item()} at step {self.step}")
@@ -136,7 +137,7 @@ class Trainer:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         filled = step.what > 0
-        right = (what.argmax(-1) == step.what)[filled].float().mean().item()
+        right = (classes[0].argmax(-1) == step.what)[filled].float().mean().item()
         meter.add(figures | {"patches": shown.item(), "patches_right": right}, len(step.pixels))
         return loss.item()
 

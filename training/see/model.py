@@ -182,6 +182,7 @@ class See(nn.Module):
         # Heads. "embed" in their names gives them AdamW and small first weights, as embeddings have.
         self.what_embed = nn.Linear(shape.width, len(WHAT))
         self.which_embed = nn.Linear(shape.width, len(WHICH))
+        self.middle_embed = nn.Linear(shape.width, 2)
         self._init_weights()
 
     def _init_weights(self) -> None:
@@ -215,11 +216,12 @@ class See(nn.Module):
         """Return the logits of the next token for states of the decoder."""
         return F.linear(states.to(self.dtype), self.decoder.embed_tokens.weight.to(self.dtype)).float()
 
-    def classes(self, patches: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the logits of what patches show, and in which colour."""
-        return linear(self.what_embed, patches, self.dtype).float(), linear(
-            self.which_embed, patches, self.dtype
-        ).float()
+    def classes(self, patches: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the logits of what patches show, in which colour, and of whether the middle of something is in them."""
+        what, which, middle = (
+            linear(head, patches, self.dtype).float() for head in (self.what_embed, self.which_embed, self.middle_embed)
+        )
+        return what, which, middle
 
 
 def waves(grid: int, width: int) -> Tensor:

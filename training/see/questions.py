@@ -18,6 +18,8 @@ NO_PICTURE = (
     "I am quire-nano-see. Send me a simple picture of shapes, a number, a word or a bar chart, and ask what is in it."
 )
 OFF_TOPIC = "I can only say what is in the picture."
+_BEFORE, _STRAY = 0.1, 0.1  # shares of questions with words before them, and with a word that says nothing
+_CONSONANTS = "bcdfghjklmnprstvwz"
 # Other words for a colour that a user may use.
 _ALSO = {"grey": "gray", "turquoise": "cyan", "purple": "violet"}
 
@@ -53,14 +55,36 @@ def ask_without_picture(rng: Random, split: str) -> Question:
 def _question(rng: Random, split: str, kind: str, answer: str, count_as: str = "", **values: str) -> Question:
     book: dict[str, Any] = phrase_book("seen")
     pattern = rng.choice(book[kind][split])
-    text = draw(pattern, rng)
-    text = add_noise(text, rng) if split == "train" else text
+    text = _worded(rng, pattern, book) if split == "train" else draw(pattern, rng)
     # A slot may hold another: {pic}.
     text = fill(text, {"pic": rng.choice(book["pictures"]), **values})
     for name, other in _ALSO.items():
         if name in text and rng.random() < 0.3:
             text = text.replace(name, other)
     return Question(count_as or kind, text, answer)
+
+
+def _worded(rng: Random, pattern: str, book: dict[str, Any]) -> str:
+    """Draw a phrase of a pattern with noise, sometimes with words around it or in it that change nothing."""
+    text = draw(with_parts(pattern, book), rng)
+    if rng.random() < _BEFORE:
+        text = f"{draw(with_parts(rng.choice(book['around']['before']), book), rng)} {text}"
+    if rng.random() < _STRAY:
+        words = text.split(" ")
+        stray = rng.choice(book["around"]["stray"]) if rng.random() < 0.5 else _unknown_word(rng)
+        words.insert(rng.randint(0, len(words)), stray)
+        text = " ".join(words)
+    return add_noise(text, rng)
+
+
+def with_parts(pattern: str, book: dict[str, Any]) -> str:
+    """Put the patterns of `parts` for the slots with their names. A part may hold others."""
+    return fill(fill(pattern, book["parts"]), book["parts"])
+
+
+def _unknown_word(rng: Random) -> str:
+    """Make a word up, so that words the model does not know do not change what a question asks for."""
+    return "".join(rng.choice(_CONSONANTS) + rng.choice("aeiou") for _ in range(rng.randint(2, 3))) + rng.choice("nrst")
 
 
 def _with_article(text: str) -> str:

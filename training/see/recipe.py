@@ -71,13 +71,13 @@ class Recipe:
     tower_steps: int = 1500
     crowds: int = 32
     reading_steps: int = 800
-    reading: float = 0.15
-    pictures: int = 24
-    length: int = 128
+    reading: float = 0.1
+    pictures: int = 18
+    length: int = 192
     easy: int = 200
     easy_mix: tuple[tuple[str, float], ...] = (("shapes", 0.45), ("counts", 0.15), ("number", 0.4))
     mix: tuple[tuple[str, float], ...] = (
-        ("shapes", 0.3), ("counts", 0.22), ("number", 0.2), ("word", 0.16), ("chart", 0.12),
+        ("shapes", 0.27), ("counts", 0.28), ("number", 0.18), ("word", 0.12), ("chart", 0.15),
     )  # fmt: skip
     talk: float = 0.2
     system: float = 0.12

@@ -21,6 +21,8 @@ MOST_COUNTED = 6
 LONGEST_NUMBER = 5
 LABELS = "ABCDE"
 _HELD_OUT = 8  # one text of so many is held out
+_LARGE = 0.5  # share of large ones among scenes of one or two things
+_GROUP_SIZES = {4: (0.13, 0.2), 3: (0.15, 0.27), 2: (0.2, 0.42)}  # ranges of sizes by the cells in a row
 _CELLS = [(row, column) for row in range(3) for column in range(3)]
 
 
@@ -33,7 +35,7 @@ class Thing:
         x, y: centre.
         size: side of the square around it.
         turn: degrees.
-        row, column: where it is among three by three places; in scenes for counting, which of four by four.
+        row, column: where it is among three by three places; in scenes for counting, which of two by two to four by four.
     """
 
     shape: str
@@ -112,10 +114,23 @@ def _spread(rng: Random, names: Sequence[str], *, easy: bool) -> tuple[Thing, ..
         if look not in looks:
             looks.append(look)
     size = rng.uniform(0.2, 0.26) if easy else rng.uniform(0.16, 0.26)
+    if not easy and count <= 2 and rng.random() < _LARGE:
+        cells, size = _large(rng, count)
     return tuple(
         _thing(rng, look, (cell[0] + 0.5) / 3, (cell[1] + 0.5) / 3, size * rng.uniform(0.85, 1.04), 0.03, cell)
         for look, cell in zip(looks, cells, strict=True)
     )
+
+
+def _large(rng: Random, count: int) -> tuple[list[tuple[int, int]], float]:
+    """Places and size of one or two things that are as large as they fit."""
+    if count == 1:
+        # What fills nearly all of a picture is in its middle.
+        return ([(1, 1)], rng.uniform(0.5, 0.9)) if rng.random() < 0.4 else ([rng.choice(_CELLS)], rng.uniform(0.26, 0.52))
+    while True:
+        first, second = cells = sorted(rng.sample(_CELLS, 2))
+        if max(abs(first[0] - second[0]), abs(first[1] - second[1])) == 2:
+            return cells, rng.uniform(0.26, 0.42)
 
 
 def _groups(rng: Random, names: Sequence[str]) -> tuple[Thing, ...]:
@@ -124,10 +139,12 @@ def _groups(rng: Random, names: Sequence[str]) -> tuple[Thing, ...]:
     looks = [(rng.choice(SHAPES), rng.choice(names)) for _ in range(rng.choice((1, 1, 2, 2, 3)))]
     if rng.random() < 0.3:
         looks = [(looks[0][0], colour) for _, colour in looks]
-    cells = sorted(rng.sample([(row, column) for row in range(4) for column in range(4)], count))
-    size = rng.uniform(0.13, 0.2)
+    grid = rng.choice((4, 4, 4, 3, 3, 2 if count <= 4 else 3))
+    cells = sorted(rng.sample([(row, column) for row in range(grid) for column in range(grid)], count))
+    size = rng.uniform(*_GROUP_SIZES[grid])
     return tuple(
-        _thing(rng, rng.choice(looks), (cell[0] + 0.5) / 4, (cell[1] + 0.5) / 4, size, 0.025, cell) for cell in cells
+        _thing(rng, rng.choice(looks), (cell[0] + 0.5) / grid, (cell[1] + 0.5) / grid, size, 0.025, cell)
+        for cell in cells
     )
 
 
