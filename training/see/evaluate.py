@@ -19,6 +19,12 @@ from training.see.run import EXPORT
 
 COUNT, SEED = 300, 7
 MODEL = "quire-nano-see"
+# Names of the parts, whose phrasings they have, and whether the fonts are ones that training never uses.
+_PARTS = (
+    ("fonts of training", "heldout", False),
+    ("other fonts", "heldout", True),
+    ("phrasings of training", "train", False),
+)
 _MOST_NEW = 128  # tokens
 _TIMEOUT = 120.0  # seconds
 
@@ -109,8 +115,8 @@ def main(arguments: list[str] | None = None) -> None:
     results = {}
     with httpx.Client(base_url=chosen.url or "", timeout=_TIMEOUT) as client:
         answering = served(client, chosen.model) if chosen.url else local(chosen.folder)
-        for name, other_fonts in (("fonts of training", False), ("other fonts", True)):
-            drawn = sights(chosen.count, chosen.seed, other_fonts=other_fonts)
+        for name, split, other_fonts in _PARTS:
+            drawn = sights(chosen.count, chosen.seed, split=split, other_fonts=other_fonts)
             results[name] = evaluate(answering, drawn, chosen.wrong)
             print(name, json.dumps(results[name], indent=1), flush=True)
     if chosen.json:

@@ -124,10 +124,9 @@ class Trainer:
         else:
             patches, loss = self.model.tower(step.pixels), torch.zeros(())
         classes = self.model.classes(patches)
-        shown = torch.stack([
-            F.cross_entropy(logits.flatten(0, 1), labels.flatten())
-            for logits, labels in zip(classes, (step.what, step.which, step.middle), strict=True)
-        ]).sum()
+        shown = torch.zeros(())
+        for scores, right in zip(classes, (step.what, step.which, step.middle), strict=True):
+            shown = shown + F.cross_entropy(scores.flatten(0, 1), right.flatten())
         loss = loss + recipe.patch_weight * shown
         if not math.isfinite(loss.item()):
             raise FloatingPointError(f"loss {loss.item()} at step {self.step}")
@@ -137,8 +136,8 @@ class Trainer:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         filled = step.what > 0
-        right = (classes[0].argmax(-1) == step.what)[filled].float().mean().item()
-        meter.add(figures | {"patches": shown.item(), "patches_right": right}, len(step.pixels))
+        patches_right = (classes[0].argmax(-1) == step.what)[filled].float().mean().item()
+        meter.add(figures | {"patches": shown.item(), "patches_right": patches_right}, len(step.pixels))
         return loss.item()
 
     def _log(self, measured: dict[str, float], report: Callable[[str], None]) -> None:

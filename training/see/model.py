@@ -217,7 +217,7 @@ class See(nn.Module):
         return F.linear(states.to(self.dtype), self.decoder.embed_tokens.weight.to(self.dtype)).float()
 
     def classes(self, patches: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the logits of what patches show, in which colour, and of whether the middle of something is in them."""
+        """Return the logits of what patches show, in which colour, and whether they hold the middle of something."""
         what, which, middle = (
             linear(head, patches, self.dtype).float() for head in (self.what_embed, self.which_embed, self.middle_embed)
         )

@@ -67,7 +67,7 @@ class Recipe:
 
     seed: int = SEED
     shape: Shape = field(default_factory=Shape)
-    steps: int = 4700
+    steps: int = 8500
     tower_steps: int = 1500
     crowds: int = 32
     reading_steps: int = 800
@@ -86,4 +86,4 @@ class Recipe:
     rates: tuple[float, float] = (0.015, 2e-3)
     weight_decay: float = 0.02
     warmup: int = 50
-    decay_share: float = 0.3
+    decay_share: float = 0.35

@@ -35,7 +35,7 @@ class Thing:
         x, y: centre.
         size: side of the square around it.
         turn: degrees.
-        row, column: where it is among three by three places; in scenes for counting, which of two by two to four by four.
+        row, column: where it is among three by three places; in scenes for counting, of two to four by as many.
     """
 
     shape: str
@@ -124,9 +124,11 @@ def _spread(rng: Random, names: Sequence[str], *, easy: bool) -> tuple[Thing, ..
 
 def _large(rng: Random, count: int) -> tuple[list[tuple[int, int]], float]:
     """Places and size of one or two things that are as large as they fit."""
-    if count == 1:
+    if count == 1 and rng.random() < 0.4:
         # What fills nearly all of a picture is in its middle.
-        return ([(1, 1)], rng.uniform(0.5, 0.9)) if rng.random() < 0.4 else ([rng.choice(_CELLS)], rng.uniform(0.26, 0.52))
+        return [(1, 1)], rng.uniform(0.5, 0.9)
+    if count == 1:
+        return [rng.choice(_CELLS)], rng.uniform(0.26, 0.52)
     while True:
         first, second = cells = sorted(rng.sample(_CELLS, 2))
         if max(abs(first[0] - second[0]), abs(first[1] - second[1])) == 2:
