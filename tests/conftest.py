@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.preloaded import start_worker
+
 # Before torch, transformers or triton are imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 if not glob.glob("/dev/nvidia[0-9]*"):  # without a GPU, Triton kernels run in Triton's interpreter
@@ -43,6 +45,14 @@ def patient_workers() -> Iterator[None]:
     """Jobs of worker processes have a limit of real time as well, which a busy machine could exceed."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("quire.workers.process._WALL_TIME", 100)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def preloaded_workers() -> Iterator[None]:
+    """Worker processes are forked from a process with their imports. Those of tests/workers and of servers are not."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("quire.workers.process._create", start_worker)
         yield
 
 
