@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import glob
 import os
 import shutil
@@ -54,6 +55,16 @@ def preloaded_workers() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("quire.workers.process._create", start_worker)
         yield
+
+
+# What is there once all tests are known stays: a million objects, which each full collection would look at for a second.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_unconfigure() -> None:
