@@ -57,7 +57,7 @@ def preloaded_workers() -> Iterator[None]:
         yield
 
 
-# What is there once all tests are known stays: a million objects, which each full collection would look at for a second.
+# What is there once all tests are known stays: a million objects, at which a full collection would look for a second.
 gc.disable()
 
 
