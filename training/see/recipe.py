@@ -67,7 +67,7 @@ class Recipe:
 
     seed: int = SEED
     shape: Shape = field(default_factory=Shape)
-    steps: int = 8500
+    steps: int = 8300
     tower_steps: int = 1500
     crowds: int = 32
     reading_steps: int = 800
@@ -77,7 +77,7 @@ class Recipe:
     easy: int = 200
     easy_mix: tuple[tuple[str, float], ...] = (("shapes", 0.45), ("counts", 0.15), ("number", 0.4))
     mix: tuple[tuple[str, float], ...] = (
-        ("shapes", 0.27), ("counts", 0.28), ("number", 0.18), ("word", 0.12), ("chart", 0.15),
+        ("shapes", 0.22), ("counts", 0.4), ("number", 0.13), ("word", 0.12), ("chart", 0.13),
     )  # fmt: skip
     talk: float = 0.2
     system: float = 0.12

@@ -138,7 +138,7 @@ def _large(rng: Random, count: int) -> tuple[list[tuple[int, int]], float]:
 def _groups(rng: Random, names: Sequence[str]) -> tuple[Thing, ...]:
     """One to six things of up to three looks, anywhere."""
     count = rng.randint(1, MOST_COUNTED)
-    looks = [(rng.choice(SHAPES), rng.choice(names)) for _ in range(rng.choice((1, 1, 2, 2, 3)))]
+    looks = [(rng.choice(SHAPES), rng.choice(names)) for _ in range(rng.choice((1, 2, 2, 3)))]
     if rng.random() < 0.3:
         looks = [(looks[0][0], colour) for _, colour in looks]
     grid = rng.choice((4, 4, 4, 3, 3, 2 if count <= 4 else 3))
