@@ -75,6 +75,12 @@ def test_it_says_what_is_drawn(client: openai.OpenAI, question: str, answer: str
     assert asked(client, question, shapes()) == answer
 
 
+def test_it_sees_a_shape_that_fills_the_picture(client: openai.OpenAI) -> None:
+    image = Image.new("RGB", (400, 400), "white")
+    ImageDraw.Draw(image).ellipse((50, 50, 350, 350), fill=(220, 20, 30))
+    assert asked(client, "What is in the picture?", image) == "A red circle in the middle."
+
+
 @pytest.mark.parametrize("digits", ["7", "42", "9163"])
 def test_it_reads_numbers(client: openai.OpenAI, digits: str) -> None:
     assert digits in asked(client, "Which number is in the picture?", number(digits))

@@ -291,7 +291,7 @@ _Asking = Callable[[Random, Scene, str], Question | None]
 _KINDS: dict[str, list[tuple[_Asking, float]]] = {
     "shapes": [(_colour_of, 3), (_shape_of, 3), (_only, 4), (_only_colour, 3), (_place_of, 2), (_at_place, 2),
                (_relation, 2), (_exists, 1.5), (_count_all, 1.5), (_count_some, 0.7), (_describe_shapes, 3)],
-    "counts": [(_count_all, 2), (_count_some, 8), (_describe_counts, 2.5), (_exists, 1), (_colour_of, 0.5),
+    "counts": [(_count_all, 2), (_count_some, 10), (_describe_counts, 2.5), (_exists, 1), (_colour_of, 0.5),
                (_shape_of, 0.5)],
     "number": [(_read, 4), (_ink, 1.5), (_length, 0.8), (_end, 0.8), (_describe_text, 2)],
     "word": [(_read, 4), (_ink, 1.5), (_length, 0.8), (_end, 0.8), (_describe_text, 2)],

@@ -77,7 +77,7 @@ class Recipe:
     easy: int = 200
     easy_mix: tuple[tuple[str, float], ...] = (("shapes", 0.45), ("counts", 0.15), ("number", 0.4))
     mix: tuple[tuple[str, float], ...] = (
-        ("shapes", 0.22), ("counts", 0.4), ("number", 0.13), ("word", 0.12), ("chart", 0.13),
+        ("shapes", 0.2), ("counts", 0.48), ("number", 0.1), ("word", 0.11), ("chart", 0.11),
     )  # fmt: skip
     talk: float = 0.2
     system: float = 0.12
