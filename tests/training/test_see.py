@@ -181,7 +181,7 @@ def test_digits_and_capitals_are_tokens(tokenizer: Tokenizer) -> None:
 
 def test_a_question_sees_its_picture_and_itself(tokenizer: Tokenizer) -> None:
     ids = Ids(tokenizer)
-    step = Steps(ids, replace(TINY, talk=0.0, without=0.0)).make(3)
+    step = Steps(ids, replace(TINY, talk=0.0, without=0.0, reading=0.0)).make(3)
     assert (step.tokens == ids.image).sum(1).tolist() == [SHAPE.tokens] * TINY.pictures
     for tokens, labels, positions, segments in zip(
         step.tokens, step.labels, step.positions, step.segments, strict=True
