@@ -67,7 +67,7 @@ class Recipe:
 
     seed: int = SEED
     shape: Shape = field(default_factory=Shape)
-    steps: int = 8300
+    steps: int = 8600
     tower_steps: int = 1500
     crowds: int = 32
     reading_steps: int = 800
