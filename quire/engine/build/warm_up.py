@@ -19,7 +19,7 @@ import torch
 from tqdm import tqdm
 
 from quire.config.options import EngineOptions
-from quire.engine.build.encoder_memory import vision_of
+from quire.engine.build.encoder_memory import bidirectional_tokens, vision_of
 from quire.engine.client.audio import AudioInfo
 from quire.engine.client.convolutions import count_columns
 from quire.engine.client.model_info import Generates, ModelKind, Pools, Transcribes
@@ -65,6 +65,7 @@ class WarmUpLimits:
         draft: most draft tokens of a sequence; 0: there are no drafts.
         lora_id: an adapter of the model; None: it has none.
         kind: what the model does.
+        is_prefix_lm: the tokens of each prompt attend to each other in both directions.
     """
 
     tokens: int
@@ -77,6 +78,7 @@ class WarmUpLimits:
     groups: BlockGroups = ONE_GROUP
     draft: int = 0
     lora_id: int | None = None
+    is_prefix_lm: bool = False
 
     @property
     def cross_blocks(self) -> int:
@@ -92,11 +94,6 @@ class WarmUpLimits:
     def audio(self) -> AudioInfo | None:
         """How the model reads audio among its tokens, if it does."""
         return self.kind.audio if isinstance(self.kind, Generates) else None
-
-    @property
-    def is_prefix_lm(self) -> bool:
-        """Whether the tokens of each prompt attend to each other in both directions."""
-        return isinstance(self.kind, Generates) and self.kind.longest_prompt is not None
 
     @property
     def has_bidirectional_pictures(self) -> bool:
@@ -163,6 +160,7 @@ def decoder_limits(
         draft=options.num_speculative_tokens if options.speculative_method == "ngram" else 0,
         lora_id=next(iter(loaded.adapters), None),
         kind=kind,
+        is_prefix_lm=bidirectional_tokens(loaded) == "prompt",
     )
 
 

@@ -45,6 +45,7 @@ class SmartResize(msgspec.Struct, frozen=True, kw_only=True, tag="smart"):
 
     Attributes:
         multiple: pixels of the edge of the square that a token stands for.
+        merged: patches along that edge.
         min_pixels, max_pixels: the area.
         resample: filter of resizing.
         frames: how often the area counts: a still picture is as many equal frames.
@@ -56,6 +57,7 @@ class SmartResize(msgspec.Struct, frozen=True, kw_only=True, tag="smart"):
     min_pixels: int
     max_pixels: int
     resample: Filter = "bicubic"
+    merged: int = 2
     frames: int = 1
     enlarges: bool = False
     rounds: bool = False

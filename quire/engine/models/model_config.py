@@ -162,8 +162,6 @@ def _known_config(
         raise UnsupportedModel(f"{kind} is an encoder, which cannot generate")
     if pooler is None:
         _check_generates(config, pooling)
-    if pooler is not None and isinstance(spec, DecoderSpec) and spec.prefix_lm:
-        raise UnsupportedModel(f"models of type {kind!r} are supported for generation only, not for embeddings")
     if isinstance(family, TwoTowers) or family.facts is None:
         return ModelConfig(
             kind, spec, extra, quantization, Facts(pooler=pooler), task_adapter=read_task_adapter(config)
