@@ -20,7 +20,7 @@ from quire.engine.client.protocol import PictureItem
 from quire.engine.models.checkpoint.weights import allocate
 from quire.engine.models.config.image_processor import Normalization
 from quire.engine.models.fallback.tower import TowerLinear, empty_tower
-from quire.engine.models.family import Composite
+from quire.engine.models.family import Composite, Tower
 from quire.engine.models.networks.vision_encoder import PixelEncoder
 from quire.engine.models.registry import registry
 
@@ -44,7 +44,7 @@ def encoders(dtype: torch.dtype) -> dict[str, PixelEncoder]:
     config = AutoConfig.for_model("smolvlm", vision_config=_VISION, text_config=_TEXT, scale_factor=4)
     family = registry().types["smolvlm"]
     assert isinstance(family, Composite)
-    assert family.tower is not None
+    assert isinstance(family.tower, Tower)
     plain = AutoModel.from_config(copy.deepcopy(config), dtype=dtype, attn_implementation="sdpa").eval()
     weights: dict[str, Any] = dict(plain.named_parameters())
     del plain.text_model

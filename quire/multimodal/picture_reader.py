@@ -219,7 +219,7 @@ class PictureReader:
 
     async def close(self) -> None:
         """End the processes."""
-        media = (self._pictures, self._videos, *self._processed.values())
+        media: tuple[Medium, ...] = (self._pictures, self._videos, *self._processed.values())
         await asyncio.gather(*(medium.processes.close() for medium in media))
 
     def _medium(self, file: PictureFile) -> Medium:

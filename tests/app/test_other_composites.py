@@ -13,6 +13,7 @@ from tests.support.picture_chat import asked, image_url
 from tests.support.pictures import drawn, encoded
 from tests.support.process import ServerProcess, serving
 
+pytestmark = pytest.mark.slow  # starting the processes takes many seconds
 CASES = ("aya_vision", "deepseek_vl", "lighton_ocr")
 FIRST, SECOND = drawn(60, 44), drawn(30, 90, seed=3)
 
@@ -45,7 +46,7 @@ def posted(server: ServerProcess, body: dict[str, Any]) -> Any:
 @pytest.mark.parametrize("case", CASES)
 def test_chats(server: ServerProcess, made: dict[str, Any], folders: dict[str, Path], case: str) -> None:
     """Two pictures of different sizes with text between."""
-    parts = ["a", image_url(encoded(FIRST)), "\n0?", image_url(encoded(SECOND)), "1?"]
+    parts: list[Any] = ["a", image_url(encoded(FIRST)), "\n0?", image_url(encoded(SECOND)), "1?"]
     response = posted(server, {**asked(*parts), "model": str(folders[case])})
     assert response.status_code == 200, response.text
     answer = response.json()

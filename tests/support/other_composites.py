@@ -21,7 +21,6 @@ from transformers.models.deepseek_vl.processing_deepseek_vl import DeepseekVLPro
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 from transformers.models.lighton_ocr.processing_lighton_ocr import LightOnOcrProcessor
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
-from transformers.models.qianfan_ocr.processing_qianfan_ocr import QianfanOCRProcessor
 
 from quire.engine.client.picture_processor import PictureProcessor
 from quire.engine.client.pictures import PictureInfo
@@ -59,7 +58,6 @@ _VISION = {
     "patch_size": 14,
     "num_channels": 3,
 }
-_TILES = {"size": {"height": 56, "width": 56}, "min_patches": 1, "max_patches": 4}
 
 
 @dataclass(frozen=True)
@@ -84,12 +82,10 @@ class Other:
 
 
 def _aya(tokenizer: Any) -> Any:
-    images = GotOcr2ImageProcessorPil(**_TILES, crop_to_patches=True)
+    images = GotOcr2ImageProcessorPil(
+        size={"height": 56, "width": 56}, min_patches=1, max_patches=4, crop_to_patches=True
+    )
     return AyaVisionProcessor(images, tokenizer, patch_size=14, img_size=56, downsample_factor=2)
-
-
-def _qianfan(tokenizer: Any) -> Any:
-    return QianfanOCRProcessor(GotOcr2ImageProcessorPil(**_TILES), tokenizer, image_seq_length=4)
 
 
 def _lighton(tokenizer: Any) -> Any:
@@ -104,7 +100,7 @@ def _deepseek(tokenizer: Any) -> Any:
 
 
 OTHERS: dict[str, Other] = {
-    "aya_vision": Other(  # text between the tokens of a picture
+    "aya_vision": Other(  # tiles, with text between their tokens
         "cohere2",
         {"model_type": "siglip_vision_model", **_VISION, "image_size": 56, "vision_use_head": False},
         {"vision_feature_layer": -1, "downsample_factor": 2, "adapter_layer_norm_eps": 1e-6},
@@ -129,18 +125,6 @@ OTHERS: dict[str, Other] = {
             ("image_token", "<|image_pad|>"),
             ("image_break_token", "[IMG_BREAK]"),
             ("image_end_token", "[IMG_END]"),
-        ),
-    ),
-    "qianfan_ocr": Other(  # tiles
-        "qwen3",
-        {"model_type": "qianfan_ocr_vision", **_VISION, "image_size": [56, 56], "patch_size": [14, 14]},
-        {"image_seq_length": 4},
-        _qianfan,
-        token="<IMG_CONTEXT>",
-        named=(
-            ("start_image_token", "<img>"),
-            ("end_image_token", "</img>"),
-            ("context_image_token", "<IMG_CONTEXT>"),
         ),
     ),
 }

@@ -218,7 +218,7 @@ def _load_model(
             "reinstall Quire with a C++ compiler)"
         )
     surrounding = _surrounding_parts(folder, config, options)
-    plain = str if config.spec is None else partial(plain_name, config.spec, config.facts)
+    plain: Callable[[str], str | None] = str if config.spec is None else partial(plain_name, config.spec, config.facts)
     if surrounding is not None:
         plain = _renamed(surrounding, plain)
     with Checkpoint(folder / (config.static or ""), config.quantization, plain) as checkpoint:

@@ -7,11 +7,14 @@ from typing import Any
 
 import pytest
 
+from quire.engine.models.errors import ModelError
+from quire.engine.models.model_config import read_model_config
 from tests.support.engine import Engine, greedy
 from tests.support.other_composites import OTHERS, expected_tokens, make_other, processed_prompt, save_other
 from tests.support.pictures import drawn
 from tests.support.vision_models import MadeWhenAsked
 
+SLOW = pytest.mark.slow
 # Heights and widths of the pictures in each prompt.
 SIZES: list[list[tuple[int, int]]] = [[(60, 44)], [(30, 90), (41, 40), (100, 33)], [], [(64, 64)]]
 
@@ -32,7 +35,7 @@ def text_of(case: str, index: int) -> str:
     return f"a{index}" + "".join(f"{marker}\n{place}?" for place in range(len(SIZES[index]))) + "\nb"
 
 
-@pytest.mark.parametrize("case", OTHERS)
+@pytest.mark.parametrize("case", [pytest.param(case, marks=() if case == "aya_vision" else SLOW) for case in OTHERS])
 def test_greedy_tokens_equal_transformers(
     other_models: dict[str, Any], other_folders: dict[str, Path], case: str
 ) -> None:
@@ -56,6 +59,7 @@ def test_greedy_tokens_equal_transformers(
     assert [alone.generate(prompt, greedy(12), items=items).tokens for prompt, items in prompts] == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", OTHERS)
 def test_the_pictures_are_seen(other_folders: dict[str, Path], case: str) -> None:
     """Other pictures under the same tokens give another text."""
@@ -66,3 +70,29 @@ def test_the_pictures_are_seen(other_folders: dict[str, Path], case: str) -> Non
         prompt, items = processed_prompt(other_folders[case], engine.pictures, text, [picture])
         texts.add(tuple(engine.generate(prompt, greedy(12), items=items).tokens))
     assert len(texts) == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"image_token_id": 7}, "the processor writes no token 7"),
+        ({"text_config": {"rope_parameters": {"rope_type": "default", "mrope_section": [2, 3, 3]}}}, "M-RoPE"),
+        ({"text_config": {"model_type": "minimax"}}, "a language model of type 'minimax' is not supported here"),
+    ],
+)
+def test_what_only_a_family_can_do_is_refused_when_the_config_is_read(
+    other_folders: dict[str, Path], changes: dict[str, Any], reason: str
+) -> None:
+    """Only the language model can be asked for then."""
+    with pytest.raises(ModelError, match=reason):
+        read_model_config(other_folders["aya_vision"], "quire", changes)
+
+
+@pytest.mark.parametrize("name", ["processor_config.json", "tokenizer.json"])
+def test_folders_without_a_processor_are_refused(other_models: dict[str, Any], tmp_path: Path, name: str) -> None:
+    folder = save_other(other_models["aya_vision"], "aya_vision", tmp_path)
+    (folder / name).unlink()
+    with pytest.raises(ModelError, match="--language-model-only"):
+        read_model_config(folder)
+    alone = read_model_config(folder, language_model_only=True)
+    assert alone.facts.pictures is None

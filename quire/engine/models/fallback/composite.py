@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import MODEL_MAPPING, AutoModelForImageTextToText
+from transformers import MODEL_MAPPING, AutoModelForImageTextToText, GenerationMixin
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 from transformers.modeling_outputs import BaseModelOutputWithPast
@@ -19,6 +20,9 @@ from quire.engine.client.protocol import EncoderInput, PictureItem
 from quire.engine.models.errors import UnsupportedModel
 from quire.engine.models.networks.vision_encoder import VisionEncoder
 
+_POSITIONS = "positions that depend on pictures (as M-RoPE)"
+_MASKS = "attention masks that depend on pictures (as attention in both directions)"
+_TYPES = ("token_type_ids", "mm_token_type_ids")  # arguments of some models: which tokens are those of pictures
 _PATCH = 14  # edge of a patch, if the config says nothing
 _TEXT_BEFORE, _TEXT_BEHIND = (3, 4), (5,)  # tokens around the picture of the trial
 
@@ -78,6 +82,7 @@ class SurroundingParts:
         name = next((name for name in ("language_model", "text_model") if hasattr(self.module, name)), None)
         if self.module is whole or self._prefix != "model" or name is None:
             raise UnsupportedModel(f"{kind} models are not supported: their language model has an unusual place")
+        _check_generation(whole, kind)
         text = getattr(self.module, name)
         if type(text) is not MODEL_MAPPING[type(text.config)]:
             raise UnsupportedModel(
@@ -88,6 +93,7 @@ class SurroundingParts:
         self._renamings = [transform for transform in transforms if isinstance(transform, WeightRenaming)]
         self._converters = [transform for transform in transforms if isinstance(transform, WeightConverter)]
         self._state = whole.state_dict()
+        self._text_prefix = f"{self._prefix}.{name}."
         recorder = _Recorder(text.config)
         setattr(self.module, name, recorder)
         self.module.get_input_embeddings = recorder.get_input_embeddings
@@ -96,8 +102,15 @@ class SurroundingParts:
         self.module.eval()
 
     def current_name(self, name: str) -> str:
-        """The name that transformers' model has for a tensor of a checkpoint, which may be an old one."""
-        renamed, _ = rename_source_key(name, self._renamings, [], self._prefix, self._state)
+        """The name that transformers' model has for a tensor of a checkpoint, which may be an old one.
+
+        Raises:
+            UnsupportedModel: the tensor is divided or joined, outside of the language model.
+        """
+        renamed: str = rename_source_key(name, self._renamings, [], self._prefix, self._state)[0]
+        changed = any(converter.rename_source_key(renamed)[1] is not None for converter in self._converters)
+        if changed and not renamed.startswith(self._text_prefix) and renamed not in self._state:
+            raise UnsupportedModel(f"{name} of the checkpoint is divided or joined, which is not supported here")
         return renamed
 
     def _check_buffers(self, kind: str) -> None:
@@ -107,6 +120,14 @@ class SurroundingParts:
             raise UnsupportedModel(
                 f"{kind} models are not supported: {buffers[0]} is read from checkpoints, and is no parameter"
             )
+
+
+def _check_generation(whole: Any, kind: str) -> None:
+    """Refuse models that make positions or masks for their language model before they are called."""
+    if type(whole)._prepare_position_ids_for_generation is not GenerationMixin._prepare_position_ids_for_generation:
+        raise UnsupportedModel(f"{kind} models have {_POSITIONS}, which only a family can give")
+    if hasattr(whole, "create_masks_for_generate"):
+        raise UnsupportedModel(f"{kind} models have {_MASKS}, which only a family can give")
 
 
 class SurroundingEncoder(VisionEncoder):
@@ -129,6 +150,7 @@ class SurroundingEncoder(VisionEncoder):
         self._recorder = (parts.recorder,)  # in a tuple: it is a module of the model
         self._placeholder = placeholder
         self._first = tried[0]
+        self._types = set(_TYPES) & set(inspect.signature(parts.module.forward).parameters)
         self.largest = _item(tried[-1], placeholder)
 
     @property
@@ -175,8 +197,10 @@ class SurroundingEncoder(VisionEncoder):
         (recorder,) = self._recorder
         recorder.embed_tokens.dtype = sample.dtype
         arguments = {part.name: _tensor(part.values, sample) for part in inputs}
+        token_ids = torch.tensor([tokens], device=sample.device)
+        arguments |= dict.fromkeys(self._types, (token_ids == self._placeholder).long())
         recorder.call = {}
-        output = self.tower(input_ids=torch.tensor([tokens], device=sample.device), use_cache=False, **arguments)
+        output = self.tower(input_ids=token_ids, use_cache=False, **arguments)
         call, recorder.call = recorder.call, {}
         if output[0] is not call.get("inputs_embeds"):
             raise UnsupportedModel("it changes what its language model computes")
@@ -205,9 +229,9 @@ def _is_ones(value: Tensor) -> bool:
 
 
 _USUAL: dict[str, tuple[Callable[[Tensor], bool], str]] = {
-    "position_ids": (_is_count, "positions that depend on pictures (as M-RoPE)"),
-    "cache_position": (_is_count, "positions that depend on pictures"),
-    "attention_mask": (_is_ones, "attention masks that depend on pictures (as attention in both directions)"),
+    "position_ids": (_is_count, _POSITIONS),
+    "cache_position": (_is_count, _POSITIONS),
+    "attention_mask": (_is_ones, _MASKS),
 }
 
 
