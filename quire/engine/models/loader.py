@@ -33,7 +33,7 @@ from quire.engine.models.errors import BrokenFolder, ModelError, UnsupportedMode
 from quire.engine.models.family import PictureFacts, SurroundingModel
 from quire.engine.models.layers.heads import PoolerHeads
 from quire.engine.models.layers.linear import Packable
-from quire.engine.models.model_config import ALONE, ModelConfig, read_config
+from quire.engine.models.model_config import ModelConfig, read_config
 from quire.engine.models.networks.audio_encoder import CTCModel
 from quire.engine.models.networks.decoder import Decoder, LanguageModel
 from quire.engine.models.networks.dual_encoder import DualEncoder
@@ -220,7 +220,7 @@ def _load_model(
     surrounding = _surrounding_parts(folder, config, options)
     plain: Callable[[str], str | None] = str if config.spec is None else partial(plain_name, config.spec, config.facts)
     if surrounding is not None:
-        plain = _renamed(surrounding, plain)
+        plain = surrounding.renamed(plain)
     with Checkpoint(folder / (config.static or ""), config.quantization, plain) as checkpoint:
         dtype = _dtype(options, checkpoint, target, exact=config.static is not None)
         if quantize and dtype not in target.quantizable_dtypes:
@@ -350,7 +350,7 @@ def _load_transformer(load: _Load, spec: DecoderSpec | EncoderSpec, groups: Rank
             tensors = ((name, tensor) for name, tensor in tensors if name not in superseded)
         filler.fill(itertools.chain(_with_label_rows(tensors, pooler), _extra_weights(folder, pooler)))
     if vision is not None:
-        _check_vision(vision, config)
+        vision.check()
     if scales is not None:
         scales.apply(model)
     loaded = load.loaded(model, spec.vocab, context_len)
@@ -398,23 +398,6 @@ def _surrounding_parts(folder: Path, config: ModelConfig, options: ModelOptions)
     from quire.engine.models.fallback.composite import SurroundingParts  # noqa: PLC0415 seconds of imports
 
     return SurroundingParts(read_config(folder, options.hf_overrides))
-
-
-def _renamed(parts: SurroundingParts, plain: Callable[[str], str | None]) -> Callable[[str], str | None]:
-    """The function for names that transformers' model has now; old checkpoints have others."""
-    return lambda name: plain(parts.current_name(name))
-
-
-def _check_vision(vision: VisionEncoder, config: ModelConfig) -> None:
-    """Check an encoder whose weights are there.
-
-    Raises:
-        UnsupportedModel: it is of a model without a family, and does what only a family can do.
-    """
-    try:
-        vision.check()
-    except UnsupportedModel as error:
-        raise UnsupportedModel(f"models of type {config.model_type!r} are not supported: {error} ({ALONE})") from error
 
 
 def _transformer_context_len(load: _Load, spec: DecoderSpec | EncoderSpec) -> int:

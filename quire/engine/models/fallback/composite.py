@@ -18,13 +18,14 @@ from typing_extensions import override
 from quire.engine.client.picture_processor import ProcessedPicture
 from quire.engine.client.protocol import EncoderInput, PictureItem
 from quire.engine.models.errors import UnsupportedModel
+from quire.engine.models.model_config import ALONE
 from quire.engine.models.networks.vision_encoder import VisionEncoder
 
 _POSITIONS = "positions that depend on pictures (as M-RoPE)"
 _MASKS = "attention masks that depend on pictures (as attention in both directions)"
 _TYPES = ("token_type_ids", "mm_token_type_ids")  # arguments of some models: which tokens are those of pictures
 _PATCH = 14  # edge of a patch, if the config says nothing
-_TEXT_BEFORE, _TEXT_BEHIND = (3, 4), (5,)  # tokens around the picture of the trial
+_TEXT = (3, 4, 5)  # tokens around the picture of the trial
 
 
 class _NoEmbeddings(nn.Module):
@@ -101,6 +102,10 @@ class SurroundingParts:
         self._check_buffers(kind)
         self.module.eval()
 
+    def renamed(self, plain: Callable[[str], str | None]) -> Callable[[str], str | None]:
+        """The function of names of tensors, for names that a checkpoint has, which may be old ones."""
+        return lambda name: plain(self.current_name(name))
+
     def current_name(self, name: str) -> str:
         """The name that transformers' model has for a tensor of a checkpoint, which may be an old one.
 
@@ -164,20 +169,32 @@ class SurroundingEncoder(VisionEncoder):
         embeddings: Tensor = self._called([self._placeholder] * item.embeddings, item.inputs)["inputs_embeds"][0]
         return embeddings
 
-    @torch.inference_mode()
+    @override
     def check(self) -> None:
-        """Check that embeddings in the place of placeholder tokens are all that the language model gets of pictures.
+        """Check that embeddings in the place of placeholder tokens are all that the language model gets of pictures."""
+        try:
+            self._try()
+        except UnsupportedModel as error:
+            kind = self.tower.config.model_type
+            raise UnsupportedModel(f"models of type {kind!r} are not supported: {error} ({ALONE})") from error
+
+    @torch.inference_mode()
+    def _try(self) -> None:
+        """Encode a picture with text around it.
 
         Raises:
-            UnsupportedModel: they are not, or transformers cannot encode a picture.
+            UnsupportedModel: transformers cannot do it, or the model does what only a family can do.
         """
         item = _item(self._first, self._placeholder)
         picture = [int(token) for token in self._first.token_ids]
-        tokens = [*_TEXT_BEFORE, *picture, *_TEXT_BEHIND]
+        text = [token for token in _TEXT if token != self._placeholder]
+        tokens = [*text, *picture, *text]
         try:
-            texts = self._called([*_TEXT_BEFORE, *_TEXT_BEHIND], ())
+            texts = self._called(text, ())
             call = self._called(tokens, item.inputs)
             alone = self.encode(item)
+        except UnsupportedModel:
+            raise
         except Exception as error:  # of the model's own code
             raise UnsupportedModel(
                 f"transformers cannot encode a picture: {type(error).__name__}: {str(error)[:300]}"

@@ -43,7 +43,7 @@ def _tokens_of(model: Any, inputs: dict[str, Any]) -> int:
     return sum(len(part) for part in pooled) if pooled[0].dim() > 1 else len(pooled)
 
 
-@pytest.mark.parametrize("case", ["llava", "mistral3"])
+@pytest.mark.parametrize("case", [pytest.param("llava", marks=pytest.mark.slow), "mistral3"])
 def test_embeddings_in_the_place_of_placeholders_are_accepted(case: str) -> None:
     model = make_composite(case)
     encoder = encoder_of(model, case)
@@ -72,7 +72,11 @@ def test_what_a_model_does_before_it_is_called_is_refused(case: str, reason: str
 
 @pytest.mark.parametrize(
     ("case", "reason"),
-    [("gemma3-narrow", "attention in both directions"), ("qwen2_5_vl", "M-RoPE"), ("qwen3_vl", "M-RoPE|DeepStack")],
+    [
+        pytest.param("gemma3-narrow", "attention in both directions", marks=pytest.mark.slow),
+        ("qwen2_5_vl", "M-RoPE"),
+        pytest.param("qwen3_vl", "M-RoPE|DeepStack", marks=pytest.mark.slow),
+    ],
 )
 def test_more_than_embeddings_is_refused(monkeypatch: pytest.MonkeyPatch, case: str, reason: str) -> None:
     """By what the language model is called with, even if nothing else tells it."""
