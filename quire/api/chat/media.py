@@ -17,7 +17,8 @@ from quire.engine.client.audio import AudioInfo
 from quire.engine.client.pictures import PictureInfo, VideoInfo
 from quire.multimodal.audio.items import audio_placeholders
 from quire.multimodal.audio.reader import AudioFile
-from quire.multimodal.picture_reader import EmbeddingsFile, PictureFile, RequestPicture, picture_placeholders
+from quire.multimodal.picture_jobs import PictureFile
+from quire.multimodal.picture_reader import EmbeddingsFile, RequestPicture, picture_placeholders
 from quire.multimodal.picture_settings import (
     MEDIA_IO,
     PROCESSOR,

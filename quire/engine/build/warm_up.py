@@ -31,6 +31,7 @@ from quire.engine.client.pictures import (
     PatchRows,
     SmartResize,
     SplitTiles,
+    TransformersProcessor,
 )
 from quire.engine.client.pooling_params import PoolingParams
 from quire.engine.client.protocol import AddRequest, AudioItem, PictureItem
@@ -285,6 +286,8 @@ def smallest_picture(geometry: Geometry) -> PictureItem:
         case PaddedTiles():
             height = width = geometry.tile
             original = height, width
+        case TransformersProcessor():
+            raise TypeError("only the model's processor makes pictures for it")
         case _:
             height, width = geometry.height, geometry.width
     pixels = np.zeros((images, height, width, 3), np.uint8)
@@ -297,7 +300,7 @@ def warm_up_vision(loaded: LoadedModel) -> None:
     vision = vision_of(loaded)
     if vision is not None:
         assert loaded.pictures is not None
-        vision.encode(smallest_picture(loaded.pictures.info.geometry))
+        vision.encode(vision.largest or smallest_picture(loaded.pictures.info.geometry))
 
 
 def _key(columns: int) -> bytes:
