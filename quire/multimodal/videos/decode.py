@@ -37,6 +37,7 @@ _MISSING_SECONDS = 1.0
 _HIDDEN_TOLERANCE = 0.02  # part of the frames that may not be shown: some formats have such frames
 _VP8_SHOWN = 0x10  # the bit of a VP8 frame that says that it is shown
 _QUARTER = 90
+_ALIGNED = 1 << 20  # pixels that decoders may add to a frame
 _SEEKABLE = frozenset({"mov", "matroska"})  # demuxers that find a packet by its time
 
 
@@ -149,12 +150,12 @@ def _of_file(job: InspectVideo, limits: VideoLimits) -> VideoHeader:
     demuxer = recognize(job.content)
     if demuxer is None:
         raise VideoError(f"The file is not a video of a supported format: {NAMES}.")
-    with _opened(job.content, demuxer) as (container, stream):
+    with _opened(job.content, demuxer, limits.pixels) as (container, stream):
         _check_pixels(stream.codec_context.height, stream.codec_context.width, limits)
         packets = _packets(container, stream)
         _check_complete(packets, stream, container)
         fps = _rate(packets, stream)
-    with _opened(job.content, demuxer) as (container, stream):
+    with _opened(job.content, demuxer, limits.pixels) as (container, stream):
         first = next(container.decode(stream), None)
         if first is None:
             raise VideoError("The video has no frames.")
@@ -167,15 +168,24 @@ def _of_file(job: InspectVideo, limits: VideoLimits) -> VideoHeader:
 
 
 @contextmanager
-def _opened(content: bytes, demuxer: str) -> Iterator[tuple[Any, Any]]:
-    """FFmpeg's container of a file, and its video stream."""
+def _opened(content: bytes, demuxer: str, pixels: int) -> Iterator[tuple[Any, Any]]:
+    """FFmpeg's container of a file, and its video stream. `pixels`: of the largest frame.
+
+    Frames that say that they are much larger are not decoded; `_check_pixels` has the better error.
+    """
     if find_spec("av") is None:
         raise VideoError("This server reads no videos: it lacks the package av (pip install 'quire[video]').")
     import av  # noqa: PLC0415 not everybody has it
 
+    options = {"max_pixels": str(2 * pixels + _ALIGNED)}
     try:
         with av.open(
-            io.BytesIO(content), "r", format=demuxer, metadata_errors="ignore", io_open=_refuse_to_open
+            io.BytesIO(content),
+            "r",
+            format=demuxer,
+            options=options,
+            metadata_errors="ignore",
+            io_open=_refuse_to_open,
         ) as container:
             if not container.streams.video:
                 raise VideoError("The file has no video stream.")
@@ -183,6 +193,7 @@ def _opened(content: bytes, demuxer: str) -> Iterator[tuple[Any, Any]]:
             if stream.codec_context is None:
                 raise VideoError("The video has a codec that this server does not know.")
             stream.codec_context.thread_count = 1
+            stream.codec_context.options = options
             yield container, stream
     except (av.FFmpegError, PermissionError) as error:
         reason = (error.strerror or str(error)).strip().rstrip(".")[:200]
@@ -286,10 +297,11 @@ def _pictures(frames: Sequence[bytes], limits: VideoLimits) -> Iterator[Image.Im
 def _of_chosen(content: bytes, header: VideoHeader) -> Iterator[Image.Image]:
     """The chosen frames of a file, each once."""
     demuxer = recognize(content) or ""
-    with _opened(content, demuxer) as (container, stream):
+    pixels = header.height * header.width
+    with _opened(content, demuxer, pixels) as (container, stream):
         packets = _packets(container, stream)
     indices = list(dict.fromkeys(header.chosen))
-    with _opened(content, demuxer) as (container, stream):
+    with _opened(content, demuxer, pixels) as (container, stream):
         decoder = _Decoder(container, stream, packets, can_seek=demuxer in _SEEKABLE)
         for index in indices:
             frame = decoder.frame(index)

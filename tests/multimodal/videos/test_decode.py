@@ -106,6 +106,15 @@ def huge(content: bytes, edge: int) -> bytes:
     return bytes(changed)
 
 
+def huge_frames() -> bytes:
+    """A file with small frames by its headers, whose frames say that they have 20,000 x 20,000 pixels."""
+    content = bytearray(video_file(4, kind="mov", codec="mjpeg", pixel_format="yuvj420p"))
+    frames = [place for place in range(len(content)) if content[place : place + 2] == b"\xff\xc0"]
+    for place in frames:
+        content[place + 5 : place + 9] = struct.pack(">HH", 20_000, 20_000)
+    return bytes(content)
+
+
 VIDEO = video_file()
 PNG = encoded(drawn(40, 60))
 BROKEN: dict[str, tuple[bytes, str]] = {
@@ -120,6 +129,7 @@ BROKEN: dict[str, tuple[bytes, str]] = {
     "a header alone": (b"\0\0\0\x18ftypisom" + b"x" * 1000, "broken or truncated"),
     "an hour of one frame": (one_frame_of(3600), "truncated: it has 0.1 s of 3600.0 s"),
     "large frames": (video_file(2, size=(400, 400)), "has 400 x 400 pixels"),
+    "huge frames": (huge_frames(), "broken or truncated: Invalid"),
     "noise in it": (VIDEO[:600] + bytes(range(256)) * 4 + VIDEO[1624:], "broken|truncated"),
     "many bytes": (VIDEO + b"\0" * (1 << 22), "--max-video-size"),
     "no frames": (packed([]), "has no frames"),
