@@ -36,7 +36,6 @@ _ORDINARY: dict[str, tuple[str, str, bool]] = {
 _PIXEL_FORMATS = {"mjpeg": "yuvj420p", "gif": "rgb8"}
 _RATE = 25
 _TICKS = 1000  # in a second
-_DAY = 86_400
 _SMALL = (64, 64)
 _LARGEST = (1 << 32) - 1
 
@@ -98,20 +97,25 @@ def _sizes() -> Iterator[Medium]:
         for container in ("mov", "matroska", "avi"):
             make = partial(_muxed, container, "mjpeg", partial(repeat, partial(_jpeg_that_says, edge), 4))
             yield _video("video size", f"JPEGs of {edge} in {container}", make)
-            make = partial(_muxed, container, "png", partial(repeat, partial(png, min(edge, 20_000), 8, 2), 4))
-            yield _video("video size", f"PNGs of {edge} in {container}", make)
+        make = partial(_muxed, "mov", "png", partial(repeat, partial(png, min(edge, 20_000), 8, 2), 4))
+        yield _video("video size", f"PNGs of {edge}", make)
         yield _video("video size", f"MP4 that says {edge}", partial(_mp4_that_says, edge), may_be_read=True)
     for edge in (5_000, 16_383):
         yield _video("video size", f"VP8 of {edge}", partial(_vp8_that_says, edge))
     growing = partial(_muxed, "mov", "mjpeg", lambda: [partial(_jpeg, _SMALL), partial(_jpeg, (3000, 3000))])
     yield _video("video size", "that grows", growing)
-    for count, codec, make_frame in ((50, "mjpeg", _jpeg), (600, "png", _plain)):
-        make = partial(_muxed, "mov", codec, partial(repeat, partial(make_frame, (4096, 2304)), count))
-        yield _video("large", f"video of {count} {codec} frames of 4096 x 2304", make, may_be_read=True)
+    for count, codec, make_frame, ticks in (
+        (50, "mjpeg", _jpeg, 40),
+        (600, "png", _plain, 40),
+        (600, "png", _plain, 500),
+    ):
+        make = partial(_muxed, "mov", codec, partial(repeat, partial(make_frame, (4096, 2304)), count), ticks)
+        name = f"video of {count} {codec} frames of 4096 x 2304, one in {ticks} ms"
+        yield _video("large", name, make, may_be_read=ticks == _TICKS // _RATE)
 
 
 def _lengths() -> Iterator[Medium]:
-    for seconds in (3_600, _DAY, 20 * _DAY):
+    for seconds in (60, 3_600, 20_000):
         for container in ("mov", "matroska"):
             frames = partial(repeat, partial(_jpeg, _SMALL), 3)
             make = partial(_muxed, container, "mjpeg", frames, seconds * _TICKS)
@@ -126,9 +130,10 @@ def _numbers() -> Iterator[Medium]:
     for count in (10_000, 300_000, 2_000_000):
         yield _video("frames", f"GIF of {count}", partial(_gif, 16, count), may_be_read=count == 10_000)
     for count in (10_000, 200_000, 300_000):
-        for container in ("mov", "matroska"):
-            make = partial(_muxed, container, "mjpeg", partial(repeat, partial(_jpeg, (16, 16)), count), 1)
-            yield _video("frames", f"{container} of {count}", make, may_be_read=count < 300_000)
+        make = partial(_muxed, "mov", "png", partial(repeat, partial(_plain, (8, 8)), count), 1)
+        yield _video("frames", f"mov of {count}", make, may_be_read=count < 300_000)
+        make = partial(_muxed, "matroska", "vp8", partial(_repeated_last, "WebM", count), 1)
+        yield _video("frames", f"matroska of {count}", make, may_be_read=count < 300_000)
     for count in (100, 900):
         yield _video("tracks", f"MKV of {count}", partial(_many_tracks, count), may_be_read=True)
     for depth in (100, 1_000_000):
@@ -248,6 +253,14 @@ def _muxed(
             packet.is_keyframe = True
             output.mux(packet)
     return file.getvalue()
+
+
+def _repeated_last(name: str, count: int) -> Iterator[Callable[[], bytes]]:
+    """The frames of a file, the last of them again and again. The first one can be decoded without others."""
+    with av.open(io.BytesIO(_ordinary(name))) as container:
+        frames = [bytes(packet) for packet in container.demux(video=0) if packet.size]
+    for index in range(count):
+        yield partial(bytes, frames[min(index, len(frames) - 1)])
 
 
 def _many_tracks(count: int) -> bytes:

@@ -6,7 +6,7 @@ Runs in worker processes: decoders are native code that reads what a stranger ha
 from __future__ import annotations
 
 import io
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -38,6 +38,11 @@ _HIDDEN_TOLERANCE = 0.02  # part of the frames that may not be shown: some forma
 _VP8_SHOWN = 0x10  # the bit of a VP8 frame that says that it is shown
 _QUARTER = 90
 _ALIGNED = 1 << 20  # pixels that decoders may add to a frame
+# A video may take as long as it takes to decode so many pixels. To turn and to resize one takes as long as to decode
+# several, and a frame takes as long as one of so many pixels at least.
+_MOST_DECODED = 12 << 30
+_RESIZING_COST = 4
+_SMALLEST_FRAME = 1 << 14
 _SEEKABLE = frozenset({"mov", "matroska"})  # demuxers that find a packet by its time
 
 
@@ -124,6 +129,7 @@ def _of_frames(frames: Sequence[bytes], fps: float, limits: VideoLimits) -> Vide
     if len(sizes) > 1:
         raise VideoError("The frames of a video must have the same size.")
     ((height, width),) = sizes
+    _check_work(len(frames), len(frames), height, width)
     return VideoHeader(len(frames), fps, None, height, width, tuple(range(len(frames))))
 
 
@@ -145,6 +151,17 @@ class _Packets:
     end: float
     rate: float
 
+    def decoded(self, chosen: Sequence[int], *, can_seek: bool) -> int:
+        """How many frames have to be decoded to read those that are chosen."""
+        keys = [bisect_left(self.times, key) for key in self.keys] if can_seek and self.times else []
+        count, last = 0, -1
+        for index in sorted(set(chosen)):
+            place = bisect_right(keys, index) - 1
+            start = last if place < 0 else max(last, keys[place] - 1)
+            count += index - start
+            last = index
+        return count
+
 
 def _of_file(job: InspectVideo, limits: VideoLimits) -> VideoHeader:
     demuxer = recognize(job.content)
@@ -164,6 +181,8 @@ def _of_file(job: InspectVideo, limits: VideoLimits) -> VideoHeader:
     height, width = (first.width, first.height) if turns % 2 else (first.height, first.width)
     timeline = Timeline(packets.count, fps)
     chosen = tuple(chosen_frames(job.info, timeline))
+    decoded = packets.decoded(chosen, can_seek=demuxer in _SEEKABLE)
+    _check_work(decoded, len(set(chosen)), height, width)
     return VideoHeader(packets.count, fps, timeline.duration, height, width, chosen, turns)
 
 
@@ -211,6 +230,15 @@ def _check_pixels(height: int, width: int, limits: VideoLimits) -> None:
     if height * width > limits.pixels:
         raise VideoError(
             f"The video has {width} x {height} pixels; this server accepts {limits.pixels} (--max-video-pixels)."
+        )
+
+
+def _check_work(decoded: int, chosen: int, height: int, width: int) -> None:
+    """Refuse at once what would be given up after seconds. `decoded`: frames for the `chosen` ones."""
+    if max(height * width, _SMALLEST_FRAME) * (decoded + _RESIZING_COST * chosen) > _MOST_DECODED:
+        raise VideoError(
+            f"The video takes too much time to read: {chosen} frames of {width} x {height} pixels are read, for which "
+            f"{decoded} are decoded. Send smaller ones, or fewer: `media_io_kwargs.video` has `num_frames` and `fps`."
         )
 
 

@@ -168,6 +168,23 @@ def test_more_frames_than_the_server_reads() -> None:
         read(VIDEO, watching(17))
 
 
+def test_what_would_take_too_long_is_refused_before_it_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Frames before the last key frame are not decoded, and each that is read costs as much as several."""
+    content = video_file(60, key_interval=10, size=(128, 128), kind="webm", codec="libvpx")
+    frame = 128 * 128
+    for count, decoded in ((2, 2), (3, 3), (5, 1 + 3 + 5 + 7 + 9)):
+        work = frame * (decoded + 4 * count)
+        monkeypatch.setattr(decode, "_MOST_DECODED", work)
+        assert len(inspect(InspectVideo(content, watching(count)), LIMITS).chosen) == count
+        monkeypatch.setattr(decode, "_MOST_DECODED", work - 1)
+        with pytest.raises(VideoError, match=f"{count} frames of 128 x 128 pixels are read, for which {decoded} are"):
+            inspect(InspectVideo(content, watching(count)), LIMITS)
+    frames = packed([encoded(drawn(128, 128))] * 3)
+    monkeypatch.setattr(decode, "_MOST_DECODED", 15 * frame - 1)
+    with pytest.raises(VideoError, match="3 frames of 128 x 128 pixels are read, for which 3 are decoded"):
+        inspect(InspectVideo(frames, watching()), LIMITS)
+
+
 def test_lists_are_packed() -> None:
     assert unpacked(packed([b"a", b"", b"ccc"])) == [b"a", b"", b"ccc"]
     assert unpacked(b"a") is None
