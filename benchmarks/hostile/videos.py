@@ -180,7 +180,8 @@ def _fields() -> Iterator[Medium]:
         for name in ("video_url", "input_video"):
             part = {"type": name, "video_url": value}
             yield Medium("video field", f"{name} {number}", partial(repeated, part))
-    for number, source in enumerate([None, 5, [], {}, {"type": "base64"}, {"type": "url", "url": 5}, {"type": "file"}]):
+    sources: list[Any] = [None, 5, [], {}, {"type": "base64"}, {"type": "url", "url": 5}, {"type": "file"}]
+    for number, source in enumerate(sources):
         yield Medium("video field", f"source {number}", partial(repeated, {"type": "video", "source": source}))
 
 
@@ -257,7 +258,7 @@ def _muxed(
 
 def _repeated_last(name: str, count: int) -> Iterator[Callable[[], bytes]]:
     """The frames of a file, the last of them again and again. The first one can be decoded without others."""
-    with av.open(io.BytesIO(_ordinary(name))) as container:
+    with av.open(io.BytesIO(_ordinary(name)), "r") as container:
         frames = [bytes(packet) for packet in container.demux(video=0) if packet.size]
     for index in range(count):
         yield partial(bytes, frames[min(index, len(frames) - 1)])
