@@ -244,6 +244,8 @@ def _check_work(decoded: int, chosen: int, height: int, width: int) -> None:
 
 def _packets(container: Any, stream: Any) -> _Packets:
     """Read all packets of a stream, without decoding them."""
+    if stream.frames > _MOST_FRAMES:
+        raise _too_many_frames()
     is_vp8 = stream.codec_context.name.startswith(("vp8", "libvpx"))
     count, end = 0, 0
     times: list[int] = []
@@ -253,7 +255,7 @@ def _packets(container: Any, stream: Any) -> _Packets:
             continue
         count += 1
         if count > _MOST_FRAMES:
-            raise VideoError(f"The video has more than {_MOST_FRAMES} frames.")
+            raise _too_many_frames()
         if packet.pts is None:
             continue
         times.append(packet.pts)
@@ -267,6 +269,10 @@ def _packets(container: Any, stream: Any) -> _Packets:
     seconds = float((end - times[0]) * stream.time_base) if times else 0.0
     rate = (count - 1) / float((times[-1] - times[0]) * stream.time_base) if known and count > 1 else 0.0
     return _Packets(count, times if known else [], sorted(keys), seconds, rate)
+
+
+def _too_many_frames() -> VideoError:
+    return VideoError(f"The video has more than {_MOST_FRAMES} frames.")
 
 
 def _check_complete(packets: _Packets, stream: Any, container: Any) -> None:
