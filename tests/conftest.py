@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import multiprocessing
 import os
 import shutil
 import signal
@@ -39,9 +40,16 @@ for number in (signal.SIGINT, signal.SIGHUP):
 
 
 @pytest.fixture(autouse=True, scope="session")
-def patient_workers() -> Iterator[None]:
-    """Jobs of worker processes have a limit of real time as well, which a busy machine could exceed."""
+def quick_and_patient_workers() -> Iterator[None]:
+    """Worker processes are forked, which users' servers do not do, and their jobs have more real time.
+
+    A busy machine could exceed the usual limit of real time.
+    """
+    from tests.support.forked_workers import MODULES, ForkedWorker
+
+    multiprocessing.set_forkserver_preload(list(MODULES))
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("quire.workers.process._create", ForkedWorker)
         patch.setattr("quire.workers.process._WALL_TIME", 100)
         yield
 

@@ -2,12 +2,20 @@
 
 Each process of the tests starts one process that imports the server and then waits. For each start it forks, and what
 it has forked runs the command as a process of its own: with its own files, environment, signals and children.
+
+A server's children (cores, ranks, workers, the reader of configs) are forked as well, by the library's fork server, which
+is forked from the server before that has threads. Users' servers start them in new interpreters.
 """
 
 from __future__ import annotations
 
 import atexit
+import gc
+import importlib
 import json
+import multiprocessing
+import multiprocessing.forkserver
+import multiprocessing.util
 import os
 import select
 import signal
@@ -16,9 +24,13 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import lru_cache
+from pathlib import Path
+from unittest.mock import patch
 
 MESSAGE_BYTES = 1 << 17
+_run_program = multiprocessing.util.spawnv_passfds
 
 
 class ForkedProcess:
@@ -54,10 +66,20 @@ class ForkedProcess:
         return self.returncode
 
 
-def start(arguments: Sequence[str], env: dict[str, str], stdin: int, stdout: int, stderr: int) -> ForkedProcess:
-    """Run the `quire` command with these file descriptors."""
+def start(
+    arguments: Sequence[str],
+    env: dict[str, str],
+    stdin: int,
+    stdout: int,
+    stderr: int,
+    *,
+    new_interpreters: bool = False,
+) -> ForkedProcess:
+    """Run the `quire` command with these file descriptors; its children in new interpreters, if they are the test."""
     reports, reporter = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    message = json.dumps({"arguments": arguments, "env": env, "folder": os.getcwd()}).encode()
+    fork_children = arguments[0] == "serve" and not new_interpreters
+    fields = {"arguments": arguments, "env": env, "folder": os.getcwd(), "fork_children": fork_children}
+    message = json.dumps(fields).encode()
     assert len(message) <= MESSAGE_BYTES
     with reporter:
         socket.send_fds(_preloaded(), [message], [stdin, stdout, stderr, reporter.fileno()])
@@ -126,7 +148,41 @@ def _become(message: dict[str, object], files: list[int]) -> list[str]:
     for standard, descriptor in enumerate(files):
         os.dup2(descriptor, standard)
         os.close(descriptor)
+    if message["fork_children"]:
+        _fork_children()
     return arguments
+
+
+def _fork_children() -> None:
+    """Let multiprocessing's children of this process be forked, by a process that is forked here.
+
+    What they start themselves, as a core starts its ranks, runs in new interpreters.
+    """
+    with patch.object(multiprocessing.util, "spawnv_passfds", _fork_program):
+        multiprocessing.forkserver.ensure_running()  # type: ignore[attr-defined]
+    launch._CHILDREN = multiprocessing.get_context("forkserver")
+    process._create = forked_workers.ForkedWorker  # type: ignore[assignment]
+
+
+def _fork_program(_: str, arguments: Sequence[str], descriptors: Sequence[int]) -> int:
+    """Do in a fork what an interpreter with these arguments would: its program is the last one."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            _close_all_but({0, 1, 2, *descriptors})
+            multiprocessing.util.spawnv_passfds = _run_program
+            signal.pthread_sigmask(signal.SIG_BLOCK, launch._SERVERS_SIGNALS)  # as `start_without_signals` does
+            exec(arguments[-1])  # noqa: S102 the library's own
+        finally:
+            os._exit(0)
+    return pid
+
+
+def _close_all_but(descriptors: set[int]) -> None:
+    for descriptor in [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]:
+        if descriptor not in descriptors:
+            with suppress(OSError):  # that of the folder itself
+                os.close(descriptor)
 
 
 if __name__ == "__main__":
@@ -139,7 +195,15 @@ if __name__ == "__main__":
     import quire.app.lifecycle
     import quire.app.listen
     import quire.app.serve
+    from quire.engine.client import launch
+    from quire.engine.models.model_config import read_model_config
+    from quire.workers import process
+    from tests.support import forked_workers
 
+    for module in forked_workers.MODULES:
+        importlib.import_module(module)
+    read_model_config(Path(quire.__file__).parent / "bundled" / "nano")  # imports of transformers and the families
+    gc.freeze()  # else collections of what is forked would write to all pages
     sys.argv[1:] = _fork_when_told(connection)
     sys.modules["__main__"] = quire.__main__  # processes that the server starts import it
     main()
