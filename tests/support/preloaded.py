@@ -3,8 +3,8 @@
 Each process of the tests starts one process that imports the server and then waits. For each start it forks, and what
 it has forked runs the command as a process of its own: with its own files, environment, signals and children.
 
-A server's children (cores, ranks, workers, the reader of configs) are forked as well, by the library's fork server. It is
-forked from the server before that has threads. Users' servers start children in new interpreters.
+A server's children (cores, ranks, workers, the reader of configs) are forked as well, by the library's fork server. It
+is forked from the server before that has threads. Users' servers start children in new interpreters.
 """
 
 from __future__ import annotations
