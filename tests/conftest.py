@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import gc
 import glob
-import multiprocessing
 import os
 import shutil
 import signal
@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.support.preloaded import start_worker
 
 # Before torch, transformers or triton are imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -40,18 +42,29 @@ for number in (signal.SIGINT, signal.SIGHUP):
 
 
 @pytest.fixture(autouse=True, scope="session")
-def quick_and_patient_workers() -> Iterator[None]:
-    """Worker processes are forked, which users' servers do not do, and their jobs have more real time.
-
-    A busy machine could exceed the usual limit of real time.
-    """
-    from tests.support.forked_workers import MODULES, ForkedWorker
-
-    multiprocessing.set_forkserver_preload(list(MODULES))
+def patient_workers() -> Iterator[None]:
+    """Jobs of worker processes have a limit of real time as well, which a busy machine could exceed."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("quire.workers.process._create", ForkedWorker)
         patch.setattr("quire.workers.process._WALL_TIME", 100)
         yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def preloaded_workers() -> Iterator[None]:
+    """Worker processes are forked from a process with their imports. Those of tests/workers and of servers are not."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("quire.workers.process._create", start_worker)
+        yield
+
+
+# What is there once all tests are known stays: a million objects, at which a full collection would look for a second.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_unconfigure() -> None:

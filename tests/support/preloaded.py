@@ -1,17 +1,17 @@
-"""Start the `quire` command from a process that has imported it already, as its imports take longer than all else.
+"""Start the `quire` command, or a worker process, from a process that has imported it already.
 
-Each process of the tests starts one process that imports the server and then waits. For each start it forks, and what
-it has forked runs the command as a process of its own: with its own files, environment, signals and children.
+Imports take longer than all else in most tests. Each process of the tests starts one process that imports the server
+and then waits. For each start it forks, and what it has forked runs the command, or the worker, as a process of its
+own: with its own files, environment, signals and children.
 
-A server's children (cores, ranks, workers, the reader of configs) are forked as well, by the library's fork server. It
-is forked from the server before that has threads. Users' servers start children in new interpreters.
+A server's cores and ranks and the reader of its configs are forked as well, by the library's fork server. It is forked
+from the server before that has threads. Users' servers start them in new interpreters.
 """
 
 from __future__ import annotations
 
 import atexit
 import gc
-import importlib
 import json
 import multiprocessing
 import multiprocessing.forkserver
@@ -23,6 +23,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import lru_cache
@@ -30,6 +31,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 MESSAGE_BYTES = 1 << 17
+_LOCK = threading.Lock()  # pools start workers in threads
 _run_program = multiprocessing.util.spawnv_passfds
 
 
@@ -76,13 +78,24 @@ def start(
     new_interpreters: bool = False,
 ) -> ForkedProcess:
     """Run the `quire` command with these file descriptors; its children in new interpreters, if they are the test."""
+    fork_children = "serve" in arguments[:1] and not new_interpreters
+    message = {"arguments": arguments, "env": env, "folder": os.getcwd(), "fork_children": fork_children}
+    return _fork(message, [stdin, stdout, stderr])
+
+
+def start_worker(connection: socket.socket) -> ForkedProcess:
+    """Run a worker process at the other end of a connection, as `quire.workers.process` does."""
+    with connection, open(os.devnull, "r+b") as nothing:
+        files = [connection.fileno(), nothing.fileno(), nothing.fileno()]
+        return _fork({"arguments": None, "env": dict(os.environ), "folder": os.getcwd()}, files)
+
+
+def _fork(message: dict[str, object], files: list[int]) -> ForkedProcess:
     reports, reporter = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    fork_children = arguments[0] == "serve" and not new_interpreters
-    fields = {"arguments": arguments, "env": env, "folder": os.getcwd(), "fork_children": fork_children}
-    message = json.dumps(fields).encode()
-    assert len(message) <= MESSAGE_BYTES
-    with reporter:
-        socket.send_fds(_preloaded(), [message], [stdin, stdout, stderr, reporter.fileno()])
+    content = json.dumps(message).encode()
+    assert len(content) <= MESSAGE_BYTES
+    with reporter, _LOCK:
+        socket.send_fds(_preloaded(), [content], [*files, reporter.fileno()])
     return ForkedProcess(reports)
 
 
@@ -105,8 +118,8 @@ def _preloaded() -> socket.socket:
     return here
 
 
-def _fork_when_told(control: socket.socket) -> list[str]:
-    """Return the arguments in each process that is forked; this one ends with its parent."""
+def _fork_when_told(control: socket.socket) -> list[str] | None:
+    """Return the arguments in each process that is forked, None in a worker; this one ends with its parent."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for supervisors
     while True:
         message, descriptors, _, _ = socket.recv_fds(control, MESSAGE_BYTES, 4)
@@ -136,10 +149,10 @@ def _supervise(files: list[int], reporter: int) -> None:
     os._exit(0)
 
 
-def _become(message: dict[str, object], files: list[int]) -> list[str]:
-    """Make this process like one that a shell has just started; return its arguments."""
+def _become(message: dict[str, object], files: list[int]) -> list[str] | None:
+    """Make this process like one that a shell has just started; return its arguments, None for a worker."""
     arguments, env, folder = message["arguments"], message["env"], message["folder"]
-    assert isinstance(arguments, list)
+    assert arguments is None or isinstance(arguments, list)
     assert isinstance(env, dict)
     os.environ.clear()
     os.environ.update(env)
@@ -148,7 +161,7 @@ def _become(message: dict[str, object], files: list[int]) -> list[str]:
     for standard, descriptor in enumerate(files):
         os.dup2(descriptor, standard)
         os.close(descriptor)
-    if message["fork_children"]:
+    if message.get("fork_children"):
         _fork_children()
     return arguments
 
@@ -159,9 +172,8 @@ def _fork_children() -> None:
     What they start themselves, as a core starts its ranks, runs in new interpreters.
     """
     with patch.object(multiprocessing.util, "spawnv_passfds", _fork_program):
-        multiprocessing.forkserver.ensure_running()  # type: ignore[attr-defined]
+        multiprocessing.forkserver.ensure_running()
     launch._CHILDREN = multiprocessing.get_context("forkserver")
-    process._create = forked_workers.ForkedWorker  # type: ignore[assignment]
 
 
 def _fork_program(_: str, arguments: Sequence[str], descriptors: Sequence[int]) -> int:
@@ -195,15 +207,24 @@ if __name__ == "__main__":
     import quire.app.lifecycle
     import quire.app.listen
     import quire.app.serve
+    import quire.multimodal.audio.decode
+    import quire.multimodal.documents
+    import quire.multimodal.pictures.decode
+    import quire.multimodal.videos.decode
+    import quire.parsing.structured.compilation
+    import quire.rendering.prompts
+    import quire.workers.child
     from quire.engine.client import launch
     from quire.engine.models.model_config import read_model_config
-    from quire.workers import process
-    from tests.support import forked_workers
 
-    for module in forked_workers.MODULES:
-        importlib.import_module(module)
     read_model_config(Path(quire.__file__).parent / "bundled" / "nano")  # imports of transformers and the families
     gc.freeze()  # else collections of what is forked would write to all pages
-    sys.argv[1:] = _fork_when_told(connection)
+    command = _fork_when_told(connection)
+    if command is None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        quire.workers.child.main()
+        sys.exit()
+    sys.argv[1:] = command
     sys.modules["__main__"] = quire.__main__  # processes that the server starts import it
     main()

@@ -17,7 +17,6 @@ from typing import Any
 import httpx
 import psutil
 
-from tests.support.forked_workers import NAME as WORKER
 from tests.support.models import make_model, save_model
 from tests.support.patience import PATIENCE
 from tests.support.preloaded import ForkedProcess, start
@@ -130,7 +129,7 @@ def cores_and_ranks(server: ServerProcess) -> list[psutil.Process]:
     for child in psutil.Process(server.process.pid).children(recursive=True):
         command = command_of(child)
         forked = "preloaded" in command and child.ppid() != server.process.pid  # the server's own fork forks others
-        if ("spawn_main" in command or forked) and child.name() != WORKER:
+        if "spawn_main" in command or forked:
             started.append(child)
     return sorted(started, key=lambda child: (child.create_time(), child.pid))
 

@@ -1,12 +1,19 @@
-"""Worker processes are started as users' servers start them: these tests are about them."""
+"""Workers start here as they do outside of tests."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
-from tests.support.forked_workers import start_interpreter
+from quire.workers import process
+
+_CREATE = process._create
 
 
 @pytest.fixture(autouse=True)
-def workers_in_new_interpreters(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quire.workers.process._create", start_interpreter)
+def started_workers() -> Iterator[None]:
+    """Start each worker process by its own command."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(process, "_create", _CREATE)
+        yield
