@@ -8,9 +8,12 @@ import pytest
 import torch
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(autouse=True, scope="module")
 def one_thread() -> Iterator[None]:
-    """Torch computes in one thread: in models of this size, threads only wait for each other."""
+    """Torch and kernels compute in one thread: in models of this size, threads only wait for each other.
+
+    Modules whose tests need several have a fixture of this name.
+    """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
