@@ -21,8 +21,6 @@ from tests.support.streaming_models import (
     streaming_info,
 )
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 # Prompt tokens and frames: within the windows of 24 tokens and 18 / 4 frames, and far beyond.
 CASES = [(8, 60), (8, 9), (1, 2), (5, 23), (40, 200), (12, 150)]
 ALL = greedy(1 << 20)
