@@ -335,7 +335,7 @@ def test_the_input_of_a_custom_tool_matches_its_format(engine: Engine, name: str
         custom=frozenset(["f"]),
     )
     read = AnswerFormat(tags=None, prompt=None, plan=plan)
-    for text in generate_texts(engine, grammar_of(None, SPECIAL_IDS, plan=plan), 3):
+    for text in generate_texts(engine, grammar_of(None, SPECIAL_IDS, plan=plan), 2):
         (call,) = join_calls(read.parser().push(text, last=True).calls)
         assert re.fullmatch(pattern, call.arguments), text
 
