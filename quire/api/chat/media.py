@@ -14,10 +14,11 @@ from quire.api.chat.media_files import DocumentContents, MediaContent, MediaFile
 from quire.api.chat.media_inputs import MediaInputs
 from quire.api.chat.media_parts import MediaPart, PartParser, PartPlace
 from quire.engine.client.audio import AudioInfo
-from quire.engine.client.pictures import VideoInfo
+from quire.engine.client.pictures import PictureInfo, VideoInfo
 from quire.multimodal.audio.items import audio_placeholders
 from quire.multimodal.audio.reader import AudioFile
-from quire.multimodal.picture_reader import EmbeddingsFile, PictureFile, RequestPicture, picture_placeholders
+from quire.multimodal.picture_jobs import PictureFile
+from quire.multimodal.picture_reader import EmbeddingsFile, RequestPicture, picture_placeholders
 from quire.multimodal.picture_settings import (
     MEDIA_IO,
     PROCESSOR,
@@ -28,7 +29,7 @@ from quire.multimodal.picture_settings import (
     with_settings,
 )
 from quire.multimodal.placement import Placeholders
-from quire.multimodal.sources import MediaFile, SentBefore
+from quire.multimodal.sources import MediaFile
 from quire.protocol.errors import InvalidRequest
 from quire.rendering.messages import AUDIO_PART, IMAGE_PART, VIDEO_PART
 from quire.rendering.picture_texts import PictureTexts
@@ -108,14 +109,30 @@ class ChatMedia:
         return kinds
 
 
+@dataclass(frozen=True, slots=True)
+class ReadMedia:
+    """Media whose files were read, but not prepared yet. Messages have what stands for them in their place.
+
+    Attributes:
+        parts: their content parts.
+        contents: of each of them, in files that an `ExitStack` closes.
+        pictures: how the model reads pictures and videos of the request; None if it reads none.
+    """
+
+    parts: Sequence[MediaPart] = ()
+    contents: Sequence[Sequence[MediaContent]] = ()
+    pictures: PictureInput | None = None
+
+    @property
+    def has_low_detail(self) -> bool:
+        """Whether the model knows a smaller form of pictures than its own."""
+        return self.pictures is not None and with_low_detail(self.pictures.info) != self.pictures.info
+
+
 async def take_media(
     places: Sequence[PartPlace], settings: MediaSettings, model: ServedModel, state: ServerState, sequences: int
 ) -> ChatMedia:
     """Replace media in messages by what stands for them, and make items of them.
-
-    Everything that costs little is checked first, for all parts. Then the files are read, a few at a time; large ones
-    wait on disk. Then they are prepared, one after the other. The memory for the items is reserved for as long as they
-    live.
 
     Args:
         places: content parts with media; the contents that they are in are changed.
@@ -129,49 +146,110 @@ async def take_media(
         PromptError: a part is not allowed, broken, or too long.
         QueueFull: too many files wait to be read.
     """
+    with ExitStack() as stack:
+        return await prepare_media(
+            [await read_media(places, settings, model, state, stack)], settings, model, sequences
+        )
+
+
+async def read_media(
+    places: Sequence[PartPlace], settings: MediaSettings, model: ServedModel, state: ServerState, stack: ExitStack
+) -> ReadMedia:
+    """Replace media in messages by what stands for them, and read their files.
+
+    Everything that costs little is checked first, for all parts. Then the files are read, a few at a time; large ones
+    are on disk until `stack` ends.
+
+    Args:
+        places, settings, model, state: as of `take_media`.
+        stack: closes the files.
+
+    Raises:
+        InvalidRequest, PromptError, QueueFull: as of `take_media`.
+    """
     reads = MediaInputs.of(model)
     reads.check_settings(settings.names)
     if not places:
-        return ChatMedia(unused_fields=settings.names)
+        return ReadMedia()
     for place in places:
         reads.check(place)
     _check_counts(places, state)
     parser = PartParser(state.media)
     parts = [parser.parse(place) for place in places]
-    picture_input = None if reads.pictures is None else _with_settings(reads.pictures, settings)
-    with ExitStack() as stack, model.client.observers.preprocessing():
+    picture_input = None if reads.pictures is None else _with_settings(reads.pictures, settings, parts)
+    with model.client.observers.preprocessing():
         files = MediaFiles(state.media_memory, stack)
         originals = await files.read_all(parts)
         contents = await DocumentContents(reads, state, files).of_parts(parts, originals)
-        _replace(parts, contents)
-        limit = model.info.max_model_len
-        audio = await _audio(parts, originals, reads.audio, limit, sequences)
-        fps = frame_rate(settings.media_io)
-        pictures = await _pictures(parts, contents, picture_input, limit, sequences, fps)
+    _replace(parts, contents)
+    return ReadMedia(parts, contents, picture_input)
+
+
+async def prepare_media(
+    media: Sequence[ReadMedia], settings: MediaSettings, model: ServedModel, sequences: int
+) -> ChatMedia:
+    """Make items of the media of one prompt.
+
+    They are prepared one after the other. The memory for the items of all of them is reserved at once, for as long as
+    they live.
+
+    Args:
+        media: those of each message, in their order. They may be prepared again for another prompt.
+        settings, model, sequences: as of `take_media`.
+
+    Raises:
+        InvalidRequest, PromptError, QueueFull: as of `take_media`.
+    """
+    parts = [part for read in media for part in read.parts]
+    if not parts:
+        return ChatMedia(unused_fields=settings.names)
+    limit = model.info.max_model_len
+    with model.client.observers.preprocessing():
+        audio = await _audio(media, MediaInputs.of(model).audio, limit, sequences)
+        pictures = await _pictures(media, limit, sequences, frame_rate(settings.media_io))
     is_prepared = pictures is not None and not any(part.is_embeddings for part in parts)
     unused = [] if is_prepared else settings.names
-    if pictures is None or picture_input is None or with_low_detail(picture_input.info) == picture_input.info:
-        unused = [*unused, *(part.low_detail for part in parts if part.low_detail is not None)]
+    for read in media:
+        if pictures is None or not read.has_low_detail:
+            unused = [*unused, *(part.low_detail for part in read.parts if part.low_detail is not None)]
     return ChatMedia(audio, pictures, unused)
 
 
-async def _pictures(
-    parts: Sequence[MediaPart],
-    contents: Sequence[Sequence[MediaContent]],
-    picture_input: PictureInput | None,
-    limit: int,
-    sequences: int,
-    fps: float | None,
-) -> ChatPictures | None:
+async def _pictures(media: Sequence[ReadMedia], limit: int, sequences: int, fps: float | None) -> ChatPictures | None:
     """`fps`: of lists of frames, as the request says."""
-    if picture_input is None:
-        return None
-    video, reader = picture_input.info.video, picture_input.reader
-    info = msgspec.structs.replace(picture_input.info, video=None)  # pictures do not depend on it
-    low = with_low_detail(info)
     files: list[PictureFile] = []
     embeddings: list[EmbeddingsFile] = []
-    for part, pieces in zip(parts, contents, strict=True):
+    picture_input: PictureInput | None = None
+    for read in media:
+        if read.pictures is not None:
+            picture_input = read.pictures
+            _collect(read, read.pictures.info, fps, files, embeddings)
+    if embeddings and files:
+        raise InvalidRequest(
+            "A prompt may have pictures and videos, or embeddings of pictures, not both.", embeddings[0].where
+        )
+    if picture_input is None or not (embeddings or files):
+        return None
+    reader, tenant = picture_input.reader, current_tenant()
+    if embeddings:
+        return ChatPictures(await reader.embeddings(embeddings, max_tokens=limit, sequences=sequences, tenant=tenant))
+    background = picture_input.background
+    return ChatPictures(
+        await reader.prepare(files, max_tokens=limit, sequences=sequences, background=background, tenant=tenant)
+    )
+
+
+def _collect(
+    read: ReadMedia,
+    complete: PictureInfo,
+    fps: float | None,
+    files: list[PictureFile],
+    embeddings: list[EmbeddingsFile],
+) -> None:
+    """Append the pictures and videos, and the embeddings of pictures, to the lists."""
+    info = msgspec.structs.replace(complete, video=None)  # pictures do not depend on it
+    low = with_low_detail(info)
+    for part, pieces in zip(read.parts, read.contents, strict=True):
         for content in pieces:
             if part.place.kind == "audio" or isinstance(content, str):
                 continue
@@ -179,32 +257,22 @@ async def _pictures(
                 embeddings.append(EmbeddingsFile(content.content, content.where, info, part.grid))
                 continue
             file = content.content if isinstance(content, MediaFile) else None
-            if part.place.kind == "video" and video is not None:
-                files.append(PictureFile(file, content.where, video, part.uuid, fps))
+            if part.place.kind == "video" and complete.video is not None:
+                files.append(PictureFile(file, content.where, complete.video, part.uuid, fps))
                 continue
             files.append(PictureFile(file, content.where, info if part.low_detail is None else low, part.uuid))
-    if embeddings and files:
-        raise InvalidRequest(
-            "A chat may have pictures and videos, or embeddings of pictures, not both.", embeddings[0].where
-        )
-    tenant = current_tenant()
-    if embeddings:
-        return ChatPictures(await reader.embeddings(embeddings, max_tokens=limit, sequences=sequences, tenant=tenant))
-    if not files:
-        return None
-    background = picture_input.background
-    return ChatPictures(
-        await reader.prepare(files, max_tokens=limit, sequences=sequences, background=background, tenant=tenant)
-    )
 
 
-def _with_settings(picture_input: PictureInput, settings: MediaSettings) -> PictureInput:
+def _with_settings(picture_input: PictureInput, settings: MediaSettings, parts: Sequence[MediaPart]) -> PictureInput:
     """How the model reads the pictures and videos of a request.
 
     Raises:
         PromptError: a setting is not one of this model, or its value is not valid.
     """
-    info = with_frame_settings(with_settings(picture_input.info, settings.processor), settings.media_io)
+    videos = [part for part in parts if part.place.kind == "video"]
+    are_lists = bool(videos) and all(part.source is not None and part.source.is_frames for part in videos)
+    info = with_settings(picture_input.info, settings.processor)
+    info = with_frame_settings(info, settings.media_io, are_lists=are_lists)
     return replace(picture_input, info=info, background=background_color(settings.media_io, picture_input.background))
 
 
@@ -235,15 +303,13 @@ def _stand_in(part: MediaPart, content: MediaContent) -> dict[str, Any]:
 
 
 async def _audio(
-    parts: Sequence[MediaPart],
-    files: Sequence[MediaFile | SentBefore],
-    audio_input: AudioInput | None,
-    limit: int,
-    sequences: int,
+    media: Sequence[ReadMedia], audio_input: AudioInput | None, limit: int, sequences: int
 ) -> ChatAudio | None:
     heard = [
         (part, AudioFile(file.content, file.where))
-        for part, file in zip(parts, files, strict=True)
+        for read in media
+        for part, pieces in zip(read.parts, read.contents, strict=True)
+        for file in pieces
         if part.place.kind == "audio" and isinstance(file, MediaFile)
     ]
     if not heard or audio_input is None:
