@@ -17,7 +17,6 @@ from typing import Any
 import httpx
 import psutil
 
-from tests.support.models import make_model, save_model
 from tests.support.patience import PATIENCE
 from tests.support.preloaded import ForkedProcess, start
 from tests.support.tokenizer import write_tokenizer
@@ -151,6 +150,8 @@ def no_children_of(pids: list[int]) -> None:
 
 def tiny_model(folder: Path, case: str = "llama", **changes: Any) -> Path:
     """A random model with the byte tokenizer, small enough to start at once."""
+    from tests.support.models import make_model, save_model  # imports torch, which takes seconds in each process
+
     save_model(make_model(case, **changes), folder)
     write_tokenizer(folder)
     return folder

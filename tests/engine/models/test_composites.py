@@ -21,8 +21,6 @@ from tests.support.vision_models import COMPOSITES, make_composite, save_composi
 TOKENS = 12
 EMBEDS = {"colpali", "colqwen2"}  # types of models that do not generate
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.mark.parametrize("case", COMPOSITES)
 def test_text_equals_hugging_face(case: str, tmp_path: Path) -> None:
