@@ -37,8 +37,8 @@ class AudioItem(msgspec.Struct, frozen=True, kw_only=True, tag="audio"):
         encoded_columns: number of columns to encode; only convolutions read later ones. None: all.
         columns_before: number of columns before them, of the audio that the item continues; only convolutions read
             them.
-        beside_pictures: the prompt has pictures as well, which the encoding depends on in some models. The scheduler
-            sets it, and changes the hash.
+        beside_pictures: the prompt has pictures as well. The scheduler sets it for models in which the encoding depends
+            on that, and changes the hash.
     """
 
     hash: bytes

@@ -182,6 +182,8 @@ def _opened(content: bytes, demuxer: str) -> Iterator[tuple[Any, Any]]:
             stream = container.streams.video[0]
             if stream.codec_context is None:
                 raise VideoError("The video has a codec that this server does not know.")
+            if not stream.time_base:
+                raise VideoError("The video has no unit of time.")
             stream.codec_context.thread_count = 1
             yield container, stream
     except (av.FFmpegError, PermissionError) as error:
