@@ -55,6 +55,7 @@ class PictureFile:
         info: facts about the model, with the options for this picture. Those about videos say that it is one.
         name: the client's name of the content.
         fps: frames in a second of a video that is a list of frames; None: it is not known.
+        sound: tokens of a video's sound that stand between its frames.
     """
 
     content: IO[bytes] | None
@@ -62,6 +63,7 @@ class PictureFile:
     info: PictureInfo | VideoInfo
     name: str | None = None
     fps: float | None = None
+    sound: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +192,7 @@ class _Videos:
 
     def layout(self, file: PictureFile, header: VideoHeader) -> PictureLayout:
         assert isinstance(file.info, VideoInfo)
-        return video_layout(file.info, header)
+        return video_layout(file.info, header, file.sound)
 
     def prepare(self, content: bytes, file: PictureFile, header: VideoHeader, _: Color) -> PrepareVideo:
         assert isinstance(file.info, VideoInfo)
@@ -353,7 +355,8 @@ class PictureReader:
 
     async def _plan(self, file: PictureFile, background: Color, tenant: str) -> _Planned:
         medium = self._medium(file)
-        options = hashlib.sha256(msgspec.json.encode((medium.name, file.info, file.fps, background))).digest()
+        described = (medium.name, file.info, file.fps, file.sound, background)
+        options = hashlib.sha256(msgspec.json.encode(described)).digest()
         key = await self._digest(file, tenant), options
         cached = self.cache.find(key)
         return await self._inspected(file, key, tenant) if cached is None else _Planned(file, key, cached.layout)
@@ -472,6 +475,7 @@ def _request_picture(plan: _Planned, picture: PreparedPicture, reservation: Rese
         items.append(
             PictureItem(
                 hash=hashlib.sha256(b"".join((*plan.key, index.to_bytes(4, "little")))).digest(),
+                start=-int(item.text_before),  # from its first placeholder
                 length=item.length,
                 pixels=pixels,
                 text_offsets=item.text_offsets(),

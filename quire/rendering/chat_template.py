@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
@@ -117,21 +118,23 @@ _VOXTRAL = """\
 {%- endfor %}"""
 # Models of late interaction, which compare texts with pictures, read either one picture or a text.
 _LATE_INTERACTION = """\
-{%- if messages | length != 1 %}{{ raise_exception("This model reads one message, which is a text or a picture.") }}
+{%- if messages | length != 1 %}
+{{- raise_exception("This model reads one message, which is a text, a picture or a video.") }}
 {%- endif %}
 {%- for message in messages %}
-{%- set pictures = message.content | selectattr("type", "equalto", "image") | list %}
-{%- if pictures and message.content | length > 1 %}
-{{- raise_exception("This model reads a text or one picture, not several or both.") }}
-{%- elif pictures %}{{ PICTURE }}
+{%- set media = message.content | rejectattr("type", "equalto", "text") | list %}
+{%- if media and message.content | length > 1 %}
+{{- raise_exception("This model reads a text, one picture or one video, not several of them.") }}
+{%- elif media %}{{ VIDEO if media[0].type == "video" else PICTURE }}
 {%- elif message.role in ("query", "user") %}
 {{- BEFORE }}{% for part in message.content %}{{ part.text }}{% endfor %}{{ pad_token * 10 ~ "\\n" }}
 {%- elif message.role == "document" %}{% for part in message.content %}{{ part.text }}{% endfor %}
 {%- else %}{{ raise_exception("Messages of the role " ~ message.role ~ " are not supported by this model.") }}
 {%- endif %}
 {%- endfor %}"""
+_COLQWEN_IMAGE, _COLQWEN_VIDEO = "<|image_pad|>", "<|video_pad|>"
 _COLQWEN_PICTURE = (
-    "<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>Describe the image.<|im_end|><|endoftext|>"
+    f"<|im_start|>user\n<|vision_start|>{_COLQWEN_IMAGE}<|vision_end|>Describe the image.<|im_end|><|endoftext|>"
 )
 # Its processor makes prompts without roles: all pictures, then one text that a line feed ends.
 _PALIGEMMA = """\
@@ -186,13 +189,17 @@ def load_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
 def _colqwen_template(folder: Path) -> str:
     """The prompts that ColQwen2 was trained with: of pictures, and of queries, which end with padding.
 
+    A video has the prompt of a picture.
+
     Raises:
         ModelFileError: the processor's config cannot be read.
     """
     processor = read_json(folder / "processor_config.json", ModelFileError)
     picture = processor.get("visual_prompt_prefix") or _COLQWEN_PICTURE
     before = processor.get("query_prefix") or "Query: "
-    return _LATE_INTERACTION.replace("PICTURE", json.dumps(picture)).replace("BEFORE", json.dumps(before))
+    video = picture.replace(_COLQWEN_IMAGE, _COLQWEN_VIDEO)
+    texts = {"PICTURE": picture, "VIDEO": video, "BEFORE": before}
+    return re.sub("|".join(texts), lambda match: json.dumps(texts[match[0]]), _LATE_INTERACTION)
 
 
 def _read(path: Path) -> str:

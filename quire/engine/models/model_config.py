@@ -19,8 +19,6 @@ from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 from typing import Any, Literal
 
-from msgspec import structs
-
 from quire.engine.client.launch import end_with_parent
 from quire.engine.models.config.checks import check_acts, check_raw, check_spec
 from quire.engine.models.config.pooling import PoolingOptions, read_dual_pooler, read_pooler
@@ -180,8 +178,6 @@ def _with_pictures(known: ModelConfig, folder: Path, config: Any, tower: Tower, 
         pictures = tower.facts(folder, config, spec)
     except (BrokenFolder, UnsupportedModel) as error:
         return replace(known, text_only=str(error))
-    if known.facts.pooler is not None:  # no API of embeddings reads videos
-        pictures = replace(pictures, info=structs.replace(pictures.info, video=None))
     return replace(known, facts=replace(known.facts, pictures=pictures))
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import msgspec
 import numpy as np
 
-from quire.engine.client.protocol import MediaItem, PictureItem
+from quire.engine.client.protocol import AudioItem, MediaItem, PictureItem
 from quire.engine.scheduling.plan import EncodedItem, PlaceholderTokens, RotaryPositions, StepPlan
 
 ItemKey = bytes
@@ -84,13 +84,20 @@ class PlaceholderRanges:
 
     def rotary_positions(self, length: int) -> RotaryPositions | None:
         """The rotary positions of a prompt of that length; None: those of its tokens in the sequence."""
-        placed = [item for item in self._items if isinstance(item, PictureItem) and item.positions is not None]
-        if not placed:
+        if not any(isinstance(item, PictureItem) and item.positions is not None for item in self._items):
             return None
         tokens = np.empty((3, length), np.int32)
         end = position = 0  # behind the item before, and the rotary position there
-        for item in placed:
-            assert item.positions is not None
+        for item in self._items:
+            if isinstance(item, AudioItem):
+                if item.ends_video:
+                    behind = item.start + item.length + 1
+                    tokens[:, end:behind] = np.arange(position, position + behind - end)
+                    position += behind - end - 1
+                    end = behind
+                continue
+            if item.positions is None:
+                continue
             tokens[:, end : item.start] = np.arange(position, position + item.start - end)
             position += item.start - end
             end = item.start + item.length
@@ -175,7 +182,10 @@ class EncoderCache:
         unread = {spans.key(item): item for item in spans.within(start, end)}
         unread = {key: item for key, item in unread.items() if key not in self._read}
         is_first = self._left == self._encoder_compute_budget
-        if not is_first and sum(self._cost(item) for key, item in unread.items() if key not in self._lengths) > self._left:
+        if (
+            not is_first
+            and sum(self._cost(item) for key, item in unread.items() if key not in self._lengths) > self._left
+        ):
             return False
         held = sum(self._lengths[key] for key in self._read)
         return held + sum(item.length for item in unread.values()) <= self._capacity
