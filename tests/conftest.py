@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import glob
 import os
 import shutil
@@ -11,6 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.support.preloaded import start_worker
 
 # Before torch, transformers or triton are imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -44,6 +47,24 @@ def patient_workers() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("quire.workers.process._WALL_TIME", 100)
         yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def preloaded_workers() -> Iterator[None]:
+    """Worker processes are forked from a process with their imports. Those of tests/workers and of servers are not."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("quire.workers.process._create", start_worker)
+        yield
+
+
+# What is there once all tests are known stays: a million objects, at which a full collection would look for a second.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_unconfigure() -> None:

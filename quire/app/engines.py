@@ -18,7 +18,7 @@ from quire.engine.build.core_config import CoreConfig
 from quire.engine.build.engine import serve_core
 from quire.engine.client.engine_client import EngineClient
 from quire.engine.client.launch import CoreHandle, ProcessCore, ThreadCore
-from quire.engine.client.transport import ClientChannel
+from quire.engine.client.transport import ClientChannel, flush_messages
 from quire.engine.execution.devices.select import uses_gpu
 from quire.engine.execution.memory import MemoryShare, free_memory
 from quire.engine.models.family import WithoutCache
@@ -92,6 +92,7 @@ def serve_core_in_process(config: CoreConfig, log_level: str, address: str) -> N
     """Body of a core's process."""
     start_logging(log_level)
     serve_core(config, address)
+    flush_messages()
     flush_logs()
     os._exit(0)  # all is closed; Python's own exit takes seconds with torch
 

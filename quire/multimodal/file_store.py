@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 import shutil
 import tempfile
+import threading
 import time
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from quire.workers.errors import QueueFull, ShareExceeded
 from quire.workers.shares import Shares
 
+logger = logging.getLogger(__name__)
 _MAX_FILES = 1 << 12
 _RETRY_AFTER = 60  # seconds
 
@@ -56,11 +60,18 @@ class FileStore:
         self._seconds = seconds
         self._files: dict[str, StoredFile] = {}
         self._folder: Path | None = None
+        self._making_folder = threading.Lock()
+        self._removals: set[asyncio.Task[None]] = set()
 
     @property
     def limit(self) -> int:
         """Bytes that all files may have."""
         return self._bytes.capacity
+
+    @property
+    def largest(self) -> int:
+        """Bytes that a file may have: a tenant that is alone may store so much."""
+        return self._bytes.most
 
     async def add(
         self, content: IO[bytes], size: int, *, name: str, purpose: str, owner: str, tenant: str, seconds: int | None
@@ -77,17 +88,24 @@ class FileStore:
         Raises:
             QueueFull: there is no room.
             ShareExceeded: the tenant has its share.
+            OSError: it cannot be written; the disk may be full.
         """
+        self._forget_expired()
+        if self._removals:
+            await asyncio.wait(self._removals)
         self._check(size, tenant)
-        self._take(tenant, size)
-        folder = self._folder = self._folder or Path(tempfile.mkdtemp(prefix="quire-files-"))
+        self._bytes.take(tenant, size)
+        self._places.take(tenant)
         identifier = f"file-{secrets.token_hex(16)}"
-        path = folder / identifier
+        copying = asyncio.create_task(asyncio.to_thread(self._copy, content, identifier))
         try:
-            await asyncio.to_thread(_copy, content, path)
+            path = await asyncio.shield(copying)
+        except asyncio.CancelledError:
+            # The thread goes on. What it has written takes room until it is deleted.
+            self._remove_later(self._discard(copying, tenant, size))
+            raise
         except BaseException:
             self._give_back(tenant, size)
-            path.unlink(missing_ok=True)
             raise
         now = int(time.time())
         lifetime = self._seconds if seconds is None else seconds
@@ -107,11 +125,10 @@ class FileStore:
         self._forget_expired()
         return [file for file in self._files.values() if file.owner == owner]
 
-    def delete(self, file: StoredFile) -> None:
+    async def delete(self, file: StoredFile) -> None:
         """Forget a file. Who reads it already can do so to its end."""
         if self._files.pop(file.id, None) is not None:
-            self._give_back(file.tenant, file.size)
-            file.path.unlink(missing_ok=True)
+            await asyncio.shield(self._remove_later(self._remove([file])))
 
     def close(self) -> None:
         """Delete all files."""
@@ -119,16 +136,45 @@ class FileStore:
             shutil.rmtree(self._folder, ignore_errors=True)
         self._files.clear()
 
-    def _take(self, tenant: str, size: int) -> None:
-        self._bytes.take(tenant, size)
-        self._places.take(tenant)
+    def _copy(self, content: IO[bytes], name: str) -> Path:
+        """Write a content into a file of the folder, which leaves nothing behind if it fails."""
+        with self._making_folder:
+            if self._folder is None or not self._folder.exists():  # a cleaner of temporary files may have deleted it
+                self._folder = Path(tempfile.mkdtemp(prefix="quire-files-"))
+            path = self._folder / name
+        try:
+            content.seek(0)
+            with path.open("xb") as file:
+                shutil.copyfileobj(content, file)
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+        return path
+
+    async def _discard(self, copying: asyncio.Task[Path], tenant: str, size: int) -> None:
+        """Delete what a thread writes for a client that has gone, once the thread has ended."""
+        await asyncio.wait((copying,))
+        if not copying.cancelled() and copying.exception() is None:
+            await asyncio.to_thread(_unlink, (copying.result(),))
+        self._give_back(tenant, size)
+
+    async def _remove(self, files: Sequence[StoredFile]) -> None:
+        await asyncio.to_thread(_unlink, [file.path for file in files])
+        for file in files:
+            self._give_back(file.tenant, file.size)
+
+    def _remove_later(self, removal: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Start a removal, for which the next upload waits, so that there is the room that it leaves."""
+        task = asyncio.create_task(removal)
+        self._removals.add(task)
+        task.add_done_callback(self._removals.discard)
+        return task
 
     def _give_back(self, tenant: str, size: int) -> None:
         self._bytes.give_back(tenant, size)
         self._places.give_back(tenant)
 
     def _check(self, size: int, tenant: str) -> None:
-        self._forget_expired()
         files, bytes_ = self._places, self._bytes
         if files.refusal(tenant) == "full" or bytes_.refusal(tenant, size) == "full":
             raise QueueFull(
@@ -146,12 +192,16 @@ class FileStore:
 
     def _forget_expired(self) -> None:
         now = time.time()
-        for file in list(self._files.values()):
-            if file.expires_at is not None and file.expires_at <= now:
-                self.delete(file)
+        expired = [file for file in self._files.values() if file.expires_at is not None and file.expires_at <= now]
+        for file in expired:
+            del self._files[file.id]
+        if expired:
+            self._remove_later(self._remove(expired))
 
 
-def _copy(content: IO[bytes], path: Path) -> None:
-    content.seek(0)
-    with path.open("xb") as file:
-        shutil.copyfileobj(content, file)
+def _unlink(paths: Sequence[Path]) -> None:
+    for path in paths:
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            logger.error("an uploaded file cannot be deleted: %s", error)

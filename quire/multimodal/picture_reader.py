@@ -27,7 +27,7 @@ from quire.multimodal.placement import Placeholders
 from quire.multimodal.videos.decode import InspectVideo, PrepareVideo
 from quire.multimodal.videos.layout import VideoHeader, video_layout
 from quire.multimodal.videos.limits import VideoLimits
-from quire.workers.concurrency import at_most
+from quire.workers.concurrency import gather_limited
 from quire.workers.errors import JobKilled, JobTimedOut, QueueFull
 from quire.workers.limits import WorkerLimits
 from quire.workers.pool import WorkerPool
@@ -283,7 +283,7 @@ class PictureReader:
             QueueFull: too many pictures wait, or have waited for too long.
             WorkerError: processes cannot be started.
         """
-        planned = await at_most(_AT_ONCE, [partial(self._plan, file, background, tenant) for file in files])
+        planned = await gather_limited(_AT_ONCE, [partial(self._plan, file, background, tenant) for file in files])
         _check_tokens(planned, max_tokens)
         largest = max(planned, key=lambda plan: plan.layout.size)
         while True:
@@ -301,7 +301,7 @@ class PictureReader:
                 for plan, picture in zip(planned, cached, strict=True)
             ]
             del cached
-            planned = await at_most(_AT_ONCE, works)
+            planned = await gather_limited(_AT_ONCE, works)
 
     async def embeddings(
         self, files: Sequence[EmbeddingsFile], *, max_tokens: int, sequences: int, tenant: str = ""
@@ -319,10 +319,10 @@ class PictureReader:
             WorkerError: processes cannot be started.
         """
         sizes = [await asyncio.to_thread(file.content.seek, 0, os.SEEK_END) for file in files]
-        most = 2 * (1 + sequences) * sum(sizes)  # numbers of 16 bits become such of 32
+        held = 2 * (1 + sequences) * sum(sizes)  # numbers of 16 bits become such of 32
         working = (_COPIES + 2 * _RESULT_COPIES) * sum(sorted(sizes, reverse=True)[:_AT_ONCE])
-        with await self._memory.reserve(most + working, tenant, files[0].where) as reservation:
-            read = await at_most(_AT_ONCE, [partial(self._embeddings, file, tenant) for file in files])
+        with await self._memory.reserve(held + working, tenant, files[0].where) as reservation:
+            read = await gather_limited(_AT_ONCE, [partial(self._embeddings, file, tenant) for file in files])
             tokens = sum(picture.layout.tokens for picture in read)
             if tokens >= max_tokens:
                 raise PictureError(
@@ -408,7 +408,7 @@ class PictureReader:
             partial(self._picture, plan, picture, background, tenant)
             for plan, picture in zip(planned, cached, strict=True)
         ]
-        return await at_most(_AT_ONCE, works)
+        return await gather_limited(_AT_ONCE, works)
 
     async def _picture(
         self, plan: _Planned, cached: PreparedPicture | None, background: Color, tenant: str

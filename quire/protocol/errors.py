@@ -18,6 +18,7 @@ ApiError
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
@@ -38,6 +39,7 @@ from quire.engine.client.errors import (
 from quire.multimodal.errors import PromptError
 from quire.workers.errors import QueueFull, ShareExceeded, WorkerError
 
+logger = logging.getLogger(__name__)
 _MAX_QUOTED = 200  # characters of a request in an error text
 MAX_MESSAGE = 4000  # characters of an error text
 _SERVER_ERROR = 500
@@ -206,6 +208,15 @@ class Internal(ApiError):
 
 class ClientDisconnected(Exception):
     """The client disconnected before its request was answered."""
+
+
+def disk_error(error: OSError, what: str, param: str) -> Unavailable:
+    """The error of a file of a request that the disk, which may be full, does not take or give.
+
+    `what`: what cannot be done with the file. `param`: the request field that has or names it.
+    """
+    logger.error("a file of a request cannot be %s: %s", what, error)
+    return Unavailable(f"The file cannot be {what}: {error.strerror or type(error).__name__}.", param)
 
 
 def as_api_error(error: EngineError | PromptError | WorkerError) -> ApiError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, Field, model_validator
@@ -217,6 +218,7 @@ class VerboseTranscription(BaseModel):
     usage: TranscriptionUsageBody
 
 
+@cache  # each app asks for it, which takes 2 ms a form
 def form_schema(model: type[BaseModel]) -> dict[str, Any]:
     """OpenAPI's description of a form with these fields and a file."""
     schema = model.model_json_schema(ref_template="#/components/schemas/{model}")

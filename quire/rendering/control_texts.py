@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import lru_cache
+from os.path import commonprefix
 from typing import Any, Self
 
 from quire.multimodal.errors import PromptError
@@ -47,15 +48,19 @@ class ControlTexts:
 
 
 def _pattern(texts: Collection[str]) -> str:
-    """A regular expression of texts, longest first, as a tree of their characters.
+    """A regular expression of texts, longest first, as a tree of their beginnings.
 
     A list of a thousand texts, of which each is tried at each place of a prompt, would hold all threads for seconds.
     """
     by_first: dict[str, list[str]] = {}
     for text in texts:
         if text:
-            by_first.setdefault(text[0], []).append(text[1:])
-    branches = [re.escape(first) + _pattern(following) for first, following in by_first.items()]
+            by_first.setdefault(text[0], []).append(text)
+    branches = []
+    for alike in by_first.values():
+        # At once: otherwise groups would be in groups as often as the longest text has characters.
+        shared = commonprefix(alike)  # noqa: RUF071 characters are to be compared
+        branches.append(re.escape(shared) + _pattern([text[len(shared) :] for text in alike]))
     if not branches:
         return ""
     joined = f"(?:{'|'.join(branches)})"

@@ -9,14 +9,14 @@ from typing import TypeVar
 Result = TypeVar("Result")
 
 
-async def at_most(count: int, works: Sequence[Callable[[], Awaitable[Result]]]) -> list[Result]:
+async def gather_limited(limit: int, works: Sequence[Callable[[], Awaitable[Result]]]) -> list[Result]:
     """The results of works, in their order. If one fails, the others are cancelled.
 
     Args:
-        count: how many of them run at once.
+        limit: how many of them run at once.
         works: functions that begin them.
     """
-    slots = asyncio.Semaphore(count)
+    slots = asyncio.Semaphore(limit)
 
     async def run(work: Callable[[], Awaitable[Result]]) -> Result:
         async with slots:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import errno
+import io
+import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -84,17 +89,60 @@ async def test_files_are_listed_read_and_deleted(tmp_path: Path) -> None:
             await client.files.retrieve(first.id)
 
 
-async def test_a_name_that_is_no_text_does_not_spoil_the_list(tmp_path: Path) -> None:
-    """The client says in which charset names are; some have halves of characters."""
-    parts = (
+def encoded_form(name: bytes) -> bytes:
+    """A form with a file of this name, as a client's multipart encoder writes it."""
+    return (
         b'--x\r\ncontent-disposition: form-data; name="purpose"\r\n\r\nuser_data\r\n'
-        b'--x\r\ncontent-disposition: form-data; name="file"; filename="a\\ud800.txt"\r\n\r\nFive.\r\n--x--\r\n'
+        b'--x\r\ncontent-disposition: form-data; name="file"; filename="' + name + b'"\r\n\r\nFive.\r\n--x--\r\n'
     )
-    kind = {"content-type": "multipart/form-data; boundary=x; charset=unicode_escape"}
+
+
+def refuse(*_: Any) -> None:
+    """Write to a full disk."""
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+async def test_charsets_of_forms(tmp_path: Path) -> None:
+    """Some of Python's codecs are slow, others raise errors of their own or make halves of characters."""
     async with picture_server(tmp_path, PictureCore()) as server:
-        answer = await server.http.post(FILES, content=parts, headers=kind)
-        assert answer.status_code == 200, answer.text
-        assert [file["filename"] for file in (await server.http.get(FILES)).json()["data"]] == ["a?.txt"]
+        for charset in ("", "; charset=UTF-8", '; charset="iso-8859-1"', "; charset=us-ascii"):
+            kind = {"content-type": f"multipart/form-data; boundary=x{charset}"}
+            for name in (b"a\\ud800.txt", b"\xffa\x01.txt", b"\xc3\xa9"):
+                answer = await server.http.post(FILES, content=encoded_form(name), headers=kind)
+                assert answer.status_code == 200, answer.text
+        for charset in ("unicode_escape", "punycode", "idna", "undefined", "x-unknown"):
+            kind = {"content-type": f"multipart/form-data; boundary=x; charset={charset}"}
+            for path in (FILES, "/v1/audio/transcriptions"):
+                answer = await server.http.post(path, content=encoded_form(b"xn--zzzzzzzzzzzz"), headers=kind)
+                assert (answer.status_code, f"'{charset}'" in answer.text) == (400, True), answer.text
+        names = {file["filename"] for file in (await server.http.get(FILES)).json()["data"]}
+        assert names == {"a\\ud800.txt", "ÿa\x01.txt", "é", "Ã©"}
+
+
+@pytest.mark.parametrize(
+    "place", ["quire.multimodal.file_store.shutil.copyfileobj", "tempfile.SpooledTemporaryFile.write"]
+)
+async def test_a_full_disk(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is no error of the server, and what could not be written takes no room."""
+    async with picture_server(tmp_path, PictureCore(), file_store_size=10) as server:
+        with monkeypatch.context() as patch:
+            patch.setattr(place, refuse)
+            answer = await server.http.post(FILES, files={"file": ("a", b"0123456")}, data={"purpose": "x"})
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
+        error = {"message": "The file cannot be stored: No space left on device.", "param": "file"}
+        assert answer.json()["error"].items() >= error.items()
+        assert (await server.http.get(FILES)).json()["data"] == []
+        await uploaded(server, b"0123456")
+
+
+async def test_a_full_disk_in_a_chat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with picture_server(tmp_path, PictureCore()) as server:
+        part = {"type": "image_url", "image_url": {"url": f"data:;base64,{base64.b64encode(RED).decode()}"}}
+        with monkeypatch.context() as patch:
+            patch.setattr("tempfile.SpooledTemporaryFile.write", refuse)
+            answer = await server.post(CHAT, asked(part))
+        assert (answer.status_code, answer.json()["error"]["param"]) == (503, "messages[0].content[0]")
+        assert (await server.post(CHAT, asked(part))).status_code == 200
 
 
 async def test_a_file_belongs_to_the_key_that_sent_it(tmp_path: Path) -> None:
@@ -136,6 +184,9 @@ async def test_what_is_refused(tmp_path: Path) -> None:
         for path in (f"{FILES}/x", f"{FILES}/x/content"):
             assert (await server.http.get(path)).status_code == 404
         assert (await server.http.get(FILES, params={"after": "x"})).status_code == 400
+    async with picture_server(tmp_path / "small", file_store_size=10) as server:
+        answer = await server.http.post(FILES, files={"file": ("a", b"01234567890")}, data={"purpose": "x"})
+        assert (answer.status_code, "at most 10 are accepted" in answer.text) == (400, True)
     async with picture_server(tmp_path / "none", file_store_size=0) as server:
         answer = await server.http.post(FILES, files={"file": ("a", b"b")}, data={"purpose": "x"})
         assert (answer.status_code, "--file-store-size" in answer.text) == (400, True)
@@ -156,11 +207,12 @@ async def test_the_store_is_bounded_and_forgets(tmp_path: Path, monkeypatch: pyt
         await add("a")
     with pytest.raises(QueueFull, match="--file-store-size"):
         await add("b", 51)
-    store.delete(stored)
+    await store.delete(stored)
     assert not stored.path.exists()
     stored = await add("a")
     monkeypatch.setattr("quire.multimodal.file_store.time.time", lambda: float(stored.expires_at))
     assert store.find(stored.id, "") is None
+    await add("a")  # in the room that it has left
     assert not stored.path.exists()
     store.close()
 
@@ -181,7 +233,39 @@ async def test_places_of_files_are_shared(tmp_path: Path, monkeypatch: pytest.Mo
     await add("b")
     with pytest.raises(QueueFull, match="4 of at most 4 files"):
         await add("b")
-    store.delete(stored[0])
-    store.delete(stored[1])
+    await store.delete(stored[0])
+    await store.delete(stored[1])
     await add("b")
     store.close()
+
+
+class Blocking(io.BytesIO):
+    """A content whose first piece is read once it is told so."""
+
+    def __init__(self, content: bytes) -> None:
+        super().__init__(content)
+        self.begun, self.goes_on = threading.Event(), threading.Event()
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        self.begun.set()
+        self.goes_on.wait(30)
+        return super().read(size)
+
+
+async def test_an_upload_whose_client_has_gone_leaves_nothing() -> None:
+    """The thread that copies it cannot be stopped."""
+    store = FileStore(8, 60.0)
+    fields: Any = {"name": "a", "purpose": "p", "owner": "", "tenant": "a", "seconds": None}
+    content = Blocking(b"01234567")
+    adding = asyncio.create_task(store.add(content, 8, **fields))
+    await asyncio.to_thread(content.begun.wait, 30)
+    adding.cancel()
+    await asyncio.wait([adding])
+    assert adding.cancelled()
+    following = asyncio.create_task(store.add(io.BytesIO(b"7654321"), 7, **fields))
+    content.goes_on.set()
+    stored = await following
+    assert [path.name for path in stored.path.parent.iterdir()] == [stored.id]
+    assert store.files("") == [stored]
+    store.close()
+    assert not stored.path.parent.exists()

@@ -162,6 +162,12 @@ def test_a_template_that_writes_pictures_otherwise_is_refused(
         _rendered(tokenizer, tmp_path, [_user(IMAGE_PART)], 1, template=template)
 
 
+def test_texts_of_any_length_are_recognized() -> None:
+    texts = ControlTexts(frozenset({"a" * 5000, "a" * 5000 + "b", "a" * 2500 + "|", "|a"}))
+    assert texts.marked("-" + "a" * 2500 + "|a-", "\ufdd0") == "-a\ufdd0" + "a" * 2499 + "|a-"
+    assert texts.marked("a" * 5000 + "b.", "\ufdd0") == "a\ufdd0" + "a" * 4999 + "b."
+
+
 def test_marking_twice_changes_nothing_more() -> None:
     texts = ControlTexts(frozenset({"<image>", "<|end|>"}))
     once = texts.marked("<image><|en", "\ufdd0")

@@ -158,10 +158,10 @@ async def test_the_process_of_a_client_that_has_gone_is_ended(tmp_path: Path) ->
         await renderer.chat(Conversation(messages=HI, template="{{ messages[0].content }}"))
         rendering = asyncio.ensure_future(renderer.chat(Conversation(messages=HI, template=ENDLESS)))
         await until(lambda: any(renderer._processes._jobs.values()))
-        children = psutil.Process().children()
+        workers = [psutil.Process(worker.pid) for worker in renderer._processes._jobs.values() if worker]
         rendering.cancel()
         await asyncio.wait([rendering])
-        await until(lambda: any(not child.is_running() for child in children))
+        await until(lambda: not any(worker.is_running() for worker in workers))
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
-"""Start the `quire` command from a process that has imported it already, as its imports take longer than all else.
+"""Start the `quire` command, or a worker process, from a process that has imported it already.
 
-Each process of the tests starts one process that imports the server and then waits. For each start it forks, and what
-it has forked runs the command as a process of its own: with its own files, environment, signals and children.
+Imports take longer than all else in most tests. Each process of the tests starts one process that imports the server
+and then waits. For each start it forks, and what it has forked runs the command, or the worker, as a process of its
+own: with its own files, environment, signals and children.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Sequence
 from functools import lru_cache
 
 MESSAGE_BYTES = 1 << 17
+_LOCK = threading.Lock()  # pools start workers in threads
 
 
 class ForkedProcess:
@@ -56,11 +59,22 @@ class ForkedProcess:
 
 def start(arguments: Sequence[str], env: dict[str, str], stdin: int, stdout: int, stderr: int) -> ForkedProcess:
     """Run the `quire` command with these file descriptors."""
+    return _fork({"arguments": arguments, "env": env, "folder": os.getcwd()}, [stdin, stdout, stderr])
+
+
+def start_worker(connection: socket.socket) -> ForkedProcess:
+    """Run a worker process at the other end of a connection, as `quire.workers.process` does."""
+    with connection, open(os.devnull, "r+b") as nothing:
+        files = [connection.fileno(), nothing.fileno(), nothing.fileno()]
+        return _fork({"arguments": None, "env": dict(os.environ), "folder": os.getcwd()}, files)
+
+
+def _fork(message: dict[str, object], files: list[int]) -> ForkedProcess:
     reports, reporter = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    message = json.dumps({"arguments": arguments, "env": env, "folder": os.getcwd()}).encode()
-    assert len(message) <= MESSAGE_BYTES
-    with reporter:
-        socket.send_fds(_preloaded(), [message], [stdin, stdout, stderr, reporter.fileno()])
+    content = json.dumps(message).encode()
+    assert len(content) <= MESSAGE_BYTES
+    with reporter, _LOCK:
+        socket.send_fds(_preloaded(), [content], [*files, reporter.fileno()])
     return ForkedProcess(reports)
 
 
@@ -83,8 +97,8 @@ def _preloaded() -> socket.socket:
     return here
 
 
-def _fork_when_told(control: socket.socket) -> list[str]:
-    """Return the arguments in each process that is forked; this one ends with its parent."""
+def _fork_when_told(control: socket.socket) -> list[str] | None:
+    """Return the arguments in each process that is forked, None in a worker; this one ends with its parent."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for supervisors
     while True:
         message, descriptors, _, _ = socket.recv_fds(control, MESSAGE_BYTES, 4)
@@ -114,10 +128,10 @@ def _supervise(files: list[int], reporter: int) -> None:
     os._exit(0)
 
 
-def _become(message: dict[str, object], files: list[int]) -> list[str]:
-    """Make this process like one that a shell has just started; return its arguments."""
+def _become(message: dict[str, object], files: list[int]) -> list[str] | None:
+    """Make this process like one that a shell has just started; return its arguments, None for a worker."""
     arguments, env, folder = message["arguments"], message["env"], message["folder"]
-    assert isinstance(arguments, list)
+    assert arguments is None or isinstance(arguments, list)
     assert isinstance(env, dict)
     os.environ.clear()
     os.environ.update(env)
@@ -139,7 +153,20 @@ if __name__ == "__main__":
     import quire.app.lifecycle
     import quire.app.listen
     import quire.app.serve
+    import quire.multimodal.audio.decode
+    import quire.multimodal.documents
+    import quire.multimodal.pictures.decode
+    import quire.multimodal.videos.decode
+    import quire.parsing.structured.compilation
+    import quire.rendering.prompts
+    import quire.workers.child
 
-    sys.argv[1:] = _fork_when_told(connection)
+    command = _fork_when_told(connection)
+    if command is None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        quire.workers.child.main()
+        sys.exit()
+    sys.argv[1:] = command
     sys.modules["__main__"] = quire.__main__  # processes that the server starts import it
     main()

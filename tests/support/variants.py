@@ -23,7 +23,10 @@ def slow_but(values: Iterable[Any], *quick: Any) -> list[Parameter]:
 
 
 def covering(*axes: Iterable[Any]) -> list[Parameter]:
-    """All combinations of the values of axes. Those that are not slow have each value of each axis, and no more."""
+    """All combinations of the values of axes. Those that are not slow are as many as the longest axis has values.
+
+    They have each value of each axis at least once.
+    """
     lists = [list(axis) for axis in axes]
     quick = [tuple(values[index % len(values)] for values in lists) for index in range(max(map(len, lists)))]
     return _parameters(product(*lists), quick)

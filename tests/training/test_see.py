@@ -27,7 +27,7 @@ from training.see.drawing import FONTS, HELDOUT_FONTS, WHAT, WHICH, draw, paint,
 from training.see.evaluate import normalized
 from training.see.export import TEMPLATE, export
 from training.see.heldout import sights
-from training.see.loop import Trainer
+from training.see.loop import Meter, Trainer
 from training.see.model import See
 from training.see.palette import COLOURS
 from training.see.questions import NO_PICTURE, ask, ask_without_picture
@@ -196,6 +196,15 @@ def test_training_resumes_with_the_same_losses(work: Path) -> None:
     assert second.resume()
     assert losses + second.train(6, 100, 100, lambda line: None) == pytest.approx(whole, abs=1e-4)
     assert whole[-1] < whole[1]  # the first step trains the tower alone
+
+
+def test_a_mean_is_of_the_steps_that_have_the_figure() -> None:
+    """The first steps train the tower alone, and have no loss of answers."""
+    meter = Meter()
+    meter.add({"patches": 1.0}, 2)
+    meter.add({"patches": 3.0, "loss": 4.0}, 2)
+    figures = meter.take()
+    assert (figures["patches"], figures["loss"]) == (2.0, 4.0)
 
 
 def test_measures_held_out_pictures(work: Path) -> None:

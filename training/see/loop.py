@@ -152,27 +152,25 @@ def _inputs(step: Step) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 class Meter:
-    """Means since the last report, and pictures per second."""
+    """Means since the last report, each over the steps that have the figure, and pictures per second."""
 
     def __init__(self) -> None:
         self._reset()
 
     def _reset(self) -> None:
-        self.figures: list[dict[str, float]] = []
+        self.figures: defaultdict[str, list[float]] = defaultdict(list)
         self.pictures = 0
         self.started, self.cpu_started = time.monotonic(), time.process_time()
 
     def add(self, figures: dict[str, float], pictures: int) -> None:
         """Record a step."""
-        self.figures.append(figures)
+        for name, value in figures.items():
+            self.figures[name].append(value)
         self.pictures += pictures
 
     def take(self) -> dict[str, float]:
         """Return the means, and pictures per second of the clock and of CPU time; and reset."""
-        result = {
-            name: round(sum(figures.get(name, 0.0) for figures in self.figures) / len(self.figures), 4)
-            for name in self.figures[-1]
-        }
+        result = {name: round(sum(values) / len(values), 4) for name, values in self.figures.items()}
         result["per_second"] = round(self.pictures / (time.monotonic() - self.started), 1)
         result["per_cpu_second"] = round(self.pictures / (time.process_time() - self.cpu_started), 1)
         self._reset()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from tempfile import SpooledTemporaryFile
+from typing import IO
 
 from quire.api.chat.media_inputs import MediaInputs
 from quire.api.chat.media_parts import MediaPart
@@ -15,8 +16,9 @@ from quire.multimodal.documents import DocumentReader, FileKind, Page, recognize
 from quire.multimodal.errors import PromptError
 from quire.multimodal.memory import MediaMemory
 from quire.multimodal.sources import MediaFile, SentBefore
+from quire.protocol.errors import disk_error
 from quire.serving.models import ServerState
-from quire.workers.concurrency import at_most
+from quire.workers.concurrency import gather_limited
 from quire.workers.tenant import current_tenant
 
 _IN_MEMORY = 1 << 16  # bytes of a file, which are not reserved; larger ones are on disk until they are decoded
@@ -42,13 +44,21 @@ class MediaFiles:
         Raises:
             PromptError: one cannot be read.
             QueueFull: there is no memory for too long.
+            Unavailable: the disk does not take one.
         """
-        return await at_most(_READ_AT_ONCE, [partial(self._read, part) for part in parts])
+        return await gather_limited(_READ_AT_ONCE, [partial(self._read, part) for part in parts])
 
     async def keep(self, content: bytes, where: str) -> MediaFile:
-        """Keep a content. `where`: its part."""
+        """Keep a content. `where`: its part.
+
+        Raises:
+            Unavailable: the disk does not take it.
+        """
         file = self._stack.enter_context(SpooledTemporaryFile(_IN_MEMORY))  # noqa: SIM115 the stack closes it
-        await asyncio.to_thread(file.write, content)
+        try:
+            await asyncio.to_thread(_write, file, content)
+        except OSError as error:
+            raise disk_error(error, "stored", where) from error
         return MediaFile(file, where)
 
     async def _read(self, part: MediaPart) -> MediaFile | SentBefore:
@@ -163,3 +173,13 @@ def _recognized_text(file: MediaFile) -> tuple[FileKind | None, str]:
     content = file.read()
     kind = recognized(content)
     return kind, text_of(content) if kind == "text" else ""
+
+
+def _write(file: IO[bytes], content: bytes) -> None:
+    try:
+        file.write(content)
+        file.flush()
+    except OSError:
+        with suppress(OSError):
+            file.close()  # which would raise the error again later
+        raise

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
+from pathlib import PurePath
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request
@@ -16,7 +16,7 @@ from quire.api.http.tenant import owner_of
 from quire.multimodal.file_store import StoredFile
 from quire.protocol import fields
 from quire.protocol.common import ERRORS
-from quire.protocol.errors import InvalidRequest, NotFound, shorten
+from quire.protocol.errors import InvalidRequest, NotFound, disk_error, shorten
 from quire.protocol.files import DeletedFile, FileList, FileObject, FileRequest
 from quire.protocol.speech_to_text import form_schema
 from quire.serving.models import ServerState
@@ -32,25 +32,32 @@ def router(state: ServerState) -> APIRouter:
     @routes.post("/v1/files", openapi_extra=form_schema(FileRequest))
     async def create_file(request: Request) -> FileObject:
         """Store a file."""
-        if not state.media.files.limit:
+        files = state.media.files
+        if not files.limit:
             raise InvalidRequest("This server stores no files (--file-store-size 0).", "file")
         upload, body = await read_form(request, FileRequest, "it")
         fields.ignore(request, fields.take_unknown_fields(body))
         if not upload.size:
             raise InvalidRequest("The file is empty.", "file")
-        stored = await unless_disconnected(
-            request,
-            state.media.files.add(
-                upload.file,
-                upload.size,
-                # The client may name any charset, so that surrogates are possible, which no answer can contain.
-                name=Path(upload.filename or "file").name[:_MAX_NAME].encode(errors="replace").decode(),
-                purpose=body.purpose,
-                owner=owner_of(request.scope),
-                tenant=current_tenant(),
-                seconds=None if body.expires_after is None else body.expires_after.seconds,
-            ),
+        if upload.size > files.largest:
+            raise InvalidRequest(
+                f"The file has {upload.size} bytes; at most {files.largest} are accepted (--max-client-share of "
+                "--file-store-size).",
+                "file",
+            )
+        add = files.add(
+            upload.file,
+            upload.size,
+            name=(PurePath(upload.filename or "").name or "file")[:_MAX_NAME],
+            purpose=body.purpose,
+            owner=owner_of(request.scope),
+            tenant=current_tenant(),
+            seconds=None if body.expires_after is None else body.expires_after.seconds,
         )
+        try:
+            stored = await unless_disconnected(request, add)
+        except OSError as error:
+            raise disk_error(error, "stored", "file") from error
         return _object(stored)
 
     @routes.get("/v1/files")
@@ -89,13 +96,15 @@ def router(state: ServerState) -> APIRouter:
             content = await asyncio.to_thread(file.path.read_bytes)
         except FileNotFoundError as error:  # it was deleted, or expired, while this waited for memory
             raise _not_found(file_id) from error
+        except OSError as error:
+            raise disk_error(error, "read", "file_id") from error
         return Response(content, media_type="application/octet-stream")
 
     @routes.delete("/v1/files/{file_id}")
     async def delete_file(file_id: str, request: Request) -> DeletedFile:
         """Delete a file."""
         file = owned_file(file_id, request)
-        state.media.files.delete(file)
+        await state.media.files.delete(file)
         return DeletedFile(id=file.id)
 
     def owned_file(identifier: str, request: Request) -> StoredFile:

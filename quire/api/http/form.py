@@ -9,16 +9,18 @@ from typing import Any, TypeVar
 
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ValidationError
+from python_multipart.multipart import parse_options_header
 from starlette.datastructures import FormData, UploadFile
 from starlette.requests import ClientDisconnect, Request
 
 from quire.api.http.body import release_body
 from quire.api.http.routing import enter_for_request
-from quire.protocol.errors import ClientDisconnected, InvalidRequest, shorten
+from quire.protocol.errors import ClientDisconnected, InvalidRequest, disk_error, shorten
 
 Body = TypeVar("Body", bound=BaseModel)
 _MAX_FIELDS = 512
 _MAX_FIELD_SIZE = 1 << 20  # bytes
+_CHARSETS = frozenset({"", "utf-8", "utf8", "us-ascii", "ascii", "iso-8859-1", "latin-1", "latin1"})
 _NESTED = re.compile(r"([^\[\]]+)\[([^\[\]]+)\]")  # as in chunking_strategy[type]
 
 
@@ -34,17 +36,18 @@ async def read_form(
         lists: fields that are lists.
 
     Raises:
-        InvalidRequest: it is not a form, or has no file.
+        InvalidRequest: it is not a form, has another charset than is accepted, or has no file.
+        Unavailable: the file cannot be stored.
         RequestValidationError: a field is not valid.
         ClientDisconnected: the client disconnected before its end.
     """
-    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if media_type != "multipart/form-data":
-        raise InvalidRequest("Unsupported Media Type: Only 'multipart/form-data' is allowed")
+    _check_media_type(request)
     try:
         form = await request.form(max_files=1, max_fields=_MAX_FIELDS, max_part_size=_MAX_FIELD_SIZE)
     except ClientDisconnect as error:
         raise ClientDisconnected from error
+    except OSError as error:  # a large file is written to the disk
+        raise disk_error(error, "stored", "file") from error
     release_body(request)
     enter_for_request(request, _closing(form))
     fields = _fields(form, lists)
@@ -60,6 +63,19 @@ async def read_form(
     except ValidationError as error:
         problems = error.errors(include_input=False)
         raise RequestValidationError(problems, body=fields) from error
+
+
+def _check_media_type(request: Request) -> None:
+    """Raise InvalidRequest for a body that is not a form, or whose texts are in an unusual charset.
+
+    Some of Python's codecs take time that grows with the square of the length, and each unknown name is kept for ever.
+    """
+    media_type, options = parse_options_header(request.headers.get("content-type", ""))
+    if media_type != b"multipart/form-data":
+        raise InvalidRequest("Unsupported Media Type: Only 'multipart/form-data' is allowed")
+    charset = options.get(b"charset", b"").decode("latin-1")
+    if charset.lower() not in _CHARSETS:
+        raise InvalidRequest(f"The charset of a form must be UTF-8, US-ASCII or ISO-8859-1, not {shorten(charset)!r}.")
 
 
 @contextmanager

@@ -76,27 +76,27 @@ def embedding_bytes(loaded: LoadedModel) -> int:
     return cast("Decoder", loaded.model).spec.hidden * (1 + levels) * loaded.dtype.itemsize
 
 
-def item_tokens(geometry: Geometry, room: int) -> int:
+def item_tokens(geometry: Geometry, token_limit: int) -> int:
     """Most tokens of an item of a picture.
 
     What a request may set is bounded by what the model's own config allows: memory is measured for so much.
 
     Args:
         geometry: that of the model.
-        room: tokens that fit into the context and the encoder cache.
+        token_limit: tokens that fit into the context and the encoder cache.
     """
     match geometry:
         case SmartResize():
-            return min(room, _most_smart_tokens(geometry))
+            return min(token_limit, _most_smart_tokens(geometry))
         case PatchRows():
             rows = math.ceil(geometry.longest_edge / geometry.patch)
-            return min(room, rows * (rows + 1))
+            return min(token_limit, rows * (rows + 1))
         case PaddedTiles():
             # The tokens of tiles, and at most one for each row that ends.
             tokens = geometry.max_tiles * geometry.edge * (geometry.edge + 1) + geometry.tokens((), ())
-            return min(room, tokens)
+            return min(token_limit, tokens)
         case _:
-            return room
+            return token_limit
 
 
 def _most_smart_tokens(smart: SmartResize) -> int:
@@ -106,18 +106,18 @@ def _most_smart_tokens(smart: SmartResize) -> int:
     return max(most, math.isqrt(most * MAX_RATIO), least + 2 * math.isqrt(least * MAX_RATIO) + 2)
 
 
-def largest_picture(geometry: Geometry, room: int) -> PictureItem:
+def largest_picture(geometry: Geometry, token_limit: int) -> PictureItem:
     """A black picture that takes as much memory as any. Its number of tokens is not right: encoders do not read it.
 
-    `room`: see `item_tokens`.
+    `token_limit`: see `item_tokens`.
     """
-    images, original, most = 1, None, item_tokens(geometry, room)
+    images, original, tokens = 1, None, item_tokens(geometry, token_limit)
     match geometry:
         case SmartResize():
-            rows = max(1, math.isqrt(most))
-            height, width = rows * geometry.multiple, max(1, most // rows) * geometry.multiple
+            rows = max(1, math.isqrt(tokens))
+            height, width = rows * geometry.multiple, max(1, tokens // rows) * geometry.multiple
         case PatchRows():
-            height = width = max(1, math.isqrt(most)) * geometry.patch
+            height = width = max(1, math.isqrt(tokens)) * geometry.patch
         case SplitTiles():
             height = width = geometry.tile
         case AnyResolution():
@@ -133,12 +133,12 @@ def largest_picture(geometry: Geometry, room: int) -> PictureItem:
         case _:
             height, width = geometry.height, geometry.width
     pixels = np.zeros((images, height, width, 3), np.uint8)
-    return PictureItem(hash=b"", length=most, pixels=pixels, original_size=original)
+    return PictureItem(hash=b"", length=tokens, pixels=pixels, original_size=original)
 
 
-def largest_frames(video: VideoInfo, room: int) -> PictureItem:
+def largest_frames(video: VideoInfo, token_limit: int) -> PictureItem:
     """Black frames of a video that are encoded together and take as much memory as any; see `largest_picture`."""
-    picture = largest_picture(_frame_geometry(video), room)
+    picture = largest_picture(_frame_geometry(video), token_limit)
     pixels = np.zeros((video.group, *picture.pixels.shape[1:]), np.uint8)
     return structs.replace(picture, pixels=pixels, is_video=True)
 
@@ -151,10 +151,10 @@ def _frame_geometry(video: VideoInfo) -> FrameGeometry:
     return geometry
 
 
-def most_item_tokens(info: PictureInfo, room: int) -> int:
+def max_item_tokens(info: PictureInfo, token_limit: int) -> int:
     """Most tokens of an item of a picture or video; see `item_tokens`."""
     geometries = [info.geometry] if info.video is None else [info.geometry, _frame_geometry(info.video)]
-    return max(item_tokens(geometry, room) for geometry in geometries)
+    return max(item_tokens(geometry, token_limit) for geometry in geometries)
 
 
 @torch.inference_mode()
@@ -164,10 +164,10 @@ def encode_largest_picture(loaded: LoadedModel, options: EngineOptions) -> None:
     if vision is None:
         return
     assert loaded.pictures is not None
-    info, room = loaded.pictures.info, _room(loaded, options)
-    vision.encode(largest_picture(info.geometry, room))
+    info, token_limit = loaded.pictures.info, _token_limit(loaded, options)
+    vision.encode(largest_picture(info.geometry, token_limit))
     if info.video is not None:
-        vision.encode(largest_frames(info.video, room))
+        vision.encode(largest_frames(info.video, token_limit))
 
 
 def fitting_tokens(loaded: LoadedModel, tokens: int, left: int) -> int:
@@ -175,7 +175,7 @@ def fitting_tokens(loaded: LoadedModel, tokens: int, left: int) -> int:
 
     Args:
         loaded: a model that reads pictures.
-        tokens: see `most_item_tokens`.
+        tokens: see `max_item_tokens`.
         left: bytes of memory that nothing else takes.
     """
     vision = vision_of(loaded)
@@ -185,7 +185,15 @@ def fitting_tokens(loaded: LoadedModel, tokens: int, left: int) -> int:
     needed = _picture_bytes(vision, largest_picture(info.geometry, tokens))
     if info.video is not None:
         needed = max(needed, _picture_bytes(vision, largest_frames(info.video, tokens), info.video.group))
-    if needed <= left or not isinstance(info.geometry, _GROWING):
+    if needed <= left:
+        return tokens
+    if not isinstance(info.geometry, _GROWING):
+        logger.warning(
+            "a picture may take %d MiB while it is encoded, but %d MiB of memory are left: lower "
+            "--kv-cache-memory-bytes or --encoder-cache-memory",
+            needed >> 20,
+            max(0, left) >> 20,
+        )
         return tokens
     fitting = max(min(tokens, _SMALL_PICTURE), tokens * left // needed)
     logger.warning("pictures and frames of more than %d tokens are refused: there is no memory to encode them", fitting)
@@ -214,5 +222,5 @@ def vision_of(loaded: LoadedModel) -> VisionEncoder | None:
     return loaded.model.vision if isinstance(loaded.model, Decoder) else None
 
 
-def _room(loaded: LoadedModel, options: EngineOptions) -> int:
+def _token_limit(loaded: LoadedModel, options: EngineOptions) -> int:
     return min(loaded.context_len, cached_embeddings(loaded, options))

@@ -27,7 +27,7 @@ from quire.engine.build.encoder_memory import (
     embedding_bytes,
     fitting_tokens,
     marks_audio,
-    most_item_tokens,
+    max_item_tokens,
     pixel_cost,
 )
 from quire.engine.build.executor import ExecutorBuild, closing_after_errors, encoder_executor
@@ -205,10 +205,10 @@ def _with_pictures(
     if loaded.pictures is None:
         return kind
     info = loaded.pictures.info
-    room = min(context_len, cached_embeddings(loaded, config.engine))
+    token_limit = min(context_len, cached_embeddings(loaded, config.engine))
     if bidirectional is not None:
-        room = min(room, step)
-    tokens = most_item_tokens(info, room)
+        token_limit = min(token_limit, step)
+    tokens = max_item_tokens(info, token_limit)
     if left is not None:
         tokens = fitting_tokens(loaded, tokens, left)
     size = embedding_bytes(loaded) // loaded.dtype.itemsize
@@ -299,7 +299,8 @@ def _build_decoder(
     if streaming is not None:
         streaming.check_context(context_len)
     is_host = device.torch_device.type == "cpu"
-    left = host_memory(config) - num_blocks * plan.block_bytes if is_host else None
+    taken = num_blocks * plan.block_bytes + reserved + cached_embeddings(loaded, options) * embedding_bytes(loaded)
+    left = host_memory(config) - taken if is_host else None
     kind = _with_pictures(loaded.kind(context_len), loaded, context_len, config, left)
     if ranks is not None:
         ranks.allocate(num_blocks, context_len)

@@ -31,6 +31,11 @@ Message = TypeVar("Message")
 Received = TypeVar("Received")
 
 
+def flush_messages() -> None:
+    """Wait until messages of closed channels are sent, for as long as their sockets linger; for a process that ends."""
+    zmq.Context.instance().destroy()
+
+
 class MessageEncoder:
     """Encode a message as frames."""
 

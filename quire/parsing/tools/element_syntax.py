@@ -53,7 +53,7 @@ class ElementSyntax:
             body: list[str] = []
             mark = yield from scan.read_until((end, begin, around[1]), body.append)
             schema = out.schemas.get(name, {})
-            values = _object(_elements("".join(body), self.mark), properties_of(schema), schema)
+            values = _object(_elements("".join(body), self.mark), schema, schema)
             arguments = json.dumps(values, ensure_ascii=False)
             out.add_arguments(arguments[:-1] if mark is None else arguments)
             if mark == end:
@@ -82,11 +82,12 @@ def _elements(text: str, mark: str) -> list[_Element]:
     return elements if len(stack) == 1 else elements[:-1]
 
 
-def _object(elements: Iterable[_Element], properties: Mapping[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Elements as an object; those with the same name become a list."""
+def _object(elements: Iterable[_Element], shape: Mapping[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Elements as an object; those with the same name become a list. `shape`: its schema; `schema`: see `_value`."""
+    properties, others = properties_of(shape), shape.get("additionalProperties")
     values: dict[str, list[Any]] = {}
     for element in elements:
-        values.setdefault(element.name, []).append(_value(element, properties.get(element.name), schema))
+        values.setdefault(element.name, []).append(_value(element, properties.get(element.name, others), schema))
     return {name: same_name if len(same_name) > 1 else same_name[0] for name, same_name in values.items()}
 
 
@@ -98,7 +99,7 @@ def _value(element: _Element, part: Any, schema: Mapping[str, Any]) -> Any:
         items = shape.get("items")
         return [_value(child, items, schema) for child in element.children]
     if element.children:
-        values = _object(element.children, properties_of(shape), schema)
+        values = _object(element.children, shape, schema)
         return {**values, _MIXED: element.text} if element.text.strip() else values
     if not element.text.strip() and types is not None and "string" not in types:
         empty: Any = {} if "object" in types else None

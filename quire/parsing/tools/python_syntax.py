@@ -17,7 +17,14 @@ _AFTER_NAME = "( \t\r\n]\"'{}[,=<"
 _PLAIN = re.compile(r"""[^"'()\[\]{}]*""")  # neither brackets nor quotes
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
 _CALL_PREFIX = re.compile(r"\A\s*(?:(?:call)?:)?\s*")
-_KEY = re.compile(r"([{,]|^)\s*([A-Za-z_][\w.-]*)\s*:")
+_DOUBLE_QUOTED = r'"(?:[^"\\]++|\\.)*+"?'  # to the end, if it is not closed: other places are not tried then
+_SINGLE_QUOTED = r"'(?:[^'\\]++|\\.)*+'?"
+_KEY = r"(?P<before>[{,]|^)\s*(?P<key>[A-Za-z_][\w.-]*)\s*:"
+_BARE = r'(?<=[:\[,])\s*(?P<bare>[^\s"\[\]{},:][^"\[\]{},]*)'  # a number, a constant, or a text without quotes
+_BRACE_PARTS = re.compile(f"{_DOUBLE_QUOTED}|{_KEY}|{_BARE}", re.DOTALL)
+_STRING_OR_ZEROS = re.compile(rf"(?P<string>{_DOUBLE_QUOTED}|{_SINGLE_QUOTED})|(?<![\w.])0+(?=\d)", re.DOTALL)
+_ESCAPE_OR_CONTROL = re.compile(r"\\.|[\n\r\0]", re.DOTALL)
+_ESCAPES = {"\n": r"\n", "\r": r"\r", "\0": r"\x00"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +129,7 @@ class BraceSyntax:
     def _arguments(self, body: str, schema: Mapping[str, Any]) -> str | None:
         pieces = body.split(self.quote)
         for index in range(0, len(pieces), 2):
-            pieces[index] = _KEY.sub(r'\1"\2":', pieces[index])
+            pieces[index] = _BRACE_PARTS.sub(_as_json_part, pieces[index])
             if index and pieces[index][:1] == '"':  # the comma after the string is missing
                 pieces[index] = "," + pieces[index]
         for index in range(1, len(pieces), 2):
@@ -137,6 +144,13 @@ class BraceSyntax:
             if isinstance(value, str) and types is not None and "string" not in types:
                 values[key] = json.loads(as_json(value, types))
         return json.dumps(values, ensure_ascii=False)
+
+
+def _as_json_part(match: re.Match[str]) -> str:
+    """A part of arguments in braces as JSON: keys have no quotes there, and models leave them out around texts, too."""
+    if (key := match["key"]) is not None:
+        return f'{match["before"]}"{key}":'
+    return match[0] if match["bare"] is None else as_json(match["bare"].strip(), None)
 
 
 def _call(out: ToolParser) -> Generator[None, None, bool | None]:
@@ -185,6 +199,24 @@ def _balanced(out: ToolParser, pieces: list[str]) -> Generator[None, None, bool]
 
 def _literal(arguments: str) -> str | None:
     """Keyword arguments as JSON text; None if they are not literals."""
+    text = _keyword_arguments(arguments)
+    return _keyword_arguments(_repaired(arguments)) if text is None else text
+
+
+def _repaired(arguments: str) -> str:
+    """Arguments in which line breaks in strings are escaped, and numbers do not begin with zeros.
+
+    Python accepts neither; models write them.
+    """
+
+    def repaired(match: re.Match[str]) -> str:
+        string = match["string"] or ""
+        return _ESCAPE_OR_CONTROL.sub(lambda part: _ESCAPES.get(part[0], part[0]), string)
+
+    return _STRING_OR_ZEROS.sub(repaired, arguments)
+
+
+def _keyword_arguments(arguments: str) -> str | None:
     try:
         call = ast.parse(f"f({arguments})", mode="eval").body
         if not isinstance(call, ast.Call) or call.args:

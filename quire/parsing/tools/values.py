@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +14,8 @@ from quire.parsing.tools.references import resolve_reference
 _MAX_DEPTH = 8  # of alternatives in alternatives
 _CONSTANTS = {"true": True, "false": False, "null": None}
 _PYTHON_CONSTANTS = {"True": True, "False": False, "None": None}
+_NUMBERS = frozenset({"integer", "number"})
+_DECIMAL = re.compile(r"[+-]?\d+(?:\.\d*)?", re.ASCII)  # also with zeros before it, which JSON does not allow
 _UNREADABLE = (ValueError, TypeError, SyntaxError, RecursionError, MemoryError)
 
 Types = frozenset[str] | None  # JSON types; None: any
@@ -112,7 +115,7 @@ def python_value(node: ast.expr) -> Any:
     match node:
         case ast.Name(id=name) if name in _CONSTANTS:
             return _CONSTANTS[name]
-        case ast.List(elts=items) | ast.Tuple(elts=items):
+        case ast.List(elts=items) | ast.Tuple(elts=items) | ast.Set(elts=items):
             return [python_value(item) for item in items]
         case ast.Dict(keys=keys, values=values):
             return {
@@ -134,9 +137,11 @@ def _read(text: str, types: Types) -> tuple[bool, Any]:
         return True, json.loads(text, parse_constant=_refuse)
     except (ValueError, RecursionError):
         pass
-    if text[:1] not in ("{", "[", "("):
-        return False, None
     try:
+        if types is not None and "string" not in types and types & _NUMBERS and _DECIMAL.fullmatch(text):
+            return True, float(text) if "." in text else int(text)
+        if text[:1] not in ("{", "[", "("):
+            return False, None
         return True, python_value(ast.parse(text, mode="eval").body)
     except _UNREADABLE:
         return False, None

@@ -7,7 +7,7 @@ import math
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.engine.build.encoder_memory import item_tokens, largest_frames, largest_picture, most_item_tokens
+from quire.engine.build.encoder_memory import item_tokens, largest_frames, largest_picture, max_item_tokens
 from quire.engine.client.pictures import (
     MAX_RATIO,
     FrameSampling,
@@ -71,7 +71,7 @@ def test_no_frames_have_more_tokens_than_memory_is_reserved_for(
     header = VideoHeader(frames=frames, fps=1, duration=None, height=height, width=width, chosen=tuple(range(frames)))
     largest = largest_frames(video, _ROOM)
     for item in video_layout(video, header).items:
-        assert item.length <= most_item_tokens(info, _ROOM)
+        assert item.length <= max_item_tokens(info, _ROOM)
         assert item.size <= largest.pixels.nbytes * 1.5  # its edges are whole tokens
 
 

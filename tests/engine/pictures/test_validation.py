@@ -96,6 +96,24 @@ def test_a_picture_for_which_there_is_no_room(engine: Engine) -> None:
     assert "at most" in (engine.generate(prompt, greedy(1), items=(long,)).error or "")
 
 
+def test_the_encoder_cache_takes_memory_of_pictures(
+    seeing_folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What it takes is not there to encode them. Pictures that all have one size are not refused; a warning says so."""
+    monkeypatch.setattr("quire.engine.build.encoder_memory._SMALL_PICTURE", 1)
+    folder, fixed = seeing_folders["qwen2_5_vl"], seeing_folders["llava"]
+    free = Engine(folder, encoder_cache_memory="1MiB")
+    host = free.info.cache_bytes + (3 << 20)
+    monkeypatch.setattr("quire.engine.build.engine.host_memory", lambda _: host)
+    fitting = [Engine(folder, encoder_cache_memory=size).pictures.item_tokens for size in ("1MiB", "2MiB")]
+    assert free.pictures.item_tokens > fitting[0] > fitting[1]
+    caplog.clear()
+    one = Engine(fixed, encoder_cache_memory="6MiB")
+    assert "a picture may take" in caplog.text
+    prompt, items = prompt_with_pictures(one.pictures, [1], drawn(20, 20), [2])
+    assert one.generate(prompt, greedy(1), items=items).error is None
+
+
 def test_audio_is_refused(engine: Engine) -> None:
     audio = AudioItem(hash=b"1", length=1, features=np.zeros((16, 8), np.float32))
     error = engine.generate([1, 2], greedy(2), items=(audio,)).error

@@ -17,7 +17,12 @@ from quire.parsing.tools.registry import FORMATS, detect_format
 SCHEMAS: dict[str, Any] = {
     "get_weather": {
         "type": "object",
-        "properties": {"city": {"type": "string"}, "days": {"type": "integer"}, "tags": {"type": "array"}},
+        "properties": {
+            "city": {"type": "string"},
+            "days": {"type": "integer"},
+            "tags": {"type": "array"},
+            "codes": {"type": "object", "additionalProperties": {"type": "string"}},
+        },
         "required": ["city"],
     },
     "now": {"type": "object", "properties": {}},
@@ -252,6 +257,16 @@ RECORDED: list[tuple[str, str, str, list[tuple[str, dict[str, Any]]]]] = [
     ("gemma4",
      '<|tool_call>:get_weather{tags:[<|"|>a<|"|>,{b:<|"|>c<|"|>,d:[1,true]}]}<tool_call|>', "",
      [("get_weather", {"tags": ["a", {"b": "c", "d": [1, True]}]})]),
+    ("gemma4",
+     '<|tool_call>call:get_weather{city:Rome, Italy at:http://x/y}<tool_call|>', '<|tool_call>call:get_weather'
+     "{city:Rome, Italy at:http://x/y}<tool_call|>", []),
+    ("gemma4",
+     '<|tool_call>call:get_weather{city:New York,days:3,tags:[a,"b, c:d",1.5,True],at:http://x/y}<tool_call|>', "",
+     [("get_weather", {"city": "New York", "days": 3, "tags": ["a", "b, c:d", 1.5, True], "at": "http://x/y"})]),
+    ("gemma4", "<|tool_call>call:now{x:NaN,y:1e999}<tool_call|>", "", [("now", {"x": "NaN", "y": "1e999"})]),
+    ("lfm2",
+     "<|tool_call_start|>[get_weather(city='Rio\n\\'x\\' 007', days=007, tags={'a', 'b'})]<|tool_call_end|>", "",
+     [("get_weather", {"city": "Rio\n'x' 007", "days": 7, "tags": ["a", "b"]})]),
     ("lfm2",
      "<|tool_call_start|>[get_weather(city='Rio \"de\" Janeiro', days=3), now()]<|tool_call_end|>Done.", "Done.",
      [WEATHER, NOW]),
@@ -269,6 +284,10 @@ RECORDED: list[tuple[str, str, str, list[tuple[str, dict[str, Any]]]]] = [
      "<item>2]<]minimax[>[</item>]<]minimax[>[</tags>]<]minimax[>[<x>]<]minimax[>[<y>1]<]minimax[>[</y>]<]minimax[>["
      "<y>b]<]minimax[>[</y>]<]minimax[>[</x>]<]minimax[>[<cut>]<]minimax[>[</invoke>", "",
      [("get_weather", {"tags": ["a", 2], "x": {"y": [1, "b"]}})]),
+    ("minimax_m3",
+     ']<]minimax[>[<invoke name="get_weather">]<]minimax[>[<days>+003]<]minimax[>[</days>]<]minimax[>[<codes>'
+     "]<]minimax[>[<city>018956]<]minimax[>[</city>]<]minimax[>[</codes>]<]minimax[>[</invoke>", "",
+     [("get_weather", {"days": 3, "codes": {"city": "018956"}})]),
     ("inkling",
      "<|content_thinking|>hm<|end_message|><|message_model|><|content_text|>One moment.<|end_message|><|message_model|>"
      '<|content_invoke_tool_json|>{"name": "get_weather", "args": {"days": 3}}<|end_message|><|message_model|>now'
