@@ -207,7 +207,8 @@ def _invalid_positions(item: PictureItem, pictures: PictureInfo) -> str | None:
     is_timed = _is_timed(item, pictures)
     least, most = int(not item.is_video), _MOST_POSITIONS if is_timed else item.length
     if item.advance is not None and not least <= item.advance <= most:
-        return f"the advance of a picture must be at least {least}, and at most {most}, not {item.advance}"
+        limit = f"{most} for a video" if is_timed else f"its {most} tokens"
+        return f"the advance of a picture must be at least {least}, and at most {limit}, not {item.advance}"
     if positions is None:
         return None
     if positions.dtype != np.int32 or positions.shape != (3, item.length):
