@@ -151,10 +151,15 @@ def _sampling(sampling: FrameSampling, settings: Mapping[str, Any], where: str) 
     return changed
 
 
-def with_frame_settings(info: PictureInfo, settings: Mapping[str, Any]) -> PictureInfo:
+def with_frame_settings(info: PictureInfo, settings: Mapping[str, Any], *, are_lists: bool = False) -> PictureInfo:
     """The facts about a model with other frames of videos, by `media_io_kwargs`.
 
     As in vLLM, `num_frames` beside `fps` is the most frames, and -1 stands for any number.
+
+    Args:
+        info: facts about the model.
+        settings: the settings.
+        are_lists: all videos are sent as lists of frames, of which `fps` is the rate, whatever is read of files.
 
     Raises:
         PromptError: a setting is not one of this model, or its value is not valid.
@@ -168,7 +173,7 @@ def with_frame_settings(info: PictureInfo, settings: Mapping[str, Any]) -> Pictu
     if info.video is None:
         raise PromptError(f"`{where}` is not supported: the model reads no videos.", where)
     rule = info.video.sampling.rule
-    known = tuple(name for name in _OF_FRAMES[rule] if name in _RATE)
+    known = tuple(name for name in _RATE if name in _OF_FRAMES[rule] or (are_lists and name == "fps"))
     for name in values:
         if name not in known:
             supported = f"; supported are {', '.join(known)}" if known else ""
@@ -179,6 +184,8 @@ def with_frame_settings(info: PictureInfo, settings: Mapping[str, Any]) -> Pictu
     if set(_RATE) <= set(changes) and "max_frames" in _OF_FRAMES[rule]:
         changes = {"fps": changes["fps"], "max_frames": changes["num_frames"], "min_frames": 1}
     sampling = _sampling(info.video.sampling, changes, where)
+    if "fps" not in _OF_FRAMES[rule]:
+        sampling = info.video.sampling
     return msgspec.structs.replace(info, video=msgspec.structs.replace(info.video, sampling=sampling))
 
 
@@ -209,6 +216,8 @@ def with_low_detail(info: PictureInfo) -> PictureInfo:
             changes = {"splits": False}
         case GridTiles():
             changes = {"min_tiles": 1, "max_tiles": 1}
+        case PaddedTiles():
+            changes = {"max_tiles": 1}
     return msgspec.structs.replace(info, geometry=msgspec.structs.replace(info.geometry, **changes))
 
 

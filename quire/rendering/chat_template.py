@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
@@ -116,7 +115,8 @@ _VOXTRAL = """\
 {%- else %}{{ raise_exception("Messages of the role " ~ message.role ~ " are not supported by Voxtral.") }}
 {%- endif %}
 {%- endfor %}"""
-# Models of late interaction, which compare texts with pictures, read either one picture or a text.
+# Models of late interaction, which compare texts with pictures, read either one picture or a text. `picture` and
+# `video` are whole prompts, `start` and `end` are around texts, and `before` is in front of those of queries.
 _LATE_INTERACTION = """\
 {%- if messages | length != 1 %}
 {{- raise_exception("This model reads one message, which is a text, a picture or a video.") }}
@@ -125,10 +125,11 @@ _LATE_INTERACTION = """\
 {%- set media = message.content | rejectattr("type", "equalto", "text") | list %}
 {%- if media and message.content | length > 1 %}
 {{- raise_exception("This model reads a text, one picture or one video, not several of them.") }}
-{%- elif media %}{{ VIDEO if media[0].type == "video" else PICTURE }}
+{%- elif media %}{{ video if media[0].type == "video" else picture }}
 {%- elif message.role in ("query", "user") %}
-{{- BEFORE }}{% for part in message.content %}{{ part.text }}{% endfor %}{{ pad_token * 10 ~ "\\n" }}
-{%- elif message.role == "document" %}{% for part in message.content %}{{ part.text }}{% endfor %}
+{{- start ~ before }}{% for part in message.content %}{{ part.text }}{% endfor %}{{ pad_token * 10 ~ "\\n" }}
+{%- elif message.role == "document" %}
+{{- start }}{% for part in message.content %}{{ part.text }}{% endfor %}{{ end }}
 {%- else %}{{ raise_exception("Messages of the role " ~ message.role ~ " are not supported by this model.") }}
 {%- endif %}
 {%- endfor %}"""
@@ -149,6 +150,7 @@ _PALIGEMMA = """\
 {%- for part in message.content if part.type == "text" %}{{ part.text }}{% endfor %}
 {{- "\\n" }}
 {%- endfor %}"""
+_TYPES_OF_LATE_INTERACTION = ("colpali", "colqwen2")
 _BUILT_IN = {"paligemma": _PALIGEMMA, "voxtral": _VOXTRAL}  # by model type
 
 
@@ -181,13 +183,13 @@ def load_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
     kind = read_json(folder / "config.json", ModelFileError).get("model_type")
     if "default" not in templates and kind in _BUILT_IN:
         templates["default"] = _BUILT_IN[kind]
-    if kind == "colqwen2":  # its folders have the template of the model that it was trained from
-        templates["default"] = _colqwen_template(folder)
+    if kind in _TYPES_OF_LATE_INTERACTION:  # folders may have the template of the model that it was trained from
+        templates["default"] = _late_interaction_template(kind, folder)
     return templates
 
 
-def _colqwen_template(folder: Path) -> str:
-    """The prompts that ColQwen2 was trained with: of pictures, and of queries, which end with padding.
+def _late_interaction_template(kind: str, folder: Path) -> str:
+    """The prompts that a model was trained with: of pictures, and of queries, which end with padding.
 
     A video has the prompt of a picture.
 
@@ -195,11 +197,20 @@ def _colqwen_template(folder: Path) -> str:
         ModelFileError: the processor's config cannot be read.
     """
     processor = read_json(folder / "processor_config.json", ModelFileError)
-    picture = processor.get("visual_prompt_prefix") or _COLQWEN_PICTURE
-    before = processor.get("query_prefix") or "Query: "
+
+    def text(name: str, default: str) -> str:
+        return json.dumps(processor.get(name) or default, ensure_ascii=False)
+
+    if kind == "colpali":
+        prompt = text("visual_prompt_prefix", "Describe the image.")
+        picture, before = f'"<image>" ~ bos_token ~ {prompt} ~ "\\n"', text("query_prefix", "Question: ")
+        start, end = "bos_token", '"\\n"'
+    else:
+        picture, before = text("visual_prompt_prefix", _COLQWEN_PICTURE), text("query_prefix", "Query: ")
+        start = end = '""'
     video = picture.replace(_COLQWEN_IMAGE, _COLQWEN_VIDEO)
-    texts = {"PICTURE": picture, "VIDEO": video, "BEFORE": before}
-    return re.sub("|".join(texts), lambda match: json.dumps(texts[match[0]]), _LATE_INTERACTION)
+    values = {"picture": picture, "video": video, "before": before, "start": start, "end": end}
+    return "".join(f"{{%- set {name} = {value} %}}" for name, value in values.items()) + _LATE_INTERACTION
 
 
 def _read(path: Path) -> str:

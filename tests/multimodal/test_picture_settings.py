@@ -12,6 +12,7 @@ from quire.engine.client.pictures import (
     FrameSampling,
     Geometry,
     GridTiles,
+    PaddedTiles,
     PanAndScan,
     PatchRows,
     PictureInfo,
@@ -105,6 +106,7 @@ def test_settings_that_are_refused(geometry: Geometry, settings: dict[str, Any],
         (PatchRows(patch=14, longest_edge=1540), {"longest_edge": 512}),
         (GRID, {"min_tiles": 1, "max_tiles": 1}),
         (PanAndScan(height=14, width=14, tokens=4, splits=True), {"splits": False}),
+        (PaddedTiles(tile=28, patches=2, max_tiles=9), {"max_tiles": 1}),
         (FIXED, {}),
     ],
 )
@@ -207,6 +209,11 @@ def test_settings_of_decoding_videos() -> None:
     ):
         changed_sampling, *_ = _video(with_frame_settings(_info(sampling), {"video": values}))
         assert (changed_sampling.fps, changed_sampling.num_frames, changed_sampling.max_frames) == expected
+    # GLM-4.6V chooses the frames of files by itself, but the rate of a list of frames is not known otherwise.
+    listed = with_frame_settings(_info(GLM), {"video": {"fps": 2}}, are_lists=True)
+    assert _video(listed)[0] == GLM
+    with pytest.raises(PromptError, match="above 0"):
+        with_frame_settings(_info(GLM), {"video": {"fps": -2}}, are_lists=True)
     assert frame_rate({"video": {"fps": 2}}) == 2
     assert frame_rate({}) is None
 

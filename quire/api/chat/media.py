@@ -18,7 +18,8 @@ from quire.engine.client.pictures import VideoInfo
 from quire.engine.client.protocol import AudioItem
 from quire.multimodal.audio.items import audio_placeholders, parts_of_sound
 from quire.multimodal.audio.reader import AudioFile
-from quire.multimodal.picture_reader import EmbeddingsFile, PictureFile, RequestPicture, picture_placeholders
+from quire.multimodal.picture_jobs import PictureFile
+from quire.multimodal.picture_reader import EmbeddingsFile, RequestPicture, picture_placeholders
 from quire.multimodal.picture_settings import (
     MEDIA_IO,
     PROCESSOR,
@@ -125,10 +126,17 @@ class ChatMedia:
 
 @dataclass(frozen=True, slots=True)
 class _Content:
-    """A content of a chat, and the part that it comes from."""
+    """A content of a prompt.
+
+    Attributes:
+        part: the part that it comes from.
+        piece: the content.
+        pictures: how the model reads pictures and videos beside it; None if it reads none.
+    """
 
     part: MediaPart
     piece: MediaContent
+    pictures: PictureInput | None = None
 
     @property
     def kind(self) -> Literal["text", "audio", "image", "video"]:
@@ -147,15 +155,41 @@ class _Content:
             return {"type": "text", "text": self.piece}
         return dict({"audio": AUDIO_PART, "video": VIDEO_PART}.get(self.kind, IMAGE_PART))
 
+    @property
+    def video(self) -> VideoInfo | None:
+        """How the model reads it; None if it is no video."""
+        return self.pictures.info.video if self.kind == "video" and self.pictures is not None else None
+
+    @property
+    def has_heard_sound(self) -> bool:
+        """Whether it is a video whose sound is asked for."""
+        return self.video is not None and self.video.sound is not None and self.video.sound.is_heard
+
+
+@dataclass(frozen=True, slots=True)
+class ReadMedia:
+    """Media whose files were read, but not prepared yet. Messages have what stands for them in their place.
+
+    Attributes:
+        parts: their content parts.
+        contents: of each of them, in files that an `ExitStack` closes.
+        pictures: how the model reads pictures and videos of the request; None if it reads none.
+    """
+
+    parts: Sequence[MediaPart] = ()
+    contents: Sequence[Sequence[MediaContent]] = ()
+    pictures: PictureInput | None = None
+
+    @property
+    def has_low_detail(self) -> bool:
+        """Whether the model knows a smaller form of pictures than its own."""
+        return self.pictures is not None and with_low_detail(self.pictures.info) != self.pictures.info
+
 
 async def take_media(
     places: Sequence[PartPlace], settings: MediaSettings, model: ServedModel, state: ServerState, sequences: int
 ) -> ChatMedia:
     """Replace media in messages by what stands for them, and make items of them.
-
-    Everything that costs little is checked first, for all parts. Then the files are read, a few at a time; large ones
-    wait on disk. Then they are prepared, one after the other. The memory for the items is reserved for as long as they
-    live.
 
     Args:
         places: content parts with media; the contents that they are in are changed.
@@ -169,39 +203,85 @@ async def take_media(
         PromptError: a part is not allowed, broken, or too long.
         QueueFull: too many files wait to be read.
     """
+    with ExitStack() as stack:
+        return await prepare_media(
+            [await read_media(places, settings, model, state, stack)], settings, model, sequences
+        )
+
+
+async def read_media(
+    places: Sequence[PartPlace], settings: MediaSettings, model: ServedModel, state: ServerState, stack: ExitStack
+) -> ReadMedia:
+    """Replace media in messages by what stands for them, and read their files.
+
+    Everything that costs little is checked first, for all parts. Then the files are read, a few at a time; large ones
+    are on disk until `stack` ends.
+
+    Args:
+        places, settings, model, state: as of `take_media`.
+        stack: closes the files.
+
+    Raises:
+        InvalidRequest, PromptError, QueueFull: as of `take_media`.
+    """
     reads = MediaInputs.of(model)
     reads.check_settings(settings.names)
     if not places:
-        return ChatMedia(unused_fields=settings.names)
+        return ReadMedia()
     for place in places:
         reads.check(place)
     _check_counts(places, state)
     parser = PartParser(state.media)
     parts = [parser.parse(place) for place in places]
-    picture_input = None if reads.pictures is None else _with_settings(reads.pictures, settings)
-    with ExitStack() as stack, model.client.observers.preprocessing():
+    picture_input = None if reads.pictures is None else _with_settings(reads.pictures, settings, parts)
+    with model.client.observers.preprocessing():
         files = MediaFiles(state.media_memory, stack)
         originals = await files.read_all(parts)
         contents = await DocumentContents(reads, state, files).of_parts(parts, originals)
-        _replace(parts, contents)
-        limit = model.info.max_model_len
-        listed = [_Content(part, piece) for part, pieces in zip(parts, contents, strict=True) for piece in pieces]
-        video = None if picture_input is None else picture_input.info.video
-        heard = await _heard(listed, reads, video, limit, sequences)
-        fps = frame_rate(settings.media_io)
-        pictures = await _pictures(listed, heard, picture_input, limit, sequences, fps)
-        audio = _audio(listed, heard, reads.audio, pictures)
+    _replace(parts, contents)
+    return ReadMedia(parts, contents, picture_input)
+
+
+async def prepare_media(
+    media: Sequence[ReadMedia], settings: MediaSettings, model: ServedModel, sequences: int
+) -> ChatMedia:
+    """Make items of the media of one prompt.
+
+    They are prepared one after the other. The memory for the items of all of them is reserved at once, for as long as
+    they live.
+
+    Args:
+        media: those of each message, in their order. They may be prepared again for another prompt.
+        settings, model, sequences: as of `take_media`.
+
+    Raises:
+        InvalidRequest, PromptError, QueueFull: as of `take_media`.
+    """
+    parts = [part for read in media for part in read.parts]
+    if not parts:
+        return ChatMedia(unused_fields=settings.names)
+    contents = [
+        _Content(part, piece, read.pictures)
+        for read in media
+        for part, pieces in zip(read.parts, read.contents, strict=True)
+        for piece in pieces
+    ]
+    limit, audio_input = model.info.max_model_len, MediaInputs.of(model).audio
+    with model.client.observers.preprocessing():
+        heard = await _heard(contents, audio_input, limit, sequences)
+        pictures = await _pictures(contents, heard, limit, sequences, frame_rate(settings.media_io))
+    audio = _audio(contents, heard, audio_input, pictures)
     is_prepared = pictures is not None and not any(part.is_embeddings for part in parts)
     unused = [] if is_prepared else settings.names
-    if pictures is None or picture_input is None or with_low_detail(picture_input.info) == picture_input.info:
-        unused = [*unused, *(part.low_detail for part in parts if part.low_detail is not None)]
+    for read in media:
+        if pictures is None or not read.has_low_detail:
+            unused = [*unused, *(part.low_detail for part in read.parts if part.low_detail is not None)]
     return ChatMedia(audio, pictures, unused)
 
 
 async def _pictures(
     contents: Sequence[_Content],
     sounds: Mapping[int, Sequence[AudioItem]],
-    picture_input: PictureInput | None,
     limit: int,
     sequences: int,
     fps: float | None,
@@ -209,24 +289,25 @@ async def _pictures(
     """Prepare pictures and videos.
 
     Args:
-        contents: all contents of the chat.
+        contents: all contents of the prompt.
         sounds: the items of the sound of videos, by the places of these.
-        picture_input, limit, sequences: see `take_media`.
+        limit: tokens of the context.
+        sequences: see `take_media`.
         fps: of lists of frames, as the request says.
     """
-    if picture_input is None:
-        return None
-    info = msgspec.structs.replace(picture_input.info, video=None)  # pictures do not depend on it
     files: list[PictureFile] = []
     embeddings: list[EmbeddingsFile] = []
+    picture_input: PictureInput | None = None
     for index, content in enumerate(contents):
         piece, part = content.piece, content.part
-        if content.kind in ("text", "audio") or isinstance(piece, str):
+        if content.kind == "audio" or isinstance(piece, str) or content.pictures is None:
             continue
+        picture_input = content.pictures
+        info = msgspec.structs.replace(picture_input.info, video=None)  # pictures do not depend on it
         file = piece.content if isinstance(piece, MediaFile) else None
-        if content.kind == "video" and picture_input.info.video is not None:
+        if (video := content.video) is not None:
             sound = sum(item.length for item in sounds.get(index, ()))
-            video = picture_input.info.video if sound else msgspec.structs.replace(picture_input.info.video, sound=None)
+            video = video if sound else msgspec.structs.replace(video, sound=None)
             files.append(PictureFile(file, piece.where, video, part.uuid, fps, sound))
         elif part.is_embeddings and file is not None:
             embeddings.append(EmbeddingsFile(file, piece.where, info, part.grid))
@@ -235,26 +316,29 @@ async def _pictures(
             files.append(PictureFile(file, piece.where, of_picture, part.uuid))
     if embeddings and files:
         raise InvalidRequest(
-            "A chat may have pictures and videos, or embeddings of pictures, not both.", embeddings[0].where
+            "A prompt may have pictures and videos, or embeddings of pictures, not both.", embeddings[0].where
         )
+    if picture_input is None:
+        return None
     reader, tenant = picture_input.reader, current_tenant()
     if embeddings:
         return ChatPictures(await reader.embeddings(embeddings, max_tokens=limit, sequences=sequences, tenant=tenant))
-    if not files:
-        return None
     background = picture_input.background
     return ChatPictures(
         await reader.prepare(files, max_tokens=limit, sequences=sequences, background=background, tenant=tenant)
     )
 
 
-def _with_settings(picture_input: PictureInput, settings: MediaSettings) -> PictureInput:
+def _with_settings(picture_input: PictureInput, settings: MediaSettings, parts: Sequence[MediaPart]) -> PictureInput:
     """How the model reads the pictures and videos of a request.
 
     Raises:
         PromptError: a setting is not one of this model, or its value is not valid.
     """
-    info = with_frame_settings(with_settings(picture_input.info, settings.processor), settings.media_io)
+    videos = [part for part in parts if part.place.kind == "video"]
+    are_lists = bool(videos) and all(part.source is not None and part.source.is_frames for part in videos)
+    info = with_settings(picture_input.info, settings.processor)
+    info = with_frame_settings(info, settings.media_io, are_lists=are_lists)
     return replace(picture_input, info=info, background=background_color(settings.media_io, picture_input.background))
 
 
@@ -279,22 +363,20 @@ def _replace(parts: Sequence[MediaPart], contents: Sequence[Sequence[MediaConten
 
 
 async def _heard(
-    contents: Sequence[_Content], reads: MediaInputs, video: VideoInfo | None, limit: int, sequences: int
+    contents: Sequence[_Content], audio_input: AudioInput | None, limit: int, sequences: int
 ) -> dict[int, Sequence[AudioItem]]:
     """The items of audio, and of the sound of videos if it is asked for, by the places of their contents.
 
     Args:
-        contents: all contents of the chat.
-        reads: how the model reads audio.
-        video: how it reads the videos of this chat.
+        contents: all contents of the prompt.
+        audio_input: how the model reads audio; None if it does not.
         limit, sequences: see `audio_pieces`.
     """
-    if reads.audio is None:
+    if audio_input is None:
         return {}
-    kinds = ["audio", *(["video"] if video is not None and video.sound is not None and video.sound.is_heard else [])]
     files: dict[int, AudioFile] = {}
     for index, content in enumerate(contents):
-        if content.kind not in kinds:
+        if content.kind != "audio" and not content.has_heard_sound:
             continue
         if not isinstance(content.piece, MediaFile):
             raise InvalidRequest(
@@ -305,7 +387,7 @@ async def _heard(
     if not files:
         return {}
     formats = [contents[index].part.format for index in files]
-    pieces = await audio_pieces(list(files.values()), formats, reads.audio, limit, sequences)
+    pieces = await audio_pieces(list(files.values()), formats, audio_input, limit, sequences)
     return dict(zip(files, pieces, strict=True))
 
 

@@ -45,6 +45,7 @@ class SmartResize(msgspec.Struct, frozen=True, kw_only=True, tag="smart"):
 
     Attributes:
         multiple: pixels of the edge of the square that a token stands for.
+        merged: patches along that edge.
         min_pixels, max_pixels: the area.
         resample: filter of resizing.
         frames: how often the area counts: a still picture is as many equal frames.
@@ -56,6 +57,7 @@ class SmartResize(msgspec.Struct, frozen=True, kw_only=True, tag="smart"):
     min_pixels: int
     max_pixels: int
     resample: Filter = "bicubic"
+    merged: int = 2
     frames: int = 1
     enlarges: bool = False
     rounds: bool = False
@@ -216,6 +218,20 @@ class PaddedTiles(msgspec.Struct, frozen=True, kw_only=True, tag="padded"):
         return down * (across + 1) + 1 + self.edge * (self.edge + 1)
 
 
+class TransformersProcessor(msgspec.Struct, frozen=True, kw_only=True, tag="processor"):
+    """The processor that transformers has for the model prepares pictures, in worker processes.
+
+    What becomes of a picture follows from its size alone, but only the processor knows it.
+
+    Attributes:
+        folder: the model's directory, which has the processor's config and tokenizer.
+        input_bytes: about as many as the inputs of any picture have.
+    """
+
+    folder: str
+    input_bytes: int
+
+
 FrameGeometry = FixedSize | SmartResize | SplitTiles  # of videos
 Geometry = (
     FixedSize
@@ -227,6 +243,7 @@ Geometry = (
     | PanAndScan
     | PaddedTiles
     | PatchBudget
+    | TransformersProcessor
 )
 
 

@@ -8,11 +8,12 @@ import numpy as np
 
 from quire.engine.client.audio import AudioInfo
 from quire.engine.client.model_info import Generates, ModelKind, Pools, Transcribes
-from quire.engine.client.pictures import LARGEST_VALUE, PictureInfo, SmartResize
+from quire.engine.client.pictures import LARGEST_VALUE, PictureInfo, SmartResize, TransformersProcessor
 from quire.engine.client.protocol import AudioItem, FeatureArray, MediaItem, PictureItem, only_audio
 from quire.engine.client.streaming import DelayedStreamsInfo, Streams, TransducerInfo
 
 _MOST_POSITIONS = 1 << 24  # of a video; its time must be within the context as well
+_INPUT_TYPES = (np.float32, np.int64, np.int32, np.uint8, np.bool_)  # of what transformers' processors make
 
 
 def invalid_items(
@@ -156,7 +157,12 @@ def _invalid_picture(item: PictureItem, pictures: PictureInfo) -> str | None:
     reason = _invalid_offsets(item)  # which tell how many embeddings there are
     if reason is None:
         encoding = item.encoding
-        reason = _invalid_pixels(item) if encoding is None else _invalid_encoding(item, encoding, pictures)
+        if encoding is not None:
+            reason = _invalid_encoding(item, encoding, pictures)
+        elif isinstance(pictures.geometry, TransformersProcessor):
+            reason = _invalid_inputs(item)
+        else:
+            reason = _invalid_pixels(item)
     if reason is not None:
         return reason
     if item.length > pictures.item_tokens:
@@ -169,7 +175,22 @@ def _invalid_picture(item: PictureItem, pictures: PictureInfo) -> str | None:
     return _invalid_positions(item, pictures)
 
 
+def _invalid_inputs(item: PictureItem) -> str | None:
+    """What is wrong with what transformers' processor has made of a picture."""
+    names = [part.name for part in item.inputs]
+    if not names or len(set(names)) < len(names) or item.pixels.size:
+        return "a picture must have inputs of different names, as the model's processor makes them, and no pixels"
+    for part in item.inputs:
+        if part.values.dtype not in _INPUT_TYPES or not part.values.size:
+            return f"the input {part.name[:100]} of a picture must be an array of float32, integers or booleans"
+        if part.values.dtype == np.float32 and not np.isfinite(part.values).all():
+            return f"the input {part.name[:100]} of a picture has NaN or infinite values"
+    return None
+
+
 def _invalid_pixels(item: PictureItem) -> str | None:
+    if item.inputs:
+        return "a picture of this model has pixels, and no inputs"
     shape = item.pixels.shape
     if item.pixels.dtype != np.uint8 or len(shape) != 4 or shape[3] != 3 or not all(shape):
         return (

@@ -33,13 +33,24 @@ from quire.engine.models.errors import (
     UnsupportedOption,
 )
 from quire.engine.models.families.static import STATIC, static_spec
-from quire.engine.models.family import NO_FACTS, AnyFamily, Composite, Facts, Family, Spec, Tower, TwoTowers
+from quire.engine.models.family import (
+    NO_FACTS,
+    AnyFamily,
+    Composite,
+    Facts,
+    Family,
+    Spec,
+    SurroundingModel,
+    Tower,
+    TwoTowers,
+)
 from quire.engine.models.registry import broken_families, family_of, spec_of, text_config_of, with_known_type
 from quire.engine.models.specs.decoder import DecoderSpec, EncoderSpec
 from quire.engine.models.specs.dual_encoder import DualEncoderSpec
 from quire.engine.models.specs.pooler import NO_HEADS, HeadReaders, PoolerSpec
 
 logger = logging.getLogger(__name__)
+ALONE = "--language-model-only tries its language model alone"  # for errors
 ModelImplementation = Literal["auto", "quire", "transformers"]
 # Ends of the names of architectures that transformers may run as encoders of text.
 _POOLING_NAMES = (
@@ -160,8 +171,6 @@ def _known_config(
         raise UnsupportedModel(f"{kind} is an encoder, which cannot generate")
     if pooler is None:
         _check_generates(config, pooling)
-    if pooler is not None and isinstance(spec, DecoderSpec) and spec.prefix_lm:
-        raise UnsupportedModel(f"models of type {kind!r} are supported for generation only, not for embeddings")
     if isinstance(family, TwoTowers) or family.facts is None:
         return ModelConfig(
             kind, spec, extra, quantization, Facts(pooler=pooler), task_adapter=read_task_adapter(config)
@@ -172,11 +181,22 @@ def _known_config(
     return ModelConfig(kind, spec, extra, quantization, family.facts(folder, config, spec))
 
 
-def _with_pictures(known: ModelConfig, folder: Path, config: Any, tower: Tower, spec: DecoderSpec) -> ModelConfig:
-    """The config with facts about pictures, if Quire supports how the model reads them."""
+def _with_pictures(
+    known: ModelConfig, folder: Path, config: Any, tower: Tower | SurroundingModel, spec: DecoderSpec
+) -> ModelConfig:
+    """The config with facts about pictures, if Quire supports how the model reads them.
+
+    Raises:
+        UnsupportedModel: it does not, and it is not known whether the language model alone can be used.
+    """
+    is_unknown = isinstance(tower, SurroundingModel)
+    if is_unknown and known.facts.pooler is not None:
+        raise UnsupportedModel(f"models of type {known.model_type!r} are supported for generation only")
     try:
         pictures = tower.facts(folder, config, spec)
     except (BrokenFolder, UnsupportedModel) as error:
+        if is_unknown:
+            raise UnsupportedModel(f"{error} (model type {known.model_type!r}; {ALONE})") from error
         return replace(known, text_only=str(error))
     return replace(known, facts=replace(known.facts, pictures=pictures))
 

@@ -16,8 +16,8 @@ ItemKey = bytes
 
 
 def pixels_of(item: PictureItem) -> int:
-    """The number of pixels of all images of an item."""
-    return item.pixels.size // 3
+    """The number of pixels of all images of an item; of what a processor has made, that of the largest input."""
+    return max((part.values.size for part in item.inputs), default=item.pixels.size) // 3
 
 
 def _beside_pictures(item: MediaItem) -> MediaItem:

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from quire.engine.client.pictures import LARGEST_VALUE, FixedSize, PanAndScan, PictureInfo, SmartResize
+from quire.engine.client.pictures import LARGEST_VALUE, FixedSize, PanAndScan, PatchBudget, PictureInfo, SmartResize
 from quire.engine.client.protocol import FeatureArray, PictureItem
 from quire.multimodal.errors import PromptError
 from quire.multimodal.pictures.layout import ItemLayout, PictureLayout, layout
@@ -41,6 +41,7 @@ _STORAGES: Mapping[str, str] = {
 }
 _TYPES: Mapping[str, str] = {"F32": "<f4", "F16": "<f2", "F64": "<f8", "BF16": _BFLOAT16, "I64": "<i8", "I32": "<i4"}
 _AXES = 3  # of a grid: time, height and width
+_SQUARE = 64  # edge of a picture that has the same layout as any other square
 _NOT_A_TENSOR = "The content must be one tensor, saved by torch.save or safetensors."
 
 
@@ -179,17 +180,14 @@ def embeddings_layout(info: PictureInfo, values: FeatureArray, grid: Sequence[in
             f"The embeddings have {size} values each; those of this model have {info.embedding_size}.", "image_embeds"
         )
     match info.geometry:
-        case (
-            FixedSize(tokens=expected, height=height, width=width)
-            | PanAndScan(tokens=expected, height=height, width=width)
-        ):
+        case FixedSize(tokens=expected) | PanAndScan(tokens=expected) | PatchBudget(tokens=expected):
             if tokens != expected:
                 raise PromptError(
                     f"There are {tokens} embeddings; a picture of this model has {expected}.", "image_embeds"
                 )
-            return layout(info, height, width)
-        case SmartResize():
-            rows, columns = _merged(tokens, grid)
+            return layout(info, _SQUARE, _SQUARE)
+        case SmartResize(merged=edge):
+            rows, columns = _merged(tokens, grid, edge)
             item = ItemLayout(images=0, height=0, width=0, row_length=tokens, grid=(rows, columns))
             return PictureLayout(f"{info.before}{info.token}{info.after}", (item,))
     raise PromptError(
@@ -198,15 +196,20 @@ def embeddings_layout(info: PictureInfo, values: FeatureArray, grid: Sequence[in
     )
 
 
-def _merged(tokens: int, grid: Sequence[int] | None) -> tuple[int, int]:
-    """Rows and columns of the tokens; each stands for a square of patches."""
+def _merged(tokens: int, grid: Sequence[int] | None, edge: int) -> tuple[int, int]:
+    """Rows and columns of the tokens; each stands for a square of `edge` times `edge` patches."""
     if grid is None or len(grid) != _AXES or grid[0] != 1 or min(grid) < 1:
         raise PromptError(
             "`image_grid_thw` must be [1, HEIGHT, WIDTH]: the patches of the picture.", "image_embeds.image_grid_thw"
         )
     _, height, width = grid
-    edge = math.isqrt(height * width // tokens)
-    if not edge or height % edge or width % edge or height * width != tokens * edge**2:
+    if height % edge or width % edge:
+        raise PromptError(
+            f"`image_grid_thw` has {height} x {width} patches; both must be multiples of {edge}, as each embedding of "
+            f"this model stands for {edge} x {edge} patches.",
+            "image_embeds.image_grid_thw",
+        )
+    if height * width != tokens * edge**2:
         raise PromptError(
             f"`image_grid_thw` has {height} x {width} patches, which do not become {tokens} embeddings.",
             "image_embeds.image_grid_thw",

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
+from typing_extensions import override
 
 from quire.engine.client.pictures import (
     MAX_RATIO,
@@ -22,6 +23,7 @@ from quire.engine.client.pictures import (
     PictureInfo,
     SmartResize,
     SplitTiles,
+    TransformersProcessor,
     VideoInfo,
 )
 from quire.engine.client.protocol import TokenArray
@@ -88,6 +90,11 @@ class ItemLayout:
         """Bytes of its pixels."""
         return math.prod(self.shape)
 
+    @property
+    def repeats(self) -> list[int]:
+        """How often each placeholder in the picture's text is repeated."""
+        return [self.row_length] * self.rows
+
     def text_offsets(self) -> TokenArray | None:
         """Which of its tokens are text; see `PictureItem.text_offsets`."""
         if self.text_before or self.text_behind:
@@ -113,6 +120,40 @@ class ItemLayout:
         if self.step is not None:
             return self.step
         return None if self.grid is None else max(self.grid)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessedItemLayout(ItemLayout):
+    """The tokens of a picture that transformers' processor prepares.
+
+    Attributes:
+        runs: where each run of placeholders begins, and its length; text stands between them.
+        input_bytes: bytes of its inputs.
+    """
+
+    runs: tuple[tuple[int, int], ...]
+    input_bytes: int
+
+    @property
+    @override
+    def length(self) -> int:
+        return sum(self.runs[-1])
+
+    @property
+    @override
+    def size(self) -> int:
+        return self.input_bytes
+
+    @property
+    @override
+    def repeats(self) -> list[int]:
+        return [length for _, length in self.runs]
+
+    @override
+    def text_offsets(self) -> TokenArray | None:
+        ends = [start + length for start, length in self.runs[:-1]]
+        text = [np.arange(end, start) for end, (start, _) in zip(ends, self.runs[1:], strict=True)]
+        return np.concatenate(text).astype(np.int32) if text else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +211,8 @@ def layout(info: PictureInfo, height: int, width: int) -> PictureLayout:
             return _whole(info, ItemLayout(images=1, height=height, width=width, row_length=budget.tokens))
         case PaddedTiles() as padded:
             return _whole(info, _padded_item(padded, height, width))
+        case TransformersProcessor():
+            raise LayoutError("Only the model's processor knows what becomes of a picture.")
 
 
 def pixels_between(geometry: Geometry, planned: PictureLayout, height: int, width: int) -> int:

@@ -145,6 +145,18 @@ async def test_lists_of_frames(tmp_path: Path) -> None:
     assert "4.0 seconds" in core.prompts[1]
 
 
+async def test_the_rate_of_lists_of_frames_where_the_model_chooses_frames_of_files(tmp_path: Path) -> None:
+    core = watching(msgspec.structs.replace(TIMED, sampling=FrameSampling(rule="glm46v"), group=1))
+    frames = ",".join(base64_of(painted(color, kind="JPEG")) for color in ("#000000", "#ffffff"))
+    part = {"type": "video_url", "video_url": {"url": f"data:video/jpeg;base64,{frames}"}}
+    rate = {"media_io_kwargs": {"video": {"fps": 0.5}}}
+    async with picture_server(tmp_path, core) as server:
+        await said(server, asked(part, **rate))
+        for parts in ([video_url(CLIP)], [part, video_url(CLIP)]):
+            assert (await refused(server, asked(*parts, **rate)))["param"] == "media_io_kwargs.video.fps"
+    assert "2.0 seconds" in core.prompts[0]
+
+
 async def test_which_frames_are_read(tmp_path: Path) -> None:
     core = watching()
     async with picture_server(tmp_path, core, media_io_kwargs={"video": {"num_frames": 3}}) as server:

@@ -22,7 +22,9 @@ from tests.support.picture_chat import (
     TOKEN,
     VIDEO,
     PictureCore,
+    base64_of,
     data_url,
+    image_block,
     image_url,
     painted,
     picture_info,
@@ -170,7 +172,12 @@ async def test_embedders_compare_messages(tmp_path: Path) -> None:
             *(f"<|im_start|>user\n{text}{end}" for text in ("x", f"y{PICTURE}", PICTURE, "z")),
         ]
         results = answer.json()["results"]
-        assert {result["index"]: result["document"]["text"] for result in results} == {0: "x", 1: "y", 2: None, 3: "z"}
+        assert {result["index"]: result["document"] for result in results} == {
+            0: {"text": "x"},
+            1: {"text": "y", "media": ["documents[1].content[1]"]},
+            2: {"text": None, "media": ["documents[2]"]},
+            3: {"text": "z"},
+        }
         pair = {"queries": [content(image_url(RED)), "x"], "documents": [content(image_url(RED)), "x"]}
         scores = (await server.post("/score", pair)).json()["data"]
         assert [entry["score"] for entry in scores] == pytest.approx([1, 1], abs=1e-6)
@@ -241,6 +248,31 @@ async def test_pairs_of_a_reranker_have_videos(tmp_path: Path) -> None:
         assert core.prompts == [f"Qq{FRAMES}|Dx|", f"Qq{FRAMES}|D{PICTURE}|"]
 
 
+class Forgetful(PoolingCore):
+    """A core that keeps nothing of what it has got."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.received = _Nothing()
+
+
+class _Nothing(list[Any]):
+    def append(self, _: Any) -> None:
+        """Forget it."""
+
+
+async def test_no_request_waits_for_memory_while_it_holds_some(tmp_path: Path) -> None:
+    """There is memory for one pair, and for the queries of all requests, but not for both."""
+    core = Forgetful("score", pictures=picture_info(FixedSize(height=256, width=256, tokens=4)))
+    async with serving(tmp_path, core, SIDES, max_media_memory="4MiB") as server:
+        queries = [painted(color) for color in ("red", "blue", "green", "white", "black", "gray", "pink", "brown")]
+        pages = [image_url(RED), image_url(BLUE)]
+        answers = await asyncio.gather(
+            *(server.post("/rerank", {"query": image_url(query), "documents": pages}) for query in queries)
+        )
+        assert [answer.status_code for answer in answers] == [200] * len(queries), answers[0].text
+
+
 async def test_rerankers_need_a_template_of_pairs(tmp_path: Path) -> None:
     async with serving(tmp_path, PoolingCore("score")) as server:
         answer = await server.post("/score", {"text_1": "a", "text_2": image_url(RED)})
@@ -282,6 +314,28 @@ async def test_encoders_of_texts_and_of_pictures(tmp_path: Path) -> None:
             assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text
         wrong = await server.post("/score", {"text_1": "a", "text_2": content("b", image_url(RED))})
         assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "text_2")
+
+
+async def test_fields_without_effect_on_encoders_of_texts_and_of_pictures(tmp_path: Path) -> None:
+    """No template renders the message, and of a file only the picture is read."""
+    core = PoolingCore("embed", pictures=ALONE)
+    titles = {
+        "file.filename": {"type": "file", "file": {"filename": "a.png", "file_data": base64_of(RED)}},
+        "filename": {"type": "input_file", "filename": "a.png", "file_data": base64_of(RED)},
+        "title": {**image_block(RED), "type": "document", "title": "A"},
+    }
+    template = {"chat_template_kwargs": {"a": 1}, "add_generation_prompt": True}
+    async with serving(tmp_path, core) as server:
+        for field, part in titles.items():
+            answer = await server.post("/v1/embeddings", user(part))
+            assert answer.status_code == 200, answer.text
+            assert answer.headers["x-quire-ignored-fields"] == f"messages[0].content[0].{field}"
+        for part in ("cat", image_url(RED)):
+            answer = await server.post("/v1/embeddings", user(part) | template)
+            ignored = {name.strip() for name in answer.headers["x-quire-ignored-fields"].split(",")}
+            assert ignored == {"add_generation_prompt", "chat_template_kwargs"}
+            refused = await server.post("/v1/embeddings", user(part) | {"chat_template": "x"})
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, "chat_template")
 
 
 async def test_texts_of_some_models_are_padded(tmp_path: Path) -> None:

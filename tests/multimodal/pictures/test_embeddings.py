@@ -14,7 +14,15 @@ import pytest
 import safetensors.torch
 import torch
 
-from quire.engine.client.pictures import FixedSize, Geometry, PanAndScan, PictureInfo, SmartResize, SplitTiles
+from quire.engine.client.pictures import (
+    FixedSize,
+    Geometry,
+    PanAndScan,
+    PatchBudget,
+    PictureInfo,
+    SmartResize,
+    SplitTiles,
+)
 from quire.multimodal.errors import PromptError
 from quire.multimodal.pictures.embeddings import embeddings_item, embeddings_layout, read_embeddings, read_grid
 
@@ -98,7 +106,11 @@ def _info(geometry: Geometry) -> PictureInfo:
 
 def test_items() -> None:
     values = VALUES.numpy()
-    for geometry in (FixedSize(height=8, width=8, tokens=6), PanAndScan(height=8, width=8, tokens=6)):
+    for geometry in (
+        FixedSize(height=8, width=8, tokens=6),
+        PanAndScan(height=8, width=8, tokens=6),
+        PatchBudget(patch=4, max_patches=9, tokens=6),
+    ):
         planned = embeddings_layout(_info(geometry), values, None)
         item = embeddings_item(values, planned)
         assert (planned.text, item.length, item.positions, item.pixels.size) == ("<image>", 6, None, 0)
@@ -117,7 +129,10 @@ def test_items() -> None:
         (SMART, None, "must be"),
         (SMART, (2, 4, 6), "must be"),
         (SMART, (1, -4, -6), "must be"),
-        (SMART, (1, 4, 5), "do not become 6 embeddings"),
+        (SMART, (1, 4, 5), "multiples of 2"),
+        (SMART, (1, 2, 3), "multiples of 2"),  # one embedding for each patch
+        (SMART, (1, 6, 9), "multiples of 2"),  # for each nine
+        (SMART, (1, 12, 18), "do not become 6 embeddings"),
         (SMART, (1, 1 << 62, 1 << 62), "do not become 6 embeddings"),
         (SplitTiles(tile=8, longest_edge=8, tokens=6), None, "not supported for this model"),
     ],
