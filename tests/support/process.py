@@ -46,12 +46,21 @@ class ServerProcess:
 
 
 @contextmanager
-def serving(*arguments: str, env: dict[str, str] | None = None) -> Iterator[ServerProcess]:
-    """Run `quire serve` on a free port until it says where it listens; end it afterwards."""
+def serving(
+    *arguments: str, env: dict[str, str] | None = None, new_interpreters: bool = False
+) -> Iterator[ServerProcess]:
+    """Run `quire serve` on a free port until it says where it listens; end it afterwards.
+
+    Args:
+        arguments: of the command.
+        env: changes of the environment.
+        new_interpreters: start its cores and ranks as users' servers do, which takes seconds.
+    """
     reading, writing = os.pipe()
     with open(os.devnull) as nothing:
         command = ("serve", *arguments, "--port", "0")
-        process = start(command, {**os.environ, **(env or {})}, nothing.fileno(), writing, writing)
+        env = {**os.environ, **(env or {})}
+        process = start(command, env, nothing.fileno(), writing, writing, new_interpreters=new_interpreters)
     os.close(writing)
     output = os.fdopen(reading, encoding="utf-8")
     server = ServerProcess(process)
@@ -112,6 +121,17 @@ def free_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return int(free.getsockname()[1])
+
+
+def cores_and_ranks(server: ServerProcess) -> list[psutil.Process]:
+    """Those processes of a server that run a core or a rank, in the order of their starts."""
+    started = []
+    for child in psutil.Process(server.process.pid).children(recursive=True):
+        command = command_of(child)
+        forked = "preloaded" in command and child.ppid() != server.process.pid  # the server's own fork forks others
+        if "spawn_main" in command or forked:
+            started.append(child)
+    return sorted(started, key=lambda child: (child.create_time(), child.pid))
 
 
 def command_of(process: psutil.Process) -> str:

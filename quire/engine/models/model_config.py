@@ -19,7 +19,7 @@ from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 from typing import Any, Literal
 
-from quire.engine.client.launch import end_with_parent
+from quire.engine.client.launch import child_process, end_with_parent
 from quire.engine.models.config.checks import check_acts, check_raw, check_spec
 from quire.engine.models.config.pooling import PoolingOptions, read_dual_pooler, read_pooler
 from quire.engine.models.config.quantization import quantization_section
@@ -396,15 +396,10 @@ def start_reading_configs(
     language_model_only: bool = False,
 ) -> list[Connection]:
     """Read the configs of folders in a child process; `model_config_of` waits for each of them."""
-    context = multiprocessing.get_context("spawn")
-    pipes = [context.Pipe(duplex=False) for _ in folders]
+    pipes = [multiprocessing.Pipe(duplex=False) for _ in folders]
     senders = [sender for _, sender in pipes]
-    context.Process(
-        target=_read_all,
-        args=(folders, senders, implementation, dict(overrides), pooling, language_model_only),
-        name="quire-configs",
-        daemon=True,
-    ).start()
+    arguments = (folders, senders, implementation, dict(overrides), pooling, language_model_only)
+    child_process(_read_all, arguments, "quire-configs", daemon=True).start()
     for sender in senders:  # so that the end of the process ends the pipes
         sender.close()
     return [receiver for receiver, _ in pipes]
@@ -436,7 +431,8 @@ def _read_all(
 ) -> None:
     """Body of the child process."""
     end_with_parent()
-    sys.modules["torch"] = None  # type: ignore[assignment]  # makes `import torch` fail
+    # Makes `import torch` fail, unless it has been imported already.
+    sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
     os.environ["TRANSFORMERS_VERBOSITY"] = "error"  # hides the warning that torch is missing
     for folder, sender in zip(folders, senders, strict=True):
         result: ModelConfig | ModelError

@@ -29,6 +29,7 @@ from quire.multimodal.pictures.layout import ItemLayout, PictureLayout, layout
 _ZIP = b"PK\3\4"
 _MAX_HEAD = 1 << 16  # bytes of a pickle, or of the header of safetensors
 _MAX_MEMBERS = 16  # of a file of torch
+_MAX_AXES = 8  # of a tensor
 _BFLOAT16 = "bfloat16"
 # Types of tensors, by torch's names of storages and by those of safetensors.
 _STORAGES: Mapping[str, str] = {
@@ -75,10 +76,17 @@ class _TensorUnpickler(pickle.Unpickler):
 
 
 def _rebuilt(storage: tuple[str, str], offset: int, shape: Sequence[int], stride: Sequence[int], *_: Any) -> _Tensor:
+    _check_shape(shape)
     dense = [math.prod(shape[index + 1 :]) for index in range(len(shape))]
     if any(step != dense_step for step, dense_step, size in zip(stride, dense, shape, strict=True) if size > 1):
         raise ValueError("it is not contiguous")
     return _Tensor(*storage, offset, tuple(shape))
+
+
+def _check_shape(shape: Sequence[Any]) -> None:
+    """Refuse sizes that no tensor has, before anything is computed with them."""
+    if len(shape) > _MAX_AXES or not all(type(size) is int and size >= 0 for size in shape):
+        raise ValueError("it has another shape")
 
 
 def read_embeddings(content: bytes) -> FeatureArray:
@@ -149,6 +157,7 @@ def _from_safetensors(content: bytes) -> NDArray[Any]:
     header = json.loads(content[8 : 8 + length])
     (tensor,) = [entry for name, entry in header.items() if name != "__metadata__"]
     start, end = tensor["data_offsets"]
+    _check_shape(tensor["shape"])
     return _array(content[8 + length :][start:end], _TYPES[tensor["dtype"]], tuple(tensor["shape"]), 0)
 
 

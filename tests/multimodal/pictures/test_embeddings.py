@@ -69,6 +69,17 @@ def _zip(pickled: bytes, compression: int = zipfile.ZIP_STORED) -> bytes:
     return file.getvalue()
 
 
+def _of_many_axes() -> bytes:
+    """The pickle of a tensor whose number of values takes seconds to compute."""
+
+    def pushed(value: Any) -> bytes:
+        return pickle.dumps(value, 2)[2:-1]
+
+    storage = b"(" + pushed("storage") + b"ctorch\nFloatStorage\n" + pushed("0") + pushed("cpu") + pushed(1) + b"tQ"
+    sizes = pushed((2,) * 15_000)
+    return b"ctorch._utils\n_rebuild_tensor_v2\n(" + storage + pushed(0) + sizes + sizes + b"tR."
+
+
 HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
     "nothing": (lambda: b"", "must be one tensor"),
     "a picture": (lambda: b"\x89PNG\r\n\x1a\n" + bytes(100), "must be one tensor"),
@@ -88,6 +99,10 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
     "a tensor that is longer": (
         lambda: safetensors.torch.save({"a": VALUES}).replace(b"[6,4]", b"[9,4]"), "must be one tensor"
     ),
+    "a size below zero": (
+        lambda: safetensors.torch.save({"a": VALUES}).replace(b"[6,4]", b" [-1]"), "must be one tensor"
+    ),
+    "thousands of axes": (lambda: _zip(_of_many_axes()), "must be one tensor"),
 }  # fmt: skip
 
 
