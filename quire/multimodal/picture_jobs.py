@@ -42,6 +42,7 @@ class PictureFile:
         info: facts about the model, with the options for this picture. Those about videos say that it is one.
         name: the client's name of the content.
         fps: frames in a second of a video that is a list of frames; None: it is not known.
+        sound: tokens of a video's sound that stand between its frames.
     """
 
     content: IO[bytes] | None
@@ -49,6 +50,7 @@ class PictureFile:
     info: PictureInfo | VideoInfo
     name: str | None = None
     fps: float | None = None
+    sound: int = 0
 
 
 class Medium(Protocol):
@@ -206,7 +208,7 @@ class Videos:
 
     def layout(self, file: PictureFile, header: VideoHeader) -> PictureLayout:
         assert isinstance(file.info, VideoInfo)
-        return video_layout(file.info, header)
+        return video_layout(file.info, header, file.sound)
 
     def prepare(self, content: bytes, file: PictureFile, header: VideoHeader, _: Color) -> PrepareVideo:
         assert isinstance(file.info, VideoInfo)

@@ -236,7 +236,8 @@ class PictureReader:
 
     async def _plan(self, file: PictureFile, background: Color, tenant: str) -> _Planned:
         medium = self._medium(file)
-        options = hashlib.sha256(msgspec.json.encode((medium.name, file.info, file.fps, background))).digest()
+        described = (medium.name, file.info, file.fps, file.sound, background)
+        options = hashlib.sha256(msgspec.json.encode(described)).digest()
         key = await self._digest(file, tenant), options
         cached = self.cache.find(key)
         return await self._inspected(file, key, tenant) if cached is None else _Planned(file, key, cached.layout)
@@ -366,6 +367,7 @@ def _request_picture(plan: _Planned, picture: PreparedPicture, reservation: Rese
         items.append(
             PictureItem(
                 hash=hashlib.sha256(b"".join((*plan.key, index.to_bytes(4, "little")))).digest(),
+                start=-int(item.text_before),  # from its first placeholder
                 length=item.length,
                 pixels=pixels,
                 inputs=inputs,

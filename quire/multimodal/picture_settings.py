@@ -21,6 +21,7 @@ from quire.engine.client.pictures import (
     SmartResize,
     SplitTiles,
     VideoInfo,
+    VideoSound,
 )
 from quire.multimodal.errors import PromptError
 
@@ -30,6 +31,7 @@ _PICTURES, _VIDEOS = "images_kwargs", "videos_kwargs"
 _OTHER_SCOPES = ("text_kwargs", "audio_kwargs")
 _SCOPES = (_PICTURES, _VIDEOS, *_OTHER_SCOPES)
 _RATE = ("fps", "num_frames")
+_SOUND = ("use_audio_in_video", "load_audio_from_video")  # two names of one setting
 # Settings of which frames are read that have an effect, by the rule.
 _OF_FRAMES: Mapping[SamplingRule, tuple[str, ...]] = {
     "uniform": _RATE,
@@ -64,11 +66,13 @@ def with_settings(info: PictureInfo, settings: Mapping[str, Any]) -> PictureInfo
             raise PromptError(
                 f"`{PROCESSOR}.{scope}` is not supported: only pictures and videos have settings.", PROCESSOR
             )
+    video = info.video
+    if video is not None and video.sound is not None:
+        settings, video = _with_sound(settings, video, video.sound)
     shared = {name: value for name, value in settings.items() if name not in _SCOPES}
-    frames_only = () if info.video is None else _OF_FRAMES[info.video.sampling.rule]
+    frames_only = () if video is None else _OF_FRAMES[video.sampling.rule]
     of_pictures = {name: value for name, value in shared.items() if name not in frames_only}
     geometry = _changed(info.geometry, {**of_pictures, **_scoped(settings, _PICTURES)})
-    video = info.video
     if video is not None:
         # An area that all frames have together is not to be compared with that of a picture.
         known = frames_only if video.shares_area else (*frames_only, *_known_of_frames(video.geometry))
@@ -77,6 +81,22 @@ def with_settings(info: PictureInfo, settings: Mapping[str, Any]) -> PictureInfo
     elif settings.get(_VIDEOS):
         raise PromptError(f"`{PROCESSOR}.{_VIDEOS}` is not supported: the model reads no videos.", PROCESSOR)
     return msgspec.structs.replace(info, geometry=geometry, video=video)
+
+
+def _with_sound(
+    settings: Mapping[str, Any], video: VideoInfo, sound: VideoSound
+) -> tuple[Mapping[str, Any], VideoInfo]:
+    """The settings without those of the sound of videos, and how videos are read with these."""
+    of_videos = _scoped(settings, _VIDEOS)
+    for name, value in [*settings.items(), *of_videos.items()]:
+        if name not in _SOUND:
+            continue
+        if not isinstance(value, bool):
+            raise PromptError(f"`{PROCESSOR}.{name}` must be true or false.", f"{PROCESSOR}.{name}")
+        sound = msgspec.structs.replace(sound, is_heard=value)
+    left = {name: value for name, value in settings.items() if name not in (*_SOUND, _VIDEOS)}
+    left[_VIDEOS] = {name: value for name, value in of_videos.items() if name not in _SOUND}
+    return left, msgspec.structs.replace(video, sound=sound)
 
 
 def _scoped(settings: Mapping[str, Any], scope: str) -> Mapping[str, Any]:

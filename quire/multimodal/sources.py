@@ -43,10 +43,17 @@ class MediaSource:
 
 @dataclass(frozen=True, slots=True)
 class MediaFile:
-    """The content of a part in a file, which is at its end, and the part, for errors."""
+    """The content of a part in a file.
+
+    Attributes:
+        content: the file, which is at its end.
+        where: the part, for errors.
+        is_video: a file of any kind has turned out to be a video.
+    """
 
     content: IO[bytes]
     where: str
+    is_video: bool = False
 
     def size(self) -> int:
         """Number of its bytes."""

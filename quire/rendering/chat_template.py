@@ -115,16 +115,17 @@ _VOXTRAL = """\
 {%- else %}{{ raise_exception("Messages of the role " ~ message.role ~ " are not supported by Voxtral.") }}
 {%- endif %}
 {%- endfor %}"""
-# Models of late interaction, which compare texts with pictures, read either one picture or a text. `picture` is a whole
-# prompt, `start` and `end` are around texts, and `before` is in front of those of queries.
+# Models of late interaction, which compare texts with pictures, read either one picture or a text. `picture` and
+# `video` are whole prompts, `start` and `end` are around texts, and `before` is in front of those of queries.
 _LATE_INTERACTION = """\
-{%- if messages | length != 1 %}{{ raise_exception("This model reads one message, which is a text or a picture.") }}
+{%- if messages | length != 1 %}
+{{- raise_exception("This model reads one message, which is a text, a picture or a video.") }}
 {%- endif %}
 {%- for message in messages %}
-{%- set pictures = message.content | selectattr("type", "equalto", "image") | list %}
-{%- if pictures and message.content | length > 1 %}
-{{- raise_exception("This model reads a text or one picture, not several or both.") }}
-{%- elif pictures %}{{ picture }}
+{%- set media = message.content | rejectattr("type", "equalto", "text") | list %}
+{%- if media and message.content | length > 1 %}
+{{- raise_exception("This model reads a text, one picture or one video, not several of them.") }}
+{%- elif media %}{{ video if media[0].type == "video" else picture }}
 {%- elif message.role in ("query", "user") %}
 {{- start ~ before }}{% for part in message.content %}{{ part.text }}{% endfor %}{{ pad_token * 10 ~ "\\n" }}
 {%- elif message.role == "document" %}
@@ -132,8 +133,9 @@ _LATE_INTERACTION = """\
 {%- else %}{{ raise_exception("Messages of the role " ~ message.role ~ " are not supported by this model.") }}
 {%- endif %}
 {%- endfor %}"""
+_COLQWEN_IMAGE, _COLQWEN_VIDEO = "<|image_pad|>", "<|video_pad|>"
 _COLQWEN_PICTURE = (
-    "<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>Describe the image.<|im_end|><|endoftext|>"
+    f"<|im_start|>user\n<|vision_start|>{_COLQWEN_IMAGE}<|vision_end|>Describe the image.<|im_end|><|endoftext|>"
 )
 # Its processor makes prompts without roles: all pictures, then one text that a line feed ends.
 _PALIGEMMA = """\
@@ -189,6 +191,8 @@ def load_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
 def _late_interaction_template(kind: str, folder: Path) -> str:
     """The prompts that a model was trained with: of pictures, and of queries, which end with padding.
 
+    A video has the prompt of a picture.
+
     Raises:
         ModelFileError: the processor's config cannot be read.
     """
@@ -204,7 +208,8 @@ def _late_interaction_template(kind: str, folder: Path) -> str:
     else:
         picture, before = text("visual_prompt_prefix", _COLQWEN_PICTURE), text("query_prefix", "Query: ")
         start = end = '""'
-    values = {"picture": picture, "before": before, "start": start, "end": end}
+    video = picture.replace(_COLQWEN_IMAGE, _COLQWEN_VIDEO)
+    values = {"picture": picture, "video": video, "before": before, "start": start, "end": end}
     return "".join(f"{{%- set {name} = {value} %}}" for name, value in values.items()) + _LATE_INTERACTION
 
 

@@ -19,6 +19,7 @@ from quire.engine.client.pictures import (
     SmartResize,
     SplitTiles,
     VideoInfo,
+    VideoSound,
 )
 from quire.multimodal.errors import PromptError
 from quire.multimodal.picture_settings import (
@@ -173,6 +174,28 @@ def test_settings_of_videos() -> None:
     scoped = with_settings(info, {"num_frames": 3, "videos_kwargs": {"num_frames": 5, "max_pixels": 9000}})
     assert _video(scoped) == (FrameSampling(rule="qwen2_vl", fps=2.0, num_frames=5, min_frames=4), 5000, 9000)
     assert scoped.geometry == SMART
+
+
+def test_the_sound_of_videos() -> None:
+    """It is asked for with the names of vLLM and of transformers, of models that hear it."""
+    info = _info(QWEN)
+    assert info.video is not None
+    sound = VideoSound(part=50, token="<a>", before="", after="")
+    hears = msgspec.structs.replace(info, video=msgspec.structs.replace(info.video, sound=sound))
+    settings: list[tuple[dict[str, Any], bool]] = [
+        ({}, False),
+        ({"use_audio_in_video": True, "fps": 4}, True),
+        ({"load_audio_from_video": True}, True),
+        ({"videos_kwargs": {"use_audio_in_video": True}}, True),
+        ({"use_audio_in_video": True, "videos_kwargs": {"use_audio_in_video": False}}, False),
+    ]
+    for setting, is_heard in settings:
+        video = with_settings(hears, setting).video
+        assert video is not None
+        assert video.sound == msgspec.structs.replace(sound, is_heard=is_heard)
+    for model, setting in ((info, {"use_audio_in_video": True}), (hears, {"load_audio_from_video": "yes"})):
+        with pytest.raises(PromptError, match=r"mm_processor_kwargs\.(use|load)_audio"):
+            with_settings(model, setting)
 
 
 def test_settings_of_decoding_videos() -> None:

@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
-from quire.api.chat.audio import Pieces, audio_pieces
+from quire.api.chat.audio import audio_pieces
 from quire.api.chat.media_files import DocumentContents, MediaContent, MediaFiles
 from quire.api.chat.media_inputs import MediaInputs
 from quire.api.chat.media_parts import MediaPart, PartParser, PartPlace
 from quire.engine.client.audio import AudioInfo
-from quire.engine.client.pictures import PictureInfo, VideoInfo
-from quire.multimodal.audio.items import audio_placeholders
+from quire.engine.client.pictures import VideoInfo
+from quire.engine.client.protocol import AudioItem
+from quire.multimodal.audio.items import audio_placeholders, parts_of_sound
 from quire.multimodal.audio.reader import AudioFile
 from quire.multimodal.picture_jobs import PictureFile
 from quire.multimodal.picture_reader import EmbeddingsFile, RequestPicture, picture_placeholders
@@ -41,10 +42,19 @@ _MAX_DOCUMENTS = 16  # of a chat
 
 @dataclass(frozen=True, slots=True)
 class ChatAudio:
-    """The audio of a chat: the items of each of its parts, and how the model reads them."""
+    """The audio of a chat.
+
+    Attributes:
+        info: how the model reads it.
+        pieces: the items that stand for each placeholder: a content part, or a part of a video's sound.
+        token: text of its token, if videos have sound; otherwise empty.
+        places: how many pictures and videos are in front of each content part with audio.
+    """
 
     info: AudioInfo
-    pieces: Pieces
+    pieces: Sequence[Sequence[AudioItem]]
+    token: str = ""
+    places: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +106,12 @@ class ChatMedia:
             return None
         pictures = self.pictures.pictures
         layouts = [(picture.info.placeholder_text, picture.layout.text) for picture in pictures]
-        return PictureTexts(layouts, in_order=len({picture.info.placeholder for picture in pictures}) == 1)
+        in_order = len({picture.info.placeholder for picture in pictures}) == 1
+        if self.audio is not None and self.audio.token and self.audio.places:  # in videos and outside of them
+            for place in reversed(self.audio.places):
+                layouts.insert(place, (self.audio.token, self.audio.token))
+            in_order = True
+        return PictureTexts(layouts, in_order=in_order)
 
     @property
     def placeholders(self) -> list[Placeholders]:
@@ -107,6 +122,48 @@ class ChatMedia:
         if self.pictures is not None:
             kinds += picture_placeholders(self.pictures.pictures)
         return kinds
+
+
+@dataclass(frozen=True, slots=True)
+class _Content:
+    """A content of a prompt.
+
+    Attributes:
+        part: the part that it comes from.
+        piece: the content.
+        pictures: how the model reads pictures and videos beside it; None if it reads none.
+    """
+
+    part: MediaPart
+    piece: MediaContent
+    pictures: PictureInput | None = None
+
+    @property
+    def kind(self) -> Literal["text", "audio", "image", "video"]:
+        """What it is."""
+        if isinstance(self.piece, str):
+            return "text"
+        kind = self.part.place.kind
+        if kind in ("audio", "video"):
+            return kind
+        return "video" if isinstance(self.piece, MediaFile) and self.piece.is_video else "image"
+
+    @property
+    def stand_in(self) -> dict[str, Any]:
+        """What stands for it in its message."""
+        if isinstance(self.piece, str):
+            return {"type": "text", "text": self.piece}
+        return dict({"audio": AUDIO_PART, "video": VIDEO_PART}.get(self.kind, IMAGE_PART))
+
+    @property
+    def video(self) -> VideoInfo | None:
+        """How the model reads it; None if it is no video."""
+        return self.pictures.info.video if self.kind == "video" and self.pictures is not None else None
+
+    @property
+    def has_heard_sound(self) -> bool:
+        """Whether it is a video whose sound is asked for."""
+        return self.video is not None and self.video.sound is not None and self.video.sound.is_heard
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,10 +260,17 @@ async def prepare_media(
     parts = [part for read in media for part in read.parts]
     if not parts:
         return ChatMedia(unused_fields=settings.names)
-    limit = model.info.max_model_len
+    contents = [
+        _Content(part, piece, read.pictures)
+        for read in media
+        for part, pieces in zip(read.parts, read.contents, strict=True)
+        for piece in pieces
+    ]
+    limit, audio_input = model.info.max_model_len, MediaInputs.of(model).audio
     with model.client.observers.preprocessing():
-        audio = await _audio(media, MediaInputs.of(model).audio, limit, sequences)
-        pictures = await _pictures(media, limit, sequences, frame_rate(settings.media_io))
+        heard = await _heard(contents, audio_input, limit, sequences)
+        pictures = await _pictures(contents, heard, limit, sequences, frame_rate(settings.media_io))
+    audio = _audio(contents, heard, audio_input, pictures)
     is_prepared = pictures is not None and not any(part.is_embeddings for part in parts)
     unused = [] if is_prepared else settings.names
     for read in media:
@@ -215,20 +279,46 @@ async def prepare_media(
     return ChatMedia(audio, pictures, unused)
 
 
-async def _pictures(media: Sequence[ReadMedia], limit: int, sequences: int, fps: float | None) -> ChatPictures | None:
-    """`fps`: of lists of frames, as the request says."""
+async def _pictures(
+    contents: Sequence[_Content],
+    sounds: Mapping[int, Sequence[AudioItem]],
+    limit: int,
+    sequences: int,
+    fps: float | None,
+) -> ChatPictures | None:
+    """Prepare pictures and videos.
+
+    Args:
+        contents: all contents of the prompt.
+        sounds: the items of the sound of videos, by the places of these.
+        limit: tokens of the context.
+        sequences: see `take_media`.
+        fps: of lists of frames, as the request says.
+    """
     files: list[PictureFile] = []
     embeddings: list[EmbeddingsFile] = []
     picture_input: PictureInput | None = None
-    for read in media:
-        if read.pictures is not None:
-            picture_input = read.pictures
-            _collect(read, read.pictures.info, fps, files, embeddings)
+    for index, content in enumerate(contents):
+        piece, part = content.piece, content.part
+        if content.kind == "audio" or isinstance(piece, str) or content.pictures is None:
+            continue
+        picture_input = content.pictures
+        info = msgspec.structs.replace(picture_input.info, video=None)  # pictures do not depend on it
+        file = piece.content if isinstance(piece, MediaFile) else None
+        if (video := content.video) is not None:
+            sound = sum(item.length for item in sounds.get(index, ()))
+            video = video if sound else msgspec.structs.replace(video, sound=None)
+            files.append(PictureFile(file, piece.where, video, part.uuid, fps, sound))
+        elif part.is_embeddings and file is not None:
+            embeddings.append(EmbeddingsFile(file, piece.where, info, part.grid))
+        else:
+            of_picture = info if part.low_detail is None else with_low_detail(info)
+            files.append(PictureFile(file, piece.where, of_picture, part.uuid))
     if embeddings and files:
         raise InvalidRequest(
             "A prompt may have pictures and videos, or embeddings of pictures, not both.", embeddings[0].where
         )
-    if picture_input is None or not (embeddings or files):
+    if picture_input is None:
         return None
     reader, tenant = picture_input.reader, current_tenant()
     if embeddings:
@@ -237,30 +327,6 @@ async def _pictures(media: Sequence[ReadMedia], limit: int, sequences: int, fps:
     return ChatPictures(
         await reader.prepare(files, max_tokens=limit, sequences=sequences, background=background, tenant=tenant)
     )
-
-
-def _collect(
-    read: ReadMedia,
-    complete: PictureInfo,
-    fps: float | None,
-    files: list[PictureFile],
-    embeddings: list[EmbeddingsFile],
-) -> None:
-    """Append the pictures and videos, and the embeddings of pictures, to the lists."""
-    info = msgspec.structs.replace(complete, video=None)  # pictures do not depend on it
-    low = with_low_detail(info)
-    for part, pieces in zip(read.parts, read.contents, strict=True):
-        for content in pieces:
-            if part.place.kind == "audio" or isinstance(content, str):
-                continue
-            if part.is_embeddings and isinstance(content, MediaFile):
-                embeddings.append(EmbeddingsFile(content.content, content.where, info, part.grid))
-                continue
-            file = content.content if isinstance(content, MediaFile) else None
-            if part.place.kind == "video" and complete.video is not None:
-                files.append(PictureFile(file, content.where, complete.video, part.uuid, fps))
-                continue
-            files.append(PictureFile(file, content.where, info if part.low_detail is None else low, part.uuid))
 
 
 def _with_settings(picture_input: PictureInput, settings: MediaSettings, parts: Sequence[MediaPart]) -> PictureInput:
@@ -291,28 +357,63 @@ def _check_counts(places: Sequence[PartPlace], state: ServerState) -> None:
 
 def _replace(parts: Sequence[MediaPart], contents: Sequence[Sequence[MediaContent]]) -> None:
     """Put what stands for media in place of their parts; in place of a document a list of all that it becomes."""
-    for part, content in zip(parts, contents, strict=True):
-        pieces = [_stand_in(part, piece) for piece in content]
-        part.place.content[part.place.index] = pieces if part.place.kind == "document" else pieces[0]
+    for part, pieces in zip(parts, contents, strict=True):
+        stand_ins = [_Content(part, piece).stand_in for piece in pieces]
+        part.place.content[part.place.index] = stand_ins if part.place.kind == "document" else stand_ins[0]
 
 
-def _stand_in(part: MediaPart, content: MediaContent) -> dict[str, Any]:
-    if isinstance(content, str):
-        return {"type": "text", "text": content}
-    return dict({"audio": AUDIO_PART, "video": VIDEO_PART}.get(part.place.kind or "", IMAGE_PART))
+async def _heard(
+    contents: Sequence[_Content], audio_input: AudioInput | None, limit: int, sequences: int
+) -> dict[int, Sequence[AudioItem]]:
+    """The items of audio, and of the sound of videos if it is asked for, by the places of their contents.
+
+    Args:
+        contents: all contents of the prompt.
+        audio_input: how the model reads audio; None if it does not.
+        limit, sequences: see `audio_pieces`.
+    """
+    if audio_input is None:
+        return {}
+    files: dict[int, AudioFile] = {}
+    for index, content in enumerate(contents):
+        if content.kind != "audio" and not content.has_heard_sound:
+            continue
+        if not isinstance(content.piece, MediaFile):
+            raise InvalidRequest(
+                "A `uuid` without content is not supported for videos whose sound is heard: send it again.",
+                content.part.place.where,
+            )
+        files[index] = AudioFile(content.piece.content, content.piece.where, is_video=content.kind == "video")
+    if not files:
+        return {}
+    formats = [contents[index].part.format for index in files]
+    pieces = await audio_pieces(list(files.values()), formats, audio_input, limit, sequences)
+    return dict(zip(files, pieces, strict=True))
 
 
-async def _audio(
-    media: Sequence[ReadMedia], audio_input: AudioInput | None, limit: int, sequences: int
+def _audio(
+    contents: Sequence[_Content],
+    heard: Mapping[int, Sequence[AudioItem]],
+    audio_input: AudioInput | None,
+    pictures: ChatPictures | None,
 ) -> ChatAudio | None:
-    heard = [
-        (part, AudioFile(file.content, file.where))
-        for read in media
-        for part, pieces in zip(read.parts, read.contents, strict=True)
-        for file in pieces
-        if part.place.kind == "audio" and isinstance(file, MediaFile)
-    ]
-    if not heard or audio_input is None:
+    """The audio of a chat in its order; that of videos in parts, as it stands between their frames."""
+    if audio_input is None or not any(heard.values()):
         return None
-    pieces = await audio_pieces([part for part, _ in heard], [file for _, file in heard], audio_input, limit, sequences)
-    return ChatAudio(audio_input.info, pieces)
+    pieces: list[Sequence[AudioItem]] = []
+    places: list[int] = []
+    token = ""
+    seen = iter(() if pictures is None else pictures.pictures)
+    before = 0
+    for index, content in enumerate(contents):
+        if content.kind == "audio":
+            pieces.append(heard[index])
+            places.append(before)
+        elif content.kind != "text":
+            picture = next(seen)
+            before += 1
+            if (items := heard.get(index)) and isinstance(picture.info, VideoInfo) and picture.info.sound is not None:
+                token = picture.info.sound.token
+                ends_video = not picture.layout.items[-1].text_behind
+                pieces += parts_of_sound(items, picture.info.sound.part, ends_video=ends_video)
+    return ChatAudio(audio_input.info, pieces, token, places)

@@ -63,6 +63,12 @@ def bidirectional_tokens(loaded: LoadedModel) -> Bidirectional | None:
     return "pictures" if loaded.pictures is not None and loaded.pictures.info.bidirectional else None
 
 
+def marks_audio(loaded: LoadedModel) -> bool:
+    """See `SchedulerLimits.marks_audio`."""
+    spec = loaded.model.spec if isinstance(loaded.model, Decoder) else None
+    return isinstance(spec, DecoderSpec) and spec.encoder is not None and spec.encoder.picture_projector
+
+
 def embedding_bytes(loaded: LoadedModel) -> int:
     """Bytes of an embedding that is kept, with its levels; 0 if there are none."""
     if loaded.audio is None and loaded.pictures is None:

@@ -26,6 +26,7 @@ from quire.engine.build.encoder_memory import (
     cached_embeddings,
     embedding_bytes,
     fitting_tokens,
+    marks_audio,
     max_item_tokens,
     pixel_cost,
 )
@@ -352,6 +353,7 @@ def _scheduler(
         pixel_cost=pixel_cost(loaded),
         lora_digests={lora_id: adapter.digest for lora_id, adapter in loaded.adapters.items()},
         item_lora_id=loaded.item_lora_id,
+        marks_audio=marks_audio(loaded),
         bidirectional=bidirectional_tokens(loaded),
         picture_lora_id=loaded.picture_lora_id,
         stages=stages,

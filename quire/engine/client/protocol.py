@@ -37,8 +37,9 @@ class AudioItem(msgspec.Struct, frozen=True, kw_only=True, tag="audio"):
         encoded_columns: number of columns to encode; only convolutions read later ones. None: all.
         columns_before: number of columns before them, of the audio that the item continues; only convolutions read
             them.
-        beside_pictures: the prompt has pictures as well, which the encoding depends on in some models. The scheduler
-            sets it, and changes the hash.
+        beside_pictures: the prompt has pictures as well. The scheduler sets it for models in which the encoding depends
+            on that, and changes the hash.
+        ends_video: it is the end of a video with sound: the two tokens behind it have the same rotary position.
     """
 
     hash: bytes
@@ -48,6 +49,7 @@ class AudioItem(msgspec.Struct, frozen=True, kw_only=True, tag="audio"):
     encoded_columns: int | None = None
     columns_before: int = 0
     beside_pictures: bool = False
+    ends_video: bool = False
 
     @property
     def columns(self) -> int:

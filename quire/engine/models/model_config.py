@@ -19,8 +19,6 @@ from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 from typing import Any, Literal
 
-from msgspec import structs
-
 from quire.engine.client.launch import child_process, end_with_parent
 from quire.engine.models.config.checks import check_acts, check_raw, check_spec
 from quire.engine.models.config.pooling import PoolingOptions, read_dual_pooler, read_pooler
@@ -200,8 +198,6 @@ def _with_pictures(
         if is_unknown:
             raise UnsupportedModel(f"{error} (model type {known.model_type!r}; {ALONE})") from error
         return replace(known, text_only=str(error))
-    if known.facts.pooler is not None:  # no API of embeddings reads videos
-        pictures = replace(pictures, info=structs.replace(pictures.info, video=None))
     return replace(known, facts=replace(known.facts, pictures=pictures))
 
 

@@ -211,6 +211,8 @@ def _opened(content: bytes, demuxer: str, pixels: int) -> Iterator[tuple[Any, An
             stream = container.streams.video[0]
             if stream.codec_context is None:
                 raise VideoError("The video has a codec that this server does not know.")
+            if not stream.time_base:
+                raise VideoError("The video has no unit of time.")
             stream.codec_context.thread_count = 1
             stream.codec_context.options = options
             yield container, stream

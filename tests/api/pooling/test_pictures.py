@@ -14,13 +14,16 @@ import openai
 import pytest
 from openai.types import CreateEmbeddingResponse
 
-from quire.engine.client.pictures import FixedSize, PictureInfo
+from quire.engine.client.pictures import FixedSize, FrameSampling, PictureInfo, VideoInfo
+from tests.support.clips import video_file
 from tests.support.picture_chat import (
     IMAGE,
     PARTS,
     TOKEN,
+    VIDEO,
     PictureCore,
     base64_of,
+    data_url,
     image_block,
     image_url,
     painted,
@@ -197,6 +200,52 @@ async def test_rerankers_read_pairs(tmp_path: Path) -> None:
         matched = {"text_1": [image_url(RED), "b"], "text_2": ["c", image_url(BLUE)]}
         assert len((await server.post("/score", matched)).json()["data"]) == 2
         assert core.prompts[5:] == [f"Q{PICTURE}|Dc|", f"Qb|D{PICTURE}|"]
+
+
+WATCHED = VideoInfo(
+    placeholder=TOKEN[VIDEO],
+    placeholder_text=VIDEO,
+    geometry=FixedSize(height=8, width=8, tokens=2),
+    sampling=FrameSampling(rule="uniform", num_frames=2),
+    before="<pic>",
+    after="</pic>",
+)
+FRAMES = f"<pic>{VIDEO * 2}</pic>" * 2  # in the text of a prompt
+
+
+def video_url(content: bytes) -> dict[str, Any]:
+    return {"type": "video_url", "video_url": {"url": data_url(content, "video/mp4")}}
+
+
+async def test_conversations_queries_and_documents_have_videos(tmp_path: Path) -> None:
+    core = PoolingCore("embed", pictures=picture_info(video=WATCHED), score_method="cosine")
+    clip = video_url(video_file(8, fps=4))
+    async with serving(tmp_path, core) as server:
+        card = (await server.http.get("/v1/models")).json()["data"][0]
+        assert card["input_modalities"] == ["text", "image", "video"]
+        body = user("hi", clip, image_url(RED))
+        for fields in ({}, {"media_io_kwargs": {"video": {"num_frames": 1}}}):
+            answer = await server.post("/v1/embeddings", {**body, **fields})
+            assert answer.status_code == 200, answer.text
+        assert f"hi{FRAMES}{PICTURE}" in core.prompts[0]
+        assert [len(items) for items in core.items] == [3, 2]
+        answer = await server.post("/rerank", {"query": clip, "documents": ["x", content("y", clip), image_url(RED)]})
+        assert answer.status_code == 200, answer.text
+        assert [prompt.count(FRAMES) for prompt in core.prompts[2:]] == [1, 0, 1, 0]
+        answer = await server.post("/score", {"text_1": "a", "text_2": ["b", content("c", video_url(RED))]})
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == "text_2[1].content[1]"
+
+
+async def test_pairs_of_a_reranker_have_videos(tmp_path: Path) -> None:
+    """The video of a query stands in the prompt of each document."""
+    template = SIDES.replace("{% else %}{{ c.text }}", "{% elif c.type == 'video' %}<video>{% else %}{{ c.text }}")
+    core = PoolingCore("score", pictures=picture_info(video=WATCHED))
+    async with serving(tmp_path, core, template) as server:
+        body = {"query": content("q", video_url(video_file(8, fps=4))), "documents": ["x", image_url(RED)]}
+        answer = await server.post("/rerank", body)
+        assert answer.status_code == 200, answer.text
+        assert core.prompts == [f"Qq{FRAMES}|Dx|", f"Qq{FRAMES}|D{PICTURE}|"]
 
 
 class Forgetful(PoolingCore):

@@ -74,7 +74,6 @@ def test_labels_of_pictures(seeing_models: dict[str, Any], seeing_folders: dict[
     engine = Engine(tmp_path)
     assert engine.pools.tasks == ("classify",)
     assert engine.pools.labels == ("calm", "glad", "sad")
-    assert engine.pictures.video is None  # chats only have videos
     prompts = [prompt_with_pictures(engine.pictures, *parts) for parts in PROMPTS]
     for (tokens, _), parts, actual in zip(
         prompts, PROMPTS, pooled(engine, prompts, PoolingParams(task="classify")), strict=True

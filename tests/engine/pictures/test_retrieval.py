@@ -33,6 +33,7 @@ from tests.support.retrieval_models import (
     text_embedding,
     token_embeddings,
 )
+from tests.support.video_models import filmed, hidden_of_media, prompt_with_media, write_processors
 from tests.support.vision_models import SEES, prompt_with_pictures
 
 EMBED = PoolingParams(task="embed")
@@ -136,6 +137,22 @@ def test_tokens_of_pictures_have_embeddings(tmp_path: Path, inner: str) -> None:
         pictures = [piece for piece in pieces if isinstance(piece, Image.Image)]
         expected = token_embeddings(model, inner, prompt, pictures)
         torch.testing.assert_close(torch.from_numpy(output.data), expected, atol=1e-4, rtol=0, msg=f"prompt {index}")
+
+
+@pytest.mark.parametrize("inner", [pytest.param("qwen2_vl", marks=pytest.mark.slow), "qwen2_5_vl"])
+def test_tokens_of_videos_have_embeddings(tmp_path: Path, inner: str) -> None:
+    model = make_late_interaction(inner)
+    folder = save_late_interaction(model, inner, tmp_path)
+    write_processors(inner, folder)
+    engine = Engine(folder, max_num_batched_tokens=16)
+    parts: list[Any] = [[5, 9], filmed(5, 60, 44, seed=1), [20, 31], FIRST, [8]]
+    prompt, items = prompt_with_media(engine.pictures, *parts)
+    output = engine.generate(prompt, PoolingParams(task="token_embed"), items=items).pooled
+    assert output is not None
+    with torch.inference_mode():
+        hidden = model.embedding_proj_layer(hidden_of_media(model.vlm, inner, engine.pictures, parts))
+        expected = torch.nn.functional.normalize(hidden, dim=-1)
+    torch.testing.assert_close(torch.from_numpy(output.data), expected, atol=1e-4, rtol=0)
 
 
 def test_prompts_that_attend_in_both_directions_fit_into_a_step(tmp_path: Path) -> None:

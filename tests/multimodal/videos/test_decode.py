@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import struct
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -147,6 +149,14 @@ def test_what_cannot_be_read_is_refused(name: str) -> None:
     content, text = BROKEN[name]
     with pytest.raises(VideoError, match=text):
         read(content, watching(16))
+
+
+def test_a_stream_without_a_unit_of_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = SimpleNamespace(time_base=None, codec_context=SimpleNamespace())
+    container = SimpleNamespace(streams=SimpleNamespace(video=[stream]))
+    monkeypatch.setattr("av.open", lambda *_, **__: nullcontext(container))
+    with pytest.raises(VideoError, match="has no unit of time"):
+        read(VIDEO, watching())
 
 
 def test_the_stream_is_believed_rather_than_the_file_around_it() -> None:
