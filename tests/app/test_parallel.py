@@ -30,11 +30,9 @@ def processes_of(server: ServerProcess) -> list[psutil.Process]:
 
 
 @pytest.fixture
-def temporary(tmp_path: Path) -> Path:
-    """A directory for the temporary files of a server alone."""
-    folder = tmp_path / "temporary"
-    folder.mkdir()
-    return folder
+def temporary(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory for the temporary files of a server alone; its path is short, as sockets need it."""
+    return tmp_path_factory.mktemp("server")
 
 
 def assert_all_have_ended(processes: list[psutil.Process]) -> None:

@@ -58,7 +58,7 @@ def serving(
     reading, writing = os.pipe()
     with open(os.devnull) as nothing:
         command = ("serve", *arguments, "--port", "0")
-        env = {**os.environ, **(env or {})}
+        env = {**os.environ, "QUIRE_NUM_THREADS": "1", **(env or {})}
         process = start(command, env, nothing.fileno(), writing, writing, new_interpreters=new_interpreters)
     os.close(writing)
     output = os.fdopen(reading, encoding="utf-8")
