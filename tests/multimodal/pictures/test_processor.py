@@ -39,6 +39,7 @@ def file(content: bytes, info: PictureInfo) -> PictureFile:
     return PictureFile(io.BytesIO(content), "messages[0].content[0]", info)
 
 
+@pytest.mark.usefixtures("started_workers")
 async def test_pictures_are_prepared_as_the_processor_does_it(tmp_path: Path) -> None:
     """They are cached, their memory is counted, and what cannot be prepared is refused."""
     info = info_of("lighton_ocr", tmp_path)

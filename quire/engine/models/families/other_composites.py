@@ -8,10 +8,9 @@ from __future__ import annotations
 import re
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from PIL import Image
 
 from quire.engine.client.picture_processor import PictureProcessor, ProcessorError, placeholder_runs
 from quire.engine.client.pictures import PictureInfo, TransformersProcessor
@@ -21,6 +20,9 @@ from quire.engine.models.families.vision_language import language_model
 from quire.engine.models.family import Composite, PictureFacts, SurroundingModel, text_config
 from quire.engine.models.specs.decoder import DecoderSpec
 from quire.engine.models.specs.tensor_names import WeightNames
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 # Heights and widths of the pictures that a processor is tried with; the first is checked while the model loads.
 _TRIED = ((48, 64), (768, 1024), (1536, 512))
@@ -80,6 +82,8 @@ def _facts(folder: Path, config: Any, spec: DecoderSpec) -> PictureFacts:
 
 def _drawn(height: int, width: int) -> Image.Image:
     """A picture with all colours."""
+    from PIL import Image  # noqa: PLC0415 text models run without Pillow
+
     rows, columns = np.indices((height, width))
     pixels = np.stack([rows * 255 // height, columns * 255 // width, (rows + columns) % 256], axis=-1)
     return Image.fromarray(pixels.astype(np.uint8))
