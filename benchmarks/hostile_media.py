@@ -1,8 +1,8 @@
-"""What hostile pictures, files and URLs do to a server that reads pictures: are they refused at once, and who waits?
+"""What hostile pictures, videos, files and URLs do to a server that reads them: are they refused, and who waits?
 
     python -m benchmarks.hostile_media --out benchmarks/results/FILE.json
 
-Some 600 of them are sent in chats, a few at a time, to a tiny model with random weights that reads pictures, beside
+Nearly 1,000 of them are sent in chats, a few at a time, to a tiny model with random weights that reads them, beside
 four streams of the bundled model. Each must be answered with a status from 400 to 499 within two seconds, unless it is
 within the limits of the server or may be intact. The memory of the server and its processes must stay below a bound,
 and the time between chunks of the streams (ITL, p99) below three times the undisturbed one. `--only` selects some by a
@@ -33,9 +33,10 @@ from benchmarks.hostile.media import REDIRECTS, Medium, chat_of, media
 from benchmarks.hostile.send import Answer, send
 from benchmarks.hostile.server import Server
 from benchmarks.hostile.session import itl_of, longest
+from benchmarks.hostile.tensors import tensors
+from benchmarks.hostile.videos import videos
 from benchmarks.hostile.watch import Span, Watcher, probe_health, stream_answers
-from tests.support.served_pictures import PLACEHOLDERS, write_tokenizer
-from tests.support.vision_models import make_composite, save_seeing
+from tests.support.served_pictures import answering_model
 
 MAX_SECONDS, MAX_ITL_RATIO = 2.0, 3.0
 MAX_ERROR = 1000  # bytes of an answer: an error never has the content that was sent
@@ -109,10 +110,8 @@ def bad_web() -> Iterator[str]:
 
 
 def seeing_model(folder: Path) -> Path:
-    """The folder of a tiny model with random weights that reads pictures."""
-    save_seeing(make_composite("qwen2_5_vl"), "qwen2_5_vl", folder)
-    write_tokenizer(folder, PLACEHOLDERS["qwen2_5_vl"])
-    return folder
+    """The folder of a tiny model with random weights that reads pictures and videos."""
+    return answering_model("qwen2_5_vl", folder)
 
 
 def judged(medium: Medium, answer: Answer) -> Outcome:
@@ -162,7 +161,16 @@ def send_all(
 def run(chosen: Sequence[Medium], folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Send everything and return the report."""
     seeing = options.model or str(seeing_model(folder / "seeing"))
-    flags = ("quire-nano", seeing, "--kv-cache-memory-bytes", "256MiB", "--no-access-log", "--max-client-share", "1")
+    flags = (
+        "quire-nano",
+        seeing,
+        "--kv-cache-memory-bytes",
+        "256MiB",
+        "--no-access-log",
+        "--max-client-share",
+        "1",
+        "--enable-mm-embeds",
+    )
     urls = ("--allowed-media-domains", "*,127.0.0.1", "--media-fetch-timeout", "1")
     limits = ("--max-body-size", "64MiB", "--max-media-memory", options.media_memory)
     max_memory = int(options.max_memory * 1e9)
@@ -241,7 +249,7 @@ def main() -> int:
     with bad_web() as address, tempfile.TemporaryDirectory() as folder:
         everything = [
             medium
-            for medium in media(address)
+            for medium in (*media(address), *videos(address), *tensors())
             if not options.only or any(text in f"{medium.kind} {medium.name}" for text in options.only)
         ]
         chosen = everything[:: options.every]

@@ -158,9 +158,13 @@ def measure(options: argparse.Namespace, say: Callable[[str], None]) -> list[dic
             )
             with Server(command, options.model, port, options.out.with_suffix(f".{label}.log")) as server:
                 started = time.monotonic()
-                server.wait_until_it_answers(first, options.start_timeout)
-                startup = round(time.monotonic() - started, 1)
-                rows.append({"server": label, "startup_s": startup, **load(server, settings, bodies)})
+                try:
+                    server.wait_until_it_answers(first, options.start_timeout)
+                except RuntimeError as error:  # the others are measured all the same
+                    rows.append({"server": label, "errors": str(error)})
+                else:
+                    startup = round(time.monotonic() - started, 1)
+                    rows.append({"server": label, "startup_s": startup, **load(server, settings, bodies)})
             say(str(rows[-1]))
     return rows
 

@@ -2,7 +2,8 @@
 
     python -m benchmarks.picture_models FOLDER --tokenizer SMOLLM2
 
-`smolvlm-256m` has SmolVLM-256M's shape, `qwen2.5-vl-3b-6-layers` Qwen2.5-VL-3B's with 6 of its 36 layers and 8 of the
+`smolvlm-256m` has SmolVLM-256M's shape, `smolvlm-256m-5-tiles` the same and pictures of 1,024 pixels instead of 2,048,
+which have 5 tiles instead of 17; `qwen2.5-vl-3b-6-layers` Qwen2.5-VL-3B's with 6 of its 36 layers and 8 of the
 32 of its tower. SMOLLM2 is a folder with SmolLM2's tokenizer.json. All other tokens than special ones have a text, and
 greedy decoding never chooses a special one, so that answers are as long as asked for and each token is a chunk.
 """
@@ -113,6 +114,12 @@ SHAPES: dict[str, dict[str, Any]] = {
         },
         "sequence": {"processor_class": "Qwen2_5_VLProcessor"},
     },
+}
+
+_SMOLVLM = SHAPES["smolvlm-256m"]
+SHAPES["smolvlm-256m-5-tiles"] = {
+    **_SMOLVLM,
+    "processor": {**_SMOLVLM["processor"], "size": {"longest_edge": 1024}},
 }
 
 

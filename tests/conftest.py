@@ -10,6 +10,7 @@ import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -50,10 +51,21 @@ def patient_workers() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def preloaded_workers() -> Iterator[None]:
-    """Worker processes are forked from a process with their imports. Those of tests/workers and of servers are not."""
+def preloaded_workers() -> Iterator[Any]:
+    """Worker processes are forked from a process with their imports. Gives the function that starts them otherwise."""
+    from quire.workers import process
+
+    create = process._create
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("quire.workers.process._create", start_worker)
+        patch.setattr(process, "_create", start_worker)
+        yield create
+
+
+@pytest.fixture
+def started_workers(preloaded_workers: Any) -> Iterator[None]:
+    """Worker processes start as those of servers do."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("quire.workers.process._create", preloaded_workers)
         yield
 
 

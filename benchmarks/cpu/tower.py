@@ -20,8 +20,8 @@ from quire.engine.client.protocol import PictureItem
 from quire.engine.models.checkpoint.weights import allocate
 from quire.engine.models.config.image_processor import Normalization
 from quire.engine.models.fallback.tower import TowerLinear, empty_tower
-from quire.engine.models.family import Composite
-from quire.engine.models.networks.vision_encoder import VisionEncoder
+from quire.engine.models.family import Composite, Tower
+from quire.engine.models.networks.vision_encoder import PixelEncoder
 from quire.engine.models.registry import registry
 
 EDGE = 512
@@ -39,16 +39,16 @@ _NORMALIZATION = Normalization(1 / 255, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 _ROUNDS = 5
 
 
-def encoders(dtype: torch.dtype) -> dict[str, VisionEncoder]:
+def encoders(dtype: torch.dtype) -> dict[str, PixelEncoder]:
     """The same weights in transformers' model and in Quire's tower."""
     config = AutoConfig.for_model("smolvlm", vision_config=_VISION, text_config=_TEXT, scale_factor=4)
     family = registry().types["smolvlm"]
     assert isinstance(family, Composite)
-    assert family.tower is not None
+    assert isinstance(family.tower, Tower)
     plain = AutoModel.from_config(copy.deepcopy(config), dtype=dtype, attn_implementation="sdpa").eval()
     weights: dict[str, Any] = dict(plain.named_parameters())
     del plain.text_model
-    quire = VisionEncoder(empty_tower(config, family.tower), family.tower.encode, _NORMALIZATION)
+    quire = PixelEncoder(empty_tower(config, family.tower), family.tower.encode, _NORMALIZATION)
     allocate(quire, dtype, torch.device("cpu"))
     quire.make_buffers(torch.device("cpu"))
     for name, parameter in quire.tower.named_parameters():
@@ -56,7 +56,7 @@ def encoders(dtype: torch.dtype) -> dict[str, VisionEncoder]:
     for module in quire.tower.modules():
         if isinstance(module, TowerLinear):
             module.pack_weights("none")
-    return {"transformers": VisionEncoder(plain, family.tower.encode, _NORMALIZATION), "quire": quire}
+    return {"transformers": PixelEncoder(plain, family.tower.encode, _NORMALIZATION), "quire": quire}
 
 
 @torch.inference_mode()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import io
 import random
 import struct
 import zlib
@@ -16,6 +15,7 @@ import numpy as np
 from PIL import Image
 
 from tests.support.pdf import document, drawn, image_bomb, pdf, stream, stream_bomb
+from tests.support.pictures import encoded
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")
 _PICTURE = (240, 320)  # height and width of ordinary ones
@@ -62,7 +62,7 @@ def _bombs() -> Iterator[Medium]:
     for edge in (7_072, 10_000, 20_000, 30_000, 65_000):
         for depth, color in ((8, 0), (8, 2), (8, 6), (1, 0), (16, 2), (8, 3)):
             yield Medium(
-                "bomb", f"PNG {edge} of {depth} bits, {color}", partial(_picture, partial(_png, edge, depth, color))
+                "bomb", f"PNG {edge} of {depth} bits, {color}", partial(_picture, partial(png, edge, depth, color))
             )
     for edge in (20_000, 40_000, 65_000):
         for name, of_edge in (("BMP", _bmp), ("GIF", _gif), ("TIFF", _tiff), ("JPEG", _jpeg)):
@@ -71,7 +71,7 @@ def _bombs() -> Iterator[Medium]:
         yield Medium("bomb", f"WebP canvas of {edge}", partial(_picture, partial(_webp, edge)))
     # Within the limit: they are read, and take what they take.
     for depth, color in ((1, 0), (8, 0), (8, 2), (8, 6)):
-        make = partial(_picture, partial(_png, 7_000, depth, color))
+        make = partial(_picture, partial(png, 7_000, depth, color))
         yield Medium("large", f"PNG 7000 of {depth} bits, {color}", make, may_be_read=True)
 
 
@@ -96,7 +96,7 @@ def _wrong_types() -> Iterator[Medium]:
     }
     for name, content in texts.items():
         for kind in ("image/png", "image/svg+xml"):
-            yield Medium("wrong type", f"{name} as {kind}", partial(_repeated_part, _image_url(content, kind)))
+            yield Medium("wrong type", f"{name} as {kind}", partial(repeated, _image_url(content, kind)))
 
 
 def _long_shapes() -> Iterator[Medium]:
@@ -127,7 +127,7 @@ def _files() -> Iterator[Medium]:
         yield Medium("PDF", f"stream of 2**{power} bytes", make, may_be_read=True)
     for count in (100_000, 300_000, 1_000_000, 3_000_000):
         for name, operators in _DRAWN.items():
-            make = partial(_pdf_file, partial(_repeated, operators, count))
+            make = partial(_pdf_file, partial(_drawing, operators, count))
             yield Medium("PDF", f"{count} {name}", make, may_be_read=True)
     for pages in (33, 1_000, 50_000):
         yield Medium("PDF", f"{pages} pages", partial(_pdf_file, partial(_pages, pages)))
@@ -168,7 +168,7 @@ def _many() -> Iterator[Medium]:
     }
     for name, part in parts.items():
         for count in (65, 1_000, 10_000):
-            yield Medium("many", f"{count} {name}", partial(_repeated_part, part, count))
+            yield Medium("many", f"{count} {name}", partial(repeated, part, count))
 
 
 def _fields() -> Iterator[Medium]:
@@ -181,18 +181,16 @@ def _fields() -> Iterator[Medium]:
         *("data:image/png;base64," + "A" * (30 << 20), "x" * (1 << 20), "data:" + "a" * (1 << 20)),
     ]
     for number, url in enumerate(urls):
-        yield Medium("field", f"image_url {number}", partial(_repeated_part, {"type": "image_url", "image_url": url}))
-        yield Medium(
-            "field", f"input_image {number}", partial(_repeated_part, {"type": "input_image", "image_url": url})
-        )
+        yield Medium("field", f"image_url {number}", partial(repeated, {"type": "image_url", "image_url": url}))
+        yield Medium("field", f"input_image {number}", partial(repeated, {"type": "input_image", "image_url": url}))
     values: list[Any] = [None, 5, [], {}, {"file_data": 5}, {"file_id": "f"}, {"file_data": "a", "file_url": "b"}]
     for number, value in enumerate(values):
-        yield Medium("field", f"file {number}", partial(_repeated_part, {"type": "file", "file": value}))
-        yield Medium("field", f"source {number}", partial(_repeated_part, {"type": "document", "source": value}))
+        yield Medium("field", f"file {number}", partial(repeated, {"type": "file", "file": value}))
+        yield Medium("field", f"source {number}", partial(repeated, {"type": "document", "source": value}))
     uuids: list[Any] = [5, "", "a" * 257, [], {}]
     for number, uuid in enumerate(uuids):
         yield Medium(
-            "field", f"uuid {number}", partial(_repeated_part, {"type": "image_url", "image_url": None, "uuid": uuid})
+            "field", f"uuid {number}", partial(repeated, {"type": "image_url", "image_url": None, "uuid": uuid})
         )
 
 
@@ -240,7 +238,7 @@ def _image_url(content: bytes, kind: str = "image/png") -> Part:
     return {"type": "image_url", "image_url": {"url": f"data:{kind};base64,{base64.b64encode(content).decode()}"}}
 
 
-def _repeated_part(part: Part, count: int = 1) -> list[Part]:
+def repeated(part: Part, count: int = 1) -> list[Part]:
     return [dict(part) for _ in range(count)]
 
 
@@ -255,17 +253,11 @@ def _pdf_file(make: Callable[[], bytes]) -> list[Part]:
 @cache
 def _ordinary(kind: str) -> bytes:
     pixels = np.random.default_rng(0).integers(0, 256, (*_PICTURE, 3), np.uint8)
-    return _encoded(Image.fromarray(pixels), kind)
-
-
-def _encoded(picture: Image.Image, kind: str, **options: Any) -> bytes:
-    file = io.BytesIO()
-    picture.save(file, kind, **options)
-    return file.getvalue()
+    return encoded(Image.fromarray(pixels), kind)
 
 
 def _plain(size: tuple[int, int]) -> bytes:
-    return _encoded(Image.new("RGB", (size[1], size[0]), "red"), "PNG")
+    return encoded(Image.new("RGB", (size[1], size[0]), "red"), "PNG")
 
 
 def _cut(kind: str, tenths: int) -> bytes:
@@ -285,7 +277,7 @@ def _chunk(name: bytes, content: bytes) -> bytes:
     return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
 
 
-def _png(edge: int, depth: int, color: int) -> bytes:
+def png(edge: int, depth: int, color: int) -> bytes:
     """A black picture, whose pixels are all there if it is within the limit."""
     channels = {0: 1, 2: 3, 3: 1, 6: 4}[color]
     row = bytes(1 + (edge * depth * channels + 7) // 8)
@@ -349,10 +341,10 @@ def _webp(edge: int) -> bytes:
 
 def _animation(kind: str, frames: int) -> bytes:
     images = [Image.new("RGB", (64, 64), (index % 256, index // 256, 0)) for index in range(frames)]
-    return _encoded(images[0], kind, save_all=True, append_images=images[1:])
+    return encoded(images[0], kind, save_all=True, append_images=images[1:])
 
 
-def _repeated(operators: bytes, count: int) -> bytes:
+def _drawing(operators: bytes, count: int) -> bytes:
     packed = stream(zlib.compress(operators * count, 1), b"/Filter /FlateDecode")
     return document([packed])
 

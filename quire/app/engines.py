@@ -14,7 +14,7 @@ from quire.app.logs import flush_logs, start_logging
 from quire.app.models import ModelSource
 from quire.config.commands import Serve
 from quire.config.options import ChatOptions, EngineOptions, ModelOptions, ParallelOptions
-from quire.engine.build.core_config import CoreConfig
+from quire.engine.build.core_config import CoreConfig, with_room_for_pictures
 from quire.engine.build.engine import serve_core
 from quire.engine.client.engine_client import EngineClient
 from quire.engine.client.launch import CoreHandle, ProcessCore, ThreadCore
@@ -107,11 +107,14 @@ class RunningEngine:
         self._source = source
         self._settings = settings
         self._tokenizer = Tokenizer.load(source.folder)
+        options = EngineOptions.of(settings)
+        if "max_num_batched_tokens" not in settings.model_fields_set:
+            options = with_room_for_pictures(options, model_config)
         self._config = CoreConfig(
             folder=source.folder,
             model_config=model_config,
             model=ModelOptions.of(settings),
-            engine=EngineOptions.of(settings),
+            engine=options,
             parallel=ParallelOptions.of(settings),
             memory_share=memory_share,
             start_process=partial(start_logging, "debug" if settings.log_level == "debug" else "error"),

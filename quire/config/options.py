@@ -531,7 +531,7 @@ class MediaOptions(Options):
         ByteSize(25 << 20), description="largest picture as a file; --max-body-size must be larger"
     )
     max_document_size: SizeFromKiB = Field(
-        ByteSize(25 << 20), description="largest PDF or text file in a message; --max-body-size must be larger"
+        ByteSize(25 << 20), description="largest file in a message, in a part for files; --max-body-size must be larger"
     )
     max_document_pages: Annotated[int, Field(ge=1, le=1 << 10)] = Field(
         32, description="maximum number of pages of a PDF file in a message"

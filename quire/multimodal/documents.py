@@ -11,7 +11,8 @@ from typing import Any, Literal
 
 from quire.config.options import MediaOptions
 from quire.multimodal.errors import PromptError
-from quire.multimodal.pictures.formats import recognize
+from quire.multimodal.pictures import formats as picture_formats
+from quire.multimodal.videos import formats as video_formats
 from quire.workers.errors import JobKilled, JobTimedOut, QueueFull
 from quire.workers.limits import WorkerLimits
 from quire.workers.pool import WorkerPool
@@ -32,7 +33,7 @@ _PAGE_SECONDS = 1.2
 _WORKER_MEMORY = 384 << 20  # bytes, beside the file
 _COPIES = 7  # of a file while it is sent: three in this process, four in the worker
 
-FileKind = Literal["pdf", "picture", "text"]
+FileKind = Literal["pdf", "picture", "text", "video"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,9 @@ def recognized(content: bytes) -> FileKind | None:
         return "pdf"
     if _is_text(content):  # before pictures: a text may begin with "BM" as a BMP file does
         return "text"
-    return "picture" if recognize(content) is not None else None
+    if picture_formats.recognize(content) is not None:  # before videos: a GIF file is a picture
+        return "picture"
+    return "video" if video_formats.is_video(content) else None
 
 
 def _is_text(content: bytes) -> bool:

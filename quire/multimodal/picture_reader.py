@@ -9,59 +9,33 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 import msgspec
 
 from quire.config.options import PictureOptions, VideoOptions
-from quire.engine.client.pictures import Color, PictureInfo, VideoInfo
-from quire.engine.client.protocol import PictureItem, PixelArray
+from quire.engine.client.pictures import Color, PictureInfo, TransformersProcessor, VideoInfo
+from quire.engine.client.protocol import EncoderInput, PictureItem
 from quire.multimodal.errors import PromptError
 from quire.multimodal.memory import MediaMemory, Reservation
+from quire.multimodal.picture_jobs import Medium, PictureFile, Pictures, ProcessedPictures, Videos
 from quire.multimodal.pictures.cache import Key, PictureCache, PreparedPicture
-from quire.multimodal.pictures.decode import WHITE, Inspect, PictureError, PictureHeader, Prepare, ReadEmbeddings
+from quire.multimodal.pictures.decode import WHITE, PictureError, PictureHeader, ReadEmbeddings
 from quire.multimodal.pictures.embeddings import embeddings_item, embeddings_layout
-from quire.multimodal.pictures.layout import LayoutError, PictureLayout, layout, pixels_between
+from quire.multimodal.pictures.layout import LayoutError, PictureLayout, pixels_between
 from quire.multimodal.pictures.limits import PictureLimits
+from quire.multimodal.pictures.processor import Measure, MeasuredPicture
 from quire.multimodal.placement import Placeholders
-from quire.multimodal.videos.decode import InspectVideo, PrepareVideo
-from quire.multimodal.videos.layout import VideoHeader, video_layout
+from quire.multimodal.videos.layout import VideoHeader
 from quire.multimodal.videos.limits import VideoLimits
 from quire.workers.concurrency import gather_limited
 from quire.workers.errors import JobKilled, JobTimedOut, QueueFull
-from quire.workers.limits import WorkerLimits
-from quire.workers.pool import WorkerPool
 
-_SECONDS = 5.0  # of processor time for a picture
-_VIDEO_SECONDS = 30.0
-_WORKER_MEMORY = 256 << 20  # bytes, beside the file and the picture
 _COPIES = 7  # of a file while it is sent: three in this process, four in the worker
-_PIXEL_COPIES = 12  # bytes for each pixel of a picture while it is decoded, turned and resized
-_FIRST_FRAME_COPIES = 6  # bytes for each pixel of the largest frame while the first one is decoded
-_VIDEO_PIXEL_COPIES = 48  # of a frame: decoders keep up to 16 of them, of 1.5 bytes, or of 3
 _BETWEEN_COPIES = 6  # bytes for each pixel of an image that is made in between; see `pixels_between`
 _RESULT_COPIES = 5  # of the pixels of items while they are made
 _AT_ONCE = 2  # pictures of one request
 _BLOCK = 1 << 20  # bytes that are hashed at once
-
-
-@dataclass(frozen=True, slots=True)
-class PictureFile:
-    """A picture or a video of a request.
-
-    Attributes:
-        content: the file; None: one that was sent before with this name.
-        where: the content part that it came in, for errors.
-        info: facts about the model, with the options for this picture. Those about videos say that it is one.
-        name: the client's name of the content.
-        fps: frames in a second of a video that is a list of frames; None: it is not known.
-    """
-
-    content: IO[bytes] | None
-    where: str
-    info: PictureInfo | VideoInfo
-    name: str | None = None
-    fps: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,110 +70,6 @@ class RequestPicture:
     items: tuple[PictureItem, ...]
 
 
-class _Medium(Protocol):
-    """How files of a kind are prepared.
-
-    Attributes:
-        name: what they are, for errors.
-        seconds: of processor time for a job.
-        inspection_memory: bytes that reading a header takes beside the file.
-        processes: the worker processes.
-    """
-
-    name: str
-    seconds: float
-    inspection_memory: int
-    processes: WorkerPool
-
-    def inspect(self, content: bytes, file: PictureFile) -> Any:
-        """The job that reads a file's header."""
-
-    def layout(self, file: PictureFile, header: Any) -> PictureLayout:
-        """The layout of a file whose header was read."""
-
-    def prepare(self, content: bytes, file: PictureFile, header: Any, background: Color) -> Any:
-        """The job that makes the pixels of a file's items."""
-
-    def working_memory(self, header: Any) -> int:
-        """Bytes that decoding takes beside the file, the result, and images between both."""
-
-
-class _Pictures:
-    """Pictures; see `_Medium`."""
-
-    name = "picture"
-    seconds = _SECONDS
-    inspection_memory = 0
-
-    def __init__(self, limits: PictureLimits, max_queued: int, share: float) -> None:
-        self.processes = WorkerPool(
-            "pictures",
-            "quire.multimodal.pictures.decode:worker",
-            (limits,),
-            WorkerLimits(
-                memory=_WORKER_MEMORY + 4 * limits.size + _PIXEL_COPIES * limits.pixels,
-                seconds=self.seconds,
-                stack=1 << 24,
-            ),
-            size=2,
-            max_queued=max_queued,
-            share=share,
-        )
-
-    def inspect(self, content: bytes, _: PictureFile) -> Inspect:
-        return Inspect(content)
-
-    def layout(self, file: PictureFile, header: PictureHeader) -> PictureLayout:
-        assert isinstance(file.info, PictureInfo)
-        return layout(file.info, header.height, header.width)
-
-    def prepare(self, content: bytes, file: PictureFile, header: PictureHeader, background: Color) -> Prepare:
-        assert isinstance(file.info, PictureInfo)
-        return Prepare(content, header, file.info, background)
-
-    def working_memory(self, header: PictureHeader) -> int:
-        return _PIXEL_COPIES * header.height * header.width
-
-
-class _Videos:
-    """Videos; see `_Medium`."""
-
-    name = "video"
-    seconds = _VIDEO_SECONDS
-
-    def __init__(self, limits: VideoLimits, memory: int, max_queued: int, share: float) -> None:
-        """`memory`: bytes of the largest result."""
-        self.inspection_memory = _FIRST_FRAME_COPIES * limits.pixels
-        self.processes = WorkerPool(
-            "videos",
-            "quire.multimodal.videos.decode:worker",
-            (limits,),
-            WorkerLimits(
-                memory=_WORKER_MEMORY + 4 * limits.size + _VIDEO_PIXEL_COPIES * limits.pixels + memory,
-                seconds=self.seconds,
-                stack=1 << 24,
-            ),
-            size=1,
-            max_queued=max_queued,
-            share=share,
-        )
-
-    def inspect(self, content: bytes, file: PictureFile) -> InspectVideo:
-        assert isinstance(file.info, VideoInfo)
-        return InspectVideo(content, file.info, file.fps)
-
-    def layout(self, file: PictureFile, header: VideoHeader) -> PictureLayout:
-        assert isinstance(file.info, VideoInfo)
-        return video_layout(file.info, header)
-
-    def prepare(self, content: bytes, file: PictureFile, header: VideoHeader, _: Color) -> PrepareVideo:
-        assert isinstance(file.info, VideoInfo)
-        return PrepareVideo(content, header, file.info)
-
-    def working_memory(self, header: VideoHeader) -> int:
-        return _VIDEO_PIXEL_COPIES * header.height * header.width
-
-
 @dataclass(frozen=True, slots=True)
 class _Planned:
     """A picture or video whose layout is known, and what is needed to prepare it.
@@ -212,7 +82,7 @@ class _Planned:
     file: PictureFile
     key: Key
     layout: PictureLayout
-    header: PictureHeader | VideoHeader | None = None
+    header: PictureHeader | VideoHeader | MeasuredPicture | None = None
     working_memory: int = 0
 
 
@@ -250,8 +120,11 @@ class PictureReader:
         self._on_lookup = on_lookup
         videos = videos or VideoOptions()
         video_limits = VideoLimits(int(videos.max_video_size), videos.max_video_pixels, videos.max_video_frames)
-        self._pictures = _Pictures(PictureLimits(max_size, options.max_image_pixels), max_queued, share)
-        self._videos = _Videos(video_limits, memory.most, max_queued, share)
+        self._limits = PictureLimits(max_size, options.max_image_pixels)
+        self._waiting = max_queued, share
+        self._pictures = Pictures(self._limits, *self._waiting)
+        self._processed: dict[str, ProcessedPictures] = {}  # by the folder of the model, of which there is one
+        self._videos = Videos(video_limits, memory.most, max_queued, share)
 
     async def prepare(
         self,
@@ -346,14 +219,25 @@ class PictureReader:
 
     async def close(self) -> None:
         """End the processes."""
-        await asyncio.gather(self._pictures.processes.close(), self._videos.processes.close())
+        media: tuple[Medium, ...] = (self._pictures, self._videos, *self._processed.values())
+        await asyncio.gather(*(medium.processes.close() for medium in media))
 
-    def _medium(self, file: PictureFile) -> _Medium:
-        return self._videos if isinstance(file.info, VideoInfo) else self._pictures
+    def _medium(self, file: PictureFile) -> Medium:
+        if isinstance(file.info, VideoInfo):
+            return self._videos
+        geometry = file.info.geometry
+        if not isinstance(geometry, TransformersProcessor):
+            return self._pictures
+        if geometry.folder not in self._processed:
+            self._processed[geometry.folder] = ProcessedPictures(
+                geometry.folder, self._limits, self._memory.most, *self._waiting
+            )
+        return self._processed[geometry.folder]
 
     async def _plan(self, file: PictureFile, background: Color, tenant: str) -> _Planned:
         medium = self._medium(file)
-        options = hashlib.sha256(msgspec.json.encode((medium.name, file.info, file.fps, background))).digest()
+        described = (medium.name, file.info, file.fps, file.sound, background)
+        options = hashlib.sha256(msgspec.json.encode(described)).digest()
         key = await self._digest(file, tenant), options
         cached = self.cache.find(key)
         return await self._inspected(file, key, tenant) if cached is None else _Planned(file, key, cached.layout)
@@ -371,15 +255,26 @@ class PictureReader:
         with await self._memory.reserve(_COPIES * size + medium.inspection_memory, tenant, file.where):
             job = medium.inspect(await asyncio.to_thread(_content, file.content), file)
             header = await self._run(medium, job, file.where, tenant)
+        if isinstance(medium, ProcessedPictures):
+            header = await self._measured(medium, header, file, tenant)
         try:
             planned = medium.layout(file, header)
         except LayoutError as error:
             raise PictureError(str(error), file.where) from error
-        between = pixels_between(file.info.geometry, planned, header.height, header.width)
+        between = pixels_between(file.info.geometry, planned, *medium.size(header))
         working_memory = (
             _COPIES * size + medium.working_memory(header) + _BETWEEN_COPIES * between + _RESULT_COPIES * planned.size
         )
         return _Planned(file, key, planned, header, working_memory)
+
+    async def _measured(
+        self, medium: ProcessedPictures, header: PictureHeader, file: PictureFile, tenant: str
+    ) -> MeasuredPicture:
+        """What becomes of a picture, which the processor tells by a blank one of the same size."""
+        assert isinstance(file.info, PictureInfo)
+        assert isinstance(file.info.geometry, TransformersProcessor)
+        with await self._memory.reserve(medium.measuring_memory(header, file.info.geometry), tenant, file.where):
+            return MeasuredPicture(header, await self._run(medium, Measure(header, file.info), file.where, tenant))
 
     async def _digest(self, file: PictureFile, tenant: str) -> bytes:
         """The hash of a file's content."""
@@ -417,9 +312,7 @@ class PictureReader:
             if content is None or header is None:
                 raise self._unknown(plan.file)
             job = medium.prepare(await asyncio.to_thread(_content, content), plan.file, header, background)
-            pixels: PixelArray = await self._run(medium, job, plan.file.where, tenant)
-            pixels.flags.writeable = False  # requests share them
-            return PreparedPicture(plan.layout, pixels)
+            return medium.prepared(plan.layout, await self._run(medium, job, plan.file.where, tenant))
 
         try:
             picture, hit = (cached, True) if cached else await self.cache.get(plan.key, make)
@@ -429,7 +322,7 @@ class PictureReader:
         return picture
 
     @staticmethod
-    async def _run(medium: _Medium, job: Any, where: str, tenant: str) -> Any:
+    async def _run(medium: Medium, job: Any, where: str, tenant: str) -> Any:
         try:
             return await medium.processes.run(job, tenant=tenant)
         except PromptError as error:
@@ -468,12 +361,16 @@ def _request_picture(plan: _Planned, picture: PreparedPicture, reservation: Rese
     for index, item in enumerate(picture.layout.items):
         pixels = picture.pixels[first : first + item.images]
         first += item.images
-        reservation.pass_on(pixels, copies * item.size)
+        inputs = tuple(EncoderInput(name=part.name, values=part.values.view()) for part in picture.inputs)
+        for array in [part.values for part in inputs] or [pixels]:
+            reservation.pass_on(array, copies * array.nbytes)
         items.append(
             PictureItem(
                 hash=hashlib.sha256(b"".join((*plan.key, index.to_bytes(4, "little")))).digest(),
+                start=-int(item.text_before),  # from its first placeholder
                 length=item.length,
                 pixels=pixels,
+                inputs=inputs,
                 text_offsets=item.text_offsets(),
                 positions=item.positions(),
                 advance=item.advance,
@@ -500,7 +397,7 @@ def _placeholders(pictures: Sequence[RequestPicture]) -> Placeholders:
         zip(picture.layout.items, picture.items, strict=True) for picture in pictures
     ):
         items.append((len(repeats), item))
-        repeats += [item_layout.row_length] * item_layout.rows
+        repeats += item_layout.repeats
     info = pictures[0].info
     return Placeholders(info.placeholder, info.token, "picture or video", repeats, items)
 

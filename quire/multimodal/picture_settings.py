@@ -21,6 +21,7 @@ from quire.engine.client.pictures import (
     SmartResize,
     SplitTiles,
     VideoInfo,
+    VideoSound,
 )
 from quire.multimodal.errors import PromptError
 
@@ -30,6 +31,7 @@ _PICTURES, _VIDEOS = "images_kwargs", "videos_kwargs"
 _OTHER_SCOPES = ("text_kwargs", "audio_kwargs")
 _SCOPES = (_PICTURES, _VIDEOS, *_OTHER_SCOPES)
 _RATE = ("fps", "num_frames")
+_SOUND = ("use_audio_in_video", "load_audio_from_video")  # two names of one setting
 # Settings of which frames are read that have an effect, by the rule.
 _OF_FRAMES: Mapping[SamplingRule, tuple[str, ...]] = {
     "uniform": _RATE,
@@ -64,11 +66,13 @@ def with_settings(info: PictureInfo, settings: Mapping[str, Any]) -> PictureInfo
             raise PromptError(
                 f"`{PROCESSOR}.{scope}` is not supported: only pictures and videos have settings.", PROCESSOR
             )
+    video = info.video
+    if video is not None and video.sound is not None:
+        settings, video = _with_sound(settings, video, video.sound)
     shared = {name: value for name, value in settings.items() if name not in _SCOPES}
-    frames_only = () if info.video is None else _OF_FRAMES[info.video.sampling.rule]
+    frames_only = () if video is None else _OF_FRAMES[video.sampling.rule]
     of_pictures = {name: value for name, value in shared.items() if name not in frames_only}
     geometry = _changed(info.geometry, {**of_pictures, **_scoped(settings, _PICTURES)})
-    video = info.video
     if video is not None:
         # An area that all frames have together is not to be compared with that of a picture.
         known = frames_only if video.shares_area else (*frames_only, *_known_of_frames(video.geometry))
@@ -77,6 +81,22 @@ def with_settings(info: PictureInfo, settings: Mapping[str, Any]) -> PictureInfo
     elif settings.get(_VIDEOS):
         raise PromptError(f"`{PROCESSOR}.{_VIDEOS}` is not supported: the model reads no videos.", PROCESSOR)
     return msgspec.structs.replace(info, geometry=geometry, video=video)
+
+
+def _with_sound(
+    settings: Mapping[str, Any], video: VideoInfo, sound: VideoSound
+) -> tuple[Mapping[str, Any], VideoInfo]:
+    """The settings without those of the sound of videos, and how videos are read with these."""
+    of_videos = _scoped(settings, _VIDEOS)
+    for name, value in [*settings.items(), *of_videos.items()]:
+        if name not in _SOUND:
+            continue
+        if not isinstance(value, bool):
+            raise PromptError(f"`{PROCESSOR}.{name}` must be true or false.", f"{PROCESSOR}.{name}")
+        sound = msgspec.structs.replace(sound, is_heard=value)
+    left = {name: value for name, value in settings.items() if name not in (*_SOUND, _VIDEOS)}
+    left[_VIDEOS] = {name: value for name, value in of_videos.items() if name not in _SOUND}
+    return left, msgspec.structs.replace(video, sound=sound)
 
 
 def _scoped(settings: Mapping[str, Any], scope: str) -> Mapping[str, Any]:
@@ -131,10 +151,15 @@ def _sampling(sampling: FrameSampling, settings: Mapping[str, Any], where: str) 
     return changed
 
 
-def with_frame_settings(info: PictureInfo, settings: Mapping[str, Any]) -> PictureInfo:
+def with_frame_settings(info: PictureInfo, settings: Mapping[str, Any], *, are_lists: bool = False) -> PictureInfo:
     """The facts about a model with other frames of videos, by `media_io_kwargs`.
 
     As in vLLM, `num_frames` beside `fps` is the most frames, and -1 stands for any number.
+
+    Args:
+        info: facts about the model.
+        settings: the settings.
+        are_lists: all videos are sent as lists of frames, of which `fps` is the rate, whatever is read of files.
 
     Raises:
         PromptError: a setting is not one of this model, or its value is not valid.
@@ -148,7 +173,7 @@ def with_frame_settings(info: PictureInfo, settings: Mapping[str, Any]) -> Pictu
     if info.video is None:
         raise PromptError(f"`{where}` is not supported: the model reads no videos.", where)
     rule = info.video.sampling.rule
-    known = tuple(name for name in _OF_FRAMES[rule] if name in _RATE)
+    known = tuple(name for name in _RATE if name in _OF_FRAMES[rule] or (are_lists and name == "fps"))
     for name in values:
         if name not in known:
             supported = f"; supported are {', '.join(known)}" if known else ""
@@ -159,6 +184,8 @@ def with_frame_settings(info: PictureInfo, settings: Mapping[str, Any]) -> Pictu
     if set(_RATE) <= set(changes) and "max_frames" in _OF_FRAMES[rule]:
         changes = {"fps": changes["fps"], "max_frames": changes["num_frames"], "min_frames": 1}
     sampling = _sampling(info.video.sampling, changes, where)
+    if "fps" not in _OF_FRAMES[rule]:
+        sampling = info.video.sampling
     return msgspec.structs.replace(info, video=msgspec.structs.replace(info.video, sampling=sampling))
 
 
@@ -189,6 +216,8 @@ def with_low_detail(info: PictureInfo) -> PictureInfo:
             changes = {"splits": False}
         case GridTiles():
             changes = {"min_tiles": 1, "max_tiles": 1}
+        case PaddedTiles():
+            changes = {"max_tiles": 1}
     return msgspec.structs.replace(info, geometry=msgspec.structs.replace(info.geometry, **changes))
 
 

@@ -20,7 +20,7 @@ class Placeholders:
         token, text: the placeholder token, and its text.
         medium: "picture" or "audio".
         repeats: how often each of them is repeated, in their order.
-        items: items, each with the index of the placeholder that its `start` counts from.
+        items: items, each with the index of the placeholder that its `start` counts from. It may begin before that.
     """
 
     token: int

@@ -33,18 +33,27 @@ class MediaSource:
     Attributes:
         read: fetches or decodes the content.
         memory: bytes that `read` takes at most, with its result.
+        is_frames: it is a video that is sent as a list of frames.
     """
 
     read: Callable[[], Awaitable[bytes]]
     memory: int
+    is_frames: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class MediaFile:
-    """The content of a part in a file, which is at its end, and the part, for errors."""
+    """The content of a part in a file.
+
+    Attributes:
+        content: the file, which is at its end.
+        where: the part, for errors.
+        is_video: a file of any kind has turned out to be a video.
+    """
 
     content: IO[bytes]
     where: str
+    is_video: bool = False
 
     def size(self) -> int:
         """Number of its bytes."""
@@ -102,7 +111,8 @@ class MediaSources:
         """
         scheme = url[:_LONGEST_SCHEME].partition(":")[0].lower()
         if scheme == "data":
-            return MediaSource(lambda: asyncio.to_thread(_from_data_url, url, limit, where), 3 * len(url))
+            frames = url[: len(_FRAMES)].lower() == _FRAMES
+            return MediaSource(lambda: asyncio.to_thread(_from_data_url, url, limit, where), 3 * len(url), frames)
         if scheme in ("http", "https"):
             address = self._fetcher.checked(url, where)
             return MediaSource(lambda: self._fetcher.fetch(address, limit, where), 2 * limit.size)

@@ -115,23 +115,27 @@ _VOXTRAL = """\
 {%- else %}{{ raise_exception("Messages of the role " ~ message.role ~ " are not supported by Voxtral.") }}
 {%- endif %}
 {%- endfor %}"""
-# Models of late interaction, which compare texts with pictures, read either one picture or a text.
+# Models of late interaction, which compare texts with pictures, read either one picture or a text. `picture` and
+# `video` are whole prompts, `start` and `end` are around texts, and `before` is in front of those of queries.
 _LATE_INTERACTION = """\
-{%- if messages | length != 1 %}{{ raise_exception("This model reads one message, which is a text or a picture.") }}
+{%- if messages | length != 1 %}
+{{- raise_exception("This model reads one message, which is a text, a picture or a video.") }}
 {%- endif %}
 {%- for message in messages %}
-{%- set pictures = message.content | selectattr("type", "equalto", "image") | list %}
-{%- if pictures and message.content | length > 1 %}
-{{- raise_exception("This model reads a text or one picture, not several or both.") }}
-{%- elif pictures %}{{ PICTURE }}
+{%- set media = message.content | rejectattr("type", "equalto", "text") | list %}
+{%- if media and message.content | length > 1 %}
+{{- raise_exception("This model reads a text, one picture or one video, not several of them.") }}
+{%- elif media %}{{ video if media[0].type == "video" else picture }}
 {%- elif message.role in ("query", "user") %}
-{{- BEFORE }}{% for part in message.content %}{{ part.text }}{% endfor %}{{ pad_token * 10 ~ "\\n" }}
-{%- elif message.role == "document" %}{% for part in message.content %}{{ part.text }}{% endfor %}
+{{- start ~ before }}{% for part in message.content %}{{ part.text }}{% endfor %}{{ pad_token * 10 ~ "\\n" }}
+{%- elif message.role == "document" %}
+{{- start }}{% for part in message.content %}{{ part.text }}{% endfor %}{{ end }}
 {%- else %}{{ raise_exception("Messages of the role " ~ message.role ~ " are not supported by this model.") }}
 {%- endif %}
 {%- endfor %}"""
+_COLQWEN_IMAGE, _COLQWEN_VIDEO = "<|image_pad|>", "<|video_pad|>"
 _COLQWEN_PICTURE = (
-    "<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>Describe the image.<|im_end|><|endoftext|>"
+    f"<|im_start|>user\n<|vision_start|>{_COLQWEN_IMAGE}<|vision_end|>Describe the image.<|im_end|><|endoftext|>"
 )
 # Its processor makes prompts without roles: all pictures, then one text that a line feed ends.
 _PALIGEMMA = """\
@@ -146,6 +150,7 @@ _PALIGEMMA = """\
 {%- for part in message.content if part.type == "text" %}{{ part.text }}{% endfor %}
 {{- "\\n" }}
 {%- endfor %}"""
+_TYPES_OF_LATE_INTERACTION = ("colpali", "colqwen2")
 _BUILT_IN = {"paligemma": _PALIGEMMA, "voxtral": _VOXTRAL}  # by model type
 
 
@@ -178,21 +183,34 @@ def load_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
     kind = read_json(folder / "config.json", ModelFileError).get("model_type")
     if "default" not in templates and kind in _BUILT_IN:
         templates["default"] = _BUILT_IN[kind]
-    if kind == "colqwen2":  # its folders have the template of the model that it was trained from
-        templates["default"] = _colqwen_template(folder)
+    if kind in _TYPES_OF_LATE_INTERACTION:  # folders may have the template of the model that it was trained from
+        templates["default"] = _late_interaction_template(kind, folder)
     return templates
 
 
-def _colqwen_template(folder: Path) -> str:
-    """The prompts that ColQwen2 was trained with: of pictures, and of queries, which end with padding.
+def _late_interaction_template(kind: str, folder: Path) -> str:
+    """The prompts that a model was trained with: of pictures, and of queries, which end with padding.
+
+    A video has the prompt of a picture.
 
     Raises:
         ModelFileError: the processor's config cannot be read.
     """
     processor = read_json(folder / "processor_config.json", ModelFileError)
-    picture = processor.get("visual_prompt_prefix") or _COLQWEN_PICTURE
-    before = processor.get("query_prefix") or "Query: "
-    return _LATE_INTERACTION.replace("PICTURE", json.dumps(picture)).replace("BEFORE", json.dumps(before))
+
+    def text(name: str, default: str) -> str:
+        return json.dumps(processor.get(name) or default, ensure_ascii=False)
+
+    if kind == "colpali":
+        prompt = text("visual_prompt_prefix", "Describe the image.")
+        picture, before = f'"<image>" ~ bos_token ~ {prompt} ~ "\\n"', text("query_prefix", "Question: ")
+        start, end = "bos_token", '"\\n"'
+    else:
+        picture, before = text("visual_prompt_prefix", _COLQWEN_PICTURE), text("query_prefix", "Query: ")
+        start = end = '""'
+    video = picture.replace(_COLQWEN_IMAGE, _COLQWEN_VIDEO)
+    values = {"picture": picture, "video": video, "before": before, "start": start, "end": end}
+    return "".join(f"{{%- set {name} = {value} %}}" for name, value in values.items()) + _LATE_INTERACTION
 
 
 def _read(path: Path) -> str:

@@ -23,6 +23,7 @@ _QWEN3_SYSTEM = (
 
 _PARTS = (
     '{% for part in message.content %}{% if part.type == "image" %}<|vision_start|><|image_pad|><|vision_end|>'
+    '{% elif part.type == "video" %}<|vision_start|><|video_pad|><|vision_end|>'
     "{% else %}{{ part.text }}{% endif %}{% endfor %}"
 )
 # The prompt that Qwen3-VL-Reranker was trained with.

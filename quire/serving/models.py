@@ -190,7 +190,12 @@ def served_model(
     media_memory = media_memory or MediaMemory(int(settings.max_media_memory), settings.max_client_share)
     queued = settings.max_num_seqs + settings.max_num_queued_seqs
     new_reader = partial(
-        AudioReader, AudioOptions.of(settings), media_memory, max_queued=queued, share=settings.max_client_share
+        AudioReader,
+        AudioOptions.of(settings),
+        media_memory,
+        max_video_size=int(settings.max_video_size),
+        max_queued=queued,
+        share=settings.max_client_share,
     )
     match parts["info"].kind:
         case Pools() as pools:

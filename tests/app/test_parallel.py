@@ -12,7 +12,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.support.process import ServerProcess, command_of, eventually, serving, tiny_model
+from tests.support.process import (
+    ServerProcess,
+    command_of,
+    cores_and_ranks,
+    eventually,
+    serving,
+    tiny_model,
+)
 
 CHAT = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0, "max_tokens": 12}
 
@@ -22,18 +29,10 @@ def processes_of(server: ServerProcess) -> list[psutil.Process]:
     return psutil.Process(server.process.pid).children(recursive=True)
 
 
-def rank_of(server: ServerProcess) -> psutil.Process:
-    """The last process that was started, which runs the last rank."""
-    started = [child for child in processes_of(server) if "spawn_main" in command_of(child)]
-    return max(started, key=lambda child: (child.create_time(), child.pid))
-
-
 @pytest.fixture
-def temporary(tmp_path: Path) -> Path:
-    """A directory for the temporary files of a server alone."""
-    folder = tmp_path / "temporary"
-    folder.mkdir()
-    return folder
+def temporary(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory for the temporary files of a server alone; its path is short, as sockets need it."""
+    return tmp_path_factory.mktemp("server")
 
 
 def assert_all_have_ended(processes: list[psutil.Process]) -> None:
@@ -47,10 +46,14 @@ def assert_nothing_is_left(processes: list[psutil.Process], temporary: Path) -> 
 
 
 def test_two_ranks_answer_a_chat_as_one_does(temporary: Path) -> None:
+    """The rank is started as users' servers start it."""
     answers = []
     env = {"TMPDIR": str(temporary)}
     for flags in ([], ["--tensor-parallel-size", "2"]):
-        with serving("quire-nano", "--dtype", "float32", *flags, env=env) as server, server.http as client:
+        with (
+            serving("quire-nano", "--dtype", "float32", *flags, env=env, new_interpreters=bool(flags)) as server,
+            server.http as client,
+        ):
             processes = processes_of(server)
             answers.append(client.post("/v1/chat/completions", json=CHAT).json()["choices"][0]["message"]["content"])
             listening = [c for process in processes for c in process.net_connections() if c.status == "LISTEN"]
@@ -80,7 +83,7 @@ def test_a_rank_that_is_killed_ends_the_server(flags: list[str], tmp_path: Path,
         with client.stream("POST", "/v1/completions", json=body) as answer:
             lines = answer.iter_lines()
             next(lines)
-            rank_of(server).kill()
+            cores_and_ranks(server)[-1].kill()
             events = [line.removeprefix("data: ") for line in lines if line]
         assert events[-1] == "[DONE]"
         ended = f"rank {int(flags[1]) - 1} of {flags[1]} has stopped"
@@ -95,7 +98,7 @@ def test_a_rank_that_is_killed_while_idle_is_noticed_and_the_engine_restarts(tmp
     folder = tiny_model(tmp_path / "tiny")
     with serving(str(folder), "-tp", "2", "--on-engine-death", "restart") as server, server.http as client:
         before = client.post("/v1/completions", json={"prompt": "abc", "temperature": 0}).json()["choices"][0]["text"]
-        rank_of(server).kill()
+        cores_and_ranks(server)[-1].kill()
         eventually(lambda: server.metric("engine_restarts_total") == 1, 60)
         eventually(lambda: client.get("/ready").status_code == 200, 60)
         after = client.post("/v1/completions", json={"prompt": "abc", "temperature": 0}).json()["choices"][0]["text"]

@@ -20,11 +20,11 @@ from tests.support.picture_chat import image_url
 from tests.support.pictures import drawn, encoded
 from tests.support.process import ServerProcess, serving
 from tests.support.retrieval_models import (
-    make_colqwen,
     make_dual_encoder,
+    make_late_interaction,
     picture_embedding,
-    save_colqwen,
     save_dual_encoder,
+    save_late_interaction,
     text_embedding,
     token_embeddings,
 )
@@ -32,7 +32,16 @@ from tests.support.vision_models import PICTURE, SEES, VOCAB, expected_hidden, m
 
 pytestmark = pytest.mark.slow
 PAD = "<|image_pad|>"
-SPECIAL = ("<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|endoftext|>", "<no>", "<yes>")
+SPECIAL = (
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<|endoftext|>",
+    "<bos>",
+    "<no>",
+    "<yes>",
+)
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{% for c in m.content %}{% if c.type == 'image' %}"
     "<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ c.text }}{% endif %}{% endfor %}<|im_end|>\n{% endfor %}"
@@ -41,17 +50,17 @@ TEMPLATE = (
 PICTURES = [drawn(60, 44), drawn(30, 90, seed=3), drawn(44, 44, seed=5)]
 
 
-def write_tokenizer(folder: Path) -> tokenizers.Tokenizer:
+def write_tokenizer(folder: Path, placeholder: str = PAD) -> tokenizers.Tokenizer:
     """Bytes and special tokens, the placeholder where the models have it."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = tokenizers.Tokenizer(models.BPE({char: i for i, char in enumerate(alphabet)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     names = [*SPECIAL, *(f"<unused{index}>" for index in range(VOCAB - len(alphabet) - len(SPECIAL)))]
-    names[PICTURE - len(alphabet)] = PAD
+    names[PICTURE - len(alphabet)] = placeholder
     tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
     tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"pad_token": "<|endoftext|>"}))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"pad_token": "<|endoftext|>", "bos_token": "<bos>"}))
     return tokenizer
 
 
@@ -61,16 +70,19 @@ class Served:
     def __init__(self, root: Path) -> None:
         self.embedder = make_composite("qwen3_vl", seed=4)
         self.ranker = make_composite("qwen3_vl", seed=6)
-        self.colqwen = make_colqwen("qwen2_vl")
+        self.colqwen = make_late_interaction("qwen2_vl")
+        self.colpali = make_late_interaction("paligemma")
         self.clip = make_dual_encoder("clip")
         self.folders = {
             "embedder": save_seeing(self.embedder, "qwen3_vl", root / "embedder"),
             "ranker": save_seeing(self.ranker, "qwen3_vl", root / "ranker"),
-            "colqwen": save_colqwen(self.colqwen, "qwen2_vl", root / "colqwen"),
+            "colqwen": save_late_interaction(self.colqwen, "qwen2_vl", root / "colqwen"),
+            "colpali": save_late_interaction(self.colpali, "paligemma", root / "colpali"),
             "clip": save_dual_encoder(self.clip, "clip", root / "clip"),
         }
         for folder in self.folders.values():
             self.tokenizer = write_tokenizer(folder)
+        write_tokenizer(self.folders["colpali"], "<image>")
         for name in ("embedder", "ranker", "colqwen"):
             (self.folders[name] / "chat_template.jinja").write_text(TEMPLATE)
         config = json.loads((self.folders["ranker"] / "config.json").read_text())
@@ -187,6 +199,19 @@ def test_late_interaction(served: Served) -> None:
     message = {"role": "user", "content": [picture(0)]}
     vectors = served.post("/pooling", "colqwen", messages=[message])["data"][0]["data"]
     torch.testing.assert_close(torch.tensor(vectors), pages[0], atol=1e-4, rtol=0)
+
+
+def test_late_interaction_in_both_directions(served: Served) -> None:
+    """ColPali: each prompt is computed in one step."""
+    answer = served.post("/rerank", "colpali", query="which", documents=[*map(picture, range(3)), "a text"])
+    prompt = served.ids("<bos>Question: which" + "<|endoftext|>" * 10 + "\n", [], "paligemma")
+    query = token_embeddings(served.colpali, "paligemma", prompt, [])
+    text = [PICTURE] * 4 + served.ids("<bos>Describe the image.\n", [], "paligemma")
+    pages = [token_embeddings(served.colpali, "paligemma", text, [shown]) for shown in PICTURES]
+    pages.append(token_embeddings(served.colpali, "paligemma", served.ids("<bos>a text\n", [], "paligemma"), []))
+    assert_ranked(answer, [float((query @ page.T).amax(1).sum()) for page in pages])
+    vectors = served.post("/pooling", "colpali", messages=[{"role": "user", "content": [picture(0)]}])
+    torch.testing.assert_close(torch.tensor(vectors["data"][0]["data"]), pages[0], atol=1e-4, rtol=0)
 
 
 def test_texts_and_pictures_in_one_space(served: Served) -> None:

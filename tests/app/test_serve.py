@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from tests.support.patience import PATIENCE
-from tests.support.process import ServerProcess, command_of, eventually, failing, free_port, serving, tiny_model
+from tests.support.process import ServerProcess, cores_and_ranks, eventually, failing, free_port, serving, tiny_model
 
 PROMPT = {"prompt": "abc", "max_tokens": 12, "temperature": 0, "ignore_eos": True}
 
@@ -100,9 +100,8 @@ def kill_engine(server: ServerProcess) -> None:
     with server.http as client, client.stream("POST", "/v1/completions", json=body) as answer:
         lines = answer.iter_lines()
         next(lines)
-        children = psutil.Process(server.process.pid).children()
-        (engine,) = [child for child in children if "spawn_main" in command_of(child)]
-        os.kill(engine.pid, signal.SIGKILL)
+        (engine,) = cores_and_ranks(server)
+        engine.kill()
         events = [line.removeprefix("data: ") for line in lines if line]
     assert events[-1] == "[DONE]"
     assert "engine" in json.loads(events[-2])["error"]["message"]

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-import torch
+
+from tests.support.threads import threads
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(autouse=True, scope="module")
 def one_thread() -> Iterator[None]:
-    """Torch computes in one thread: in models of this size, threads only wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+    """Torch and kernels compute in one thread: in models of this size, threads only wait for each other. Tests that
+    are about several threads ask for them: see `threads`.
+    """
+    with threads(1):
+        yield

@@ -36,7 +36,7 @@ SPECIAL_IDS = {text: token for token, text in enumerate((*SPECIAL, *THINK), 256)
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("structured")
-    save_model(make_model("llama", max_position_embeddings=512), folder)
+    save_model(make_model("llama", max_position_embeddings=512, num_hidden_layers=1), folder)
     write_tokenizer(folder)
     return folder
 
@@ -315,7 +315,7 @@ def test_a_required_tool_call_is_valid_in_every_format(engine: Engine, name: str
     schemas = {"f": ARGUMENTS, "now": {"type": "object", "properties": {}, "additionalProperties": False}}
     plan = ToolPlan(format=FORMATS[name].constrained, schemas=schemas, required=True, parallel=False)
     grammar = grammar_of(None, SPECIAL_IDS, plan=plan)
-    for text in generate_texts(engine, grammar, 6):
+    for text in generate_texts(engine, grammar, 4):
         parsed = plan.format.parser(schemas).push(text, last=True)
         (call,) = join_calls(parsed.calls)
         jsonschema.validate(json.loads(call.arguments), schemas[call.name or ""])
@@ -335,7 +335,7 @@ def test_the_input_of_a_custom_tool_matches_its_format(engine: Engine, name: str
         custom=frozenset(["f"]),
     )
     read = AnswerFormat(tags=None, prompt=None, plan=plan)
-    for text in generate_texts(engine, grammar_of(None, SPECIAL_IDS, plan=plan), 3):
+    for text in generate_texts(engine, grammar_of(None, SPECIAL_IDS, plan=plan), 2):
         (call,) = join_calls(read.parser().push(text, last=True).calls)
         assert re.fullmatch(pattern, call.arguments), text
 

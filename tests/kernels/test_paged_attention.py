@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from itertools import product
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from quire.kernels.paged_attention import (
     paged_varlen,
 )
 from quire.kernels.write_pages import write_pages
+from tests.support.variants import slow_but
 from tests.support.visible import visible_bounds, visible_mask
 
 BLOCK = 4
@@ -230,10 +232,11 @@ def test_attention_in_both_directions(dtype: torch.dtype, which: int, ignores_wi
     ("singles", "counts"),
     [(2, [1, 1]), (0, [7]), (1, [1, 40, 3, 3]), (0, [64, 64, 20, 64]), (1, [1, 1, 40]), (0, [1, 1])],
 )
-@pytest.mark.parametrize("shared", [0, 20, 100])
+@pytest.mark.parametrize(
+    ("size", "shared"), slow_but(product([3, 16, 48], [0, 20, 100]), (3, 100), (16, 0), (48, 20), (16, 100))
+)
 @pytest.mark.parametrize("which", range(6))
 @pytest.mark.parametrize("int8", [False, True])
-@pytest.mark.parametrize("size", [3, 16, 48])
 def test_spans_in_one_call(singles: int, counts: list[int], shared: int, which: int, int8: bool, size: int) -> None:
     """Each span is bitwise equal to the span alone, also if the spans before it share its first blocks."""
     torch.manual_seed(shared)

@@ -12,12 +12,14 @@ from quire.engine.client.pictures import (
     FrameSampling,
     Geometry,
     GridTiles,
+    PaddedTiles,
     PanAndScan,
     PatchRows,
     PictureInfo,
     SmartResize,
     SplitTiles,
     VideoInfo,
+    VideoSound,
 )
 from quire.multimodal.errors import PromptError
 from quire.multimodal.picture_settings import (
@@ -104,6 +106,7 @@ def test_settings_that_are_refused(geometry: Geometry, settings: dict[str, Any],
         (PatchRows(patch=14, longest_edge=1540), {"longest_edge": 512}),
         (GRID, {"min_tiles": 1, "max_tiles": 1}),
         (PanAndScan(height=14, width=14, tokens=4, splits=True), {"splits": False}),
+        (PaddedTiles(tile=28, patches=2, max_tiles=9), {"max_tiles": 1}),
         (FIXED, {}),
     ],
 )
@@ -173,6 +176,28 @@ def test_settings_of_videos() -> None:
     assert scoped.geometry == SMART
 
 
+def test_the_sound_of_videos() -> None:
+    """It is asked for with the names of vLLM and of transformers, of models that hear it."""
+    info = _info(QWEN)
+    assert info.video is not None
+    sound = VideoSound(part=50, token="<a>", before="", after="")
+    hears = msgspec.structs.replace(info, video=msgspec.structs.replace(info.video, sound=sound))
+    settings: list[tuple[dict[str, Any], bool]] = [
+        ({}, False),
+        ({"use_audio_in_video": True, "fps": 4}, True),
+        ({"load_audio_from_video": True}, True),
+        ({"videos_kwargs": {"use_audio_in_video": True}}, True),
+        ({"use_audio_in_video": True, "videos_kwargs": {"use_audio_in_video": False}}, False),
+    ]
+    for setting, is_heard in settings:
+        video = with_settings(hears, setting).video
+        assert video is not None
+        assert video.sound == msgspec.structs.replace(sound, is_heard=is_heard)
+    for model, setting in ((info, {"use_audio_in_video": True}), (hears, {"load_audio_from_video": "yes"})):
+        with pytest.raises(PromptError, match=r"mm_processor_kwargs\.(use|load)_audio"):
+            with_settings(model, setting)
+
+
 def test_settings_of_decoding_videos() -> None:
     for sampling, values, expected in (
         (QWEN, {"fps": 0.5}, (0.5, None, 768)),
@@ -184,6 +209,11 @@ def test_settings_of_decoding_videos() -> None:
     ):
         changed_sampling, *_ = _video(with_frame_settings(_info(sampling), {"video": values}))
         assert (changed_sampling.fps, changed_sampling.num_frames, changed_sampling.max_frames) == expected
+    # GLM-4.6V chooses the frames of files by itself, but the rate of a list of frames is not known otherwise.
+    listed = with_frame_settings(_info(GLM), {"video": {"fps": 2}}, are_lists=True)
+    assert _video(listed)[0] == GLM
+    with pytest.raises(PromptError, match="above 0"):
+        with_frame_settings(_info(GLM), {"video": {"fps": -2}}, are_lists=True)
     assert frame_rate({"video": {"fps": 2}}) == 2
     assert frame_rate({}) is None
 

@@ -107,7 +107,7 @@ def test_colqwen_has_the_prompts_that_it_was_trained_with(tmp_path: Path) -> Non
     def rendered(role: str, *content: dict[str, str]) -> str:
         return template.render({"messages": [{"role": role, "content": list(content)}], "pad_token": "."})
 
-    text, picture = {"type": "text", "text": "a"}, {"type": "image"}
+    text, picture, video = {"type": "text", "text": "a"}, {"type": "image"}, {"type": "video"}
     assert rendered("query", text) == rendered("user", text) == 'Ask "it": a..........\n'
     assert rendered("document", text) == "a"
     assert (
@@ -115,8 +115,9 @@ def test_colqwen_has_the_prompts_that_it_was_trained_with(tmp_path: Path) -> Non
         == rendered("user", picture)
         == ("<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>Describe the image.<|im_end|><|endoftext|>")
     )
-    for wrong in ((text, picture), (picture, picture)):
-        with pytest.raises(PromptError, match="a text or one picture"):
+    assert rendered("document", video) == rendered("document", picture).replace("image_pad", "video_pad")
+    for wrong in ((text, picture), (picture, picture), (video, picture)):
+        with pytest.raises(PromptError, match="a text, one picture or one video"):
             rendered("user", *wrong)
     with pytest.raises(PromptError, match="role system"):
         rendered("system", text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import av
 import numpy as np
 
+_RATE, _BLOCK = 48_000, 960  # samples in a second, and of a frame of sound
 STEP = 8  # by which frames get brighter
 
 
@@ -24,6 +26,8 @@ def video_file(
     pixel_format: str = "yuv420p",
     rotation: int = 0,
     options: dict[str, str] | None = None,
+    sound: float = 0.0,
+    sound_codec: str = "aac",
 ) -> bytes:
     """A video that gets brighter; its upper left quarter gets darker.
 
@@ -37,6 +41,8 @@ def video_file(
         pixel_format: pixel format, by FFmpeg's name.
         rotation: degrees by which players turn it counterclockwise.
         options: of the format.
+        sound: seconds of a tone; 0: the video is silent.
+        sound_codec: its codec, by FFmpeg's name.
     """
     height, width = size
     with TemporaryDirectory() as folder:  # to move an index to the start, FFmpeg reads the file again
@@ -46,12 +52,26 @@ def video_file(
             stream.width, stream.height, stream.pix_fmt, stream.gop_size = width, height, pixel_format, key_interval
             if rotation:
                 stream.set_display_rotation(rotation)
+            heard: Any = container.add_stream(sound_codec, rate=_RATE) if sound else None
             for index in range(count):
                 pixels = np.full((height, width, 3), index * STEP % 256, np.uint8)
                 pixels[: height // 2, : width // 2] = 255 - index * STEP % 256
                 container.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))
             container.mux(stream.encode())
+            if heard is not None:
+                for frame in _tone(sound):
+                    container.mux(heard.encode(frame))
+                container.mux(heard.encode())
         return path.read_bytes()
+
+
+def _tone(seconds: float) -> Iterator[av.AudioFrame]:
+    samples = 0.3 * np.sin(2 * np.pi * 440 * np.arange(round(seconds * _RATE)) / _RATE)
+    for start in range(0, len(samples), _BLOCK):
+        block = np.ascontiguousarray(samples[None, start : start + _BLOCK], np.float32)
+        frame = av.AudioFrame.from_ndarray(block, format="fltp", layout="mono")
+        frame.sample_rate, frame.pts = _RATE, start
+        yield frame
 
 
 def sound_file() -> bytes:

@@ -112,7 +112,7 @@ class Engine:
     ) -> None:
         self.channel = Channel()
         defaults: dict[str, Any] = {
-            "kv_cache_memory_bytes": 64 << 20,
+            "kv_cache_memory_bytes": 8 << 20,
             "max_num_seqs": 16,
             "max_num_batched_tokens": 512,
         }

@@ -38,7 +38,7 @@ async def core_server(
         folder=folder,
         model_config=read_model_config(folder),
         model=ModelOptions(dtype="float32", max_model_len=max_model_len),
-        engine=EngineOptions(**{"kv_cache_memory_bytes": 64 << 20, "max_num_seqs": 8, **options}),
+        engine=EngineOptions(**{"kv_cache_memory_bytes": 64 << 20, "max_num_seqs": 8, "num_threads": 1, **options}),
     )
     core = partial(serve_core, config)
     async with running_server(folder, core, write=lambda _: None, **settings or {}) as server:

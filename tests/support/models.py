@@ -130,6 +130,7 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "stablelm": ("stablelm", {"use_qkv_bias": True}),
     "stablelm-parallel": ("stablelm", {"use_parallel_residual": True, "partial_rotary_factor": 0.5}),
     "cohere": ("cohere", {}),
+    "cohere2": ("cohere2", {"sliding_window": 24}),
 }
 
 # Models that run as transformers' own implementation, with its attention replaced.

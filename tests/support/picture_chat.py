@@ -17,6 +17,7 @@ import tokenizers
 from PIL import Image
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
+from quire.engine.client.audio import AudioInfo
 from quire.engine.client.model_info import Generates
 from quire.engine.client.pictures import FixedSize, Geometry, PictureInfo, SmartResize, VideoInfo
 from quire.engine.client.protocol import AddRequest, PictureItem
@@ -24,14 +25,15 @@ from tests.support.fake_core import INFO, FakeCore
 from tests.support.server import Server, running_server
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
-IMAGE, VIDEO = "<image>", "<video>"
-_SPECIAL = ("<|im_start|>", "<|im_end|>", IMAGE, "<pic>", "</pic>", VIDEO)
+IMAGE, VIDEO, AUDIO = "<image>", "<video>", "<audio>"
+_SPECIAL = ("<|im_start|>", "<|im_end|>", IMAGE, "<pic>", "</pic>", VIDEO, AUDIO)
 TOKEN = {text: 256 + index for index, text in enumerate(_SPECIAL)}
 FIXED = FixedSize(height=8, width=8, tokens=4)
 SMART = SmartResize(multiple=4, min_pixels=16, max_pixels=1 << 12)
 PARTS = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{% for c in m.content %}{% if c.type == 'image' %}<image>"
-    "{% elif c.type == 'video' %}<video>{% else %}{{ c.text }}{% endif %}{% endfor %}<|im_end|>\n{% endfor %}"
+    "{% elif c.type == 'video' %}<video>{% elif c.type == 'audio' %}<audio>{% else %}{{ c.text }}{% endif %}"
+    "{% endfor %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 TEXTS = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -74,6 +76,7 @@ class PictureCore(FakeCore):
     geometry: Geometry = FIXED
     context: int = 4096
     video: VideoInfo | None = None
+    audio: AudioInfo | None = None
     answer: Callable[[AddRequest], list[int]] = field(default=described)
 
     def __post_init__(self) -> None:
@@ -81,7 +84,7 @@ class PictureCore(FakeCore):
             INFO,
             vocab_size=256 + len(_SPECIAL),
             max_model_len=self.context,
-            kind=Generates(pictures=picture_info(self.geometry, self.video)),
+            kind=Generates(audio=self.audio, pictures=picture_info(self.geometry, self.video)),
         )
 
     @property

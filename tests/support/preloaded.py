@@ -3,12 +3,19 @@
 Imports take longer than all else in most tests. Each process of the tests starts one process that imports the server
 and then waits. For each start it forks, and what it has forked runs the command, or the worker, as a process of its
 own: with its own files, environment, signals and children.
+
+A server's cores and ranks and the reader of its configs are forked as well, by the library's fork server. It is forked
+from the server before that has threads. Users' servers start them in new interpreters.
 """
 
 from __future__ import annotations
 
 import atexit
+import gc
 import json
+import multiprocessing
+import multiprocessing.forkserver
+import multiprocessing.util
 import os
 import select
 import signal
@@ -18,10 +25,14 @@ import sys
 import tempfile
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import lru_cache
+from pathlib import Path
+from unittest.mock import patch
 
 MESSAGE_BYTES = 1 << 17
 _LOCK = threading.Lock()  # pools start workers in threads
+_run_program = multiprocessing.util.spawnv_passfds
 
 
 class ForkedProcess:
@@ -57,9 +68,19 @@ class ForkedProcess:
         return self.returncode
 
 
-def start(arguments: Sequence[str], env: dict[str, str], stdin: int, stdout: int, stderr: int) -> ForkedProcess:
-    """Run the `quire` command with these file descriptors."""
-    return _fork({"arguments": arguments, "env": env, "folder": os.getcwd()}, [stdin, stdout, stderr])
+def start(
+    arguments: Sequence[str],
+    env: dict[str, str],
+    stdin: int,
+    stdout: int,
+    stderr: int,
+    *,
+    new_interpreters: bool = False,
+) -> ForkedProcess:
+    """Run the `quire` command with these file descriptors; its children in new interpreters, if they are the test."""
+    fork_children = "serve" in arguments[:1] and not new_interpreters
+    message = {"arguments": arguments, "env": env, "folder": os.getcwd(), "fork_children": fork_children}
+    return _fork(message, [stdin, stdout, stderr])
 
 
 def start_worker(connection: socket.socket) -> ForkedProcess:
@@ -140,7 +161,40 @@ def _become(message: dict[str, object], files: list[int]) -> list[str] | None:
     for standard, descriptor in enumerate(files):
         os.dup2(descriptor, standard)
         os.close(descriptor)
+    if message.get("fork_children"):
+        _fork_children()
     return arguments
+
+
+def _fork_children() -> None:
+    """Let multiprocessing's children of this process be forked, by a process that is forked here.
+
+    What they start themselves, as a core starts its ranks, runs in new interpreters.
+    """
+    with patch.object(multiprocessing.util, "spawnv_passfds", _fork_program):
+        multiprocessing.forkserver.ensure_running()
+    launch._CHILDREN = multiprocessing.get_context("forkserver")
+
+
+def _fork_program(_: str, arguments: Sequence[str], descriptors: Sequence[int]) -> int:
+    """Do in a fork what an interpreter with these arguments would: its program is the last one."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            _close_all_but({0, 1, 2, *descriptors})
+            multiprocessing.util.spawnv_passfds = _run_program
+            signal.pthread_sigmask(signal.SIG_BLOCK, launch._SERVERS_SIGNALS)  # as `start_without_signals` does
+            exec(arguments[-1])  # noqa: S102 the library's own
+        finally:
+            os._exit(0)
+    return pid
+
+
+def _close_all_but(descriptors: set[int]) -> None:
+    for descriptor in [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]:
+        if descriptor not in descriptors:
+            with suppress(OSError):  # that of the folder itself
+                os.close(descriptor)
 
 
 if __name__ == "__main__":
@@ -160,7 +214,11 @@ if __name__ == "__main__":
     import quire.parsing.structured.compilation
     import quire.rendering.prompts
     import quire.workers.child
+    from quire.engine.client import launch
+    from quire.engine.models.model_config import read_model_config
 
+    read_model_config(Path(quire.__file__).parent / "bundled" / "nano")  # imports of transformers and the families
+    gc.freeze()  # else collections of what is forked would write to all pages
     command = _fork_when_told(connection)
     if command is None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)

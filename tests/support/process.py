@@ -17,7 +17,6 @@ from typing import Any
 import httpx
 import psutil
 
-from tests.support.models import make_model, save_model
 from tests.support.patience import PATIENCE
 from tests.support.preloaded import ForkedProcess, start
 from tests.support.tokenizer import write_tokenizer
@@ -46,12 +45,21 @@ class ServerProcess:
 
 
 @contextmanager
-def serving(*arguments: str, env: dict[str, str] | None = None) -> Iterator[ServerProcess]:
-    """Run `quire serve` on a free port until it says where it listens; end it afterwards."""
+def serving(
+    *arguments: str, env: dict[str, str] | None = None, new_interpreters: bool = False
+) -> Iterator[ServerProcess]:
+    """Run `quire serve` on a free port until it says where it listens; end it afterwards.
+
+    Args:
+        arguments: of the command.
+        env: changes of the environment.
+        new_interpreters: start its cores and ranks as users' servers do, which takes seconds.
+    """
     reading, writing = os.pipe()
     with open(os.devnull) as nothing:
         command = ("serve", *arguments, "--port", "0")
-        process = start(command, {**os.environ, **(env or {})}, nothing.fileno(), writing, writing)
+        env = {**os.environ, "QUIRE_NUM_THREADS": "1", **(env or {})}
+        process = start(command, env, nothing.fileno(), writing, writing, new_interpreters=new_interpreters)
     os.close(writing)
     output = os.fdopen(reading, encoding="utf-8")
     server = ServerProcess(process)
@@ -114,6 +122,17 @@ def free_port() -> int:
         return int(free.getsockname()[1])
 
 
+def cores_and_ranks(server: ServerProcess) -> list[psutil.Process]:
+    """Those processes of a server that run a core or a rank, in the order of their starts."""
+    started = []
+    for child in psutil.Process(server.process.pid).children(recursive=True):
+        command = command_of(child)
+        forked = "preloaded" in command and child.ppid() != server.process.pid  # the server's own fork forks others
+        if "spawn_main" in command or forked:
+            started.append(child)
+    return sorted(started, key=lambda child: (child.create_time(), child.pid))
+
+
 def command_of(process: psutil.Process) -> str:
     """The command line of a process; empty if it has ended, as short-lived helpers do."""
     try:
@@ -131,6 +150,8 @@ def no_children_of(pids: list[int]) -> None:
 
 def tiny_model(folder: Path, case: str = "llama", **changes: Any) -> Path:
     """A random model with the byte tokenizer, small enough to start at once."""
+    from tests.support.models import make_model, save_model  # imports torch, which takes seconds in each process
+
     save_model(make_model(case, **changes), folder)
     write_tokenizer(folder)
     return folder

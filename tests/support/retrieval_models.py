@@ -1,4 +1,4 @@
-"""Small models that embed pictures, with random weights: CLIP, SigLIP and ColQwen2, as transformers makes them."""
+"""Small models that embed pictures, with random weights, as transformers makes them (CLIP, ColPali and others)."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import torch
 import transformers
 from PIL import Image
 from torch import Tensor
-from transformers import AutoConfig, CLIPModel, ColQwen2ForRetrieval, Siglip2Model, SiglipModel
+from transformers import AutoConfig, CLIPModel, ColPaliForRetrieval, ColQwen2ForRetrieval, Siglip2Model, SiglipModel
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 from transformers.models.siglip2.image_processing_pil_siglip2 import Siglip2ImageProcessorPil
 
 from tests.support.models import draw_weights
-from tests.support.vision_models import COMPOSITES, PICTURE, SEES, VOCAB
+from tests.support.vision_models import COMPOSITES, PICTURE, SEES, VOCAB, text_types, write_image_processor
 
 _TEXT = {
     "vocab_size": VOCAB,
@@ -53,6 +53,7 @@ _PROCESSORS: dict[str, Any] = {
     "siglip2": Siglip2ImageProcessorPil(patch_size=14, max_num_patches=12),
 }
 DUAL_ENCODERS = tuple(_CLASSES)
+_OF_LATE_INTERACTION = {"paligemma": ("colpali", ColPaliForRetrieval), "qwen2_vl": ("colqwen2", ColQwen2ForRetrieval)}
 
 
 def make_dual_encoder(kind: str) -> Any:
@@ -88,22 +89,23 @@ def picture_embedding(model: Any, kind: str, picture: Image.Image) -> Tensor:
     return _normalized(model.get_image_features(**inputs).pooler_output[0])
 
 
-def make_colqwen(inner: str) -> Any:
-    """Build a ColQwen2 on a model of another type."""
+def make_late_interaction(inner: str) -> Any:
+    """Build a ColPali or a ColQwen2 on a model of a case in `COMPOSITES`."""
     transformers.logging.set_verbosity_error()
     torch.manual_seed(0)
     kind, fields = COMPOSITES[inner]
     vlm = {"model_type": kind, **copy.deepcopy(fields)}
-    config = AutoConfig.for_model("colqwen2", vlm_config=vlm, embedding_dim=16)
-    model = ColQwen2ForRetrieval._from_config(config, attn_implementation="eager", dtype=torch.float32).eval()
+    name, model_class = _OF_LATE_INTERACTION["paligemma" if kind == "paligemma" else "qwen2_vl"]
+    config = AutoConfig.for_model(name, vlm_config=vlm, embedding_dim=16)
+    model = model_class._from_config(config, attn_implementation="eager", dtype=torch.float32).eval()
     draw_weights(model, kind)
     return model
 
 
-def save_colqwen(model: Any, inner: str, folder: Path) -> Path:
+def save_late_interaction(model: Any, inner: str, folder: Path) -> Path:
     """Save it with the config of its image processor, without a tokenizer."""
     model.save_pretrained(folder)
-    (folder / "preprocessor_config.json").write_text(SEES[inner].processor.to_json_string())
+    write_image_processor(inner, folder)
     return folder
 
 
@@ -111,13 +113,16 @@ def save_colqwen(model: Any, inner: str, folder: Path) -> Path:
 def token_embeddings(model: Any, inner: str, prompt: Sequence[int], pictures: list[Image.Image]) -> Tensor:
     """The embeddings of a prompt's tokens, with the rotary positions that the model was trained with.
 
-    transformers' ColQwen2 leaves those of pictures to its caller.
+    transformers' ColQwen2 leaves those of pictures to its caller, and ColPali which tokens attend in both directions.
     """
     ids = torch.tensor([prompt])
     mask = torch.ones_like(ids)
     inputs: dict[str, Tensor] = {}
     if pictures:
         inputs = SEES[inner].inputs(SEES[inner].processor, pictures)
+    if "image_grid_thw" not in inputs:
+        inputs |= text_types(inner, prompt)
+    else:
         inputs["position_ids"], _ = model.vlm.get_rope_index(
             ids, image_grid_thw=inputs["image_grid_thw"], attention_mask=mask, mm_token_type_ids=(ids == PICTURE).int()
         )

@@ -9,7 +9,7 @@ import tokenizers
 import torch
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
-from tests.support.vision_models import PICTURE, VOCAB, make_composite, save_seeing
+from tests.support.vision_models import PICTURE, VIDEO, VOCAB, make_composite, save_seeing
 
 # The text of the placeholder, by case.
 PLACEHOLDERS = {
@@ -45,7 +45,9 @@ def write_tokenizer(folder: Path, placeholder: str) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>"}))
     (folder / "chat_template.jinja").write_text(
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{% for c in m.content %}{% if c.type == 'image' %}PICTURE"
-        "{% else %}{{ c.text }}{% endif %}{% endfor %}<|im_end|>{% endfor %}".replace("PICTURE", placeholder)
+        "{% elif c.type == 'video' %}VIDEO{% else %}{{ c.text }}{% endif %}{% endfor %}<|im_end|>{% endfor %}".replace(
+            "PICTURE", placeholder
+        ).replace("VIDEO", names[VIDEO - len(alphabet)])
     )
 
 

@@ -204,6 +204,22 @@ def prompt_with_media(info: PictureInfo, *parts: Any) -> tuple[list[int], tuple[
 
 def expected_of_media(model: Any, case: str, info: PictureInfo, parts: Sequence[Any], max_tokens: int) -> list[int]:
     """Greedy tokens of transformers' `generate` for pictures and clips."""
+    ids, inputs = _arguments(case, info, parts)
+    model.model.rope_deltas = None  # of the call before
+    return greedy_tokens(model, ids, max_tokens, inputs)
+
+
+@torch.inference_mode()
+def hidden_of_media(model: Any, case: str, info: PictureInfo, parts: Sequence[Any]) -> torch.Tensor:
+    """The hidden states (tokens, size) behind the last norm of a model without a head."""
+    ids, inputs = _arguments(case, info, parts)
+    model.rope_deltas = None  # of the call before
+    hidden: torch.Tensor = model(input_ids=ids, attention_mask=torch.ones_like(ids), **inputs)[0]
+    return hidden[0]
+
+
+def _arguments(case: str, info: PictureInfo, parts: Sequence[Any]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """The tokens of a prompt, and what a model gets beside them."""
     prompt, _ = prompt_with_media(info, *parts)
     ids = torch.tensor([prompt])
     inputs = _inputs(case, parts)
@@ -212,8 +228,7 @@ def expected_of_media(model: Any, case: str, info: PictureInfo, parts: Sequence[
         kinds[ids == PICTURE] = 2 if info.video is not None and info.video.placeholder == PICTURE else 1
         kinds[ids == VIDEO] = 2
         inputs["mm_token_type_ids"] = kinds.int()
-        model.model.rope_deltas = None  # of the call before
-    return greedy_tokens(model, ids, max_tokens, inputs)
+    return ids, inputs
 
 
 def _inputs(case: str, parts: Sequence[Any]) -> dict[str, torch.Tensor]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from quire.api.chat.media_parts import MediaPart
 from quire.engine.client.audio import AudioInfo
 from quire.engine.client.protocol import AudioItem
 from quire.multimodal.audio.decode import AudioError, DecodedAudio
@@ -20,19 +19,20 @@ Pieces = list[list[AudioItem]]  # the items of each piece of audio
 
 
 async def audio_pieces(
-    parts: Sequence[MediaPart],
     files: Sequence[AudioFile],
+    formats: Sequence[str | None],
     audio_input: AudioInput,
     limit: int,
     sequences: int,
 ) -> Pieces:
-    """Decode the audio of a chat and turn it into features, one part after the other.
+    """Decode the audio of a chat and turn it into features, one file after the other.
 
-    A request never holds the samples of two. The memory for the items is reserved for as long as they live.
+    A request never holds the samples of two. The memory for the items is reserved for as long as they live. A video
+    without sound has no items.
 
     Args:
-        parts: the parts with audio.
-        files: their contents.
+        files: files of audio, and videos whose sound is heard.
+        formats: the format of each that the client has given; None: it has given none.
         audio_input: how the model reads audio.
         limit: tokens of the context.
         sequences: requests to the engine that will have the items.
@@ -43,10 +43,15 @@ async def audio_pieces(
     """
     tenant, info, reader = current_tenant(), audio_input.info, audio_input.reader
     copies = 1 + sequences  # of features: here, and one for each request to the engine
-    tokens = [0] * len(parts)
+    tokens = [0] * len(files)
 
     async def make(index: int, audio: DecodedAudio, reservation: Reservation) -> list[AudioItem]:
-        _check_length(audio, parts[index], limit, info, sum(tokens[:index]))
+        file = files[index]
+        if formats[index] not in (None, audio.format):
+            raise AudioError(f"The audio is {audio.format}, but its `format` is {formats[index]}.", file.param)
+        if file.is_video and not token_count(len(audio.samples), info):
+            return []
+        _check_length(audio, file.param, limit, info, sum(tokens[:index]))
         items = await reader.run(partial(audio_items, audio.samples, info), tenant=tenant)
         for item in items:
             reservation.pass_on(item.features, copies * item.features.nbytes)
@@ -60,10 +65,7 @@ async def audio_pieces(
     return await reader.decode(files, use, make, tenant=tenant)
 
 
-def _check_length(audio: DecodedAudio, part: MediaPart, limit: int, info: AudioInfo, before: int) -> None:
-    where = part.place.where
-    if part.format is not None and audio.format != part.format:
-        raise AudioError(f"The audio is {audio.format}, but its `format` is {part.format}.", where)
+def _check_length(audio: DecodedAudio, where: str, limit: int, info: AudioInfo, before: int) -> None:
     samples = len(audio.samples)
     longest = longest_audio(info)
     if longest is not None and samples > longest:

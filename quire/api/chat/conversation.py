@@ -14,6 +14,7 @@ from quire.protocol.pooling.requests import ChatInput
 from quire.rendering.picture_texts import PictureTexts
 from quire.rendering.prompts import EFFORT, NO_EFFORT, THINKING_SWITCHES, Conversation, RenderedChat
 
+UNTRUSTED_TEMPLATE = "`chat_template` requires a server with --trust-request-chat-template."
 WithMessages = ChatRequest | TokenizeRequest | ChatInput
 
 
@@ -64,7 +65,7 @@ def conversation_of(
         InvalidRequest: the request brings a template without being trusted, or a tool call is malformed.
     """
     if body.chat_template is not None and not trusted:
-        raise InvalidRequest("`chat_template` requires a server with --trust-request-chat-template.", "chat_template")
+        raise InvalidRequest(UNTRUSTED_TEMPLATE, "chat_template")
     variables: dict[str, Any] = dict(body.chat_template_kwargs or {})
     documents = None
     if isinstance(body, ChatRequest):

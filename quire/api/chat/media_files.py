@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from functools import partial
 from tempfile import SpooledTemporaryFile
 from typing import IO
@@ -69,7 +70,7 @@ class MediaFiles:
 
 
 class DocumentContents:
-    """What documents become: texts, and a picture of each page of a PDF file if the model reads pictures."""
+    """What documents become: texts, pictures, videos; of a PDF file a picture of each page if the model reads them."""
 
     def __init__(self, reads: MediaInputs, state: ServerState, files: MediaFiles) -> None:
         self._reads = reads
@@ -77,6 +78,7 @@ class DocumentContents:
         self._memory = state.media_memory
         self._files = files
         self._pictures_left = state.max_image_parts
+        self._videos_left = state.max_video_parts
         self._characters_left = _MAX_CHARACTERS
 
     async def of_parts(
@@ -89,6 +91,7 @@ class DocumentContents:
             QueueFull: too many documents wait.
         """
         self._pictures_left -= sum(part.place.kind == "image" for part in parts)
+        self._videos_left -= sum(part.place.kind == "video" for part in parts)
         contents: list[list[MediaContent]] = []
         for part, file in zip(parts, files, strict=True):
             if part.place.kind == "document" and isinstance(file, MediaFile):
@@ -108,14 +111,17 @@ class DocumentContents:
             case "picture" if self._reads.pictures is not None:
                 self._count_picture(where)
                 return self._with_title(part, [file])
-            case "picture":
+            case "video" if self._reads.videos is not None:
+                self._count_video(where)
+                return self._with_title(part, [replace(file, is_video=True)])
+            case "picture" | "video":
                 raise PromptError(
-                    f"The file is a picture, and the model `{self._reads.name}` does not read pictures.", where
+                    f"The file is a {kind}, and the model `{self._reads.name}` does not read {kind}s.", where
                 )
             case "pdf":
                 with await self._memory.reserve(DocumentReader.memory(size), current_tenant(), where):
                     return self._with_title(part, await self._pages(file, where))
-        raise PromptError("A file must be a PDF file, a text file in UTF-8, or a picture.", where)
+        raise PromptError("A file must be a PDF file, a text file in UTF-8, a picture or a video.", where)
 
     async def _pages(self, file: MediaFile, where: str) -> list[MediaContent]:
         content = await asyncio.to_thread(file.read)
@@ -144,6 +150,11 @@ class DocumentContents:
         if self._pictures_left < 1:
             raise PromptError("The chat has too many pictures, with those of its files (--max-image-parts).", where)
         self._pictures_left -= 1
+
+    def _count_video(self, where: str) -> None:
+        if self._videos_left < 1:
+            raise PromptError("The chat has too many videos, with those of its files (--max-video-parts).", where)
+        self._videos_left -= 1
 
     def _checked(self, text: str, where: str) -> str:
         """A text, with an end: templates join parts without one."""

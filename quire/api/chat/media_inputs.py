@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from quire.api.chat.media_parts import PartPlace
+from quire.engine.client.pictures import VideoInfo
 from quire.protocol.errors import InvalidRequest, shorten
 from quire.serving.models import AudioInput, GeneratingModel, PictureInput, PoolingModel, ServedModel
 
@@ -43,7 +44,7 @@ class MediaInputs:
             "document": True,
             "audio": self.audio is not None,
             "image": self.pictures is not None,
-            "video": self._reads_videos,
+            "video": self.videos is not None,
         }
         if place.kind is None or not read[place.kind]:
             raise InvalidRequest(
@@ -64,15 +65,16 @@ class MediaInputs:
             )
 
     @property
-    def _reads_videos(self) -> bool:
-        return self.pictures is not None and self.pictures.info.video is not None
+    def videos(self) -> VideoInfo | None:
+        """How it reads videos; None if it does not."""
+        return None if self.pictures is None else self.pictures.info.video
 
     @property
     def _accepted(self) -> str:
         names = ["text"]
         if self.pictures is not None:
             names.append("pictures")
-        if self._reads_videos:
+        if self.videos is not None:
             names.append("videos")
         if self.audio is not None:
             names.append("audio")

@@ -100,6 +100,15 @@ def place_of(content: list[Any], index: int, where: str) -> PartPlace:
     return PartPlace(content, index, where, kind, _KINDS.get(kind))
 
 
+def title_fields(place: PartPlace) -> list[str]:
+    """The paths of the fields of a document that are set and say what it is: the model would read them as text."""
+    fields, where = place.fields, place.where
+    if place.type == "file" and isinstance(inside := fields.get("file"), dict):
+        fields, where = inside, f"{where}.file"
+    names = ("title", "context") if place.type == "document" else ("filename",)
+    return [f"{where}.{name}" for name in names if place.kind == "document" and fields.get(name)]
+
+
 def _places(messages: Sequence[Message]) -> Iterator[PartPlace]:
     for number, message in enumerate(messages):
         content = message.content

@@ -7,19 +7,17 @@ request holds memory for some of its pictures while it waits for that of others.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
-from msgspec import structs
 
-from quire.api.chat.media import ChatMedia, ChatPictures, MediaSettings, take_media
+from quire.api.chat.media import MediaSettings, ReadMedia, prepare_media, read_media, take_media
 from quire.api.chat.media_inputs import MediaInputs
-from quire.api.chat.media_parts import PartPlace, place_of
+from quire.api.chat.media_parts import PartPlace, place_of, title_fields
 from quire.api.chat.prepare import render_conversation
-from quire.engine.client.protocol import PictureItem
 from quire.multimodal.errors import PromptError
-from quire.multimodal.picture_reader import RequestPicture
 from quire.protocol.errors import InvalidRequest
 from quire.protocol.pooling.inputs import Content
 from quire.rendering.pooling_prompts import InputNames, PoolingPrompt, TextsJob, Truncation, check_length
@@ -29,15 +27,16 @@ from quire.workers.tenant import current_tenant
 
 Side = Literal["query", "document"]
 Input = str | Content
+_NOT_ALONE = "This model embeds a text or one picture, not several or both."
 _OF_CONVERSATIONS = ("messages", "input_text")  # what errors of the renderer name
 
 
 @dataclass(frozen=True, slots=True)
 class ReadInput:
-    """An input whose media are ready: the content of its message, and its path in the request, for errors."""
+    """An input whose files are read: the content of its message, and its path in the request, for errors."""
 
     content: Sequence[Any]
-    media: ChatMedia
+    media: ReadMedia
     where: str
 
 
@@ -106,10 +105,8 @@ class InputReader:
         for index, value in enumerate(inputs):
             if self.alone:
                 yield [await self._alone(value, names.at(index), options)]
-                continue
-            read = await self._read(value, names.at(index))
-            message = {"role": role, "content": read.content}
-            yield [await self._prompt([message], [read], options, pair=False)]
+            else:
+                yield [await self._message(value, names.at(index), role, options)]
 
     async def pairs(
         self,
@@ -126,14 +123,15 @@ class InputReader:
                 "`query` and `document`.",
                 document_names.field,
             )
-        query = await self._read(queries[0], query_names.at(0))
-        for index, document in enumerate(documents):
-            if index and len(queries) > 1:
-                query = await self._read(queries[index], query_names.at(index))
-            read = await self._read(document, document_names.at(index))
-            messages = [{"role": "query", "content": query.content}, {"role": "document", "content": read.content}]
-            shared = query if len(queries) > 1 else replace(query, media=await self._copy(query.media, read.where))
-            yield [await self._prompt(messages, [shared, read], options, pair=True)]
+        with ExitStack() as stack:
+            query = await self._read(queries[0], query_names.at(0), stack)
+            for index, document in enumerate(documents):
+                with ExitStack() as files:
+                    if index and len(queries) > 1:
+                        query = await self._read(queries[index], query_names.at(index), files)
+                    yield [
+                        await self._pair(query, await self._read(document, document_names.at(index), files), options)
+                    ]
 
     async def picture(self, value: Content, where: str) -> PoolingPrompt:
         """The prompt of an input that is one picture.
@@ -143,10 +141,15 @@ class InputReader:
             PromptError: it cannot be read.
             QueueFull: there is no memory for pictures for too long.
         """
-        read = await self._read(value, where)
-        pictures = () if read.media.pictures is None else read.media.pictures.pictures
-        if len(value.parts) != 1 or len(pictures) != 1:
-            raise InvalidRequest("This model embeds a text or one picture, not several or both.", where)
+        if len(value.parts) != 1:
+            raise InvalidRequest(_NOT_ALONE, where)
+        places = _places(value, where)
+        self._name_unused([name for place in places for name in title_fields(place)])
+        media = await take_media(places, self.settings, self.model, self.state, 1)
+        self._name_unused(media.unused_fields)
+        pictures = () if media.pictures is None else media.pictures.pictures
+        if len(pictures) != 1:
+            raise InvalidRequest(_NOT_ALONE, where)
         (item,) = pictures[0].items
         info = self.model.pictures.info if self.model.pictures is not None else None
         assert info is not None
@@ -161,42 +164,35 @@ class InputReader:
         prompts = [prompt async for part in self.model.renderer.batch(job, tenant=current_tenant()) for prompt in part]
         return prompts[0]
 
-    async def _read(self, value: Input, where: str) -> ReadInput:
+    async def _message(self, value: Input, where: str, role: str, options: InputOptions) -> PoolingPrompt:
+        """The prompt of an input that is a message of its own."""
+        with ExitStack() as stack:
+            read = await self._read(value, where, stack)
+            return await self._prompt([{"role": role, "content": read.content}], [read], options, pair=False)
+
+    async def _pair(self, query: ReadInput, document: ReadInput, options: InputOptions) -> PoolingPrompt:
+        """The prompt of a query and a document."""
+        messages = [{"role": "query", "content": query.content}, {"role": "document", "content": document.content}]
+        return await self._prompt(messages, [query, document], options, pair=True)
+
+    async def _read(self, value: Input, where: str, stack: ExitStack) -> ReadInput:
+        """Read the files of an input; `stack` closes them."""
         if isinstance(value, str):
-            return ReadInput([value], ChatMedia(), where)
-        media = await take_media(_places(value, where), self.settings, self.model, self.state, 1)
-        self.unused_fields.extend(media.unused_fields)
+            return ReadInput([value], ReadMedia(), where)
+        media = await read_media(_places(value, where), self.settings, self.model, self.state, stack)
         return ReadInput(value.parts, media, where)
 
-    async def _copy(self, media: ChatMedia, where: str) -> ChatMedia:
-        """The media for one more request to the engine, with memory for them that it holds.
-
-        `where`: the input that they are copied for, which an error names.
-        """
-        if media.pictures is None:
-            return media
-        pictures = [
-            RequestPicture(
-                picture.info,
-                picture.layout,
-                tuple(_viewed(item) for item in picture.items),
-            )
-            for picture in media.pictures.pictures
-        ]
-        items = [item for picture in pictures for item in picture.items]
-        arrays = [item.pixels if item.encoding is None else item.encoding for item in items]
-        size = sum(array.nbytes for array in arrays)
-        with await self.state.media_memory.reserve(size, current_tenant(), where) as reservation:
-            for array in arrays:
-                reservation.pass_on(array, array.nbytes)
-        return replace(media, pictures=ChatPictures(pictures))
+    def _name_unused(self, names: Sequence[str]) -> None:
+        self.unused_fields.extend(name for name in names if name not in self.unused_fields)
 
     async def _prompt(
         self, messages: list[dict[str, Any]], inputs: Sequence[ReadInput], options: InputOptions, *, pair: bool
     ) -> PoolingPrompt:
         """The prompt of messages with these inputs, of which the last one is named by errors."""
         where = inputs[-1].where
-        media = _joined([read.media for read in inputs])
+        media = await prepare_media([read.media for read in inputs], self.settings, self.model, 1)
+        if any(read.media.parts for read in inputs):
+            self._name_unused(media.unused_fields)
         system = [] if options.instruction is None else [{"role": "system", "content": options.instruction}]
         conversation = Conversation(
             messages=[*system, *messages],
@@ -218,12 +214,6 @@ class InputReader:
         return options.truncation.padded(PoolingPrompt(tokens, items=rendered.items))
 
 
-def _viewed(item: PictureItem) -> PictureItem:
-    """Return the item with arrays of its own, over the same memory."""
-    encoding = None if item.encoding is None else item.encoding.view()
-    return structs.replace(item, pixels=item.pixels.view(), encoding=encoding)
-
-
 def has_media(inputs: Sequence[Input]) -> bool:
     """Whether some of the inputs are not text."""
     return any(isinstance(value, Content) for value in inputs)
@@ -238,11 +228,3 @@ def _places(value: Input, where: str) -> list[PartPlace]:
         for index, part in enumerate(value.parts)
         if not isinstance(part, str)
     ]
-
-
-def _joined(parts: Sequence[ChatMedia]) -> ChatMedia:
-    """The media of several messages, in their order."""
-    pictures = [part.pictures for part in parts if part.pictures is not None]
-    if not pictures:
-        return ChatMedia()
-    return ChatMedia(pictures=ChatPictures([picture for part in pictures for picture in part.pictures]))

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from starlette.requests import Request
 
-from quire.api.chat.conversation import unused_template_fields
+from quire.api.chat.conversation import UNTRUSTED_TEMPLATE, unused_template_fields
 from quire.api.chat.media_parts import media_places
 from quire.api.chat.prepare import render_chat, settings_of
 from quire.api.pooling.conversations import InputReader
@@ -45,6 +45,8 @@ InputRequest = (
     | PoolingChatRequest
 )
 Side = Literal["left", "right"]
+# Fields of conversations that have no effect where no template renders them.
+_OF_TEMPLATES = ("add_generation_prompt", "continue_final_message", "chat_template", "chat_template_kwargs")
 _RENDERED = "input_text"  # as chats call their prompt, see docs/api/errors-and-limits.md
 _MAX_PADDED = 1 << 22  # tokens of a request, 16 MiB
 _UNLIMITED = (1 << 31) - 1  # the size of the body and of the results are limits
@@ -240,15 +242,20 @@ async def _alone_group(
         InvalidRequest: there are several messages, or a picture and something else.
         PromptError: the picture cannot be read.
     """
+    if body.chat_template is not None and not reader.state.trust_request_chat_template:
+        raise InvalidRequest(UNTRUSTED_TEMPLATE, "chat_template")
     value = parts_of(body.messages[0].content, "messages[0].content")
     if len(body.messages) > 1:
         raise InvalidRequest("This model embeds one message: a text, or a picture.", "messages")
-    if isinstance(value, str):
-        return text_group(reader.model, value, params, truncation, "messages")
+    unused = [name for name in _OF_TEMPLATES if getattr(body, name)]
     names = InputNames("messages[0]", several=False)
+    if isinstance(value, str):
+        reader.check([], names)
+        fields.ignore(request, [*unused, *reader.settings.names])
+        return text_group(reader.model, value, params, truncation, "messages")
     reader.check([value], names)
     prompt = await reader.picture(value, names.field)
-    fields.ignore(request, reader.unused_fields)
+    fields.ignore(request, [*unused, *reader.unused_fields])
     return InputGroup([prompt], params, InputNames("messages", several=False))
 
 

@@ -94,7 +94,7 @@ async def answer_rerank(body: RerankRequest, request: Request, state: ServerStat
     context = admit_pooling(request, state, model, "rerank", body)
     options = _options(body, request, context, state, len(body.documents))
     scoring = Scoring(queries=[body.query], documents=body.documents, **options)
-    documents = [document.text if isinstance(document, Content) else document for document in body.documents]
+    documents = [_shown(document, f"documents[{index}]") for index, document in enumerate(body.documents)]
 
     async def work() -> Response:
         results = await scores(context, scoring)
@@ -105,11 +105,11 @@ async def answer_rerank(body: RerankRequest, request: Request, state: ServerStat
 
 
 def _ranked(
-    context: PoolingContext, results: PoolingResults, body: RerankRequest, documents: Sequence[str | None]
+    context: PoolingContext, results: PoolingResults, body: RerankRequest, documents: Sequence[dict[str, Any]]
 ) -> Iterator[bytes]:
     def result(index: int) -> dict[str, Any]:
         ranked: dict[str, Any] = {"index": index, "relevance_score": float(results.arrays[index][0])}
-        return ranked if body.return_documents is False else {**ranked, "document": {"text": documents[index]}}
+        return ranked if body.return_documents is False else {**ranked, "document": documents[index]}
 
     before = {"id": context.id, "object": "list", "model": context.name}
     after = {
@@ -121,6 +121,13 @@ def _ranked(
         },
     }
     return list_body(before, "results", encode_values(map(result, order_of(results)[: body.top_n or None])), after)
+
+
+def _shown(document: str | Content, where: str) -> dict[str, Any]:
+    """What results have of a document: its texts, and the paths of parts with media in their place."""
+    if isinstance(document, str):
+        return {"text": document}
+    return {"text": document.text, "media": document.media_paths(where)}
 
 
 def _pair_of(body: ScoreRequest) -> tuple[str, str]:

@@ -217,6 +217,8 @@ async def run_pooling(
                         batch.add(requests)
                         inputs += len(prompts)
                         tokens += sum(len(prompt.token_ids) for prompt in prompts)
+                        # Their media give back their memory once they are computed, while those of others wait for it.
+                        del prompts, requests
             arrays = await batch.results()
             if chunks.any_split:  # their means may take a tenth of a second
                 work = partial(chunks.merge, arrays)
@@ -252,20 +254,16 @@ def _check_size(values: int, names: InputNames) -> None:
         )
 
 
-async def _prompts(model: PoolingModel, group: InputGroup) -> AsyncGenerator[Sequence[PoolingPrompt], None]:
+def _prompts(model: PoolingModel, group: InputGroup) -> AsyncGenerator[Sequence[PoolingPrompt], None]:
     if isinstance(group.source, TextsJob | PairsJob):
-        async with aclosing(model.renderer.batch(group.source, tenant=current_tenant())) as slices:
-            async for prompts in slices:
-                yield prompts
-        return
-    if callable(group.source):
-        async with aclosing(group.source()) as stream:
-            async for rendered in stream:
-                yield rendered
-        return
-    for start in range(0, len(group.source), _SLICE):
+        return model.renderer.batch(group.source, tenant=current_tenant())
+    return group.source() if callable(group.source) else _slices(group.source)
+
+
+async def _slices(prompts: Sequence[PoolingPrompt]) -> AsyncGenerator[Sequence[PoolingPrompt], None]:
+    for start in range(0, len(prompts), _SLICE):
         await take_turn()
-        yield group.source[start : start + _SLICE]
+        yield prompts[start : start + _SLICE]
 
 
 def _requests(

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from quire.config.options import EngineOptions, ModelOptions, ParallelOptions
+from quire.engine.client.pictures import FixedSize, PanAndScan
 from quire.engine.execution.memory import MemoryShare
 from quire.engine.models.model_config import ModelConfig
+from quire.engine.models.specs.decoder import DecoderSpec
+
+logger = logging.getLogger(__name__)
+_TEXT = 512  # tokens of a prompt beside those of a picture
 
 
 def _nothing() -> None:
@@ -31,3 +37,20 @@ class CoreConfig:
     parallel: ParallelOptions = field(default_factory=ParallelOptions)
     memory_share: MemoryShare | None = None
     start_process: Callable[[], None] = _nothing
+
+
+def with_room_for_pictures(options: EngineOptions, config: ModelConfig) -> EngineOptions:
+    """The options with steps that have room for a picture whose tokens attend to each other in both directions.
+
+    If they do so with all others of the prompt, there is room for a text as well.
+    """
+    pictures, spec = config.facts.pictures, config.spec
+    if pictures is None or not pictures.info.bidirectional or not isinstance(spec, DecoderSpec):
+        return options
+    geometry = pictures.info.geometry
+    tokens = geometry.tokens if isinstance(geometry, FixedSize | PanAndScan) else 0
+    needed = tokens + _TEXT if spec.prefix_lm else tokens
+    if needed <= options.max_num_batched_tokens:
+        return options
+    logger.info("max_num_batched_tokens is %d, since one step computes all tokens of a picture", needed)
+    return options.model_copy(update={"max_num_batched_tokens": needed})

@@ -22,6 +22,7 @@ from quire.engine.client.pictures import (
     PictureInfo,
     SmartResize,
     SplitTiles,
+    TransformersProcessor,
     VideoInfo,
 )
 from quire.engine.client.protocol import PictureItem
@@ -60,6 +61,12 @@ def bidirectional_tokens(loaded: LoadedModel) -> Bidirectional | None:
     if isinstance(spec, DecoderSpec) and spec.prefix_lm:
         return "prompt"
     return "pictures" if loaded.pictures is not None and loaded.pictures.info.bidirectional else None
+
+
+def marks_audio(loaded: LoadedModel) -> bool:
+    """See `SchedulerLimits.marks_audio`."""
+    spec = loaded.model.spec if isinstance(loaded.model, Decoder) else None
+    return isinstance(spec, DecoderSpec) and spec.encoder is not None and spec.encoder.picture_projector
 
 
 def embedding_bytes(loaded: LoadedModel) -> int:
@@ -124,6 +131,8 @@ def largest_picture(geometry: Geometry, token_limit: int) -> PictureItem:
             original = height * images, width
         case PatchBudget():
             height = width = math.isqrt(geometry.max_patches) * geometry.patch
+        case TransformersProcessor():
+            raise TypeError("only the model's processor makes pictures for it: see `VisionEncoder.largest`")
         case _:
             height, width = geometry.height, geometry.width
     pixels = np.zeros((images, height, width, 3), np.uint8)
@@ -159,7 +168,7 @@ def encode_largest_picture(loaded: LoadedModel, options: EngineOptions) -> None:
         return
     assert loaded.pictures is not None
     info, token_limit = loaded.pictures.info, _token_limit(loaded, options)
-    vision.encode(largest_picture(info.geometry, token_limit))
+    vision.encode(vision.largest or largest_picture(info.geometry, token_limit))
     if info.video is not None:
         vision.encode(largest_frames(info.video, token_limit))
 
@@ -176,6 +185,8 @@ def fitting_tokens(loaded: LoadedModel, tokens: int, left: int) -> int:
     assert loaded.pictures is not None
     assert vision is not None
     info = loaded.pictures.info
+    if vision.largest is not None:  # what its size depends on is not known
+        return tokens
     needed = _picture_bytes(vision, largest_picture(info.geometry, tokens))
     if info.video is not None:
         needed = max(needed, _picture_bytes(vision, largest_frames(info.video, tokens), info.video.group))

@@ -26,6 +26,7 @@ from quire.engine.build.encoder_memory import (
     cached_embeddings,
     embedding_bytes,
     fitting_tokens,
+    marks_audio,
     max_item_tokens,
     pixel_cost,
 )
@@ -218,7 +219,8 @@ def _build_encoder(loaded: LoadedModel, config: CoreConfig, device: Device, chan
     """The core around an encoder, of text, pictures or audio."""
     options, kind = config.engine, loaded.kind(loaded.context_len)
     if isinstance(kind, Pools) and loaded.pictures is not None:
-        kind = structs.replace(kind, pictures=loaded.pictures.info)
+        info = structs.replace(loaded.pictures.info, embedding_size=kind.embedding_size)
+        kind = structs.replace(kind, pictures=info)
     limits = SchedulerLimits(
         max_num_seqs=options.max_num_seqs,
         max_num_batched_tokens=options.max_num_batched_tokens,
@@ -294,7 +296,7 @@ def _build_decoder(
     num_blocks = count_blocks(options, plan.block_bytes, needed, available)
     if ranks is not None:
         num_blocks = ranks.least_blocks(num_blocks, poll)
-    context_len = _fitting_context(loaded, config, plan, num_blocks - cross_blocks, step)
+    context_len = _within_step(loaded, config, _fitting_context(loaded, config, plan, num_blocks - cross_blocks, step))
     if streaming is not None:
         streaming.check_context(context_len)
     is_host = device.torch_device.type == "cpu"
@@ -351,6 +353,7 @@ def _scheduler(
         pixel_cost=pixel_cost(loaded),
         lora_digests={lora_id: adapter.digest for lora_id, adapter in loaded.adapters.items()},
         item_lora_id=loaded.item_lora_id,
+        marks_audio=marks_audio(loaded),
         bidirectional=bidirectional_tokens(loaded),
         picture_lora_id=loaded.picture_lora_id,
         stages=stages,
@@ -383,6 +386,21 @@ def _fitting_context(loaded: LoadedModel, config: CoreConfig, plan: CachePlan, n
         )
     logger.warning("max_model_len is %d instead of %d: the KV cache holds no more tokens", held, loaded.context_len)
     return held
+
+
+def _within_step(loaded: LoadedModel, config: CoreConfig, context_len: int) -> int:
+    """The context length of a model that pools, if the tokens of a prompt attend to each other in both directions.
+
+    One step computes all of them. A model that generates has a longer context: see `Generates.longest_prompt`.
+    """
+    step, requested = config.engine.max_num_batched_tokens, config.model.max_model_len
+    if loaded.pooler is None or bidirectional_tokens(loaded) != "prompt" or context_len <= step:
+        return context_len
+    reason = "one step computes all tokens of a prompt, as they attend to each other in both directions"
+    if requested is not None:
+        raise UnsupportedModel(f"--max-model-len {requested} is more than --max-num-batched-tokens {step}: {reason}")
+    logger.warning("max_model_len is %d instead of %d: %s (--max-num-batched-tokens)", step, context_len, reason)
+    return step
 
 
 def _stop_if_asked(channel: CoreChannel) -> None:

@@ -19,7 +19,7 @@ import torch
 from tqdm import tqdm
 
 from quire.config.options import EngineOptions
-from quire.engine.build.encoder_memory import vision_of
+from quire.engine.build.encoder_memory import bidirectional_tokens, vision_of
 from quire.engine.client.audio import AudioInfo
 from quire.engine.client.convolutions import count_columns
 from quire.engine.client.model_info import Generates, ModelKind, Pools, Transcribes
@@ -31,6 +31,7 @@ from quire.engine.client.pictures import (
     PatchRows,
     SmartResize,
     SplitTiles,
+    TransformersProcessor,
 )
 from quire.engine.client.pooling_params import PoolingParams
 from quire.engine.client.protocol import AddRequest, AudioItem, PictureItem
@@ -65,6 +66,7 @@ class WarmUpLimits:
         draft: most draft tokens of a sequence; 0: there are no drafts.
         lora_id: an adapter of the model; None: it has none.
         kind: what the model does.
+        is_prefix_lm: the tokens of each prompt attend to each other in both directions.
     """
 
     tokens: int
@@ -77,6 +79,7 @@ class WarmUpLimits:
     groups: BlockGroups = ONE_GROUP
     draft: int = 0
     lora_id: int | None = None
+    is_prefix_lm: bool = False
 
     @property
     def cross_blocks(self) -> int:
@@ -92,11 +95,6 @@ class WarmUpLimits:
     def audio(self) -> AudioInfo | None:
         """How the model reads audio among its tokens, if it does."""
         return self.kind.audio if isinstance(self.kind, Generates) else None
-
-    @property
-    def is_prefix_lm(self) -> bool:
-        """Whether the tokens of each prompt attend to each other in both directions."""
-        return isinstance(self.kind, Generates) and self.kind.longest_prompt is not None
 
     @property
     def has_bidirectional_pictures(self) -> bool:
@@ -163,6 +161,7 @@ def decoder_limits(
         draft=options.num_speculative_tokens if options.speculative_method == "ngram" else 0,
         lora_id=next(iter(loaded.adapters), None),
         kind=kind,
+        is_prefix_lm=bidirectional_tokens(loaded) == "prompt",
     )
 
 
@@ -287,6 +286,8 @@ def smallest_picture(geometry: Geometry) -> PictureItem:
         case PaddedTiles():
             height = width = geometry.tile
             original = height, width
+        case TransformersProcessor():
+            raise TypeError("only the model's processor makes pictures for it")
         case _:
             height, width = geometry.height, geometry.width
     pixels = np.zeros((images, height, width, 3), np.uint8)
@@ -299,7 +300,7 @@ def warm_up_vision(loaded: LoadedModel) -> None:
     vision = vision_of(loaded)
     if vision is not None:
         assert loaded.pictures is not None
-        vision.encode(smallest_picture(loaded.pictures.info.geometry))
+        vision.encode(vision.largest or smallest_picture(loaded.pictures.info.geometry))
 
 
 def _key(columns: int) -> bytes:

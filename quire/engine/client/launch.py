@@ -19,14 +19,25 @@ import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from multiprocessing.context import ForkServerContext, SpawnContext
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from quire.allocator import use_one_arena
 
 _SERVERS_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # which a terminal or supervisor sends
 _LAST_MESSAGES = 0.5  # seconds in which the reason that a process has sent before its end is received
 CoreEntry = Callable[[str], None]  # runs a core on an address until it is shut down
+# A new interpreter: in a fork of a process with threads, locks that other threads held would never be released.
+_CHILDREN: SpawnContext | ForkServerContext = multiprocessing.get_context("spawn")
+
+
+def child_process(
+    target: Callable[..., None], args: tuple[Any, ...], name: str, *, daemon: bool = False
+) -> BaseProcess:
+    """Return a process that is not started yet. A daemon cannot start processes itself."""
+    return _CHILDREN.Process(target=target, args=args, name=name, daemon=daemon)
 
 
 class CoreHandle(Protocol):
@@ -81,16 +92,14 @@ class ProcessCore:
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="quire-")
         self.address = f"ipc://{Path(self._folder.name) / 'engine'}"
-        self._process: multiprocessing.process.BaseProcess | None = None
+        self._process: BaseProcess | None = None
         self._report: asyncio.TimerHandle | None = None
 
     def start(self, entry: CoreEntry, on_death: Callable[[str], None]) -> None:
-        """Run `entry` in a new interpreter and watch the process."""
+        """Run `entry` in a new process and watch it."""
         # The entry is pickled by itself: reading it imports torch, and before that the process has to watch its server.
         # Not a daemon, which could not start the processes of other ranks; `kill_processes` ends it as well.
-        process = multiprocessing.get_context("spawn").Process(
-            target=_run_in_process, args=(pickle.dumps(entry), self.address), name="quire-engine"
-        )
+        process = child_process(_run_in_process, (pickle.dumps(entry), self.address), "quire-engine")
         kill_with_process(self)
         start_without_signals(process)
         self._process = process
@@ -171,7 +180,7 @@ def _run_in_process(entry: bytes, address: str) -> None:
     run(address)
 
 
-def start_without_signals(process: multiprocessing.process.BaseProcess) -> None:
+def start_without_signals(process: BaseProcess) -> None:
     """Start a process that `end_with_parent` protects from signals, before it has called it."""
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _SERVERS_SIGNALS)
     try:

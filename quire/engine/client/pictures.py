@@ -45,6 +45,7 @@ class SmartResize(msgspec.Struct, frozen=True, kw_only=True, tag="smart"):
 
     Attributes:
         multiple: pixels of the edge of the square that a token stands for.
+        merged: patches along that edge.
         min_pixels, max_pixels: the area.
         resample: filter of resizing.
         frames: how often the area counts: a still picture is as many equal frames.
@@ -56,6 +57,7 @@ class SmartResize(msgspec.Struct, frozen=True, kw_only=True, tag="smart"):
     min_pixels: int
     max_pixels: int
     resample: Filter = "bicubic"
+    merged: int = 2
     frames: int = 1
     enlarges: bool = False
     rounds: bool = False
@@ -216,6 +218,20 @@ class PaddedTiles(msgspec.Struct, frozen=True, kw_only=True, tag="padded"):
         return down * (across + 1) + 1 + self.edge * (self.edge + 1)
 
 
+class TransformersProcessor(msgspec.Struct, frozen=True, kw_only=True, tag="processor"):
+    """The processor that transformers has for the model prepares pictures, in worker processes.
+
+    What becomes of a picture follows from its size alone, but only the processor knows it.
+
+    Attributes:
+        folder: the model's directory, which has the processor's config and tokenizer.
+        input_bytes: about as many as the inputs of any picture have.
+    """
+
+    folder: str
+    input_bytes: int
+
+
 FrameGeometry = FixedSize | SmartResize | SplitTiles  # of videos
 Geometry = (
     FixedSize
@@ -227,6 +243,7 @@ Geometry = (
     | PanAndScan
     | PaddedTiles
     | PatchBudget
+    | TransformersProcessor
 )
 
 
@@ -251,6 +268,23 @@ class FrameSampling(msgspec.Struct, frozen=True, kw_only=True):
     shift: float | None = None
 
 
+class VideoSound(msgspec.Struct, frozen=True, kw_only=True):
+    """How the sound of a video stands between its frames, if a request asks for it.
+
+    Attributes:
+        part: tokens of sound that follow each other, and rotary positions of time of the frames in front of them.
+        token: text of the placeholder token of audio.
+        before, after: texts of the tokens around frames and sound.
+        is_heard: the sound is asked for.
+    """
+
+    part: int
+    token: str
+    before: str
+    after: str
+    is_heard: bool = False
+
+
 class VideoInfo(msgspec.Struct, frozen=True, kw_only=True):
     """How videos become items of a vision language model.
 
@@ -267,6 +301,11 @@ class VideoInfo(msgspec.Struct, frozen=True, kw_only=True):
         newline: a further embedding follows those of the last frame (LLaVA-OneVision).
         is_timed: tokens of frames have rotary positions of time that count on from frame to frame.
         tokens_per_second: rotary positions of a second; None: each group is one position later than the one before.
+        nominal_rate: positions of time are those of frames at the rate that is asked for, or at this one, though the
+            rate of those that are read differs a little from it; None: positions tell when frames are seen.
+        ends_at_largest: text behind a timed video counts on from its largest position; otherwise from the larger edge
+            of a frame, as behind a picture.
+        sound: how the sound of videos is heard with their frames; None: it is not.
     """
 
     placeholder: int
@@ -282,6 +321,9 @@ class VideoInfo(msgspec.Struct, frozen=True, kw_only=True):
     newline: bool = False
     is_timed: bool = False
     tokens_per_second: float | None = None
+    nominal_rate: float | None = None
+    ends_at_largest: bool = False
+    sound: VideoSound | None = None
 
     @property
     def token(self) -> str:

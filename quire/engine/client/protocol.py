@@ -6,7 +6,7 @@ Arrays are sent as raw ZMQ frames behind the msgpack-encoded message (see `trans
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -37,8 +37,9 @@ class AudioItem(msgspec.Struct, frozen=True, kw_only=True, tag="audio"):
         encoded_columns: number of columns to encode; only convolutions read later ones. None: all.
         columns_before: number of columns before them, of the audio that the item continues; only convolutions read
             them.
-        beside_pictures: the prompt has pictures as well, which the encoding depends on in some models. The scheduler
-            sets it, and changes the hash.
+        beside_pictures: the prompt has pictures as well. The scheduler sets it for models in which the encoding depends
+            on that, and changes the hash.
+        ends_video: it is the end of a video with sound: the two tokens behind it have the same rotary position.
     """
 
     hash: bytes
@@ -48,12 +49,20 @@ class AudioItem(msgspec.Struct, frozen=True, kw_only=True, tag="audio"):
     encoded_columns: int | None = None
     columns_before: int = 0
     beside_pictures: bool = False
+    ends_video: bool = False
 
     @property
     def columns(self) -> int:
         """Number of columns of features that are encoded."""
         left: int = self.features.shape[1] - self.columns_before
         return left if self.encoded_columns is None else self.encoded_columns
+
+
+class EncoderInput(msgspec.Struct, frozen=True, kw_only=True):
+    """An array that transformers' processor has made of a picture, and the argument of its model that it is."""
+
+    name: str
+    values: NDArray[Any]
 
 
 class PictureItem(msgspec.Struct, frozen=True, kw_only=True, tag="picture"):
@@ -63,7 +72,8 @@ class PictureItem(msgspec.Struct, frozen=True, kw_only=True, tag="picture"):
         hash: hash of everything that its encoding and its places depend on; equal hashes mean equal items.
         start, length: its tokens in the prompt.
         pixels: (images, height, width, 3) uint8, RGB, resized for the encoder: one image, tiles, or frames; none with
-            an `encoding`.
+            an `encoding` or `inputs`.
+        inputs: what the encoder reads in place of pixels, if transformers' processor has prepared the picture.
         encoding: (embeddings, size) float32, its encoding, if the client has computed it.
         text_offsets: (n,) int32, in ascending order: which of its tokens are text, such as ends of rows, and keep their
             own embeddings; the encoding replaces those of all others. None: all are replaced.
@@ -80,6 +90,7 @@ class PictureItem(msgspec.Struct, frozen=True, kw_only=True, tag="picture"):
     start: int = 0
     length: int
     pixels: PixelArray
+    inputs: tuple[EncoderInput, ...] = ()
     encoding: FeatureArray | None = None
     text_offsets: TokenArray | None = None
     positions: TokenArray | None = None

@@ -8,9 +8,12 @@ import numpy as np
 
 from quire.engine.client.audio import AudioInfo
 from quire.engine.client.model_info import Generates, ModelKind, Pools, Transcribes
-from quire.engine.client.pictures import LARGEST_VALUE, PictureInfo, SmartResize
+from quire.engine.client.pictures import LARGEST_VALUE, PictureInfo, SmartResize, TransformersProcessor
 from quire.engine.client.protocol import AudioItem, FeatureArray, MediaItem, PictureItem, only_audio
 from quire.engine.client.streaming import DelayedStreamsInfo, Streams, TransducerInfo
+
+_MOST_POSITIONS = 1 << 24  # of a video; its time must be within the context as well
+_INPUT_TYPES = (np.float32, np.int64, np.int32, np.uint8, np.bool_)  # of what transformers' processors make
 
 
 def invalid_items(
@@ -25,15 +28,18 @@ def invalid_items(
         context_len: tokens of the context, of a whole prompt; None: of a piece, whose place is not known, and whose
             positions must be within it.
     """
+    context_len = tokens if context_len is None else context_len
     match kind:
         case Transcribes():
             return _not_audio(items) or _invalid_whole(items, kind)
         case Generates(audio=audio, pictures=pictures):
-            return _invalid_in_prompt(items, tokens, audio, pictures) or _invalid_times(
-                items, tokens if context_len is None else context_len
-            )
+            return _invalid_in_prompt(items, tokens, audio, pictures) or _invalid_times(items, context_len)
         case Pools(pictures=pictures):
-            return _not_alone(items, tokens, pictures) or _invalid_in_prompt(items, tokens, None, pictures)
+            return (
+                _not_alone(items, tokens, pictures)
+                or _invalid_in_prompt(items, tokens, None, pictures)
+                or _invalid_times(items, context_len)
+            )
         case DelayedStreamsInfo() | TransducerInfo():
             return _not_audio(items) or _first(_invalid_frames(item, kind) for item in only_audio(items))
 
@@ -109,7 +115,7 @@ def _invalid_spans(items: Sequence[MediaItem], tokens: int) -> str | None:
             return f"an item has {item.length} tokens; it needs at least one"
         if item.start < end:
             return f"the item at token {item.start} must begin at token {end} or later"
-        end = item.start + item.length
+        end = item.start + item.length + _ends_video(item)
     return f"an item ends at token {end}, but the prompt has {tokens} tokens" if end > tokens else None
 
 
@@ -151,7 +157,12 @@ def _invalid_picture(item: PictureItem, pictures: PictureInfo) -> str | None:
     reason = _invalid_offsets(item)  # which tell how many embeddings there are
     if reason is None:
         encoding = item.encoding
-        reason = _invalid_pixels(item) if encoding is None else _invalid_encoding(item, encoding, pictures)
+        if encoding is not None:
+            reason = _invalid_encoding(item, encoding, pictures)
+        elif isinstance(pictures.geometry, TransformersProcessor):
+            reason = _invalid_inputs(item)
+        else:
+            reason = _invalid_pixels(item)
     if reason is not None:
         return reason
     if item.length > pictures.item_tokens:
@@ -164,7 +175,22 @@ def _invalid_picture(item: PictureItem, pictures: PictureInfo) -> str | None:
     return _invalid_positions(item, pictures)
 
 
+def _invalid_inputs(item: PictureItem) -> str | None:
+    """What is wrong with what transformers' processor has made of a picture."""
+    names = [part.name for part in item.inputs]
+    if not names or len(set(names)) < len(names) or item.pixels.size:
+        return "a picture must have inputs of different names, as the model's processor makes them, and no pixels"
+    for part in item.inputs:
+        if part.values.dtype not in _INPUT_TYPES or not part.values.size:
+            return f"the input {part.name[:100]} of a picture must be an array of float32, integers or booleans"
+        if part.values.dtype == np.float32 and not np.isfinite(part.values).all():
+            return f"the input {part.name[:100]} of a picture has NaN or infinite values"
+    return None
+
+
 def _invalid_pixels(item: PictureItem) -> str | None:
+    if item.inputs:
+        return "a picture of this model has pixels, and no inputs"
     shape = item.pixels.shape
     if item.pixels.dtype != np.uint8 or len(shape) != 4 or shape[3] != 3 or not all(shape):
         return (
@@ -199,17 +225,16 @@ def _invalid_offsets(item: PictureItem) -> str | None:
 def _invalid_positions(item: PictureItem, pictures: PictureInfo) -> str | None:
     """What is wrong with the rotary positions of a picture's tokens."""
     positions = item.positions
-    least = 0 if item.is_video else 1
-    if item.advance is not None and not least <= item.advance <= item.length:
-        return (
-            f"the advance of a picture must be at least {least}, and at most its {item.length} tokens, "
-            f"not {item.advance}"
-        )
+    is_timed = _is_timed(item, pictures)
+    least, most = int(not item.is_video), _MOST_POSITIONS if is_timed else item.length
+    if item.advance is not None and not least <= item.advance <= most:
+        limit = f"{most} for a video" if is_timed else f"its {most} tokens"
+        return f"the advance of a picture must be at least {least}, and at most {limit}, not {item.advance}"
     if positions is None:
         return None
     if positions.dtype != np.int32 or positions.shape != (3, item.length):
         return f"the positions of a picture must be int32 of shape 3x{item.length}"
-    if positions.min() < 0 or positions[1 if _is_timed(item, pictures) else 0 :].max() >= item.length:
+    if not is_timed and (positions.min() < 0 or positions.max() >= item.length):
         return f"the positions of a picture must not be negative, and less than its {item.length} tokens"
     has_three = isinstance(pictures.geometry, SmartResize)
     return None if has_three else "the model has no rotary positions of time, height and width"
@@ -221,12 +246,11 @@ def _is_timed(item: PictureItem, pictures: PictureInfo) -> bool:
 
 
 def _invalid_times(items: Sequence[MediaItem], context_len: int) -> str | None:
-    """Say that positions of time lie beyond the context."""
+    """Say that positions of time lie outside of the context."""
     end = position = 0
     for item in items:
         position += item.start - end
         end = item.start + item.length
-        advance = item.advance if isinstance(item, PictureItem) else None
         if isinstance(item, PictureItem) and item.positions is not None:
             last = position + int(item.positions.max())
             if last >= context_len:
@@ -234,8 +258,40 @@ def _invalid_times(items: Sequence[MediaItem], context_len: int) -> str | None:
                     f"a video has rotary positions of time up to {last}, and the context {context_len} of them: its "
                     "frames are too far apart"
                 )
-        position += item.length if advance is None else advance
+            if position + int(item.positions.min()) < 0:
+                return "the rotary positions of a video must not be negative"
+        position += item.length + _leap(item)
     return None
+
+
+def invalid_room(items: Sequence[MediaItem], tokens: int, generated: int, context_len: int) -> str | None:
+    """Say that tokens behind a prompt would have positions beyond the context; None if they have not.
+
+    Args:
+        items: valid items.
+        tokens: number of tokens of the prompt.
+        generated: most tokens that follow.
+        context_len: tokens of the context.
+    """
+    leap = sum(map(_leap, items))
+    if leap <= 0 or tokens + leap + generated <= context_len:
+        return None
+    return (
+        f"the prompt has {tokens} tokens and, with the time of its videos, {tokens + leap} rotary positions; at most "
+        f"{max(0, context_len - tokens - leap)} tokens may follow, not {generated}"
+    )
+
+
+def _leap(item: MediaItem) -> int:
+    """How many rotary positions the token behind an item is farther than by the item's tokens."""
+    if isinstance(item, PictureItem):
+        return 0 if item.positions is None or item.advance is None else item.advance - item.length
+    return -_ends_video(item)
+
+
+def _ends_video(item: MediaItem) -> int:
+    """The number of tokens behind an item that share a position with the next one."""
+    return int(isinstance(item, AudioItem) and item.ends_video)
 
 
 def _invalid_content(item: AudioItem) -> str | None:

@@ -12,7 +12,7 @@ from quire.engine.client.protocol import AddRequest, TokenArray
 from quire.engine.client.sampling_params import MAX_LOGPROB_TOKEN_IDS, NUMBERS, SamplingParams
 from quire.engine.client.streaming import DelayedStreamsInfo, TransducerInfo
 from quire.engine.client.token_mask import is_token_mask
-from quire.engine.core.item_validation import invalid_items
+from quire.engine.core.item_validation import invalid_items, invalid_room
 
 _MIN_TEMPERATURE = 1e-3  # lower temperatures above 0 overflow the logits
 _MAX_BIAS = 1e6
@@ -49,7 +49,8 @@ def invalid_reason(message: AddRequest, kind: ModelKind, *, vocab_size: int, max
     if isinstance(kind, Pools):
         return f"the model does not generate; its tasks are {', '.join(kind.tasks)}"
     return (
-        _invalid_numbers(params)
+        invalid_room(message.items, len(message.prompt), params.max_tokens, max_model_len)
+        or _invalid_numbers(params)
         or _invalid_ids(params, vocab_size)
         or _invalid_positions(params, len(message.prompt))
         or _no_choice(params, vocab_size)

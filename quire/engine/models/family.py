@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from quire.engine.client.audio import AudioInfo
+from quire.engine.client.picture_processor import ProcessedPicture
 from quire.engine.client.pictures import PictureInfo
 from quire.engine.client.protocol import PictureItem
 from quire.engine.client.streaming import Streams
@@ -39,13 +40,16 @@ class PictureFacts:
 
     Attributes:
         info: what the front end needs to know of it.
-        normalization: of pixels.
+        normalization: of pixels; None: transformers' processor has normalized them.
         levels: how many embeddings a token has beside its own, which are added to hidden states (DeepStack).
+        tried: pictures that transformers' processor has prepared, if it prepares those of requests: a small one, and
+            one that takes about as much memory as any.
     """
 
     info: PictureInfo
-    normalization: Normalization
+    normalization: Normalization | None = None
     levels: int = 0
+    tried: tuple[ProcessedPicture, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +139,19 @@ class Tower:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SurroundingModel:
+    """The part of a `Composite` that reads pictures, if transformers runs all of it but the language model as it is.
+
+    Attributes:
+        facts: as of a `Tower`.
+        module_name: the name that a tensor of transformers' whole model has in the part; None: it is not in it.
+    """
+
+    facts: Callable[[Path, Any, DecoderSpec], PictureFacts]
+    module_name: Callable[[str], str | None]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Composite:
     """Models of several parts, of which one is a language model of another family.
 
@@ -159,7 +176,7 @@ class Composite:
     facts: Callable[[Path, Any, DecoderSpec], Facts] | None = None
     has_adapter: bool = False
     plain_name: Callable[[str], str | None] = str
-    tower: Tower | None = None
+    tower: Tower | SurroundingModel | None = None
     published: Mapping[str, Callable[[RawConfig], RawConfig]] = field(default_factory=dict)
     config: Callable[[RawConfig], Any] | None = None
 

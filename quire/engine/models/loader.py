@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
 from msgspec import structs
@@ -30,7 +30,7 @@ from quire.engine.models.config.task_adapter import merged
 from quire.engine.models.distributed.group import RankGroups
 from quire.engine.models.distributed.placement import Placement
 from quire.engine.models.errors import BrokenFolder, ModelError, UnsupportedModel, WeightMismatch
-from quire.engine.models.family import PictureFacts
+from quire.engine.models.family import PictureFacts, SurroundingModel
 from quire.engine.models.layers.heads import PoolerHeads
 from quire.engine.models.layers.linear import Packable
 from quire.engine.models.model_config import ModelConfig, read_config
@@ -40,7 +40,7 @@ from quire.engine.models.networks.dual_encoder import DualEncoder
 from quire.engine.models.networks.encoder import Encoder, TextEncoder
 from quire.engine.models.networks.transducer import TransducerModel
 from quire.engine.models.networks.transformer import Transformer
-from quire.engine.models.networks.vision_encoder import VisionEncoder
+from quire.engine.models.networks.vision_encoder import PixelEncoder, VisionEncoder
 from quire.engine.models.registry import has_adapter, plain_name, tower_of, two_towers_of, weight_names
 from quire.engine.models.sharding.cache_scales import CacheScales
 from quire.engine.models.sharding.decoder import ShardedDecoder, check_parallel
@@ -53,6 +53,9 @@ from quire.engine.models.specs.pooler import PoolerSpec
 from quire.engine.models.specs.speech_to_text import SpeechToTextSpec
 from quire.engine.models.specs.tensor_names import WeightNames
 from quire.kernels import gpu
+
+if TYPE_CHECKING:
+    from quire.engine.models.fallback.composite import SurroundingParts
 
 logger = logging.getLogger(__name__)
 ProgressBar = Callable[[int], AbstractContextManager[Progress]]  # given the bytes to come
@@ -120,7 +123,11 @@ class LoadedModel:
 
 @dataclass(frozen=True, slots=True)
 class _Load:
-    """The loading of one model by Quire's own implementation."""
+    """The loading of one model by Quire's own implementation.
+
+    Attributes:
+        surrounding: what transformers runs around the language model, on the meta device; None: nothing.
+    """
 
     folder: Path
     config: ModelConfig
@@ -129,6 +136,7 @@ class _Load:
     dtype: torch.dtype
     target: LoadTarget
     bar: ProgressBar
+    surrounding: SurroundingParts | None = None
 
     def allocate(self, model: nn.Module) -> None:
         """Allocate the parameters of a model on the meta device.
@@ -209,13 +217,16 @@ def _load_model(
             "--quantization needs --device cuda, or --device cpu with Quire's compiled kernels (if they are missing, "
             "reinstall Quire with a C++ compiler)"
         )
-    plain = str if config.spec is None else partial(plain_name, config.spec, config.facts)
+    surrounding = _surrounding_parts(folder, config, options)
+    plain: Callable[[str], str | None] = str if config.spec is None else partial(plain_name, config.spec, config.facts)
+    if surrounding is not None:
+        plain = surrounding.renamed(plain)
     with Checkpoint(folder / (config.static or ""), config.quantization, plain) as checkpoint:
         dtype = _dtype(options, checkpoint, target, exact=config.static is not None)
         if quantize and dtype not in target.quantizable_dtypes:
             names = sorted(str(supported_dtype).removeprefix("torch.") for supported_dtype in target.quantizable_dtypes)
             raise UnsupportedModel(f"--quantization works with --dtype {' or '.join(names)}")
-        load = _Load(folder, config, options, checkpoint, dtype, target, bar)
+        load = _Load(folder, config, options, checkpoint, dtype, target, bar, surrounding)
         if isinstance(config.spec, CTCSpec | TransducerSpec):
             return _load_audio_model(load, config.spec)
         if isinstance(config.spec, DualEncoderSpec):
@@ -338,6 +349,8 @@ def _load_transformer(load: _Load, spec: DecoderSpec | EncoderSpec, groups: Rank
             superseded = names.superseded(checkpoint.names(), dict(model.named_parameters()))
             tensors = ((name, tensor) for name, tensor in tensors if name not in superseded)
         filler.fill(itertools.chain(_with_label_rows(tensors, pooler), _extra_weights(folder, pooler)))
+    if vision is not None:
+        vision.check()
     if scales is not None:
         scales.apply(model)
     loaded = load.loaded(model, spec.vocab, context_len)
@@ -367,10 +380,24 @@ def _vision_encoder(load: _Load, spec: DecoderSpec | EncoderSpec) -> VisionEncod
                 load.config.text_only,
             )
         return None
+    if isinstance(tower, SurroundingModel):
+        from quire.engine.models.fallback.composite import SurroundingEncoder  # noqa: PLC0415 as below
+
+        assert load.surrounding is not None
+        return SurroundingEncoder(load.surrounding, facts.info.placeholder, facts.tried)
     from quire.engine.models.fallback.tower import empty_tower  # noqa: PLC0415 a second of imports, for few models
 
     module = empty_tower(read_config(load.folder, load.options.hf_overrides), tower)
-    return VisionEncoder(module, tower.encode, facts.normalization)
+    return PixelEncoder(module, tower.encode, facts.normalization)
+
+
+def _surrounding_parts(folder: Path, config: ModelConfig, options: ModelOptions) -> SurroundingParts | None:
+    """What transformers runs around the language model of a model without a family; None: it has one."""
+    if config.spec is None or not isinstance(tower_of(config.spec), SurroundingModel):
+        return None
+    from quire.engine.models.fallback.composite import SurroundingParts  # noqa: PLC0415 seconds of imports
+
+    return SurroundingParts(read_config(folder, options.hf_overrides))
 
 
 def _transformer_context_len(load: _Load, spec: DecoderSpec | EncoderSpec) -> int:
@@ -454,7 +481,7 @@ def _load_dual_encoder(load: _Load, spec: DualEncoderSpec) -> LoadedModel:
     _check_layers(spec.layers, checkpoint)
     family = two_towers_of(spec)
     module = empty_tower(read_config(load.folder, options.hf_overrides), None)
-    vision = VisionEncoder(module, family.encode_picture, facts.pictures.normalization)
+    vision = PixelEncoder(module, family.encode_picture, facts.pictures.normalization)
     with torch.device("meta"):
         heads = PoolerHeads(facts.pooler, spec.size, spec.vocab)
     model = DualEncoder(spec, vision, family.encode_texts, heads)

@@ -19,9 +19,7 @@ from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 from typing import Any, Literal
 
-from msgspec import structs
-
-from quire.engine.client.launch import end_with_parent
+from quire.engine.client.launch import child_process, end_with_parent
 from quire.engine.models.config.checks import check_acts, check_raw, check_spec
 from quire.engine.models.config.pooling import PoolingOptions, read_dual_pooler, read_pooler
 from quire.engine.models.config.quantization import quantization_section
@@ -35,13 +33,24 @@ from quire.engine.models.errors import (
     UnsupportedOption,
 )
 from quire.engine.models.families.static import STATIC, static_spec
-from quire.engine.models.family import NO_FACTS, AnyFamily, Composite, Facts, Family, Spec, Tower, TwoTowers
+from quire.engine.models.family import (
+    NO_FACTS,
+    AnyFamily,
+    Composite,
+    Facts,
+    Family,
+    Spec,
+    SurroundingModel,
+    Tower,
+    TwoTowers,
+)
 from quire.engine.models.registry import broken_families, family_of, spec_of, text_config_of, with_known_type
 from quire.engine.models.specs.decoder import DecoderSpec, EncoderSpec
 from quire.engine.models.specs.dual_encoder import DualEncoderSpec
 from quire.engine.models.specs.pooler import NO_HEADS, HeadReaders, PoolerSpec
 
 logger = logging.getLogger(__name__)
+ALONE = "--language-model-only tries its language model alone"  # for errors
 ModelImplementation = Literal["auto", "quire", "transformers"]
 # Ends of the names of architectures that transformers may run as encoders of text.
 _POOLING_NAMES = (
@@ -162,8 +171,6 @@ def _known_config(
         raise UnsupportedModel(f"{kind} is an encoder, which cannot generate")
     if pooler is None:
         _check_generates(config, pooling)
-    if pooler is not None and isinstance(spec, DecoderSpec) and spec.prefix_lm:
-        raise UnsupportedModel(f"models of type {kind!r} are supported for generation only, not for embeddings")
     if isinstance(family, TwoTowers) or family.facts is None:
         return ModelConfig(
             kind, spec, extra, quantization, Facts(pooler=pooler), task_adapter=read_task_adapter(config)
@@ -174,14 +181,23 @@ def _known_config(
     return ModelConfig(kind, spec, extra, quantization, family.facts(folder, config, spec))
 
 
-def _with_pictures(known: ModelConfig, folder: Path, config: Any, tower: Tower, spec: DecoderSpec) -> ModelConfig:
-    """The config with facts about pictures, if Quire supports how the model reads them."""
+def _with_pictures(
+    known: ModelConfig, folder: Path, config: Any, tower: Tower | SurroundingModel, spec: DecoderSpec
+) -> ModelConfig:
+    """The config with facts about pictures, if Quire supports how the model reads them.
+
+    Raises:
+        UnsupportedModel: it does not, and it is not known whether the language model alone can be used.
+    """
+    is_unknown = isinstance(tower, SurroundingModel)
+    if is_unknown and known.facts.pooler is not None:
+        raise UnsupportedModel(f"models of type {known.model_type!r} are supported for generation only")
     try:
         pictures = tower.facts(folder, config, spec)
     except (BrokenFolder, UnsupportedModel) as error:
+        if is_unknown:
+            raise UnsupportedModel(f"{error} (model type {known.model_type!r}; {ALONE})") from error
         return replace(known, text_only=str(error))
-    if known.facts.pooler is not None:  # no API of embeddings reads videos
-        pictures = replace(pictures, info=structs.replace(pictures.info, video=None))
     return replace(known, facts=replace(known.facts, pictures=pictures))
 
 
@@ -380,15 +396,10 @@ def start_reading_configs(
     language_model_only: bool = False,
 ) -> list[Connection]:
     """Read the configs of folders in a child process; `model_config_of` waits for each of them."""
-    context = multiprocessing.get_context("spawn")
-    pipes = [context.Pipe(duplex=False) for _ in folders]
+    pipes = [multiprocessing.Pipe(duplex=False) for _ in folders]
     senders = [sender for _, sender in pipes]
-    context.Process(
-        target=_read_all,
-        args=(folders, senders, implementation, dict(overrides), pooling, language_model_only),
-        name="quire-configs",
-        daemon=True,
-    ).start()
+    arguments = (folders, senders, implementation, dict(overrides), pooling, language_model_only)
+    child_process(_read_all, arguments, "quire-configs", daemon=True).start()
     for sender in senders:  # so that the end of the process ends the pipes
         sender.close()
     return [receiver for receiver, _ in pipes]
@@ -420,7 +431,8 @@ def _read_all(
 ) -> None:
     """Body of the child process."""
     end_with_parent()
-    sys.modules["torch"] = None  # type: ignore[assignment]  # makes `import torch` fail
+    # Makes `import torch` fail, unless it has been imported already.
+    sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
     os.environ["TRANSFORMERS_VERBOSITY"] = "error"  # hides the warning that torch is missing
     for folder, sender in zip(folders, senders, strict=True):
         result: ModelConfig | ModelError

@@ -17,7 +17,18 @@ from typing import Any
 
 from quire.engine.models.config.bidirectional import as_encoder
 from quire.engine.models.errors import UnsupportedModel
-from quire.engine.models.family import AnyFamily, Composite, Facts, Family, RawConfig, Spec, Tower, TwoTowers
+from quire.engine.models.families.other_composites import OTHER_COMPOSITE, is_other_composite
+from quire.engine.models.family import (
+    AnyFamily,
+    Composite,
+    Facts,
+    Family,
+    RawConfig,
+    Spec,
+    SurroundingModel,
+    Tower,
+    TwoTowers,
+)
 from quire.engine.models.specs.decoder import DecoderSpec, EncoderSpec
 from quire.engine.models.specs.dual_encoder import DualEncoderSpec
 from quire.engine.models.specs.tensor_names import VISION, WeightNames
@@ -98,8 +109,9 @@ def _check_published(made: Registry, families: Iterable[AnyFamily]) -> None:
 
 
 def family_of(model_type: str) -> AnyFamily | None:
-    """The family that claims a model type; None if there is none."""
-    return registry().types.get(model_type)
+    """The family of a model type: the one that claims it, or that of other models of a kind; None if there is none."""
+    family = registry().types.get(model_type)
+    return OTHER_COMPOSITE if family is None and is_other_composite(model_type) else family
 
 
 def broken_families() -> str:
@@ -122,12 +134,13 @@ def with_known_type(raw: RawConfig) -> RawConfig:
 
 
 def spec_of(config: Any) -> Spec:
-    """The spec of a config whose model type a family claims.
+    """The spec of a config whose model type has a family.
 
     Raises:
         UnsupportedModel: an option is not supported, or a part is of a type that no family claims.
     """
-    family = registry().types[config.model_type]
+    family = family_of(config.model_type)
+    assert family is not None
     if isinstance(family, Composite):
         inner, spec = _language_model(*family.language_model(config))
         return replace(family.spec(config, spec), family=family.name, language_model=inner)
@@ -205,7 +218,7 @@ def two_towers_of(spec: DualEncoderSpec) -> TwoTowers:
     return family
 
 
-def tower_of(spec: Spec) -> Tower | None:
+def tower_of(spec: Spec) -> Tower | SurroundingModel | None:
     """The part of a spec's family that reads pictures."""
     family = registry().names[spec.family]
     return family.tower if isinstance(family, Composite) else None

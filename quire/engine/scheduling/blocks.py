@@ -125,9 +125,11 @@ class BlockPool:
             for block in table:
                 held[block] += 1
         assert held == self._refs, "reference counts differ from block tables"
-        assert set(self._free) == {block for block, count in enumerate(self._refs) if count == 0}, "free list differs"
-        known = {block: key for block, key in enumerate(self._hash_of) if key is not None}
-        assert known == {block: key for key, block in self._by_hash.items()}, "hash tables differ"
+        # As many as are free, and all of them are; most blocks are free and unknown, so no loop is over all blocks.
+        assert len(self._free) == self._refs.count(0), "free list differs"
+        assert not any(map(self._refs.__getitem__, self._free)), "free list differs"
+        assert len(self._by_hash) == self.num_blocks - self._hash_of.count(None), "hash tables differ"
+        assert all(self._hash_of[block] == key for key, block in self._by_hash.items()), "hash tables differ"
 
     def _evict(self, block: int) -> None:
         key = self._hash_of[block]

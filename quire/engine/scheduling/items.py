@@ -9,34 +9,36 @@ from collections.abc import Iterator
 import msgspec
 import numpy as np
 
-from quire.engine.client.protocol import MediaItem, PictureItem
+from quire.engine.client.protocol import AudioItem, MediaItem, PictureItem
 from quire.engine.scheduling.plan import EncodedItem, PlaceholderTokens, RotaryPositions, StepPlan
 
 ItemKey = bytes
 
 
 def pixels_of(item: PictureItem) -> int:
-    """The number of pixels of all images of an item."""
-    return item.pixels.size // 3
+    """The number of pixels of all images of an item; of what a processor has made, that of the largest input."""
+    return max((part.values.size for part in item.inputs), default=item.pixels.size) // 3
 
 
-def beside_pictures(items: tuple[MediaItem, ...]) -> tuple[MediaItem, ...]:
-    """The items of a prompt, in which audio knows that there are pictures beside it, if there are."""
-    if not any(isinstance(item, PictureItem) for item in items):
-        return items
-    return tuple(
-        item
-        if isinstance(item, PictureItem)
-        else msgspec.structs.replace(item, hash=item.hash + b"beside pictures", beside_pictures=True)
-        for item in items
-    )
+def _beside_pictures(item: MediaItem) -> MediaItem:
+    """An item of a prompt with pictures: audio knows that they are there."""
+    if isinstance(item, PictureItem) or item.beside_pictures:
+        return item
+    return msgspec.structs.replace(item, hash=item.hash + b"beside pictures", beside_pictures=True)
 
 
 class PlaceholderRanges:
     """The items of one request, in the order of their spans."""
 
-    def __init__(self, items: tuple[MediaItem, ...], prefix: bytes) -> None:
-        """`prefix`: prefix of the keys of items; only requests with equal prefixes share an encoding."""
+    def __init__(self, items: tuple[MediaItem, ...], prefix: bytes, *, marks_audio: bool = False) -> None:
+        """Hold the items of a prompt.
+
+        Args:
+            items: the items.
+            prefix: prefix of the keys of items; only requests with equal prefixes share an encoding.
+            marks_audio: see `SchedulerLimits.marks_audio`.
+        """
+        self._marks_audio = marks_audio
         self._items: list[MediaItem] = []
         self._starts: list[int] = []
         self._ends: list[int] = []
@@ -50,6 +52,8 @@ class PlaceholderRanges:
             self._items.append(placed)
             self._starts.append(placed.start)
             self._ends.append(placed.start + placed.length)
+        if self._marks_audio and any(isinstance(item, PictureItem) for item in self._items):
+            self._items = [_beside_pictures(item) for item in self._items]
 
     def key(self, item: MediaItem) -> ItemKey:
         """The key of an item in the encoder cache."""
@@ -80,13 +84,20 @@ class PlaceholderRanges:
 
     def rotary_positions(self, length: int) -> RotaryPositions | None:
         """The rotary positions of a prompt of that length; None: those of its tokens in the sequence."""
-        placed = [item for item in self._items if isinstance(item, PictureItem) and item.positions is not None]
-        if not placed:
+        if not any(isinstance(item, PictureItem) and item.positions is not None for item in self._items):
             return None
         tokens = np.empty((3, length), np.int32)
         end = position = 0  # behind the item before, and the rotary position there
-        for item in placed:
-            assert item.positions is not None
+        for item in self._items:
+            if isinstance(item, AudioItem):
+                if item.ends_video:
+                    behind = item.start + item.length + 1
+                    tokens[:, end:behind] = np.arange(position, position + behind - end)
+                    position += behind - end - 1
+                    end = behind
+                continue
+            if item.positions is None:
+                continue
             tokens[:, end : item.start] = np.arange(position, position + item.start - end)
             position += item.start - end
             end = item.start + item.length
@@ -171,7 +182,10 @@ class EncoderCache:
         unread = {spans.key(item): item for item in spans.within(start, end)}
         unread = {key: item for key, item in unread.items() if key not in self._read}
         is_first = self._left == self._encoder_compute_budget
-        if not is_first and sum(map(self._cost, unread.values())) > self._left:
+        if (
+            not is_first
+            and sum(self._cost(item) for key, item in unread.items() if key not in self._lengths) > self._left
+        ):
             return False
         held = sum(self._lengths[key] for key in self._read)
         return held + sum(item.length for item in unread.values()) <= self._capacity

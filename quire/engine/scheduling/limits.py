@@ -28,6 +28,7 @@ class SchedulerLimits:
         lora_digests: digests of the content of the model's adapters (LoRA), by their ids.
         item_lora_id: adapter that requests with such items are computed with; None: with the model's weights alone.
         picture_lora_id: the same of those with pictures, whether they have audio or not.
+        marks_audio: audio in prompts with pictures is encoded in another way than elsewhere.
         bidirectional: which tokens attend to each other in both directions, and are therefore computed in one step:
             those of each picture, or those of the prompt; None: no tokens do.
         stages: pipeline stages, each of which computes another step at the same time.
@@ -45,6 +46,7 @@ class SchedulerLimits:
     lora_digests: Mapping[int, bytes] = field(default_factory=dict)
     item_lora_id: int | None = None
     picture_lora_id: int | None = None
+    marks_audio: bool = False
     bidirectional: Bidirectional | None = None
     stages: int = 1
 

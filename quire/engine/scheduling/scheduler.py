@@ -27,7 +27,7 @@ from quire.engine.scheduling.block_tables import ONE_GROUP, BlockGroups, BlockTa
 from quire.engine.scheduling.blocks import BlockPool
 from quire.engine.scheduling.cross_attention import CrossAttentionBlocks
 from quire.engine.scheduling.drafter import Drafter
-from quire.engine.scheduling.items import EncoderCache, PlaceholderRanges, beside_pictures
+from quire.engine.scheduling.items import EncoderCache, PlaceholderRanges
 from quire.engine.scheduling.limits import SchedulerLimits
 from quire.engine.scheduling.open_requests import OpenRequests
 from quire.engine.scheduling.pipeline import StepShares
@@ -126,8 +126,9 @@ class Scheduler:
         if self.limits.encoder_cache_size:
             # As for prefixes: without a hasher nothing is shared.
             prefix = request.root_hash if self._hasher is not None else f"{request.id}\0".encode()
-            items = beside_pictures(message.items)
-            request.placeholders = PlaceholderRanges(items, prefix) if items or message.open else None
+            if message.items or message.open:
+                marks_audio = self.limits.marks_audio
+                request.placeholders = PlaceholderRanges(message.items, prefix, marks_audio=marks_audio)
             if message.items:
                 self._use_lora(request, message.items)
         elif message.items:
@@ -312,7 +313,9 @@ class Scheduler:
                 room = budget - max(decoding, reserved)
             count = request.within_prompt(request.num_computed_tokens, min(pending[index], room))
             if request.bidirectional is not None:
-                count = self._whole_spans(request, request.num_computed_tokens, count, pending[index])
+                count = request.whole_spans(request.num_computed_tokens, count) if count > 0 else 0
+                if count == 0 and pending[index] > 0:
+                    self._postpone(request, self._span_left(request, request.num_computed_tokens))
             if count > 0 and not self._make_room(plan, request, count):
                 break
             if request.placeholders is not None:
@@ -356,10 +359,8 @@ class Scheduler:
                 continue
             count = request.within_prompt(computed, min(left, budget))
             if request.bidirectional is not None:
-                count = self._whole_spans(request, computed, count, left)
-                if count == 0:
-                    return  # the next step has room for it
-            fresh = self._tables.missing_on_entry(prefix, computed + count)
+                count = request.whole_spans(computed, count)
+            fresh = self._tables.missing_on_entry(prefix, computed + (count or self._span_left(request, computed)))
             cross = self._cross_attention.cached(request.cross_attention)
             if request.cross_attention is not None and not cross:
                 if request.cross_attention.length > encoded and encoded < self.limits.encoder_compute_budget:
@@ -369,6 +370,9 @@ class Scheduler:
             while not self.pool.can_take([*prefix.held, *cross], fresh):
                 if not self._preempt_idle():
                     return
+            if count == 0:
+                self._postpone(request, self._span_left(request, computed))
+                return
             request.computed_on_entry = computed
             count = self._readable(plan, request, computed, count)
             if count == 0:
@@ -388,18 +392,16 @@ class Scheduler:
             self._schedule_sequence(plan, scheduled, request, count, enters=True)
             budget -= count
 
-    def _whole_spans(self, request: Request, start: int, count: int, left: int) -> int:
-        """As many of `count` tokens as cut no tokens in two that attend in both directions.
+    def _postpone(self, request: Request, count: int) -> None:
+        """Let the next step keep room for so many tokens, for which there is too little in this one."""
+        if count and self._postponed.request is None:
+            self._postponed = _Postponed(request, count)
 
-        `left`: tokens that the request needs, without a budget. If there is too little room for the next ones, the next
-        step keeps it for them.
-        """
-        whole = request.whole_spans(start, count) if count > 0 else 0
-        if whole == 0 and left > 0 and self._postponed.request is None and start < request.prompt_len:
-            spans = request.bidirectional_spans(start, start + 1)
-            if spans and (needed := spans[0].end - start) > count:
-                self._postponed = _Postponed(request, needed)
-        return whole
+    @staticmethod
+    def _span_left(request: Request, start: int) -> int:
+        """The number of tokens from `start` on that attend in both directions; 0 if that one does not."""
+        spans = request.bidirectional_spans(start, start + 1)
+        return spans[0].end - start if spans else 0
 
     def _readable(self, plan: StepPlan, request: Request, start: int, count: int) -> int:
         """As many of `count` tokens as the items allow that are encoded, or can be in this step."""

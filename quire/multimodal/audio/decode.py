@@ -22,8 +22,10 @@ from quire.multimodal.audio.formats import NAMES, AudioFormat, recognize
 from quire.multimodal.audio.headers import complete, is_chained, wav_frames
 from quire.multimodal.audio.limits import AudioLimits
 from quire.multimodal.errors import PromptError
+from quire.multimodal.videos import formats as video_formats
 
 PARAM = "file"
+_VIDEO = "video"  # of any format, in error texts
 _BLOCK = 1 << 16  # frames that are read at once
 _MIN_RATE, _MAX_RATE = 1000, 768_000  # samples per second
 _MAX_CHANNELS = 64
@@ -81,9 +83,26 @@ class _Unreadable(AudioError):
     """A library cannot make sense of the file; another one may."""
 
 
-def worker(limits: AudioLimits) -> Callable[[tuple[bytes, int]], DecodedAudio]:
-    """The function of a worker process. Its jobs are a file, and how many samples there is memory for."""
-    return lambda job: decode(job[0], limits, job[1])
+class _Silent(_Unreadable):
+    """The file has no audio."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeJob:
+    """A job: decode a file. `reserved`: how many samples there is memory for; `is_video`: it is a video."""
+
+    content: bytes
+    reserved: int
+    is_video: bool
+
+
+def worker(limits: AudioLimits) -> Callable[[DecodeJob], DecodedAudio]:
+    """The function of a worker process."""
+
+    def do(job: DecodeJob) -> DecodedAudio:
+        return (decode_sound if job.is_video else decode)(job.content, limits, job.reserved)
+
+    return do
 
 
 def check_size(size: int, limits: AudioLimits) -> None:
@@ -132,6 +151,28 @@ def decode(content: bytes, limits: AudioLimits, reserved: int | None = None) -> 
             raise error from None
 
 
+def decode_sound(content: bytes, limits: AudioLimits, reserved: int | None = None) -> DecodedAudio:
+    """Decode the sound of a video; no samples if it is silent.
+
+    Args, Raises: as of `decode`.
+    """
+    if len(content) > limits.video_size:
+        raise AudioError(
+            f"The file has {len(content)} bytes; this server accepts videos of {limits.video_size} (--max-video-size)."
+        )
+    silence = DecodedAudio(np.zeros(0, np.float32), _VIDEO)
+    demuxer = video_formats.recognize(content)
+    if demuxer is None:
+        if video_formats.is_video(content):  # a list of frames
+            return silence
+        raise AudioError(f"The file is not a video of a supported format: {video_formats.NAMES}.")
+    target = _Target(AudioFormat(_VIDEO, "av", demuxer), limits, reserved)
+    try:
+        return DecodedAudio(_collect(_through_av(content, target), target), _VIDEO)
+    except _Silent:
+        return silence
+
+
 def _collect(source: Source, target: _Target) -> NDArray[np.float32]:
     """All blocks, mixed down, resampled once, and checked against the limits while they arrive."""
     kind, limits = target.kind, target.limits
@@ -155,7 +196,7 @@ def _collect(source: Source, target: _Target) -> NDArray[np.float32]:
         target.add(resampler.resample_chunk(np.zeros(0, np.float32), last=True))
     if not target.length:
         # FFmpeg would take what follows the audio of a wav file for audio.
-        raise (AudioError if kind.name == "wav" else _Unreadable)(f"The {kind.name} file contains no audio.")
+        raise (AudioError if kind.name == "wav" else _Silent)(f"The {kind.name} file contains no audio.")
     return target.samples()
 
 
@@ -268,16 +309,20 @@ def _through_av(content: bytes, target: _Target) -> Source:
         file = io.BytesIO(content)
         with av.open(file, "r", format=kind.demuxer, metadata_errors="ignore", io_open=_refuse_to_open) as container:
             if not container.streams.audio:
-                raise AudioError(f"The {kind.name} file contains no audio.")
+                raise _Silent(f"The {kind.name} file contains no audio.")
             stream = container.streams.audio[0]
+            if stream.codec_context is None:
+                raise AudioError(f"The {kind.name} file has a codec that this server does not know.")
             stream.codec_context.thread_count = 1
             announced = (container.duration or 0) / av.time_base
             target.expect(announced)
+            if kind.name == _VIDEO:  # whose sound may end before its frames
+                announced = float((stream.duration or 0) * (stream.time_base or 0))
             for frame in container.decode(stream):
                 _check_header(frame.sample_rate, len(frame.layout.channels), kind)
                 yield _samples_of(frame), frame.sample_rate
                 end = max(end, (frame.time or 0.0) + frame.samples / frame.sample_rate)
-    except av.FFmpegError as error:
+    except (av.FFmpegError, PermissionError) as error:
         raise _Unreadable(f"The {kind.name} file is broken: {_reason(error.strerror or str(error))}") from error
     if kind.name not in _ESTIMATED:
         _check_length(end, announced, kind)

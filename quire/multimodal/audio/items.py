@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
 from quire.engine.client.audio import AudioInfo
@@ -99,6 +100,25 @@ def audio_items(samples: Samples, info: AudioInfo) -> list[AudioItem]:
         )
         start += length
     return items
+
+
+def parts_of_sound(items: Sequence[AudioItem], tokens: int, *, ends_video: bool) -> list[list[AudioItem]]:
+    """The items of a video's sound in parts, whose spans count from the first placeholder of theirs.
+
+    Args:
+        items: the items of all of it, none of which has tokens of two parts.
+        tokens: number of tokens of a part.
+        ends_video: no frames follow the last part.
+    """
+    parts: list[list[AudioItem]] = []
+    for item in items:
+        part, start = divmod(item.start, tokens)
+        if part == len(parts):
+            parts.append([])
+        parts[part].append(structs.replace(item, start=start))
+    last = parts[-1]
+    last[-1] = structs.replace(last[-1], ends_video=ends_video)
+    return parts
 
 
 def _features(samples: Samples, info: AudioInfo) -> NDArray[np.float32]:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.config.options import AudioOptions
-from quire.multimodal.audio.decode import PARAM, AudioError, DecodedAudio, LongerAudio
+from quire.multimodal.audio.decode import PARAM, AudioError, DecodedAudio, DecodeJob, LongerAudio
 from quire.multimodal.audio.features import SAMPLE_RATE, log_mel
 from quire.multimodal.audio.limits import AudioLimits
 from quire.multimodal.memory import MediaMemory, Reservation
@@ -33,10 +33,17 @@ _LEAST = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class AudioFile:
-    """A file, and the field or the content part of a request that it came in, for errors."""
+    """A file of a request.
+
+    Attributes:
+        content: the file.
+        param: the field or the content part of the request that it came in, for errors.
+        is_video: it is a video, whose sound is read. It may be silent.
+    """
 
     content: IO[bytes]
     param: str = PARAM
+    is_video: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +72,7 @@ class AudioReader:
         options: AudioOptions,
         memory: MediaMemory,
         *,
+        max_video_size: int = 0,
         max_queued: int = 1024,
         share: float = 1.0,
     ) -> None:
@@ -73,21 +81,24 @@ class AudioReader:
         Args:
             options: limits of files.
             memory: the memory for media.
+            max_video_size: bytes of the largest video whose sound is read.
             max_queued: files that may wait for a process.
             share: the largest part of these for one tenant; see `Shares`.
         """
         self.limits = AudioLimits(
-            int(options.max_audio_size), options.max_audio_seconds, int(options.max_audio_decoded_size)
+            int(options.max_audio_size),
+            options.max_audio_seconds,
+            int(options.max_audio_decoded_size),
+            max_video_size,
         )
+        largest = max(self.limits.size, max_video_size)
         self.memory = memory
         self._most = round(SAMPLE_RATE * self.limits.seconds)
         self._processes = WorkerPool(
             "audio",
             "quire.multimodal.audio.decode:worker",
             (self.limits,),
-            WorkerLimits(
-                memory=_WORKER_MEMORY + 4 * self.limits.size + 5 * self._most, seconds=_SECONDS, stack=1 << 24
-            ),
+            WorkerLimits(memory=_WORKER_MEMORY + 4 * largest + 5 * self._most, seconds=_SECONDS, stack=1 << 24),
             size=2,
             max_queued=max_queued,
             share=share,
@@ -162,7 +173,7 @@ class AudioReader:
 
     async def _decoded(self, file: AudioFile, reserved: int, tenant: str) -> DecodedAudio:
         try:
-            audio: DecodedAudio = await self._processes.run(_DecodeJob(file.content, reserved), tenant=tenant)
+            audio: DecodedAudio = await self._processes.run(_DecodeJob(file, reserved), tenant=tenant)
         except AudioError as error:
             raise AudioError(str(error), file.param) from error
         except JobTimedOut as error:
@@ -196,10 +207,11 @@ class AudioReader:
 class _DecodeJob:
     """A job of `decode.worker`. The file is read when it is sent to a process: until then a large one is on disk."""
 
-    def __init__(self, file: IO[bytes], reserved: int) -> None:
+    def __init__(self, file: AudioFile, reserved: int) -> None:
         self._file = file
         self._reserved = reserved
 
     def __reduce__(self) -> tuple[Any, ...]:
-        self._file.seek(0)
-        return tuple, ((self._file.read(), self._reserved),)
+        content = self._file.content
+        content.seek(0)
+        return DecodeJob, (content.read(), self._reserved, self._file.is_video)

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from quire.engine.client.protocol import PixelArray
+from quire.engine.client.protocol import EncoderInput, PixelArray
 from quire.multimodal.errors import PromptError
 from quire.multimodal.pictures.layout import PictureLayout
 
@@ -17,10 +17,17 @@ Key = tuple[bytes, bytes]  # hash of a file, and of everything else that its pre
 
 @dataclass(frozen=True, slots=True)
 class PreparedPicture:
-    """The layout of a picture, and the pixels of all of its items."""
+    """A picture or video that is ready for requests.
+
+    Attributes:
+        layout: its layout.
+        pixels: those of all of its items; none with `inputs`.
+        inputs: those of its item, if transformers' processor has prepared it.
+    """
 
     layout: PictureLayout
     pixels: PixelArray
+    inputs: tuple[EncoderInput, ...] = ()
 
 
 class _GivenUp(Exception):

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from quire.engine.client.pictures import LARGEST_VALUE, FixedSize, PanAndScan, PictureInfo, SmartResize
+from quire.engine.client.pictures import LARGEST_VALUE, FixedSize, PanAndScan, PatchBudget, PictureInfo, SmartResize
 from quire.engine.client.protocol import FeatureArray, PictureItem
 from quire.multimodal.errors import PromptError
 from quire.multimodal.pictures.layout import ItemLayout, PictureLayout, layout
@@ -29,6 +29,7 @@ from quire.multimodal.pictures.layout import ItemLayout, PictureLayout, layout
 _ZIP = b"PK\3\4"
 _MAX_HEAD = 1 << 16  # bytes of a pickle, or of the header of safetensors
 _MAX_MEMBERS = 16  # of a file of torch
+_MAX_AXES = 8  # of a tensor
 _BFLOAT16 = "bfloat16"
 # Types of tensors, by torch's names of storages and by those of safetensors.
 _STORAGES: Mapping[str, str] = {
@@ -41,6 +42,7 @@ _STORAGES: Mapping[str, str] = {
 }
 _TYPES: Mapping[str, str] = {"F32": "<f4", "F16": "<f2", "F64": "<f8", "BF16": _BFLOAT16, "I64": "<i8", "I32": "<i4"}
 _AXES = 3  # of a grid: time, height and width
+_SQUARE = 64  # edge of a picture that has the same layout as any other square
 _NOT_A_TENSOR = "The content must be one tensor, saved by torch.save or safetensors."
 
 
@@ -74,10 +76,17 @@ class _TensorUnpickler(pickle.Unpickler):
 
 
 def _rebuilt(storage: tuple[str, str], offset: int, shape: Sequence[int], stride: Sequence[int], *_: Any) -> _Tensor:
+    _check_shape(shape)
     dense = [math.prod(shape[index + 1 :]) for index in range(len(shape))]
     if any(step != dense_step for step, dense_step, size in zip(stride, dense, shape, strict=True) if size > 1):
         raise ValueError("it is not contiguous")
     return _Tensor(*storage, offset, tuple(shape))
+
+
+def _check_shape(shape: Sequence[Any]) -> None:
+    """Refuse sizes that no tensor has, before anything is computed with them."""
+    if len(shape) > _MAX_AXES or not all(type(size) is int and size >= 0 for size in shape):
+        raise ValueError("it has another shape")
 
 
 def read_embeddings(content: bytes) -> FeatureArray:
@@ -148,6 +157,7 @@ def _from_safetensors(content: bytes) -> NDArray[Any]:
     header = json.loads(content[8 : 8 + length])
     (tensor,) = [entry for name, entry in header.items() if name != "__metadata__"]
     start, end = tensor["data_offsets"]
+    _check_shape(tensor["shape"])
     return _array(content[8 + length :][start:end], _TYPES[tensor["dtype"]], tuple(tensor["shape"]), 0)
 
 
@@ -179,17 +189,14 @@ def embeddings_layout(info: PictureInfo, values: FeatureArray, grid: Sequence[in
             f"The embeddings have {size} values each; those of this model have {info.embedding_size}.", "image_embeds"
         )
     match info.geometry:
-        case (
-            FixedSize(tokens=expected, height=height, width=width)
-            | PanAndScan(tokens=expected, height=height, width=width)
-        ):
+        case FixedSize(tokens=expected) | PanAndScan(tokens=expected) | PatchBudget(tokens=expected):
             if tokens != expected:
                 raise PromptError(
                     f"There are {tokens} embeddings; a picture of this model has {expected}.", "image_embeds"
                 )
-            return layout(info, height, width)
-        case SmartResize():
-            rows, columns = _merged(tokens, grid)
+            return layout(info, _SQUARE, _SQUARE)
+        case SmartResize(merged=edge):
+            rows, columns = _merged(tokens, grid, edge)
             item = ItemLayout(images=0, height=0, width=0, row_length=tokens, grid=(rows, columns))
             return PictureLayout(f"{info.before}{info.token}{info.after}", (item,))
     raise PromptError(
@@ -198,15 +205,20 @@ def embeddings_layout(info: PictureInfo, values: FeatureArray, grid: Sequence[in
     )
 
 
-def _merged(tokens: int, grid: Sequence[int] | None) -> tuple[int, int]:
-    """Rows and columns of the tokens; each stands for a square of patches."""
+def _merged(tokens: int, grid: Sequence[int] | None, edge: int) -> tuple[int, int]:
+    """Rows and columns of the tokens; each stands for a square of `edge` times `edge` patches."""
     if grid is None or len(grid) != _AXES or grid[0] != 1 or min(grid) < 1:
         raise PromptError(
             "`image_grid_thw` must be [1, HEIGHT, WIDTH]: the patches of the picture.", "image_embeds.image_grid_thw"
         )
     _, height, width = grid
-    edge = math.isqrt(height * width // tokens)
-    if not edge or height % edge or width % edge or height * width != tokens * edge**2:
+    if height % edge or width % edge:
+        raise PromptError(
+            f"`image_grid_thw` has {height} x {width} patches; both must be multiples of {edge}, as each embedding of "
+            f"this model stands for {edge} x {edge} patches.",
+            "image_embeds.image_grid_thw",
+        )
+    if height * width != tokens * edge**2:
         raise PromptError(
             f"`image_grid_thw` has {height} x {width} patches, which do not become {tokens} embeddings.",
             "image_embeds.image_grid_thw",

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
+from typing_extensions import override
 
 from quire.engine.client.pictures import (
     MAX_RATIO,
@@ -22,6 +23,7 @@ from quire.engine.client.pictures import (
     PictureInfo,
     SmartResize,
     SplitTiles,
+    TransformersProcessor,
     VideoInfo,
 )
 from quire.engine.client.protocol import TokenArray
@@ -50,8 +52,12 @@ class ItemLayout:
         grid: rows and columns of the tokens' rotary positions; None: those of text.
         original_size: see `PictureItem`.
         is_video: it is a part of a video.
-        time: the rotary position of time, from where it begins.
-        continues: the item behind it is of the same video, and begins at the same rotary position.
+        time: the rotary position of time, from where its video begins.
+        shift: rotary positions from there to where it begins; more than 0 behind sound of the video.
+        step: rotary positions from where it begins to the token behind it; None: as of a picture. 0: what follows is of
+            the same video, and begins at the same position.
+        text_before: a text token in front of it belongs to it, and has the rotary position before.
+        text_behind: a text token behind it belongs to it, and has the same rotary position as the one behind that.
     """
 
     images: int
@@ -64,12 +70,15 @@ class ItemLayout:
     original_size: Size | None = None
     is_video: bool = False
     time: int = 0
-    continues: bool = False
+    shift: int = 0
+    step: int | None = None
+    text_before: bool = False
+    text_behind: bool = False
 
     @property
     def length(self) -> int:
         """Number of its tokens."""
-        return self.rows * (self.row_length + self.row_ends)
+        return self.text_before + self.rows * (self.row_length + self.row_ends) + self.text_behind
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -81,8 +90,16 @@ class ItemLayout:
         """Bytes of its pixels."""
         return math.prod(self.shape)
 
+    @property
+    def repeats(self) -> list[int]:
+        """How often each placeholder in the picture's text is repeated."""
+        return [self.row_length] * self.rows
+
     def text_offsets(self) -> TokenArray | None:
         """Which of its tokens are text; see `PictureItem.text_offsets`."""
+        if self.text_before or self.text_behind:
+            ends = [0] * self.text_before + [self.length - 1] * self.text_behind
+            return np.array(ends, np.int32)
         if not self.row_ends:
             return None
         return (np.arange(1, self.rows + 1, dtype=np.int32) * (self.row_length + 1) - 1).astype(np.int32)
@@ -93,14 +110,50 @@ class ItemLayout:
             return None
         positions = np.full((3, *self.grid), self.time, np.int32)
         positions[1], positions[2] = np.indices(self.grid, np.int32)
-        return positions.reshape(3, -1)
+        positions = positions.reshape(3, -1) - np.int32(self.shift)
+        positions = np.pad(positions, ((0, 0), (self.text_before, 0)), constant_values=-1)
+        return np.pad(positions, ((0, 0), (0, self.text_behind)), constant_values=self.step or 0)
 
     @property
     def advance(self) -> int | None:
         """Rotary positions from where it begins to the token behind it; see `PictureItem.advance`."""
-        if self.continues:
-            return 0
+        if self.step is not None:
+            return self.step
         return None if self.grid is None else max(self.grid)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessedItemLayout(ItemLayout):
+    """The tokens of a picture that transformers' processor prepares.
+
+    Attributes:
+        runs: where each run of placeholders begins, and its length; text stands between them.
+        input_bytes: bytes of its inputs.
+    """
+
+    runs: tuple[tuple[int, int], ...]
+    input_bytes: int
+
+    @property
+    @override
+    def length(self) -> int:
+        return sum(self.runs[-1])
+
+    @property
+    @override
+    def size(self) -> int:
+        return self.input_bytes
+
+    @property
+    @override
+    def repeats(self) -> list[int]:
+        return [length for _, length in self.runs]
+
+    @override
+    def text_offsets(self) -> TokenArray | None:
+        ends = [start + length for start, length in self.runs[:-1]]
+        text = [np.arange(end, start) for end, (start, _) in zip(ends, self.runs[1:], strict=True)]
+        return np.concatenate(text).astype(np.int32) if text else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +211,8 @@ def layout(info: PictureInfo, height: int, width: int) -> PictureLayout:
             return _whole(info, ItemLayout(images=1, height=height, width=width, row_length=budget.tokens))
         case PaddedTiles() as padded:
             return _whole(info, _padded_item(padded, height, width))
+        case TransformersProcessor():
+            raise LayoutError("Only the model's processor knows what becomes of a picture.")
 
 
 def pixels_between(geometry: Geometry, planned: PictureLayout, height: int, width: int) -> int:

@@ -18,6 +18,7 @@ from quire.engine.client.pictures import (
     PatchRows,
     SmartResize,
     SplitTiles,
+    TransformersProcessor,
 )
 from quire.engine.client.protocol import PixelArray
 from quire.multimodal.pictures.layout import (
@@ -68,6 +69,8 @@ def picture_pixels(geometry: Geometry, picture: Image.Image, layout: PictureLayo
             return np.stack([resized(part, geometry.height, geometry.width, geometry.resample) for part in parts])
         case PaddedTiles():
             return _padded(geometry, pixels)
+        case TransformersProcessor():
+            raise TypeError("only the model's processor prepares pictures for it")
 
 
 def _divide(pixels: PixelArray, tiles: PixelArray) -> None:

@@ -6,7 +6,7 @@ Runs in worker processes: decoders are native code that reads what a stranger ha
 from __future__ import annotations
 
 import io
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -37,6 +37,12 @@ _MISSING_SECONDS = 1.0
 _HIDDEN_TOLERANCE = 0.02  # part of the frames that may not be shown: some formats have such frames
 _VP8_SHOWN = 0x10  # the bit of a VP8 frame that says that it is shown
 _QUARTER = 90
+_ALIGNED = 1 << 20  # pixels that decoders may add to a frame
+# A video may take as long as it takes to decode so many pixels. To turn and to resize one takes as long as to decode
+# several, and a frame takes as long as one of so many pixels at least.
+_MOST_DECODED = 12 << 30
+_RESIZING_COST = 4
+_SMALLEST_FRAME = 1 << 14
 _SEEKABLE = frozenset({"mov", "matroska"})  # demuxers that find a packet by its time
 
 
@@ -123,6 +129,7 @@ def _of_frames(frames: Sequence[bytes], fps: float, limits: VideoLimits) -> Vide
     if len(sizes) > 1:
         raise VideoError("The frames of a video must have the same size.")
     ((height, width),) = sizes
+    _check_work(len(frames), len(frames), height, width)
     return VideoHeader(len(frames), fps, None, height, width, tuple(range(len(frames))))
 
 
@@ -144,17 +151,28 @@ class _Packets:
     end: float
     rate: float
 
+    def decoded(self, chosen: Sequence[int], *, can_seek: bool) -> int:
+        """How many frames have to be decoded to read those that are chosen."""
+        keys = [bisect_left(self.times, key) for key in self.keys] if can_seek and self.times else []
+        count, last = 0, -1
+        for index in sorted(set(chosen)):
+            place = bisect_right(keys, index) - 1
+            start = last if place < 0 else max(last, keys[place] - 1)
+            count += index - start
+            last = index
+        return count
+
 
 def _of_file(job: InspectVideo, limits: VideoLimits) -> VideoHeader:
     demuxer = recognize(job.content)
     if demuxer is None:
         raise VideoError(f"The file is not a video of a supported format: {NAMES}.")
-    with _opened(job.content, demuxer) as (container, stream):
+    with _opened(job.content, demuxer, limits.pixels) as (container, stream):
         _check_pixels(stream.codec_context.height, stream.codec_context.width, limits)
         packets = _packets(container, stream)
         _check_complete(packets, stream, container)
         fps = _rate(packets, stream)
-    with _opened(job.content, demuxer) as (container, stream):
+    with _opened(job.content, demuxer, limits.pixels) as (container, stream):
         first = next(container.decode(stream), None)
         if first is None:
             raise VideoError("The video has no frames.")
@@ -163,26 +181,40 @@ def _of_file(job: InspectVideo, limits: VideoLimits) -> VideoHeader:
     height, width = (first.width, first.height) if turns % 2 else (first.height, first.width)
     timeline = Timeline(packets.count, fps)
     chosen = tuple(chosen_frames(job.info, timeline))
+    decoded = packets.decoded(chosen, can_seek=demuxer in _SEEKABLE)
+    _check_work(decoded, len(set(chosen)), height, width)
     return VideoHeader(packets.count, fps, timeline.duration, height, width, chosen, turns)
 
 
 @contextmanager
-def _opened(content: bytes, demuxer: str) -> Iterator[tuple[Any, Any]]:
-    """FFmpeg's container of a file, and its video stream."""
+def _opened(content: bytes, demuxer: str, pixels: int) -> Iterator[tuple[Any, Any]]:
+    """FFmpeg's container of a file, and its video stream. `pixels`: of the largest frame.
+
+    Frames that say that they are much larger are not decoded; `_check_pixels` has the better error.
+    """
     if find_spec("av") is None:
         raise VideoError("This server reads no videos: it lacks the package av (pip install 'quire[video]').")
     import av  # noqa: PLC0415 not everybody has it
 
+    options = {"max_pixels": str(2 * pixels + _ALIGNED)}
     try:
         with av.open(
-            io.BytesIO(content), "r", format=demuxer, metadata_errors="ignore", io_open=_refuse_to_open
+            io.BytesIO(content),
+            "r",
+            format=demuxer,
+            options=options,
+            metadata_errors="ignore",
+            io_open=_refuse_to_open,
         ) as container:
             if not container.streams.video:
                 raise VideoError("The file has no video stream.")
             stream = container.streams.video[0]
             if stream.codec_context is None:
                 raise VideoError("The video has a codec that this server does not know.")
+            if not stream.time_base:
+                raise VideoError("The video has no unit of time.")
             stream.codec_context.thread_count = 1
+            stream.codec_context.options = options
             yield container, stream
     except (av.FFmpegError, PermissionError) as error:
         reason = (error.strerror or str(error)).strip().rstrip(".")[:200]
@@ -203,8 +235,19 @@ def _check_pixels(height: int, width: int, limits: VideoLimits) -> None:
         )
 
 
+def _check_work(decoded: int, chosen: int, height: int, width: int) -> None:
+    """Refuse at once what would be given up after seconds. `decoded`: frames for the `chosen` ones."""
+    if max(height * width, _SMALLEST_FRAME) * (decoded + _RESIZING_COST * chosen) > _MOST_DECODED:
+        raise VideoError(
+            f"The video takes too much time to read: {chosen} frames of {width} x {height} pixels are read, for which "
+            f"{decoded} are decoded. Send smaller ones, or fewer: `media_io_kwargs.video` has `num_frames` and `fps`."
+        )
+
+
 def _packets(container: Any, stream: Any) -> _Packets:
     """Read all packets of a stream, without decoding them."""
+    if stream.frames > _MOST_FRAMES:
+        raise _too_many_frames()
     is_vp8 = stream.codec_context.name.startswith(("vp8", "libvpx"))
     count, end = 0, 0
     times: list[int] = []
@@ -214,7 +257,7 @@ def _packets(container: Any, stream: Any) -> _Packets:
             continue
         count += 1
         if count > _MOST_FRAMES:
-            raise VideoError(f"The video has more than {_MOST_FRAMES} frames.")
+            raise _too_many_frames()
         if packet.pts is None:
             continue
         times.append(packet.pts)
@@ -228,6 +271,10 @@ def _packets(container: Any, stream: Any) -> _Packets:
     seconds = float((end - times[0]) * stream.time_base) if times else 0.0
     rate = (count - 1) / float((times[-1] - times[0]) * stream.time_base) if known and count > 1 else 0.0
     return _Packets(count, times if known else [], sorted(keys), seconds, rate)
+
+
+def _too_many_frames() -> VideoError:
+    return VideoError(f"The video has more than {_MOST_FRAMES} frames.")
 
 
 def _check_complete(packets: _Packets, stream: Any, container: Any) -> None:
@@ -286,10 +333,11 @@ def _pictures(frames: Sequence[bytes], limits: VideoLimits) -> Iterator[Image.Im
 def _of_chosen(content: bytes, header: VideoHeader) -> Iterator[Image.Image]:
     """The chosen frames of a file, each once."""
     demuxer = recognize(content) or ""
-    with _opened(content, demuxer) as (container, stream):
+    pixels = header.height * header.width
+    with _opened(content, demuxer, pixels) as (container, stream):
         packets = _packets(container, stream)
     indices = list(dict.fromkeys(header.chosen))
-    with _opened(content, demuxer) as (container, stream):
+    with _opened(content, demuxer, pixels) as (container, stream):
         decoder = _Decoder(container, stream, packets, can_seek=demuxer in _SEEKABLE)
         for index in indices:
             frame = decoder.frame(index)

@@ -17,6 +17,8 @@ _MAGIC: tuple[tuple[int, bytes, str], ...] = (
     (0, b"GIF87a", "gif"),
     (0, b"GIF89a", "gif"),
 )
+# Brands of ISO base media files that are audio or pictures.
+_NO_VIDEOS = frozenset({b"M4A ", b"M4B ", b"M4P ", b"heic", b"heix", b"heim", b"heis", b"hevc", b"mif1", b"msf1"})
 _TRANSPORT_PACKET, _SYNC = 188, 0x47
 _FRAMES = b"quire frames\0"  # the beginning of a list of frames
 _LENGTH = 8  # bytes of the length in front of each of them
@@ -31,6 +33,13 @@ def recognize(content: bytes) -> str | None:
         return "avi"
     syncs = content[: 3 * _TRANSPORT_PACKET : _TRANSPORT_PACKET]
     return "mpegts" if len(syncs) > 1 and all(byte == _SYNC for byte in syncs) else None
+
+
+def is_video(content: bytes) -> bool:
+    """Whether a file of any kind is a video, or a list of frames."""
+    if content[4:8] == b"ftyp" and content[8:12] in _NO_VIDEOS:
+        return False
+    return recognize(content) is not None or content.startswith(_FRAMES)
 
 
 def packed(frames: Sequence[bytes]) -> bytes:

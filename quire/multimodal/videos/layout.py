@@ -8,7 +8,7 @@ from datetime import timedelta
 
 import numpy as np
 
-from quire.engine.client.pictures import VideoInfo, VideoText
+from quire.engine.client.pictures import VideoInfo, VideoSound, VideoText
 from quire.multimodal.pictures.layout import ItemLayout, PictureLayout, frame_layout
 
 _UNITS = (
@@ -51,8 +51,13 @@ class VideoHeader:
         return [tuple(full[start : start + size]) for start in range(0, len(full), size)]
 
 
-def video_layout(info: VideoInfo, header: VideoHeader) -> PictureLayout:
+def video_layout(info: VideoInfo, header: VideoHeader, sound: int = 0) -> PictureLayout:
     """The layout of a video.
+
+    Args:
+        info: facts about the model.
+        header: what is known of the video.
+        sound: tokens of its sound that stand between those of its frames; 0: it is silent.
 
     Raises:
         LayoutError: the model cannot read frames of this size.
@@ -63,6 +68,8 @@ def video_layout(info: VideoInfo, header: VideoHeader) -> PictureLayout:
     items = [replace(item, images=info.group, is_video=True)] * len(groups)
     if info.is_timed:
         items = _timed(info, header, items)
+    if sound and info.sound is not None:
+        return _with_sound(info.sound, items, frame.text, sound)
     if info.newline:
         items[-1] = replace(item, images=info.group, is_video=True, row_length=item.row_length + 1)
     return PictureLayout(_TEXTS[info.text](header, groups, frame.text), tuple(items))
@@ -73,14 +80,48 @@ def _timed(info: VideoInfo, header: VideoHeader, items: Sequence[ItemLayout]) ->
 
     In floats of 32 bits, as transformers computes it.
     """
-    interval = np.float32(1)
+    times = np.arange(len(items), dtype=np.float32)
     if info.tokens_per_second is not None:
-        seconds = info.group * header.frames / (len(header.chosen) * header.fps)
-        interval = np.float32(info.tokens_per_second) * np.float32(seconds)
-    times = (np.arange(len(items), dtype=np.float32) * interval).astype(np.int64)
-    timed = [replace(item, time=int(time), continues=True) for item, time in zip(items, times, strict=True)]
-    timed[-1] = replace(timed[-1], continues=False)
+        interval = np.float32(info.tokens_per_second) * np.float32(_seconds(info, header))
+        times = times * interval
+    timed = [replace(item, time=int(time), step=0) for item, time in zip(items, times, strict=True)]
+    timed[-1] = replace(timed[-1], step=_largest(timed[-1]) + 1 if info.ends_at_largest else None)
     return timed
+
+
+def _seconds(info: VideoInfo, header: VideoHeader) -> float:
+    """From one group of frames to the next."""
+    if info.nominal_rate is not None and info.sampling.num_frames is None:
+        return info.group / (info.sampling.fps or info.nominal_rate)
+    return info.group * header.frames / (len(header.chosen) * header.fps)
+
+
+def _largest(item: ItemLayout) -> int:
+    """The largest rotary position of an item, from where its video begins."""
+    assert item.grid is not None
+    return max(item.time, *(edge - 1 for edge in item.grid))
+
+
+def _with_sound(sound: VideoSound, items: Sequence[ItemLayout], frame: str, tokens: int) -> PictureLayout:
+    """Parts of frames and of so many tokens of sound take turns: those of the same seconds follow each other.
+
+    A text in front of them has the rotary position before them; one behind them, and the token behind that, have the
+    same. Where frames are further apart than a part is long, transformers divides their tokens; here they stay whole.
+    """
+    parts = -(-tokens // sound.part)
+    last = items[-1].time // sound.part
+    placed: list[ItemLayout] = []
+    texts = [sound.before]
+    for part in range(max(parts, last + 1)):
+        shift = min(part * sound.part, tokens)
+        frames = [replace(item, shift=shift, step=0) for item in items if item.time // sound.part == part]
+        placed += frames
+        texts.append(frame * len(frames) + sound.token * (part < parts))
+    placed[0] = replace(placed[0], text_before=True)
+    if last >= parts:  # the frames end after the sound
+        end = _largest(placed[-1]) + 1 - placed[-1].shift
+        placed[-1] = replace(placed[-1], step=end, text_behind=True)
+    return PictureLayout("".join([*texts, sound.after]), tuple(placed))
 
 
 def _tokens_only(_: VideoHeader, groups: Sequence[tuple[int, ...]], frame: str) -> str:

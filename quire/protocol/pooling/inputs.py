@@ -53,6 +53,10 @@ class Content:
         """The path of a part, for errors; `where`: that of the input."""
         return where if self.is_part else f"{where}.content[{index}]"
 
+    def media_paths(self, where: str) -> list[str]:
+        """The paths of its parts that are not texts."""
+        return [self.path(where, index) for index, part in enumerate(self.parts) if not isinstance(part, str)]
+
 
 def _refuse(where: str, text: str) -> NoReturn:
     raise field_error(where, text)

@@ -87,9 +87,10 @@ class ScoreResponse(BaseModel):
 
 
 class RerankDocument(BaseModel):
-    """The texts of a document of the request; null if it has none."""
+    """The texts of a document of the request, null if it has none, and the paths of its parts with media, if any."""
 
     text: str | None
+    media: list[str] | None = None
 
 
 class RerankResult(BaseModel):

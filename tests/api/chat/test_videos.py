@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import gc
+import re
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from quire.engine.client.pictures import FixedSize, FrameSampling, VideoInfo
+from quire.engine.client.audio import AudioInfo, AudioLengths
+from quire.engine.client.pictures import FixedSize, FrameSampling, SmartResize, VideoInfo, VideoSound
+from quire.engine.client.protocol import AudioItem, PictureItem
+from tests.support.audio import voice, wav
 from tests.support.clips import sound_file, video_file
 from tests.support.fake_core import FakeCore
 from tests.support.picture_chat import (
+    AUDIO,
     CHAT,
     IMAGE,
     MESSAGES,
@@ -95,16 +100,20 @@ async def test_every_form_of_a_part(tmp_path: Path) -> None:
         {"type": "video_url", "video_url": {"url": f"file://{tmp_path}/clip.mp4"}},
         {"type": "input_video", "video_url": url},
         block,
+        {"type": "file", "file": {"file_data": url}},
+        {"type": "input_file", "file_data": base64_of(CLIP)},
+        {"type": "document", "source": block["source"]},
     ]
     async with picture_server(tmp_path / "m", core, allowed_local_media_path=tmp_path) as server:
         uploaded = await server.http.post("/v1/files", data={"purpose": "vision"}, files={"file": ("clip.mp4", CLIP)})
         stored = {"file_id": uploaded.json()["id"]}
         parts += [{"type": "input_video", **stored}, {"type": "video", "source": {"type": "file", **stored}}]
+        parts += [{"type": "file", "file": stored}]
         for part in parts:
             answer = await server.post(CHAT, asked(part))
             assert answer.status_code == 200, answer.text
             assert "x-quire-ignored-fields" not in answer.headers
-        for part in parts[0], parts[5], parts[7]:
+        for part in parts[0], parts[5], parts[8], parts[10]:
             await said(server, {"input": [{"role": "user", "content": [part]}]}, RESPONSES)
         result = {"type": "tool_result", "tool_use_id": "t", "content": [block]}
         await said(server, {"max_tokens": 4, "messages": [{"role": "user", "content": [block]}]}, MESSAGES)
@@ -134,6 +143,18 @@ async def test_lists_of_frames(tmp_path: Path) -> None:
     assert [item.pixels[0, 0, 0, 0] for item in core.items[0]] == [0, 128, 255]
     assert "0.1 seconds" in core.prompts[0]
     assert "4.0 seconds" in core.prompts[1]
+
+
+async def test_the_rate_of_lists_of_frames_where_the_model_chooses_frames_of_files(tmp_path: Path) -> None:
+    core = watching(msgspec.structs.replace(TIMED, sampling=FrameSampling(rule="glm46v"), group=1))
+    frames = ",".join(base64_of(painted(color, kind="JPEG")) for color in ("#000000", "#ffffff"))
+    part = {"type": "video_url", "video_url": {"url": f"data:video/jpeg;base64,{frames}"}}
+    rate = {"media_io_kwargs": {"video": {"fps": 0.5}}}
+    async with picture_server(tmp_path, core) as server:
+        await said(server, asked(part, **rate))
+        for parts in ([video_url(CLIP)], [part, video_url(CLIP)]):
+            assert (await refused(server, asked(*parts, **rate)))["param"] == "media_io_kwargs.video.fps"
+    assert "2.0 seconds" in core.prompts[0]
 
 
 async def test_which_frames_are_read(tmp_path: Path) -> None:
@@ -217,6 +238,10 @@ async def test_limits(tmp_path: Path) -> None:
     async with picture_server(tmp_path, watching(context=30), max_video_parts=2) as server:
         many = await refused(server, asked(*[video_url(CLIP)] * 3))
         assert many["message"] == "A chat may have at most 2 videos (--max-video-parts), not 3."
+        files = [{"type": "file", "file": {"file_data": data_url(CLIP, "video/mp4")}}] * 2
+        many = await refused(server, asked(video_url(CLIP), *files))
+        assert many["message"].startswith("The chat has too many videos, with those of its files")
+        assert many["param"] == "messages[0].content[2]"
         settings = {"media_io_kwargs": {"video": {"num_frames": 8}}}
         long = await refused(server, asked(*[video_url(CLIP)] * 2, **settings))
         assert "the pictures and videos have 32 tokens" in long["message"]
@@ -225,6 +250,10 @@ async def test_limits(tmp_path: Path) -> None:
         for model, accepted in (("fake", "text and pictures"), ("fake-1", "text")):
             error = await refused(server, {**asked(video_url(CLIP)), "model": model})
             assert error["message"].endswith(f"the model `{model}` accepts {accepted} only.")
+            file = {"type": "file", "file": {"file_data": data_url(CLIP, "video/mp4")}}
+            error = await refused(server, {**asked(file), "model": model})
+            assert error["message"] == f"The file is a video, and the model `{model}` does not read videos."
+            assert error["param"] == "messages[0].content[0]"
 
 
 async def test_users_cannot_write_videos(tmp_path: Path) -> None:
@@ -247,3 +276,98 @@ async def test_a_template_that_changes_the_order(tmp_path: Path) -> None:
         assert "must keep the order" in error["message"]
     async with picture_server(tmp_path / "b", watching(OWN), template=template) as server:
         await said(server, asked(video_url(CLIP), image_url(RED)))
+
+
+# As of Qwen2.5-Omni.
+HEARD = VideoInfo(
+    placeholder=TOKEN[VIDEO],
+    placeholder_text=VIDEO,
+    geometry=SmartResize(multiple=4, min_pixels=16, max_pixels=12 * 16),
+    sampling=FrameSampling(rule="qwen2_vl", fps=2.0, min_frames=2),
+    group=2,
+    is_timed=True,
+    tokens_per_second=25,
+    nominal_rate=2.0,
+    ends_at_largest=True,
+    sound=VideoSound(part=50, token=AUDIO, before="<pic>", after="</pic>"),
+)
+HEARING = AudioInfo(
+    kind="qwen2_5_omni",
+    placeholder=TOKEN[AUDIO],
+    placeholder_text=AUDIO,
+    sample_rate=16_000,
+    num_mel_bins=8,
+    item_columns=200,
+    lengths=AudioLengths(200, 1, 2),
+    padded_columns=1,
+    silent_columns=2,
+)
+FILM = video_file(16, fps=4, sound=3.4)  # four pairs of frames, in two parts
+ALOUD: dict[str, Any] = {"mm_processor_kwargs": {"use_audio_in_video": True}}
+
+
+def film(frames: int, *sound: int) -> str:
+    """The text of a video with so many groups of frames in a part, and its sound."""
+    parts = [f"(?:{VIDEO}){{{frames * 12}}}(?:{AUDIO}){{{least},{least + 3}}}" for least in sound]
+    return f"<pic>{''.join(parts)}</pic>"
+
+
+async def test_the_sound_of_videos_stands_between_their_frames(tmp_path: Path) -> None:
+    core = watching(HEARD, audio=HEARING)
+    async with picture_server(tmp_path, core) as server:
+        body = await said(server, asked("a", video_url(FILM), "b", **ALOUD))
+        await said(server, asked("a", video_url(FILM), "b"))
+        await said(server, asked("a", video_url(CLIP), "b", mm_processor_kwargs={"load_audio_from_video": True}))
+        await said(
+            server, asked("a", video_url(FILM), mm_processor_kwargs={"videos_kwargs": {"use_audio_in_video": True}})
+        )
+        file = {"type": "file", "file": {"file_data": data_url(FILM, "video/mp4")}}
+        await said(server, asked("a", file, "b", **ALOUD))
+    loud, silent, without, *others = core.prompts
+    assert re.search(f"a{film(2, 50, 34)}b", loud)
+    assert f"a{VIDEO * 48}b" in silent
+    assert f"a{VIDEO * 24}b" in without
+    assert all(re.search(f"a{film(2, 50, 34)}", prompt) for prompt in others)
+    items = core.requests[0].items
+    assert [type(item) for item in items] == [PictureItem, PictureItem, AudioItem, PictureItem, PictureItem, AudioItem]
+    assert [item.ends_video for item in items if isinstance(item, AudioItem)] == [False, True]
+    assert body["usage"]["prompt_tokens_details"]["multimodal_tokens"]["video"] == 48
+    assert 84 <= body["usage"]["prompt_tokens_details"]["multimodal_tokens"]["audio"] < 88
+    spans = [list(range(item.start, item.start + item.length)) for item in items]
+    covered = [index for span in spans for index in span]
+    assert covered == list(range(covered[0], covered[0] + len(covered))), "the first token around them belongs to them"
+
+
+async def test_films_beside_pictures_and_audio(tmp_path: Path) -> None:
+    core = watching(HEARD, audio=HEARING)
+    sound = {"type": "input_audio", "input_audio": {"data": base64_of(wav(voice(1.0)[:, None])), "format": "wav"}}
+    async with picture_server(tmp_path, core) as server:
+        parts = (sound, "a", video_url(FILM), image_url(RED), "b", video_url(CLIP), sound, video_url(FILM))
+        await said(server, asked(*parts, **ALOUD))
+    heard = f"(?:{AUDIO}){{25}}"
+    pattern = f"{heard}a{film(2, 50, 34)}{PICTURE}b(?:{VIDEO}){{24}}{heard}{film(2, 50, 34)}"
+    assert re.search(pattern, core.prompts[0])
+    lengths = [item.length for item in core.requests[0].items if isinstance(item, AudioItem)]
+    assert [lengths[index] for index in (0, 1, 3, 4)] == [25, 50, 25, 50]
+
+
+async def test_sound_that_cannot_be_heard_is_refused(tmp_path: Path) -> None:
+    core = watching(HEARD, audio=HEARING)
+    async with picture_server(tmp_path, core, max_audio_seconds=2) as server:
+        await said(server, asked(video_url(FILM, uuid="a")))
+        for part, fields, param, reason in (
+            (video_url(FILM), ALOUD, "messages[0].content[0]", "--max-audio-seconds"),
+            ({"type": "video_url", "video_url": None, "uuid": "a"}, ALOUD, "messages[0].content[0]", "send it again"),
+            (video_url(RED), ALOUD, "messages[0].content[0]", "not a video of a supported format"),
+            (
+                video_url(FILM),
+                {"mm_processor_kwargs": {"use_audio_in_video": 1}},
+                "mm_processor_kwargs.use_audio_in_video",
+                "true or false",
+            ),
+        ):
+            error = await refused(server, asked(part, **fields))
+            assert (error["param"], reason in error["message"]) == (param, True), error
+    async with picture_server(tmp_path / "b", watching()) as server:
+        error = await refused(server, asked(video_url(FILM), **ALOUD))
+        assert error["param"] == "mm_processor_kwargs.use_audio_in_video"

@@ -14,12 +14,17 @@ import openai
 import pytest
 from openai.types import CreateEmbeddingResponse
 
-from quire.engine.client.pictures import FixedSize, PictureInfo
+from quire.engine.client.pictures import FixedSize, FrameSampling, PictureInfo, VideoInfo
+from tests.support.clips import video_file
 from tests.support.picture_chat import (
     IMAGE,
     PARTS,
     TOKEN,
+    VIDEO,
     PictureCore,
+    base64_of,
+    data_url,
+    image_block,
     image_url,
     painted,
     picture_info,
@@ -167,7 +172,12 @@ async def test_embedders_compare_messages(tmp_path: Path) -> None:
             *(f"<|im_start|>user\n{text}{end}" for text in ("x", f"y{PICTURE}", PICTURE, "z")),
         ]
         results = answer.json()["results"]
-        assert {result["index"]: result["document"]["text"] for result in results} == {0: "x", 1: "y", 2: None, 3: "z"}
+        assert {result["index"]: result["document"] for result in results} == {
+            0: {"text": "x"},
+            1: {"text": "y", "media": ["documents[1].content[1]"]},
+            2: {"text": None, "media": ["documents[2]"]},
+            3: {"text": "z"},
+        }
         pair = {"queries": [content(image_url(RED)), "x"], "documents": [content(image_url(RED)), "x"]}
         scores = (await server.post("/score", pair)).json()["data"]
         assert [entry["score"] for entry in scores] == pytest.approx([1, 1], abs=1e-6)
@@ -190,6 +200,77 @@ async def test_rerankers_read_pairs(tmp_path: Path) -> None:
         matched = {"text_1": [image_url(RED), "b"], "text_2": ["c", image_url(BLUE)]}
         assert len((await server.post("/score", matched)).json()["data"]) == 2
         assert core.prompts[5:] == [f"Q{PICTURE}|Dc|", f"Qb|D{PICTURE}|"]
+
+
+WATCHED = VideoInfo(
+    placeholder=TOKEN[VIDEO],
+    placeholder_text=VIDEO,
+    geometry=FixedSize(height=8, width=8, tokens=2),
+    sampling=FrameSampling(rule="uniform", num_frames=2),
+    before="<pic>",
+    after="</pic>",
+)
+FRAMES = f"<pic>{VIDEO * 2}</pic>" * 2  # in the text of a prompt
+
+
+def video_url(content: bytes) -> dict[str, Any]:
+    return {"type": "video_url", "video_url": {"url": data_url(content, "video/mp4")}}
+
+
+async def test_conversations_queries_and_documents_have_videos(tmp_path: Path) -> None:
+    core = PoolingCore("embed", pictures=picture_info(video=WATCHED), score_method="cosine")
+    clip = video_url(video_file(8, fps=4))
+    async with serving(tmp_path, core) as server:
+        card = (await server.http.get("/v1/models")).json()["data"][0]
+        assert card["input_modalities"] == ["text", "image", "video"]
+        body = user("hi", clip, image_url(RED))
+        for fields in ({}, {"media_io_kwargs": {"video": {"num_frames": 1}}}):
+            answer = await server.post("/v1/embeddings", {**body, **fields})
+            assert answer.status_code == 200, answer.text
+        assert f"hi{FRAMES}{PICTURE}" in core.prompts[0]
+        assert [len(items) for items in core.items] == [3, 2]
+        answer = await server.post("/rerank", {"query": clip, "documents": ["x", content("y", clip), image_url(RED)]})
+        assert answer.status_code == 200, answer.text
+        assert [prompt.count(FRAMES) for prompt in core.prompts[2:]] == [1, 0, 1, 0]
+        answer = await server.post("/score", {"text_1": "a", "text_2": ["b", content("c", video_url(RED))]})
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == "text_2[1].content[1]"
+
+
+async def test_pairs_of_a_reranker_have_videos(tmp_path: Path) -> None:
+    """The video of a query stands in the prompt of each document."""
+    template = SIDES.replace("{% else %}{{ c.text }}", "{% elif c.type == 'video' %}<video>{% else %}{{ c.text }}")
+    core = PoolingCore("score", pictures=picture_info(video=WATCHED))
+    async with serving(tmp_path, core, template) as server:
+        body = {"query": content("q", video_url(video_file(8, fps=4))), "documents": ["x", image_url(RED)]}
+        answer = await server.post("/rerank", body)
+        assert answer.status_code == 200, answer.text
+        assert core.prompts == [f"Qq{FRAMES}|Dx|", f"Qq{FRAMES}|D{PICTURE}|"]
+
+
+class Forgetful(PoolingCore):
+    """A core that keeps nothing of what it has got."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.received = _Nothing()
+
+
+class _Nothing(list[Any]):
+    def append(self, _: Any) -> None:
+        """Forget it."""
+
+
+async def test_no_request_waits_for_memory_while_it_holds_some(tmp_path: Path) -> None:
+    """There is memory for one pair, and for the queries of all requests, but not for both."""
+    core = Forgetful("score", pictures=picture_info(FixedSize(height=256, width=256, tokens=4)))
+    async with serving(tmp_path, core, SIDES, max_media_memory="4MiB") as server:
+        queries = [painted(color) for color in ("red", "blue", "green", "white", "black", "gray", "pink", "brown")]
+        pages = [image_url(RED), image_url(BLUE)]
+        answers = await asyncio.gather(
+            *(server.post("/rerank", {"query": image_url(query), "documents": pages}) for query in queries)
+        )
+        assert [answer.status_code for answer in answers] == [200] * len(queries), answers[0].text
 
 
 async def test_rerankers_need_a_template_of_pairs(tmp_path: Path) -> None:
@@ -233,6 +314,28 @@ async def test_encoders_of_texts_and_of_pictures(tmp_path: Path) -> None:
             assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text
         wrong = await server.post("/score", {"text_1": "a", "text_2": content("b", image_url(RED))})
         assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "text_2")
+
+
+async def test_fields_without_effect_on_encoders_of_texts_and_of_pictures(tmp_path: Path) -> None:
+    """No template renders the message, and of a file only the picture is read."""
+    core = PoolingCore("embed", pictures=ALONE)
+    titles = {
+        "file.filename": {"type": "file", "file": {"filename": "a.png", "file_data": base64_of(RED)}},
+        "filename": {"type": "input_file", "filename": "a.png", "file_data": base64_of(RED)},
+        "title": {**image_block(RED), "type": "document", "title": "A"},
+    }
+    template = {"chat_template_kwargs": {"a": 1}, "add_generation_prompt": True}
+    async with serving(tmp_path, core) as server:
+        for field, part in titles.items():
+            answer = await server.post("/v1/embeddings", user(part))
+            assert answer.status_code == 200, answer.text
+            assert answer.headers["x-quire-ignored-fields"] == f"messages[0].content[0].{field}"
+        for part in ("cat", image_url(RED)):
+            answer = await server.post("/v1/embeddings", user(part) | template)
+            ignored = {name.strip() for name in answer.headers["x-quire-ignored-fields"].split(",")}
+            assert ignored == {"add_generation_prompt", "chat_template_kwargs"}
+            refused = await server.post("/v1/embeddings", user(part) | {"chat_template": "x"})
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, "chat_template")
 
 
 async def test_texts_of_some_models_are_padded(tmp_path: Path) -> None:

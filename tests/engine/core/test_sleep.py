@@ -64,7 +64,7 @@ def test_memory_is_returned_to_the_system(tmp_path: Path, level: SleepLevel) -> 
     sizes = {"num_hidden_layers": 1, "hidden_size": 1024, "intermediate_size": 4096, "head_dim": 16}
     folder = save_model(make_model("llama", **sizes), tmp_path)
     gc.collect()
-    engine = Engine(folder, enable_sleep_mode=True)
+    engine = Engine(folder, enable_sleep_mode=True, kv_cache_memory_bytes=64 * MIB)
     executor: Any = engine.core.executor
     executor._cache.ensure_mapped(engine.info.num_blocks - 1)
     parameter, pages = weakref.ref(next(engine.model.parameters())), weakref.ref(executor._cache)

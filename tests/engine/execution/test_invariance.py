@@ -13,7 +13,8 @@ from tests.support.deferred import DeferredExecutor
 from tests.support.engine import Engine, greedy, random_prompt
 from tests.support.invariance import SCHEDULES, VARIANTS, alone, mask, together, workload
 from tests.support.models import make_model, save_model
-from tests.support.variants import covering
+from tests.support.threads import threads
+from tests.support.variants import covering, slow_but
 
 # One of each kind of attention and cache: plain, windowed with softcap, sinks with experts, latent, keys that change
 # when a sequence has become long, and the fallback.
@@ -22,14 +23,21 @@ CASES = ("llama", "gemma2", "gpt_oss", "deepseek_v3", "phi3-longrope", "gpt2")
 
 @pytest.fixture(scope="module", params=CASES)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_model(make_model(request.param), tmp_path_factory.mktemp("model"))
+    layers = {"n_layer" if request.param == "gpt2" else "num_hidden_layers": 2}
+    return save_model(make_model(request.param, **layers), tmp_path_factory.mktemp("model"))
 
 
+@pytest.mark.parametrize("seed", slow_but([1, 2], 1))
 @pytest.mark.parametrize(("folder", "schedule"), covering(CASES, [*SCHEDULES, *VARIANTS]), indirect=["folder"])
-def test_tokens_do_not_depend_on_the_schedule(folder: Path, schedule: str) -> None:
-    for seed in (1,) if schedule in VARIANTS else (1, 2):
-        engine = Engine(folder, **{**SCHEDULES, **VARIANTS}[schedule])
-        assert together(engine, workload(seed), seed) == alone(folder, seed)
+def test_tokens_do_not_depend_on_the_schedule(folder: Path, schedule: str, seed: int) -> None:
+    engine = Engine(folder, **{**SCHEDULES, **VARIANTS}[schedule])
+    assert together(engine, workload(seed), seed) == alone(folder, seed)
+
+
+@pytest.mark.parametrize("folder", slow_but(CASES, "llama", "gpt_oss"), indirect=True)
+def test_tokens_do_not_depend_on_the_number_of_threads(folder: Path) -> None:
+    with threads(3):
+        assert together(Engine(folder), workload(1), 1) == alone(folder, 1)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from quire.engine.client.sampling_params import SamplingParams
 from tests.support.audio_models import KINDS, PLACEHOLDER, noise, prompt_with
 from tests.support.engine import Engine, greedy
 from tests.support.variants import covering
+from tests.support.vision_models import MadeWhenAsked
 
 SCHEDULES: dict[str, dict[str, Any]] = {
     "batched": {},
@@ -83,14 +84,15 @@ def together(engine: Engine, seed: int) -> list[list[int]]:
 @pytest.fixture(scope="module")
 def alone(audio_folders: dict[str, Path]) -> dict[str, list[list[int]]]:
     """The tokens of each request of a workload alone in the engine, without prefix caching, by kind."""
-    results = {}
-    for kind in KINDS:
+
+    def generate(kind: str) -> list[list[int]]:
         engine = Engine(audio_folders[kind], enable_prefix_caching=False)
-        results[kind] = [
-            engine.generate(prompt, params, items=items).tokens for prompt, items, params in workload(1, engine.audio)
-        ]
-        assert len({tuple(tokens) for tokens in results[kind]}) > 6
-    return results
+        requests = workload(1, engine.audio)
+        tokens = [engine.generate(prompt, params, items=items).tokens for prompt, items, params in requests]
+        assert len({tuple(answer) for answer in tokens}) > 6
+        return tokens
+
+    return MadeWhenAsked(generate)
 
 
 @pytest.mark.parametrize(("kind", "schedule"), covering(KINDS, SCHEDULES))

@@ -24,6 +24,7 @@ from tests.support.audio_models import (
 from tests.support.engine import Engine, greedy
 from tests.support.variants import slow_but
 
+TOKENS = 7  # of each answer
 # Seconds of the pieces of audio in each prompt; those of qwen2_audio have at most one second.
 AUDIO: dict[str, list[list[float]]] = {
     "qwen2_audio": [[1.0], [0.3, 0.617], [0.0613], [0.5, 0.9999, 0.25], []],
@@ -66,16 +67,16 @@ def test_greedy_tokens_equal_transformers(
     for index, seconds in enumerate(AUDIO[kind]):
         parts = pieces(seconds)
         prompt, items = prompt_with(info, *parts)
-        engine.add(str(index), prompt, greedy(12), items=items)
+        engine.add(str(index), prompt, greedy(TOKENS), items=items)
         audios = [part for part in parts if isinstance(part, np.ndarray)]
-        expected.append(expected_tokens(audio_models[kind], prompt, audios, 12))
+        expected.append(expected_tokens(audio_models[kind], prompt, audios, TOKENS))
     engine.run()
     assert len({tuple(tokens) for tokens in expected}) == len(expected), "the outputs say nothing about the inputs"
     assert [engine.results[str(index)].tokens for index in range(len(expected))] == expected
     alone = Engine(audio_folders[kind], model=options)
     for index, seconds in enumerate(AUDIO[kind]):
         prompt, items = prompt_with(info, *pieces(seconds))
-        assert alone.generate(prompt, greedy(12), items=items).tokens == expected[index]
+        assert alone.generate(prompt, greedy(TOKENS), items=items).tokens == expected[index]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -19,9 +19,7 @@ from tests.support.oracle import change_weights
 from tests.support.vision_models import COMPOSITES, make_composite, save_composite, text_types
 
 TOKENS = 12
-EMBEDS = {"colqwen2"}  # types of models that do not generate
-
-pytestmark = pytest.mark.usefixtures("one_thread")
+EMBEDS = {"colpali", "colqwen2"}  # types of models that do not generate
 
 
 @pytest.mark.parametrize("case", COMPOSITES)

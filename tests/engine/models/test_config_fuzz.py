@@ -14,8 +14,6 @@ from tests.support.engine import random_prompt
 from tests.support.odd_configs import BIDIRECTIONAL, FAMILIES, bidirectional_configs, odd_configs
 from tests.support.oracle import assert_equal, assert_hidden_equal, write_folder
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 PHASES = [Phase.explicit, Phase.reuse, Phase.generate]  # configs are small, and shrinking them takes minutes
 PROMPTS = [random_prompt(1, 40), random_prompt(2, 5)]
 

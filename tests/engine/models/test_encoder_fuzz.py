@@ -25,8 +25,6 @@ from tests.support.hf_encoders import assert_close, output, pool, random_text
 from tests.support.models import draw_weights
 from tests.support.odd_encoders import ENCODER_FAMILIES, odd_encoders
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 PHASES = [Phase.explicit, Phase.reuse, Phase.generate]
 TEXTS = [random_text(1, 40), random_text(2, 5), random_text(3, 1)]
 # Head -> the class of transformers, the pooling task, and what is expected of the class's output.

@@ -15,8 +15,6 @@ from tests.support.engine import load, random_prompt
 from tests.support.models import BASE, DECODERS, LONGROPE
 from tests.support.oracle import assert_equal, change_weights, write_folder
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 _YARN = {"rope_type": "yarn", "rope_theta": 1e4, "original_max_position_embeddings": 64}
 _GROUPS = {"n_routed_experts": 16, "n_group": 4, "topk_group": 1, "num_experts_per_tok": 3}
 

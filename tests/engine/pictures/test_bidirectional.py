@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from quire.config.options import ModelOptions
 from quire.engine.client.sampling_params import SamplingParams
 from quire.engine.scheduling.plan import StepPlan
 from tests.support.engine import Engine, greedy
@@ -134,3 +135,39 @@ def test_samples_of_one_prompt(seeing_folders: dict[str, Path]) -> None:
     for seed in range(3):
         params = SamplingParams(max_tokens=8, temperature=1.0, seed=seed)
         assert engine.results[str(seed)].tokens == alone.generate(prompt, params, items=items).tokens
+
+
+def test_encoded_pictures_need_nothing_of_a_steps_budget(seeing_folders: dict[str, Path]) -> None:
+    """A prompt whose picture is encoded enters a step that encodes another one."""
+    engine = Engine(seeing_folders[PROMPTS])
+    cache = engine.core.scheduler._encoder_cache  # type: ignore[union-attr]
+    cache._pixel_cost = 512 / (56 * 56)
+    first, items = prompt_with_pictures(engine.pictures, drawn(60, 60), [5, 6])
+    assert engine.generate(first, greedy(1), items=items).error is None
+    again, seen = prompt_with_pictures(engine.pictures, drawn(60, 60), [7])
+    other, unseen = prompt_with_pictures(engine.pictures, drawn(60, 60, seed=1), [7])
+    engine.add("other", other, greedy(3), items=unseen)
+    engine.add("again", again, greedy(3), items=seen)
+    engine.step()
+    assert [len(engine.results[name].tokens) for name in ("other", "again")] == [1, 1]
+
+
+def test_a_picture_that_lacks_blocks_makes_no_answer_wait(seeing_folders: dict[str, Path]) -> None:
+    """Room in a step is of no use to it before there are blocks."""
+    options: dict[str, Any] = {"max_num_batched_tokens": 16, "max_num_seqs": 4, "block_size": 4}
+    folder = seeing_folders[PICTURES]
+    whole = Engine(folder, **options)
+    engine = Engine(
+        folder, kv_cache_memory_bytes=9 * whole.block_bytes, model=ModelOptions(max_model_len=36), **options
+    )
+    engine.add("a", [4, 5] * 14, greedy(7))
+    engine.step()
+    engine.step()
+    prompt, items = prompt_with_pictures(engine.pictures, drawn(50, 40), [1])
+    engine.add("seeing", prompt, greedy(1), items=items)
+    before = len(engine.results["a"].tokens)
+    for step in range(1, 5):
+        engine.step()
+        assert len(engine.results["a"].tokens) == before + step
+    engine.run()
+    assert len(engine.results["seeing"].tokens) == 1

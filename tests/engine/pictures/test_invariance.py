@@ -17,7 +17,7 @@ from quire.engine.client.sampling_params import SamplingParams
 from tests.support.engine import Engine, greedy
 from tests.support.pictures import drawn
 from tests.support.variants import covering, slow_but
-from tests.support.vision_models import SEES, prompt_with_pictures
+from tests.support.vision_models import SEES, MadeWhenAsked, prompt_with_pictures
 
 # One of each geometry, one with levels of embeddings, two whose pictures or prompts attend in both directions. Their
 # largest items are of 4, 24, 10, 20, 12, 12, 16 and 4 tokens.
@@ -91,15 +91,15 @@ def together(engine: Engine, seed: int) -> list[list[int]]:
 @pytest.fixture(scope="module")
 def alone(seeing_folders: dict[str, Path]) -> dict[str, list[list[int]]]:
     """The tokens of each request of a workload alone in the engine, without prefix caching, by case."""
-    tokens = {}
-    for case in CASES:
+
+    def generate(case: str) -> list[list[int]]:
         engine = Engine(seeing_folders[case], enable_prefix_caching=False)
-        tokens[case] = [
-            engine.generate(prompt, params, items=items).tokens
-            for prompt, items, params in workload(1, engine.pictures)
-        ]
-        assert len({tuple(answer) for answer in tokens[case]}) > 5
-    return tokens
+        requests = workload(1, engine.pictures)
+        tokens = [engine.generate(prompt, params, items=items).tokens for prompt, items, params in requests]
+        assert len({tuple(answer) for answer in tokens}) > 5
+        return tokens
+
+    return MadeWhenAsked(generate)
 
 
 # Chunks are what spans in both directions change.

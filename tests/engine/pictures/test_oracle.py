@@ -15,6 +15,7 @@ from tests.support.pictures import drawn
 from tests.support.variants import slow_but
 from tests.support.vision_models import SEES, expected_of_pictures, prompt_with_pictures
 
+TOKENS = 7  # of each answer
 # Heights and widths of the pictures in each prompt.
 SIZES: list[list[tuple[int, int]]] = [[(60, 44)], [(30, 90), (41, 40), (100, 33)], [], [(64, 64)]]
 
@@ -50,8 +51,8 @@ def test_greedy_tokens_equal_transformers(
     for index, sizes in enumerate(SIZES):
         parts = pieces(sizes)
         prompt, items = prompt_with_pictures(engine.pictures, *parts)
-        engine.add(str(index), prompt, greedy(12), items=items)
-        expected.append(expected_of_pictures(seeing_models[case], case, prompt, pictures_of(parts), 12))
+        engine.add(str(index), prompt, greedy(TOKENS), items=items)
+        expected.append(expected_of_pictures(seeing_models[case], case, prompt, pictures_of(parts), TOKENS))
     engine.run()
     assert len({tuple(tokens) for tokens in expected}) == len(expected), "the outputs say nothing about the inputs"
     assert [engine.results[str(index)].error for index in range(len(expected))] == [None] * len(expected)
@@ -59,7 +60,7 @@ def test_greedy_tokens_equal_transformers(
     alone = Engine(seeing_folders[case], model=options)
     for index, sizes in enumerate(SIZES):
         prompt, items = prompt_with_pictures(alone.pictures, *pieces(sizes))
-        assert alone.generate(prompt, greedy(12), items=items).tokens == expected[index]
+        assert alone.generate(prompt, greedy(TOKENS), items=items).tokens == expected[index]
 
 
 @pytest.mark.parametrize("case", SEES)

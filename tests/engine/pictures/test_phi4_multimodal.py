@@ -48,6 +48,21 @@ def test_audio_beside_pictures_is_projected_apart(
     assert engine.items_encoded == encoded + 1
 
 
+def test_audio_that_follows_a_picture_later_is_projected_apart(seeing_folders: dict[str, Path]) -> None:
+    """In an open prompt, as in a whole one."""
+    engine = Engine(seeing_folders["phi4_multimodal"], block_size=4)
+    sound = noise(0, 0.7)
+    prompt, pictures = prompt_with_pictures(engine.pictures, [4, 7], drawn(40, 60), [9])
+    heard = [engine.audio.placeholder] * token_count(len(sound), engine.audio)
+    whole = engine.generate([*prompt, *heard, 8], greedy(4), items=(*pictures, *span(sound, engine.audio, len(prompt))))
+    fresh = Engine(seeing_folders["phi4_multimodal"], block_size=4)
+    fresh.add("open", prompt, greedy(4), items=pictures, open=True)
+    fresh.run()
+    fresh.extend("open", [*heard, 8], items=tuple(span(sound, engine.audio, 0)), last=True)
+    fresh.run()
+    assert fresh.results["open"].tokens == whole.tokens
+
+
 @pytest.mark.parametrize(
     ("published", "known"),
     [

@@ -6,14 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from quire.config.options import ModelOptions
+from quire.engine.client.pooling_params import PoolingParams
 from tests.support.engine import Engine, greedy
 from tests.support.pictures import drawn
 from tests.support.video_models import (
     cases,
     expected_of_media,
     filmed,
+    hidden_of_media,
     prompt_with_media,
     save_watching,
 )
@@ -62,6 +65,32 @@ def test_greedy_tokens_equal_transformers(
     for parts, tokens in zip(prompts(case), expected, strict=True):
         prompt, items = prompt_with_media(info, *parts)
         assert alone.generate(prompt, greedy(TOKENS), items=items).tokens == tokens
+
+
+@pytest.mark.parametrize("case", cases("qwen2_5_vl"))
+def test_embeddings_of_videos_equal_transformers(
+    seeing_models: dict[str, Any], watching_folders: dict[str, Path], case: str
+) -> None:
+    """Of the last token and of all, in small chunks."""
+    engine = Engine(
+        watching_folders[case], model=ModelOptions(convert="embed"), max_num_batched_tokens=11, max_num_seqs=5
+    )
+    for index, parts in enumerate(prompts(case)[:2]):
+        prompt, items = prompt_with_media(engine.pictures, *parts)
+        hidden = hidden_of_media(seeing_models[case].model, case, engine.pictures, parts)
+        expected = torch.nn.functional.normalize(hidden, dim=-1)
+        for params, vectors in (
+            (PoolingParams(task="embed"), expected[-1]),
+            (PoolingParams(task="token_embed"), expected),
+        ):
+            output = engine.generate(prompt, params, items=items).pooled
+            assert output is not None, f"{params.task} of prompt {index}"
+            torch.testing.assert_close(torch.from_numpy(output.data), vectors, atol=1e-4, rtol=0)
+    far = filmed(8, 40, 40, seed=1, fps=0.01)
+    prompt, items = prompt_with_media(engine.pictures, [5, 9], far, [20])
+    if engine.pictures.video is not None and engine.pictures.video.tokens_per_second:
+        error = engine.generate(prompt, PoolingParams(task="embed"), items=items).error
+        assert "its frames are too far apart" in (error or "")
 
 
 @pytest.mark.parametrize("case", cases("qwen2_5_vl"))

@@ -12,6 +12,7 @@ from quire.config.options import ModelOptions
 from quire.engine.client.protocol import MediaItem
 from quire.engine.client.sampling_params import SamplingParams
 from tests.support.engine import Engine, greedy
+from tests.support.variants import covering
 from tests.support.whisper import END, ENGLISH, POSITIONS, PREVIOUS, RULE, START, TRANSCRIBE, item
 
 SCHEDULES: dict[str, dict[str, Any]] = {
@@ -90,12 +91,11 @@ def alone(whisper_folder: Path) -> dict[int, list[list[int]]]:
     }
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize(("schedule", "seed"), covering(SCHEDULES, [1, 2]))
 def test_tokens_do_not_depend_on_the_schedule(
-    whisper_folder: Path, alone: dict[int, list[list[int]]], schedule: str
+    whisper_folder: Path, alone: dict[int, list[list[int]]], schedule: str, seed: int
 ) -> None:
-    for seed in (1, 2):
-        assert together(Engine(whisper_folder, **SCHEDULES[schedule]), seed) == alone[seed]
+    assert together(Engine(whisper_folder, **SCHEDULES[schedule]), seed) == alone[seed]
 
 
 @pytest.mark.parametrize("options", [{}, {"in_flight": 2}, {"enable_prefix_caching": False}], ids=str)

@@ -72,16 +72,16 @@ def test_greedy_tokens_equal_transformers(tmp_path: Path, kind: str, device: str
     model = make_whisper(**KINDS[kind])
     folder = save_whisper(model, tmp_path)
     engine = Engine(folder, model=ModelOptions(device=device), block_size=8, max_num_batched_tokens=5, max_num_seqs=5)
-    cases = [(seed, prompt) for seed in range(3) for prompt in PROMPTS]
+    cases = [(seed, prompt) for seed in range(2) for prompt in PROMPTS]
     for index, (seed, prompt) in enumerate(cases):
-        engine.add(str(index), prompt, greedy(12, eos_token_ids=(END,)), items=(item(seed),))
+        engine.add(str(index), prompt, greedy(8, eos_token_ids=(END,)), items=(item(seed),))
     engine.run()
-    expected = [expected_tokens(model, seed, prompt, 12) for seed, prompt in cases]
+    expected = [expected_tokens(model, seed, prompt, 8) for seed, prompt in cases]
     assert len({tuple(tokens) for tokens in expected}) > len(cases) // 2, "the outputs say nothing about the inputs"
     assert [engine.results[str(index)].tokens for index in range(len(cases))] == expected
     alone = Engine(folder, model=ModelOptions(device=device))
     assert [
-        alone.generate(prompt, greedy(12, eos_token_ids=(END,)), items=(item(seed),)).tokens for seed, prompt in cases
+        alone.generate(prompt, greedy(8, eos_token_ids=(END,)), items=(item(seed),)).tokens for seed, prompt in cases
     ] == expected
 
 

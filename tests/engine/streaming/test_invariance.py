@@ -24,7 +24,7 @@ from tests.support.streaming_models import (
     make_streaming_model,
     save_streaming_model,
 )
-from tests.support.variants import covering
+from tests.support.variants import covering, slow_but
 
 SCHEDULES: dict[str, dict[str, Any]] = {
     "batched": {},
@@ -117,7 +117,7 @@ def test_tokens_do_not_depend_on_the_schedule(
     assert together(Engine(streaming_folder, **SCHEDULES[schedule]), 1, pieces=pieces) == alone
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", slow_but(range(4), 0, 1))
 def test_tokens_do_not_depend_on_the_pieces(streaming_folder: Path, alone: list[list[int]], seed: int) -> None:
     assert together(Engine(streaming_folder, block_size=4), seed, pieces=True) == alone
 
@@ -173,12 +173,12 @@ def test_pieces_of_one_frame_give_the_bits_of_the_whole_in_bfloat16(tmp_path: Pa
     assert logprobs[1] == logprobs[2] == pytest.approx(logprobs[0], abs=2e-2)
 
 
-def test_memory_stays_flat_over_two_minutes(streaming_folder: Path) -> None:
-    """Two minutes in pieces of 0.4 s: blocks, encoder and features that wait are bounded by the windows."""
+def test_memory_stays_flat_over_a_minute(streaming_folder: Path) -> None:
+    """A minute in pieces of 0.4 s: blocks, encoder and features that wait are bounded by the windows."""
     engine = Engine(streaming_folder, block_size=4, max_num_batched_tokens=16, max_num_seqs=2)
     scheduler: Any = engine.core.scheduler
     items = engine.runner.items
-    frames, most = 2 * 750, 0
+    frames, most = 750, 0
     audio = features(0, 200)
     engine.add("r", [START, PAD, PAD], ALL, open=True)
     for first in range(0, frames, 5):

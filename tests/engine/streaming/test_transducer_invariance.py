@@ -18,6 +18,7 @@ from tests.support.transducer_models import (
     audio_of,
     features,
 )
+from tests.support.variants import covering, slow_but
 
 SCHEDULES: dict[str, dict[str, Any]] = {
     "batched": {},
@@ -86,15 +87,14 @@ def alone(transducer_folder: Path) -> list[list[int]]:
     return outputs
 
 
-@pytest.mark.parametrize("pieces", [False, True], ids=["whole", "in pieces"])
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize(("schedule", "pieces"), covering(SCHEDULES, [True, False]))
 def test_tokens_do_not_depend_on_the_schedule(
     transducer_folder: Path, alone: list[list[int]], schedule: str, pieces: bool
 ) -> None:
     assert together(Engine(transducer_folder, **SCHEDULES[schedule]), 1, pieces=pieces) == alone
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", slow_but(range(4), 0, 1))
 def test_tokens_do_not_depend_on_the_pieces(transducer_folder: Path, alone: list[list[int]], seed: int) -> None:
     assert together(Engine(transducer_folder), seed, pieces=True) == alone
 
@@ -118,10 +118,10 @@ def test_text_comes_as_soon_as_a_chunk_is_complete(transducer_folder: Path) -> N
 
 
 def test_memory_stays_flat_over_many_minutes(transducer_folder: Path) -> None:
-    """20 minutes in pieces of 5 s: the state of the encoder, its features and the scheduler's request do not grow."""
+    """Five minutes in pieces of 5 s: the state of the encoder, its features and the scheduler's request do not grow."""
     engine = Engine(transducer_folder, max_num_seqs=2)
     scheduler: Any = engine.core.scheduler
-    audio, sizes, pieces = features(0, 500), set[int](), 240
+    audio, sizes, pieces = features(0, 500), set[int](), 60
     engine.add("r", [], ALL, open=True)
     for number in range(pieces):
         engine.extend("r", [], items=(audio_of(audio),), last=number == pieces - 1)
@@ -134,7 +134,7 @@ def test_memory_stays_flat_over_many_minutes(transducer_folder: Path) -> None:
             sizes.add(engine.blocks_used)
     assert len(sizes) == 1, "the state grows"
     assert engine.results["r"].finish_reason == "stop"
-    assert len(engine.results["r"].tokens) > 20 * 60 * 100 // FACTOR
+    assert len(engine.results["r"].tokens) > 5 * 60 * 100 // FACTOR
     assert engine.blocks_used == engine.rows_used == 0
 
 

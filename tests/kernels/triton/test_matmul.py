@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -13,6 +15,7 @@ from quire.kernels.activation import ACTIVATIONS, kernel_activation
 from quire.kernels.gpu_weights import GpuWeight, PlainGpuWeight, format_weight, prepare_rows
 from quire.kernels.linear import pack_exact_weight, pack_weight
 from quire.kernels.quantized import GROUP, to_4_bits, to_8_bits
+from tests.support.variants import slow_but
 from tests.support.weights import plain_rows, plain_weight
 
 FORMATS = ["none", "int8", "int4", "fp8", "fp8_blocks"]
@@ -35,13 +38,19 @@ def assert_product(out: Tensor, expected: Tensor, dtype: torch.dtype, quantizati
     torch.testing.assert_close(out.double(), expected, rtol=tolerance, atol=tolerance * scale / 4)
 
 
-@pytest.mark.parametrize("quantization", FORMATS)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("rows", "size_in", "size_out"), [(1, 192, 70), (17, 128, 64), (70, 64, 130), (3, 1040, 33)])
-def test_a_product(
-    device: torch.device, quantization: str, dtype: torch.dtype, rows: int, size_in: int, size_out: int
-) -> None:
+SIZES = [(1, 192, 70), (17, 128, 64), (70, 64, 130), (3, 1040, 33)]  # rows, inputs, outputs
+# Each format in each size, and with each type.
+_QUICK = [
+    (quantization, DTYPES[(first + second) % 3], sizes)
+    for first, quantization in enumerate(FORMATS)
+    for second, sizes in enumerate(SIZES)
+]
+
+
+@pytest.mark.parametrize(("quantization", "dtype", "sizes"), slow_but(product(FORMATS, DTYPES, SIZES), *_QUICK))
+def test_a_product(device: torch.device, quantization: str, dtype: torch.dtype, sizes: tuple[int, int, int]) -> None:
     """Odd numbers of groups, segments of sums, more than a tile of rows and outputs; nothing else is written."""
+    rows, size_in, size_out = sizes
     torch.manual_seed(0)
     x = torch.randn(rows, size_in, device=device).to(dtype)
     weight = (torch.randn(size_out, size_in, device=device) * size_in**-0.5).to(dtype)

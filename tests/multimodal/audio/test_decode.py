@@ -7,17 +7,20 @@ import struct
 import zlib
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from quire.multimodal.audio import decode as decoding
-from quire.multimodal.audio.decode import AudioError, decode
+from quire.multimodal.audio.decode import AudioError, decode, decode_sound
 from quire.multimodal.audio.features import SAMPLE_RATE
 from quire.multimodal.audio.limits import AudioLimits
+from quire.multimodal.videos.formats import packed
 from tests.support.audio import Samples, encode, tone, wav
+from tests.support.clips import video_file
 
-LIMITS = AudioLimits(size=4 << 20, seconds=20.0, decoded_size=64 << 20)
+LIMITS = AudioLimits(size=4 << 20, seconds=20.0, decoded_size=64 << 20, video_size=4 << 20)
 LOSSLESS = ("wav", "flac", "aiff", "au", "mkv")
 LOSSY = ("mp3", "vorbis", "m4a", "aac")
 OPUS = ("opus", "webm")  # at some rates only
@@ -171,6 +174,35 @@ def test_a_video_without_sound_is_refused() -> None:
     content = zlib.compress(b"")  # something that is no audio inside a known container
     assert "webm file" in refusal(b"\x1a\x45\xdf\xa3" + content)
     assert "mp4 file" in refusal(b"\x00\x00\x00\x18ftypisom" + bytes(40))
+
+
+@pytest.mark.parametrize(
+    ("kind", "codec", "sound_codec"),
+    [("mp4", "libx264", "aac"), ("webm", "libvpx", "libopus"), ("mpegts", "libx264", "aac"), ("avi", "mpeg4", "mp3")],
+)
+def test_the_sound_of_videos(kind: str, codec: str, sound_codec: str) -> None:
+    """Which may end before their frames."""
+    content = video_file(20, kind=kind, codec=codec, sound=1.2, sound_codec=sound_codec)
+    audio = decode_sound(content, LIMITS)
+    assert audio.seconds == pytest.approx(1.2, abs=0.08)
+    assert pitch(audio.samples) == pytest.approx(440, abs=3)
+
+
+def test_silent_videos() -> None:
+    for content in (video_file(5), video_file(5, kind="gif", codec="gif", pixel_format="rgb8"), packed([b"frame"])):
+        assert decode_sound(content, LIMITS).seconds == 0
+
+
+def test_videos_whose_sound_is_refused() -> None:
+    film = video_file(20, sound=1.2)
+    for content, limits, reason in (
+        (b"noise", LIMITS, "not a video of a supported format"),
+        (film, replace(LIMITS, seconds=0.5), "--max-audio-seconds"),
+        (film, replace(LIMITS, video_size=1000), "--max-video-size"),
+        (film[: len(film) // 2], LIMITS, "broken"),
+    ):
+        with pytest.raises(AudioError, match=reason):
+            decode_sound(content, limits)
 
 
 def test_errors_cross_the_border_of_a_process() -> None:

@@ -14,7 +14,15 @@ import pytest
 import safetensors.torch
 import torch
 
-from quire.engine.client.pictures import FixedSize, Geometry, PanAndScan, PictureInfo, SmartResize, SplitTiles
+from quire.engine.client.pictures import (
+    FixedSize,
+    Geometry,
+    PanAndScan,
+    PatchBudget,
+    PictureInfo,
+    SmartResize,
+    SplitTiles,
+)
 from quire.multimodal.errors import PromptError
 from quire.multimodal.pictures.embeddings import embeddings_item, embeddings_layout, read_embeddings, read_grid
 
@@ -61,6 +69,17 @@ def _zip(pickled: bytes, compression: int = zipfile.ZIP_STORED) -> bytes:
     return file.getvalue()
 
 
+def _of_many_axes() -> bytes:
+    """The pickle of a tensor whose number of values takes seconds to compute."""
+
+    def pushed(value: Any) -> bytes:
+        return pickle.dumps(value, 2)[2:-1]
+
+    storage = b"(" + pushed("storage") + b"ctorch\nFloatStorage\n" + pushed("0") + pushed("cpu") + pushed(1) + b"tQ"
+    sizes = pushed((2,) * 15_000)
+    return b"ctorch._utils\n_rebuild_tensor_v2\n(" + storage + pushed(0) + sizes + sizes + b"tR."
+
+
 HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
     "nothing": (lambda: b"", "must be one tensor"),
     "a picture": (lambda: b"\x89PNG\r\n\x1a\n" + bytes(100), "must be one tensor"),
@@ -80,6 +99,10 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
     "a tensor that is longer": (
         lambda: safetensors.torch.save({"a": VALUES}).replace(b"[6,4]", b"[9,4]"), "must be one tensor"
     ),
+    "a size below zero": (
+        lambda: safetensors.torch.save({"a": VALUES}).replace(b"[6,4]", b" [-1]"), "must be one tensor"
+    ),
+    "thousands of axes": (lambda: _zip(_of_many_axes()), "must be one tensor"),
 }  # fmt: skip
 
 
@@ -98,7 +121,11 @@ def _info(geometry: Geometry) -> PictureInfo:
 
 def test_items() -> None:
     values = VALUES.numpy()
-    for geometry in (FixedSize(height=8, width=8, tokens=6), PanAndScan(height=8, width=8, tokens=6)):
+    for geometry in (
+        FixedSize(height=8, width=8, tokens=6),
+        PanAndScan(height=8, width=8, tokens=6),
+        PatchBudget(patch=4, max_patches=9, tokens=6),
+    ):
         planned = embeddings_layout(_info(geometry), values, None)
         item = embeddings_item(values, planned)
         assert (planned.text, item.length, item.positions, item.pixels.size) == ("<image>", 6, None, 0)
@@ -117,7 +144,10 @@ def test_items() -> None:
         (SMART, None, "must be"),
         (SMART, (2, 4, 6), "must be"),
         (SMART, (1, -4, -6), "must be"),
-        (SMART, (1, 4, 5), "do not become 6 embeddings"),
+        (SMART, (1, 4, 5), "multiples of 2"),
+        (SMART, (1, 2, 3), "multiples of 2"),  # one embedding for each patch
+        (SMART, (1, 6, 9), "multiples of 2"),  # for each nine
+        (SMART, (1, 12, 18), "do not become 6 embeddings"),
         (SMART, (1, 1 << 62, 1 << 62), "do not become 6 embeddings"),
         (SplitTiles(tile=8, longest_edge=8, tokens=6), None, "not supported for this model"),
     ],

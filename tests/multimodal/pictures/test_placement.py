@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, ProcessorMixin
+from transformers.models.colpali.processing_colpali import ColPaliProcessor
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.gemma3.processing_gemma3 import Gemma3Processor
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
@@ -200,6 +202,35 @@ def test_chats_of_paligemma(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     assert tokens.tolist() == list(expected)
     with pytest.raises(PromptError, match="role assistant are not supported by PaliGemma"):
         template.render({"messages": [*messages, {"role": "assistant", "content": content}], "bos_token": "<bos>"})
+
+
+def test_prompts_of_colpali(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Of pages and queries as transformers' processor writes them. It has none for documents that are texts."""
+    monkeypatch.setattr(ProcessorMixin, "check_argument_for_proper_class", lambda *_: None)
+    (tmp_path / "config.json").write_text('{"model_type": "colpali"}')
+    tokenizer = _tokenizer()
+    tokenizer.add_special_tokens({"bos_token": "<bos>"})
+    images = SiglipImageProcessorPil(size={"height": 28, "width": 28})
+    images.image_seq_length = 4
+    info = _info(tokenizer, FixedSize(height=28, width=28, tokens=4))
+    variables = {"bos_token": "<bos>", "pad_token": "<pad>"}
+    for settings in ({}, {"visual_prompt_prefix": "Look \U0001f600", "query_prefix": 'Find "it": '}):
+        (tmp_path / "processor_config.json").write_text(json.dumps(settings))
+        template = ChatTemplate(load_templates(tmp_path, {})["default"])
+        processor = ColPaliProcessor(images, tokenizer, **settings)
+
+        def rendered(role: str, part: dict[str, str], template: ChatTemplate = template) -> str:
+            return template.render({"messages": [{"role": role, "content": [part]}], **variables})
+
+        page = list(processor(images=[drawn(*SIZES[0])])["input_ids"][0])
+        pictures = _pictures(info, SIZES[:1])
+        for role in ("query", "document", "user"):
+            text = PictureTexts([("<image>", pictures[0].layout.text)]).put_into(rendered(role, {"type": "image"}))
+            tokens, _ = place_items(np.array(tokenizer.encode(text), np.int32), picture_placeholders(pictures))
+            assert tokens.tolist() == page
+        query = list(processor(text=["Which?"])["input_ids"][0])
+        assert tokenizer.encode(rendered("query", {"type": "text", "text": "Which?"})) == query
+        assert rendered("document", {"type": "text", "text": "a"}) == "<bos>a\n"
 
 
 def test_an_item_covers_the_ends_of_its_rows() -> None:

@@ -17,7 +17,8 @@ from quire.config.options import PictureOptions
 from quire.engine.client.pictures import FixedSize, GridTiles, PatchRows, PictureInfo
 from quire.multimodal.errors import PromptError
 from quire.multimodal.memory import MediaMemory
-from quire.multimodal.picture_reader import PictureFile, PictureReader, RequestPicture
+from quire.multimodal.picture_jobs import PictureFile
+from quire.multimodal.picture_reader import PictureReader, RequestPicture
 from quire.multimodal.pictures.decode import PictureError
 from quire.multimodal.pictures.pixels import picture_pixels
 from tests.support.pictures import drawn, encoded

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import struct
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -106,6 +108,15 @@ def huge(content: bytes, edge: int) -> bytes:
     return bytes(changed)
 
 
+def huge_frames() -> bytes:
+    """A file with small frames by its headers, whose frames say that they have 20,000 x 20,000 pixels."""
+    content = bytearray(video_file(4, kind="mov", codec="mjpeg", pixel_format="yuvj420p"))
+    frames = [place for place in range(len(content)) if content[place : place + 2] == b"\xff\xc0"]
+    for place in frames:
+        content[place + 5 : place + 9] = struct.pack(">HH", 20_000, 20_000)
+    return bytes(content)
+
+
 VIDEO = video_file()
 PNG = encoded(drawn(40, 60))
 BROKEN: dict[str, tuple[bytes, str]] = {
@@ -120,6 +131,7 @@ BROKEN: dict[str, tuple[bytes, str]] = {
     "a header alone": (b"\0\0\0\x18ftypisom" + b"x" * 1000, "broken or truncated"),
     "an hour of one frame": (one_frame_of(3600), "truncated: it has 0.1 s of 3600.0 s"),
     "large frames": (video_file(2, size=(400, 400)), "has 400 x 400 pixels"),
+    "huge frames": (huge_frames(), "broken or truncated: Invalid"),
     "noise in it": (VIDEO[:600] + bytes(range(256)) * 4 + VIDEO[1624:], "broken|truncated"),
     "many bytes": (VIDEO + b"\0" * (1 << 22), "--max-video-size"),
     "no frames": (packed([]), "has no frames"),
@@ -139,6 +151,14 @@ def test_what_cannot_be_read_is_refused(name: str) -> None:
         read(content, watching(16))
 
 
+def test_a_stream_without_a_unit_of_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = SimpleNamespace(time_base=None, codec_context=SimpleNamespace())
+    container = SimpleNamespace(streams=SimpleNamespace(video=[stream]))
+    monkeypatch.setattr("av.open", lambda *_, **__: nullcontext(container))
+    with pytest.raises(VideoError, match="has no unit of time"):
+        read(VIDEO, watching())
+
+
 def test_the_stream_is_believed_rather_than_the_file_around_it() -> None:
     header, _ = read(huge(VIDEO, 20_000), watching())
     assert (header.height, header.width) == (48, 64)
@@ -156,6 +176,23 @@ def test_rates_that_are_not_those_of_the_frames() -> None:
 def test_more_frames_than_the_server_reads() -> None:
     with pytest.raises(VideoError, match="17 frames of the video would be read; this server reads 16"):
         read(VIDEO, watching(17))
+
+
+def test_what_would_take_too_long_is_refused_before_it_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Frames before the last key frame are not decoded, and each that is read costs as much as several."""
+    content = video_file(60, key_interval=10, size=(128, 128), kind="webm", codec="libvpx")
+    frame = 128 * 128
+    for count, decoded in ((2, 2), (3, 3), (5, 1 + 3 + 5 + 7 + 9)):
+        work = frame * (decoded + 4 * count)
+        monkeypatch.setattr(decode, "_MOST_DECODED", work)
+        assert len(inspect(InspectVideo(content, watching(count)), LIMITS).chosen) == count
+        monkeypatch.setattr(decode, "_MOST_DECODED", work - 1)
+        with pytest.raises(VideoError, match=f"{count} frames of 128 x 128 pixels are read, for which {decoded} are"):
+            inspect(InspectVideo(content, watching(count)), LIMITS)
+    frames = packed([encoded(drawn(128, 128))] * 3)
+    monkeypatch.setattr(decode, "_MOST_DECODED", 15 * frame - 1)
+    with pytest.raises(VideoError, match="3 frames of 128 x 128 pixels are read, for which 3 are decoded"):
+        inspect(InspectVideo(frames, watching()), LIMITS)
 
 
 def test_lists_are_packed() -> None:

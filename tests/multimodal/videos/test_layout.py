@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
@@ -13,9 +14,10 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from transformers.models.qwen2_5_omni.processing_qwen2_5_omni import Qwen2_5OmniProcessor
 from transformers.video_utils import VideoMetadata
 
-from quire.engine.client.pictures import VideoInfo
+from quire.engine.client.pictures import FrameSampling, SmartResize, VideoInfo, VideoSound
 from quire.multimodal.videos.decode import PrepareVideo, prepare
 from quire.multimodal.videos.layout import VideoHeader, in_words, video_layout
 from quire.multimodal.videos.sampling import Timeline, chosen_frames
@@ -128,6 +130,47 @@ def test_texts(infos: Callable[[str], VideoInfo], case: str, monkeypatch: pytest
     info = infos(case)
     for clip in (filmed(5, 50, 70), filmed(4, 30, 30, fps=0.04), filmed(2, 30, 30, fps=7.3)):
         assert _written(video_layout(info, clip.header).text) == _expected_text(case, clip, monkeypatch)
+
+
+@pytest.mark.parametrize("rate", [1.0, 1.7, 2.0, 3.0, 10.0])
+@pytest.mark.parametrize("sound", [1, 49, 50, 51, 130, 400])
+def test_frames_and_sound_take_turns_as_in_transformers(rate: float, sound: int) -> None:
+    """Of Qwen2.5-Omni."""
+    info = VideoInfo(
+        placeholder=1,
+        placeholder_text="<v>",
+        geometry=SmartResize(multiple=28, min_pixels=784, max_pixels=784 * 6),
+        sampling=FrameSampling(rule="qwen2_vl", fps=rate),
+        group=2,
+        is_timed=True,
+        tokens_per_second=25,
+        nominal_rate=2.0,
+        ends_at_largest=True,
+        sound=VideoSound(part=50, token="<a>", before="<bos>", after="<eos>"),
+    )
+    for groups in (1, 2, 3, 8, 17):
+        header = VideoHeader(2 * groups, rate, groups, 56, 84, tuple(range(2 * groups)))
+        layout = video_layout(info, header, sound)
+        processor = SimpleNamespace(
+            audio_bos_token="<bos>",
+            audio_eos_token="<eos>",
+            audio_token="<a>",
+            video_token="<v>",
+            video_processor=SimpleNamespace(merge_size=2),
+            get_chunked_index=partial(Qwen2_5OmniProcessor.get_chunked_index, None),
+        )
+        videos = {"video_grid_thw": np.array([[groups, 4, 6]]), "video_second_per_grid": [2 / rate]}
+        expected = Qwen2_5OmniProcessor.replace_video_with_audio_token(
+            processor,
+            videos,
+            0,
+            {"num_audio_tokens": [sound]},
+            0,
+            position_id_per_seconds=25,
+            seconds_per_chunk=2.0,
+        )
+        assert layout.text.replace("<v>", "<v>" * 6) == re.sub("(<a>){1,50}", "<a>", expected)
+        assert layout.tokens == 6 * groups + 1 + (layout.items[-1].text_behind)
 
 
 def test_numbers_in_words() -> None:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from quire.allocator import use_one_arena
-from quire.engine.client.launch import end_with_parent, forget, kill_with_process, start_without_signals
+from quire.engine.client.launch import child_process, end_with_parent, forget, kill_with_process, start_without_signals
 from quire.engine.execution.ranks.errors import RankDied
 from quire.engine.execution.ranks.messages import Failed, FromWorker, RankChannel, Stop, ToWorker, send_frames
 
@@ -56,9 +56,7 @@ def rank_process(entry: RankEntry, rank: int, folder: Path, connection: Connecti
     """Start a process that runs a rank."""
     # The entry is pickled by itself: reading it imports torch, and before that the process has to watch the core's.
     arguments = (pickle.dumps(entry), rank, folder, connection)
-    process = multiprocessing.get_context("spawn").Process(
-        target=_run_in_process, args=arguments, name=f"quire-rank-{rank}"
-    )
+    process = child_process(_run_in_process, arguments, f"quire-rank-{rank}")
     start_without_signals(process)
     connection.close()  # the process has its own, whose end is noticed here
     return process

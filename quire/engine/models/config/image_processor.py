@@ -197,6 +197,7 @@ class ImageProcessor:
         by_frames = self.kind == _AREA_MULTIPLIED
         return SmartResize(
             multiple=self._number("patch_size") * self._number("merge_size"),
+            merged=self._number("merge_size"),
             min_pixels=least,
             max_pixels=most,
             resample=self._resample(),
@@ -386,6 +387,21 @@ class ImageProcessor:
         if type(number) is not int or not 0 <= number < len(_FILTERS):
             raise self._invalid("resample")
         return _FILTERS[number]
+
+
+def check_image_size(geometry: FixedSize | PanAndScan, vision: Any) -> None:
+    """Check that an encoder, whose config `vision` is, reads images of the size that the processor makes.
+
+    Raises:
+        UnsupportedModel: it does not.
+    """
+    size = vision.image_size
+    height, width = (size, size) if isinstance(size, int) else size
+    if (geometry.height, geometry.width) != (height, width):
+        raise UnsupportedModel(
+            f"the encoder reads pictures of {height}x{width} pixels, but preprocessor_config.json makes "
+            f"{geometry.height}x{geometry.width}"
+        )
 
 
 def _kind(name: Any, default: str) -> str:

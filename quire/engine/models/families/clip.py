@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from quire.engine.client.pictures import Geometry, PictureInfo
 from quire.engine.client.protocol import PictureItem
-from quire.engine.models.config.image_processor import ImageProcessor
+from quire.engine.models.config.image_processor import ImageProcessor, check_image_size
 from quire.engine.models.errors import UnsupportedModel
 from quire.engine.models.family import PictureFacts, TwoTowers
 from quire.engine.models.specs.dual_encoder import DualEncoderSpec
@@ -57,12 +57,7 @@ def _fixed_size(kind: str) -> Callable[[Path, Any], PictureFacts]:
     def facts(folder: Path, config: Any) -> PictureFacts:
         processor = ImageProcessor.read(folder, kind)
         geometry = processor.fixed_size(1)
-        edge = config.vision_config.image_size
-        if (geometry.height, geometry.width) != (edge, edge):
-            raise UnsupportedModel(
-                f"the encoder reads pictures of {edge}x{edge} pixels, but preprocessor_config.json makes "
-                f"{geometry.height}x{geometry.width}"
-            )
+        check_image_size(geometry, config.vision_config)
         return _facts(processor, geometry)
 
     return facts

@@ -12,7 +12,7 @@ from msgspec import structs
 
 from quire.engine.client.pictures import Geometry, PictureInfo, VideoInfo
 from quire.engine.client.protocol import PictureItem
-from quire.engine.models.config.image_processor import ImageProcessor
+from quire.engine.models.config.image_processor import ImageProcessor, check_image_size
 from quire.engine.models.config.placeholder import check_placeholder, text_of
 from quire.engine.models.config.video_processor import VideoProcessor, video_of
 from quire.engine.models.errors import UnsupportedModel
@@ -118,12 +118,14 @@ def _llava(folder: Path, config: Any, spec: DecoderSpec) -> PictureFacts:
         return _mistral3(folder, config, spec)
     processor = ImageProcessor.read(folder, "clip")
     geometry = processor.fixed_size(_whole_tokens(config))
+    check_image_size(geometry, config.vision_config)
     return PictureFacts(info=_info(folder, config, spec, geometry), normalization=processor.normalization())
 
 
 def _vipllava(folder: Path, config: Any, spec: DecoderSpec) -> PictureFacts:
     processor = ImageProcessor.read(folder, "clip")
     geometry = processor.fixed_size(_patches(config.vision_config) ** 2)
+    check_image_size(geometry, config.vision_config)
     return PictureFacts(info=_info(folder, config, spec, geometry), normalization=processor.normalization())
 
 

@@ -1,4 +1,4 @@
-"""Qwen2.5-Omni, of which the part that reads is supported: text, pictures and audio. It does not speak."""
+"""Qwen2.5-Omni, of which the part that reads is supported: text, pictures, videos and audio. It does not speak."""
 
 from __future__ import annotations
 
@@ -7,10 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
 from quire.engine.client.audio import AudioInfo, AudioLengths
+from quire.engine.client.pictures import VideoInfo, VideoSound
 from quire.engine.models.config.feature_extractor import SAMPLE_RATE, check_log_mel
 from quire.engine.models.config.placeholder import check_placeholder, text_of
 from quire.engine.models.config.rope import axes_in_sections
+from quire.engine.models.config.video_processor import VideoProcessor
 from quire.engine.models.errors import UnsupportedModel
 from quire.engine.models.families import qwen_vl
 from quire.engine.models.families.qwen2_audio import TOWER, whisper_layers
@@ -23,6 +27,10 @@ from quire.engine.models.specs.tensor_names import KIND, WeightNames, linear_wei
 
 _SECTIONS = (16, 24, 24)  # pairs of elements of time, height and width, if a config does not say
 _POOL = 2  # positions that are averaged
+_FRAMES = {"min_pixels": 128 * 28 * 28, "max_pixels": 768 * 28 * 28}  # of its processor, whatever the folder says
+_RATE = 2.0  # frames in a second, if nothing says how many
+_BEGIN, _END = "<|audio_bos|>", "<|audio_eos|>"
+_AUDIO_TOKEN, _VIDEO_TOKEN = "<|AUDIO|>", "<|VIDEO|>"
 _SILENT = 2  # columns behind audio, which its last ones overlap
 _PARTS = re.compile(r"(?:thinker\.)?(?:model\.)?(?P<part>visual|audio_tower)\.(?P<name>.*)")
 _LANGUAGE_MODEL = re.compile(r"(?:thinker\.)?(?:model\.)?(?:language_model\.)?(?:model\.)?(?P<name>.*)")
@@ -89,7 +97,7 @@ def _facts(folder: Path, config: Any, spec: DecoderSpec) -> Facts:
     audio = AudioInfo(
         kind="qwen2_5_omni",
         placeholder=placeholder,
-        placeholder_text=f"<|audio_bos|>{text_of(folder, placeholder, '<|AUDIO|>')}<|audio_eos|>",
+        placeholder_text=f"{_BEGIN}{text_of(folder, placeholder, _AUDIO_TOKEN)}{_END}",
         sample_rate=SAMPLE_RATE,
         num_mel_bins=stem.channels,
         item_columns=columns,
@@ -98,6 +106,29 @@ def _facts(folder: Path, config: Any, spec: DecoderSpec) -> Facts:
         silent_columns=_SILENT,
     )
     return Facts(audio=audio)
+
+
+def _video(folder: Path, config: Any, vocab: int) -> tuple[VideoProcessor, VideoInfo]:
+    """Frames follow each other, and positions of time tell when they are seen; sound may stand between them."""
+    processor = VideoProcessor.read(folder, "qwen2vl")
+    token = check_placeholder(config.video_token_id, vocab, "video_token_id")
+    audio = text_of(folder, config.audio_token_id, _AUDIO_TOKEN)
+    part = int(config.position_id_per_seconds * config.seconds_per_chunk)
+    item = config.audio_config.n_window // _POOL  # tokens
+    if part < 1 or part % item:
+        raise UnsupportedModel(f"parts of {part} tokens of a video's sound would divide items of {item}")
+    return processor, VideoInfo(
+        placeholder=token,
+        placeholder_text=text_of(folder, token, _VIDEO_TOKEN),
+        geometry=structs.replace(processor.frame_area(), **_FRAMES),
+        sampling=processor.sampling(),
+        group=config.vision_config.temporal_patch_size,
+        is_timed=True,
+        tokens_per_second=config.position_id_per_seconds,
+        nominal_rate=_RATE,
+        ends_at_largest=True,
+        sound=VideoSound(part=part, token=audio, before=_BEGIN, after=_END),
+    )
 
 
 def _published(raw: RawConfig) -> RawConfig:
@@ -118,7 +149,9 @@ FAMILIES = (
         tensors=_names,
         facts=_facts,
         plain_name=plain_name,
-        tower=grid_tower("qwen2vl", placeholder="<|IMAGE|>", module_name=module_name, unused=("audio_tower",)),
+        tower=grid_tower(
+            "qwen2vl", placeholder="<|IMAGE|>", video=_video, module_name=module_name, unused=("audio_tower",)
+        ),
         published={"qwen2_5_omni": _published},
     ),
 )

@@ -1,4 +1,4 @@
-"""The encoder of pictures of a composite model."""
+"""The encoders of pictures of composite models."""
 
 from __future__ import annotations
 
@@ -8,34 +8,27 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from quire.engine.client.protocol import PictureItem
 from quire.engine.models.config.image_processor import Normalization
 
 
 class VisionEncoder(nn.Module):
-    """Normalizes the pixels of an item, and lets modules of transformers encode it.
+    """Encodes pictures with modules of transformers.
 
     Items are encoded one by one, so that the bits of an encoding do not depend on what else is encoded.
+
+    Attributes:
+        tower: transformers' model without its language model, with a method `initialize_weights`.
+        largest: a picture that takes about as much memory as any; None: the model's geometry tells.
     """
 
-    def __init__(
-        self,
-        tower: Any,
-        encode: Callable[[Any, Tensor, PictureItem], Tensor],
-        normalization: Normalization,
-    ) -> None:
-        """Make the encoder.
+    largest: PictureItem | None = None
 
-        Args:
-            tower: transformers' model without its language model, with a method `initialize_weights`.
-            encode: see `Tower.encode`.
-            normalization: of pixels.
-        """
+    def __init__(self, tower: Any) -> None:
         super().__init__()
         self.tower = tower
-        self._encode = encode
-        self._normalization = normalization
 
     @property
     def patch_area(self) -> int:
@@ -54,11 +47,48 @@ class VisionEncoder(nn.Module):
             parameter._is_hf_initialized = True  # it is read from the checkpoint
         self.tower.initialize_weights()
 
+    def check(self) -> None:
+        """Check that pictures can be encoded as they should; of families it is known.
+
+        Raises:
+            UnsupportedModel: they cannot.
+        """
+
     def encode(self, item: PictureItem) -> Tensor:
         """Encode a picture: (tokens, size)."""
-        if item.encoding is not None:
-            sample = next(self.tower.parameters())
-            return torch.tensor(item.encoding, device=sample.device, dtype=sample.dtype)
+        if item.encoding is None:
+            return self._encoded(item)
+        sample = next(self.tower.parameters())
+        return torch.tensor(item.encoding, device=sample.device, dtype=sample.dtype)
+
+    def _encoded(self, item: PictureItem) -> Tensor:
+        """Encode a picture whose encoding the client has not computed."""
+        raise TypeError(f"{type(self).__name__} does not encode pictures")
+
+
+class PixelEncoder(VisionEncoder):
+    """Normalizes the pixels of an item, and lets a family's tower encode it."""
+
+    def __init__(
+        self,
+        tower: Any,
+        encode: Callable[[Any, Tensor, PictureItem], Tensor],
+        normalization: Normalization | None,
+    ) -> None:
+        """Make the encoder.
+
+        Args:
+            tower: see `VisionEncoder`.
+            encode: see `Tower.encode`.
+            normalization: of pixels.
+        """
+        super().__init__(tower)
+        assert normalization is not None
+        self._encode = encode
+        self._normalization = normalization
+
+    @override
+    def _encoded(self, item: PictureItem) -> Tensor:
         return self._encode(self.tower, self._normalized(item), item)
 
     def _normalized(self, item: PictureItem) -> Tensor:

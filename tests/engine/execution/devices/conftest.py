@@ -9,8 +9,3 @@ pytest.importorskip("triton")
 from tests.support import triton_interpreter
 
 triton_interpreter.prepare()
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread(one_thread: None) -> None:
-    """The interpreter's operations are on few elements."""

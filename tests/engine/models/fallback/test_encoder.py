@@ -28,8 +28,6 @@ from tests.support.hf_encoders import assert_close, hidden_states, make_encoder,
 from tests.support.oracle import change_weights
 from tests.support.variants import slow_but
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "albert-inner": ("albert", {"embedding_size": 32, "inner_group_num": 2, "pad_token_id": 0}),
     "deberta": ("deberta", {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "pad_token_id": 0}),

@@ -20,8 +20,6 @@ from tests.support.models import make_model, save_model
 from tests.support.packed_checkpoints import SCALINGS, pack_fp8
 from tests.support.variants import covering, slow_but
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 CASES = ["mixtral", "qwen3_moe", "gpt_oss", "deepseek_v3"]
 TOKENS = 4
 

@@ -1,0 +1,85 @@
+"""Models around language models: what only a family can do is found out and refused."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from transformers import AutoConfig
+
+from quire.engine.client.picture_processor import ProcessedPicture
+from quire.engine.models.checkpoint.weights import allocate
+from quire.engine.models.errors import UnsupportedModel
+from quire.engine.models.fallback import composite
+from quire.engine.models.fallback.composite import SurroundingEncoder, SurroundingParts
+from tests.support.pictures import drawn
+from tests.support.vision_models import COMPOSITES, PICTURE, SEES, make_composite
+
+
+def encoder_of(model: Any, case: str) -> SurroundingEncoder:
+    """The encoder of a model that has a family, as if it had none, with the arrays of its image processor."""
+    parts = SurroundingParts(model.config)
+    pictures: list[Image.Image] = [drawn(60, 44)]
+    inputs = {name: value.numpy() for name, value in SEES[case].inputs(SEES[case].processor, pictures).items()}
+    tokens = _tokens_of(model, inputs)
+    picture = ProcessedPicture("", np.full(tokens, PICTURE, np.int32), inputs)
+    encoder = SurroundingEncoder(parts, PICTURE, (picture,))
+    allocate(encoder, torch.float32, torch.device("cpu"))
+    encoder.make_buffers(torch.device("cpu"))
+    weights = dict(model.model.named_parameters())
+    for name, parameter in encoder.tower.named_parameters():
+        parameter.data.copy_(weights[name])
+    return encoder
+
+
+def _tokens_of(model: Any, inputs: dict[str, Any]) -> int:
+    with torch.inference_mode():
+        features = model.model.get_image_features(**{name: torch.tensor(value) for name, value in inputs.items()})
+    pooled = features.pooler_output
+    return sum(len(part) for part in pooled) if pooled[0].dim() > 1 else len(pooled)
+
+
+@pytest.mark.parametrize("case", [pytest.param("llava", marks=pytest.mark.slow), "mistral3"])
+def test_embeddings_in_the_place_of_placeholders_are_accepted(case: str) -> None:
+    model = make_composite(case)
+    encoder = encoder_of(model, case)
+    encoder.check()
+    item = encoder.largest
+    assert item is not None
+    with torch.inference_mode():
+        encoded = encoder.encode(item)
+    assert encoded.shape == (item.length, 64)
+
+
+@pytest.mark.parametrize(
+    ("case", "reason"),
+    [
+        ("gemma3-narrow", "attention in both directions"),
+        ("paligemma", "attention in both directions"),
+        ("qwen2_5_vl", "M-RoPE"),
+        ("glm4v", "M-RoPE"),
+    ],
+)
+def test_what_a_model_does_before_it_is_called_is_refused(case: str, reason: str) -> None:
+    kind, fields = COMPOSITES[case]
+    with pytest.raises(UnsupportedModel, match=reason):
+        SurroundingParts(AutoConfig.for_model(kind, **copy.deepcopy(fields)))
+
+
+@pytest.mark.parametrize(
+    ("case", "reason"),
+    [
+        pytest.param("gemma3-narrow", "attention in both directions", marks=pytest.mark.slow),
+        ("qwen2_5_vl", "M-RoPE"),
+        pytest.param("qwen3_vl", "M-RoPE|DeepStack", marks=pytest.mark.slow),
+    ],
+)
+def test_more_than_embeddings_is_refused(monkeypatch: pytest.MonkeyPatch, case: str, reason: str) -> None:
+    """By what the language model is called with, even if nothing else tells it."""
+    monkeypatch.setattr(composite, "_check_generation", lambda *_: None)
+    with pytest.raises(UnsupportedModel, match=reason):
+        encoder_of(make_composite(case), case).check()
