@@ -176,7 +176,7 @@ def _known_config(
             kind, spec, extra, quantization, Facts(pooler=pooler), task_adapter=read_task_adapter(config)
         )
     if pooler is not None:
-        raise UnsupportedModel(f"{kind} is supported for transcription only, not for embeddings or classification")
+        raise UnsupportedModel(f"{kind} models, which read audio, are not supported for embeddings or classification")
     assert isinstance(spec, DecoderSpec)
     return ModelConfig(kind, spec, extra, quantization, family.facts(folder, config, spec))
 
