@@ -210,7 +210,9 @@ def _urls(address: str) -> Iterator[Medium]:
     for count in range(3):
         for part in ("image_url", "file"):
             for way in ways:
-                yield Medium("URL", f"{part} {way} {count}", partial(_url_part, part, f"http://{address}{way}?{count}"))
+                make = partial(_url_part, part, f"http://{address}{way}?{count}")
+                is_text = part == "file" and way in ("/empty", "/html")
+                yield Medium("URL", f"{part} {way} {count}", make, may_be_read=is_text)
     for name in names:
         for scheme in ("http", "https"):
             for part in ("image_url", "file"):

@@ -154,11 +154,13 @@ def _from_safetensors(content: bytes) -> NDArray[Any]:
     length = int.from_bytes(content[:8], "little")
     if length > _MAX_HEAD:
         raise ValueError("its header is too long")
-    header = json.loads(content[8 : 8 + length])
+    header, values = json.loads(content[8 : 8 + length]), content[8 + length :]
     (tensor,) = [entry for name, entry in header.items() if name != "__metadata__"]
     start, end = tensor["data_offsets"]
+    if not 0 <= start <= end <= len(values):
+        raise ValueError("the values are not where its header says")
     _check_shape(tensor["shape"])
-    return _array(content[8 + length :][start:end], _TYPES[tensor["dtype"]], tuple(tensor["shape"]), 0)
+    return _array(values[start:end], _TYPES[tensor["dtype"]], tuple(tensor["shape"]), 0)
 
 
 def _array(content: bytes, kind: str, shape: tuple[int, ...], offset: int) -> NDArray[Any]:

@@ -102,6 +102,9 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
     "a size below zero": (
         lambda: safetensors.torch.save({"a": VALUES}).replace(b"[6,4]", b" [-1]"), "must be one tensor"
     ),
+    "an end behind the file": (
+        lambda: safetensors.torch.save({"a": VALUES}).replace(b"[0,96]", b"[0,99]"), "must be one tensor"
+    ),
     "thousands of axes": (lambda: _zip(_of_many_axes()), "must be one tensor"),
 }  # fmt: skip
 
