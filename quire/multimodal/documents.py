@@ -29,7 +29,7 @@ _MAX_PICTURES_SIZE = 64 << 20  # bytes of the pictures of all pages
 _SECONDS = 10.0
 _FIRST_SECONDS = 1.5
 _NEXT_SECONDS = 0.4
-_PAGE_SECONDS = 1.2
+_PAGE_SECONDS = 0.9
 _WORKER_MEMORY = 384 << 20  # bytes, beside the file
 _COPIES = 7  # of a file while it is sent: three in this process, four in the worker
 
