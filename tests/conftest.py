@@ -8,7 +8,7 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -69,14 +69,16 @@ def started_workers(preloaded_workers: Any) -> Iterator[None]:
         yield
 
 
-# What is there once all tests are known stays: a million objects, at which a full collection would look for a second.
-gc.disable()
-
-
-def pytest_collection_finish() -> None:
-    gc.collect()
-    gc.freeze()
-    gc.enable()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Freeze what is there once all tests are known: a full collection would look at a million objects for a second."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_unconfigure() -> None:

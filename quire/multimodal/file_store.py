@@ -61,6 +61,7 @@ class FileStore:
         self._files: dict[str, StoredFile] = {}
         self._folder: Path | None = None
         self._making_folder = threading.Lock()
+        self._closed = False
         self._removals: set[asyncio.Task[None]] = set()
 
     @property
@@ -91,7 +92,7 @@ class FileStore:
             OSError: it cannot be written; the disk may be full.
         """
         self._forget_expired()
-        if self._removals:
+        if self._removals and (self._bytes.refusal(tenant, size) or self._places.refusal(tenant)):
             await asyncio.wait(self._removals)
         self._check(size, tenant)
         self._bytes.take(tenant, size)
@@ -131,7 +132,9 @@ class FileStore:
             await asyncio.shield(self._remove_later(self._remove([file])))
 
     def close(self) -> None:
-        """Delete all files."""
+        """Delete all files. Copies that are still being written fail."""
+        with self._making_folder:
+            self._closed = True
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
         self._files.clear()
@@ -139,6 +142,8 @@ class FileStore:
     def _copy(self, content: IO[bytes], name: str) -> Path:
         """Write a content into a file of the folder, which leaves nothing behind if it fails."""
         with self._making_folder:
+            if self._closed:
+                raise OSError("the server is shutting down")
             if self._folder is None or not self._folder.exists():  # a cleaner of temporary files may have deleted it
                 self._folder = Path(tempfile.mkdtemp(prefix="quire-files-"))
             path = self._folder / name

@@ -121,8 +121,8 @@ class PictureReader:
         videos = videos or VideoOptions()
         video_limits = VideoLimits(int(videos.max_video_size), videos.max_video_pixels, videos.max_video_frames)
         self._limits = PictureLimits(max_size, options.max_image_pixels)
-        self._waiting = max_queued, share
-        self._pictures = Pictures(self._limits, *self._waiting)
+        self._queue_limits = max_queued, share
+        self._pictures = Pictures(self._limits, *self._queue_limits)
         self._processed: dict[str, ProcessedPictures] = {}  # by the folder of the model, of which there is one
         self._videos = Videos(video_limits, memory.most, max_queued, share)
 
@@ -230,7 +230,7 @@ class PictureReader:
             return self._pictures
         if geometry.folder not in self._processed:
             self._processed[geometry.folder] = ProcessedPictures(
-                geometry.folder, self._limits, self._memory.most, *self._waiting
+                geometry.folder, self._limits, self._memory.most, *self._queue_limits
             )
         return self._processed[geometry.folder]
 

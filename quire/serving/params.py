@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from quire.config.options import LimitOptions
 from quire.engine.client.deadline import Deadline
 from quire.engine.client.detokenizer import TextParams
-from quire.engine.client.protocol import MediaItem
+from quire.engine.client.protocol import MediaItem, position_leap
 from quire.engine.client.records import SequenceGroup
 from quire.engine.client.sampling_params import (
     MAX_LOGPROB_TOKEN_IDS,
@@ -100,7 +100,9 @@ class SequencePlan:
         Raises:
             InvalidRequest: a field cannot be combined with a grammar.
         """
-        params = self._params(len(prompt.token_ids), grammar)
+        # Positions of a video's time leave less of the context than its tokens do.
+        leap = max(0, sum(map(position_leap, items)))
+        params = self._params(len(prompt.token_ids) + leap, grammar)
         # The prompt is the same for all. In a stream each sequence needs its log-probabilities at its start.
         others = (
             params if self.body.stream else msgspec.structs.replace(params, prompt_logprobs=None, prompt_token_ids=None)
@@ -132,7 +134,7 @@ class SequencePlan:
 
     def _max_tokens(self, prompt_len: int) -> int:
         limit = self.model.info.max_model_len
-        return self.body.most_tokens or min(limit - prompt_len, self.model.defaults.max_tokens or limit)
+        return self.body.most_tokens or max(1, min(limit - prompt_len, self.model.defaults.max_tokens or limit))
 
     def _params(self, prompt_len: int, grammar: CheckedGrammar | None) -> SamplingParams:
         """Add what depends on the prompt to the sampling parameters."""

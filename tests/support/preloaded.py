@@ -24,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import lru_cache
@@ -42,6 +43,7 @@ class ForkedProcess:
         self.pid = int(reports.recv(16))
         self.returncode: int | None = None
         self._reports = reports
+        self._receiving = threading.Lock()
 
     def poll(self) -> int | None:
         """The exit status, that of a signal being negative; None while it runs."""
@@ -62,9 +64,14 @@ class ForkedProcess:
         self.send_signal(signal.SIGKILL)
 
     def _status_after(self, timeout: float | None) -> int | None:
-        if self.returncode is None and select.select([self._reports], [], [], timeout)[0]:
-            self.returncode = os.waitstatus_to_exitcode(int(self._reports.recv(16)))
-            self._reports.close()
+        # A worker is polled in one thread while another waits for its end.
+        if self.returncode is None and self._receiving.acquire(blocking=timeout != 0):
+            try:
+                if self.returncode is None and select.select([self._reports], [], [], timeout)[0]:
+                    self.returncode = os.waitstatus_to_exitcode(int(self._reports.recv(16)))
+                    self._reports.close()
+            finally:
+                self._receiving.release()
         return self.returncode
 
 
@@ -185,8 +192,12 @@ def _fork_program(_: str, arguments: Sequence[str], descriptors: Sequence[int]) 
             multiprocessing.util.spawnv_passfds = _run_program
             signal.pthread_sigmask(signal.SIG_BLOCK, launch._SERVERS_SIGNALS)  # as `start_without_signals` does
             exec(arguments[-1])  # noqa: S102 the library's own
-        finally:
             os._exit(0)
+        except SystemExit:
+            os._exit(0)
+        except BaseException:  # noqa: BLE001 the edge of the process
+            traceback.print_exc()
+            os._exit(1)
     return pid
 
 

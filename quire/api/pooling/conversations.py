@@ -67,7 +67,7 @@ class InputReader:
     model: PoolingModel
     state: ServerState
     settings: MediaSettings
-    unused_fields: list[str] = field(default_factory=list)
+    unused_fields: dict[str, None] = field(default_factory=dict)
 
     @property
     def renders(self) -> bool:
@@ -183,7 +183,7 @@ class InputReader:
         return ReadInput(value.parts, media, where)
 
     def _name_unused(self, names: Sequence[str]) -> None:
-        self.unused_fields.extend(name for name in names if name not in self.unused_fields)
+        self.unused_fields.update(dict.fromkeys(names))
 
     async def _prompt(
         self, messages: list[dict[str, Any]], inputs: Sequence[ReadInput], options: InputOptions, *, pair: bool

@@ -56,7 +56,7 @@ class Scoring:
     @property
     def unused_fields(self) -> Sequence[str]:
         """Paths of fields of media that have no effect; complete once the inputs were read."""
-        return () if self.reader is None else self.reader.unused_fields
+        return () if self.reader is None else tuple(self.reader.unused_fields)
 
     @property
     def truncating_field(self) -> str | None:

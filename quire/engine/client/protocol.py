@@ -107,6 +107,13 @@ class PictureItem(msgspec.Struct, frozen=True, kw_only=True, tag="picture"):
 MediaItem = AudioItem | PictureItem  # an input beside the tokens
 
 
+def position_leap(item: MediaItem) -> int:
+    """How many rotary positions the token behind an item is farther than by the item's tokens."""
+    if isinstance(item, PictureItem):
+        return 0 if item.positions is None or item.advance is None else item.advance - item.length
+    return -int(item.ends_video)  # the tokens behind it share a position
+
+
 def only_audio(items: Sequence[MediaItem]) -> tuple[AudioItem, ...]:
     """Those of some items that are audio."""
     return tuple(item for item in items if isinstance(item, AudioItem))

@@ -9,7 +9,7 @@ import numpy as np
 from quire.engine.client.audio import AudioInfo
 from quire.engine.client.model_info import Generates, ModelKind, Pools, Transcribes
 from quire.engine.client.pictures import LARGEST_VALUE, PictureInfo, SmartResize, TransformersProcessor
-from quire.engine.client.protocol import AudioItem, FeatureArray, MediaItem, PictureItem, only_audio
+from quire.engine.client.protocol import AudioItem, FeatureArray, MediaItem, PictureItem, only_audio, position_leap
 from quire.engine.client.streaming import DelayedStreamsInfo, Streams, TransducerInfo
 
 _MOST_POSITIONS = 1 << 24  # of a video; its time must be within the context as well
@@ -115,7 +115,7 @@ def _invalid_spans(items: Sequence[MediaItem], tokens: int) -> str | None:
             return f"an item has {item.length} tokens; it needs at least one"
         if item.start < end:
             return f"the item at token {item.start} must begin at token {end} or later"
-        end = item.start + item.length + _ends_video(item)
+        end = item.start + item.length + int(isinstance(item, AudioItem) and item.ends_video)
     return f"an item ends at token {end}, but the prompt has {tokens} tokens" if end > tokens else None
 
 
@@ -260,7 +260,7 @@ def _invalid_times(items: Sequence[MediaItem], context_len: int) -> str | None:
                 )
             if position + int(item.positions.min()) < 0:
                 return "the rotary positions of a video must not be negative"
-        position += item.length + _leap(item)
+        position += item.length + position_leap(item)
     return None
 
 
@@ -273,25 +273,13 @@ def invalid_room(items: Sequence[MediaItem], tokens: int, generated: int, contex
         generated: most tokens that follow.
         context_len: tokens of the context.
     """
-    leap = sum(map(_leap, items))
+    leap = sum(map(position_leap, items))
     if leap <= 0 or tokens + leap + generated <= context_len:
         return None
     return (
         f"the prompt has {tokens} tokens and, with the time of its videos, {tokens + leap} rotary positions; at most "
         f"{max(0, context_len - tokens - leap)} tokens may follow, not {generated}"
     )
-
-
-def _leap(item: MediaItem) -> int:
-    """How many rotary positions the token behind an item is farther than by the item's tokens."""
-    if isinstance(item, PictureItem):
-        return 0 if item.positions is None or item.advance is None else item.advance - item.length
-    return -_ends_video(item)
-
-
-def _ends_video(item: MediaItem) -> int:
-    """The number of tokens behind an item that share a position with the next one."""
-    return int(isinstance(item, AudioItem) and item.ends_video)
 
 
 def _invalid_content(item: AudioItem) -> str | None:

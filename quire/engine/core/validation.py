@@ -42,6 +42,8 @@ def invalid_reason(message: AddRequest, kind: ModelKind, *, vocab_size: int, max
         reason = reason or _invalid_prefix(message, kind.longest_prompt)
     if isinstance(kind, DelayedStreamsInfo):
         reason = reason or _invalid_streaming(message, kind, max_model_len)
+    generated = params.max_tokens if isinstance(params, SamplingParams) else 0
+    reason = reason or invalid_room(message.items, len(message.prompt), generated, max_model_len)
     if reason is not None:
         return reason
     if isinstance(params, PoolingParams):
@@ -49,8 +51,7 @@ def invalid_reason(message: AddRequest, kind: ModelKind, *, vocab_size: int, max
     if isinstance(kind, Pools):
         return f"the model does not generate; its tasks are {', '.join(kind.tasks)}"
     return (
-        invalid_room(message.items, len(message.prompt), params.max_tokens, max_model_len)
-        or _invalid_numbers(params)
+        _invalid_numbers(params)
         or _invalid_ids(params, vocab_size)
         or _invalid_positions(params, len(message.prompt))
         or _no_choice(params, vocab_size)

@@ -314,10 +314,10 @@ def _through_av(content: bytes, target: _Target) -> Source:
             if stream.codec_context is None:
                 raise AudioError(f"The {kind.name} file has a codec that this server does not know.")
             stream.codec_context.thread_count = 1
-            announced = (container.duration or 0) / av.time_base
-            target.expect(announced)
+            announced = length = (container.duration or 0) / av.time_base
             if kind.name == _VIDEO:  # whose sound may end before its frames
                 announced = float((stream.duration or 0) * (stream.time_base or 0))
+            target.expect(announced or length)
             for frame in container.decode(stream):
                 _check_header(frame.sample_rate, len(frame.layout.channels), kind)
                 yield _samples_of(frame), frame.sample_rate

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from itertools import groupby
 
 import numpy as np
 
 from quire.engine.client.pictures import VideoInfo, VideoSound, VideoText
-from quire.multimodal.pictures.layout import ItemLayout, PictureLayout, frame_layout
+from quire.multimodal.pictures.layout import ItemLayout, LayoutError, PictureLayout, frame_layout
 
 _UNITS = (
     *("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"),
@@ -17,6 +18,7 @@ _UNITS = (
 )
 _TENS = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
 _SMALLEST_TENS, _HUNDRED, _THOUSAND = 20, 100, 1000
+_MOST_TIME = 1 << 24  # rotary positions, of which floats of 32 bits have each
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +81,14 @@ def _timed(info: VideoInfo, header: VideoHeader, items: Sequence[ItemLayout]) ->
     """Items whose rotary positions of time count on: all begin where the first one does.
 
     In floats of 32 bits, as transformers computes it.
+
+    Raises:
+        LayoutError: the frames are too far apart.
     """
     times = np.arange(len(items), dtype=np.float32)
     if info.tokens_per_second is not None:
+        if not info.tokens_per_second * _seconds(info, header) * len(items) < _MOST_TIME:
+            raise LayoutError("The frames of the video are too far apart for the positions of time of this model.")
         interval = np.float32(info.tokens_per_second) * np.float32(_seconds(info, header))
         times = times * interval
     timed = [replace(item, time=int(time), step=0) for item, time in zip(items, times, strict=True)]
@@ -109,12 +116,13 @@ def _with_sound(sound: VideoSound, items: Sequence[ItemLayout], frame: str, toke
     same. Where frames are further apart than a part is long, transformers divides their tokens; here they stay whole.
     """
     parts = -(-tokens // sound.part)
-    last = items[-1].time // sound.part
+    groups = {part: list(group) for part, group in groupby(items, lambda item: item.time // sound.part)}
+    last = max(groups)
     placed: list[ItemLayout] = []
     texts = [sound.before]
-    for part in range(max(parts, last + 1)):
+    for part in sorted({*range(parts), *groups}):
         shift = min(part * sound.part, tokens)
-        frames = [replace(item, shift=shift, step=0) for item in items if item.time // sound.part == part]
+        frames = [replace(item, shift=shift, step=0) for item in groups.get(part, ())]
         placed += frames
         texts.append(frame * len(frames) + sound.token * (part < parts))
     placed[0] = replace(placed[0], text_before=True)

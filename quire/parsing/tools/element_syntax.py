@@ -9,7 +9,7 @@ from typing import Any
 
 from quire.parsing.tools.calls import Steps, ToolParser
 from quire.parsing.tools.references import resolve_reference
-from quire.parsing.tools.values import as_json, properties_of, types_of
+from quire.parsing.tools.values import additional_properties_of, as_json, properties_of, types_of
 
 _MAX_DEPTH = 128  # of elements in elements
 _TEXT = frozenset({"string"})
@@ -84,7 +84,7 @@ def _elements(text: str, mark: str) -> list[_Element]:
 
 def _object(elements: Iterable[_Element], shape: Mapping[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:
     """Elements as an object; those with the same name become a list. `shape`: its schema; `schema`: see `_value`."""
-    properties, others = properties_of(shape), shape.get("additionalProperties")
+    properties, others = properties_of(shape), additional_properties_of(shape)
     values: dict[str, list[Any]] = {}
     for element in elements:
         values.setdefault(element.name, []).append(_value(element, properties.get(element.name, others), schema))

@@ -81,6 +81,12 @@ def properties_of(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     return {key: part for shape in reversed(shapes) if isinstance(shape, Mapping) for key, part in shape.items()}
 
 
+def additional_properties_of(schema: Mapping[str, Any]) -> Any:
+    """The schema of arguments that have no schema of their own; None if there is none."""
+    shapes = [shape for shape in shapes_of(schema) if isinstance(shape, Mapping)]
+    return next((shape["additionalProperties"] for shape in shapes if "additionalProperties" in shape), None)
+
+
 def shapes_of(schema: Mapping[str, Any]) -> list[Any]:
     """The schemas of the objects that the arguments may be: one, or several alternatives."""
     shape = resolve_reference(schema, schema)

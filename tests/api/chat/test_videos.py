@@ -13,6 +13,7 @@ import numpy as np
 from quire.engine.client.audio import AudioInfo, AudioLengths
 from quire.engine.client.pictures import FixedSize, FrameSampling, SmartResize, VideoInfo, VideoSound
 from quire.engine.client.protocol import AudioItem, PictureItem
+from quire.engine.client.sampling_params import SamplingParams
 from tests.support.audio import voice, wav
 from tests.support.clips import sound_file, video_file
 from tests.support.fake_core import FakeCore
@@ -336,6 +337,20 @@ async def test_the_sound_of_videos_stands_between_their_frames(tmp_path: Path) -
     spans = [list(range(item.start, item.start + item.length)) for item in items]
     covered = [index for span in spans for index in span]
     assert covered == list(range(covered[0], covered[0] + len(covered))), "the first token around them belongs to them"
+
+
+async def test_the_time_of_a_video_leaves_less_room_for_the_answer(tmp_path: Path) -> None:
+    """Where the request does not say how long it may be."""
+    core = watching(HEARD)
+    async with picture_server(tmp_path, core) as server:
+        await said(server, asked("a", video_url(FILM), "b"))
+        for rate in (1e-9, 1e-300):
+            error = await refused(server, asked(video_url(FILM), mm_processor_kwargs={"fps": rate}))
+            assert "too far apart" in error["message"]
+    (message,) = core.requests
+    assert isinstance(message.params, SamplingParams)
+    leap = 75 + 1 - 48  # pairs of frames at 0, 25, 50 and 75, of 12 tokens each
+    assert message.params.max_tokens == core.context - len(message.prompt) - leap
 
 
 async def test_films_beside_pictures_and_audio(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ SCHEMAS: dict[str, Any] = {
             "city": {"type": "string"},
             "days": {"type": "integer"},
             "tags": {"type": "array"},
-            "codes": {"type": "object", "additionalProperties": {"type": "string"}},
+            "codes": {"anyOf": [{"type": "object", "additionalProperties": {"type": "string"}}, {"type": "null"}]},
         },
         "required": ["city"],
     },

@@ -85,7 +85,7 @@ class SurroundingParts:
             raise UnsupportedModel(f"{kind} models are not supported: their language model has an unusual place")
         _check_generation(whole, kind)
         text = getattr(self.module, name)
-        if type(text) is not MODEL_MAPPING[type(text.config)]:
+        if type(text) is not MODEL_MAPPING.get(type(text.config), None):
             raise UnsupportedModel(
                 f"{kind} models are not supported: their language model is {type(text).__name__}, not that of "
                 f"{text.config.model_type}"

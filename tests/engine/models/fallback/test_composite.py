@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,12 @@ def _tokens_of(model: Any, inputs: dict[str, Any]) -> int:
     return sum(len(part) for part in pooled) if pooled[0].dim() > 1 else len(pooled)
 
 
+@pytest.fixture(scope="module")
+def mistral() -> SurroundingEncoder:
+    """An encoder that can be used."""
+    return encoder_of(make_composite("mistral3"), "mistral3")
+
+
 @pytest.mark.parametrize("case", [pytest.param("llava", marks=pytest.mark.slow), "mistral3"])
 def test_embeddings_in_the_place_of_placeholders_are_accepted(case: str) -> None:
     model = make_composite(case)
@@ -75,7 +82,7 @@ def test_what_a_model_does_before_it_is_called_is_refused(case: str, reason: str
     [
         pytest.param("gemma3-narrow", "attention in both directions", marks=pytest.mark.slow),
         ("qwen2_5_vl", "M-RoPE"),
-        pytest.param("qwen3_vl", "M-RoPE|DeepStack", marks=pytest.mark.slow),
+        pytest.param("qwen3_vl", "M-RoPE", marks=pytest.mark.slow),
     ],
 )
 def test_more_than_embeddings_is_refused(monkeypatch: pytest.MonkeyPatch, case: str, reason: str) -> None:
@@ -83,3 +90,51 @@ def test_more_than_embeddings_is_refused(monkeypatch: pytest.MonkeyPatch, case: 
     monkeypatch.setattr(composite, "_check_generation", lambda *_: None)
     with pytest.raises(UnsupportedModel, match=reason):
         encoder_of(make_composite(case), case).check()
+
+
+def _change_text(tokens: list[int], call: dict[str, Any]) -> None:
+    call["inputs_embeds"][0, torch.tensor(tokens) != PICTURE] = 1.0
+
+
+def _depend_on_text(tokens: list[int], call: dict[str, Any]) -> None:
+    places = torch.tensor(tokens) == PICTURE
+    call["inputs_embeds"][0, places] += float(not places.all())
+
+
+def _add(name: str, value: torch.Tensor) -> Callable[[list[int], dict[str, Any]], None]:
+    return lambda _, call: call.update({name: value})
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (_change_text, "changes the embeddings of other tokens"),
+        (_depend_on_text, "encodes a picture differently with text around it"),
+        (_add("position_ids", torch.zeros(3, 1, 6)), "M-RoPE"),
+        (_add("attention_mask", torch.zeros(1, 1, 6, 6)), "attention in both directions"),
+        (_add("deepstack_visual_embeds", torch.zeros(1, 64)), "DeepStack"),
+    ],
+    ids=["embeddings of text", "text around a picture", "positions", "mask", "levels"],
+)
+def test_what_is_not_generic_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+    mistral: SurroundingEncoder,
+    change: Callable[[list[int], dict[str, Any]], None],
+    reason: str,
+) -> None:
+    call_model = mistral._called
+
+    def changed(tokens: list[int], inputs: Any) -> dict[str, Any]:
+        call = call_model(tokens, inputs)
+        change(tokens, call)
+        return call
+
+    monkeypatch.setattr(mistral, "_called", changed)
+    with pytest.raises(UnsupportedModel, match=reason):
+        mistral.check()
+
+
+def test_work_behind_the_language_model_is_refused(mistral: SurroundingEncoder) -> None:
+    doubled = mistral.tower.register_forward_hook(lambda _, __, output: (output[0] * 2,))
+    with doubled, pytest.raises(UnsupportedModel, match="changes what its language model computes"):
+        mistral.check()
