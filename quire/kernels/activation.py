@@ -32,10 +32,10 @@ _NATIVE = ("silu", "gelu", "gelu_tanh", "quick_gelu", "relu")
 _SEVERAL_OPERATORS = ("quick_gelu", "relu2")  # others are a single kernel of torch
 
 
-def kernel_activation(act: str, size: int) -> str | None:
-    """The kernels' name of an activation; None if they do not compute it for rows of `size` elements."""
+def kernel_activation(act: str) -> str | None:
+    """The kernels' name of an activation; None if they do not compute it."""
     name = CANONICAL_ACTIVATIONS.get(act)
-    return name if name in _NATIVE and size % native.LANES == 0 else None
+    return name if name in _NATIVE else None
 
 
 def activation(x: Tensor, act: str, *, in_place: bool = False) -> Tensor:
@@ -44,8 +44,8 @@ def activation(x: Tensor, act: str, *, in_place: bool = False) -> Tensor:
     Args:
         in_place: whether the result may overwrite x.
     """
-    name = kernel_activation(act, x.shape[-1])
-    if name is not None and x.dim() == 2 and native.supports(x) and x.is_contiguous():
+    name = kernel_activation(act)
+    if name is not None and x.dim() > 0 and native.supports(x) and x.is_contiguous():
         out = x if in_place else empty(x.shape, x.dtype)
         native.kernels.activation(x=x, out=out, act=name)
         return out
@@ -59,7 +59,7 @@ def activation(x: Tensor, act: str, *, in_place: bool = False) -> Tensor:
 def act_and_mul(gate_up: Tensor, act: str) -> Tensor:
     """act(gate) * up, where the last dimension of gate_up (tokens, 2 * size) is gate and then up."""
     size = gate_up.shape[-1] // 2
-    name = kernel_activation(act, size)
+    name = kernel_activation(act) if size % native.LANES == 0 else None
     if name is not None and native.supports(gate_up) and gate_up.is_contiguous():
         out = empty((*gate_up.shape[:-1], size), gate_up.dtype)
         native.kernels.act_and_mul(gate_up=gate_up, out=out, act=name)

@@ -42,9 +42,9 @@ def _parts(split: Tensor, heads: int, kv_heads: int) -> tuple[Tensor, Tensor, Te
 
 def _is_supported(split: Tensor, norms: QKNormWeights | None, angles: CosSin | None) -> bool:
     dim = split.shape[2]
-    if dim % native.LANES or dim > native.MAX_DIM:
+    if not native.LANES <= dim <= native.MAX_DIM or (norms is not None and dim % native.LANES):
         return False
-    if angles is not None and (angles.interleaved or angles.cos.shape[1] % native.LANES):
+    if angles is not None and (angles.interleaved or angles.cos.shape[1] < native.LANES):
         return False
     return native.supports(split) if norms is None else native.supports(split, norms.query, norms.key)
 

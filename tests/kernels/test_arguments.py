@@ -136,7 +136,7 @@ def _rope() -> Arguments:
         ),
         ("linear", _linear, {"bias": torch.randn(40).bfloat16()}, TypeError, "bias: dtype float32 is expected"),
         ("linear", _linear, {"x": torch.randn(3, 16)}, TypeError, "x: dtype bfloat16 is expected, not float32"),
-        ("linear", _linear, {"act": "relu"}, ValueError, "act: a multiple of 16 outputs is expected"),
+        ("linear", _linear, {"act": "tanh"}, ValueError, "act: silu, gelu, gelu_tanh, quick_gelu or relu is expected"),
         ("qk_norm_rope", _rope, {"sin": None}, ValueError, "cos, sin: both or neither has to be given"),
         ("qk_norm_rope", _rope, {"cos": torch.randn(2, 16)}, ValueError, "cos: shape .tokens=3, pairs. is expected"),
         ("qk_norm_rope", _rope, {"q_heads": 4}, ValueError, "q_heads, k_heads: at most the heads of x"),

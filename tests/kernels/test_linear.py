@@ -73,7 +73,7 @@ def test_rows_with_nan_or_inf_become_nan(bits: int, odd: float) -> None:
 @pytest.mark.parametrize("act", ["gelu", "gelu_new", "quick_gelu", "silu", "relu"])
 @pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("rows", "size_out"), [(1, 16), (7, 208), (13, 48), (40, 1536)])
+@pytest.mark.parametrize(("rows", "size_out"), [(1, 16), (7, 205), (13, 44), (40, 1536)])
 def test_an_activation_is_that_of_the_outputs(
     rows: int, size_out: int, quantization: str, act: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -82,7 +82,7 @@ def test_an_activation_is_that_of_the_outputs(
     x, bias = torch.randn(rows, 64).bfloat16(), torch.randn(size_out)
     bias[:4] = torch.tensor([200.0, -200.0, torch.nan, -8.0])
     panels = pack_weight(torch.randn(size_out, 64).bfloat16(), quantization)  # type: ignore[arg-type]
-    name = kernel_activation(act, size_out)
+    name = kernel_activation(act)
     assert panels is not None
     assert name is not None
     for module in (linear, quantized):

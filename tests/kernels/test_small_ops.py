@@ -125,5 +125,18 @@ def test_compiled_qk_norm_rope(tokens: int, pairs: int | None, offset: float | N
         torch.testing.assert_close(actual, other, atol=tolerance, rtol=tolerance)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_compiled_rope_of_heads_of_72_elements(dtype: torch.dtype) -> None:
+    """As towers have them: no multiple of 16."""
+    torch.manual_seed(0)
+    qkv, angle = torch.randn(7, 9 * 72).to(dtype), torch.randn(7, 36) * 3
+    angles = CosSin(angle.cos(), angle.sin(), interleaved=False)
+    with native.disabled():
+        expected = qk_norm_rope(ProjectedHeads(qkv.float(), 3, 3, None, angles))
+    out = qk_norm_rope(ProjectedHeads(qkv, 3, 3, None, angles))
+    for actual, other in zip(out, expected, strict=True):
+        torch.testing.assert_close(actual, other.to(dtype))
+
+
 def test_softcap() -> None:
     assert softcap(torch.tensor(3.0), 2.0).item() == pytest.approx(2 * math.tanh(1.5))

@@ -128,6 +128,8 @@ class Tower:
             part, or to none.
         config: the config of transformers' model, given that of the checkpoint.
         unused: further attributes that are deleted, in other modules behind dots.
+        has_rotary_qkv: its attention is as in Qwen2-VL: modules with a projection `qkv` to queries, keys and values,
+            whose heads are rotated in halves, and one behind it, `proj`.
     """
 
     language_model: str
@@ -136,6 +138,7 @@ class Tower:
     module_name: Callable[[str], str | None]
     config: Callable[[Any], Any] = itself
     unused: tuple[str, ...] = ()
+    has_rotary_qkv: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

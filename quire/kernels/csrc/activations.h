@@ -46,8 +46,16 @@ template <class T>
 void activate_rows(Activation act, const typename T::Element *x, typename T::Element *out, int64_t rows, int64_t count,
                    int64_t stride) {
     with_activation(act, [&](auto chosen) {
-        for (int64_t row = 0; row < rows; row++)
-            for (int64_t i = row * stride; i < row * stride + count; i += LANES)
-                T::store(out + i, activated<chosen()>(T::load(x + i)));
+        for (int64_t row = 0; row < rows; row++) {
+            const auto *from = x + row * stride;
+            auto *to = out + row * stride;
+            int64_t i = 0;
+            for (; i + LANES <= count; i += LANES) T::store(to + i, activated<chosen()>(T::load(from + i)));
+            if (i == count) continue;
+            typename T::Element part[LANES] = {};
+            std::memcpy(part, from + i, (count - i) * sizeof *part);
+            T::store(part, activated<chosen()>(T::load(part)));
+            std::memcpy(to + i, part, (count - i) * sizeof *part);
+        }
     });
 }

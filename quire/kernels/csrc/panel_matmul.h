@@ -11,6 +11,8 @@ constexpr int64_t PANEL = 2 * LANES;            // outputs
 constexpr int64_t MAX_ROWS = 12;                // whose sums fit into registers beside the weights
 constexpr int64_t L2_WEIGHT_BYTES = 768 << 10;  // weights that stay in a core's second-level cache
 constexpr int64_t SMALL_BATCH = 64;             // rows up to which reading the weights dominates
+constexpr int64_t ITEMS_PER_THREAD = 8;         // of work, so that all threads end at about the same time
+constexpr int64_t CHUNK_TILES = 16;             // of rows, that a chunk has at least
 
 // Panels of a work item: at most `limit`, and fewer if that lets the busiest thread have clearly fewer of all of them.
 inline int64_t panels_per_item(int64_t panels, int64_t limit) {
@@ -23,25 +25,30 @@ inline int64_t panels_per_item(int64_t panels, int64_t limit) {
 }
 
 // Divides rows and panels: into as few tiles of rows as registers allow, of about the same size. A work item is a group of
-// panels, which stays in the cache while all rows are multiplied with it.
+// panels, which stays in the cache while the rows of a chunk are multiplied with it. Where groups are few, there are
+// several chunks of rows: with three items for each thread, one that the system delays would let the others wait long.
 struct Tiling {
-    int64_t rows, panels, packed_bytes, row_bytes, tiles, tile, group, items;
+    int64_t rows, panels, packed_bytes, row_bytes, tiles, tile, group, chunks, items;
     Tiling(int64_t rows, int64_t size_out, int64_t packed_bytes, int64_t row_bytes, int64_t max_rows)
         : rows(rows), panels((size_out + PANEL - 1) / PANEL), packed_bytes(packed_bytes), row_bytes(row_bytes),
           tiles((rows + max_rows - 1) / max_rows), tile((rows + tiles - 1) / tiles),
-          group(rows <= SMALL_BATCH ? 1 : panels_per_item(panels, std::clamp<int64_t>(L2_WEIGHT_BYTES / packed_bytes, 1, 4))),
-          items((panels + group - 1) / group) {}
+          group(rows <= SMALL_BATCH ? 1 : panels_per_item(panels, std::clamp<int64_t>(L2_WEIGHT_BYTES / packed_bytes, 1, 4))) {
+        int64_t groups = (panels + group - 1) / group;
+        chunks = std::clamp<int64_t>(ITEMS_PER_THREAD * pool_threads() / groups, 1, std::max<int64_t>(1, tiles / CHUNK_TILES));
+        items = groups * chunks;
+    }
     // Calls body(first row, rows, panel, prefetch) for all tiles and panels of an item. The prefetch is of the same panel
     // of the next item: all of it if there is one tile, else one half beside each of the first two tiles. A tile's first
     // panel prefetches the rows of the next tile if there is nothing else to prefetch.
     template <class Body>
     void for_each(int64_t item, int64_t next, const char *x, const char *weight, Body body) const {
-        int64_t first = item * group, end = std::min(panels, first + group);
-        for (int64_t t = 0; t * tile < rows; t++)
+        int64_t first = item / chunks * group, end = std::min(panels, first + group), skipped = next / chunks * group - first;
+        int64_t chunk = item % chunks, begin = chunk * tiles / chunks, after = (chunk + 1) * tiles / chunks;
+        for (int64_t t = begin; t < after && t * tile < rows; t++)
             for (int64_t panel = first; panel < end; panel++) {
-                int64_t then = panel + (next - item) * group;
+                int64_t then = panel + skipped;
                 const char *at = weight + panel * packed_bytes;
-                if (t < 2 && then < panels) at = weight + then * packed_bytes + t * packed_bytes / 2;
+                if (t < begin + 2 && skipped && then < panels) at = weight + then * packed_bytes + (t - begin) * packed_bytes / 2;
                 else if (panel == first && t + 1 < tiles) at = x + (t + 1) * tile * row_bytes;
                 body(t * tile, std::min(tile, rows - t * tile), panel, PrefetchStream{at, tiles == 1 ? 2 * LINE : LINE});
             }
@@ -177,10 +184,8 @@ void activate_tile(const Call &a, int64_t row, int64_t rows, int64_t output) {
 }
 
 // The activation that a linear layer applies to its outputs, if any.
-inline std::optional<Activation> output_activation(std::optional<std::string_view> act, int64_t size_out) {
-    if (!act) return {};
-    require(size_out % LANES == 0, "act", "a multiple of 16 outputs is expected");
-    return activation_named(*act);
+inline std::optional<Activation> output_activation(std::optional<std::string_view> act) {
+    return act ? std::optional(activation_named(*act)) : std::nullopt;
 }
 
 // Rows of bfloat16 inputs. They are copied if their stride is a multiple of a page of memory, as all rows of a tile would

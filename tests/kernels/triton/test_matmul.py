@@ -74,7 +74,7 @@ def test_bias_and_activation(device: torch.device, act: str, size_in: int, quant
     x, bias = torch.randn(3, size_in, device=device), torch.randn(48, device=device)
     bias[:3] = torch.tensor([200.0, -200.0, torch.nan])
     packed = GpuWeight(format_weight(torch.randn(48, size_in, device=device) * size_in**-0.5, quantization))
-    name = kernel_activation(act, 48)
+    name = kernel_activation(act)
     assert name is not None
     out = packed(x, bias, act=name)
     expected = ACTIVATIONS[act](packed(x, None) + bias)

@@ -8,20 +8,26 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, AutoModel
+from transformers.activations import ACT2FN
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 from typing_extensions import override
 
 from quire.engine.models.family import Tower
 from quire.engine.models.layers.linear import Linear, LoRARows
-from quire.kernels.activation import ACTIVATIONS
+from quire.engine.models.layers.norm import LayerNorm, RMSNorm
+from quire.kernels.activation import ACTIVATIONS, kernel_activation
 from quire.kernels.linear import Quantization
+from quire.kernels.projected_heads import CosSin, ProjectedHeads
+from quire.kernels.qk_norm_rope import qk_norm_rope
 from quire.kernels.varlen_attention import EncoderAttentionParams, varlen_attention
 
 # Names of the attention, for transformers. Models are built under the first; under the second, which has "flash" in it,
 # they say where sequences lie in one that is packed, in place of a mask, or of a call for each of them.
 _NAME = "quire_tower"
 _PACKED_NAME = "quire_flash_tower"
+# Names of the activations that kernels compute, by the class that transformers has for them.
+_ACT_NAMES = {type(ACT2FN[name]): name for name in ACTIVATIONS if name in ACT2FN and kernel_activation(name)}
 
 
 def _attention(
@@ -100,6 +106,56 @@ class TowerLinear(Linear):
         return y.view(*x.shape[:-1], -1)
 
 
+class TowerLayerNorm(LayerNorm):
+    """A layer norm in the place of torch's, for inputs of any number of dimensions."""
+
+    @override
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        assert residual is None
+        return super().forward(x.reshape(-1, x.shape[-1])).view(x.shape)
+
+
+class TowerRMSNorm(RMSNorm):
+    """A root mean square norm in the place of transformers', for inputs of any number of dimensions."""
+
+    @override
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        assert residual is None
+        return super().forward(x.reshape(-1, x.shape[-1])).view(x.shape)
+
+
+class RotaryAttention(nn.Module):
+    """Attention of a packed sequence with rotary positions, in the place of Qwen-VL's and of those built alike.
+
+    transformers rotates queries and keys with a dozen operators in float32, here it is one kernel.
+    """
+
+    def __init__(self, attention: Any) -> None:
+        """`attention`: transformers' module, with its linear layers replaced."""
+        super().__init__()
+        self.qkv, self.proj = attention.qkv, attention.proj
+        self.num_heads: int = attention.num_heads
+        self._params = EncoderAttentionParams(scale=attention.scaling)
+
+    def forward(
+        self, hidden_states: Tensor, cu_seqlens: Tensor, position_embeddings: tuple[Tensor, Tensor], **_: Any
+    ) -> Tensor:
+        """(tokens, hidden) to (tokens, hidden).
+
+        Args:
+            hidden_states: the tokens of all sequences.
+            cu_seqlens: where each sequence begins, and then the number of tokens.
+            position_embeddings: cosines and sines (tokens, dim), whose second half is as the first.
+        """
+        cos, sin = (table.float().chunk(2, -1)[0].contiguous() for table in position_embeddings)
+        angles = CosSin(cos, sin, interleaved=False)
+        projected = ProjectedHeads(self.qkv(hidden_states), self.num_heads, self.num_heads, None, angles)
+        q, k, v = qk_norm_rope(projected)
+        attended = varlen_attention(q, k, v, cu_seqlens.to(q.device, torch.int64), self._params)
+        out: Tensor = self.proj(attended.flatten(1))
+        return out
+
+
 class PatchConv(nn.Conv2d):
     """A convolution of patches, of whose result the channels of a patch lie together, as the layers read them."""
 
@@ -134,15 +190,22 @@ def empty_tower(config: Any, tower: Tower | None) -> Any:
             delattr(model.get_submodule(owner), attribute)
         for module in [*model.modules()]:
             for name, child in [*module.named_children()]:
-                setattr(module, name, _replacement(child))
+                setattr(module, name, _replacement(child, tower))
             _fuse_activation(module)
     return model.eval()
 
 
-def _replacement(module: nn.Module) -> nn.Module:
+def _replacement(module: Any, tower: Tower | None) -> nn.Module:
     """Quire's layer in the place of torch's, with parameters of the same names and shapes; or the module itself."""
     if type(module) is nn.Linear:
         return TowerLinear(module.in_features, module.out_features, bias=module.bias is not None)
+    if type(module) is nn.LayerNorm and module.weight is not None and len(module.normalized_shape) == 1:
+        return TowerLayerNorm(module.normalized_shape[0], module.eps, bias=module.bias is not None)
+    if tower is not None and type(module).__name__.endswith("RMSNorm") and hasattr(module, "variance_epsilon"):
+        return TowerRMSNorm(len(module.weight), module.variance_epsilon)
+    if tower is not None and tower.has_rotary_qkv and {name for name, _ in module.named_children()} == {"qkv", "proj"}:
+        module.qkv, module.proj = _replacement(module.qkv, tower), _replacement(module.proj, tower)
+        return RotaryAttention(module)
     if type(module) is nn.Conv2d and module.kernel_size == module.stride:
         module.__class__ = PatchConv
     if type(module) is nn.Conv3d:
@@ -151,9 +214,10 @@ def _replacement(module: nn.Module) -> nn.Module:
 
 
 def _fuse_activation(module: nn.Module) -> None:
-    """Let the first linear layer of a feed-forward compute its activation."""
-    first, config = getattr(module, "fc1", None), getattr(module, "config", None)
-    act = getattr(config, "hidden_act", None)
-    has_act = isinstance(getattr(module, "activation_fn", None), nn.Module)
-    if isinstance(first, TowerLinear) and has_act and act in ACTIVATIONS:
-        first.act, module.activation_fn = act, nn.Identity()
+    """Let the linear layer of a feed-forward compute the activation that follows it."""
+    for linear_name, act_name in (("fc1", "activation_fn"), ("gate_proj", "act_fn")):
+        linear, function = getattr(module, linear_name, None), getattr(module, act_name, None)
+        act = _ACT_NAMES.get(type(function))
+        if isinstance(linear, TowerLinear) and act is not None:
+            linear.act = act
+            setattr(module, act_name, nn.Identity())

@@ -147,6 +147,7 @@ def grid_tower(
         encode=encode if levels is None else _encode_levels,
         module_name=module_name,
         unused=unused,
+        has_rotary_qkv=True,
     )
 
 

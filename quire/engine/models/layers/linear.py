@@ -103,7 +103,7 @@ class Linear(Packable):
         if lora is not None and self.lora is not None:
             return _activated(self.lora.add(self(x), x, lora), act)
         if self.packed is not None:
-            name = None if act is None else kernel_activation(act, sum(self.parts))
+            name = None if act is None else kernel_activation(act)
             y = self.packed(x, self.bias, act=name, out_dtype=out_dtype, out=out)
             return _activated(y, act) if name is None else y
         assert self.weight is not None

@@ -16,7 +16,7 @@ struct Linear {
         require(size_in % 2 == 0, "x", "an even number of inputs is expected");
         if (bias) bias->has_dtype({DType::FLOAT32}).has_shape(size_out).is_contiguous();
         return {x.data(), weight.data(), data_or_null<float>(bias), out.data(), out.dtype, rows, size_in, size_out,
-                x.strides[0], output_activation(act, size_out)};
+                x.strides[0], output_activation(act)};
     }
     void run() const;
     int64_t work() const { return size_in * size_out; }

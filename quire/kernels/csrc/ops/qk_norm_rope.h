@@ -12,7 +12,8 @@ struct QKNormRope {
                             int64_t k_heads, float eps, float offset) {
         Size tokens("tokens"), heads("heads"), dim("dim"), pairs("pairs");
         x.is_floating().has_shape(tokens, heads, dim).is_dense(2);
-        require(dim % LANES == 0 && dim <= MAX_DIM, "x", "a head dim that is a multiple of 16 and at most 1024 is expected");
+        require(dim >= LANES && dim <= MAX_DIM && (dim % LANES == 0 || !q_weight), "x",
+                "a head dim from 16 to 1024 is expected, with norms a multiple of 16");
         require(q_heads >= 0 && k_heads >= 0 && q_heads + k_heads <= heads, "q_heads, k_heads",
                 "at most the heads of x are expected");
         require_same_presence(cos, sin, "cos, sin");
@@ -22,8 +23,8 @@ struct QKNormRope {
         for (const OptionalTensor *one : {&q_weight, &k_weight})
             if (*one) (*one)->has_dtype({x.dtype}).has_shape(dim).is_contiguous();
         int64_t used = cos ? int64_t(pairs) : 0;
-        require(used % LANES == 0 && 2 * used <= dim, "cos",
-                "a multiple of 16 pairs, at most half of the head dim, is expected");
+        require((used == 0 || used >= LANES) && 2 * used <= dim, "cos",
+                "at least 16 pairs, at most half of the head dim, are expected");
         return {x.dtype, x.data(), data_or_null<float>(cos), data_or_null<float>(sin), data_or_null(q_weight),
                 data_or_null(k_weight), tokens, q_heads, k_heads, dim, x.strides[0], used, eps, offset};
     }
@@ -41,7 +42,7 @@ struct QKNormRope {
 REGISTER_OP(QKNormRope);
 
 // A token's heads are contiguous, those of queries first. Element i of the first 2 * pairs elements of a head is rotated
-// together with element i + pairs.
+// together with element i + pairs. Where a number is no multiple of 16, the last 16 overlap with those before.
 template <class T>
 void qk_norm_rope(const QKNormRope &a) {
     typedef typename T::Element Element;
@@ -53,9 +54,10 @@ void qk_norm_rope(const QKNormRope &a) {
             alignas(64) float values[MAX_DIM];
             Floats squares = broadcast(0.0f);
             for (int64_t i = 0; i < a.dim; i += LANES) {
-                Floats v = T::load(x + i);
+                int64_t at = std::min(i, a.dim - LANES);
+                Floats v = T::load(x + at);
                 squares += v * v;
-                Float32::store(values + i, v);
+                Float32::store(values + at, v);
             }
             if (weight) {
                 float scale = 1.0f / std::sqrt(horizontal_sum(squares) / float(a.dim) + a.eps);
@@ -63,12 +65,14 @@ void qk_norm_rope(const QKNormRope &a) {
                     Float32::store(values + i, Float32::load(values + i) * scale * (T::load(weight + i) + a.offset));
             }
             for (int64_t i = 0; i < a.pairs; i += LANES) {
-                Floats c = Float32::load(cos + i), s = Float32::load(sin + i);
-                Floats first = Float32::load(values + i), second = Float32::load(values + a.pairs + i);
-                T::store(x + i, first * c - second * s);
-                T::store(x + a.pairs + i, second * c + first * s);
+                int64_t at = std::min(i, a.pairs - LANES);
+                Floats c = Float32::load(cos + at), s = Float32::load(sin + at);
+                Floats first = Float32::load(values + at), second = Float32::load(values + a.pairs + at);
+                T::store(x + at, first * c - second * s);
+                T::store(x + a.pairs + at, second * c + first * s);
             }
-            for (int64_t i = 2 * a.pairs; i < a.dim; i += LANES) T::store(x + i, Float32::load(values + i));
+            if (weight)
+                for (int64_t i = 2 * a.pairs; i < a.dim; i += LANES) T::store(x + i, Float32::load(values + i));
         }
     });
 }

@@ -33,7 +33,7 @@ struct QuantizedLinear {
         if (bias) bias->has_dtype({DType::FLOAT32}).has_shape(size_out).is_contiguous();
         return {x.dtype, out.dtype, x.data(), weight.data(), scales.data<float>(), corrections.data<float>(),
                 data_or_null<float>(bias), out.data(), rows, size_in, size_out, x.strides[0], int(bits),
-                output_activation(act, size_out)};
+                output_activation(act)};
     }
     void run() const;
     int64_t work() const { return size_in * size_out; }
