@@ -195,7 +195,7 @@ def empty_tower(config: Any, tower: Tower | None) -> Any:
     return model.eval()
 
 
-def _replacement(module: Any, tower: Tower | None) -> nn.Module:
+def _replacement(module: Any, tower: Tower | None) -> Any:
     """Quire's layer in the place of torch's, with parameters of the same names and shapes; or the module itself."""
     if type(module) is nn.Linear:
         return TowerLinear(module.in_features, module.out_features, bias=module.bias is not None)
