@@ -31,7 +31,7 @@ def unused_port() -> int:
         return port
 
 
-@pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
+@pytest.mark.parametrize("protocol", ["grpc", pytest.param("http/protobuf", marks=pytest.mark.slow)])
 async def test_requests_go_on_while_the_collector_is_down(
     protocol: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -53,7 +53,7 @@ async def test_requests_go_on_while_the_collector_is_down(
     assert f"{traces.export.dropped} spans of traces were not exported" in messages
 
 
-@pytest.mark.parametrize("make", [grpc_receiver, http_receiver])
+@pytest.mark.parametrize("make", [grpc_receiver, pytest.param(http_receiver, marks=pytest.mark.slow)])
 async def test_spans_that_a_collector_refuses_are_counted_and_said_once(
     make: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
