@@ -24,6 +24,7 @@ from quire.config.options import (
     RealtimeOptions,
     ServerOptions,
     TlsOptions,
+    TracingOptions,
     VideoOptions,
 )
 from quire.config.other_servers.translate import translate_flags
@@ -47,6 +48,7 @@ class Serve(
     LimitOptions,
     ConnectionOptions,
     TlsOptions,
+    TracingOptions,
     ServerOptions,
 ):
     """Serve models with an OpenAI-compatible HTTP API."""

@@ -25,6 +25,7 @@ from quire.config.types import (
     SizeFromMiB,
     SizeOrNone,
     ToolServers,
+    TraceDetails,
 )
 
 # Typed as Any because a command inherits from both BaseSettings and Options.
@@ -114,6 +115,20 @@ class ServerOptions(Options):
     )
     access_log: Flag = Field(True, description="log each HTTP request")
     vllm_metric_names: Flag = Field(True, description="export metrics under vLLM's names as well")
+
+
+class TracingOptions(Options):
+    """Traces of requests, by OpenTelemetry."""
+
+    otlp_traces_endpoint: str | None = Field(
+        None,
+        description="URL of an OpenTelemetry collector that gets a trace of each request, such as "
+        "http://localhost:4317; default: that of OTEL_EXPORTER_OTLP_TRACES_ENDPOINT or OTEL_EXPORTER_OTLP_ENDPOINT, "
+        "else none. The protocol is gRPC, or http/protobuf with OTEL_EXPORTER_OTLP_TRACES_PROTOCOL",
+    )
+    collect_detailed_traces: TraceDetails = Field(
+        (), description="add the steps of the engine to traces; all values of vLLM do the same"
+    )
 
 
 class TlsOptions(Options):

@@ -41,7 +41,7 @@ _QUIRE_ONLY = {
     _PREFIX + name
     for name in (
         *("kv_cache_blocks_used", "step_duration_seconds", "engine_restarts", "audio_seconds"),
-        *("encoder_cache_queries", "encoder_cache_hits", "mm_preprocess_seconds"),
+        *("encoder_cache_queries", "encoder_cache_hits", "mm_preprocess_seconds", "trace_spans_dropped"),
     )
 }
 _REASONS = ("stop", "length", "abort", "error")
@@ -84,6 +84,11 @@ class Metrics:
         self._define_steps()
         self._define_sizes(buckets.token_counts(max_model_len))
         self._define_latencies()
+        self.trace_spans_dropped = Counter(
+            _PREFIX + "trace_spans_dropped",
+            "Spans of traces that were not exported, because too many waited or the collector did not take them",
+            registry=self._engine,
+        )
         self.http_requests = Counter(
             "http_requests",
             "HTTP requests by method, handler and class of status (2xx to 5xx; 4xx also if the client disconnects "
