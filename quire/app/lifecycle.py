@@ -30,6 +30,7 @@ from quire.config.options import (
     EngineOptions,
     LimitOptions,
     MediaOptions,
+    MetricsOptions,
     RealtimeOptions,
     ServerOptions,
     TlsOptions,
@@ -101,11 +102,14 @@ async def _serve_models(
     models = await asyncio.gather(*(engine.loaded(media_memory) for engine in engines))
     state = _state(settings, models, media_memory)
     metrics = Metrics(
-        max_model_len=max(model.info.max_model_len for model in models), vllm_names=settings.vllm_metric_names
+        max_model_len=max(model.info.max_model_len for model in models),
+        vllm_names=settings.vllm_metric_names,
+        options=MetricsOptions.of(settings),
+        kv_cache_metrics=settings.kv_cache_metrics,
     )
     for index, model in enumerate(models):
         model_metrics = ModelMetrics(metrics, model.names[0], index)
-        model_metrics.describe_cache(model.info, EngineOptions.of(settings))
+        model_metrics.describe(model.info, EngineOptions.of(settings))
         model.client.observers.add(model_metrics)
     options = ServerOptions.of(settings)
     tool_servers = ToolServers(

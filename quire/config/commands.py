@@ -18,6 +18,7 @@ from quire.config.options import (
     EngineOptions,
     LimitOptions,
     MediaOptions,
+    MetricsOptions,
     ModelOptions,
     ParallelOptions,
     PictureOptions,
@@ -47,6 +48,7 @@ class Serve(
     LimitOptions,
     ConnectionOptions,
     TlsOptions,
+    MetricsOptions,
     ServerOptions,
 ):
     """Serve models with an OpenAI-compatible HTTP API."""

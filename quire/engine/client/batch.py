@@ -48,7 +48,7 @@ class BatchItem(OutputStream):
     __slots__ = ("_batch", "cached_tokens", "ended", "finish_reason", "finished_by_core", "index", "request", "times")
 
     def __init__(self, batch: PooledBatch, index: int, request: PoolRequest) -> None:
-        self.request = request
+        self.request: PoolRequest = request
         self.index = index
         self.times = request.new_times()
         self.finish_reason: FinishReason | None = None
