@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
 import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
@@ -39,6 +40,7 @@ from quire.config.options import (
 from quire.config.types import urls_by_label
 from quire.engine.client.errors import EngineDead
 from quire.engine.models.errors import ModelError
+from quire.metrics.otlp_settings import otlp_settings
 from quire.metrics.prometheus import Metrics, ModelMetrics
 from quire.multimodal.documents import DocumentReader
 from quire.multimodal.errors import ModelFileError, PromptError
@@ -143,8 +145,9 @@ async def _serve_models(
         watching.append(asyncio.create_task(tls.refresh_regularly()))
     watching.append(asyncio.create_task(state.malloc_trimmer.trim_regularly(lambda: state.in_flight == 0)))
     try:
-        with state.malloc_trimmer.rationed_collections():
-            await server.serve(sockets)
+        async with _otlp_metrics(settings, metrics, models):
+            with state.malloc_trimmer.rationed_collections():
+                await server.serve(sockets)
     finally:
         for task in watching:
             task.cancel()
@@ -176,6 +179,26 @@ def _state(settings: Serve, models: Sequence[ServedModel], media_memory: MediaMe
         max_video_parts=settings.max_video_parts,
         results=ResultMemory(share=settings.max_client_share),
     )
+
+
+@asynccontextmanager
+async def _otlp_metrics(settings: Serve, metrics: Metrics, models: Sequence[ServedModel]) -> AsyncIterator[None]:
+    """Send metrics over OTLP meanwhile, if that is asked for."""
+    otlp = otlp_settings(settings.otlp_metrics_endpoint, os.environ)
+    if otlp is None:
+        yield
+        return
+    from quire.metrics.gen_ai import GenAiMetrics  # noqa: PLC0415 imports OpenTelemetry
+    from quire.metrics.otlp import OtlpExport  # noqa: PLC0415
+
+    export = OtlpExport(metrics.collect, otlp)
+    for model in models:
+        model.client.observers.add(GenAiMetrics(export.gen_ai, model.names[0]))
+    export.start()
+    try:
+        yield
+    finally:
+        await export.close()
 
 
 @asynccontextmanager

@@ -20,8 +20,7 @@ from quire.api.http.tenant import API_KEY, ApiKey
 from quire.config.options import ServerOptions
 from quire.engine.client.origin import current_origin
 from quire.engine.client.protocol import StepStats
-from quire.metrics.exemplars import exemplar_of
-from quire.metrics.prometheus import Metrics
+from quire.metrics.prometheus import Metrics, exemplar_of
 from quire.protocol.errors import Misdirected, TooLarge, Unauthorized, Unavailable
 from quire.serving.models import ServerState
 

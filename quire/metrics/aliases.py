@@ -91,7 +91,7 @@ def is_in_vllm(name: str) -> bool:
 
 def _deprecated_metric(entry: Deprecated, successor: Metric) -> Metric:
     """Return a deprecated metric, made from its successor."""
-    help_text = f"DEPRECATED: use {successor_name(entry)}"
+    help_text = f"DEPRECATED: use {wire_name(successor_name(entry), successor.type)}"
     if not entry.is_zero:
         return _renamed(successor, entry.name, help_text, successor.type, successor.samples)
     counts = [sample for sample in successor.samples if not sample.name.endswith("_created")]
@@ -103,6 +103,11 @@ def _deprecated_metric(entry: Deprecated, successor: Metric) -> Metric:
 def successor_name(entry: Deprecated) -> str:
     """Return the name of the metric to use instead of a deprecated one, with the same prefix."""
     return entry.name.partition(":")[0] + ":" + entry.successor
+
+
+def wire_name(name: str, kind: str) -> str:
+    """Return the name of a metric in queries; `kind`: its type."""
+    return f"{name}_total" if kind == "counter" else name
 
 
 def _renamed(metric: Metric, name: str, help_text: str, kind: str, samples: Sequence[Sample]) -> Metric:

@@ -22,10 +22,10 @@ from quire.engine.client.records import (
     SleepOperation,
     ToolRequest,
 )
+from quire.engine.client.trace_context import TraceContext
 from quire.metrics import buckets
 from quire.metrics.aliases import PREFIX, Aliases, is_in_vllm
 from quire.metrics.buckets import Buckets
-from quire.metrics.exemplars import exemplar_of
 
 _LABELS = ("model_name", "engine")
 _STEP_COUNTERS = {
@@ -49,6 +49,12 @@ _SOURCES = ("local_compute", "local_cache_hit", "external_kv_transfer")  # of pr
 _SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")
 _DEFAULTS = MetricsOptions()
 _FrontWait = Literal["preprocessing", "grammar"]  # what a request waits for before the engine gets it
+
+
+def exemplar_of(origin: Origin) -> dict[str, str] | None:
+    """Return the labels of the exemplar of a request; None if it is part of no trace that is recorded."""
+    trace = origin.trace or TraceContext.parse(origin.traceparent or "")
+    return {"trace_id": trace.trace_id} if trace is not None and trace.sampled else None
 
 
 class ResidencyHistograms(NamedTuple):
