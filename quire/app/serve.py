@@ -116,9 +116,9 @@ def _check_certificate(settings: Serve) -> None:
         }
         raise ConfigError(f"quire serve: {wrong[error.field]}: {error}") from error
 
+
 def _check_otlp(settings: Serve) -> None:
     try:
         otlp_settings(settings.otlp_metrics_endpoint, os.environ)
     except OtlpSettingsError as error:
         raise ConfigError(f"quire serve: {error}") from error
-

@@ -207,5 +207,7 @@ HistogramBuckets = Annotated[
     ),
 ]
 MetricsVersion = Annotated[
-    str, StringConstraints(pattern=r"^\d{1,4}\.\d{1,4}(\.\d{1,4})?$"), WithJsonSchema({"accepts": "a version such as 0.12"})
+    str,
+    StringConstraints(pattern=r"^\d{1,4}\.\d{1,4}(\.\d{1,4})?$"),
+    WithJsonSchema({"accepts": "a version such as 0.12"}),
 ]

@@ -1,8 +1,8 @@
 """Names of metrics beside Quire's own: those of vLLM, and deprecated ones.
 
-A metric is renamed or removed in three steps, as in vLLM: it is deprecated, which its help text says; in a later release
-it is hidden, and exported only with --show-hidden-metrics-for-version; in a still later one it is gone. The table
-`DEPRECATED` has those of the first two steps.
+A metric is renamed or removed in three steps, as in vLLM: it is deprecated, which its help text says; in a later
+release it is hidden, and exported only with --show-hidden-metrics-for-version; in a still later one it is gone. The
+table `DEPRECATED` has those of the first two steps.
 """
 
 from __future__ import annotations
@@ -51,9 +51,7 @@ DEPRECATED: tuple[Deprecated, ...] = (
     Deprecated(name="vllm:gpu_cache_usage_perc", successor="kv_cache_usage_perc", hidden_since="0.10"),
     Deprecated(name="vllm:gpu_prefix_cache_queries", successor="prefix_cache_queries", hidden_since="0.10"),
     Deprecated(name="vllm:gpu_prefix_cache_hits", successor="prefix_cache_hits", hidden_since="0.10"),
-    Deprecated(
-        name="vllm:time_per_output_token_seconds", successor="inter_token_latency_seconds", hidden_since="0.12"
-    ),
+    Deprecated(name="vllm:time_per_output_token_seconds", successor="inter_token_latency_seconds", hidden_since="0.12"),
     Deprecated(name="vllm:num_requests_swapped", successor="num_preemptions", is_zero=True, hidden_since="0.10"),
     Deprecated(name="vllm:cpu_cache_usage_perc", successor="kv_cache_usage_perc", is_zero=True, hidden_since="0.10"),
 )

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Self
 
 from quire.config.types import BucketFamily
 
@@ -32,24 +30,26 @@ SLEEP = (0.01, 0.1, 1.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 HTTP = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0, 600.0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Buckets:
-    """The upper bounds of the buckets of each family of histograms, without infinity. Families are named as vLLM's."""
+def buckets_by_family(
+    custom: Mapping[BucketFamily, Sequence[float]], max_model_len: int
+) -> Mapping[BucketFamily, Sequence[float]]:
+    """Return the upper bounds of the buckets of each family of histograms, without infinity.
 
-    request_latency: Sequence[float] = LATENCY
-    time_to_first_token: Sequence[float] = TTFT
-    inter_token_latency: Sequence[float] = ITL
-    iteration_tokens: Sequence[float] = STEP_TOKENS
-    request_params_n: Sequence[float] = ANSWERS
-    request_num_preemptions: Sequence[float] = PREEMPTIONS
-    request_tokens: Sequence[float]
-    kv_cache_residency: Sequence[float] = RESIDENCY
-
-    @classmethod
-    def of(cls, custom: Mapping[BucketFamily, Sequence[float]], max_model_len: int) -> Self:
-        """Return the default buckets, with those replaced that are set. `max_model_len`: the longest of all models."""
-        families: dict[str, Sequence[float]] = {"request_tokens": token_counts(max_model_len), **custom}
-        return cls(**families)
+    Args:
+        custom: those that replace the default ones.
+        max_model_len: the longest context of all models.
+    """
+    return {
+        "request_latency": LATENCY,
+        "time_to_first_token": TTFT,
+        "inter_token_latency": ITL,
+        "iteration_tokens": STEP_TOKENS,
+        "request_params_n": ANSWERS,
+        "request_num_preemptions": PREEMPTIONS,
+        "request_tokens": token_counts(max_model_len),
+        "kv_cache_residency": RESIDENCY,
+        **custom,
+    }
 
 
 def token_counts(maximum: int) -> tuple[int, ...]:

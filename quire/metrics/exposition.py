@@ -112,8 +112,8 @@ class Page:
 class Exposition:
     """Render metrics for scrapes, in slices between which the event loop does other things.
 
-    There is one rendering at a time. Scrapes that come meanwhile share the next one, so that any number of them costs no
-    more than two, and each sees all that was recorded before it came.
+    There is one rendering at a time. scrapes that come meanwhile share the next one, so that any number of them costs
+    no more than two, and each sees all that was recorded before it came.
     """
 
     def __init__(self, metrics: Metrics) -> None:

@@ -6,8 +6,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from uuid import uuid4
+from collections.abc import Callable, Iterable, Iterator
 
 import prometheus_client
 from opentelemetry.sdk.metrics import MeterProvider
@@ -33,7 +32,7 @@ from quire.metrics.gen_ai import GenAiInstruments
 from quire.metrics.otlp_settings import OtlpSettings
 
 logger = logging.getLogger(__name__)
-_SCOPE = "quire"
+_SCOPE, _GEN_AI_SCOPE = "quire.metrics", "quire.gen_ai"  # of two equal ones the exporters send the last alone
 _CUMULATIVE = AggregationTemporality.CUMULATIVE
 _END_TIMEOUT = 1.0  # seconds that the last export may take, while the server stops
 Collect = Callable[[], Iterable[prometheus_client.Metric]]
@@ -62,7 +61,7 @@ class OtlpExport:
         self._resource = _resource()
         self._reader = InMemoryMetricReader()
         provider = MeterProvider([self._reader], self._resource, shutdown_on_exit=False)
-        self.gen_ai = GenAiInstruments(provider.get_meter(_SCOPE, __version__))
+        self.gen_ai = GenAiInstruments(provider.get_meter(_GEN_AI_SCOPE, __version__))
         self._started = time.time_ns()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="quire-otlp-metrics", daemon=True)
@@ -90,7 +89,9 @@ class OtlpExport:
 
     def _message(self) -> MetricsData:
         recorded = self._reader.get_metrics_data()
-        scopes = [] if recorded is None else [scope for part in recorded.resource_metrics for scope in part.scope_metrics]
+        scopes = (
+            [] if recorded is None else [scope for part in recorded.resource_metrics for scope in part.scope_metrics]
+        )
         metrics = list(converted(self._collect(), self._started, time.time_ns()))
         scopes.append(ScopeMetrics(InstrumentationScope(_SCOPE, __version__), metrics, ""))
         return MetricsData([ResourceMetrics(self._resource, scopes, "")])
@@ -165,10 +166,8 @@ def _exporter(settings: OtlpSettings) -> MetricExporter:
 
 
 def _resource() -> Resource:
-    """What the metrics are of: from variables, else Quire, with an id of this process."""
-    known: Mapping[str, object] = Resource.create().attributes
-    is_named = not str(known.get(SERVICE_NAME, "")).startswith("unknown_service")
-    added = {} if is_named else {SERVICE_NAME: "quire"}
-    if "service.instance.id" not in known:
-        added["service.instance.id"] = str(uuid4())
-    return Resource.create().merge(Resource({"service.version": __version__, **added}))
+    """What the metrics are of: from variables, else Quire."""
+    resource = Resource.create({"service.version": __version__})
+    if str(resource.attributes.get(SERVICE_NAME, "")).startswith("unknown_service"):
+        resource = resource.merge(Resource({SERVICE_NAME: "quire"}))
+    return resource

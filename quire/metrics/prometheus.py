@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import product
 from typing import Literal, NamedTuple, get_args
 
@@ -11,6 +11,7 @@ from prometheus_client.process_collector import ProcessCollector
 from typing_extensions import override
 
 from quire.config.options import EngineOptions, MetricsOptions
+from quire.config.types import BucketFamily
 from quire.engine.client.model_info import Generates, ModelInfo
 from quire.engine.client.origin import Origin, current_origin
 from quire.engine.client.protocol import MemoryTag, SleepLevel, StepStats
@@ -25,7 +26,7 @@ from quire.engine.client.records import (
 from quire.engine.client.trace_context import TraceContext
 from quire.metrics import buckets
 from quire.metrics.aliases import PREFIX, Aliases, is_in_vllm
-from quire.metrics.buckets import Buckets
+from quire.metrics.buckets import buckets_by_family
 
 _LABELS = ("model_name", "engine")
 _STEP_COUNTERS = {
@@ -88,7 +89,8 @@ class Metrics:
         self._process = CollectorRegistry()
         ProcessCollector(registry=self._process)
         self._aliases = Aliases(vllm_names=vllm_names, hidden_version=options.show_hidden_metrics_for_version)
-        self._buckets = Buckets.of(options.custom_histogram_buckets, max_model_len)
+        self._buckets = buckets_by_family(options.custom_histogram_buckets, max_model_len)
+        self.histogram_families: dict[BucketFamily, list[str]] = {family: [] for family in self._buckets}
         self._define_engine()
         self._define_speculation()
         self._define_tokens()
@@ -137,8 +139,9 @@ class Metrics:
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(PREFIX + name, text, (*_LABELS, *labels), registry=self._engine)
 
-    def _histogram(self, name: str, text: str, bounds: Sequence[float], *labels: str) -> Histogram:
-        return Histogram(PREFIX + name, text, (*_LABELS, *labels), buckets=bounds, registry=self._engine)
+    def _histogram(self, name: str, text: str, family: BucketFamily) -> Histogram:
+        self.histogram_families[family].append(name)
+        return Histogram(PREFIX + name, text, _LABELS, buckets=self._buckets[family], registry=self._engine)
 
     def _define_engine(self) -> None:
         self.running = self._gauge("num_requests_running", "Running sequences")
@@ -160,8 +163,8 @@ class Metrics:
         )
         self.refusals = Counter(
             PREFIX + "admission_rejections",
-            "Requests refused because too many sequences run or wait, by limit; max_num_queued_reqs, vLLM's name: of all "
-            "clients (--max-num-queued-seqs); max_client_share: of one client (--max-client-share)",
+            "Requests refused because too many sequences run or wait, by limit; max_num_queued_reqs, as vLLM calls it: "
+            "of all clients (--max-num-queued-seqs); max_client_share: of one client (--max-client-share)",
             ("model_name", "reason"),
             registry=self._engine,
         )
@@ -246,99 +249,105 @@ class Metrics:
         )
 
     def _define_sleep(self) -> None:
-        self.sleep_seconds = self._histogram(
-            "sleep_mode_operation_duration_seconds",
+        self.sleep_seconds = Histogram(
+            PREFIX + "sleep_mode_operation_duration_seconds",
             "Time in which the engine is put to sleep or woken up, waiting for requests included",
-            buckets.SLEEP,
-            "operation",
+            (*_LABELS, "operation"),
+            buckets=buckets.SLEEP,
+            registry=self._engine,
         )
         self.sleep_operations = self._gauge(
-            "sleep_mode_operations_in_flight", "Requests to put the engine to sleep or wake it, not answered", "operation"
+            "sleep_mode_operations_in_flight",
+            "Requests to put the engine to sleep or wake it, not answered",
+            "operation",
         )
 
     def _define_steps(self) -> None:
         self.step_tokens = self._histogram(
-            "iteration_tokens_total", "Prompt and generated tokens of an engine step", self._buckets.iteration_tokens
+            "iteration_tokens_total", "Prompt and generated tokens of an engine step", "iteration_tokens"
         )
         self.step_seconds = self._histogram(
-            "step_duration_seconds", "Duration of an engine step", self._buckets.inter_token_latency
+            "step_duration_seconds", "Duration of an engine step", "inter_token_latency"
         )
 
     def _define_sizes(self) -> None:
-        tokens = self._buckets.request_tokens
-        self.request_prompt = self._histogram("request_prompt_tokens", "Prompt tokens of a sequence", tokens)
-        self.request_output = self._histogram("request_generation_tokens", "Tokens generated for a sequence", tokens)
+        self.request_prompt = self._histogram("request_prompt_tokens", "Prompt tokens of a sequence", "request_tokens")
+        self.request_output = self._histogram(
+            "request_generation_tokens", "Tokens generated for a sequence", "request_tokens"
+        )
         self.request_computed = self._histogram(
             "request_prefill_kv_computed_tokens",
             "Prompt tokens of a sequence that were not in the prefix cache",
-            tokens,
+            "request_tokens",
         )
         self.request_longest = self._histogram(
-            "request_max_num_generation_tokens", "Tokens of the longest of a prompt's n answers", tokens
+            "request_max_num_generation_tokens", "Tokens of the longest of a prompt's n answers", "request_tokens"
         )
-        self.request_max = self._histogram("request_params_max_tokens", "max_tokens of a sequence", tokens)
-        self.request_n = self._histogram("request_params_n", "n of a prompt", self._buckets.request_params_n)
+        self.request_max = self._histogram("request_params_max_tokens", "max_tokens of a sequence", "request_tokens")
+        self.request_n = self._histogram("request_params_n", "n of a prompt", "request_params_n")
         self.request_preemptions = self._histogram(
             "request_num_preemptions",
             "How often a finished sequence was preempted",
-            self._buckets.request_num_preemptions,
+            "request_num_preemptions",
         )
 
     def _define_latencies(self) -> None:
-        first, itl, latency = (
-            self._buckets.time_to_first_token,
-            self._buckets.inter_token_latency,
-            self._buckets.request_latency,
+        self.ttft = self._histogram(
+            "time_to_first_token_seconds", "Time from arrival to the first token", "time_to_first_token"
         )
-        self.ttft = self._histogram("time_to_first_token_seconds", "Time from arrival to the first token", first)
         self.itl = self._histogram(
             "inter_token_latency_seconds",
             "Time between two outputs of a sequence, which have one token each, or more with speculation",
-            itl,
+            "inter_token_latency",
         )
         self.tpot = self._histogram(
             "request_time_per_output_token_seconds",
             "Mean time per output token of a sequence, without the first token",
-            itl,
+            "inter_token_latency",
         )
         self.e2e = self._histogram(
-            "e2e_request_latency_seconds", "Time from arrival to the end of a sequence", latency
+            "e2e_request_latency_seconds", "Time from arrival to the end of a sequence", "request_latency"
         )
         self.queue = self._histogram(
-            "request_queue_time_seconds", "Time from arrival until a sequence is scheduled", latency
+            "request_queue_time_seconds", "Time from arrival until a sequence is scheduled", "request_latency"
         )
         self.preprocess = self._histogram(
             "mm_preprocess_seconds",
             "Time in which the media of a request are fetched, decoded and prepared, waiting for memory and processes "
             "included",
-            first,
+            "time_to_first_token",
         )
         self.grammar = self._histogram(
-            "grammar_check_seconds", "Time in which the grammar of a request is written and checked", first
+            "grammar_check_seconds",
+            "Time in which the grammar of a request is written and checked",
+            "time_to_first_token",
         )
         self.inference = self._histogram(
-            "request_inference_time_seconds", "Time from being scheduled to the last token", latency
+            "request_inference_time_seconds", "Time from being scheduled to the last token", "request_latency"
         )
         self.prefill = self._histogram(
-            "request_prefill_time_seconds", "Time from being scheduled to the first token", latency
+            "request_prefill_time_seconds", "Time from being scheduled to the first token", "request_latency"
         )
         self.decode = self._histogram(
-            "request_decode_time_seconds", "Time from the first to the last token", latency
+            "request_decode_time_seconds", "Time from the first to the last token", "request_latency"
         )
 
     def _residency_histograms(self) -> ResidencyHistograms:
-        bounds = self._buckets.kv_cache_residency
         return ResidencyHistograms(
             lifetime=self._histogram(
-                "kv_block_lifetime_seconds", "Time from the allocation of a KV block until its content is evicted", bounds
+                "kv_block_lifetime_seconds",
+                "Time from the allocation of a KV block until its content is evicted",
+                "kv_cache_residency",
             ),
             idle=self._histogram(
                 "kv_block_idle_before_evict_seconds",
                 "Time from the last use of a KV block until its content is evicted",
-                bounds,
+                "kv_cache_residency",
             ),
             reuse_gap=self._histogram(
-                "kv_block_reuse_gap_seconds", "Time between two uses of the cached content of a KV block", bounds
+                "kv_block_reuse_gap_seconds",
+                "Time between two uses of the cached content of a KV block",
+                "kv_cache_residency",
             ),
         )
 

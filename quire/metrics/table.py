@@ -20,9 +20,9 @@ Metrics of the process (`process_*`: memory, CPU time, open files) are those of 
 |---|---|---|---|
 """
 _AFTER_TABLE = """
-Of vLLM's metrics there are not: `lora_requests_info`, as requests cannot choose adapters; `external_prefix_cache_*` and
-those of KV connectors and offloading, as a KV cache is in one place; `estimated_flops_*`. The flag `--disable-log-stats`
-does not switch metrics off.
+Of vLLM's metrics there are not: `lora_requests_info`, as requests cannot choose adapters; `external_prefix_cache_*`
+and those of KV connectors and offloading, as a KV cache is in one place; `estimated_flops_*`. The flag
+`--disable-log-stats` does not switch metrics off.
 
 ## Formats
 
@@ -41,21 +41,14 @@ their header `traceparent` says so, or the server itself records it. Prometheus 
 
 ## Buckets
 
-`--custom-histogram-buckets` replaces the buckets of histograms, by family. Its value is a JSON object of ascending lists,
-such as `{"time_to_first_token": [0.05, 0.1, 0.5, 2]}`. Dashboards that add up histograms of several servers need the
-same buckets on all of them.
+`--custom-histogram-buckets` replaces the buckets of histograms, by family. Its value is a JSON object of ascending
+lists, such as `{"time_to_first_token": [0.05, 0.1, 0.5, 2]}`. Dashboards that add up histograms of several servers need
+the same buckets on all of them.
 
 | key | histograms |
 |---|---|
-| `request_latency` | `e2e_request_latency_seconds`, `request_queue_time_seconds`, `request_inference_time_seconds`, `request_prefill_time_seconds`, `request_decode_time_seconds` |
-| `time_to_first_token` | `time_to_first_token_seconds`, `mm_preprocess_seconds`, `grammar_check_seconds` |
-| `inter_token_latency` | `inter_token_latency_seconds`, `request_time_per_output_token_seconds`, `step_duration_seconds` |
-| `iteration_tokens` | `iteration_tokens_total` |
-| `request_params_n` | `request_params_n` |
-| `request_num_preemptions` | `request_num_preemptions` |
-| `request_tokens` | `request_prompt_tokens`, `request_generation_tokens`, `request_prefill_kv_computed_tokens`, `request_max_num_generation_tokens`, `request_params_max_tokens` |
-| `kv_cache_residency` | `kv_block_lifetime_seconds`, `kv_block_idle_before_evict_seconds`, `kv_block_reuse_gap_seconds` |
-
+"""
+_DEPRECATION = """
 ## Deprecated metrics
 
 Names, types and labels of metrics are an interface: dashboards and autoscalers break in silence when they change. A
@@ -73,14 +66,14 @@ _TAIL = """
 
 `--otlp-metrics-endpoint URL` also sends the metrics to an OpenTelemetry collector: all that `/metrics` has, under the
 same names, and three of OpenTelemetry's conventions for generative AI: `gen_ai.server.request.duration`,
-`gen_ai.server.time_to_first_token` and `gen_ai.server.time_per_output_token`, each counted from a sequence's arrival at the
-engine. `OTEL_METRICS_EXPORTER=otlp` or `OTEL_EXPORTER_OTLP_METRICS_ENDPOINT` start the export as well. Of the other
+`gen_ai.server.time_to_first_token` and `gen_ai.server.time_per_output_token`, each counted from a sequence's arrival at
+the engine. `OTEL_METRICS_EXPORTER=otlp` or `OTEL_EXPORTER_OTLP_METRICS_ENDPOINT` start the export as well. Of the other
 variables `OTEL_EXPORTER_OTLP_METRICS_PROTOCOL` (`grpc`, the default, or `http/protobuf`), `OTEL_METRIC_EXPORT_INTERVAL`
 (60,000 ms), `OTEL_METRIC_EXPORT_TIMEOUT`, those of headers and certificates, `OTEL_SERVICE_NAME` and
 `OTEL_RESOURCE_ATTRIBUTES` are obeyed. Over gRPC an `http://` URL means a connection without TLS.
 
-The numbers are cumulative, so nothing is kept for a collector that is down: the next message has them all. The last one is
-sent when the server stops, which takes a second at most.
+The numbers are cumulative, so nothing is kept for a collector that is down: the next message has them all. The last one
+is sent when the server stops, which takes a second at most.
 
 This page is written by `python -m quire.metrics.table`; a test keeps it up to date.
 """
@@ -88,11 +81,16 @@ This page is written by `python -m quire.metrics.table`; a test keeps it up to d
 
 def page() -> str:
     """The text of docs/metrics.md."""
-    families = list(Metrics(max_model_len=1, vllm_names=False, kv_cache_metrics=True).families())
+    metrics = Metrics(max_model_len=1, vllm_names=False, kv_cache_metrics=True)
+    families = list(metrics.families())
+    histograms = [
+        f"| `{family}` | {', '.join(f'`{name}`' for name in names)} |\n"
+        for family, names in metrics.histogram_families.items()
+    ]
     types = {metric.name: metric.type for metric, _ in families}
     rows = [_row(metric, alias=alias) for metric, alias in families]
     deprecated = [_deprecated_row(entry, types[f"quire:{entry.successor}"]) for entry in DEPRECATED]
-    return "".join([_HEAD, *rows, _AFTER_TABLE, *deprecated, _TAIL])
+    return "".join([_HEAD, *rows, _AFTER_TABLE, *histograms, _DEPRECATION, *deprecated, _TAIL])
 
 
 def _row(metric: Metric, *, alias: bool) -> str:

@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client import Metric
 
 from quire.config.command import ConfigError
 from quire.config.commands import Serve
+from quire.config.options import MetricsOptions
 from quire.metrics.aliases import Deprecated
-from tests.support.scrapes import scrape, values, values_of
+from quire.metrics.prometheus import Metrics, ModelMetrics
+from tests.support.scrapes import scrape, values
 from tests.support.server import running_server
 
 LABELS = '{engine="0",model_name="fake"}'
@@ -25,10 +28,11 @@ OLD = {
 ALWAYS_ZERO = ("vllm:num_requests_swapped", "vllm:cpu_cache_usage_perc")
 
 
-async def old_names(folder: Path, **settings: Any) -> set[str]:
-    async with running_server(folder, **settings) as server:
-        names = {sample.partition("{")[0] for sample in await values_of(server)}
-    return names & {*OLD, *ALWAYS_ZERO}
+def metrics_of(*, vllm_names: bool = True, **options: Any) -> list[Metric]:
+    """The metrics of a server with one model, without the server."""
+    metrics = Metrics(max_model_len=1000, vllm_names=vllm_names, options=MetricsOptions(**options))
+    ModelMetrics(metrics, "fake", 0)
+    return list(metrics.collect())
 
 
 async def test_old_names_are_exported_if_asked_for(tmp_path: Path) -> None:
@@ -43,31 +47,42 @@ async def test_old_names_are_exported_if_asked_for(tmp_path: Path) -> None:
     assert texts["vllm:gpu_prefix_cache_hits"] == "DEPRECATED: use vllm:prefix_cache_hits_total"
 
 
-async def test_a_version_shows_what_was_hidden_in_it_or_later(tmp_path: Path) -> None:
-    assert await old_names(tmp_path) == set()
+def test_a_version_shows_what_was_hidden_in_it_or_later() -> None:
+    def old_names(version: str | None, *, vllm_names: bool = True) -> set[str]:
+        metrics = metrics_of(vllm_names=vllm_names, show_hidden_metrics_for_version=version)
+        return {sample.partition("{")[0] for sample in values(metrics)} & {*OLD, *ALWAYS_ZERO}
+
+    assert old_names(None) == old_names("0.13") == old_names("1.0") == set()
     later = {"vllm:time_per_output_token_seconds_count", "vllm:time_per_output_token_seconds_sum"}
-    assert await old_names(tmp_path, show_hidden_metrics_for_version="0.12") == later
-    assert await old_names(tmp_path, show_hidden_metrics_for_version="0.10") == {*OLD, *ALWAYS_ZERO}
-    assert await old_names(tmp_path, show_hidden_metrics_for_version="0.10", vllm_metric_names=False) == set()
+    assert old_names("0.12") == old_names("0.11.2") == later
+    assert old_names("0.10") == {*OLD, *ALWAYS_ZERO}
+    assert old_names("0.10", vllm_names=False) == set()
 
 
 def test_a_deprecated_metric_is_shown_until_it_is_hidden() -> None:
     deprecated = Deprecated(name="quire:old", successor="new")
     assert deprecated.is_shown(None)
     hidden = Deprecated(name="quire:old", successor="new", hidden_since="0.3")
-    assert [hidden.is_shown(version) for version in (None, "0.2", "0.3.9", "0.4", "1.0")] == [False, True, True, False, False]
+    assert [hidden.is_shown(version) for version in (None, "0.2", "0.3.9", "0.4", "1.0")] == [
+        False,
+        True,
+        True,
+        False,
+        False,
+    ]
 
 
-async def test_buckets_can_be_chosen(tmp_path: Path) -> None:
+def test_buckets_can_be_chosen() -> None:
     buckets = {"time_to_first_token": [0.05, 2], "request_tokens": [10, 100], "request_num_preemptions": [0]}
-    async with running_server(tmp_path, custom_histogram_buckets=buckets) as server:
-        metrics = await scrape(server)
+    metrics = metrics_of(custom_histogram_buckets=buckets)
     bounds = {
         metric.name: [sample.labels["le"] for sample in metric.samples if sample.name.endswith("_bucket")]
         for metric in metrics
     }
     assert bounds["vllm:time_to_first_token_seconds"] == ["0.05", "2.0", "+Inf"]
-    assert bounds["quire:request_generation_tokens"] == bounds["vllm:request_prompt_tokens"] == ["10.0", "100.0", "+Inf"]
+    assert (
+        bounds["quire:request_generation_tokens"] == bounds["vllm:request_prompt_tokens"] == ["10.0", "100.0", "+Inf"]
+    )
     assert bounds["quire:request_num_preemptions"] == ["0.0", "+Inf"]
     assert len(bounds["quire:e2e_request_latency_seconds"]) == 22
 
@@ -82,7 +97,9 @@ async def test_buckets_can_be_chosen(tmp_path: Path) -> None:
     ids=str,
 )
 def test_wrong_buckets_are_refused_at_start(buckets: Any) -> None:
-    with pytest.raises(ConfigError, match="--custom-histogram-buckets expects a JSON object of lists of 1 to 100 ascending"):
+    with pytest.raises(
+        ConfigError, match="--custom-histogram-buckets expects a JSON object of lists of 1 to 100 ascending"
+    ):
         Serve.parse(["--custom-histogram-buckets", json.dumps(buckets)])
 
 

@@ -23,11 +23,7 @@ async def scrape(server: Server, accept: str = "*/*") -> list[Metric]:
 
 def values(metrics: Iterable[Metric]) -> dict[str, float]:
     """All samples by name and labels, as in Prometheus' text."""
-    return {
-        sample.name + _in_braces(sample.labels): sample.value
-        for metric in metrics
-        for sample in metric.samples
-    }
+    return {sample.name + _in_braces(sample.labels): sample.value for metric in metrics for sample in metric.samples}
 
 
 async def values_of(server: Server) -> dict[str, float]:
