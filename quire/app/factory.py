@@ -37,6 +37,7 @@ from quire.app.middleware import (
     refusal_while_draining,
     request_tracking,
 )
+from quire.app.request_traces import request_traces
 from quire.config.options import ServerOptions
 from quire.metrics.exposition import Exposition
 from quire.metrics.prometheus import Metrics
@@ -44,14 +45,20 @@ from quire.protocol.fields import HEADER as IGNORED_FIELDS
 from quire.realtime import routes as realtime
 from quire.realtime.sessions import Sessions
 from quire.serving.models import ServerState
+from quire.tracing.tracing import Tracing
 
 _EXPOSED = (REQUEST_ID, IGNORED_FIELDS, NOT_STORED, "retry-after")  # headers that scripts of other origins may read
 
 
 def create_app(
-    state: ServerState, metrics: Metrics, service: ResponseService, sessions: Sessions, server: ServerOptions
+    state: ServerState,
+    metrics: Metrics,
+    service: ResponseService,
+    sessions: Sessions,
+    server: ServerOptions,
+    tracing: Tracing | None = None,
 ) -> ASGIApp:
-    """The app with all routes and middleware."""
+    """The app with all routes and middleware. `tracing`: traces requests; None: they are not traced."""
     app = _Documented(title="Quire", version=__version__)
     app.state.strict_fields = server.strict_fields
     app.state.malloc_trimmer = state.malloc_trimmer
@@ -74,6 +81,8 @@ def create_app(
         return Response(page.body, headers=page.headers)
 
     layers: list[Middleware] = [request_tracking(state, metrics)]
+    if tracing is not None:
+        layers.append(request_traces(tracing))
     if (check := host_check(server)) is not None:
         layers.append(check)
     if server.allowed_origins:

@@ -25,6 +25,7 @@ from quire.config.options import (
     RealtimeOptions,
     ServerOptions,
     TlsOptions,
+    TracingOptions,
     VideoOptions,
 )
 from quire.config.other_servers.translate import translate_flags
@@ -49,6 +50,7 @@ class Serve(
     ConnectionOptions,
     TlsOptions,
     MetricsOptions,
+    TracingOptions,
     ServerOptions,
 ):
     """Serve models with an OpenAI-compatible HTTP API."""

@@ -27,6 +27,7 @@ from quire.config.types import (
     SizeFromMiB,
     SizeOrNone,
     ToolServers,
+    TraceDetails,
 )
 
 # Typed as Any because a command inherits from both BaseSettings and Options.
@@ -136,6 +137,20 @@ class MetricsOptions(Options):
         description="URL of an OpenTelemetry collector to which metrics are sent over OTLP as well; the variables "
         "OTEL_* of OpenTelemetry's SDK are obeyed; default: none, unless OTEL_METRICS_EXPORTER is otlp or "
         "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT is set",
+    )
+
+
+class TracingOptions(Options):
+    """Traces of requests, by OpenTelemetry."""
+
+    otlp_traces_endpoint: str | None = Field(
+        None,
+        description="URL of an OpenTelemetry collector that gets a trace of each request, such as "
+        "http://localhost:4317; default: that of OTEL_EXPORTER_OTLP_TRACES_ENDPOINT or OTEL_EXPORTER_OTLP_ENDPOINT, "
+        "else none. The protocol is gRPC, or http/protobuf with OTEL_EXPORTER_OTLP_TRACES_PROTOCOL",
+    )
+    collect_detailed_traces: TraceDetails = Field(
+        (), description="add the steps of the engine to traces; all values of vLLM do the same"
     )
 
 

@@ -51,6 +51,12 @@ Keys = Annotated[
     BeforeValidator(_split),
     WithJsonSchema({"accepts": "non-empty strings"}),
 ]
+TraceDetails = Annotated[
+    tuple[Literal["model", "worker", "all"], ...],
+    NoDecode,
+    BeforeValidator(split_always),
+    WithJsonSchema({"accepts": "model, worker or all, or several of them, separated by commas"}),
+]
 
 
 Flag = CliImplicitFlag[bool]

@@ -18,7 +18,13 @@ PREFIX, VLLM_PREFIX = "quire:", "vllm:"
 _QUIRE_ONLY = frozenset(
     (
         *("kv_cache_blocks_used", "step_duration_seconds", "engine_restarts", "audio_seconds"),
-        *("encoder_cache_queries", "encoder_cache_hits", "mm_preprocess_seconds", "grammar_check_seconds"),
+        *(
+            "encoder_cache_queries",
+            "encoder_cache_hits",
+            "mm_preprocess_seconds",
+            "grammar_check_seconds",
+            "trace_spans_dropped",
+        ),
     )
 )
 

@@ -116,11 +116,11 @@ def converted(metrics: Iterable[prometheus_client.Metric], started: int, now: in
                 data = Histogram(list(_distributions(metric, started, now)), _CUMULATIVE)
                 yield Metric(metric.name, metric.documentation, unit, data)
             case _:
-                data = Gauge(_numbers(metric, metric.name, None, now))
+                data = Gauge(_numbers(metric, metric.name, 0, now))
                 yield Metric(metric.name, metric.documentation, unit, data)
 
 
-def _numbers(metric: prometheus_client.Metric, name: str, started: int | None, now: int) -> list[NumberDataPoint]:
+def _numbers(metric: prometheus_client.Metric, name: str, started: int, now: int) -> list[NumberDataPoint]:
     return [
         NumberDataPoint(sample.labels, started, now, sample.value) for sample in metric.samples if sample.name == name
     ]
@@ -149,8 +149,8 @@ def _distributions(metric: prometheus_client.Metric, started: int, now: int) -> 
             sum=sums.get(key, 0.0),
             bucket_counts=buckets,
             explicit_bounds=upper[:-1],  # without infinity
-            min=None,
-            max=None,
+            min=None,  # type: ignore[arg-type]  # they are optional in the protocol, and Prometheus has none
+            max=None,  # type: ignore[arg-type]
         )
 
 

@@ -99,6 +99,11 @@ class Metrics:
         self._define_steps()
         self._define_sizes()
         self._define_latencies()
+        self.trace_spans_dropped = Counter(
+            PREFIX + "trace_spans_dropped",
+            "Spans of traces that were not exported, because too many waited or the collector did not take them",
+            registry=self._engine,
+        )
         self.residency = self._residency_histograms() if kv_cache_metrics else None
         self.http_requests = Counter(
             "http_requests",

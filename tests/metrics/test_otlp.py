@@ -91,7 +91,7 @@ class Servicer(MetricsServiceServicer):
 @contextmanager
 def grpc_server(collector: Collector) -> Iterator[str]:
     server = grpc.server(ThreadPoolExecutor(2))
-    add_MetricsServiceServicer_to_server(Servicer(collector), server)
+    add_MetricsServiceServicer_to_server(Servicer(collector), server)  # type: ignore[no-untyped-call]
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     try:

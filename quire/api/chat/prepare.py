@@ -12,6 +12,7 @@ from quire.api.chat.chunks import ChatChunkFields
 from quire.api.chat.conversation import WithMessages, conversation_of, unused_template_fields
 from quire.api.chat.media import ChatMedia, MediaSettings, take_media
 from quire.api.chat.media_parts import media_places
+from quire.engine.client.origin import activity
 from quire.engine.client.protocol import AudioItem, MediaItem, PictureItem
 from quire.engine.client.records import ToolRequest
 from quire.engine.client.stream import GenerateRequest
@@ -143,7 +144,8 @@ async def render_conversation(
     Raises:
         PromptError: it cannot be rendered.
     """
-    rendered = await model.renderer.chat(conversation, max_tokens=max_tokens, tenant=current_tenant())
+    with activity("render"):
+        rendered = await model.renderer.chat(conversation, max_tokens=max_tokens, tenant=current_tenant())
     prompt = rendered.prompt
     items: tuple[MediaItem, ...] = ()
     placeholders = media.placeholders

@@ -30,12 +30,14 @@ class RequestNotes:
         model: the name by which it asks for its model.
         answer_id: the id of its answer.
         reasoning_tokens: reasoning tokens of its answers.
+        error: the class of an error that ended it after its response had begun; empty without one.
         activities: what was done for it, the first of it.
     """
 
     model: str = ""
     answer_id: str = ""
     reasoning_tokens: int = 0
+    error: str = ""
     activities: list[Activity] = field(default_factory=list)
 
     def add(self, name: str, began: float) -> None:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from quire.engine.client.model_info import ModelInfo
 from quire.engine.client.pooling_params import PoolingParams
 from quire.engine.client.sampling_params import SamplingParams
+from quire.engine.client.trace_context import TraceContext
 
 TokenArray = NDArray[np.int32]
 PooledArray = NDArray[np.float32]
@@ -143,11 +144,15 @@ class RequestFields(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AddRequest(RequestFields, frozen=True, tag="add"):
-    """Run a request on `prompt`, 1-D int32 token ids; the type of `params` selects generation or pooling."""
+    """Run a request on `prompt`, 1-D int32 token ids; the type of `params` selects generation or pooling.
+
+    `trace`: the span of the HTTP request that it is part of, if that is sampled.
+    """
 
     request_id: str
     prompt: TokenArray
     params: SamplingParams | PoolingParams
+    trace: TraceContext | None = None
 
     @property
     def sampling_params(self) -> SamplingParams:
@@ -242,6 +247,9 @@ class TokensOutput(msgspec.Struct, array_like=True, tag="tokens"):
     scheduled_at: float = 0.0  # monotonic seconds
     token_probs: list[float] | None = None  # with the first token; see `SamplingParams.token_probs`
     preemptions: int = 0  # how often the request was preempted so far
+    prefill_chunks: int = 0  # steps that computed tokens of the prompt
+    draft_tokens: int = 0  # of speculative decoding, verified so far
+    accepted_tokens: int = 0  # part of them
 
 
 class PooledOutput(msgspec.Struct, array_like=True, tag="pooled"):

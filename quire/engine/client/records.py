@@ -11,8 +11,9 @@ from typing import Literal
 
 from typing_extensions import override
 
-from quire.engine.client.origin import Origin
+from quire.engine.client.origin import Origin, current_origin
 from quire.engine.client.protocol import FinishReason, MemoryTag, SleepLevel, StepStats
+from quire.engine.client.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
 Rejection = Literal["max_num_queued_reqs", "max_client_share"]  # limits; the first is vLLM's name of ours
@@ -50,16 +51,19 @@ class SequenceGroup:
         size: the number of sequences; 0 if they are not counted.
         running: the number of sequences that have not ended.
         longest: tokens of the longest one that has ended.
+        least_cached: the fewest cached tokens of those that have ended; None before the first.
     """
 
     size: int = 1
     running: int = 1
     longest: int = 0
+    least_cached: int | None = None
 
-    def end(self, tokens: int) -> bool:
-        """Note that a sequence has ended with this number of tokens. Returns whether it was the last one."""
+    def end(self, tokens: int, cached: int) -> bool:
+        """Note that a sequence has ended, with its numbers of tokens. Returns whether it was the last one."""
         self.running -= 1
         self.longest = max(self.longest, tokens)
+        self.least_cached = cached if self.least_cached is None else min(self.least_cached, cached)
         return self.running == 0
 
 
@@ -73,6 +77,11 @@ class RequestRecord:
         answers: sequences of the request with this prompt, in the last of them to end; 0 in the others.
         longest_answer: tokens of the longest of them; 0 where `answers` is.
         is_search_step: it is one token of one beam of a beam search, which has thousands of such sequences.
+        params: those of a sequence that generates.
+        error: the class of the error that ended it; empty without one.
+        least_cached: of the cached tokens of `answers` sequences, the fewest; 0 where `answers` is.
+        prefill_chunks: steps that have computed tokens of the prompt; 0 if it got no token.
+        draft_tokens, accepted_tokens: of speculative decoding.
     """
 
     request_id: str
@@ -88,6 +97,12 @@ class RequestRecord:
     longest_answer: int = 0
     preemptions: int = 0
     is_search_step: bool = False
+    params: SamplingParams | None = None
+    error: str = ""
+    least_cached: int = 0
+    prefill_chunks: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 class Observer:
@@ -191,6 +206,7 @@ class Observers(Observer):
         try:
             yield
         finally:
+            current_origin().notes.add("media", begun)
             self._tell("on_preprocessing_end", time.monotonic() - begun)
 
     @contextmanager

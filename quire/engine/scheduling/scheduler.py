@@ -447,6 +447,7 @@ class Scheduler:
         scheduled.append(request)
         request.num_computed_tokens = end
         request.steps_in_flight += 1
+        request.prefill_chunks += start < request.prompt_len
         if samples:
             request.num_output_placeholders += 1
             request.awaits_tokens = bool(draft) or self.limits.stages > 1
