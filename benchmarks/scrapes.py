@@ -52,15 +52,15 @@ def record(seconds: float) -> RequestRecord:
 
 
 async def scrapes(exposition: Exposition, accept: str, encoding: str, together: int) -> tuple[float, float, int]:
-    """Return seconds until all scrapes have ended, the longest pause of the event loop, and the bytes of one."""
+    """Return seconds until all scrapes have ended, the longest pause of the event loop in CPU time, and bytes of a page."""
     longest, ended = 0.0, False
 
     async def watch() -> None:
         nonlocal longest
         while not ended:
-            begun = time.perf_counter()
+            begun = time.thread_time()
             await asyncio.sleep(0)
-            longest = max(longest, time.perf_counter() - begun)
+            longest = max(longest, time.thread_time() - begun)
 
     watching = asyncio.create_task(watch())
     await asyncio.sleep(0.01)
