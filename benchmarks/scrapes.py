@@ -52,7 +52,7 @@ def record(seconds: float) -> RequestRecord:
 
 
 async def scrapes(exposition: Exposition, accept: str, encoding: str, together: int) -> tuple[float, float, int]:
-    """Return seconds until all scrapes have ended, the longest pause of the event loop in CPU time, and bytes of a page."""
+    """Return seconds until all scrapes have ended, the longest pause of the event loop (CPU time), and bytes."""
     longest, ended = 0.0, False
 
     async def watch() -> None:

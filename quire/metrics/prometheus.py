@@ -407,8 +407,8 @@ class ModelMetrics(Observer):
         if isinstance(info.kind, Generates):
             for api, streams, called in product(get_args(ToolRequest), (True, False), (True, False)):
                 self._tool_parses(api, streams, called)
-        if options.speculative_method != "none":
-            for position in range(options.num_speculative_tokens):
+            drafted = 0 if options.speculative_method == "none" else options.num_speculative_tokens
+            for position in range(drafted):
                 self._metrics.accepted_per_pos.labels(*self._labels, position)
         values = (info.block_size, info.num_blocks, options.kv_cache_dtype, options.kv_cache_free_memory_fraction)
         self._metrics.cache_config.labels(
