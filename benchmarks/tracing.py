@@ -4,8 +4,9 @@
 
 Two servers of one model run throughout, one with metrics and with a trace of each request, one with neither. They are
 loaded in turns, as the speed of a shared machine changes over minutes; the order changes from turn to turn. The
-collector is a process that takes spans without reading them. Then one server each has a collector that is down, never
-answers, or refuses; the memory of the server is read after each tenth of the requests.
+collector is a process that takes spans without reading them. Then one server each has a collector that works, is
+down, never answers, or refuses; the memory of the server is read after each tenth of the requests. It grows until all
+of the KV cache has been used once.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ Collector = Literal["takes", "refuses", "slow"]
 _NANO = Path(__file__).parents[1] / "quire" / "bundled" / "nano"
 _WITHOUT_METRICS = "without-metrics"
 _PARTS = 10  # in which memory is read
+_KINDS: tuple[Collector | Literal["down"], ...] = ("takes", "down", "slow", "refuses")
 
 
 class _NoMetrics(Observer):
@@ -103,16 +105,16 @@ class Server:
         if collector_port is not None:
             command += ["--otlp-traces-endpoint", f"http://127.0.0.1:{collector_port}"]
         self._process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        self._memory = psutil.Process(self._process.pid)
+        self._process_info = psutil.Process(self._process.pid)
         self._await_ready()
 
     @property
     def megabytes(self) -> float:
         """The memory of the process."""
-        return round(float(self._memory.memory_info().rss) / 1e6, 1)
+        return round(float(self._process_info.memory_info().rss) / 1e6, 1)
 
     def load(self, requests: int, options: argparse.Namespace, seed: int) -> dict[str, float]:
-        """Tokens per second, and percentiles of the time to the first token in milliseconds."""
+        """Tokens per second, percentiles of the time to the first token, and processor time of the server."""
         settings = BenchServe(
             url=f"{self.url}/v1",
             num_requests=requests,
@@ -121,7 +123,9 @@ class Server:
             output_len=options.output_len,
             workload_seed=seed,
         )
-        result = asyncio.run(generate_load(settings, self._model(), _ignore))
+        name, before = self._model(), self._cpu_seconds()
+        result = asyncio.run(generate_load(settings, name, _ignore))
+        cpu_seconds = self._cpu_seconds() - before
         errors = [sample.error for sample in result.samples if sample.error]
         assert not errors, errors[0]
         ttft = quantiles((sample.ttft * 1e3 for sample in result.samples), n=100)
@@ -130,6 +134,7 @@ class Server:
             "tokens_per_s": round(tokens / result.seconds, 1),
             "ttft_p50_ms": round(ttft[49], 2),
             "ttft_p99_ms": round(ttft[98], 2),
+            "cpu_ms_per_request": round(cpu_seconds / requests * 1e3, 3),
         }
 
     def metric(self, name: str) -> float:
@@ -141,6 +146,10 @@ class Server:
         """End the server."""
         self._process.terminate()
         self._process.wait()
+
+    def _cpu_seconds(self) -> float:
+        times = self._process_info.cpu_times()
+        return float(times.user + times.system)
 
     def _model(self) -> str:
         name: str = httpx.get(f"{self.url}/v1/models").json()["data"][0]["id"]
@@ -193,6 +202,9 @@ def compare(options: argparse.Namespace) -> dict[str, Any]:
         "throughput_ratio": round(
             median(turn["traced"]["tokens_per_s"] / turn["plain"]["tokens_per_s"] for turn in turns), 4
         ),
+        "cpu_ratio": round(
+            median(turn["traced"]["cpu_ms_per_request"] / turn["plain"]["cpu_ms_per_request"] for turn in turns), 4
+        ),
         "ttft_p50_more_ms": round(
             median(turn["traced"]["ttft_p50_ms"] - turn["plain"]["ttft_p50_ms"] for turn in turns), 2
         ),
@@ -232,6 +244,7 @@ def main() -> None:
     parser.add_argument("--concurrency", type=int, default=16)
     parser.add_argument("--input-len", type=int, default=64)
     parser.add_argument("--output-len", type=int, default=32)
+    parser.add_argument("--no-memory", action="store_true", help="measure the cost only")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--collect", choices=("takes", "refuses", "slow"), help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -244,7 +257,7 @@ def main() -> None:
         "machine": platform.processor() or platform.machine(),
         **{name: getattr(options, name) for name in ("requests", "concurrency", "input_len", "output_len")},
         "cost": compare(options),
-        "memory": {kind: memory(kind, options) for kind in ("down", "slow", "refuses")},
+        "memory": {} if options.no_memory else {kind: memory(kind, options) for kind in _KINDS},
     }
     text = json.dumps(report, indent=2)
     print(text)

@@ -59,7 +59,9 @@ def create_app(
     tracing: Tracing | None = None,
 ) -> ASGIApp:
     """The app with all routes and middleware. `tracing`: traces requests; None: they are not traced."""
-    app = _Documented(title="Quire", version=__version__)
+    # FastAPI's own traces would be second ones if the environment sets a provider, and its logs have what it refuses.
+    nothing: Any = {"tracing": False, "metrics": False, "logs": False}
+    app = _Documented(title="Quire", version=__version__, telemetry=nothing)
     app.state.strict_fields = server.strict_fields
     app.state.malloc_trimmer = state.malloc_trimmer
     app.state.max_json_values = state.limits.max_json_values

@@ -58,7 +58,7 @@ class FakeEngine:
     later_shares: ClassVar[list[MemoryShare]] = []
     broken = ""
 
-    def __init__(self, of: ModelSource, _: Any, settings: Serve, share: MemoryShare | None) -> None:
+    def __init__(self, of: ModelSource, _: Any, settings: Serve, share: MemoryShare | None, *more: object) -> None:
         self.name, self.client = of.names[0], self
         self.log.append(f"start {self.name}")
         self.shares.append(share)
@@ -108,7 +108,7 @@ async def test_engines_on_a_gpu_load_one_after_the_other(
 async def test_an_engine_is_started_again_with_its_new_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     used: list[MemoryShare | None] = []
 
-    def serve(config: CoreConfig, address: str) -> None:
+    def serve(config: CoreConfig, address: str, observer: object) -> None:
         used.append(config.memory_share)
         FakeCore(die_at_step=1)(address)
 
