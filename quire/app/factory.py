@@ -6,6 +6,7 @@ from typing import Any
 
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
@@ -38,7 +39,8 @@ from quire.app.middleware import (
 )
 from quire.app.request_traces import request_traces
 from quire.config.options import ServerOptions
-from quire.metrics.prometheus import CONTENT_TYPE, Metrics
+from quire.metrics.exposition import Exposition
+from quire.metrics.prometheus import Metrics
 from quire.protocol.fields import HEADER as IGNORED_FIELDS
 from quire.realtime import routes as realtime
 from quire.realtime.sessions import Sessions
@@ -71,10 +73,14 @@ def create_app(
     app.include_router(realtime.router(sessions))
     app.include_router(page.router())
 
+    exposition = Exposition(metrics)
+
     @app.get("/metrics", response_class=Response)
-    async def prometheus() -> Response:
-        """Metrics in Prometheus' text format."""
-        return Response(metrics.render(), media_type=CONTENT_TYPE)
+    async def prometheus(request: Request) -> Response:
+        """Metrics in Prometheus' text format, or in OpenMetrics if the Accept header names it."""
+        headers = request.headers
+        page = await exposition.page(headers.get("accept", ""), headers.get("accept-encoding", ""))
+        return Response(page.body, headers=page.headers)
 
     layers: list[Middleware] = [request_tracking(state, metrics)]
     if tracing is not None:

@@ -32,6 +32,7 @@ from quire.config.options import (
     EngineOptions,
     LimitOptions,
     MediaOptions,
+    MetricsOptions,
     RealtimeOptions,
     ServerOptions,
     TlsOptions,
@@ -40,6 +41,7 @@ from quire.config.options import (
 from quire.config.types import urls_by_label
 from quire.engine.client.errors import EngineDead
 from quire.engine.models.errors import ModelError
+from quire.metrics.otlp_settings import otlp_settings
 from quire.metrics.prometheus import Metrics, ModelMetrics
 from quire.multimodal.documents import DocumentReader
 from quire.multimodal.errors import ModelFileError, PromptError
@@ -112,11 +114,14 @@ async def _serve_models(
     models = await asyncio.gather(*(engine.loaded(media_memory) for engine in engines))
     state = _state(settings, models, media_memory)
     metrics = Metrics(
-        max_model_len=max(model.info.max_model_len for model in models), vllm_names=settings.vllm_metric_names
+        max_model_len=max(model.info.max_model_len for model in models),
+        vllm_names=settings.vllm_metric_names,
+        options=MetricsOptions.of(settings),
+        kv_cache_metrics=settings.kv_cache_metrics,
     )
     for index, model in enumerate(models):
         model_metrics = ModelMetrics(metrics, model.names[0], index)
-        model_metrics.describe_cache(model.info, EngineOptions.of(settings))
+        model_metrics.describe(model.info, EngineOptions.of(settings))
         model.client.observers.add(model_metrics)
         if traces is not None:
             model.client.observers.add(traces.tracing.observer(model.names[0]))
@@ -162,8 +167,9 @@ async def _serve_models(
         watching.append(asyncio.create_task(tls.refresh_regularly()))
     watching.append(asyncio.create_task(state.malloc_trimmer.trim_regularly(lambda: state.in_flight == 0)))
     try:
-        with state.malloc_trimmer.rationed_collections():
-            await server.serve(sockets)
+        async with _otlp_metrics(settings, metrics, models):
+            with state.malloc_trimmer.rationed_collections():
+                await server.serve(sockets)
     finally:
         for task in watching:
             task.cancel()
@@ -195,6 +201,26 @@ def _state(settings: Serve, models: Sequence[ServedModel], media_memory: MediaMe
         max_video_parts=settings.max_video_parts,
         results=ResultMemory(share=settings.max_client_share),
     )
+
+
+@asynccontextmanager
+async def _otlp_metrics(settings: Serve, metrics: Metrics, models: Sequence[ServedModel]) -> AsyncIterator[None]:
+    """Send metrics over OTLP meanwhile, if that is asked for."""
+    otlp = otlp_settings(settings.otlp_metrics_endpoint, os.environ)
+    if otlp is None:
+        yield
+        return
+    from quire.metrics.gen_ai import GenAiMetrics  # noqa: PLC0415 imports OpenTelemetry
+    from quire.metrics.otlp import OtlpExport  # noqa: PLC0415
+
+    export = OtlpExport(metrics.collect, otlp)
+    for model in models:
+        model.client.observers.add(GenAiMetrics(export.gen_ai, model.names[0]))
+    export.start()
+    try:
+        yield
+    finally:
+        await export.close()
 
 
 @asynccontextmanager

@@ -18,8 +18,9 @@ from quire.api.http.request_head import endpoint_path, key_of
 from quire.api.http.sse import RAW_SEND
 from quire.api.http.tenant import API_KEY, ApiKey
 from quire.config.options import ServerOptions
+from quire.engine.client.origin import current_origin
 from quire.engine.client.protocol import StepStats
-from quire.metrics.prometheus import Metrics
+from quire.metrics.prometheus import Metrics, exemplar_of
 from quire.protocol.errors import Misdirected, TooLarge, Unauthorized, Unavailable
 from quire.serving.models import ServerState
 
@@ -66,7 +67,8 @@ def request_tracking(state: ServerState, metrics: Metrics) -> Middleware:
                 state.in_flight -= 1
                 handler = getattr(scope.get("route"), "path", "unmatched")
                 metrics.http_requests.labels(scope["method"], handler, f"{status // 100}xx").inc()
-                metrics.http_seconds.labels(scope["method"], handler).observe(time.monotonic() - started)
+                seconds = time.monotonic() - started
+                metrics.http_seconds.labels(scope["method"], handler).observe(seconds, exemplar_of(current_origin()))
 
         return handle
 

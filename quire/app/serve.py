@@ -17,6 +17,7 @@ from quire.config.commands import Serve
 from quire.config.options import ServerOptions, TlsOptions
 from quire.engine.models.config.pooling import PoolingOptions
 from quire.engine.models.model_config import start_reading_configs
+from quire.metrics.otlp_settings import OtlpSettingsError, otlp_settings
 from quire.tracing.settings import TraceSettingsError, trace_settings
 
 INT4_COST = (
@@ -69,6 +70,7 @@ def _check(settings: Serve) -> None:
     _check_parsers(settings)
     _check_overrides(settings)
     _check_certificate(settings)
+    _check_otlp(settings)
     _check_traces(settings)
 
 
@@ -115,6 +117,13 @@ def _check_certificate(settings: Serve) -> None:
             "ssl_ciphers": "--ssl-ciphers is not a list of ciphers that OpenSSL knows",
         }
         raise ConfigError(f"quire serve: {wrong[error.field]}: {error}") from error
+
+
+def _check_otlp(settings: Serve) -> None:
+    try:
+        otlp_settings(settings.otlp_metrics_endpoint, os.environ)
+    except OtlpSettingsError as error:
+        raise ConfigError(f"quire serve: {error}") from error
 
 
 def _check_traces(settings: Serve) -> None:

@@ -152,7 +152,7 @@ def _shown(value: Any) -> str:
     return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
 
 
-_METAVARS = {"int": "N", "float": "X", "str": "TEXT", "Path": "PATH", "ByteSize": "SIZE", "dict[str,Any]": "JSON"}
+_METAVARS = {"int": "N", "float": "X", "str": "TEXT", "Path": "PATH", "ByteSize": "SIZE"}
 _EMPTY_DEFAULT = re.compile(r" \(default: (null|\(\)|\{\})?\)$")
 _DEFAULT_SIZE = re.compile(r"(?<= \(default: )(\d+)(?=\)$)")
 
@@ -166,6 +166,8 @@ def _add_argument(parser: ArgumentParser, *names: str, **settings: Any) -> Any:
             settings["type"] = shield_commas
         if metavar == "ByteSize":
             text = _DEFAULT_SIZE.sub(lambda match: size_text(int(match[0])), text)
+        if metavar.startswith("dict"):
+            metavar = "JSON"
         if metavar.startswith("tuple"):
             metavar = "int" if "int" in metavar else "str"
         settings["metavar"] = _METAVARS.get(metavar, metavar)

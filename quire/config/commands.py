@@ -18,6 +18,7 @@ from quire.config.options import (
     EngineOptions,
     LimitOptions,
     MediaOptions,
+    MetricsOptions,
     ModelOptions,
     ParallelOptions,
     PictureOptions,
@@ -48,6 +49,7 @@ class Serve(
     LimitOptions,
     ConnectionOptions,
     TlsOptions,
+    MetricsOptions,
     TracingOptions,
     ServerOptions,
 ):

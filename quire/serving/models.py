@@ -246,7 +246,9 @@ def _generating_model(
     eos_token_ids = parts["defaults"].known_eos_token_ids(vocab_size)
     return GeneratingModel(
         **parts,
-        grammars=GrammarChecker(folder, vocab_size, eos_token_ids, settings.max_client_share),
+        grammars=GrammarChecker(
+            folder, vocab_size, eos_token_ids, settings.max_client_share, parts["client"].observers.checking_grammar
+        ),
         reasoning=reasoning,
         tools=tools,
         parser_tokens=parser_tokens(reasoning, tools, renderer.tokenizer.special_tokens),

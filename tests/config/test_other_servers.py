@@ -228,7 +228,7 @@ def test_names_of_models_and_lists_are_told_apart() -> None:
 
 def test_every_setting_that_is_an_object_takes_dotted_keys() -> None:
     for name, field in Serve.model_fields.items():
-        if "dict" in str(field.annotation):
+        if "dict[str" in str(field.annotation):  # others have keys of their own
             assert getattr(Serve.parse([f"{Serve.flag(name)}.a.b", "1"]), name) == {"a": {"b": 1}}
 
 

@@ -89,7 +89,12 @@ async def running_server(
     settings.setdefault("max_client_share", 1.0)  # all clients of a test have one address
     options = Serve(**settings)
     media_memory = MediaMemory(int(options.max_media_memory), options.max_client_share)
-    metrics = Metrics(max_model_len=CONTEXT, vllm_names=options.vllm_metric_names)
+    metrics = Metrics(
+        max_model_len=CONTEXT,
+        vllm_names=options.vllm_metric_names,
+        options=options,
+        kv_cache_metrics=options.kv_cache_metrics,
+    )
     async with AsyncExitStack() as stack:
         models = []
         for index, core in enumerate(cores or (FakeCore(),)):
@@ -125,7 +130,7 @@ async def running_server(
                     parser_tokens=(),
                 )
             model_metrics = ModelMetrics(metrics, model.names[0], index)
-            model_metrics.describe_cache(info, options)
+            model_metrics.describe(info, options)
             client.observers.add(model_metrics)
             if tracing is not None:
                 client.observers.add(tracing.observer(model.names[0]))

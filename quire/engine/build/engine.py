@@ -60,6 +60,7 @@ from quire.engine.scheduling.block_tables import BlockGroups
 from quire.engine.scheduling.blocks import BlockPool, hasher_named
 from quire.engine.scheduling.encoder_scheduler import EncoderScheduler
 from quire.engine.scheduling.limits import SchedulerLimits
+from quire.engine.scheduling.residency import BlockResidency
 from quire.engine.scheduling.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
@@ -365,12 +366,17 @@ def _scheduler(
     )
     return Scheduler(
         limits,
-        BlockPool(num_blocks, options.block_size),
+        BlockPool(num_blocks, options.block_size, _residency(options)),
         groups,
         hasher=hasher_named(options.prefix_caching_hash_algo) if options.enable_prefix_caching else None,
         by_priority=options.scheduling_policy == "priority",
         fair=loaded.pooler is not None,
     )
+
+
+def _residency(options: EngineOptions) -> BlockResidency | None:
+    watches = options.kv_cache_metrics and options.enable_prefix_caching
+    return BlockResidency(options.kv_cache_metrics_sample) if watches else None
 
 
 def _fitting_context(loaded: LoadedModel, config: CoreConfig, plan: CachePlan, num_blocks: int, step: int) -> int:

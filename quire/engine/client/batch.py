@@ -60,7 +60,7 @@ class BatchItem(OutputStream):
     )
 
     def __init__(self, batch: PooledBatch, index: int, request: PoolRequest) -> None:
-        self.request = request
+        self.request: PoolRequest = request
         self.index = index
         self.times = request.new_times()
         self.finish_reason: FinishReason | None = None

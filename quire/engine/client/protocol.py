@@ -276,6 +276,18 @@ class ErrorOutput(msgspec.Struct, array_like=True, tag="error"):
 RequestOutput = TokensOutput | PooledOutput | ErrorOutput
 
 
+class BlockLife(msgspec.Struct, frozen=True, array_like=True):
+    """How long a KV block has held cached content, which was evicted now; in seconds.
+
+    Attributes:
+        lifetime: since the block was allocated.
+        idle: since a request has used it.
+    """
+
+    lifetime: float
+    idle: float
+
+
 class StepStats(msgspec.Struct, array_like=True):
     """Gauges of the engine after a step, and counters of this step alone."""
 
@@ -297,6 +309,9 @@ class StepStats(msgspec.Struct, array_like=True):
     corrupted: int = 0  # sequences that ended because the model computed NaN for them
     step: int = 0  # its number, from 1; 0: these are not the statistics of a step
     ended_at: float = 0.0  # monotonic seconds; it began `step_seconds` before
+    accepted_per_position: list[int] = []  # of each position of a draft, how many drafts had their token there accepted
+    evicted_blocks: list[BlockLife] = []  # those that are sampled; see `BlockResidency`
+    block_reuse_gaps: list[float] = []  # seconds between two uses of a cached block that is sampled
 
 
 class StepOutput(msgspec.Struct, tag="step"):

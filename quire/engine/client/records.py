@@ -16,6 +16,9 @@ from quire.engine.client.protocol import FinishReason, MemoryTag, SleepLevel, St
 from quire.engine.client.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
+Rejection = Literal["max_num_queued_reqs", "max_client_share"]  # limits; the first is vLLM's name of ours
+SleepOperation = Literal["sleep", "wake"]
+ToolRequest = Literal["chat_completions", "responses", "other"]  # the API of a request with tools
 
 
 @dataclass(slots=True)
@@ -108,7 +111,7 @@ class Observer:
     def on_step(self, stats: StepStats) -> None:
         """The engine finished a step."""
 
-    def on_tokens(self, times: RequestTimes, now: float, count: int) -> None:
+    def on_tokens(self, origin: Origin, times: RequestTimes, now: float, count: int) -> None:
         """A sequence got `count` tokens at `now`; `times` still holds the time of its previous token."""
 
     def on_finish(self, record: RequestRecord) -> None:
@@ -126,14 +129,29 @@ class Observer:
     def on_preprocessing_end(self, seconds: float) -> None:
         """It does so no longer; it has waited for so long."""
 
+    def on_grammar_start(self) -> None:
+        """A request waits until its grammar is checked."""
+
+    def on_grammar_end(self, seconds: float) -> None:
+        """It does so no longer; it has waited for so long."""
+
+    def on_tool_parse(self, api: ToolRequest, streams: bool, called: bool) -> None:
+        """Text of an answer was searched for tool calls: the whole answer, or a piece if it streams."""
+
     def on_restart(self) -> None:
         """The engine died and has been started again."""
 
-    def on_overload(self) -> None:
-        """A request was refused because too many sequences run or wait."""
+    def on_overload(self, reason: Rejection) -> None:
+        """A request was refused because too many sequences run or wait: of all clients, or of its own."""
 
     def on_sleep(self, asleep: frozenset[MemoryTag], level: SleepLevel) -> None:
         """The engine has fallen asleep or woken up; `asleep`: what has no memory; `level`: of the last sleep."""
+
+    def on_sleep_operation_start(self, operation: SleepOperation) -> None:
+        """The engine is being put to sleep or woken up."""
+
+    def on_sleep_operation_end(self, operation: SleepOperation, seconds: float) -> None:
+        """That is done, or has failed; it has taken so long."""
 
 
 class Observers(Observer):
@@ -161,10 +179,10 @@ class Observers(Observer):
         self._tell("on_step", stats)
 
     @override
-    def on_tokens(self, times: RequestTimes, now: float, count: int) -> None:
+    def on_tokens(self, origin: Origin, times: RequestTimes, now: float, count: int) -> None:
         for listener in self._on_tokens:  # as `_tell`, for each sequence in each step
             try:
-                listener(times, now, count)
+                listener(origin, times, now, count)
             except Exception:
                 logger.exception("an observer of the engine failed")
 
@@ -191,17 +209,41 @@ class Observers(Observer):
             current_origin().notes.add("media", begun)
             self._tell("on_preprocessing_end", time.monotonic() - begun)
 
+    @contextmanager
+    def checking_grammar(self) -> Iterator[None]:
+        """A context in which a request waits for its grammar."""
+        begun = time.monotonic()
+        self._tell("on_grammar_start")
+        try:
+            yield
+        finally:
+            self._tell("on_grammar_end", time.monotonic() - begun)
+
+    @override
+    def on_tool_parse(self, api: ToolRequest, streams: bool, called: bool) -> None:
+        self._tell("on_tool_parse", api, streams, called)
+
     @override
     def on_restart(self) -> None:
         self._tell("on_restart")
 
     @override
-    def on_overload(self) -> None:
-        self._tell("on_overload")
+    def on_overload(self, reason: Rejection) -> None:
+        self._tell("on_overload", reason)
 
     @override
     def on_sleep(self, asleep: frozenset[MemoryTag], level: SleepLevel) -> None:
         self._tell("on_sleep", asleep, level)
+
+    @contextmanager
+    def sleep_operation(self, operation: SleepOperation) -> Iterator[None]:
+        """A context in which the engine is put to sleep or woken up."""
+        begun = time.monotonic()
+        self._tell("on_sleep_operation_start", operation)
+        try:
+            yield
+        finally:
+            self._tell("on_sleep_operation_end", operation, time.monotonic() - begun)
 
     def _tell(self, event: str, *arguments: object) -> None:
         for listener in self._listeners[event]:

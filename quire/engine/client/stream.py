@@ -107,10 +107,12 @@ class OutputStream(Protocol):
     """The interface of a request's stream for the client.
 
     Attributes:
+        request: what the stream is of.
         finished_by_core: the core holds nothing of the request any more. A stop string, found here, leaves this False.
         ended: called once when the core holds nothing of the request any more.
     """
 
+    request: EngineRequest
     times: RequestTimes
     finish_reason: FinishReason | None
     finished_by_core: bool
@@ -132,7 +134,7 @@ class SequenceStream(OutputStream):
     def __init__(
         self, request: GenerateRequest, detokenizer: Detokenizer, ended: Callable[[], None] | None = None
     ) -> None:
-        self.request = request
+        self.request: GenerateRequest = request
         self.ended = ended
         self.times = request.new_times()
         self.output_tokens = 0
@@ -242,7 +244,7 @@ class PooledStream(OutputStream):
     """The single result of a pooling request."""
 
     def __init__(self, request: PoolRequest) -> None:
-        self.request = request
+        self.request: PoolRequest = request
         self.ended: Callable[[], None] | None = None
         self.times = request.new_times()
         self.finish_reason: FinishReason | None = None

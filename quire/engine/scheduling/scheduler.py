@@ -274,6 +274,8 @@ class Scheduler:
         stats.running, stats.waiting = len(self._running), len(self._requests) - len(self._running)
         stats.deferred = len(self._open.waiting_for_input)
         stats.blocks_used, stats.blocks_total = self.pool.num_used, self.pool.num_blocks
+        if self.pool.residency is not None:
+            self.pool.residency.report(stats)
         return stats
 
     def check(self) -> None:

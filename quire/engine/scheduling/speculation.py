@@ -50,3 +50,7 @@ class Speculation:
             stats.drafts += 1
             stats.drafted_tokens += drafted
             stats.accepted_tokens += accepted
+            positions = stats.accepted_per_position
+            positions.extend([0] * (accepted - len(positions)))
+            for position in range(accepted):
+                positions[position] += 1
