@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
@@ -16,7 +16,14 @@ from quire.engine.client.commands import PauseMode
 from quire.engine.client.errors import RequestRefused
 from quire.protocol.common import ERRORS, ErrorBody
 from quire.protocol.errors import Forbidden, InvalidRequest, shorten
-from quire.protocol.operation import Paused, PauseStatus, UpdateWeightsRequest, UpdateWeightsResponse
+from quire.protocol.operation import (
+    Paused,
+    PauseStatus,
+    UpdateWeightsFromDiskRequest,
+    UpdateWeightsFromDiskResponse,
+    UpdateWeightsRequest,
+    UpdateWeightsResponse,
+)
 from quire.serving.models import ServedModel, ServerState
 
 _ERRORS: dict[int | str, dict[str, Any]] = {
@@ -109,12 +116,32 @@ def _add_weights(routes: APIRouter, state: ServerState) -> None:
         ends the wait for running requests to end.
         """
         model = state.model(body.model)
-        folder = await asyncio.to_thread(_update_folder, state.weight_update_path, body.path)
-        try:
-            await unless_disconnected(request, model.client.commands.update_weights(folder, body.mode))
-        except RequestRefused as error:
-            raise InvalidRequest(f"The weights were not replaced: {error}", "path") from error
-        return UpdateWeightsResponse(message=f"The weights of {model.names[0]} were replaced.")
+        await _update(request, state, model, body.path, body.mode, "path")
+        return UpdateWeightsResponse(message=_replaced(model))
+
+    @routes.post("/update_weights_from_disk")
+    async def update_weights_from_disk(
+        body: UpdateWeightsFromDiskRequest, request: Request
+    ) -> UpdateWeightsFromDiskResponse:
+        """Replace the weights of the first model by those in a directory, in SGLang's API."""
+        model, mode = state.model(None), cast("PauseMode", "abort" if body.abort_all_requests else "wait")
+        await _update(request, state, model, body.model_path, mode, "model_path")
+        return UpdateWeightsFromDiskResponse(message=_replaced(model))
+
+
+async def _update(
+    request: Request, state: ServerState, model: ServedModel, path: str, mode: PauseMode, param: str
+) -> None:
+    """Replace the weights of a model. `param`: the field that has the path."""
+    folder = await asyncio.to_thread(_update_folder, state.weight_update_path, path, param)
+    try:
+        await unless_disconnected(request, model.client.commands.update_weights(folder, mode))
+    except RequestRefused as error:
+        raise InvalidRequest(f"The weights were not replaced: {error}", param) from error
+
+
+def _replaced(model: ServedModel) -> str:
+    return f"The weights of {model.names[0]} were replaced."
 
 
 def _add_profiles(routes: APIRouter, state: ServerState) -> None:
@@ -146,7 +173,7 @@ def _models(state: ServerState, name: str | None) -> list[ServedModel]:
     return [state.model(name)] if name else [*state.models]
 
 
-def _update_folder(root: Path | None, path: str) -> Path:
+def _update_folder(root: Path | None, path: str, param: str) -> Path:
     """The directory that a client names, which must be inside of the one that the operator allows.
 
     Raises:
@@ -154,14 +181,14 @@ def _update_folder(root: Path | None, path: str) -> Path:
         InvalidRequest: it is no path.
     """
     if root is None:
-        raise Forbidden("The server was started without --weight-update-path, which /update_weights needs.", "path")
+        raise Forbidden("The server was started without --weight-update-path, which new weights need.", param)
     try:
         allowed = root.resolve()
         folder = (allowed / path).resolve()
     except (ValueError, OSError) as error:  # a null character, a loop of links
-        raise InvalidRequest(f"{shorten(path)!r} is not a path: {error}", "path") from error
+        raise InvalidRequest(f"{shorten(path)!r} is not a path: {error}", param) from error
     if not folder.is_relative_to(allowed):
-        raise Forbidden("`path` is not inside of --weight-update-path.", "path")
+        raise Forbidden(f"`{param}` is not inside of --weight-update-path.", param)
     return folder
 
 

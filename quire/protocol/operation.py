@@ -34,6 +34,25 @@ class UpdateWeightsRequest(RequestBody):
     )
 
 
+class UpdateWeightsFromDiskRequest(RequestBody):
+    """The same in SGLang's API."""
+
+    model_path: Annotated[str, Field(min_length=1, max_length=4096)] = Field(
+        description="directory of the model with the new weights, in --weight-update-path or relative to it"
+    )
+    load_format: Literal["auto", "safetensors"] | None = None
+    abort_all_requests: bool = Field(False, description="abort requests that have begun; else they end first")
+    flush_cache: Literal[True] = Field(True, description="the caches are always emptied")
+
+
+class UpdateWeightsFromDiskResponse(BaseModel):
+    """The weights have been replaced."""
+
+    success: Literal[True] = True
+    message: str
+    num_paused_requests: int = 0
+
+
 class UpdateWeightsResponse(BaseModel):
     """The weights have been replaced."""
 

@@ -215,6 +215,25 @@ async def test_weights_are_replaced_from_the_allowed_directory(tmp_path: Path, s
         assert commands(core) == [folder, folder]
 
 
+async def test_weights_are_replaced_in_sglangs_api(tmp_path: Path) -> None:
+    core = FakeCore()
+    (tmp_path / "new").mkdir()
+    async with running_server(tmp_path, core, weight_update_path=tmp_path) as server:
+        for fields in ({}, {"load_format": "auto", "flush_cache": True, "abort_all_requests": True}):
+            answer = await server.post("/update_weights_from_disk", {"model_path": "new", **fields})
+            assert answer.json() == {
+                "success": True,
+                "message": "The weights of fake were replaced.",
+                "num_paused_requests": 0,
+            }
+        folder = UpdateWeights(str(tmp_path / "new"))
+        assert commands(core) == [Pause(drain=True), folder, Resume(), folder]
+        refused = await server.post("/update_weights_from_disk", {"model_path": "new", "flush_cache": False})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "flush_cache")
+        refused = await server.post("/update_weights_from_disk", {"model_path": ".."})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (403, "model_path")
+
+
 @pytest.mark.parametrize("path", ["..", "../secret", "/etc", "new/../../secret", "link", "/"])
 async def test_other_directories_are_forbidden(tmp_path: Path, path: str) -> None:
     root, core = tmp_path / "allowed", FakeCore()

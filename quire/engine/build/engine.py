@@ -31,7 +31,7 @@ from quire.engine.build.encoder_memory import (
     pixel_cost,
 )
 from quire.engine.build.executor import ExecutorBuild, closing_after_errors, encoder_executor
-from quire.engine.build.ranks import Ranks, model_source, set_threads, step_profiler
+from quire.engine.build.ranks import Ranks, weight_source, set_threads, step_profiler
 from quire.engine.build.transducer import build_transducer
 from quire.engine.build.warm_up import decoder_limits, decoder_plans, warm_up, warm_up_encoder, warm_up_vision
 from quire.engine.client.errors import FrontEndClosed
@@ -57,7 +57,7 @@ from quire.engine.models.networks.decoder import LanguageModel
 from quire.engine.models.networks.dual_encoder import DualEncoder
 from quire.engine.models.networks.encoder import TextEncoder
 from quire.engine.models.networks.transducer import TransducerModel
-from quire.engine.models.source import ModelSource
+from quire.engine.models.source import WeightSource
 from quire.engine.scheduling.block_tables import BlockGroups
 from quire.engine.scheduling.blocks import BlockPool, hasher_named
 from quire.engine.scheduling.encoder_scheduler import EncoderScheduler
@@ -165,7 +165,7 @@ def _build_core(
     with device.activate():
         check_cache_dtype(config, device)
         groups, bar = None if ranks is None else ranks.groups, partial(_progress_bar, channel)
-        source = model_source(config, device, groups)
+        source = weight_source(config, device, groups)
         loaded = source.load(bar)
         if isinstance(loaded.model, TextEncoder | CTCModel | DualEncoder):
             built = _Built(_build_encoder(loaded, config, device, channel, source))
@@ -221,7 +221,7 @@ def _with_pictures(
 
 
 def _build_encoder(
-    loaded: LoadedModel, config: CoreConfig, device: Device, channel: CoreChannel, source: ModelSource
+    loaded: LoadedModel, config: CoreConfig, device: Device, channel: CoreChannel, source: WeightSource
 ) -> EngineCore:
     """The core around an encoder, of text, pictures or audio."""
     options, kind = config.engine, loaded.kind(loaded.context_len)
@@ -264,7 +264,7 @@ def _sleeper(
     loaded: LoadedModel,
     device: Device,
     channel: CoreChannel,
-    source: ModelSource,
+    source: WeightSource,
     allocate: Callable[[], Cache],
     schedule: Callable[[LoadedModel], Scheduler | EncoderScheduler],
     execute: Callable[[LoadedModel, Cache], Executor],
@@ -287,7 +287,7 @@ def _operation(
     config: CoreConfig,
     loaded: LoadedModel,
     device: Device,
-    source: ModelSource,
+    source: WeightSource,
     sleeper: Sleeper[Any] | None = None,
     ranks: Ranks | None = None,
 ) -> _Operation:
@@ -307,7 +307,7 @@ def _build_decoder(
     device: Device,
     channel: CoreChannel,
     ranks: Ranks | None,
-    source: ModelSource,
+    source: WeightSource,
 ) -> _Built:
     """The core around a decoder."""
     options = config.engine

@@ -58,7 +58,7 @@ from quire.engine.models.errors import ModelError, UnsupportedModel
 from quire.engine.models.networks.decoder import LanguageModel
 from quire.engine.models.sharding.decoder import check_parallel
 from quire.engine.models.sharding.shard import check_divisible
-from quire.engine.models.source import ModelSource
+from quire.engine.models.source import WeightSource
 from quire.engine.models.specs.decoder import DecoderSpec
 from quire.engine.scheduling.block_tables import BlockGroups
 from quire.kernels import native
@@ -167,9 +167,9 @@ def set_threads(config: CoreConfig) -> None:
         native.set_threads(max(1, torch.get_num_threads() // ranks))
 
 
-def model_source(config: CoreConfig, device: Device, groups: RankGroups | None) -> ModelSource:
+def weight_source(config: CoreConfig, device: Device, groups: RankGroups | None) -> WeightSource:
     """Where a rank loads its part of the model from; without `groups` all of it."""
-    return ModelSource(
+    return WeightSource(
         config.folder,
         config.model_config,
         config.model,
@@ -266,7 +266,7 @@ def _report(channel: RankChannel, error: str) -> None:
 class _Follower:
     """A worker's part of the model, and what runs it."""
 
-    source: ModelSource
+    source: WeightSource
     model: nn.Module
     runner: FollowingRunner
     cache: KVCache
@@ -295,7 +295,7 @@ def _build_follower(
     config: CoreConfig, groups: RankGroups, device: Device, folder: Path, channel: RankChannel
 ) -> _Follower:
     set_threads(config)
-    source = model_source(config, device, groups)
+    source = weight_source(config, device, groups)
     loaded = source.load(_no_progress)
     keep_freed_memory()
     model = cast("LanguageModel", loaded.model)

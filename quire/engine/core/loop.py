@@ -58,6 +58,7 @@ from quire.engine.execution.executor import Executor, ParallelExecutor, PendingS
 from quire.engine.execution.profiler import ProfilerError, StepProfiler
 from quire.engine.execution.sampling.compiler import GrammarCompiler
 from quire.engine.models.errors import ModelError
+from quire.engine.models.source import ReplacedInPart
 from quire.engine.scheduling.encoder_scheduler import EncoderScheduler
 from quire.engine.scheduling.plan import StepPlan
 from quire.engine.scheduling.scheduler import Scheduler
@@ -327,6 +328,8 @@ class EngineCore:
                     self._profiling.stop(self._poll)
         except (NotNow, ProfilerError) as refusal:
             error = str(refusal)
+        except ReplacedInPart:
+            raise
         except ModelError as refusal:
             error, invalid = str(refusal), True
         self._report_idle()

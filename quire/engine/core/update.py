@@ -15,8 +15,9 @@ from quire.engine.execution.devices.device import Device
 from quire.engine.execution.ranks.commands import RankCommands
 from quire.engine.client.protocol import UpdateWeights
 from quire.engine.models.checkpoint.checkpoint import Progress
-from quire.engine.models.loader import LoadedModel
-from quire.engine.models.source import ModelSource
+from quire.engine.models.errors import ModelError
+from quire.engine.models.loader import LoadedModel, ProgressBar
+from quire.engine.models.source import ReplacedInPart, WeightSource
 
 logger = logging.getLogger(__name__)
 Poll = Callable[[], None]
@@ -27,7 +28,7 @@ class WeightUpdate:
 
     def __init__(
         self,
-        source: ModelSource,
+        source: WeightSource,
         loaded: Callable[[], LoadedModel],
         device: Device,
         ranks: RankCommands | None = None,
@@ -61,8 +62,13 @@ class WeightUpdate:
         checked = time.monotonic()
         if self._ranks is not None:
             self._ranks.send(UpdateWeights(str(folder)))
-        with self._device.activate():
-            self._source.replace_weights(model, folder, _progress(poll))
+        try:
+            with self._device.activate():
+                self._source.replace_weights(model, folder, _progress(poll))
+        except ModelError as error:
+            if self._ranks is None:
+                raise
+            raise ReplacedInPart(f"other ranks may have replaced their weights, but not this one: {error}") from error
         if self._ranks is not None:
             self._ranks.wait(poll)
         self._device.release_memory()
@@ -74,7 +80,7 @@ class WeightUpdate:
         )
 
 
-def _progress(poll: Poll) -> Callable[[int], contextmanager[Progress]]:
+def _progress(poll: Poll) -> ProgressBar:
     """Progress that is not shown."""
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""ModelSource: where a model is loaded from, and from where its weights are replaced while it is in memory."""
+"""WeightSource: the folder that a model is loaded from, and from which its weights are replaced while it runs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class ReplacedInPart(ModelError):
     """Some weights of a model were replaced and others were not, so that it must not be used any more."""
 
 
-class ModelSource:
+class WeightSource:
     """A folder that a model is loaded from, and the folders that its weights are replaced from.
 
     Attributes:
@@ -106,9 +106,15 @@ class ModelSource:
         Raises:
             ModelError: they cannot; the message says why.
         """
+        _check_formats(model)
+        try:
+            self._check_folder(folder, dtype, progress)
+        except OSError as error:
+            raise BrokenFolder(f"{folder} cannot be read: {error}") from error
+
+    def _check_folder(self, folder: Path, dtype: torch.dtype, progress: Progress) -> None:
         if not folder.is_dir():
             raise BrokenFolder(f"{folder} is not a directory")
-        _check_formats(model)
         differing = _differing(self._hf_config, self._read_config(folder))
         if differing:
             raise WeightMismatch(f"config.json of {folder.name} has other values than the model's: {_some(differing)}")
@@ -134,9 +140,11 @@ class ModelSource:
             with torch.inference_mode():
                 _copy_tensors(cast("nn.Module", loaded.model), model)
         except (ModelError, OSError, RuntimeError, MemoryError) as error:
-            if not mover.has_moved:
+            if mover.has_moved:
+                raise ReplacedInPart(f"the weights were replaced only in part: {error}") from error
+            if isinstance(error, ModelError):
                 raise
-            raise ReplacedInPart(f"the weights were replaced only in part: {error}") from error
+            raise ModelError(f"the weights cannot be loaded: {error}") from error
         for module in model.modules():
             for name in getattr(module, "derived_from_weights", ()):
                 setattr(module, name, None)
