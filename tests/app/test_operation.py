@@ -33,7 +33,9 @@ def paused_in_the_middle(server: ServerProcess, client: httpx.Client) -> str:
                     assert other.post("/pause?mode=keep").json() == {"status": "paused"}
                     assert other.get("/health").status_code == 200
                     assert other.get("/is_paused").json() == {"is_paused": True}
-                threading.Thread(target=httpx.post, args=(f"{server.url}/resume",), kwargs={"timeout": PATIENCE}).start()
+                threading.Thread(
+                    target=httpx.post, args=(f"{server.url}/resume",), kwargs={"timeout": PATIENCE}
+                ).start()
     return "".join(pieces)
 
 

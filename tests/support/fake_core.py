@@ -135,7 +135,11 @@ class FakeCore:
         with CoreChannel(address) as channel, suppress(FrontEndClosed):
             channel.send(Ready(self.info))
             while self._listen(channel):
-                if self.active and not self.paused and (not self.hold.is_set() or self._allowed.acquire(blocking=False)):
+                if (
+                    self.active
+                    and not self.paused
+                    and (not self.hold.is_set() or self._allowed.acquire(blocking=False))
+                ):
                     self.steps += 1
                     if self.steps == self.die_at_step:
                         channel.send(CoreDied("told to die"))

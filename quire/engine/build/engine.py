@@ -31,7 +31,7 @@ from quire.engine.build.encoder_memory import (
     pixel_cost,
 )
 from quire.engine.build.executor import ExecutorBuild, closing_after_errors, encoder_executor
-from quire.engine.build.ranks import Ranks, weight_source, set_threads, step_profiler
+from quire.engine.build.ranks import Ranks, set_threads, step_profiler, weight_source
 from quire.engine.build.transducer import build_transducer
 from quire.engine.build.warm_up import decoder_limits, decoder_plans, warm_up, warm_up_encoder, warm_up_vision
 from quire.engine.client.errors import FrontEndClosed

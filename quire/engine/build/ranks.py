@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import cast
 
 import torch
-from torch import nn
 
 from quire.allocator import keep_freed_memory
 from quire.engine.build.cache import CachePlan, cache_memory, plan_cache
@@ -55,6 +54,7 @@ from quire.engine.models.checkpoint.checkpoint import Progress
 from quire.engine.models.distributed.group import RankGroups
 from quire.engine.models.distributed.placement import Placement
 from quire.engine.models.errors import ModelError, UnsupportedModel
+from quire.engine.models.loader import LoadedModel
 from quire.engine.models.networks.decoder import LanguageModel
 from quire.engine.models.sharding.decoder import check_parallel
 from quire.engine.models.sharding.shard import check_divisible
@@ -267,7 +267,7 @@ class _Follower:
     """A worker's part of the model, and what runs it."""
 
     source: WeightSource
-    model: nn.Module
+    loaded: LoadedModel
     runner: FollowingRunner
     cache: KVCache
     profiler: StepProfiler
@@ -281,7 +281,7 @@ class _Follower:
         try:
             match command:
                 case UpdateWeights(folder=folder):
-                    self.source.replace_weights(self.model, Path(folder), _no_progress)
+                    self.source.replace_weights(self.loaded, Path(folder), _no_progress)
                 case StartProfile():
                     self.profiler.start()
                 case StopProfile():
@@ -327,7 +327,7 @@ def _build_follower(
     if device.compiles_kernels:
         warm_up_vision(loaded)
     channel.send(Ready())
-    return _Follower(source, cast("nn.Module", model), runner, cache, step_profiler(config, groups.placement.rank))
+    return _Follower(source, loaded, runner, cache, step_profiler(config, groups.placement.rank))
 
 
 def _connect(groups: RankGroups, folder: Path, device: Device) -> None:

@@ -7,13 +7,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import cast
 
-from torch import nn
-
+from quire.engine.client.protocol import UpdateWeights
 from quire.engine.execution.devices.device import Device
 from quire.engine.execution.ranks.commands import RankCommands
-from quire.engine.client.protocol import UpdateWeights
 from quire.engine.models.checkpoint.checkpoint import Progress
 from quire.engine.models.errors import ModelError
 from quire.engine.models.loader import LoadedModel, ProgressBar
@@ -57,14 +54,13 @@ class WeightUpdate:
             RankDied: it has failed on another rank.
         """
         started, loaded = time.monotonic(), self._loaded()
-        model = cast("nn.Module", loaded.model)
-        self._source.check(folder, loaded.dtype, model, lambda _: poll())
+        self._source.check(loaded, folder, lambda _: poll())
         checked = time.monotonic()
         if self._ranks is not None:
             self._ranks.send(UpdateWeights(str(folder)))
         try:
             with self._device.activate():
-                self._source.replace_weights(model, folder, _progress(poll))
+                self._source.replace_weights(loaded, folder, _progress(poll))
         except ModelError as error:
             if self._ranks is None:
                 raise

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -94,21 +94,20 @@ class WeightSource:
             self._hf_config = self._read_config(self.folder)
         return self._load(self.folder, bar, self._parameters if self._is_replaceable else None)
 
-    def check(self, folder: Path, dtype: torch.dtype, model: nn.Module, progress: Progress) -> None:
+    def check(self, loaded: LoadedModel, folder: Path, progress: Progress) -> None:
         """Check everything in a folder that may keep its weights from replacing those of the model.
 
         Args:
+            loaded: the model in memory.
             folder: the new model's directory.
-            dtype: the model's.
-            model: the model.
             progress: is called for each tensor that was read.
 
         Raises:
             ModelError: they cannot; the message says why.
         """
-        _check_formats(model)
+        _check_formats(_module_of(loaded))
         try:
-            self._check_folder(folder, dtype, progress)
+            self._check_folder(folder, loaded.dtype, progress)
         except OSError as error:
             raise BrokenFolder(f"{folder} cannot be read: {error}") from error
 
@@ -124,8 +123,8 @@ class WeightSource:
                 if tensor.dtype.is_floating_point:
                     check_finite(name, tensor.to(dtype), tensor)
 
-    def replace_weights(self, model: nn.Module, folder: Path, bar: ProgressBar) -> None:
-        """Replace the weights of a model by those in a folder, in their places in memory.
+    def replace_weights(self, loaded: LoadedModel, folder: Path, bar: ProgressBar) -> None:
+        """Replace the weights of the model by those in a folder, in their places in memory.
 
         A weight is read, packed and moved before the next one is read, where Quire's own implementation runs the model.
         A model that transformers runs is loaded as a whole beside the one in memory.
@@ -134,11 +133,12 @@ class WeightSource:
             ModelError: the folder does not fit, and nothing has changed.
             ReplacedInPart: reading has failed in the middle.
         """
+        model = _module_of(loaded)
         mover = _WeightMover(model, self._parameters)
         try:
-            loaded = self._load(folder, bar, mover)
+            other = _module_of(self._load(folder, bar, mover))
             with torch.inference_mode():
-                _copy_tensors(cast("nn.Module", loaded.model), model)
+                _copy_tensors(other, model)
         except (ModelError, OSError, RuntimeError, MemoryError) as error:
             if mover.has_moved:
                 raise ReplacedInPart(f"the weights were replaced only in part: {error}") from error
@@ -220,7 +220,9 @@ class _WeightMover(LoadObserver):
     def on_allocated(self, model: nn.Module) -> None:
         """Check that the model has the parameters of the one in memory: which are tied depends on their values."""
         if differing := _differing(self._parameters.shapes, _shapes(model)):
-            raise WeightMismatch(f"the weights need another model than the one in memory, because of {_some(differing)}")
+            raise WeightMismatch(
+                f"the weights need another model than the one in memory, because of {_some(differing)}"
+            )
 
     @override
     def on_packed(self, path: str, layer: Packable) -> None:
@@ -271,6 +273,14 @@ def _copy_tensors(source: Any, target: Any) -> list[Tensor]:
     return [tensor for _, tensor in pairs]
 
 
+def _module_of(loaded: LoadedModel) -> nn.Module:
+    """The model as a module; where transformers runs it, only the modules of the object that has them."""
+    model = loaded.model
+    if isinstance(model, nn.Module):
+        return model
+    return nn.ModuleDict({name: part for name, part in vars(model).items() if isinstance(part, nn.Module)})
+
+
 def _shapes(model: nn.Module) -> dict[str, torch.Size]:
     return {name: parameter.shape for name, parameter in model.named_parameters()}
 
@@ -309,7 +319,8 @@ def _check_headers(before: Mapping[str, _Header], after: Mapping[str, _Header], 
         if after[name] != header:
             (dtype, shape), (new_dtype, new_shape) = header, after[name]
             raise WeightMismatch(
-                f"{name} of {folder} is {_dtype(new_dtype)} {new_shape}, but that of the model is {_dtype(dtype)} {shape}"
+                f"{name} of {folder} is {_dtype(new_dtype)} {new_shape}, but that of the model is {_dtype(dtype)} "
+                f"{shape}"
             )
 
 

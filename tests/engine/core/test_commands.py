@@ -190,9 +190,7 @@ def test_another_command_ends_the_wait(folder: Path, command: Pause | Resume) ->
     assert engine.results["running"].tokens == engine.results["new"].tokens
 
 
-def test_a_request_that_is_held_can_be_extended_within_bounds(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_request_that_is_held_can_be_extended_within_bounds(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine(folder)
     expected = engine.generate([1, 2, 3, 4], greedy(5)).tokens
     engine.add("running", [1, 2, 3], greedy(5))
@@ -207,6 +205,7 @@ def test_a_request_that_is_held_can_be_extended_within_bounds(
     assert not [sent for sent in engine.channel.sent if isinstance(sent, StepOutput) and sent.outputs]
     engine.run()
     engine.core._end_drain()
+    assert answers(engine) == [CommandDone(1)]
     do(engine, Resume())
     engine.run()
     assert engine.results["short"].tokens == expected

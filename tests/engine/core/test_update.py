@@ -261,9 +261,7 @@ def test_a_head_that_is_tied_no_longer_is_refused(tmp_path: Path) -> None:
     assert engine.generate(PROMPT, greedy(4)).tokens == before
 
 
-def test_a_failure_in_the_middle_ends_the_engine(
-    folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failure_in_the_middle_ends_the_engine(folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     old, new = folders
     engine = Engine(old, weight_update_path=old.parent)
     complete, count = WeightFiller._complete, [0]
@@ -295,9 +293,7 @@ def test_probes_are_answered_and_requests_wait_meanwhile(
     assert engine.results["new"].tokens == expected
 
 
-def test_a_weight_is_moved_before_the_next_is_read(
-    folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_weight_is_moved_before_the_next_is_read(folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """No second copy of the model is in memory at any time."""
     old, new = folders
     engine = Engine(old, weight_update_path=old.parent)

@@ -142,7 +142,7 @@ def send_frames(connections: list[Connection], message: ToWorker | FromWorker) -
 
 
 class ReceivedSteps:
-    """The steps and commands that a worker has to run, received in a thread, so that the core never waits for a worker to read."""
+    """What a worker has to run, received in a thread, so that the core never waits for a worker to read."""
 
     def __init__(self, channel: RankChannel) -> None:
         """`channel`: nothing else receives from it any more."""
