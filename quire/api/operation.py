@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Iterable
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
@@ -124,7 +124,7 @@ def _add_weights(routes: APIRouter, state: ServerState) -> None:
         body: UpdateWeightsFromDiskRequest, request: Request
     ) -> UpdateWeightsFromDiskResponse:
         """Replace the weights of the first model by those in a directory, in SGLang's API."""
-        model, mode = state.model(None), cast("PauseMode", "abort" if body.abort_all_requests else "wait")
+        model, mode = state.model(None), "abort" if body.abort_all_requests else "wait"
         await _update(request, state, model, body.model_path, mode, "model_path")
         return UpdateWeightsFromDiskResponse(message=_replaced(model))
 

@@ -431,10 +431,8 @@ class EngineOptions(Options):
     profiler_config: ProfilerOption = Field(
         {},
         description="JSON object of settings of torch's profiler, with vLLM's names, for /start_profile and "
-        "/stop_profile: profiler (torch), torch_profiler_dir (a directory or a URI of fsspec), "
-        "torch_profiler_with_stack, torch_profiler_record_shapes, torch_profiler_with_memory, "
-        "torch_profiler_with_flops, torch_profiler_use_gzip, delay_iterations, max_iterations (default: 200; 0: no "
-        "limit); and max_seconds (default: 60); default: no profiler",
+        "/stop_profile; torch_profiler_dir is a directory or a URI of fsspec; a profile ends by itself after "
+        "max_iterations steps (default: 200; 0: no limit) or max_seconds (default: 60); default: no profiler",
     )
     engine_process: Flag = Field(False, description="run the engine in a separate process instead of a thread")
     on_engine_death: Literal["exit", "restart"] = Field(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema
 
 from quire.config.types import JsonObject
 
@@ -33,9 +33,15 @@ class ProfilerConfig(BaseModel):
     max_seconds: Annotated[float, Field(gt=0, le=3600)] = 60.0
 
 
+_OPTIONAL = tuple(ProfilerConfig.model_fields)[2:]
+
+
 def _check(value: dict[str, Any]) -> dict[str, Any]:
     if value:
-        ProfilerConfig.model_validate(value)
+        try:
+            ProfilerConfig.model_validate(value)
+        except ValidationError as error:
+            raise ValueError("it has other keys or values than the profiler's") from error
     return value
 
 
@@ -43,6 +49,6 @@ ProfilerOption = Annotated[
     JsonObject,
     AfterValidator(_check),
     WithJsonSchema(
-        {"accepts": 'a JSON object with "profiler": "torch", torch_profiler_dir and other settings of the profiler'}
+        {"accepts": f'a JSON object with "profiler": "torch", torch_profiler_dir, and perhaps {", ".join(_OPTIONAL)}'}
     ),
 ]

@@ -190,6 +190,10 @@ def _shift(tensors: dict[str, torch.Tensor]) -> None:
             tensor.mul_(-0.5).add_(0.1)
 
 
+def _double_head(tensors: dict[str, torch.Tensor]) -> None:
+    tensors["lm_head.weight"].mul_(2)
+
+
 def _drop(tensors: dict[str, torch.Tensor]) -> None:
     del tensors["model.norm.weight"]
 
@@ -252,7 +256,7 @@ def test_a_head_that_is_tied_no_longer_is_refused(tmp_path: Path) -> None:
     head = load_file(old / "model.safetensors")["model.embed_tokens.weight"]
     change(old, lambda tensors: tensors.update({"lm_head.weight": head.clone()}))
     new = Path(shutil.copytree(old, tmp_path / "new"))
-    change(new, lambda tensors: tensors["lm_head.weight"].mul_(2))
+    change(new, _double_head)
     engine = Engine(old, weight_update_path=tmp_path)
     before = engine.generate(PROMPT, greedy(4)).tokens
     done = run(engine, UpdateWeights(str(new)))

@@ -103,16 +103,15 @@ class RankChannel:
             raise EOFError
         return message
 
-    def receive_one(self, *kinds: type[Message]) -> Message:
-        """Wait for a message of one of some kinds.
+    def receive_one(self, kind: type[Message]) -> Message:
+        """Wait for a message of a kind.
 
         Raises:
             MalformedMessage: another message arrived. Other errors: see `receive`.
         """
         message = self.receive()
-        if not isinstance(message, kinds):
-            names = " or ".join(kind.__name__ for kind in kinds)
-            raise MalformedMessage(f"{type(message).__name__} arrived in place of {names}")
+        if not isinstance(message, kind):
+            raise MalformedMessage(f"{type(message).__name__} arrived in place of {kind.__name__}")
         return message
 
     def send(self, message: ToWorker | FromWorker) -> None:
@@ -169,6 +168,9 @@ class ReceivedSteps:
     def _receive(self) -> None:
         try:
             while True:
-                self._received.put(self._channel.receive_one(RunStep, UpdateWeights, StartProfile, StopProfile))
+                message = self._channel.receive()
+                if not isinstance(message, RunStep | RankCommand):
+                    raise MalformedMessage(f"{type(message).__name__} arrived in place of a step or a command")
+                self._received.put(message)
         except (EOFError, OSError, MalformedMessage) as error:
             self._received.put(error)
