@@ -124,7 +124,8 @@ def _add_weights(routes: APIRouter, state: ServerState) -> None:
         body: UpdateWeightsFromDiskRequest, request: Request
     ) -> UpdateWeightsFromDiskResponse:
         """Replace the weights of the first model by those in a directory, in SGLang's API."""
-        model, mode = state.model(None), "abort" if body.abort_all_requests else "wait"
+        model = state.model(None)
+        mode: PauseMode = "abort" if body.abort_all_requests else "wait"
         await _update(request, state, model, body.model_path, mode, "model_path")
         return UpdateWeightsFromDiskResponse(message=_replaced(model))
 

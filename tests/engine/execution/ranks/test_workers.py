@@ -201,7 +201,7 @@ def test_a_message_that_is_no_step_ends_a_worker_that_waits_for_one() -> None:
     workers, (rank,) = make_workers()
     steps = ReceivedSteps(RankChannel(rank.connection, ToWorker))
     workers.send(Connect(0))
-    with pytest.raises(MalformedMessage, match="Connect arrived in place of RunStep"):
+    with pytest.raises(MalformedMessage, match="Connect arrived in place of a step"):
         steps.next(None)
     workers.close()
 
