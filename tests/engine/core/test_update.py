@@ -20,12 +20,18 @@ from quire.engine.client.protocol import AddRequest, Ping, Pong, RunCommand, Upd
 from quire.engine.models.checkpoint.checkpoint import Checkpoint
 from quire.engine.models.checkpoint.weights import WeightFiller
 from quire.engine.models.source import ReplacedInPart, tensors_in
+from tests.support.audio_models import make_audio_model, save_audio_model
 from tests.support.commands import do, run
+from tests.support.ctc import make_ctc, save_ctc
 from tests.support.encoders import tiny_embedder
 from tests.support.engine import Engine, Result, greedy, random_prompt
 from tests.support.models import make_model, save_model
+from tests.support.other_composites import make_other, save_other
 from tests.support.sleep import ALL, AWAKE, answer, sleep
+from tests.support.streaming_models import make_streaming_model, save_streaming_model
+from tests.support.transducer_models import make_transducer, save_transducer
 from tests.support.variants import slow_but
+from tests.support.vision_models import make_composite, save_seeing
 from tests.support.whisper import ENGLISH, START, TRANSCRIBE, item, make_whisper, save_whisper
 
 PROMPT = random_prompt(1, 40)
@@ -61,6 +67,12 @@ def change(folder: Path, tensors: Callable[[dict[str, torch.Tensor]], None]) -> 
     save_file(stored, path, metadata={"format": "pt"})
 
 
+def model_of(engine: Engine) -> Any:
+    """The model of an engine of any kind."""
+    assert engine.core._update is not None
+    return engine.core._update._loaded().model
+
+
 def assert_equal_weights(left: nn.Module, right: nn.Module) -> None:
     """All tensors of both have the same bits."""
     lefts, rights = dict(tensors_in(left)), dict(tensors_in(right))
@@ -77,7 +89,7 @@ def assert_equal_weights(left: nn.Module, right: nn.Module) -> None:
         pytest.param(llama, "bfloat16", "int8", id="int8"),
         *(
             pytest.param(decoder(case), "bfloat16", "int8", id=case, marks=pytest.mark.slow)
-            for case in ("llama-biased-tied", "mixtral", "gpt_oss", "deepseek_v3", "gpt2", "gemma3", "qwen3_moe")
+            for case in ("llama-biased-tied", "mixtral", "gpt_oss", "deepseek_v3", "gpt2", "phi3", "qwen3_moe")
         ),
         pytest.param(decoder("llama-biased-tied"), "float32", "none", id="tied-float32", marks=pytest.mark.slow),
         pytest.param(llama, "float32", "int4", id="int4", marks=pytest.mark.slow),
@@ -158,6 +170,32 @@ def test_transcriptions_are_those_of_a_new_engine(tmp_path: Path, quantization: 
     do(engine, UpdateWeights(str(new)))
     assert engine.generate(prompt, greedy(8), items=(item(1),)).tokens == expected
     assert_equal_weights(engine.model, fresh.model)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "save",
+    [
+        pytest.param(lambda folder: save_audio_model(make_audio_model("voxtral"), folder), id="audio"),
+        pytest.param(lambda folder: save_audio_model(make_audio_model("granite_speech"), folder), id="adapter"),
+        *(
+            pytest.param(lambda folder, case=case: save_seeing(make_composite(case), case, folder), id=case)
+            for case in ("llava", "qwen2_5_vl", "paligemma")
+        ),
+        pytest.param(lambda folder: save_other(make_other("aya_vision"), "aya_vision", folder), id="no family"),
+        pytest.param(lambda folder: save_streaming_model(make_streaming_model(), folder), id="delayed streams"),
+        pytest.param(lambda folder: save_transducer(make_transducer(), folder), id="transducer"),
+        pytest.param(lambda folder: save_ctc(make_ctc("wav2vec2"), folder), id="ctc"),
+    ],
+)
+def test_all_weights_of_models_of_other_kinds_are_replaced(tmp_path: Path, save: Callable[[Path], Path]) -> None:
+    old = save(tmp_path / "old")
+    new = Path(shutil.copytree(old, tmp_path / "new"))
+    change(new, _shift)
+    engine = Engine(old, weight_update_path=tmp_path)
+    do(engine, UpdateWeights(str(new)))
+    assert_equal_weights(model_of(engine), model_of(Engine(new, weight_update_path=tmp_path)))
+    engine.core.check()
 
 
 def test_a_model_that_transformers_runs_gets_new_weights(folders: tuple[Path, Path]) -> None:
