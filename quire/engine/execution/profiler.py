@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import shutil
 import tempfile
@@ -79,6 +80,8 @@ class StepProfiler:
             where = _write(recorded, self.config.torch_profiler_dir, name)
         except (OSError, ImportError, ValueError, RuntimeError) as error:
             raise ProfilerError(f"The profile cannot be written to torch_profiler_dir: {error}") from error
+        del recorded
+        gc.collect()  # its events are in cycles
         logger.info("a profile was written to %s", where)
 
     def discard(self) -> None:
