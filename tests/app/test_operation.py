@@ -49,29 +49,33 @@ def paused_in_the_middle(server: ServerProcess, client: httpx.Client) -> str:
     ids=["thread", "process", "ranks"],
 )
 def test_a_server_pauses_gets_new_weights_and_is_profiled(tmp_path: Path, flags: list[str]) -> None:
-    old = tiny_model(tmp_path / "models" / "old", num_hidden_layers=1)
-    new = tiny_model(tmp_path / "models" / "new", num_hidden_layers=1, seed=1)
-    config = json.dumps({"profiler": "torch", "torch_profiler_dir": str(tmp_path / "traces"), "max_iterations": 8})
-    options = ["--weight-update-path", str(tmp_path / "models"), "--profiler-config", config, "--dtype", "float32"]
-    with serving(str(new), "--dtype", "float32") as server, server.http as client:
-        expected = text(client)
+    old, _ = (tiny_model(tmp_path / "models" / str(seed), num_hidden_layers=1, seed=seed) for seed in (0, 1))
+    traces = tmp_path / "traces"
+    config = {"profiler": "torch", "torch_profiler_dir": str(traces), "torch_profiler_with_stack": False}
+    options = ["--weight-update-path", str(old.parent), "--profiler-config", json.dumps(config), "--dtype", "float32"]
     with serving(str(old), *options, *flags) as server, server.http as client:
         before = text(client)
-        assert before != expected
         assert paused_in_the_middle(server, client) == before
         refused = client.post("/update_weights", json={"path": "none"})
         assert refused.status_code == 400
         assert "is not a directory" in refused.json()["error"]["message"]
         assert text(client) == before
-        assert client.post("/update_weights", json={"path": "new"}).status_code == 200
-        assert text(client) == expected
-        said = quire(
-            *("bench", "serve", "--url", f"{server.url}/v1", "--profile", "--num-requests", "2"),
-            *("--input-len", "4", "--output-len", "4"),
-        )
-        assert "output tokens/s" in said
-        traces = sorted((tmp_path / "traces").iterdir())
-        assert len(traces) == (2 if "--tensor-parallel-size" in flags else 1)
-        for trace in traces:
-            assert b"step of" in gzip.decompress(trace.read_bytes())
+        assert client.post("/update_weights", json={"path": "1"}).status_code == 200
+        assert text(client) != before
+        assert client.post("/update_weights", json={"path": "0"}).status_code == 200
+        assert text(client) == before
+        assert client.post("/start_profile").status_code == 200
+        text(client)
+        assert client.post("/stop_profile").status_code == 200
+        files = list(traces.iterdir())
+        assert len(files) == (2 if "--tensor-parallel-size" in flags else 1)
+        for file in files:
+            assert b"step of" in gzip.decompress(file.read_bytes())
+        if flags:
+            said = quire(
+                *("bench", "serve", "--url", f"{server.url}/v1", "--profile", "--num-requests", "2"),
+                *("--input-len", "4", "--output-len", "4"),
+            )
+            assert "output tokens/s" in said
+            assert len(list(traces.iterdir())) == 2 * len(files)
     assert "Traceback" not in server.log
