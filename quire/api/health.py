@@ -36,6 +36,8 @@ def probe_response(state: ServerState, path: str) -> Response:
         reason: str | None = "The server is shutting down and finishes its running requests."
     elif path == "/ready" and state.is_sleeping:
         reason = "A model is asleep; POST /wake_up wakes it."
+    elif path == "/ready" and state.is_paused:
+        reason = "A model is paused; POST /resume lets it go on."
     else:
         reason = state.unhealthy_reason()
     if reason is not None:

@@ -14,11 +14,12 @@ from quire.api.http.sse import unless_disconnected
 from quire.engine.client.protocol import MemoryTag, SleepLevel
 from quire.engine.client.records import SleepOperation
 from quire.protocol.common import ErrorBody
-from quire.protocol.errors import InvalidRequest
+from quire.protocol.errors import Conflict, InvalidRequest
 from quire.serving.models import ServedModel, ServerState
 
 _ERRORS: dict[int | str, dict[str, Any]] = {
     400: {"model": ErrorBody, "description": "the server runs without --enable-sleep-mode, or a parameter is wrong"},
+    409: {"model": ErrorBody, "description": "a model is paused, so that its requests do not end"},
     503: {"model": ErrorBody, "description": "a model could not fall asleep or wake up; the message says why"},
 }
 _ALL: tuple[MemoryTag, ...] = ("weights", "kv_cache")
@@ -47,6 +48,8 @@ def router(state: ServerState) -> APIRouter:
         the memory is free.
         """
         _require_sleep_mode(state)
+        if mode == "wait" and state.is_paused:
+            raise Conflict("A model is paused, so that its requests do not end: POST /resume first, or abort them.")
         sleep_level = cast("SleepLevel", level)
         wait = mode == "wait"
         changes = _each(

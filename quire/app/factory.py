@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from quire import __version__
-from quire.api import health, invocations, models, sleep
+from quire.api import health, invocations, models, operation, sleep
 from quire.api.anthropic import routes as anthropic
 from quire.api.chat import routes as chat
 from quire.api.completions import generate
@@ -67,7 +67,20 @@ def create_app(
     app.state.max_json_values = state.limits.max_json_values
     install_error_handlers(app)
     pooling = (embeddings, rerank, cohere, tei)
-    for module in (health, completions, chat, anthropic, generate, *pooling, speech, files, models, sleep, invocations):
+    for module in (
+        health,
+        completions,
+        chat,
+        anthropic,
+        generate,
+        *pooling,
+        speech,
+        files,
+        models,
+        sleep,
+        operation,
+        invocations,
+    ):
         app.include_router(module.router(state))
     app.include_router(responses.router(state, service))
     app.include_router(realtime.router(sessions))
@@ -102,9 +115,9 @@ class _Documented(FastAPI):
     def openapi(self) -> dict[str, Any]:
         """The OpenAPI schema of all endpoints."""
         schema = super().openapi()
-        for operations in schema["paths"].values():
-            for operation in operations.values():
-                operation["responses"].pop("422", None)
+        for methods in schema["paths"].values():
+            for described in methods.values():
+                described["responses"].pop("422", None)
         return schema
 
 

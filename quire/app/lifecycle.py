@@ -196,6 +196,8 @@ def _state(settings: Serve, models: Sequence[ServedModel], media_memory: MediaMe
         media=MediaSources(media, AudioOptions.of(settings), VideoOptions.of(settings), settings.max_client_share),
         documents=DocumentReader(media, share=settings.max_client_share),
         sleep_mode=settings.enable_sleep_mode,
+        weight_update_path=settings.weight_update_path,
+        profiler=bool(settings.profiler_config),
         max_audio_parts=settings.max_audio_parts,
         max_image_parts=settings.max_image_parts,
         max_video_parts=settings.max_video_parts,

@@ -187,6 +187,9 @@ class BenchServe(Command):
     ignore_eos: Flag = Field(
         True, description="generate output-len tokens even if the model emits an end token earlier"
     )
+    profile: Flag = Field(
+        False, description="let the server record a profile of its steps meanwhile (its --profiler-config)"
+    )
     workload_seed: NonNegativeInt = Field(0, description="seed of prompts and arrival times")
     timeout: Seconds = Field(600.0, description="timeout of a request in seconds")
     result: Path | None = Field(None, description="JSON file to write the results to")

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ByteSize, ConfigDict, Field
 
+from quire.config.profiler import ProfilerConfig, ProfilerOption
 from quire.config.types import (
     AttentionBackendName,
     Counts,
@@ -460,6 +461,17 @@ class EngineOptions(Options):
         description="accept /sleep and /wake_up, which free the memory of weights and KV cache and restore it; not "
         "with several ranks, nor for models that transcribe audio while it arrives",
     )
+    weight_update_path: Path | None = Field(
+        None,
+        description="directory of models by whose weights /update_weights may replace those of a running model; "
+        "default: none",
+    )
+    profiler_config: ProfilerOption = Field(
+        {},
+        description="JSON object of settings of torch's profiler, with vLLM's names, for /start_profile and "
+        "/stop_profile; torch_profiler_dir is a directory or a URI of fsspec; a profile ends by itself after "
+        "max_iterations steps (default: 200; 0: no limit) or max_seconds (default: 60); default: no profiler",
+    )
     engine_process: Flag = Field(False, description="run the engine in a separate process instead of a thread")
     on_engine_death: Literal["exit", "restart"] = Field(
         "exit",
@@ -478,6 +490,11 @@ class EngineOptions(Options):
         None, description="CPU threads of the engine, or of each rank; default: all cores, divided among the ranks"
     )
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] = Field(0, description="base seed for requests without `seed`")
+
+    @property
+    def profiler(self) -> ProfilerConfig | None:
+        """The settings of the profiler; None: there is none."""
+        return ProfilerConfig.model_validate(self.profiler_config) if self.profiler_config else None
 
 
 class AudioOptions(Options):

@@ -3,8 +3,10 @@
 ApiError
 ├── InvalidRequest    400
 ├── Unauthorized      401
+├── Forbidden         403
 ├── NotFound          404
 ├── TimedOut          408
+├── Conflict          409
 ├── TooLarge          413
 ├── UrlTooLong        414
 ├── Misdirected       421
@@ -27,11 +29,13 @@ import orjson
 from starlette.responses import Response
 
 from quire.engine.client.errors import (
+    CommandRefused,
     DeadlineExceeded,
     EngineAsleep,
     EngineDead,
     EngineError,
     EngineOverloaded,
+    RequestAborted,
     RequestRefused,
     SleepFailed,
     TenantOverloaded,
@@ -126,6 +130,13 @@ class Unauthorized(ApiError):
     kind = "AuthenticationError"
 
 
+class Forbidden(ApiError):
+    """The operator does not allow it."""
+
+    status = HTTPStatus.FORBIDDEN
+    kind = "ForbiddenError"
+
+
 class NotFound(ApiError):
     """The model, response or path does not exist."""
 
@@ -195,6 +206,13 @@ class Unavailable(ApiError):
         super().__init__(message, param, {"Retry-After": "5", **(headers or {})})
 
 
+class Conflict(ApiError):
+    """The state of the server does not allow it now."""
+
+    status = HTTPStatus.CONFLICT
+    kind = "ConflictError"
+
+
 class TimedOut(ApiError):
     """The request did not arrive in time, or generation took longer than its time limit."""
 
@@ -240,8 +258,10 @@ def as_api_error(error: EngineError | PromptError | WorkerError) -> ApiError:
             return TimedOut(str(error))
         case EngineDead():
             return Unavailable(str(error), headers={"Retry-After": str(error.retry_after)})
-        case EngineAsleep() | SleepFailed():
+        case EngineAsleep() | SleepFailed() | RequestAborted():
             return Unavailable(str(error))
+        case CommandRefused():
+            return Conflict(str(error))
         case RequestRefused():
             return InvalidRequest(str(error))
         case _:

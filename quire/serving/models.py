@@ -62,6 +62,9 @@ class ServedModel:
         """Close the threads and worker processes that prepare requests. `RunningEngine` closes the engine."""
         await self.renderer.close()
 
+    def reset_media_cache(self) -> None:
+        """Let media be read and prepared anew."""
+
     @property
     def tasks(self) -> tuple[str, ...]:
         """Tasks of the model; see `ModelInfo.tasks`."""
@@ -115,6 +118,11 @@ class GeneratingModel(ServedModel):
     pictures: PictureInput | None = None
 
     @override
+    def reset_media_cache(self) -> None:
+        if self.pictures is not None:
+            self.pictures.reader.cache.clear()
+
+    @override
     async def close(self) -> None:
         await super().close()
         await self.grammars.close()
@@ -138,6 +146,11 @@ class PoolingModel(ServedModel):
     pools: Pools
     pictures: PictureInput | None = None
     scorer: FairThreads = field(default_factory=lambda: FairThreads("score", size=1, max_queued=1 << 20))
+
+    @override
+    def reset_media_cache(self) -> None:
+        if self.pictures is not None:
+            self.pictures.reader.cache.clear()
 
     @override
     async def close(self) -> None:
@@ -280,6 +293,8 @@ class ServerState:
         in_flight: number of HTTP requests that are being answered.
         draining: the server is shutting down and should get no new requests.
         sleep_mode: the engines can sleep.
+        weight_update_path: directory of models whose weights may replace those of the served ones; None: none may.
+        profiler: steps can be profiled.
         degraded: each gives a reason why a part of the server does not work, or None.
         results: memory for pooled results that clients have not read.
     """
@@ -303,6 +318,8 @@ class ServerState:
     in_flight: int = 0
     draining: bool = False
     sleep_mode: bool = False
+    weight_update_path: Path | None = None
+    profiler: bool = False
     degraded: list[Callable[[], str | None]] = field(default_factory=list)
     malloc_trimmer: MallocTrimmer = field(default_factory=MallocTrimmer)
     results: ResultMemory = field(default_factory=ResultMemory)
@@ -381,6 +398,11 @@ class ServerState:
     def is_sleeping(self) -> bool:
         """Whether the engine of a model sleeps, in whole or in part."""
         return any(model.client.sleeping.asleep for model in self.models)
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether the engine of a model is paused."""
+        return any(model.client.commands.is_paused for model in self.models)
 
     def degraded_reasons(self) -> list[str]:
         """Why some endpoints do not work, while the server is healthy."""

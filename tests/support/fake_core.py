@@ -19,13 +19,18 @@ from quire.engine.client.protocol import (
     Abort,
     AddRequest,
     ClientMessage,
+    Command,
+    CommandDone,
     CoreDied,
     ErrorOutput,
+    Pause,
     Ping,
     Pong,
     PooledOutput,
     Ready,
     RequestOutput,
+    Resume,
+    RunCommand,
     Shutdown,
     Sleep,
     SleepState,
@@ -90,6 +95,7 @@ class FakeCore:
         alignment: the result of the task "align".
         refuses: pooling requests that are refused as invalid.
         wake_error: why it cannot wake up; None: it can.
+        command_error: why it does not do what an operator asks for, and whether that is invalid; None: it does.
         hold: while set, only those steps are made that `allow` lets through.
         received: all messages, in order.
         active: ids of requests that are being answered.
@@ -103,12 +109,16 @@ class FakeCore:
     alignment: Callable[[AddRequest], np.ndarray] | None = None
     refuses: Callable[[AddRequest], bool] = lambda _: False
     wake_error: str | None = None
+    command_error: tuple[str, bool] | None = None
     hold: threading.Event = field(default_factory=threading.Event)
     deaf: threading.Event = field(default_factory=threading.Event)
     die_at_step: int | None = None
     received: list[ClientMessage] = field(default_factory=list)
     active: dict[str, tuple[AddRequest, list[int], int]] = field(default_factory=dict)
     steps: int = 0
+    paused: bool = False
+    _pausing: list[int] = field(default_factory=list)  # serials of commands that wait for the end of all requests
+    _done: list[int] = field(default_factory=list)
     _allowed: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
 
     @property
@@ -125,7 +135,11 @@ class FakeCore:
         with CoreChannel(address) as channel, suppress(FrontEndClosed):
             channel.send(Ready(self.info))
             while self._listen(channel):
-                if self.active and (not self.hold.is_set() or self._allowed.acquire(blocking=False)):
+                if (
+                    self.active
+                    and not self.paused
+                    and (not self.hold.is_set() or self._allowed.acquire(blocking=False))
+                ):
                     self.steps += 1
                     if self.steps == self.die_at_step:
                         channel.send(CoreDied("told to die"))
@@ -133,7 +147,7 @@ class FakeCore:
                     channel.send(self._step())
 
     def _listen(self, channel: CoreChannel) -> bool:
-        busy = bool(self.active) and not self.hold.is_set()
+        busy = bool(self.active) and not self.hold.is_set() and not self.paused
         message = channel.receive(0.0 if busy else 0.005)
         while self.deaf.is_set():  # after the wait, during which it may have become so
             time.sleep(0.01)
@@ -152,12 +166,32 @@ class FakeCore:
                     channel.send(SleepState(message.tags, self.wake_error))
                 case Wake():
                     channel.send(SleepState(frozenset()))
+                case RunCommand(serial=serial, command=command):
+                    self._run(serial, command)
                 case Ping(serial=serial):
                     channel.send(Pong(serial))
                 case Shutdown():
                     return False
             message = channel.receive(0.0)
+        if self._pausing and not self.active:
+            self._done += self._pausing
+            self.paused, self._pausing = self.paused or bool(self._pausing), []
+        for serial in self._done:
+            channel.send(CommandDone(serial, *(self.command_error or ())))
+        self._done.clear()
         return True
+
+    def _run(self, serial: int, command: Command) -> None:
+        """Do what an operator asks for; the answer is sent later."""
+        match command:
+            case Pause(drain=True):
+                self._pausing.append(serial)
+                return
+            case Pause():
+                self.paused = True
+            case Resume():
+                self.paused = False
+        self._done.append(serial)
 
     def _pooled(self, message: AddRequest) -> RequestOutput:
         if self.refuses(message):

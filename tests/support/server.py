@@ -151,6 +151,8 @@ async def running_server(
             media=MediaSources(options, options, options, options.max_client_share),
             documents=DocumentReader(options, share=options.max_client_share),
             sleep_mode=options.enable_sleep_mode,
+            weight_update_path=options.weight_update_path,
+            profiler=bool(options.profiler_config),
             max_audio_parts=options.max_audio_parts,
             max_image_parts=options.max_image_parts,
             max_video_parts=options.max_video_parts,

@@ -42,6 +42,7 @@ _OBJECTS = (
     "--mm-processor-kwargs",
     "--override-generation-config",
     "--pooler-config",
+    "--profiler-config",
     "--speculative-config",
     "--structured-outputs-config",
 )

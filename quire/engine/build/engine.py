@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import cast
+from typing import Any, TypedDict, cast
 
 import psutil
 from msgspec import structs
@@ -31,7 +31,7 @@ from quire.engine.build.encoder_memory import (
     pixel_cost,
 )
 from quire.engine.build.executor import ExecutorBuild, closing_after_errors, encoder_executor
-from quire.engine.build.ranks import Ranks, set_threads
+from quire.engine.build.ranks import Ranks, set_threads, step_profiler, weight_source
 from quire.engine.build.transducer import build_transducer
 from quire.engine.build.warm_up import decoder_limits, decoder_plans, warm_up, warm_up_encoder, warm_up_vision
 from quire.engine.client.errors import FrontEndClosed
@@ -40,7 +40,9 @@ from quire.engine.client.protocol import CoreDied, Ping, Pong, Ready, Shutdown
 from quire.engine.client.step_observer import StepObserver
 from quire.engine.client.transport import CoreChannel
 from quire.engine.core.loop import EngineCore
+from quire.engine.core.profiling import Profiling
 from quire.engine.core.sleep import Cache, EngineParts, Sleeper
+from quire.engine.core.update import WeightUpdate
 from quire.engine.execution.cache import OutOfCacheMemory, count_blocks
 from quire.engine.execution.devices.device import Device
 from quire.engine.execution.devices.select import find_device
@@ -50,12 +52,13 @@ from quire.engine.execution.ranks.workers import Launcher, rank_process
 from quire.engine.execution.sampling.compiler import GrammarCompiler
 from quire.engine.models.checkpoint.checkpoint import Progress
 from quire.engine.models.errors import ModelError, UnsupportedModel
-from quire.engine.models.loader import LoadedModel, load_model
+from quire.engine.models.loader import LoadedModel
 from quire.engine.models.networks.audio_encoder import CTCModel
 from quire.engine.models.networks.decoder import LanguageModel
 from quire.engine.models.networks.dual_encoder import DualEncoder
 from quire.engine.models.networks.encoder import TextEncoder
 from quire.engine.models.networks.transducer import TransducerModel
+from quire.engine.models.source import WeightSource
 from quire.engine.scheduling.block_tables import BlockGroups
 from quire.engine.scheduling.blocks import BlockPool, hasher_named
 from quire.engine.scheduling.encoder_scheduler import EncoderScheduler
@@ -168,16 +171,18 @@ def _build_core(
     with device.activate():
         check_cache_dtype(config, device)
         groups, bar = None if ranks is None else ranks.groups, partial(_progress_bar, channel)
-        loaded = load_model(config.folder, config.model_config, config.model, device, bar, groups)
+        source = weight_source(config, device, groups)
+        loaded = source.load(bar)
         if isinstance(loaded.model, TextEncoder | CTCModel | DualEncoder):
-            built = _Built(_build_encoder(loaded, config, device, channel))
+            built = _Built(_build_encoder(loaded, config, device, channel, source))
         elif isinstance(loaded.model, TransducerModel):
             parts = build_transducer(loaded, loaded.model, options, device)
             vocab, kind = loaded.vocab_size, loaded.kind(loaded.context_len)
-            core = EngineCore(parts.scheduler, parts.executor, channel, vocab_size=vocab, kind=kind)
+            operation = _operation(config, loaded, device, source)
+            core = EngineCore(parts.scheduler, parts.executor, channel, vocab_size=vocab, kind=kind, **operation)
             built = _Built(core, parts.num_blocks, parts.cache_bytes)
         else:
-            built = _build_decoder(loaded, loaded.model, config, device, channel, ranks)
+            built = _build_decoder(loaded, loaded.model, config, device, channel, ranks, source)
     keep_freed_memory()  # after loading: memory that loading frees is not needed again
     info = ModelInfo(
         architecture=loaded.architecture,
@@ -221,7 +226,9 @@ def _with_pictures(
     return structs.replace(kind, pictures=structs.replace(info, item_tokens=tokens, embedding_size=size))
 
 
-def _build_encoder(loaded: LoadedModel, config: CoreConfig, device: Device, channel: CoreChannel) -> EngineCore:
+def _build_encoder(
+    loaded: LoadedModel, config: CoreConfig, device: Device, channel: CoreChannel, source: WeightSource
+) -> EngineCore:
     """The core around an encoder, of text, pictures or audio."""
     options, kind = config.engine, loaded.kind(loaded.context_len)
     if isinstance(kind, Pools) and loaded.pictures is not None:
@@ -242,13 +249,15 @@ def _build_encoder(loaded: LoadedModel, config: CoreConfig, device: Device, chan
     if device.compiles_kernels:
         with closing_after_errors(executor):
             warm_up_encoder(executor, kind, options, loaded.context_len, partial(_stop_if_asked, channel))
+    sleeper = _sleeper(config, loaded, device, channel, source, _no_cache, schedule, build)
     return EngineCore(
         schedule(loaded),
         executor,
         channel,
         vocab_size=loaded.vocab_size,
         kind=kind,
-        sleeper=_sleeper(config, loaded, device, channel, _no_cache, schedule, build),
+        sleeper=sleeper,
+        **_operation(config, loaded, device, source, sleeper),
     )
 
 
@@ -261,6 +270,7 @@ def _sleeper(
     loaded: LoadedModel,
     device: Device,
     channel: CoreChannel,
+    source: WeightSource,
     allocate: Callable[[], Cache],
     schedule: Callable[[LoadedModel], Scheduler | EncoderScheduler],
     execute: Callable[[LoadedModel, Cache], Executor],
@@ -268,9 +278,32 @@ def _sleeper(
     """What lets the engine sleep, with --enable-sleep-mode."""
     if not config.engine.enable_sleep_mode:
         return None
-    bar = partial(_progress_bar, channel)
-    load = partial(load_model, config.folder, config.model_config, config.model, device, bar)
+    load = partial(source.load, partial(_progress_bar, channel))
     return Sleeper(EngineParts(load, allocate, schedule, execute), loaded, device)
+
+
+class _Operation(TypedDict):
+    """What an operator's commands need; see `EngineCore`."""
+
+    update: WeightUpdate | None
+    profiling: Profiling
+
+
+def _operation(
+    config: CoreConfig,
+    loaded: LoadedModel,
+    device: Device,
+    source: WeightSource,
+    sleeper: Sleeper[Any] | None = None,
+    ranks: Ranks | None = None,
+) -> _Operation:
+    """What an operator's commands need. `sleeper`: holds the model, if there is one."""
+    commands = None if ranks is None else ranks.commands
+    update = None
+    if config.engine.weight_update_path is not None:
+        current: Callable[[], LoadedModel] = (lambda: loaded) if sleeper is None else (lambda: sleeper.loaded)
+        update = WeightUpdate(source, current, device, commands)
+    return _Operation(update=update, profiling=Profiling(step_profiler(config), commands))
 
 
 def _build_decoder(
@@ -280,6 +313,7 @@ def _build_decoder(
     device: Device,
     channel: CoreChannel,
     ranks: Ranks | None,
+    source: WeightSource,
 ) -> _Built:
     """The core around a decoder."""
     options = config.engine
@@ -325,6 +359,7 @@ def _build_decoder(
             warm_up_vision(loaded)
     stages = config.parallel.pipeline_parallel_size
     schedule = partial(_scheduler, options, plan.groups, context_len, num_blocks, stages)
+    sleeper = _sleeper(config, loaded, device, channel, source, allocate, schedule, build.executor)
     core = EngineCore(
         schedule(loaded) if streaming is None else streaming.scheduler(options, plan.groups, context_len, num_blocks),
         executor,
@@ -333,7 +368,8 @@ def _build_decoder(
         seed=options.seed,
         grammars=grammars,
         kind=kind,
-        sleeper=_sleeper(config, loaded, device, channel, allocate, schedule, build.executor),
+        sleeper=sleeper,
+        **_operation(config, loaded, device, source, sleeper, ranks),
     )
     cache_bytes = num_blocks * plan.block_bytes + (0 if ranks is None else ranks.cache_bytes)
     return _Built(core, num_blocks, cache_bytes, 0 if available is None else available.step_bytes)

@@ -7,6 +7,7 @@ import logging
 import multiprocessing
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -18,6 +19,7 @@ from quire.allocator import keep_freed_memory
 from quire.engine.build.cache import CachePlan, cache_memory, plan_cache
 from quire.engine.build.core_config import CoreConfig
 from quire.engine.build.warm_up import warm_up_vision
+from quire.engine.client.protocol import StartProfile, StopProfile, UpdateWeights
 from quire.engine.execution.cache import KVCache, OutOfCacheMemory, count_blocks
 from quire.engine.execution.devices.device import Device
 from quire.engine.execution.devices.select import find_device
@@ -25,16 +27,21 @@ from quire.engine.execution.executor import Executor
 from quire.engine.execution.inputs import InputBuilder
 from quire.engine.execution.item_encoder import item_encoder
 from quire.engine.execution.pooling import hidden_states
+from quire.engine.execution.profiler import ProfilerError, StepProfiler
+from quire.engine.execution.ranks.commands import RankCommands
 from quire.engine.execution.ranks.executor import ShardedExecutor
 from quire.engine.execution.ranks.messages import (
     Allocate,
+    CommandEnded,
     Connect,
     Counted,
     Failed,
     Loaded,
     RankChannel,
+    RankCommand,
     Ready,
     ReceivedSteps,
+    RunStep,
     ToWorker,
 )
 from quire.engine.execution.ranks.runner import FollowingRunner, LeadingRunner, PipelineRunner
@@ -47,10 +54,11 @@ from quire.engine.models.checkpoint.checkpoint import Progress
 from quire.engine.models.distributed.group import RankGroups
 from quire.engine.models.distributed.placement import Placement
 from quire.engine.models.errors import ModelError, UnsupportedModel
-from quire.engine.models.loader import load_model
+from quire.engine.models.loader import LoadedModel
 from quire.engine.models.networks.decoder import LanguageModel
 from quire.engine.models.sharding.decoder import check_parallel
 from quire.engine.models.sharding.shard import check_divisible
+from quire.engine.models.source import WeightSource
 from quire.engine.models.specs.decoder import DecoderSpec
 from quire.engine.scheduling.block_tables import BlockGroups
 from quire.kernels import native
@@ -135,6 +143,11 @@ class Ranks:
         """
         self._workers.collect(Ready, poll)
 
+    @property
+    def commands(self) -> RankCommands:
+        """Sends commands to the workers."""
+        return RankCommands(self._workers)
+
     def executor(self, inner: Executor) -> ShardedExecutor:
         """The executor of all ranks, which then owns the workers. `inner`: that of rank 0."""
         return ShardedExecutor(inner, self._workers, self.groups)
@@ -152,6 +165,23 @@ def set_threads(config: CoreConfig) -> None:
         native.set_threads(config.engine.num_threads)
     elif ranks > 1:
         native.set_threads(max(1, torch.get_num_threads() // ranks))
+
+
+def weight_source(config: CoreConfig, device: Device, groups: RankGroups | None) -> WeightSource:
+    """Where a rank loads its part of the model from; without `groups` all of it."""
+    return WeightSource(
+        config.folder,
+        config.model_config,
+        config.model,
+        device,
+        groups,
+        is_replaceable=config.engine.weight_update_path is not None,
+    )
+
+
+def step_profiler(config: CoreConfig, rank: int = 0) -> StepProfiler:
+    """The profiler of a rank."""
+    return StepProfiler(config.engine.profiler, f"{config.model_config.model_type}-rank-{rank}")
 
 
 def input_builder(config: CoreConfig, device: Device, table: RequestTable) -> InputBuilder:
@@ -199,18 +229,22 @@ def run_rank(config: CoreConfig, rank: int, folder: Path, connection: Connection
     try:
         device = find_device(config.model.device)
         with device.activate():
-            runner, cache = _build_follower(config, groups, device, folder, channel)
+            follower = _build_follower(config, groups, device, folder, channel)
             if multiprocessing.parent_process() is not None:  # not in a thread of a test
                 gc.freeze()  # as the core does
             steps, prefaults = ReceivedSteps(channel), True
             while True:
                 message = steps.next(_PREFAULT_AFTER if prefaults else None)
-                if message is None:
-                    prefaults = cache.prefault()
-                    continue
-                runner.append(message.sampled)
-                runner.execute(message.plan)
-                prefaults = True
+                match message:
+                    case None:
+                        prefaults = follower.cache.prefault()
+                    case RunStep(plan=plan, sampled=sampled):
+                        with follower.profiler.step(plan):
+                            follower.runner.append(sampled)
+                            follower.runner.execute(plan)
+                        prefaults = True
+                    case _:
+                        channel.send(CommandEnded(follower.run(message)))
     except (EOFError, BrokenPipeError):
         logger.debug("a rank ended with its core")
     except (ModelError, OutOfCacheMemory) as error:
@@ -228,11 +262,41 @@ def _report(channel: RankChannel, error: str) -> None:
         channel.send(Failed(error))
 
 
+@dataclass(frozen=True, slots=True)
+class _Follower:
+    """A worker's part of the model, and what runs it."""
+
+    source: WeightSource
+    loaded: LoadedModel
+    runner: FollowingRunner
+    cache: KVCache
+    profiler: StepProfiler
+
+    def run(self, command: RankCommand) -> str | None:
+        """Run a command; returns why that was not possible.
+
+        Raises:
+            ModelError: weights could not be read, which ends the worker.
+        """
+        try:
+            match command:
+                case UpdateWeights(folder=folder):
+                    self.source.replace_weights(self.loaded, Path(folder), _no_progress)
+                case StartProfile():
+                    self.profiler.start()
+                case StopProfile():
+                    self.profiler.stop()
+        except ProfilerError as error:
+            return str(error)
+        return None
+
+
 def _build_follower(
     config: CoreConfig, groups: RankGroups, device: Device, folder: Path, channel: RankChannel
-) -> tuple[FollowingRunner, KVCache]:
+) -> _Follower:
     set_threads(config)
-    loaded = load_model(config.folder, config.model_config, config.model, device, _no_progress, groups)
+    source = weight_source(config, device, groups)
+    loaded = source.load(_no_progress)
     keep_freed_memory()
     model = cast("LanguageModel", loaded.model)
     plan = plan_cache(loaded, config, device)
@@ -263,7 +327,7 @@ def _build_follower(
     if device.compiles_kernels:
         warm_up_vision(loaded)
     channel.send(Ready())
-    return runner, cache
+    return _Follower(source, loaded, runner, cache, step_profiler(config, groups.placement.rank))
 
 
 def _connect(groups: RankGroups, folder: Path, device: Device) -> None:

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from typing import NoReturn, Protocol
 
 from quire.engine.client.batch import OnResult, PooledBatch
+from quire.engine.client.commands import Commands
 from quire.engine.client.deadline import Deadline
 from quire.engine.client.errors import EngineDead
 from quire.engine.client.protocol import MediaItem, StepStats, TokenArray
@@ -22,10 +23,12 @@ class Engine(Protocol):
 
     Attributes:
         sleeping: puts it to sleep and wakes it.
+        commands: does what an operator asks for.
         observers: get its events.
     """
 
     sleeping: Sleeping
+    commands: Commands
     observers: Observers
 
     @property

@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 from typing_extensions import override
 
 from quire.engine.client.batch import BatchItem, OnResult, PooledBatch
+from quire.engine.client.commands import Commands, CommandSender
 from quire.engine.client.deadline import Deadline
 from quire.engine.client.detokenizer import Detokenizer
 from quire.engine.client.engine import NO_DEADLINE, Engine
@@ -24,6 +25,7 @@ from quire.engine.client.model_info import ModelInfo
 from quire.engine.client.protocol import (
     Abort,
     AddRequests,
+    CommandDone,
     CoreDied,
     CoreMessage,
     ErrorOutput,
@@ -34,6 +36,7 @@ from quire.engine.client.protocol import (
     Pong,
     Ready,
     RequestOutput,
+    RunCommand,
     Shutdown,
     Sleep,
     SleepLevel,
@@ -83,6 +86,8 @@ class EngineClient(Engine):
         self._closed = False
         self._sleep_control = SleepControl(self)
         self.sleeping: Sleeping = self._sleep_control
+        self._command_sender = CommandSender(self)
+        self.commands: Commands = self._command_sender
         channel.listen(self._receive)
 
     async def ready(self) -> ModelInfo:
@@ -275,7 +280,7 @@ class EngineClient(Engine):
         """Take note of what has no memory now; `level`: of the last sleep."""
         self.observers.on_sleep(asleep, level)
 
-    def send_control(self, message: Sleep | Wake) -> None:
+    def send_control(self, message: Sleep | Wake | RunCommand) -> None:
         """Send a message; raises EngineDead if the engine has stopped."""
         self._check(None)
         self._channel.send(message)
@@ -345,6 +350,7 @@ class EngineClient(Engine):
             self._ready.set_exception(error)
             self._ready.exception()  # marks it as retrieved; awaiting `ready` still raises it
         self._sleep_control.ended(self._dead)
+        self._command_sender.ended(self._dead)
         self._fail_in_turn(dict(self._streams), self._dead)
 
     def _receive(self, message: CoreMessage) -> None:
@@ -365,6 +371,8 @@ class EngineClient(Engine):
                 self._heartbeat.answered()
             case SleepState():
                 self._sleep_control.received(message)
+            case CommandDone():
+                self._command_sender.received(message)
             case Ready(info=info) if not self._ready.done():
                 if self._dead is not None:
                     self._dead = None

@@ -7,6 +7,8 @@ EngineError
 │   └── TenantOverloaded  because of other requests of the same tenant
 ├── EngineAsleep      the engine sleeps, or is about to
 ├── SleepFailed       the engine could not fall asleep or wake up
+├── CommandRefused    the state of the engine does not allow what an operator asks for
+├── RequestAborted    an operator has aborted this request
 ├── RequestRefused    the core does not accept this request
 ├── RequestFailed     the engine failed while it ran this request; others continue
 ├── DeadlineExceeded  this request reached its timeout
@@ -56,6 +58,14 @@ class EngineAsleep(EngineError):
 
 class SleepFailed(EngineError):
     """The engine could not fall asleep or wake up; the message has the reason. It can be asked again."""
+
+
+class CommandRefused(EngineError):
+    """The state of the engine does not allow what an operator asks for; the message has the reason."""
+
+
+class RequestAborted(EngineError):
+    """An operator has aborted this request; the message says by what."""
 
 
 class RequestRefused(EngineError):

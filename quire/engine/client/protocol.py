@@ -209,6 +209,58 @@ class Wake(msgspec.Struct, frozen=True, tag="wake"):
     tags: frozenset[MemoryTag]
 
 
+class ResetCaches(msgspec.Struct, frozen=True, tag="reset_caches"):
+    """Compute anew, for later requests, what is cached. Requests in the batch keep their blocks.
+
+    Attributes:
+        prefixes: forget the prefix cache.
+        items: forget the encoder cache.
+        preempt: requests in the batch compute their tokens anew as well.
+    """
+
+    prefixes: bool = False
+    items: bool = False
+    preempt: bool = False
+
+
+class Pause(msgspec.Struct, frozen=True, tag="pause"):
+    """Run no more steps until `Resume`; requests wait.
+
+    Attributes:
+        drain: requests that have arrived end first; later ones wait.
+    """
+
+    drain: bool = False
+
+
+class Resume(msgspec.Struct, frozen=True, tag="resume"):
+    """Run steps again."""
+
+
+class UpdateWeights(msgspec.Struct, frozen=True, tag="update_weights"):
+    """Replace the weights by those in a folder. Caches are forgotten, and requests in the batch compute anew."""
+
+    folder: str
+
+
+class StartProfile(msgspec.Struct, frozen=True, tag="start_profile"):
+    """Record steps with the profiler."""
+
+
+class StopProfile(msgspec.Struct, frozen=True, tag="stop_profile"):
+    """Write what the profiler has recorded."""
+
+
+Command = ResetCaches | Pause | Resume | UpdateWeights | StartProfile | StopProfile
+
+
+class RunCommand(msgspec.Struct, frozen=True, tag="run_command"):
+    """Do what an operator asks for, between two steps; the core answers with `CommandDone` of this serial."""
+
+    serial: int
+    command: Command
+
+
 class Ping(msgspec.Struct, frozen=True, tag="ping"):
     """Liveness probe; the core answers with `Pong`."""
 
@@ -219,7 +271,7 @@ class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
     """Stop the core."""
 
 
-ClientMessage = AddRequest | ExtendRequest | Abort | Sleep | Wake | Ping | Shutdown
+ClientMessage = AddRequest | ExtendRequest | Abort | Sleep | Wake | RunCommand | Ping | Shutdown
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
@@ -345,10 +397,23 @@ class SleepState(msgspec.Struct, frozen=True, tag="sleep_state"):
     error: str | None = None
 
 
+class CommandDone(msgspec.Struct, frozen=True, tag="command_done"):
+    """Answer to `RunCommand`.
+
+    Attributes:
+        error: why it was not done, and nothing has changed; None if it was.
+        invalid: something is wrong with the command; else the state of the engine does not allow it now.
+    """
+
+    serial: int
+    error: str | None = None
+    invalid: bool = False
+
+
 class CoreDied(msgspec.Struct, frozen=True, tag="died"):
     """The core has ended; no further message follows."""
 
     error: str
 
 
-CoreMessage = Ready | StepOutput | Pong | SleepState | CoreDied
+CoreMessage = Ready | StepOutput | Pong | SleepState | CommandDone | CoreDied

@@ -9,7 +9,9 @@ import time
 from collections import deque
 from collections.abc import Iterable
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -21,28 +23,43 @@ from quire.engine.client.protocol import (
     Abort,
     AddRequest,
     ClientMessage,
+    Command,
+    CommandDone,
     ErrorOutput,
     ExtendRequest,
     MemoryTag,
+    Pause,
     Ping,
     Pong,
+    ResetCaches,
+    Resume,
+    RunCommand,
     Shutdown,
     Sleep,
     SleepLevel,
     SleepState,
+    StartProfile,
     StepOutput,
+    StepStats,
+    StopProfile,
+    UpdateWeights,
     Wake,
 )
 from quire.engine.client.sampling_params import SamplingParams
 from quire.engine.client.step_observer import StepObserver, StepShare
 from quire.engine.client.transport import CoreChannel
+from quire.engine.core.gate import Gate
 from quire.engine.core.item_validation import invalid_items
+from quire.engine.core.profiling import Profiling
 from quire.engine.core.sleep import AsleepExecutor, Sleeper
+from quire.engine.core.update import WeightUpdate
 from quire.engine.core.validation import drop_unknown_end_tokens, invalid_reason, invalid_tokens
 from quire.engine.execution.cache import OutOfCacheMemory
 from quire.engine.execution.executor import Executor, ParallelExecutor, PendingStep
+from quire.engine.execution.profiler import ProfilerError, StepProfiler
 from quire.engine.execution.sampling.compiler import GrammarCompiler
 from quire.engine.models.errors import ModelError
+from quire.engine.models.source import ReplacedInPart
 from quire.engine.scheduling.encoder_scheduler import EncoderScheduler
 from quire.engine.scheduling.plan import StepPlan
 from quire.engine.scheduling.scheduler import Scheduler
@@ -53,8 +70,17 @@ _PREPARING_WAIT = 0.001  # seconds between looks at whether a request is ready
 _LOOK_AFTER = 0.002  # seconds between two checks for new messages while the steps of an encoder run
 _PREFAULT_AFTER = 0.05  # seconds of idleness; a client that sends its next request at once must not wait for it
 _ASLEEP = "the model is asleep; POST /wake_up wakes it"
+_PAUSED_TOO_LONG = "too much was appended to the request while the engine waited for the end of others to pause"
 _TEXT = Generates()
 _CHECK_AFTER = 3.0  # seconds of idleness; checking a large pool holds the GIL for long
+
+
+class CoreStopped(Exception):
+    """The front end asked the core to stop while it ran a command."""
+
+
+class NotNow(Exception):
+    """The state of the engine does not allow a command; the message has the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +108,8 @@ class EngineCore:
         grammars: GrammarCompiler | None = None,
         kind: ModelKind = _TEXT,
         sleeper: Sleeper[Any] | None = None,
+        update: WeightUpdate | None = None,
+        profiling: Profiling | None = None,
     ) -> None:
         """Assemble a core.
 
@@ -94,6 +122,8 @@ class EngineCore:
             grammars: compiles the grammars of requests before they run; None if no request has a grammar.
             kind: what the model does.
             sleeper: frees and restores the memory of the model; None if the engine cannot sleep.
+            update: replaces the weights of the model; None if they are never replaced.
+            profiling: records steps; None if they never are.
         """
         self.scheduler = scheduler
         self.executor = executor
@@ -104,6 +134,10 @@ class EngineCore:
         self._seeds = itertools.count(int.from_bytes(hashlib.blake2b(b"%d" % seed, digest_size=7).digest()))
         self._grammars = grammars
         self._sleeper = sleeper
+        self._update = update
+        self._profiling = profiling or Profiling(StepProfiler(None, ""))
+        self._gate = Gate()
+        self._postponed: deque[ClientMessage] = deque()  # arrived while a command was being run
         self._steps = itertools.count(1)
         self._preparing: list[tuple[AddRequest, Future[Any]]] = []
         self._in_flight: deque[_SubmittedStep] = deque()
@@ -115,18 +149,23 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        """Whether a request has not finished, or a step is in flight."""
-        return self.scheduler.has_work or bool(self._in_flight)
+        """Whether a step can be run, or is in flight."""
+        return (self.scheduler.has_work and self._gate.lets_steps_run) or bool(self._in_flight)
 
     def run(self) -> None:
         """Loop until `Shutdown` arrives."""
-        while self._running:
-            self._drain_inbox()
-            self._add_prepared()
-            if self.has_work:
-                self.step()
-            else:
-                self._idle()
+        with suppress(CoreStopped):
+            while self._running:
+                self._drain_inbox()
+                self._add_prepared()
+                if self.has_work:
+                    self.step()
+                else:
+                    self._idle()
+                if self._gate.drains:
+                    self._end_drain()
+                if self._profiling.is_over:
+                    self._stop_profile()
 
     def step(self) -> None:
         """Submit the next step; wait for the oldest one if no more may be in flight, or nothing could be submitted.
@@ -150,6 +189,7 @@ class EngineCore:
 
     def close(self) -> None:
         """End the threads of the executor and of the grammar compiler."""
+        self._profiling.close()
         self.executor.close()
         if self._grammars is not None:
             self._grammars.close()
@@ -159,7 +199,9 @@ class EngineCore:
         plan = self.scheduler.schedule()
         if plan.is_empty and self._in_flight:
             return False  # every sequence waits for a step in flight
-        self._in_flight.append(_SubmittedStep(plan, self.executor.submit(plan), started))
+        with self._profiling.step(plan):
+            pending = self.executor.submit(plan)
+        self._in_flight.append(_SubmittedStep(plan, pending, started))
         return True
 
     def _run_urgent(self, scheduler: EncoderScheduler) -> None:
@@ -172,7 +214,7 @@ class EngineCore:
     def _finish(self, step: _SubmittedStep) -> None:
         outputs = self.scheduler.update(step.plan, step.pending.result())
         self._release(output.request_id for output in outputs)
-        stats = self.scheduler.stats(step.plan)
+        stats = self._stats(step.plan)
         stats.step, stats.ended_at = next(self._steps), time.monotonic()
         stats.step_seconds = stats.ended_at - step.started
         if self.step_observer is not None:
@@ -180,6 +222,17 @@ class EngineCore:
         self._channel.send(StepOutput(outputs, stats))
         self._can_prefault = True
         self._restart_idle_timers()
+
+    def _finish_steps(self) -> None:
+        """Wait for all steps in flight."""
+        while self._in_flight:
+            self._finish(self._in_flight.popleft())
+
+    def _stats(self, plan: StepPlan | None = None) -> StepStats:
+        """The statistics of the scheduler; requests that are held wait as well."""
+        stats = self.scheduler.stats(plan)
+        stats.waiting += len(self._gate)
+        return stats
 
     def _idle(self) -> None:
         if self._can_prefault and time.monotonic() >= self._prefault_at:
@@ -193,7 +246,7 @@ class EngineCore:
         wait = self._wait()
         while self._running:
             try:
-                message = self._channel.receive(wait)
+                message = self._postponed.popleft() if self._postponed else self._channel.receive(wait)
             except MalformedMessage as error:
                 logger.error("dropped a malformed message: %s", error)
                 continue
@@ -212,6 +265,7 @@ class EngineCore:
                 self._extend(message)
             case Abort(request_ids=ids):
                 self._preparing = [entry for entry in self._preparing if entry[0].request_id not in ids]
+                self._gate.drop(ids)
                 for request_id in ids:
                     self.scheduler.abort(request_id)
                 self._release(ids)
@@ -223,6 +277,8 @@ class EngineCore:
                 self._sleep(level)
             case Wake(tags=tags):
                 self._wake(tags)
+            case RunCommand(serial=serial, command=command):
+                self._run_command(serial, command)
             case Ping(serial=serial):
                 self.executor.ensure_alive()
                 self._channel.send(Pong(serial))
@@ -231,9 +287,8 @@ class EngineCore:
 
     def _sleep(self, level: SleepLevel) -> None:
         """Free the memory of the model. The front end has ended all requests; steps may still be in flight."""
-        while self._in_flight:
-            self._finish(self._in_flight.popleft())
-        stats = self.scheduler.stats()
+        self._finish_steps()
+        stats = self._stats()
         if self._sleeper is None:
             self._channel.send(SleepState(frozenset(), "the engine was started without --enable-sleep-mode"))
         elif self._preparing or stats.running or stats.waiting:
@@ -259,9 +314,115 @@ class EngineCore:
         self._can_prefault = True
         self._restart_idle_timers()
 
+    def _run_command(self, serial: int, command: Command) -> None:
+        """Do what an operator asks for, between two steps."""
+        self._finish_steps()
+        error, invalid = None, False
+        try:
+            match command:
+                case ResetCaches():
+                    self._reset_caches(command)
+                case Pause(drain=True):
+                    self._gate.is_closed = True
+                    self._gate.waiting.append(serial)
+                    return  # `_end_drain` answers
+                case Pause():
+                    self._gate.is_closed = True
+                    self._release_held("another /pause has ended the wait for requests to end")
+                case Resume():
+                    self._gate.is_closed = False
+                    self._release_held("POST /resume has ended the wait for requests to end")
+                case UpdateWeights(folder=folder):
+                    self._update_weights(Path(folder))
+                case StartProfile():
+                    self._profiling.start(self._poll)
+                case StopProfile():
+                    self._profiling.stop(self._poll)
+        except (NotNow, ProfilerError) as refusal:
+            error = str(refusal)
+        except ReplacedInPart:
+            raise
+        except ModelError as refusal:
+            error, invalid = str(refusal), True
+        self._report_idle()
+        self._channel.send(CommandDone(serial, error, invalid))
+
+    def _end_drain(self) -> None:
+        """Answer the commands that wait for the end of all requests, if there are none any more."""
+        stats = self.scheduler.stats()
+        if not (self._preparing or self._in_flight or stats.running or stats.waiting):
+            self._release_held(None)
+
+    def _release_held(self, error: str | None) -> None:
+        """Let the engine drain no longer. `error`: why requests are left."""
+        serials, held = self._gate.end_drain()
+        for message in held:
+            self._handle(message)
+        for serial in serials:
+            self._channel.send(CommandDone(serial, error))
+
+    def _reset_caches(self, command: ResetCaches) -> None:
+        if isinstance(self.scheduler, StreamingScheduler):
+            if command.preempt:
+                self._check_no_streams()
+        elif isinstance(self.scheduler, Scheduler):
+            if command.items:
+                self.scheduler.reset_encoder_cache()
+            if command.prefixes:
+                self.scheduler.reset_prefix_cache(preempt=command.preempt)
+
+    def _check_no_streams(self) -> None:
+        if isinstance(self.scheduler, StreamingScheduler) and self.scheduler.stats().running:
+            raise NotNow(
+                "Requests are running, and a model that transcribes audio while it arrives cannot compute them anew: "
+                "wait for their end, or abort them, with POST /pause."
+            )
+
+    def _update_weights(self, folder: Path) -> None:
+        """Replace the weights of the model. An error after the first was written ends the engine."""
+        if self._update is None:
+            raise NotNow("The server was started without --weight-update-path, which /update_weights needs.")
+        if self._sleeper is not None and "weights" in self._sleeper.asleep:
+            raise NotNow("The weights are asleep: POST /wake_up?tags=weights makes room for new ones.")
+        self._check_no_streams()
+        self._update.run(folder, self._poll)
+        if isinstance(self.scheduler, Scheduler):
+            self.scheduler.reset_encoder_cache()
+            self.scheduler.reset_prefix_cache(preempt=True)
+
+    def _poll(self) -> None:
+        """Answer probes while a command takes long; other messages are handled afterwards.
+
+        Raises:
+            CoreStopped: the engine is to stop.
+        """
+        while True:
+            try:
+                message = self._channel.receive(0.0)
+            except MalformedMessage as error:
+                logger.error("dropped a malformed message: %s", error)
+                continue
+            match message:
+                case None:
+                    return
+                case Ping(serial=serial):
+                    self._channel.send(Pong(serial))
+                case Shutdown():
+                    raise CoreStopped
+                case _:
+                    self._postponed.append(message)
+
+    def _stop_profile(self) -> None:
+        """Write a profile that has reached its limit."""
+        self._finish_steps()
+        try:
+            self._profiling.stop(self._poll, by_limit=True)
+        except ProfilerError as error:
+            logger.error("%s", error)
+
     def _report_idle(self) -> None:
         """Send the gauges, since no step will."""
-        self._channel.send(StepOutput([], self.scheduler.stats()))
+        self._channel.send(StepOutput([], self._stats()))
         self._restart_idle_timers()
 
     def _restart_idle_timers(self) -> None:
@@ -275,7 +436,11 @@ class EngineCore:
             return 0.0
         if self._preparing:
             return _PREPARING_WAIT
+        if self._postponed:
+            return 0.0
         tasks = [self._prefault_at] if self._can_prefault else []
+        if (end := self._profiling.ends_at) is not None:
+            tasks.append(end)
         if self._check_at is not None:
             tasks.append(self._check_at)
         return max(0.0, min(tasks) - time.monotonic()) if tasks else None
@@ -294,6 +459,9 @@ class EngineCore:
         error = _ASLEEP if isinstance(self.executor, AsleepExecutor) else self._invalid_reason(message)
         if error is not None:
             self._send_refusal(message.request_id, error)
+        elif self._gate.drains:
+            self._gate.hold(message)
+            self._report_idle()
         elif self._grammars is not None and isinstance(params, SamplingParams) and params.grammar:
             self._preparing.append((message, self._grammars.prepare(message.request_id, params)))
         else:
@@ -303,6 +471,10 @@ class EngineCore:
         if isinstance(self.scheduler, EncoderScheduler):
             return  # it has no open requests
         request_id, error = message.request_id, invalid_tokens(message.tokens, self._vocab_size)
+        if request_id in self._gate:
+            if not self._gate.hold_extension(message):
+                self._send_refusal(request_id, _PAUSED_TOO_LONG)
+            return
         if request_id not in self.scheduler:
             return
         if error is None and message.items and isinstance(self.kind, Transcribes):
@@ -343,11 +515,11 @@ class EngineCore:
     def _send_refusal(self, request_id: str, error: str) -> None:
         if self.step_observer is not None:
             self.step_observer.on_abort([request_id])
-        self._channel.send(StepOutput([ErrorOutput(request_id, error, invalid=True)], self.scheduler.stats()))
+        self._channel.send(StepOutput([ErrorOutput(request_id, error, invalid=True)], self._stats()))
 
     def _invalid_reason(self, message: AddRequest) -> str | None:
         preparing = any(entry.request_id == message.request_id for entry, _ in self._preparing)
-        if preparing or message.request_id in self.scheduler:
+        if preparing or message.request_id in self.scheduler or message.request_id in self._gate:
             return f"request id {message.request_id} is in use"
         limit = self.scheduler.limits.max_model_len
         return invalid_reason(message, self.kind, vocab_size=self._vocab_size, max_model_len=limit)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Generic, NoReturn, TypeVar, cast
+from typing import Generic, NoReturn, TypeVar, cast
 
 import psutil
 import torch
-from torch import Tensor, nn
+from torch import nn
 from typing_extensions import override
 
 from quire.engine.client.protocol import MemoryTag, SleepLevel
@@ -20,6 +19,7 @@ from quire.engine.execution.cache import KVCache
 from quire.engine.execution.devices.device import Device
 from quire.engine.execution.executor import Executor
 from quire.engine.models.loader import LoadedModel
+from quire.engine.models.source import tensors_in
 from quire.engine.scheduling.encoder_scheduler import EncoderScheduler
 from quire.engine.scheduling.plan import StepPlan
 from quire.engine.scheduling.scheduler import Scheduler
@@ -87,6 +87,12 @@ class Sleeper(Generic[Cache]):
         self._cache: list[Cache] = []  # allocated while the weights sleep
         self.asleep: frozenset[MemoryTag] = frozenset()
 
+    @property
+    def loaded(self) -> LoadedModel:
+        """The model, which is in memory."""
+        assert self._loaded is not None
+        return self._loaded
+
     def sleep(self, level: SleepLevel) -> None:
         """Free the memory of the engine, whose executor the caller has closed and dropped.
 
@@ -114,8 +120,7 @@ class Sleeper(Generic[Cache]):
 
     def scheduler(self) -> Scheduler | EncoderScheduler:
         """An empty scheduler for an engine that falls asleep. Called before `sleep`."""
-        assert self._loaded is not None
-        return self._parts.schedule(self._loaded)
+        return self._parts.schedule(self.loaded)
 
     def wake(self, tags: frozenset[MemoryTag]) -> Executor | None:
         """Restore what sleeps of `tags`.
@@ -147,9 +152,8 @@ class Sleeper(Generic[Cache]):
         return executor
 
     def _executor(self) -> Executor:
-        assert self._loaded is not None
         try:
-            return self._parts.execute(self._loaded, self._cache[0])
+            return self._parts.execute(self.loaded, self._cache[0])
         except BaseException:
             self._cache.clear()
             self.asleep |= {"kv_cache"}
@@ -164,8 +168,7 @@ class Sleeper(Generic[Cache]):
             self._device.release_memory()  # what loading needed
 
     def _model(self) -> nn.Module:
-        assert self._loaded is not None
-        return cast("nn.Module", self._loaded.model)
+        return cast("nn.Module", self.loaded.model)
 
 
 class OffloadedWeights:
@@ -200,32 +203,8 @@ class OffloadedWeights:
 def _storages(model: nn.Module, device: torch.device) -> list[torch.UntypedStorage]:
     """The storages on a device of all tensors of a model: parameters, buffers, packed weights and tables."""
     storages: dict[int, torch.UntypedStorage] = {}
-    for tensor in _tensors(model, set()):
+    for _, tensor in tensors_in(model):
         storage = tensor.untyped_storage()
         if tensor.device.type == device.type and storage.nbytes():
             storages[storage.data_ptr()] = storage
     return list(storages.values())
-
-
-def _tensors(value: Any, seen: set[int]) -> Iterator[Tensor]:
-    """The tensors in a module, or in an object of Quire or a container inside it."""
-    if isinstance(value, Tensor):
-        yield value
-        return
-    inner = _inside(value)
-    if inner and id(value) not in seen:
-        seen.add(id(value))
-        for part in inner:
-            yield from _tensors(part, seen)
-
-
-def _inside(value: Any) -> list[Any]:
-    if isinstance(value, dict):
-        return list(value.values())
-    if isinstance(value, list | tuple | set):
-        return list(value)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return [getattr(value, field.name) for field in dataclasses.fields(value)]
-    if isinstance(value, nn.Module) or type(value).__module__.startswith("quire."):
-        return list(getattr(value, "__dict__", {}).values())
-    return []

@@ -80,6 +80,20 @@ class LoadTarget(Protocol):
     computes_float16: bool
 
 
+class LoadObserver(Protocol):
+    """Sees a model while it is loaded by Quire's own implementation."""
+
+    def on_allocated(self, model: nn.Module) -> None:
+        """Its parameters have been made, and nothing has been read.
+
+        Raises:
+            WeightMismatch: the model is not the one that is expected.
+        """
+
+    def on_packed(self, path: str, layer: Packable) -> None:
+        """The weight of a layer is complete, and packed if it ever is. `path`: of the layer in the model."""
+
+
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
     """A model and the facts that the engine needs of it.
@@ -127,6 +141,7 @@ class _Load:
 
     Attributes:
         surrounding: what transformers runs around the language model, on the meta device; None: nothing.
+        observer: sees the model while it is loaded; None: nothing does.
     """
 
     folder: Path
@@ -137,6 +152,12 @@ class _Load:
     target: LoadTarget
     bar: ProgressBar
     surrounding: SurroundingParts | None = None
+    observer: LoadObserver | None = None
+
+    @property
+    def on_packed(self) -> Callable[[str, Packable], None] | None:
+        """What is told of packed layers; see `LoadObserver`."""
+        return None if self.observer is None else self.observer.on_packed
 
     def allocate(self, model: nn.Module) -> None:
         """Allocate the parameters of a model on the meta device.
@@ -150,6 +171,8 @@ class _Load:
                 f"config.json describes {needed} bytes of weights, but the checkpoint has {self.checkpoint.total_bytes}"
             )
         allocate(model, self.dtype, self.target.torch_device)
+        if self.observer is not None:
+            self.observer.on_allocated(model)
 
     def loaded(
         self,
@@ -182,16 +205,24 @@ def load_model(
     target: LoadTarget,
     bar: ProgressBar,
     groups: RankGroups | None = None,
+    observer: LoadObserver | None = None,
 ) -> LoadedModel:
     """Load the model in a folder, whose config was read.
 
-    `groups`: those of the rank that loads its part of the model; None: it loads all of it.
+    Args:
+        folder: the model's directory.
+        config: its config.
+        options: how it is loaded.
+        target: the device.
+        bar: is told of the progress.
+        groups: those of the rank that loads its part of the model; None: it loads all of it.
+        observer: sees the model while it is loaded.
 
     Raises:
         ModelError: the folder, the architecture or the weights are not supported; the message has the reason.
     """
     try:
-        return _load_model(folder, config, options, target, bar, groups)
+        return _load_model(folder, config, options, target, bar, groups, observer)
     except WeightMismatch as error:  # a server may have several models
         raise WeightMismatch(f"{folder.name}: {error}") from error
 
@@ -203,6 +234,7 @@ def _load_model(
     target: LoadTarget,
     bar: ProgressBar,
     groups: RankGroups | None,
+    observer: LoadObserver | None,
 ) -> LoadedModel:
     if groups is not None:
         check_parallel(config)
@@ -218,15 +250,12 @@ def _load_model(
             "reinstall Quire with a C++ compiler)"
         )
     surrounding = _surrounding_parts(folder, config, options)
-    plain: Callable[[str], str | None] = str if config.spec is None else partial(plain_name, config.spec, config.facts)
-    if surrounding is not None:
-        plain = surrounding.renamed(plain)
-    with Checkpoint(folder / (config.static or ""), config.quantization, plain) as checkpoint:
+    with _open_checkpoint(folder, config, surrounding) as checkpoint:
         dtype = _dtype(options, checkpoint, target, exact=config.static is not None)
         if quantize and dtype not in target.quantizable_dtypes:
             names = sorted(str(supported_dtype).removeprefix("torch.") for supported_dtype in target.quantizable_dtypes)
             raise UnsupportedModel(f"--quantization works with --dtype {' or '.join(names)}")
-        load = _Load(folder, config, options, checkpoint, dtype, target, bar, surrounding)
+        load = _Load(folder, config, options, checkpoint, dtype, target, bar, surrounding, observer)
         if isinstance(config.spec, CTCSpec | TransducerSpec):
             return _load_audio_model(load, config.spec)
         if isinstance(config.spec, DualEncoderSpec):
@@ -249,6 +278,22 @@ def _load_model(
                 raise
             reason = f"{config.refusal}; transformers' implementation cannot run it either: {error}"
             raise UnsupportedModel(reason) from error
+
+
+def open_checkpoint(folder: Path, config: ModelConfig, options: ModelOptions) -> Checkpoint:
+    """Open the checkpoint in a folder as `load_model` does.
+
+    Raises:
+        ModelError: it cannot be read.
+    """
+    return _open_checkpoint(folder, config, _surrounding_parts(folder, config, options))
+
+
+def _open_checkpoint(folder: Path, config: ModelConfig, surrounding: SurroundingParts | None) -> Checkpoint:
+    plain: Callable[[str], str | None] = str if config.spec is None else partial(plain_name, config.spec, config.facts)
+    if surrounding is not None:
+        plain = surrounding.renamed(plain)
+    return Checkpoint(folder / (config.static or ""), config.quantization, plain)
 
 
 def _with_pictures_of_stage(config: ModelConfig, placement: Placement) -> ModelConfig:
@@ -333,6 +378,7 @@ def _load_transformer(load: _Load, spec: DecoderSpec | EncoderSpec, groups: Rank
         "extra_layers": config.extra_layers,
         "read_elsewhere": {HEAD, *_EMBEDDINGS} if pooler.label_tokens else (),
         "embeds_with_head": all(names.target(name, {"embed.weight"}) is None for name in checkpoint.names()),
+        "on_packed": load.on_packed,
     }
     filler = (
         ShardedWeightFiller(model, names, WeightShards(model), **filler_options)
@@ -463,7 +509,7 @@ def _load_audio_model(load: _Load, spec: CTCSpec | TransducerSpec) -> LoadedMode
         model = CTCModel(spec) if isinstance(spec, CTCSpec) else TransducerModel(spec)
     load.allocate(model)
     names = weight_names(spec, load.config.facts)
-    filler = WeightFiller(model, names, options.quantization)
+    filler = WeightFiller(model, names, options.quantization, on_packed=load.on_packed)
     with load.bar(checkpoint.total_bytes) as progress:
         filler.fill(names.prepare(checkpoint.tensors(load.dtype, progress)))
     longest = encoder.max_positions
@@ -488,7 +534,7 @@ def _load_dual_encoder(load: _Load, spec: DualEncoderSpec) -> LoadedModel:
     load.allocate(model)
     vision.make_buffers(load.target.torch_device)
     names = weight_names(spec, facts)
-    filler = WeightFiller(model, names)
+    filler = WeightFiller(model, names, on_packed=load.on_packed)
     with load.bar(checkpoint.total_bytes) as progress:
         filler.fill(names.prepare(checkpoint.tensors(load.dtype, progress)))
     return load.loaded(model, spec.vocab, _shortened(load, spec.max_positions))
@@ -535,6 +581,16 @@ def _with_label_rows(tensors: Iterable[tuple[str, Tensor]], pooler: PoolerSpec) 
         yield name, tensor
     if rows is not None:
         yield "heads.classify.0.weight", rows
+
+
+def extra_files(config: ModelConfig) -> Iterator[str]:
+    """The weight files beside the checkpoint, relative to the model's folder."""
+    facts = config.facts
+    for adapter in (facts.adapter, facts.picture_adapter):
+        if adapter is not None and adapter.file is not None:
+            yield adapter.file
+    for _, inner in () if facts.pooler is None else facts.pooler.extra_weights:
+        yield f"{inner}/model.safetensors"
 
 
 def _extra_weights(folder: Path, pooler: PoolerSpec) -> Iterator[tuple[str, Tensor]]:

@@ -116,6 +116,11 @@ class BlockPool:
         for block in blocks:
             self._evict(block)
 
+    def evict_all(self) -> None:
+        """Invalidate the cached content of all blocks; those in use stay so."""
+        self._hash_of = [None] * self.num_blocks
+        self._by_hash.clear()
+
     def release(self, blocks: Sequence[int]) -> None:
         """Drop a reference to each block. The last blocks of a sequence are evicted before its first."""
         for block in reversed(blocks):

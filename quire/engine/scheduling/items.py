@@ -201,6 +201,12 @@ class EncoderCache:
                 self.forget(key)
                 self._dropped.append(key)
 
+    def clear(self) -> None:
+        """No encoding is used again."""
+        self._dropped += self._lengths
+        self._lengths.clear()
+        self._held = 0
+
     def check(self) -> None:
         """Assert that the number of embeddings is right."""
         assert self._held == sum(self._lengths.values()), "embeddings are counted wrongly"

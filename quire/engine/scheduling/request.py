@@ -192,6 +192,11 @@ class Request:
         self.root_hash = hasher(self.root_hash + b"lora" + digest) if hasher else b""
         self.hashes = []
 
+    def leave_prefix_cache(self, hasher: Hasher) -> None:
+        """Let other requests find none of its blocks from now on: they do not know its root hash."""
+        self.root_hash = hasher(self.root_hash + b"reset")
+        self.hashes = []
+
     def extend(self, tokens: list[int], *, last: bool, items: tuple[MediaItem, ...] = ()) -> None:
         """Append tokens and their items to the prompt."""
         if items:

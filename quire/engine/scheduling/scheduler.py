@@ -268,6 +268,25 @@ class Scheduler:
         if request.placeholders is not None:
             self._encoder_cache.drop(request.placeholders)
 
+    def reset_prefix_cache(self, *, preempt: bool) -> None:
+        """Let requests that enter the batch later find no blocks. No step is in flight.
+
+        Args:
+            preempt: requests in the batch leave it, and compute their tokens anew. Else they keep their blocks.
+        """
+        for request in self._running.copy():
+            if preempt:
+                self._preempt(request)
+            elif self._hasher is not None:
+                request.leave_prefix_cache(self._hasher)
+        self.pool.evict_all()
+
+    def reset_encoder_cache(self) -> None:
+        """Let items be encoded anew. No step is in flight."""
+        self._encoder_cache.clear()
+        if self.limits.convolutions:  # of audio that all tokens attend to; its encodings are blocks
+            self.reset_prefix_cache(preempt=False)
+
     def stats(self, plan: StepPlan | None = None) -> StepStats:
         """Gauges as of now, with the counters of a step that has finished if one is given."""
         stats = StepStats() if plan is None else plan.stats

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from quire.engine.client.errors import MalformedMessage
+from quire.engine.client.protocol import StartProfile, StopProfile, UpdateWeights
 from quire.engine.client.transport import MessageDecoder, MessageEncoder
 from quire.engine.scheduling.plan import SampledTokens, StepPlan
 
@@ -60,6 +61,12 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     """The worker is ready for steps."""
 
 
+class CommandEnded(msgspec.Struct, frozen=True, tag=True):
+    """The worker has run a command. `error`: why it could not; None if it could."""
+
+    error: str | None = None
+
+
 class Failed(msgspec.Struct, frozen=True, tag=True):
     """The worker ends because of an error."""
 
@@ -67,8 +74,9 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 
 
 Message = TypeVar("Message", bound=msgspec.Struct)
-ToWorker = Connect | Allocate | RunStep | Stop
-FromWorker = Loaded | Counted | Ready | Failed
+RankCommand = UpdateWeights | StartProfile | StopProfile
+ToWorker = Connect | Allocate | RunStep | RankCommand | Stop
+FromWorker = Loaded | Counted | Ready | CommandEnded | Failed
 
 
 class RankChannel:
@@ -133,16 +141,16 @@ def send_frames(connections: list[Connection], message: ToWorker | FromWorker) -
 
 
 class ReceivedSteps:
-    """The steps that a worker has to run, received in a thread, so that the core never waits for a worker to read."""
+    """What a worker has to run, received in a thread, so that the core never waits for a worker to read."""
 
     def __init__(self, channel: RankChannel) -> None:
         """`channel`: nothing else receives from it any more."""
         self._channel = channel
-        self._received: SimpleQueue[RunStep | Exception] = SimpleQueue()
+        self._received: SimpleQueue[RunStep | RankCommand | Exception] = SimpleQueue()
         threading.Thread(target=self._receive, name="quire-plans", daemon=True).start()
 
-    def next(self, seconds: float | None) -> RunStep | None:
-        """Wait for the next step, at most so long; None if there is none yet.
+    def next(self, seconds: float | None) -> RunStep | RankCommand | None:
+        """Wait for the next step or command, at most so long; None if there is none yet.
 
         Raises:
             EOFError: there will be none any more.
@@ -153,13 +161,16 @@ class ReceivedSteps:
             received = self._received.get(timeout=seconds)
         except Empty:
             return None
-        if isinstance(received, RunStep):
-            return received
-        raise received
+        if isinstance(received, Exception):
+            raise received
+        return received
 
     def _receive(self) -> None:
         try:
             while True:
-                self._received.put(self._channel.receive_one(RunStep))
+                message = self._channel.receive()
+                if not isinstance(message, RunStep | RankCommand):
+                    raise MalformedMessage(f"{type(message).__name__} arrived in place of a step or a command")
+                self._received.put(message)
         except (EOFError, OSError, MalformedMessage) as error:
             self._received.put(error)

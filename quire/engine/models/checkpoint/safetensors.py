@@ -89,6 +89,10 @@ class SafetensorsFile:
         """Return the dtype of a tensor."""
         return _DTYPES[self._entries[name]["dtype"]]
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor."""
+        return tuple(self._entries[name]["shape"])
+
     def size(self, name: str) -> int:
         """Return the size of a tensor in bytes."""
         begin, end = self._entries[name]["data_offsets"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -97,6 +97,7 @@ class WeightFiller(WeightTaker):
         extra_layers: int = 0,
         embeds_with_head: bool = False,
         read_elsewhere: Container[str] = (),
+        on_packed: Callable[[str, Packable], None] | None = None,
     ) -> None:
         """Prepare to fill a model.
 
@@ -108,6 +109,7 @@ class WeightFiller(WeightTaker):
             extra_layers: layers after the last that the checkpoint may hold; they are ignored.
             embeds_with_head: the checkpoint has a tied weight under the head's name only.
             read_elsewhere: tensors that are read on their way from the checkpoint, so that they are always plain.
+            on_packed: is called with each layer whose weight is complete, and its path in the model.
         """
         self._quantization = quantization
         self._read_elsewhere = read_elsewhere
@@ -118,6 +120,8 @@ class WeightFiller(WeightTaker):
         self._extra_layers = extra_layers
         self._parameters = dict(model.named_parameters())  # those that are not complete yet
         self._packable = _packable(model)
+        self._on_packed = on_packed
+        self._paths = {} if on_packed is None else {module: path for path, module in model.named_modules()}
         self._taken: dict[str, dict[int | None, Sequence[PackableWeight]]] = {}  # parts of parameters, as stored
         self._gains = NormGains(model, normed_linears(model) if quantization == "int8" else ())
         self._missing = {name: set(range(len(self._parts(name)))) for name in self._parameters}
@@ -263,11 +267,16 @@ class WeightFiller(WeightTaker):
         """
         packed = self._packed(parameter)
         del self._parameters[parameter]
+        layers = []
         for layer in self._gains.loaded(parameter, self._packable.get(parameter, ())):
             if packed is None:
                 layer.pack_weights(self._quantization)
             elif isinstance(layer, Linear):
                 layer.use(packed)
+            layers.append(layer)
+        if self._on_packed is not None:
+            for layer in layers:  # once all of them are packed: they may share a weight
+                self._on_packed(self._paths[layer], layer)
 
     def _packed(self, parameter: str) -> PackedWeight | None:
         """The weight of a complete parameter, packed as it is stored.

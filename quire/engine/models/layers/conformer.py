@@ -187,6 +187,8 @@ class RelativeAttentionLayer(_RelativeProjections):
 class ChunkedAttentionLayer(_RelativeProjections):
     """The projections and attention of a `ChunkedAttention`. All chunks of a step are computed together."""
 
+    derived_from_weights = ("_distance_keys",)  # made when first needed
+
     def __init__(self, state: int, spec: ChunkedAttention, hidden: int) -> None:
         """`state`: index of its state; see `TransducerSpec.states`."""
         super().__init__(spec, hidden)

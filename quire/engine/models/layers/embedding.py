@@ -17,6 +17,8 @@ from quire.kernels.take_rows import take_rows
 class EmbeddingSum(nn.Module):
     """Add embeddings of positions and token types to those of tokens; then a norm, and a projection."""
 
+    derived_from_weights = ("_sums",)  # made when first needed
+
     def __init__(self, model: TransformerSpec) -> None:
         super().__init__()
         spec = model.embeddings

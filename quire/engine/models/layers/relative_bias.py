@@ -14,6 +14,8 @@ from quire.kernels.take_rows import take_rows
 class RelativeBiasTable(nn.Module):
     """One row of biases per bucket of distances, one column per head."""
 
+    derived_from_weights = ("_bias",)  # made when first needed
+
     def __init__(self, spec: RelativeBias | ClippedBias, heads: int) -> None:
         super().__init__()
         self.spec = spec

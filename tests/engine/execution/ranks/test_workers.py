@@ -190,7 +190,7 @@ def test_the_core_does_not_wait_for_a_worker_to_read_a_plan() -> None:
         workers.send(RunStep(StepPlan(new=[long]), []))
     for _ in range(2):
         message = steps.next(None)
-        assert message is not None
+        assert isinstance(message, RunStep)
         np.testing.assert_array_equal(message.plan.new[0].tokens, long.tokens)
     workers.close()
     with pytest.raises((EOFError, OSError)):
@@ -201,7 +201,7 @@ def test_a_message_that_is_no_step_ends_a_worker_that_waits_for_one() -> None:
     workers, (rank,) = make_workers()
     steps = ReceivedSteps(RankChannel(rank.connection, ToWorker))
     workers.send(Connect(0))
-    with pytest.raises(MalformedMessage, match="Connect arrived in place of RunStep"):
+    with pytest.raises(MalformedMessage, match="Connect arrived in place of a step"):
         steps.next(None)
     workers.close()
 

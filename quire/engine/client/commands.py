@@ -1,0 +1,186 @@
+"""Commands of an operator to an engine: caches, pauses, new weights, profiles."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from contextlib import suppress
+from pathlib import Path
+from typing import Literal, Protocol
+
+from typing_extensions import override
+
+from quire.engine.client.errors import CommandRefused, EngineDead, EngineError, RequestAborted, RequestRefused
+from quire.engine.client.protocol import (
+    Command,
+    CommandDone,
+    Pause,
+    ResetCaches,
+    Resume,
+    RunCommand,
+    StartProfile,
+    StopProfile,
+    UpdateWeights,
+)
+
+PauseMode = Literal["abort", "wait", "keep"]  # what happens to requests that have begun, by vLLM's names
+
+
+class CommandedClient(Protocol):
+    """What `CommandSender` needs of the client of an engine."""
+
+    def end_all(self, error: EngineError) -> None:
+        """Abort all requests with an error."""
+
+    def send_control(self, message: RunCommand) -> None:
+        """Send a message; raises EngineDead if the engine has stopped."""
+
+
+class Commands(Protocol):
+    """What an operator can ask of an engine. All methods raise EngineDead if the engine has stopped.
+
+    Attributes:
+        is_paused: no step is run, or none will be once requests that have begun have ended.
+    """
+
+    is_paused: bool
+
+    async def pause(self, mode: PauseMode) -> None:
+        """Run no more steps until `resume`. New requests wait, as many as the queue takes.
+
+        Args:
+            mode: requests that have begun are aborted, or end first, or wait and go on later. To cancel a wait for
+                their end leaves the engine as it was.
+
+        Raises:
+            CommandRefused: another command has ended the wait.
+        """
+
+    async def resume(self) -> None:
+        """Run steps again; nothing happens if the engine is not paused."""
+
+    async def reset_prefix_cache(self, *, preempt: bool = False) -> None:
+        """Let later requests find no blocks of earlier ones.
+
+        Args:
+            preempt: requests that have begun compute their tokens anew. Else they keep their blocks.
+
+        Raises:
+            CommandRefused: requests of this model cannot be preempted.
+        """
+
+    async def reset_encoder_cache(self) -> None:
+        """Let audio, pictures and videos be encoded anew."""
+
+    async def update_weights(self, folder: Path, mode: PauseMode) -> None:
+        """Replace the weights by those in a folder, and forget all caches.
+
+        Args:
+            folder: a model that differs from this one in the values of its weights only.
+            mode: requests that have begun are aborted, or end first, or go on with the new weights.
+
+        Raises:
+            RequestRefused: the folder has no such model; the weights are those before.
+            CommandRefused: the engine sleeps, or cannot replace weights while requests run.
+        """
+
+    async def start_profile(self) -> None:
+        """Record steps with the profiler.
+
+        Raises:
+            CommandRefused: it records already, or is not configured.
+        """
+
+    async def stop_profile(self) -> None:
+        """Write what the profiler has recorded.
+
+        Raises:
+            CommandRefused: it records nothing, or the file cannot be written.
+        """
+
+
+class CommandSender(Commands):
+    """Send commands to the core of a client, and wait until they are done."""
+
+    def __init__(self, client: CommandedClient) -> None:
+        self._client = client
+        self._serials = itertools.count()
+        self._replies: dict[int, asyncio.Future[CommandDone]] = {}
+        self._updating = asyncio.Lock()
+        self.is_paused = False
+
+    @override
+    async def pause(self, mode: PauseMode) -> None:
+        before, self.is_paused = self.is_paused, True
+        if mode == "abort":
+            self._client.end_all(RequestAborted("The request was aborted: POST /pause has paused the model."))
+        try:
+            await self._run(Pause(drain=mode == "wait"))
+        except asyncio.CancelledError:
+            self._undo_pause(is_paused=before)
+            raise
+
+    def _undo_pause(self, *, is_paused: bool) -> None:
+        """End the wait of a pause that was cancelled."""
+        self.is_paused = is_paused
+        with suppress(EngineDead):
+            self._client.send_control(RunCommand(next(self._serials), Pause() if is_paused else Resume()))
+
+    @override
+    async def resume(self) -> None:
+        self.is_paused = False
+        await self._run(Resume())
+
+    @override
+    async def reset_prefix_cache(self, *, preempt: bool = False) -> None:
+        await self._run(ResetCaches(prefixes=True, preempt=preempt))
+
+    @override
+    async def reset_encoder_cache(self) -> None:
+        await self._run(ResetCaches(items=True))
+
+    @override
+    async def update_weights(self, folder: Path, mode: PauseMode) -> None:
+        async with self._updating:
+            if mode == "abort":
+                self._client.end_all(RequestAborted("The request was aborted: POST /update_weights replaces weights."))
+            pauses = mode == "wait" and not self.is_paused
+            if pauses:
+                await self.pause("wait")
+            try:
+                await self._run(UpdateWeights(str(folder)))
+            finally:
+                if pauses:
+                    await self.resume()
+
+    @override
+    async def start_profile(self) -> None:
+        await self._run(StartProfile())
+
+    @override
+    async def stop_profile(self) -> None:
+        await self._run(StopProfile())
+
+    def received(self, done: CommandDone) -> None:
+        """The core has answered."""
+        reply = self._replies.get(done.serial)
+        if reply is not None and not reply.done():
+            reply.set_result(done)
+
+    def ended(self, error: EngineDead) -> None:
+        """The core has ended; another one is not paused."""
+        self.is_paused = False
+        for reply in self._replies.values():
+            if not reply.done():
+                reply.set_exception(error)
+
+    async def _run(self, command: Command) -> None:
+        serial = next(self._serials)
+        reply = self._replies[serial] = asyncio.get_running_loop().create_future()
+        try:
+            self._client.send_control(RunCommand(serial, command))
+            done = await reply
+        finally:
+            del self._replies[serial]
+        if done.error is not None:
+            raise (RequestRefused if done.invalid else CommandRefused)(done.error)
