@@ -17,18 +17,18 @@ from quire.api.completions import generate
 from quire.api.completions import routes as completions
 from quire.api.files import routes as files
 from quire.api.http.error_handlers import install_error_handlers
+from quire.api.http.keys import KeyRing
 from quire.api.http.request_head import REQUEST_ID
-from quire.api.http.tenant import api_keys
 from quire.api.pooling import cohere, embeddings, rerank, tei
 from quire.api.responses import routes as responses
 from quire.api.responses.routes import NOT_STORED
 from quire.api.responses.service import ResponseService
 from quire.api.speech_to_text import routes as speech
 from quire.app import page
+from quire.app.doors import doors
 from quire.app.middleware import (
     Middleware,
     apply_middleware,
-    authentication,
     body_limit,
     host_check,
     orca_header,
@@ -36,6 +36,7 @@ from quire.app.middleware import (
     refusal_while_draining,
     request_tracking,
 )
+from quire.app.rate_limits import rate_limits
 from quire.config.options import ServerOptions
 from quire.metrics.prometheus import CONTENT_TYPE, Metrics
 from quire.protocol.fields import HEADER as IGNORED_FIELDS
@@ -47,9 +48,29 @@ _EXPOSED = (REQUEST_ID, IGNORED_FIELDS, NOT_STORED, "retry-after")  # headers th
 
 
 def create_app(
-    state: ServerState, metrics: Metrics, service: ResponseService, sessions: Sessions, server: ServerOptions
+    state: ServerState,
+    metrics: Metrics,
+    service: ResponseService,
+    sessions: Sessions,
+    server: ServerOptions,
+    keys: KeyRing,
 ) -> ASGIApp:
     """The app with all routes and middleware."""
+    layers: list[Middleware] = [request_tracking(state, metrics)]
+    if (check := host_check(server)) is not None:
+        layers.append(check)
+    if server.allowed_origins:
+        layers.append(_cors(server.allowed_origins))
+    layers += [orca_header(state), refusal_while_draining(state)]
+    layers += [doors(keys, sessions.secrets, server), rate_limits(metrics)]
+    layers += [body_limit(int(state.limits.max_body_size)), probes(state)]
+    return apply_middleware(create_routes(state, metrics, service, sessions, server), layers)
+
+
+def create_routes(
+    state: ServerState, metrics: Metrics, service: ResponseService, sessions: Sessions, server: ServerOptions
+) -> FastAPI:
+    """All routes, without middleware."""
     app = _Documented(title="Quire", version=__version__)
     app.state.strict_fields = server.strict_fields
     app.state.malloc_trimmer = state.malloc_trimmer
@@ -67,16 +88,7 @@ def create_app(
         """Metrics in Prometheus' text format."""
         return Response(metrics.render(), media_type=CONTENT_TYPE)
 
-    layers: list[Middleware] = [request_tracking(state, metrics)]
-    if (check := host_check(server)) is not None:
-        layers.append(check)
-    if server.allowed_origins:
-        layers.append(_cors(server.allowed_origins))
-    layers += [orca_header(state), refusal_while_draining(state)]
-    if server.api_key:
-        layers.append(authentication(api_keys(server.api_key), sessions.secrets.is_valid))
-    layers += [body_limit(int(state.limits.max_body_size)), probes(state)]
-    return apply_middleware(app, layers)
+    return app
 
 
 class _Documented(FastAPI):

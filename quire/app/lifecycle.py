@@ -6,12 +6,13 @@ import asyncio
 import gc
 import logging
 import socket
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from multiprocessing.connection import Connection
 
 import uvloop
 
+from quire.api.http.keys import KeyRing
 from quire.api.mcp.servers import ToolServers
 from quire.api.responses.errors import StoreFailed
 from quire.api.responses.service import ResponseService
@@ -20,10 +21,13 @@ from quire.app.engines import RunningEngine, start_engines
 from quire.app.exits import end_process
 from quire.app.factory import create_app
 from quire.app.models import ModelSource
+from quire.app.rate_limits import TokenCounter
+from quire.app.reload import WatchedFiles
 from quire.app.server import Server
 from quire.app.supervision import supervise
-from quire.app.tls import Tls
+from quire.app.tls import Tls, TlsError
 from quire.config.commands import Serve
+from quire.config.key_file import KeyFileError
 from quire.config.options import (
     AudioOptions,
     ConnectionOptions,
@@ -70,7 +74,7 @@ def serve(
         if settings.uds is not None:
             settings.uds.unlink(missing_ok=True)
         end_process(status)  # all is closed; Python's own exit takes seconds with torch, and waits for busy threads
-    except (EngineDead, ModelError, ModelFileError, PromptError, StoreFailed) as error:
+    except (EngineDead, KeyFileError, ModelError, ModelFileError, PromptError, StoreFailed, TlsError) as error:
         logger.error("cannot serve: %s", error)
     return 1
 
@@ -103,11 +107,13 @@ async def _serve_models(
     metrics = Metrics(
         max_model_len=max(model.info.max_model_len for model in models), vllm_names=settings.vllm_metric_names
     )
+    options = ServerOptions.of(settings)
+    keys = KeyRing(options)
     for index, model in enumerate(models):
         model_metrics = ModelMetrics(metrics, model.names[0], index)
         model_metrics.describe_cache(model.info, EngineOptions.of(settings))
         model.client.observers.add(model_metrics)
-    options = ServerOptions.of(settings)
+        model.client.observers.add(TokenCounter(keys))
     tool_servers = ToolServers(
         urls_by_label(settings.tool_server),
         settings.tool_timeout,
@@ -118,8 +124,9 @@ async def _serve_models(
     sessions = Sessions(
         state, RealtimeOptions.of(settings), options, metrics, transcriber_factory(), settings.max_client_share
     )
-    app = create_app(state, metrics, responses, sessions, options)
+    app = create_app(state, metrics, responses, sessions, options, keys)
     tls = None if settings.ssl_certfile is None else Tls(TlsOptions.of(settings))
+    watched = list(_watched_files(settings, tls, keys))
     server = Server(
         app,
         state,
@@ -129,14 +136,14 @@ async def _serve_models(
         sessions,
         int(settings.max_realtime_event_size),
         tls,
+        [files.reload for files, _ in watched],
     )
     gc.freeze()  # a full collection would search all modules, for 150 ms in which the event loop waits
     watching = [
         asyncio.create_task(supervise(engine, settings.on_engine_death, state, server.stop_failed))
         for engine in engines
     ]
-    if tls is not None and settings.enable_ssl_refresh:
-        watching.append(asyncio.create_task(tls.refresh_regularly()))
+    watching += [asyncio.create_task(files.watch()) for files, regularly in watched if regularly]
     watching.append(asyncio.create_task(state.malloc_trimmer.trim_regularly(lambda: state.in_flight == 0)))
     try:
         with state.malloc_trimmer.rationed_collections():
@@ -148,6 +155,14 @@ async def _serve_models(
         await tool_servers.aclose()
         await state.close_media()
     return 1 if server.failed or not server.started else 0
+
+
+def _watched_files(settings: Serve, tls: Tls | None, keys: KeyRing) -> Iterator[tuple[WatchedFiles, bool]]:
+    """Files that SIGHUP makes the server read again, and whether it does so whenever they change."""
+    if tls is not None:
+        yield WatchedFiles(f"certificate {settings.ssl_certfile}", tls.files, tls.read), settings.enable_ssl_refresh
+    if settings.api_key_file is not None:
+        yield WatchedFiles(f"keys {settings.api_key_file}", [settings.api_key_file], keys.read), True
 
 
 def _state(settings: Serve, models: Sequence[ServedModel], media_memory: MediaMemory) -> ServerState:

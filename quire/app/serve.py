@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 
+from quire.api.http.keys import KeyRing
 from quire.app.exits import end_on_signals
 from quire.app.files import check_readable, check_template
 from quire.app.logs import start_logging
@@ -13,6 +14,7 @@ from quire.app.sockets import bind_sockets
 from quire.app.tls import Tls, TlsError
 from quire.config.command import ConfigError
 from quire.config.commands import Serve
+from quire.config.key_file import KeyFileError
 from quire.config.options import ServerOptions, TlsOptions
 from quire.engine.models.config.pooling import PoolingOptions
 from quire.engine.models.model_config import start_reading_configs
@@ -67,6 +69,7 @@ def _check(settings: Serve) -> None:
     _check_parsers(settings)
     _check_overrides(settings)
     _check_certificate(settings)
+    _check_keys(settings)
 
 
 def _check_parsers(settings: Serve) -> None:
@@ -112,3 +115,14 @@ def _check_certificate(settings: Serve) -> None:
             "ssl_ciphers": "--ssl-ciphers is not a list of ciphers that OpenSSL knows",
         }
         raise ConfigError(f"quire serve: {wrong[error.field]}: {error}") from error
+
+
+def _check_keys(settings: Serve) -> None:
+    if not settings.needs_key:
+        for field in ("requests_per_minute", "tokens_per_minute", "max_concurrent_requests"):
+            if getattr(settings, field):
+                raise ConfigError(f"quire serve: {settings.flag(field)} needs --api-key or --api-key-file")
+    try:
+        KeyRing(ServerOptions.of(settings))
+    except KeyFileError as error:
+        raise ConfigError(f"quire serve: {error}") from error

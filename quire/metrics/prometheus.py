@@ -42,6 +42,7 @@ _QUIRE_ONLY = {
     for name in (
         *("kv_cache_blocks_used", "step_duration_seconds", "engine_restarts", "audio_seconds"),
         *("encoder_cache_queries", "encoder_cache_hits", "mm_preprocess_seconds"),
+        "rate_limited_requests",
     )
 }
 _REASONS = ("stop", "length", "abort", "error")
@@ -143,6 +144,13 @@ class Metrics:
             "Requests refused because too many sequences run or wait (--max-num-queued-seqs), by vLLM's name of the "
             "limit",
             ("model_name", "reason"),
+            registry=self._engine,
+        )
+        self.rate_limited = Counter(
+            _PREFIX + "rate_limited_requests",
+            "Requests refused as their API key has reached a limit, by the name of the key and by reason: requests or "
+            "tokens per minute, or concurrency",
+            ("key", "reason"),
             registry=self._engine,
         )
         self.kv_usage = self._gauge("kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1")

@@ -3,6 +3,7 @@
 ApiError
 ├── InvalidRequest    400
 ├── Unauthorized      401
+├── PermissionDenied  403
 ├── NotFound          404
 ├── TimedOut          408
 ├── TooLarge          413
@@ -45,6 +46,7 @@ MAX_MESSAGE = 4000  # characters of an error text
 _SERVER_ERROR = 500
 _ANTHROPIC_KINDS = {
     401: "authentication_error",
+    403: "permission_error",
     404: "not_found_error",
     413: "request_too_large",
     429: "rate_limit_error",
@@ -124,6 +126,13 @@ class Unauthorized(ApiError):
 
     status = HTTPStatus.UNAUTHORIZED
     kind = "AuthenticationError"
+
+
+class PermissionDenied(ApiError):
+    """The API key, or the web page that sends the request, may not do this."""
+
+    status = HTTPStatus.FORBIDDEN
+    kind = "PermissionDeniedError"
 
 
 class NotFound(ApiError):

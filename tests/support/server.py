@@ -16,11 +16,13 @@ import httpx
 import uvicorn
 from starlette.types import ASGIApp
 
+from quire.api.http.keys import KeyRing
 from quire.api.mcp.servers import ToolServers
 from quire.api.responses.service import ResponseService
 from quire.api.responses.store import ResponseStore
 from quire.app.connections import Connections
 from quire.app.factory import create_app
+from quire.app.rate_limits import TokenCounter
 from quire.app.server import protocol_of
 from quire.app.sockets import accept_connections
 from quire.app.tls import Tls
@@ -56,6 +58,7 @@ class Server:
     app: ASGIApp
     connections: Connections
     sessions: Sessions
+    keys: KeyRing
 
     async def post(self, path: str, body: Any = None, **options: Any) -> httpx.Response:
         return await self.http.post(path, json=body, **options)
@@ -87,6 +90,7 @@ async def running_server(
     options = Serve(**settings)
     media_memory = MediaMemory(int(options.max_media_memory), options.max_client_share)
     metrics = Metrics(max_model_len=CONTEXT, vllm_names=options.vllm_metric_names)
+    keys = KeyRing(options)
     async with AsyncExitStack() as stack:
         models = []
         for index, core in enumerate(cores or (FakeCore(),)):
@@ -124,6 +128,7 @@ async def running_server(
             model_metrics = ModelMetrics(metrics, model.names[0], index)
             model_metrics.describe_cache(info, options)
             client.observers.add(model_metrics)
+            client.observers.add(TokenCounter(keys))
             stack.push_async_callback(model.close)
             models.append(model)
         state = ServerState(
@@ -159,7 +164,7 @@ async def running_server(
         await stack.enter_async_context(aclosing(tool_servers))
         transcriber_of = transcriber_factory() if speech is None else lambda _: speech
         sessions = Sessions(state, options, options, metrics, transcriber_of, options.max_client_share)
-        app = create_app(state, metrics, ResponseService(state, store, tool_servers), sessions, options)
+        app = create_app(state, metrics, ResponseService(state, store, tool_servers), sessions, options, keys)
         connections = Connections(options)
         event_size = int(options.max_realtime_event_size)
         url = await stack.enter_async_context(
@@ -167,7 +172,7 @@ async def running_server(
         )
         # Without `verify` it reads no certificates, which takes longer than most requests; the server has none.
         http = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=PATIENCE, verify=False))  # noqa: S501
-        yield Server(url, http, state, app, connections, sessions)
+        yield Server(url, http, state, app, connections, sessions, keys)
 
 
 @asynccontextmanager

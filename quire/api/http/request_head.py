@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import Scope
 
 from quire import __version__
+from quire.api.http.keys import API_KEY, ApiKey
 from quire.engine.client.origin import Origin, set_current_origin
 
 REQUEST_ID = "x-request-id"
@@ -39,7 +40,9 @@ def set_origin(scope: Scope) -> None:
     if parent is not None and len(parent) > _MAX_LENGTH:
         parent = None
     traceparent = None if parent is None else parent.decode("latin-1")
-    set_current_origin(Origin(state.get("request_id", ""), traceparent, state.get(ARRIVED, 0.0)))
+    key: ApiKey | None = scope.get(API_KEY)
+    key_name = "" if key is None else key.name
+    set_current_origin(Origin(state.get("request_id", ""), traceparent, state.get(ARRIVED, 0.0), key_name=key_name))
 
 
 def clean_request_id(request_id: str) -> str:
@@ -52,6 +55,15 @@ def answer_id(kind: str, request: Request, requested: str | None) -> str:
     if request.headers.get(REQUEST_ID) is None and requested:
         return f"{kind}-{clean_request_id(requested)}"
     return f"{kind}-{request.scope['state']['request_id']}"
+
+
+def foreign_origin(headers: Headers, allowed: Collection[str]) -> str | None:
+    """The origin of the web page that sends a request, if it is neither this server nor allowed."""
+    origin = headers.get("origin")
+    if origin is None or "*" in allowed or origin in allowed:
+        return None
+    address = origin.partition("://")[2]
+    return None if address and address == headers.get("host") else origin
 
 
 def fingerprint() -> str:
@@ -84,7 +96,12 @@ def subprotocols(headers: Headers) -> list[str]:
 
 
 def key_of(headers: Headers) -> bytes:
-    """The key from OpenAI's header, Anthropic's or a subprotocol, as the client has encoded it; empty without one."""
+    """The key from OpenAI's header, Anthropic's or a subprotocol, as the client has encoded it; empty without one.
+
+    Two different headers of one name have no key: a proxy may have checked the other one.
+    """
+    if any(len(set(headers.getlist(name))) > 1 for name in ("authorization", "x-api-key")):
+        return b""
     scheme, _, token = headers.get("authorization", "").encode("latin-1").partition(b" ")
     if scheme.lower() == b"bearer":
         return token.strip()

@@ -14,11 +14,13 @@ class Origin:
         request_id: id of the HTTP request, which its response has as well; empty outside of requests.
         traceparent: the header of this name (W3C Trace Context) as the client has sent it; None if there is none.
         arrived: monotonic seconds when its head had been read; 0 outside of requests.
+        key_name: name of its API key; empty without one.
     """
 
     request_id: str = ""
     traceparent: str | None = None
     arrived: float = 0.0
+    key_name: str = ""
 
 
 _NOWHERE = Origin()
