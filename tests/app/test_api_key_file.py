@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 from websockets.asyncio.client import connect
@@ -68,7 +69,7 @@ async def test_clients_of_a_file_are_tenants(tmp_path: Path) -> None:
     core = FakeCore()
     core.hold.set()
     path = write_keys(tmp_path / "keys.toml", alice={})
-    settings = {"api_key_file": path, "api_key": ("shared",), "max_client_share": 0.75}
+    settings: dict[str, Any] = {"api_key_file": path, "api_key": ("shared",), "max_client_share": 0.75}
     async with running_server(tmp_path, core, capacity=4, **settings) as server:
         tasks = [
             asyncio.create_task(server.post("/v1/completions", {"prompt": "x"}, headers=bearer("alice")))

@@ -246,7 +246,7 @@ TARGETS = (
 
 async def test_no_spelling_of_a_path_opens_another_door(tmp_path: Path) -> None:
     """On a server that would fall asleep, behind a proxy."""
-    keys = {"api_key": ("client",), "admin_api_key": ("root",)}
+    keys: dict[str, Any] = {"api_key": ("client",), "admin_api_key": ("root",)}
     async with running_server(tmp_path, enable_sleep_mode=True, root_path="/proxy", **keys) as server:
         for target in TARGETS:
             for key, accepted in (("nobody", {400, 401}), ("client", {307, 400, 403, 404, 405})):
@@ -258,10 +258,10 @@ async def test_no_spelling_of_a_path_opens_another_door(tmp_path: Path) -> None:
                         assert answer.status in accepted, (method, target, key)
                         if answer.status == 400:
                             assert "Invalid HTTP request" in answer.message, (method, target, key)
-        assert not server.state.is_sleeping
         root = {"authorization": "Bearer root"}
+        assert (await server.http.get("/is_sleeping", headers=root)).json() == {"is_sleeping": False}
         assert (await server.post("/proxy/sleep", headers=root)).status_code == 200
-        assert server.state.is_sleeping
+        assert (await server.http.get("/is_sleeping", headers=root)).json() == {"is_sleeping": True}
         assert (await server.post("/wake_up", headers=root)).status_code == 200
 
 
@@ -306,7 +306,7 @@ async def test_without_admin_keys_a_file_opens_no_admin_door(tmp_path: Path) -> 
 
 
 async def test_a_client_secret_opens_sessions_only(tmp_path: Path) -> None:
-    keys = {"api_key": ("client",), "admin_api_key": ("root",)}
+    keys: dict[str, Any] = {"api_key": ("client",), "admin_api_key": ("root",)}
     async with speech_server(tmp_path, enable_sleep_mode=True, **keys) as server:
         for owner in ("client", "root"):
             made = await server.post("/v1/realtime/client_secrets", {}, headers={"authorization": f"Bearer {owner}"})

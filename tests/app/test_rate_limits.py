@@ -101,7 +101,7 @@ async def test_concurrent_requests_are_limited(tmp_path: Path) -> None:
 
 
 async def test_sessions_are_requests_also_those_of_client_secrets(tmp_path: Path) -> None:
-    settings = {"api_key": ("key-a", "key-b"), "max_concurrent_requests": 1, "requests_per_minute": 4}
+    settings: dict[str, Any] = {"api_key": ("key-a", "key-b"), "max_concurrent_requests": 1, "requests_per_minute": 4}
     async with speech_server(tmp_path, **settings) as server:
         url = server.url.replace("http", "ws") + "/v1/realtime?model=fake"
         answer = await server.post("/v1/realtime/client_secrets", {}, headers=bearer("a"))

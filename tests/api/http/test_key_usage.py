@@ -32,7 +32,8 @@ def test_requests_are_refilled_evenly() -> None:
             pass
         assert usage.headers()["x-ratelimit-remaining-requests"] == str(left)
     excess = excess_of(usage)
-    assert (excess.reason, excess.seconds) == ("requests", pytest.approx(10))
+    assert excess.reason == "requests"
+    assert excess.seconds == pytest.approx(10)
     assert "6 requests per minute" in excess.message
     assert usage.headers() == {
         "x-ratelimit-limit-requests": "6",
@@ -55,7 +56,8 @@ def test_tokens_are_taken_afterwards_and_what_is_missing_is_waited_for() -> None
     assert usage.excess() is None
     usage.use_tokens(301)
     excess = excess_of(usage)
-    assert (excess.reason, excess.seconds) == ("tokens", pytest.approx(30.1))
+    assert excess.reason == "tokens"
+    assert excess.seconds == pytest.approx(30.1)
     assert usage.headers()["x-ratelimit-remaining-tokens"] == "0"
     assert usage.headers()["x-ratelimit-reset-tokens"] == "1m30s"
     clock.now += 30.2
