@@ -15,7 +15,7 @@ from quire.api.http.sse import unless_disconnected
 from quire.engine.client.commands import PauseMode
 from quire.engine.client.errors import RequestRefused
 from quire.protocol.common import ERRORS, ErrorBody
-from quire.protocol.errors import Forbidden, InvalidRequest, shorten
+from quire.protocol.errors import InvalidRequest, PermissionDenied, shorten
 from quire.protocol.operation import (
     Paused,
     PauseStatus,
@@ -178,18 +178,18 @@ def _update_folder(root: Path | None, path: str, param: str) -> Path:
     """The directory that a client names, which must be inside of the one that the operator allows.
 
     Raises:
-        Forbidden: it is not.
+        PermissionDenied: it is not.
         InvalidRequest: it is no path.
     """
     if root is None:
-        raise Forbidden("The server was started without --weight-update-path, which new weights need.", param)
+        raise PermissionDenied("The server was started without --weight-update-path, which new weights need.", param)
     try:
         allowed = root.resolve()
         folder = (allowed / path).resolve()
     except (ValueError, OSError) as error:  # a null character, a loop of links
         raise InvalidRequest(f"{shorten(path)!r} is not a path: {error}", param) from error
     if not folder.is_relative_to(allowed):
-        raise Forbidden(f"`{param}` is not inside of --weight-update-path.", param)
+        raise PermissionDenied(f"`{param}` is not inside of --weight-update-path.", param)
     return folder
 
 

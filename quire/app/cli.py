@@ -16,6 +16,7 @@ from quire.config.environment import misspelt
 # Modules are imported when their command runs: `quire chat` does not need torch.
 _MODULES = {
     "serve": "quire.app.serve",
+    "key": "quire.app.key",
     "chat": "quire.app.chat",
     "listen": "quire.app.listen",
     "embed": "quire.app.embed.command",

@@ -18,18 +18,18 @@ from quire.api.completions import generate
 from quire.api.completions import routes as completions
 from quire.api.files import routes as files
 from quire.api.http.error_handlers import install_error_handlers
+from quire.api.http.keys import KeyRing
 from quire.api.http.request_head import REQUEST_ID
-from quire.api.http.tenant import api_keys
 from quire.api.pooling import cohere, embeddings, rerank, tei
 from quire.api.responses import routes as responses
 from quire.api.responses.routes import NOT_STORED
 from quire.api.responses.service import ResponseService
 from quire.api.speech_to_text import routes as speech
 from quire.app import page
+from quire.app.doors import doors
 from quire.app.middleware import (
     Middleware,
     apply_middleware,
-    authentication,
     body_limit,
     host_check,
     orca_header,
@@ -37,6 +37,7 @@ from quire.app.middleware import (
     refusal_while_draining,
     request_tracking,
 )
+from quire.app.rate_limits import rate_limits
 from quire.app.request_traces import request_traces
 from quire.config.options import ServerOptions
 from quire.metrics.exposition import Exposition
@@ -56,9 +57,27 @@ def create_app(
     service: ResponseService,
     sessions: Sessions,
     server: ServerOptions,
+    keys: KeyRing,
     tracing: Tracing | None = None,
 ) -> ASGIApp:
     """The app with all routes and middleware. `tracing`: traces requests; None: they are not traced."""
+    layers: list[Middleware] = [request_tracking(state, metrics)]
+    if tracing is not None:
+        layers.append(request_traces(tracing))
+    if (check := host_check(server)) is not None:
+        layers.append(check)
+    if server.allowed_origins:
+        layers.append(_cors(server.allowed_origins))
+    layers += [orca_header(state), refusal_while_draining(state)]
+    layers += [doors(keys, sessions.secrets, server), rate_limits(metrics)]
+    layers += [body_limit(int(state.limits.max_body_size)), probes(state)]
+    return apply_middleware(create_routes(state, metrics, service, sessions, server), layers)
+
+
+def create_routes(
+    state: ServerState, metrics: Metrics, service: ResponseService, sessions: Sessions, server: ServerOptions
+) -> FastAPI:
+    """All routes, without middleware."""
     # FastAPI's own traces would be second ones if the environment sets a provider, and its logs have what it refuses.
     nothing: Any = {"tracing": False, "metrics": False, "logs": False}
     app = _Documented(title="Quire", version=__version__, telemetry=nothing)
@@ -95,18 +114,7 @@ def create_app(
         page = await exposition.page(headers.get("accept", ""), headers.get("accept-encoding", ""))
         return Response(page.body, headers=page.headers)
 
-    layers: list[Middleware] = [request_tracking(state, metrics)]
-    if tracing is not None:
-        layers.append(request_traces(tracing))
-    if (check := host_check(server)) is not None:
-        layers.append(check)
-    if server.allowed_origins:
-        layers.append(_cors(server.allowed_origins))
-    layers += [orca_header(state), refusal_while_draining(state)]
-    if server.api_key:
-        layers.append(authentication(api_keys(server.api_key), sessions.secrets.is_valid))
-    layers += [body_limit(int(state.limits.max_body_size)), probes(state)]
-    return apply_middleware(app, layers)
+    return app
 
 
 class _Documented(FastAPI):

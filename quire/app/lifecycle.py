@@ -7,13 +7,14 @@ import gc
 import logging
 import os
 import socket
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager, nullcontext
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
 import uvloop
 
+from quire.api.http.keys import KeyRing
 from quire.api.mcp.servers import ToolServers
 from quire.api.responses.errors import StoreFailed
 from quire.api.responses.service import ResponseService
@@ -22,10 +23,13 @@ from quire.app.engines import RunningEngine, StepTraces, start_engines
 from quire.app.exits import end_process
 from quire.app.factory import create_app
 from quire.app.models import ModelSource
+from quire.app.rate_limits import TokenCounter
+from quire.app.reload import WatchedFiles
 from quire.app.server import Server
 from quire.app.supervision import supervise
-from quire.app.tls import Tls
+from quire.app.tls import Tls, TlsError
 from quire.config.commands import Serve
+from quire.config.key_file import KeyFileError
 from quire.config.options import (
     AudioOptions,
     ConnectionOptions,
@@ -79,7 +83,10 @@ def serve(
         if settings.uds is not None:
             settings.uds.unlink(missing_ok=True)
         end_process(status)  # all is closed; Python's own exit takes seconds with torch, and waits for busy threads
-    except (EngineDead, ModelError, ModelFileError, PromptError, StoreFailed, TraceSettingsError) as error:
+    except (
+        *(EngineDead, KeyFileError, ModelError, ModelFileError, PromptError),
+        *(StoreFailed, TlsError, TraceSettingsError),
+    ) as error:
         logger.error("cannot serve: %s", error)
     return 1
 
@@ -119,17 +126,19 @@ async def _serve_models(
         options=MetricsOptions.of(settings),
         kv_cache_metrics=settings.kv_cache_metrics,
     )
+    options = ServerOptions.of(settings)
+    keys = KeyRing(options)
     for index, model in enumerate(models):
         model_metrics = ModelMetrics(metrics, model.names[0], index)
         model_metrics.describe(model.info, EngineOptions.of(settings))
         model.client.observers.add(model_metrics)
+        model.client.observers.add(TokenCounter(keys))
         if traces is not None:
             model.client.observers.add(traces.tracing.observer(model.names[0]))
     tracing = None
     if traces is not None:
         tracing = traces.tracing
         traces.export.count_drops(metrics.trace_spans_dropped.inc)
-    options = ServerOptions.of(settings)
     tool_servers = ToolServers(
         urls_by_label(settings.tool_server),
         settings.tool_timeout,
@@ -146,8 +155,9 @@ async def _serve_models(
         settings.max_client_share,
         utterance_trace=nullcontext if tracing is None else tracing.utterance,
     )
-    app = create_app(state, metrics, responses, sessions, options, tracing)
+    app = create_app(state, metrics, responses, sessions, options, keys, tracing)
     tls = None if settings.ssl_certfile is None else Tls(TlsOptions.of(settings))
+    watched = list(_watched_files(settings, tls, keys))
     server = Server(
         app,
         state,
@@ -157,14 +167,14 @@ async def _serve_models(
         sessions,
         int(settings.max_realtime_event_size),
         tls,
+        [files.reload for files, _ in watched],
     )
     gc.freeze()  # a full collection would search all modules, for 150 ms in which the event loop waits
     watching = [
         asyncio.create_task(supervise(engine, settings.on_engine_death, state, server.stop_failed))
         for engine in engines
     ]
-    if tls is not None and settings.enable_ssl_refresh:
-        watching.append(asyncio.create_task(tls.refresh_regularly()))
+    watching += [asyncio.create_task(files.watch()) for files, regularly in watched if regularly]
     watching.append(asyncio.create_task(state.malloc_trimmer.trim_regularly(lambda: state.in_flight == 0)))
     try:
         async with _otlp_metrics(settings, metrics, models):
@@ -177,6 +187,14 @@ async def _serve_models(
         await tool_servers.aclose()
         await state.close_media()
     return 1 if server.failed or not server.started else 0
+
+
+def _watched_files(settings: Serve, tls: Tls | None, keys: KeyRing) -> Iterator[tuple[WatchedFiles, bool]]:
+    """Files that SIGHUP makes the server read again, and whether it does so whenever they change."""
+    if tls is not None:
+        yield WatchedFiles(f"certificate {settings.ssl_certfile}", tls.files, tls.read), settings.enable_ssl_refresh
+    if settings.api_key_file is not None:
+        yield WatchedFiles(f"keys {settings.api_key_file}", [settings.api_key_file], keys.read), True
 
 
 def _state(settings: Serve, models: Sequence[ServedModel], media_memory: MediaMemory) -> ServerState:

@@ -1,12 +1,10 @@
-"""ASGI middleware: metrics, authentication, limits, host names, the header with the load."""
+"""ASGI middleware: metrics, limits, host names, the header with the load."""
 
 from __future__ import annotations
 
-import hmac
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from ipaddress import ip_address
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -14,14 +12,13 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.api.health import probe_response
-from quire.api.http.request_head import endpoint_path, key_of
+from quire.api.http.request_head import endpoint_path
 from quire.api.http.sse import RAW_SEND
-from quire.api.http.tenant import API_KEY, ApiKey
 from quire.config.options import ServerOptions
 from quire.engine.client.origin import current_origin
 from quire.engine.client.protocol import StepStats
 from quire.metrics.prometheus import Metrics, exemplar_of
-from quire.protocol.errors import Misdirected, TooLarge, Unauthorized, Unavailable
+from quire.protocol.errors import Misdirected, TooLarge, Unavailable
 from quire.serving.models import ServerState
 
 PAGE_FILES = "/page/"
@@ -108,52 +105,6 @@ def probes(state: ServerState) -> Middleware:
     return layer
 
 
-def authentication(keys: Sequence[ApiKey], may_open_session: Callable[[str], bool]) -> Middleware:
-    """Refuse requests without one of the API keys. Probes and the built-in page need no key.
-
-    Args:
-        keys: the API keys.
-        may_open_session: whether a client secret is valid, which opens realtime sessions.
-    """
-    accepted = [(encoded, key) for key in keys for encoded in _encodings(key.text)]
-
-    def layer(app: ASGIApp) -> ASGIApp:
-        async def handle(scope: Scope, receive: Receive, send: Send) -> None:
-            if scope["type"] == "lifespan" or endpoint_path(scope) in PROBE_PATHS or is_page(scope):
-                await app(scope, receive, send)
-                return
-            sent = key_of(Headers(scope=scope))
-            matches = [key for encoded, key in accepted if hmac.compare_digest(sent, encoded)]  # all, in constant time
-            if matches:
-                scope[API_KEY] = matches[0]
-                await app(scope, receive, send)
-            elif scope["type"] == "websocket" and may_open_session(sent.decode("latin-1")):
-                await app(scope, receive, send)
-            else:
-                refusal = Unauthorized("A valid API key is required.", headers={"WWW-Authenticate": "Bearer"})
-                await refusal.response(endpoint_path(scope))(scope, receive, send)
-
-        return handle
-
-    return layer
-
-
-def is_page(scope: Scope) -> bool:
-    """Return whether a request is for the built-in page, which shows nothing without a key."""
-    if scope["type"] != "http" or scope["method"] not in ("GET", "HEAD"):  # `POST /` is an endpoint
-        return False
-    path = endpoint_path(scope)
-    return path in ("", "/") or path.startswith(PAGE_FILES)
-
-
-def _encodings(key: str) -> list[bytes]:
-    """A key as clients encode it: most in UTF-8, some in Latin-1."""
-    encoded = [key.encode(errors="surrogateescape")]  # a variable may hold any bytes
-    with suppress(UnicodeEncodeError):
-        encoded.append(key.encode("latin-1"))
-    return encoded
-
-
 def body_limit(maximum: int) -> Middleware:
     """Refuse larger bodies, by their Content-Length or their actual length. Starlette's own responds in plain text."""
 
@@ -221,7 +172,12 @@ def _relies_on_loopback(server: ServerOptions) -> bool:
     """Return whether nothing protects the server but that it listens on this machine only."""
     if server.uds is not None:
         return False  # browsers do not reach it
-    return not server.api_key and (server.host == "localhost" or _is_address(server.host, loopback=True))
+    return not server.needs_key and is_on_loopback(server)
+
+
+def is_on_loopback(server: ServerOptions) -> bool:
+    """Return whether the address that the server listens on is one of this machine only."""
+    return server.host == "localhost" or _is_address(server.host, loopback=True)
 
 
 def _name_of(host: str) -> str:

@@ -7,7 +7,8 @@ import time
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.api.http.request_head import ARRIVED, NOTES, TRACE, endpoint_path
-from quire.app.middleware import UNTRACKED_PATHS, Middleware, is_page
+from quire.app.doors import is_page
+from quire.app.middleware import UNTRACKED_PATHS, Middleware
 from quire.engine.client.trace_context import TraceContext
 from quire.realtime.routes import PATH as REALTIME
 from quire.tracing.requests import RequestTrace
@@ -61,7 +62,8 @@ def request_traces(tracing: Tracing) -> Middleware:
 
     def layer(app: ASGIApp) -> ASGIApp:
         async def handle(scope: Scope, receive: Receive, send: Send) -> None:
-            if scope["type"] == "lifespan" or endpoint_path(scope) in UNTRACKED_PATHS or is_page(scope):
+            path = endpoint_path(scope)
+            if scope["type"] == "lifespan" or path in UNTRACKED_PATHS or is_page(scope, path):
                 await app(scope, receive, send)
                 return
             state = scope["state"]

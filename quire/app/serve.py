@@ -6,6 +6,7 @@ import importlib.util
 import logging
 import os
 
+from quire.api.http.keys import KeyRing
 from quire.app.exits import end_on_signals
 from quire.app.files import check_readable, check_template
 from quire.app.logs import start_logging
@@ -14,6 +15,7 @@ from quire.app.sockets import bind_sockets
 from quire.app.tls import Tls, TlsError
 from quire.config.command import ConfigError
 from quire.config.commands import Serve
+from quire.config.key_file import KeyFileError
 from quire.config.options import ServerOptions, TlsOptions
 from quire.engine.models.config.pooling import PoolingOptions
 from quire.engine.models.model_config import start_reading_configs
@@ -72,6 +74,7 @@ def _check(settings: Serve) -> None:
     _check_certificate(settings)
     _check_otlp(settings)
     _check_traces(settings)
+    _check_keys(settings)
 
 
 def _check_parsers(settings: Serve) -> None:
@@ -133,3 +136,14 @@ def _check_traces(settings: Serve) -> None:
         raise ConfigError(f"quire serve: {error}") from error
     if traces is None and settings.collect_detailed_traces and settings.otlp_traces_endpoint is None:
         raise ConfigError("quire serve: --collect-detailed-traces needs --otlp-traces-endpoint")
+
+
+def _check_keys(settings: Serve) -> None:
+    if not settings.needs_key:
+        for field in ("requests_per_minute", "tokens_per_minute", "max_concurrent_requests"):
+            if getattr(settings, field):
+                raise ConfigError(f"quire serve: {settings.flag(field)} needs --api-key or --api-key-file")
+    try:
+        KeyRing(ServerOptions.of(settings))
+    except KeyFileError as error:
+        raise ConfigError(f"quire serve: {error}") from error

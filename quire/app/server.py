@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import signal
 import socket
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import FrameType
@@ -50,13 +51,15 @@ class Server(uvicorn.Server):
         sessions: Sessions,
         max_event_size: int,
         tls: Tls | None = None,
+        reloads: Sequence[Callable[[], None]] = (),
     ) -> None:
-        """Make a server; on the event loop that serves."""
+        """Make a server; on the event loop that serves. `reloads`: what to do on SIGHUP, instead of a drain."""
         self._table = table = Connections(connections)
         self._state = state
         self._responses = responses
         self._sessions = sessions
         self._settings = settings
+        self._reloads = reloads
         self._scheme = "http" if tls is None else "https"
         self._told_to_stop = False  # a first signal has arrived
         self._aborting = False  # a second signal has arrived
@@ -118,7 +121,14 @@ class Server(uvicorn.Server):
             yield
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Drain on the first signal, abort running requests on the second, end the process on the third."""
+        """Drain on the first signal, abort running requests on the second, end the process on the third.
+
+        SIGHUP makes a server read its certificate and keys again, if it has files of them.
+        """
+        if sig == signal.SIGHUP and self._reloads:
+            for reload in self._reloads:
+                self._loop.call_soon_threadsafe(reload)
+            return
         if self._aborting:
             end_process(1)
         elif self._told_to_stop:

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 import ssl
-from pathlib import Path
 from typing import Any
 
 from quire.app.connections import Connection, Connections
 from quire.config.options import TlsOptions
 
-logger = logging.getLogger("quire")
-_CHECK_SECONDS = 5.0  # between two looks at the files
 _TLS_1_2_ONLY = "5"  # ssl.PROTOCOL_TLSv1_2
-Version = tuple[int, int, int]
 
 
 class TlsError(Exception):
@@ -30,7 +25,8 @@ class Tls:
     """The server's certificate and key, and the certificates of authorities that it accepts from clients.
 
     Attributes:
-        context: of all connections.
+        files: with all of them.
+        context: of new connections.
     """
 
     def __init__(self, options: TlsOptions) -> None:
@@ -40,34 +36,21 @@ class Tls:
             TlsError: one of them cannot be used.
         """
         self._options = options
-        self._files = [file for file in (options.ssl_certfile, options.ssl_keyfile, options.ssl_ca_certs) if file]
-        self._versions = self._current_versions()
+        self.files = [file for file in (options.ssl_certfile, options.ssl_keyfile, options.ssl_ca_certs) if file]
+        self.read()
+
+    def read(self) -> None:
+        """Read all files, for new connections. Those that are open go on as they are.
+
+        Raises:
+            TlsError: one of them cannot be used; nothing changes.
+        """
         self.context = self._new_context()
-
-    async def refresh_regularly(self, interval: float = _CHECK_SECONDS) -> None:
-        """Read the files again whenever they have changed; never returns. Open connections go on as they are."""
-        while True:
-            await asyncio.sleep(interval)
-            versions = self._current_versions()
-            if versions != self._versions and self._refresh():
-                self._versions = versions
-                logger.info("the certificate in %s has been read again", self._options.ssl_certfile)
-
-    def _refresh(self) -> bool:
-        try:
-            self._new_context()  # the certificate may have been replaced, and its key not yet
-            self._load(self.context)
-        except TlsError as error:
-            logger.warning("the certificate has changed, but cannot be used yet: %s", error)
-            return False
-        return True
-
-    def _current_versions(self) -> list[Version | None]:
-        return [_version(file) for file in self._files]
 
     def _new_context(self) -> ssl.SSLContext:
         options = self._options
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = max(context.minimum_version, ssl.TLSVersion.TLSv1_2)  # OpenSSL's may be older
         if options.ssl_version == _TLS_1_2_ONLY:
             context.maximum_version = ssl.TLSVersion.TLSv1_2
         self._load(context)
@@ -92,14 +75,6 @@ class Tls:
                 context.load_verify_locations(options.ssl_ca_certs)
             except OSError as error:
                 raise TlsError("ssl_ca_certs", str(error)) from error
-
-
-def _version(file: Path) -> Version | None:
-    try:
-        status = file.stat()
-    except OSError:  # it is being replaced
-        return None
-    return status.st_mtime_ns, status.st_ino, status.st_size
 
 
 class TlsHandshake(asyncio.Protocol, Connection):

@@ -30,7 +30,7 @@ from quire.config.options import (
 )
 from quire.config.other_servers.translate import translate_flags
 from quire.config.other_servers.variables import VllmVariables, notes_on_variables
-from quire.config.types import Flag, Names, NonNegativeInt, PositiveInt, Seconds
+from quire.config.types import Flag, Names, NonNegativeInt, PositiveInt, RateLimit, Seconds
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
@@ -84,6 +84,27 @@ class Serve(
         notes, warnings = super().notes_on_environment()
         obeyed, ineffective = notes_on_variables(self, os.environ)
         return [*notes, *obeyed], [*warnings, *ineffective]
+
+
+class Key(Command):
+    """Make an API key; prints its entry for --api-key-file, and the key itself to standard error."""
+
+    name = "key"
+    positional = frozenset({"client"})
+
+    client: CliPositionalArg[str] = Field(description="name of the client, for logs and metrics")
+    admin: Flag = Field(False, description="make an admin key")
+    requests_per_minute: RateLimit | None = Field(
+        None, description="requests that may be sent with the key in a minute; 0: no limit; default: that of the server"
+    )
+    tokens_per_minute: RateLimit | None = Field(
+        None, description="tokens that the key may use in a minute; 0: no limit; default: that of the server"
+    )
+    max_concurrent_requests: RateLimit | None = Field(
+        None,
+        description="requests and realtime sessions of the key that may be answered at the same time; 0: no limit; "
+        "default: that of the server",
+    )
 
 
 class Chat(Command):
@@ -239,4 +260,4 @@ class BenchStartup(Command):
     result: Path | None = Field(None, description="JSON file to write the results to")
 
 
-COMMANDS: tuple[type[Command], ...] = (Serve, Chat, Listen, Embed, BenchServe, BenchPooling, BenchStartup)
+COMMANDS: tuple[type[Command], ...] = (Serve, Key, Chat, Listen, Embed, BenchServe, BenchPooling, BenchStartup)

@@ -21,6 +21,7 @@ from quire.config.types import (
     Origins,
     PathPrefix,
     PositiveInt,
+    RateLimit,
     Seconds,
     SecondsOrNever,
     Size,
@@ -54,6 +55,31 @@ class ServerOptions(Options):
     )
     api_key: Keys = Field(
         (), description="key that clients must send as Bearer token; repeat the flag for several keys"
+    )
+    admin_api_key: Keys = Field(
+        (),
+        description="key for the endpoints that change the server for everybody, such as /sleep and /pause, which "
+        "other keys then do not open; it opens everything else as well; repeatable",
+    )
+    api_key_file: Path | None = Field(
+        None,
+        description="TOML file with a table for each client: `sha256` of its key, `admin`, and its limits, as "
+        "`quire key` writes it; read again when it changes and on SIGHUP",
+    )
+    requests_per_minute: RateLimit = Field(
+        0,
+        description="requests that may be sent with each API key in a minute; beyond it: status 429 with Retry-After; "
+        "0: no limit; --api-key-file may set others",
+    )
+    tokens_per_minute: RateLimit = Field(
+        0,
+        description="tokens that each API key may use in a minute: prompt tokens that are not cached, and generated "
+        "ones; 0: no limit; --api-key-file may set others",
+    )
+    max_concurrent_requests: RateLimit = Field(
+        0,
+        description="requests and realtime sessions of each API key that may be answered at the same time; 0: no "
+        "limit; --api-key-file may set others",
     )
     served_model_name: Names = Field((), description="names of the model in the API; with several models NAME=MODEL")
     allowed_origins: Origins = Field((), description="browser origins that may call the API (CORS); * for all")
@@ -119,6 +145,11 @@ class ServerOptions(Options):
     access_log: Flag = Field(True, description="log each HTTP request")
     vllm_metric_names: Flag = Field(True, description="export metrics under vLLM's names as well")
 
+    @property
+    def needs_key(self) -> bool:
+        """Whether clients need a key."""
+        return bool(self.api_key) or self.api_key_file is not None
+
 
 class MetricsOptions(Options):
     """Which metrics there are, and where they go."""
@@ -177,8 +208,8 @@ class TlsOptions(Options):
     )
     enable_ssl_refresh: Flag = Field(
         False,
-        description="read the files of --ssl-certfile, --ssl-keyfile and --ssl-ca-certs again when they change; "
-        "authorities are added, but removed only by a restart",
+        description="read the files of --ssl-certfile, --ssl-keyfile and --ssl-ca-certs again when they change, not "
+        "only on SIGHUP",
     )
 
 

@@ -63,6 +63,7 @@ Flag = CliImplicitFlag[bool]
 _SIGNS = frozenset("{}\n")  # of a chat template; few files have them in their name
 PositiveInt = Annotated[int, Field(ge=1)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
+RateLimit = Annotated[int, Field(ge=0, le=10**12)]
 _MAX_SECONDS = 10**9  # 31 years; clocks of operating systems overflow at some larger number
 Seconds = Annotated[float, Field(gt=0, le=_MAX_SECONDS, allow_inf_nan=False)]
 SecondsOrNever = Annotated[float, Field(ge=0, le=_MAX_SECONDS, allow_inf_nan=False)]

@@ -24,6 +24,7 @@ _QUIRE_ONLY = frozenset(
             "mm_preprocess_seconds",
             "grammar_check_seconds",
             "trace_spans_dropped",
+            "rate_limited_requests",
         ),
     )
 )

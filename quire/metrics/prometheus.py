@@ -173,6 +173,13 @@ class Metrics:
             ("model_name", "reason"),
             registry=self._engine,
         )
+        self.rate_limited = Counter(
+            PREFIX + "rate_limited_requests",
+            "Requests refused as their API key has reached a limit, by the name of the key and by reason: requests or "
+            "tokens per minute, or concurrency",
+            ("key", "reason"),
+            registry=self._engine,
+        )
         self.kv_usage = self._gauge("kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1")
         self.cache_config = Gauge(
             PREFIX + "cache_config_info", "Settings of the KV cache", (*_LABELS, *_CACHE_LABELS), registry=self._engine

@@ -3,7 +3,7 @@
 ApiError
 ├── InvalidRequest    400
 ├── Unauthorized      401
-├── Forbidden         403
+├── PermissionDenied  403
 ├── NotFound          404
 ├── TimedOut          408
 ├── Conflict          409
@@ -49,6 +49,7 @@ MAX_MESSAGE = 4000  # characters of an error text
 _SERVER_ERROR = 500
 _ANTHROPIC_KINDS = {
     401: "authentication_error",
+    403: "permission_error",
     404: "not_found_error",
     413: "request_too_large",
     429: "rate_limit_error",
@@ -130,11 +131,11 @@ class Unauthorized(ApiError):
     kind = "AuthenticationError"
 
 
-class Forbidden(ApiError):
-    """The operator does not allow it."""
+class PermissionDenied(ApiError):
+    """The API key, the web page that sends the request, or the operator does not allow it."""
 
     status = HTTPStatus.FORBIDDEN
-    kind = "ForbiddenError"
+    kind = "PermissionDeniedError"
 
 
 class NotFound(ApiError):

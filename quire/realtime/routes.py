@@ -9,8 +9,8 @@ from fastapi import APIRouter, Request, WebSocket
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
+from quire.api.http.keys import API_KEY
 from quire.api.http.routing import CheckedRoute
-from quire.api.http.tenant import API_KEY
 from quire.protocol.common import ERRORS, ErrorBody
 from quire.protocol.errors import ApiError, InvalidRequest, NotFound
 from quire.realtime.errors import EventError
@@ -129,7 +129,7 @@ def _make(
     """
     dialect = dialect_of(form)
     key = request.scope.get(API_KEY)
-    owner = None if key is None else key.number
+    owner = None if key is None else key.name
     try:
         value, secret = sessions.secrets.make(orjson.dumps(session), seconds=seconds, owner=owner, form=form)
         facts = sessions.session_info(dialect, secret, None)

@@ -14,6 +14,7 @@ import msgspec
 from quire.realtime.errors import EventError
 
 PREFIX = "ek_"
+CLIENT_SECRET = "quire.client_secret"  # noqa: S105 a key of scopes: the `Secret` of a handshake that has a valid one
 SessionForm = Literal["ga", "beta", "beta transcription"]  # the API whose sessions a secret opens
 _MAX_SESSION = 8192  # bytes of a session's JSON: the secret travels in a header
 _DIGEST = hashlib.sha256().digest_size
@@ -24,14 +25,14 @@ class Secret(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         expires_at: Unix time.
-        owner: number of the API key with which it was created; None: the server has none.
+        owner: name of the API key with which it was created; None: the server needs none.
         session: JSON of the session's settings.
         form: the API whose form they have.
         nonce: makes secrets differ.
     """
 
     expires_at: int
-    owner: int | None
+    owner: str | None
     session: bytes
     form: SessionForm
     nonce: bytes
@@ -43,7 +44,7 @@ class ClientSecrets:
     def __init__(self) -> None:
         self._key = secrets.token_bytes(32)
 
-    def make(self, session: bytes, *, seconds: int, owner: int | None, form: SessionForm) -> tuple[str, Secret]:
+    def make(self, session: bytes, *, seconds: int, owner: str | None, form: SessionForm) -> tuple[str, Secret]:
         """A secret as text, and its contents.
 
         Raises:
@@ -76,10 +77,6 @@ class ClientSecrets:
             return None
         secret = msgspec.msgpack.decode(content, type=Secret)
         return secret if secret.expires_at > time.time() else None
-
-    def is_valid(self, text: str) -> bool:
-        """Return whether this is a secret that opens sessions."""
-        return self.read(text) is not None
 
     def _signature(self, content: bytes) -> bytes:
         return hmac.digest(self._key, content, hashlib.sha256)

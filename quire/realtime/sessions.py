@@ -7,24 +7,38 @@ import logging
 import time
 from contextlib import nullcontext, suppress
 from dataclasses import replace
-from http import HTTPStatus
-from urllib.parse import urlsplit
 
 import msgspec
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from quire.api.http.request_head import KEY_PROTOCOL, endpoint_path, key_of, set_origin, subprotocols
-from quire.api.http.tenant import API_KEY, api_keys, set_tenant
+from quire.api.http.keys import API_KEY
+from quire.api.http.request_head import (
+    KEY_PROTOCOL,
+    endpoint_path,
+    foreign_origin,
+    key_of,
+    set_origin,
+    subprotocols,
+)
+from quire.api.http.tenant import set_tenant
 from quire.config.options import RealtimeOptions, ServerOptions
 from quire.metrics.prometheus import Metrics
-from quire.protocol.errors import ApiError, InvalidRequest, NotFound, Overloaded, TooManyRequests, Unauthorized
+from quire.protocol.errors import (
+    ApiError,
+    InvalidRequest,
+    NotFound,
+    Overloaded,
+    PermissionDenied,
+    TooManyRequests,
+    Unauthorized,
+)
 from quire.realtime.captions import UtteranceTrace
 from quire.realtime.client_events import SessionUpdate, TranscriptionSessionUpdate
 from quire.realtime.dialects.choice import DialectChoice, guess
 from quire.realtime.dialects.dialect import Dialect, SessionInfo
 from quire.realtime.dialects.openai import OpenAI, OpenAIBeta
 from quire.realtime.errors import EventError, SessionEnded
-from quire.realtime.secrets import PREFIX, ClientSecrets, Secret, SessionForm
+from quire.realtime.secrets import CLIENT_SECRET, PREFIX, ClientSecrets, Secret, SessionForm
 from quire.realtime.session import Session, SharedContext, check_settings
 from quire.realtime.turn_detection import SpeechDetectorOf, voice_activity
 from quire.realtime.utterance_transcriber import TranscriberOf
@@ -56,7 +70,6 @@ class Sessions:
         self.secrets = ClientSecrets()
         self._options = options
         self._server = server
-        self._keys = api_keys(server.api_key)
         self._metrics = metrics
         self._places = Shares(options.max_realtime_sessions, share)
         self.shared = SharedContext(
@@ -159,14 +172,16 @@ class Sessions:
                 )
 
     def _secret(self, websocket: WebSocket) -> Secret | None:
+        scope = websocket.scope
+        if CLIENT_SECRET in scope or API_KEY in scope:  # the key was checked before
+            checked: Secret | None = scope.get(CLIENT_SECRET)
+            return checked
         key = key_of(websocket.headers).decode("latin-1")
-        if not key.startswith(PREFIX) or API_KEY in websocket.scope:
+        if not key.startswith(PREFIX):
             return None
         secret = self.secrets.read(key)
         if secret is None:
             raise Unauthorized("The client secret is not valid, or has expired.")
-        if secret.owner is not None:
-            websocket.scope[API_KEY] = self._keys[secret.owner]
         return secret
 
     def _check_origin(self, websocket: WebSocket) -> None:
@@ -175,11 +190,10 @@ class Sessions:
         Raises:
             ApiError: the page is not one of this server, or of --allowed-origins.
         """
-        origin = websocket.headers.get("origin")
-        if origin is None or self._server.api_key or {"*", origin} & set(self._server.allowed_origins):
+        if self._server.needs_key:
             return
-        if urlsplit(origin).netloc != websocket.headers.get("host"):
-            raise ForeignOrigin(f"Pages of {origin[:200]!r} may not open sessions; see --allowed-origins.")
+        if origin := foreign_origin(websocket.headers, self._server.allowed_origins):
+            raise PermissionDenied(f"Pages of {origin[:200]!r} may not open sessions; see --allowed-origins.")
 
     async def _serve(self, websocket: WebSocket, session: Session) -> None:
         offered = [name for name in subprotocols(websocket.headers) if name]
@@ -204,13 +218,6 @@ class Sessions:
 def dialect_of(form: SessionForm) -> OpenAI:
     """The dialect of sessions that a secret of this form opens."""
     return OpenAI() if form == "ga" else OpenAIBeta(of_transcription=form == "beta transcription")
-
-
-class ForeignOrigin(ApiError):
-    """A web page of another origin."""
-
-    status = HTTPStatus.FORBIDDEN
-    kind = "PermissionDeniedError"
 
 
 def _public(offered: list[str]) -> list[str]:

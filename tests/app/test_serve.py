@@ -273,7 +273,7 @@ def test_a_pod_beside_a_service_of_the_same_name_starts_and_keeps_vllms_key(fold
             assert http.get("/v1/models", headers={"authorization": "Bearer secret"}).status_code == 200
         assert "passed over 4 variables that Kubernetes made" in server.log
         assert "VLLM_API_KEY of vLLM is taken as --api-key" in server.log
-        assert "WARNING quire: the variable VLLM_SERVER_DEV_MODE of vLLM has no effect" in server.log
+        assert "WARNING quire: variables of vLLM that have no effect: VLLM_SERVER_DEV_MODE" in server.log
         assert "secret" not in server.log
 
 

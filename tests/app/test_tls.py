@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+import warnings
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
@@ -12,10 +13,11 @@ from typing import Any
 
 import httpx
 import pytest
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 from websockets.asyncio.client import connect
 
 from quire.app.connections import Connections
+from quire.app.reload import WatchedFiles
 from quire.app.serve import run
 from quire.app.tls import Tls
 from quire.config.command import ConfigError
@@ -39,13 +41,28 @@ async def hello(scope: Scope, receive: Receive, send: Send) -> None:
     await send({"type": "http.response.body", "body": scope["scheme"].encode()})
 
 
+def ending_after(go: asyncio.Event) -> ASGIApp:
+    """An app whose answers at /wait begin at once and end when a test says so."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] != "/wait":
+            await hello(scope, receive, send)
+            return
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"begin", "more_body": True})
+        await go.wait()
+        await send({"type": "http.response.body", "body": b"end"})
+
+    return app
+
+
 @asynccontextmanager
-async def https(pair: Pair, table: Connections | None = None, **options: Any) -> AsyncIterator[tuple[str, Tls]]:
+async def https(
+    pair: Pair, table: Connections | None = None, app: ASGIApp = hello, **options: Any
+) -> AsyncIterator[tuple[str, Tls]]:
     """The URL of a server."""
     tls = Tls(TlsOptions(ssl_certfile=pair.certificate, ssl_keyfile=pair.key, **options))
-    async with listening(
-        hello, connections=Connections(ConnectionOptions()) if table is None else table, tls=tls
-    ) as url:
+    async with listening(app, connections=Connections(ConnectionOptions()) if table is None else table, tls=tls) as url:
         yield url, tls
 
 
@@ -122,15 +139,63 @@ async def test_versions_and_ciphers_are_those_that_were_chosen(tmp_path: Path) -
 
 
 @on_uvloop
+async def test_old_versions_and_ciphers_are_refused(tmp_path: Path) -> None:
+    """Without any setting, whatever the client would accept."""
+    pair = make_pair(tmp_path, "server")
+    async with https(pair) as (url, _):
+        for version, ciphers, accepted in (
+            (ssl.TLSVersion.TLSv1_3, "ALL", True),
+            (ssl.TLSVersion.TLSv1_2, "ECDHE-ECDSA-AES128-GCM-SHA256", True),
+            (ssl.TLSVersion.TLSv1_2, "ECDHE-ECDSA-AES128-SHA", False),  # CBC with SHA-1
+            (ssl.TLSVersion.TLSv1_2, "AECDH-AES256-SHA", False),  # without a certificate
+            (ssl.TLSVersion.TLSv1_2, "ECDHE-ECDSA-NULL-SHA", False),  # without encryption
+            (ssl.TLSVersion.TLSv1_1, "ALL", False),
+            (ssl.TLSVersion.TLSv1, "ALL", False),
+        ):
+            context = trusting(pair)
+            context.set_ciphers(f"{ciphers}:@SECLEVEL=0")
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # of the old versions
+                context.minimum_version = context.maximum_version = version
+            if accepted:
+                assert await get(url, context) == "https", (version, ciphers)
+            else:
+                with pytest.raises(httpx.ConnectError):
+                    await get(url, context)
+
+
+@on_uvloop
+async def test_certificates_of_an_authority(tmp_path: Path) -> None:
+    """On both sides: the client knows the authority of the server, the server knows that of the client."""
+    authority, impostor = make_pair(tmp_path, "authority"), make_pair(tmp_path, "impostor")
+    (tmp_path / "other").mkdir()
+    impostor_named_authority = make_pair(tmp_path / "other", "authority")
+    server = make_pair(tmp_path, "server", issuer=authority)
+    member = make_pair(tmp_path, "member", issuer=authority)
+    async with https(server, ssl_ca_certs=authority.certificate, ssl_cert_reqs="2") as (url, _):
+        assert await get(url, trusting(authority, member)) == "https"
+        for wrong in (impostor, impostor_named_authority):
+            stranger = make_pair(tmp_path, "stranger", issuer=wrong)
+            with pytest.raises(httpx.TransportError):
+                await get(url, trusting(authority, stranger))
+            with pytest.raises(httpx.ConnectError, match="certificate verify failed"):
+                await get(url, trusting(wrong, member))
+
+
+def replace(served: Pair, pair: Pair) -> None:
+    served.certificate.write_bytes(pair.certificate.read_bytes())
+    served.key.write_bytes(pair.key.read_bytes())
+
+
+@on_uvloop
 async def test_a_renewed_certificate_is_used_once_its_key_fits(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     first, second = make_pair(tmp_path, "first"), make_pair(tmp_path, "second")
     served = Pair(tmp_path / "served.pem", tmp_path / "served.key")
-    served.certificate.write_bytes(first.certificate.read_bytes())
-    served.key.write_bytes(first.key.read_bytes())
+    replace(served, first)
     async with https(served) as (url, tls):
-        refreshing = asyncio.create_task(tls.refresh_regularly(0.01))
+        refreshing = asyncio.create_task(WatchedFiles("certificate", tls.files, tls.read).watch(0.01))
         assert await get(url, trusting(first)) == "https"
         served.certificate.write_bytes(second.certificate.read_bytes())
         await until(lambda: "cannot be used yet" in caplog.text)
@@ -142,6 +207,45 @@ async def test_a_renewed_certificate_is_used_once_its_key_fits(
                     assert await get(url, trusting(second)) == "https"
                     break
         refreshing.cancel()
+
+
+@on_uvloop
+async def test_connections_outlive_their_certificate(tmp_path: Path) -> None:
+    """A stream, and a connection between two requests."""
+    first, second = make_pair(tmp_path, "first"), make_pair(tmp_path, "second")
+    served = Pair(tmp_path / "served.pem", tmp_path / "served.key")
+    replace(served, first)
+    go = asyncio.Event()
+    async with (
+        https(served, app=ending_after(go)) as (url, tls),
+        httpx.AsyncClient(verify=trusting(first)) as client,
+        client.stream("GET", f"{url}/wait") as stream,
+    ):
+        chunks = stream.aiter_text()
+        assert await anext(chunks) == "begin"
+        assert (await client.get(url)).text == "https"
+        replace(served, second)
+        tls.read()
+        with pytest.raises(httpx.ConnectError):
+            await get(url, trusting(first))
+        assert await get(url, trusting(second)) == "https"
+        assert (await client.get(url)).text == "https", "over the connection that is open"
+        go.set()
+        assert [chunk async for chunk in chunks] == ["end"]
+
+
+@on_uvloop
+async def test_a_removed_authority_is_refused_without_a_restart(tmp_path: Path) -> None:
+    pair, known, other = (make_pair(tmp_path, name) for name in ("server", "known", "other"))
+    authorities = tmp_path / "authorities.pem"
+    authorities.write_bytes(known.certificate.read_bytes())
+    async with https(pair, ssl_ca_certs=authorities, ssl_cert_reqs="2") as (url, tls):
+        assert await get(url, trusting(pair, known)) == "https"
+        authorities.write_bytes(other.certificate.read_bytes())
+        tls.read()
+        assert await get(url, trusting(pair, other)) == "https"
+        with pytest.raises(httpx.TransportError):
+            await get(url, trusting(pair, known))
 
 
 def open_plain(stack: ExitStack, url: str, data: bytes = b"") -> socket.socket:

@@ -119,11 +119,14 @@ def test_variables_of_vllm_are_obeyed_or_named(
     monkeypatch.setenv("VLLM_MAX_AUDIO_DECODE_BYTES", str(7 << 20))
     options["max_audio_decoded_size"] = 7 << 20
     monkeypatch.setenv("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "1")
+    monkeypatch.setenv("VLLM_SERVER_DEV_MODE", "1")
     monkeypatch.setenv("VLLM_NO_USAGE_STATS", "1")
     settings = Serve.parse([])
     assert {field: getattr(settings, field) for field in options} == options
     assert len(settings.notes) == len(VARIABLES) - 1
-    assert settings.warnings == ("the variable VLLM_ALLOW_RUNTIME_LORA_UPDATING of vLLM has no effect",)
+    assert settings.warnings == (
+        "variables of vLLM that have no effect: VLLM_ALLOW_RUNTIME_LORA_UPDATING, VLLM_SERVER_DEV_MODE",
+    )
 
 
 def test_a_value_of_a_variable_of_vllm_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:

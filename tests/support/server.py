@@ -16,11 +16,13 @@ import httpx
 import uvicorn
 from starlette.types import ASGIApp
 
+from quire.api.http.keys import KeyRing
 from quire.api.mcp.servers import ToolServers
 from quire.api.responses.service import ResponseService
 from quire.api.responses.store import ResponseStore
 from quire.app.connections import Connections
 from quire.app.factory import create_app
+from quire.app.rate_limits import TokenCounter
 from quire.app.server import protocol_of
 from quire.app.sockets import accept_connections
 from quire.app.tls import Tls
@@ -57,6 +59,7 @@ class Server:
     app: ASGIApp
     connections: Connections
     sessions: Sessions
+    keys: KeyRing
 
     async def post(self, path: str, body: Any = None, **options: Any) -> httpx.Response:
         return await self.http.post(path, json=body, **options)
@@ -95,6 +98,7 @@ async def running_server(
         options=options,
         kv_cache_metrics=options.kv_cache_metrics,
     )
+    keys = KeyRing(options)
     async with AsyncExitStack() as stack:
         models = []
         for index, core in enumerate(cores or (FakeCore(),)):
@@ -132,6 +136,7 @@ async def running_server(
             model_metrics = ModelMetrics(metrics, model.names[0], index)
             model_metrics.describe(info, options)
             client.observers.add(model_metrics)
+            client.observers.add(TokenCounter(keys))
             if tracing is not None:
                 client.observers.add(tracing.observer(model.names[0]))
             stack.push_async_callback(model.close)
@@ -179,7 +184,7 @@ async def running_server(
             options.max_client_share,
             utterance_trace=nullcontext if tracing is None else tracing.utterance,
         )
-        app = create_app(state, metrics, ResponseService(state, store, tool_servers), sessions, options, tracing)
+        app = create_app(state, metrics, ResponseService(state, store, tool_servers), sessions, options, keys, tracing)
         connections = Connections(options)
         event_size = int(options.max_realtime_event_size)
         url = await stack.enter_async_context(
@@ -187,7 +192,7 @@ async def running_server(
         )
         # Without `verify` it reads no certificates, which takes longer than most requests; the server has none.
         http = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=PATIENCE, verify=False))  # noqa: S501
-        yield Server(url, http, state, app, connections, sessions)
+        yield Server(url, http, state, app, connections, sessions, keys)
 
 
 @asynccontextmanager

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import Scope
 
 from quire import __version__
+from quire.api.http.keys import API_KEY, ApiKey
 from quire.engine.client.origin import Origin, RequestNotes, current_origin, set_current_origin
 
 REQUEST_ID = "x-request-id"
@@ -41,6 +42,7 @@ def set_origin(scope: Scope) -> None:
     if parent is not None and len(parent) > _MAX_LENGTH:
         parent = None
     traceparent = None if parent is None else parent.decode("latin-1")
+    key: ApiKey | None = scope.get(API_KEY)
     set_current_origin(
         Origin(
             state.get("request_id", ""),
@@ -48,6 +50,7 @@ def set_origin(scope: Scope) -> None:
             state.get(ARRIVED, 0.0),
             state.get(TRACE),
             state.get(NOTES) or RequestNotes(),
+            key_name="" if key is None else key.name,
         )
     )
 
@@ -63,6 +66,15 @@ def answer_id(kind: str, request: Request, requested: str | None) -> str:
     request_id = clean_request_id(from_body) if from_body else request.scope["state"]["request_id"]
     current_origin().notes.answer_id = whole = f"{kind}-{request_id}"
     return whole
+
+
+def foreign_origin(headers: Headers, allowed: Collection[str]) -> str | None:
+    """The origin of the web page that sends a request, if it is neither this server nor allowed."""
+    origin = headers.get("origin")
+    if origin is None or "*" in allowed or origin in allowed:
+        return None
+    address = origin.partition("://")[2]
+    return None if address and address == headers.get("host") else origin
 
 
 def fingerprint() -> str:
@@ -95,7 +107,12 @@ def subprotocols(headers: Headers) -> list[str]:
 
 
 def key_of(headers: Headers) -> bytes:
-    """The key from OpenAI's header, Anthropic's or a subprotocol, as the client has encoded it; empty without one."""
+    """The key from OpenAI's header, Anthropic's or a subprotocol, as the client has encoded it; empty without one.
+
+    Two different headers of one name have no key: a proxy may have checked the other one.
+    """
+    if any(len(set(headers.getlist(name))) > 1 for name in ("authorization", "x-api-key")):
+        return b""
     scheme, _, token = headers.get("authorization", "").encode("latin-1").partition(b" ")
     if scheme.lower() == b"bearer":
         return token.strip()

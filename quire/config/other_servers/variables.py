@@ -55,6 +55,7 @@ VARIABLES: Mapping[str, VllmVariable] = {
     "VLLM_CPU_KVCACHE_SPACE": VllmVariable("kv_cache_memory_bytes", _gib, note="in GiB; 0 is the default"),
     "VLLM_AUDIO_FETCH_TIMEOUT": VllmVariable("media_fetch_timeout"),
     "VLLM_IMAGE_FETCH_TIMEOUT": VllmVariable("media_fetch_timeout"),
+    "VLLM_VIDEO_FETCH_TIMEOUT": VllmVariable("media_fetch_timeout"),
     "VLLM_MEDIA_URL_ALLOW_REDIRECTS": VllmVariable("max_media_redirects", _redirects, note="1 is the default; 0: none"),
     "VLLM_MAX_AUDIO_CLIP_FILESIZE_MB": VllmVariable("max_audio_size", lambda text: f"{text}MiB", note="in MiB"),
     "VLLM_MAX_AUDIO_DECODE_DURATION_S": VllmVariable("max_audio_seconds"),
@@ -93,14 +94,14 @@ class VllmVariables(PydanticBaseSettingsSource):
 
 def notes_on_variables(settings: Command, environment: Mapping[str, str]) -> tuple[list[str], list[str]]:
     """Return what to say about the variables of vLLM: which are obeyed, and as warnings, which have no effect."""
-    obeyed, ineffective = [], []
+    obeyed, ineffective, unknown = [], [], []
     for name in sorted(environment):
         text = environment[name]
         if not name.startswith(PREFIX) or name in _ALWAYS or is_service_link(name, text):
             continue
         variable = VARIABLES.get(name)
         if variable is None:
-            ineffective.append(f"the variable {name} of vLLM has no effect")
+            unknown.append(name)
             continue
         flag = settings.flag(variable.field)
         value = variable.convert(text)
@@ -112,6 +113,8 @@ def notes_on_variables(settings: Command, environment: Mapping[str, str]) -> tup
             )
         else:
             ineffective.append(f"the variable {name} of vLLM has no effect: {flag} is set")
+    if unknown:
+        ineffective.append(f"variables of vLLM that have no effect: {', '.join(unknown)}")
     return obeyed, ineffective
 
 

@@ -56,6 +56,7 @@ class Origin:
         arrived: monotonic seconds when its head had been read; 0 outside of requests.
         trace: the request's own span, the parent of all others that it has here; None without tracing.
         notes: what is learnt about it.
+        key_name: name of its API key; empty without one.
     """
 
     request_id: str = ""
@@ -63,6 +64,7 @@ class Origin:
     arrived: float = 0.0
     trace: TraceContext | None = None
     notes: RequestNotes = field(default_factory=RequestNotes, compare=False, repr=False)
+    key_name: str = ""
 
     @property
     def trace_id(self) -> str:
