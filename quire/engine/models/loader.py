@@ -397,7 +397,8 @@ def _surrounding_parts(folder: Path, config: ModelConfig, options: ModelOptions)
         return None
     from quire.engine.models.fallback.composite import SurroundingParts  # noqa: PLC0415 seconds of imports
 
-    return SurroundingParts(read_config(folder, options.hf_overrides))
+    reads_pictures = config.facts.pictures is not None
+    return SurroundingParts(read_config(folder, options.hf_overrides), reads_pictures=reads_pictures)
 
 
 def _transformer_context_len(load: _Load, spec: DecoderSpec | EncoderSpec) -> int:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
+from quire.config.options import ModelOptions
+from quire.engine.client.protocol import EncoderInput
 from quire.engine.models.errors import ModelError
 from quire.engine.models.model_config import read_model_config
 from tests.support.engine import Engine, greedy
@@ -57,6 +63,34 @@ def test_greedy_tokens_equal_transformers(
     assert [engine.results[str(index)].tokens for index in range(len(expected))] == expected
     alone = Engine(folder)
     assert [alone.generate(prompt, greedy(12), items=items).tokens for prompt, items in prompts] == expected
+    text_only = Engine(folder, model=ModelOptions(language_model_only=True))
+    assert [text_only.generate(prompt, greedy(12)).tokens for prompt, items in prompts if not items] == [expected[2]]
+
+
+def test_a_picture_that_cannot_be_encoded_ends_its_own_request_alone(other_folders: dict[str, Path]) -> None:
+    """Its values are too large, or its arrays have fewer tokens than the prompt."""
+    folder = other_folders["aya_vision"]
+    engine = Engine(folder)
+    prompt, (item,) = processed_prompt(folder, engine.pictures, text_of("aya_vision", 0), [drawn(60, 44)])
+    expected = engine.generate(prompt, greedy(6), items=(item,)).tokens
+    changes: dict[str, Callable[[NDArray[Any]], NDArray[Any]]] = {
+        "large": lambda values: np.full_like(values, 3e38),
+        "few": lambda values: values[:1],
+    }
+    for name, change in changes.items():
+        inputs = tuple(
+            EncoderInput(name=part.name, values=change(part.values)) if part.values.dtype == np.float32 else part
+            for part in item.inputs
+        )
+        engine.add(name, prompt, greedy(6), items=(msgspec.structs.replace(item, inputs=inputs, hash=name.encode()),))
+    engine.add("right", prompt, greedy(6), items=(item,))
+    engine.run()
+    for name in changes:
+        result = engine.results[name]
+        assert (result.is_refused, result.tokens) == (True, [])
+        assert result.error is not None
+        assert f"The picture at token {item.start} of the prompt cannot be encoded" in result.error
+    assert engine.results["right"].tokens == expected
 
 
 @pytest.mark.slow
@@ -86,6 +120,13 @@ def test_what_only_a_family_can_do_is_refused_when_the_config_is_read(
     """Only the language model can be asked for then."""
     with pytest.raises(ModelError, match=reason):
         read_model_config(other_folders["aya_vision"], "quire", changes)
+
+
+def test_what_matters_with_pictures_only_is_not_refused_without_them(other_folders: dict[str, Path]) -> None:
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
+    changes = {"text_config": {"rope_parameters": rope}}
+    alone = read_model_config(other_folders["aya_vision"], "quire", changes, language_model_only=True)
+    assert alone.facts.pictures is None
 
 
 @pytest.mark.parametrize("name", ["processor_config.json", "tokenizer.json"])

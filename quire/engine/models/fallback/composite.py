@@ -19,7 +19,7 @@ from quire.engine.client.picture_processor import ProcessedPicture
 from quire.engine.client.protocol import EncoderInput, PictureItem
 from quire.engine.models.errors import UnsupportedModel
 from quire.engine.models.model_config import ALONE
-from quire.engine.models.networks.vision_encoder import VisionEncoder
+from quire.engine.models.networks.vision_encoder import PictureRefused, VisionEncoder
 
 _POSITIONS = "positions that depend on pictures (as M-RoPE)"
 _MASKS = "attention masks that depend on pictures (as attention in both directions)"
@@ -66,8 +66,12 @@ class SurroundingParts:
         module: transformers' module.
     """
 
-    def __init__(self, config: Any) -> None:
-        """Build it of the config of a checkpoint.
+    def __init__(self, config: Any, *, reads_pictures: bool) -> None:
+        """Build it.
+
+        Args:
+            config: of a checkpoint.
+            reads_pictures: False: the language model is loaded alone, and only names of tensors are asked for.
 
         Raises:
             UnsupportedModel: transformers cannot build it, or it is composed in another way.
@@ -83,7 +87,7 @@ class SurroundingParts:
         name = next((name for name in ("language_model", "text_model") if hasattr(self.module, name)), None)
         if self.module is whole or self._prefix != "model" or name is None:
             raise UnsupportedModel(f"{kind} models are not supported: their language model has an unusual place")
-        _check_generation(whole, kind)
+        _check_generation(whole, kind, reads_pictures=reads_pictures)
         text = getattr(self.module, name)
         if type(text) is not MODEL_MAPPING.get(type(text.config), None):
             raise UnsupportedModel(
@@ -99,7 +103,8 @@ class SurroundingParts:
         setattr(self.module, name, recorder)
         self.module.get_input_embeddings = recorder.get_input_embeddings
         self.recorder = recorder
-        self._check_buffers(kind)
+        if reads_pictures:
+            self._check_buffers(kind)
         self.module.eval()
 
     def renamed(self, plain: Callable[[str], str | None]) -> Callable[[str], str | None]:
@@ -127,9 +132,15 @@ class SurroundingParts:
             )
 
 
-def _check_generation(whole: Any, kind: str) -> None:
-    """Refuse models that make positions or masks for their language model before they are called."""
-    if type(whole)._prepare_position_ids_for_generation is not GenerationMixin._prepare_position_ids_for_generation:
+def _check_generation(whole: Any, kind: str, *, reads_pictures: bool) -> None:
+    """Refuse models that make positions or masks for their language model before they are called.
+
+    Of text, positions are the usual ones; masks may differ for text as well.
+    """
+    has_positions = (
+        type(whole)._prepare_position_ids_for_generation is not GenerationMixin._prepare_position_ids_for_generation
+    )
+    if reads_pictures and has_positions:
         raise UnsupportedModel(f"{kind} models have {_POSITIONS}, which only a family can give")
     if hasattr(whole, "create_masks_for_generate"):
         raise UnsupportedModel(f"{kind} models have {_MASKS}, which only a family can give")
@@ -166,7 +177,17 @@ class SurroundingEncoder(VisionEncoder):
 
     @override
     def _encoded(self, item: PictureItem) -> Tensor:
-        embeddings: Tensor = self._called([self._placeholder] * item.embeddings, item.inputs)["inputs_embeds"][0]
+        (recorder,) = self._recorder
+        sample = next(self.tower.parameters())
+        stand_in = sample.new_zeros(item.embeddings, recorder.embed_tokens.size)
+        try:
+            call = self._called([self._placeholder] * item.embeddings, item.inputs)
+            _check_arguments(call)
+        except Exception as error:  # of the model's own code, also for arrays that do not fit to the tokens
+            raise PictureRefused(f"{type(error).__name__}: {str(error)[:300]}", stand_in) from error
+        embeddings: Tensor = call["inputs_embeds"][0]
+        if embeddings.shape != stand_in.shape or not embeddings.isfinite().all():  # NaN where nothing was put
+            raise PictureRefused("the model makes no finite numbers of it, or not for all of its tokens", stand_in)
         return embeddings
 
     @override
@@ -192,7 +213,6 @@ class SurroundingEncoder(VisionEncoder):
         try:
             texts = self._called(text, ())
             call = self._called(tokens, item.inputs)
-            alone = self.encode(item)
         except UnsupportedModel:
             raise
         except Exception as error:  # of the model's own code
@@ -205,6 +225,10 @@ class SurroundingEncoder(VisionEncoder):
         places = torch.tensor(tokens, device=embeddings.device) == self._placeholder
         if not embeddings[places].isfinite().all() or not embeddings[~places].isnan().all():
             raise UnsupportedModel("it changes the embeddings of other tokens than image_token_id, or not all of these")
+        try:
+            alone = self.encode(item)
+        except PictureRefused as error:
+            raise UnsupportedModel(f"transformers cannot encode a picture without text: {error}") from error
         if not torch.equal(embeddings[places], alone):
             raise UnsupportedModel("it encodes a picture differently with text around it")
 

@@ -44,8 +44,13 @@ def _module_name(name: str) -> str | None:
     return match["name"] if match is not None and _LANGUAGE_MODEL.fullmatch(name) is None else None
 
 
-def _spec(config: Any, text: DecoderSpec) -> DecoderSpec:
-    if text.embeddings.scale != 1.0:
+def _names(_: DecoderSpec, text: WeightNames) -> WeightNames:
+    return text
+
+
+def _check_language_model(config: Any, spec: DecoderSpec) -> None:
+    """Refuse language models that read pictures in another way than text, which matters only with pictures."""
+    if spec.embeddings.scale != 1.0:
         raise UnsupportedModel(
             f"the language model in this {config.model_type} scales embeddings, and how it does so with those of "
             "pictures is not known"
@@ -54,14 +59,10 @@ def _spec(config: Any, text: DecoderSpec) -> DecoderSpec:
         raise UnsupportedModel(
             f"{config.model_type} has rotary positions of time, height and width (M-RoPE), which only a family can give"
         )
-    return language_model(config, text)
-
-
-def _names(_: DecoderSpec, text: WeightNames) -> WeightNames:
-    return text
 
 
 def _facts(folder: Path, config: Any, spec: DecoderSpec) -> PictureFacts:
+    _check_language_model(config, spec)
     placeholder = check_placeholder(getattr(config, "image_token_id", None), spec.vocab, "image_token_id")
     try:
         processor = PictureProcessor(str(folder))
@@ -93,7 +94,7 @@ OTHER_COMPOSITE = Composite(
     name="other_composite",
     config_types=(),
     language_model=text_config,
-    spec=_spec,
+    spec=language_model,
     tensors=_names,
     plain_name=_plain_name,
     tower=SurroundingModel(facts=_facts, module_name=_module_name),

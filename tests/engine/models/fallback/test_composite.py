@@ -23,7 +23,7 @@ from tests.support.vision_models import COMPOSITES, PICTURE, SEES, make_composit
 
 def encoder_of(model: Any, case: str) -> SurroundingEncoder:
     """The encoder of a model that has a family, as if it had none, with the arrays of its image processor."""
-    parts = SurroundingParts(model.config)
+    parts = SurroundingParts(model.config, reads_pictures=True)
     pictures: list[Image.Image] = [drawn(60, 44)]
     inputs = {name: value.numpy() for name, value in SEES[case].inputs(SEES[case].processor, pictures).items()}
     tokens = _tokens_of(model, inputs)
@@ -74,7 +74,13 @@ def test_embeddings_in_the_place_of_placeholders_are_accepted(case: str) -> None
 def test_what_a_model_does_before_it_is_called_is_refused(case: str, reason: str) -> None:
     kind, fields = COMPOSITES[case]
     with pytest.raises(UnsupportedModel, match=reason):
-        SurroundingParts(AutoConfig.for_model(kind, **copy.deepcopy(fields)))
+        SurroundingParts(AutoConfig.for_model(kind, **copy.deepcopy(fields)), reads_pictures=True)
+
+
+def test_positions_of_pictures_are_not_refused_where_none_are_read() -> None:
+    kind, fields = COMPOSITES["qwen2_5_vl"]
+    shell = SurroundingParts(AutoConfig.for_model(kind, **copy.deepcopy(fields)), reads_pictures=False)
+    assert shell.current_name("model.layers.0.mlp.up_proj.weight") == "model.language_model.layers.0.mlp.up_proj.weight"
 
 
 @pytest.mark.parametrize(
@@ -87,7 +93,7 @@ def test_what_a_model_does_before_it_is_called_is_refused(case: str, reason: str
 )
 def test_more_than_embeddings_is_refused(monkeypatch: pytest.MonkeyPatch, case: str, reason: str) -> None:
     """By what the language model is called with, even if nothing else tells it."""
-    monkeypatch.setattr(composite, "_check_generation", lambda *_: None)
+    monkeypatch.setattr(composite, "_check_generation", lambda *_, **__: None)
     with pytest.raises(UnsupportedModel, match=reason):
         encoder_of(make_composite(case), case).check()
 
