@@ -186,10 +186,10 @@ async def test_cancelling_a_job_kills_its_process() -> None:
 
 
 async def test_a_cancelled_job_may_end_where_processes_start_slowly() -> None:
-    async with running_pool(limits=WorkerLimits(256 << 20, 60, 4 << 20), cancelled_seconds=60.0) as pool:
+    async with running_pool(limits=WorkerLimits(1 << 30, 60, 4 << 20), cancelled_seconds=60.0) as pool:
         pid = await pool.run(("pid", None))
         used = psutil.Process(pid).cpu_times().user
-        making = asyncio.create_task(pool.run(("array", 40 << 20 >> 2)))
+        making = asyncio.create_task(pool.run(("array", 10)))
         waiting = asyncio.create_task(pool.run(("exit", 3)))
         await until(lambda: psutil.Process(pid).cpu_times().user > used)
         waiting.cancel()
