@@ -38,6 +38,15 @@ export async function withPage(
   }
 }
 
+// Waits for the ends of animations.
+export async function settled(page) {
+  await page.evaluate(async () => {
+    for (const _ of [1, 2]) await new Promise(requestAnimationFrame); // in which they begin
+    const moving = document.getAnimations().filter((animation) => animation.effect.getTiming().iterations !== Infinity);
+    await Promise.all(moving.map((animation) => animation.finished.catch(() => {})));
+  });
+}
+
 // Takes screenshots, wide and narrow, light and dark.
 export async function shotEverywhere({ page, shot }, name) {
   const viewport = page.viewportSize();
@@ -48,6 +57,7 @@ export async function shotEverywhere({ page, shot }, name) {
       [1280, 800],
     ]) {
       await page.setViewportSize({ width, height });
+      await settled(page);
       await shot(`${name}-${width}-${colorScheme}`);
     }
   }

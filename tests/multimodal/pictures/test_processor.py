@@ -19,7 +19,7 @@ from quire.multimodal.picture_jobs import PictureFile
 from quire.multimodal.picture_reader import PictureReader
 from quire.multimodal.pictures.decode import PictureError
 from quire.multimodal.pictures.processor import processed_layout
-from tests.support.other_composites import OTHERS, PLACEHOLDER, processor_of
+from tests.support.fallback_composites import FALLBACKS, PLACEHOLDER, processor_of
 from tests.support.pictures import drawn, encoded, prepared
 
 WIDE, TALL = drawn(40, 100), drawn(120, 60, seed=2)
@@ -28,7 +28,7 @@ WIDE, TALL = drawn(40, 100), drawn(120, 60, seed=2)
 def info_of(case: str, folder: Path) -> PictureInfo:
     """Save the processor of a case, and describe it."""
     processor_of(case).save_pretrained(folder)
-    other = OTHERS[case]
+    other = FALLBACKS[case]
     geometry = TransformersProcessor(folder=str(folder), input_bytes=1 << 20)
     return PictureInfo(
         placeholder=PLACEHOLDER, placeholder_text=other.marker, token_text=other.token, geometry=geometry

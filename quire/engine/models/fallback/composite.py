@@ -59,7 +59,7 @@ class _Recorder(nn.Module):
         return BaseModelOutputWithPast(last_hidden_state=call["inputs_embeds"])
 
 
-class SurroundingParts:
+class CompositeShell:
     """A composite model on the meta device, without its language model.
 
     Attributes:
@@ -146,28 +146,28 @@ def _check_generation(whole: Any, kind: str, *, reads_pictures: bool) -> None:
         raise UnsupportedModel(f"{kind} models have {_MASKS}, which only a family can give")
 
 
-class SurroundingEncoder(VisionEncoder):
+class FallbackEncoder(VisionEncoder):
     """Encodes what transformers' processor makes of a picture, with the model around the language model.
 
     The model runs with the tokens of the picture, and a recorder in the place of its language model: what it puts in
     the place of the tokens' embeddings is the encoding.
     """
 
-    def __init__(self, parts: SurroundingParts, placeholder: int, tried: Sequence[ProcessedPicture]) -> None:
+    def __init__(self, parts: CompositeShell, placeholder: int, samples: Sequence[ProcessedPicture]) -> None:
         """Make the encoder.
 
         Args:
             parts: the model.
             placeholder: the token that stands for each embedding.
-            tried: pictures that the processor has prepared: a small one, which `check` encodes, and one that takes
+            samples: pictures that the processor has prepared: a small one, which `check` encodes, and one that takes
                 about as much memory as any.
         """
         super().__init__(parts.module)
         self._recorder = (parts.recorder,)  # in a tuple: it is a module of the model
         self._placeholder = placeholder
-        self._first = tried[0]
+        self._sample_picture = samples[0]
         self._types = set(_TYPES) & set(inspect.signature(parts.module.forward).parameters)
-        self.largest = _item(tried[-1], placeholder)
+        self.largest = _item(samples[-1], placeholder)
 
     @property
     @override
@@ -194,20 +194,20 @@ class SurroundingEncoder(VisionEncoder):
     def check(self) -> None:
         """Check that embeddings in the place of placeholder tokens are all that the language model gets of pictures."""
         try:
-            self._try()
+            self._check_sample()
         except UnsupportedModel as error:
             kind = self.tower.config.model_type
             raise UnsupportedModel(f"models of type {kind!r} are not supported: {error} ({ALONE})") from error
 
     @torch.inference_mode()
-    def _try(self) -> None:
+    def _check_sample(self) -> None:
         """Encode a picture with text around it.
 
         Raises:
             UnsupportedModel: transformers cannot do it, or the model does what only a family can do.
         """
-        item = _item(self._first, self._placeholder)
-        picture = [int(token) for token in self._first.token_ids]
+        item = _item(self._sample_picture, self._placeholder)
+        picture = [int(token) for token in self._sample_picture.token_ids]
         text = [token for token in _TEXT if token != self._placeholder]
         tokens = [*text, *picture, *text]
         try:
@@ -252,7 +252,7 @@ def _item(picture: ProcessedPicture, placeholder: int) -> PictureItem:
     """The item of a picture without the text in it."""
     inputs = tuple(EncoderInput(name=name, values=values) for name, values in picture.inputs.items())
     length = int((picture.token_ids == placeholder).sum())
-    return PictureItem(hash=b"tried", length=length, pixels=np.empty((0, 0, 0, 3), np.uint8), inputs=inputs)
+    return PictureItem(hash=b"sample", length=length, pixels=np.empty((0, 0, 0, 3), np.uint8), inputs=inputs)
 
 
 def _tensor(values: Any, sample: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from quire.engine.client.protocol import EncoderInput
 from quire.engine.models.errors import ModelError
 from quire.engine.models.model_config import read_model_config
 from tests.support.engine import Engine, greedy
-from tests.support.other_composites import OTHERS, expected_tokens, make_other, processed_prompt, save_other
+from tests.support.fallback_composites import FALLBACKS, expected_tokens, make_fallback, processed_prompt, save_fallback
 from tests.support.pictures import drawn
 from tests.support.vision_models import MadeWhenAsked
 
@@ -26,33 +26,33 @@ SIZES: list[list[tuple[int, int]]] = [[(60, 44)], [(30, 90), (41, 40), (100, 33)
 
 
 @pytest.fixture(scope="module")
-def other_models() -> dict[str, Any]:
-    return MadeWhenAsked(make_other)
+def fallback_models() -> dict[str, Any]:
+    return MadeWhenAsked(make_fallback)
 
 
 @pytest.fixture(scope="module")
-def other_folders(other_models: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return MadeWhenAsked(lambda case: save_other(other_models[case], case, tmp_path_factory.mktemp(case)))
+def fallback_folders(fallback_models: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return MadeWhenAsked(lambda case: save_fallback(fallback_models[case], case, tmp_path_factory.mktemp(case)))
 
 
 def text_of(case: str, index: int) -> str:
     """A text with a marker for each picture of a prompt."""
-    marker = OTHERS[case].marker
+    marker = FALLBACKS[case].marker
     return f"a{index}" + "".join(f"{marker}\n{place}?" for place in range(len(SIZES[index]))) + "\nb"
 
 
-@pytest.mark.parametrize("case", [pytest.param(case, marks=() if case == "aya_vision" else SLOW) for case in OTHERS])
+@pytest.mark.parametrize("case", [pytest.param(case, marks=() if case == "aya_vision" else SLOW) for case in FALLBACKS])
 def test_greedy_tokens_equal_transformers(
-    other_models: dict[str, Any], other_folders: dict[str, Path], case: str
+    fallback_models: dict[str, Any], fallback_folders: dict[str, Path], case: str
 ) -> None:
     """All together in small chunks, then each alone: one picture, three of different sizes, none."""
-    folder = other_folders[case]
+    folder = fallback_folders[case]
     engine = Engine(folder, block_size=8, max_num_batched_tokens=11, max_num_seqs=5)
     prompts, expected = [], []
     for index, sizes in enumerate(SIZES):
         pictures = [drawn(*size, seed=index + size[0]) for size in sizes]
         prompt, items = processed_prompt(folder, engine.pictures, text_of(case, index), pictures)
-        tokens, answer = expected_tokens(other_models[case], case, text_of(case, index), pictures, 12)
+        tokens, answer = expected_tokens(fallback_models[case], case, text_of(case, index), pictures, 12)
         assert prompt == tokens
         prompts.append((prompt, items))
         expected.append(answer)
@@ -67,9 +67,9 @@ def test_greedy_tokens_equal_transformers(
     assert [text_only.generate(prompt, greedy(12)).tokens for prompt, items in prompts if not items] == [expected[2]]
 
 
-def test_a_picture_that_cannot_be_encoded_ends_its_own_request_alone(other_folders: dict[str, Path]) -> None:
+def test_a_picture_that_cannot_be_encoded_ends_its_own_request_alone(fallback_folders: dict[str, Path]) -> None:
     """Its values are too large, or its arrays have fewer tokens than the prompt."""
-    folder = other_folders["aya_vision"]
+    folder = fallback_folders["aya_vision"]
     engine = Engine(folder)
     prompt, (item,) = processed_prompt(folder, engine.pictures, text_of("aya_vision", 0), [drawn(60, 44)])
     expected = engine.generate(prompt, greedy(6), items=(item,)).tokens
@@ -94,14 +94,14 @@ def test_a_picture_that_cannot_be_encoded_ends_its_own_request_alone(other_folde
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", OTHERS)
-def test_the_pictures_are_seen(other_folders: dict[str, Path], case: str) -> None:
+@pytest.mark.parametrize("case", FALLBACKS)
+def test_the_pictures_are_seen(fallback_folders: dict[str, Path], case: str) -> None:
     """Other pictures under the same tokens give another text."""
-    engine = Engine(other_folders[case])
+    engine = Engine(fallback_folders[case])
     texts = set()
     for seed in range(3):
-        text, picture = f"a{OTHERS[case].marker}b", drawn(50, 60, seed=seed)
-        prompt, items = processed_prompt(other_folders[case], engine.pictures, text, [picture])
+        text, picture = f"a{FALLBACKS[case].marker}b", drawn(50, 60, seed=seed)
+        prompt, items = processed_prompt(fallback_folders[case], engine.pictures, text, [picture])
         texts.add(tuple(engine.generate(prompt, greedy(12), items=items).tokens))
     assert len(texts) == 3
 
@@ -115,23 +115,23 @@ def test_the_pictures_are_seen(other_folders: dict[str, Path], case: str) -> Non
     ],
 )
 def test_what_only_a_family_can_do_is_refused_when_the_config_is_read(
-    other_folders: dict[str, Path], changes: dict[str, Any], reason: str
+    fallback_folders: dict[str, Path], changes: dict[str, Any], reason: str
 ) -> None:
     """Only the language model can be asked for then."""
     with pytest.raises(ModelError, match=reason):
-        read_model_config(other_folders["aya_vision"], "quire", changes)
+        read_model_config(fallback_folders["aya_vision"], "quire", changes)
 
 
-def test_what_matters_with_pictures_only_is_not_refused_without_them(other_folders: dict[str, Path]) -> None:
+def test_what_matters_with_pictures_only_is_not_refused_without_them(fallback_folders: dict[str, Path]) -> None:
     rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
     changes = {"text_config": {"rope_parameters": rope}}
-    alone = read_model_config(other_folders["aya_vision"], "quire", changes, language_model_only=True)
+    alone = read_model_config(fallback_folders["aya_vision"], "quire", changes, language_model_only=True)
     assert alone.facts.pictures is None
 
 
 @pytest.mark.parametrize("name", ["processor_config.json", "tokenizer.json"])
-def test_folders_without_a_processor_are_refused(other_models: dict[str, Any], tmp_path: Path, name: str) -> None:
-    folder = save_other(other_models["aya_vision"], "aya_vision", tmp_path)
+def test_folders_without_a_processor_are_refused(fallback_models: dict[str, Any], tmp_path: Path, name: str) -> None:
+    folder = save_fallback(fallback_models["aya_vision"], "aya_vision", tmp_path)
     (folder / name).unlink()
     with pytest.raises(ModelError, match="--language-model-only"):
         read_model_config(folder)

@@ -40,7 +40,7 @@ _TEXT = {**TEXT, "max_position_embeddings": 1024}
 
 
 @dataclass(frozen=True)
-class Other:
+class FallbackCase:
     """An architecture.
 
     Attributes:
@@ -78,22 +78,22 @@ def _deepseek(tokenizer: Any) -> Any:
     )
 
 
-OTHERS: dict[str, Other] = {
-    "aya_vision": Other(  # tiles, with text between their tokens
+FALLBACKS: dict[str, FallbackCase] = {
+    "aya_vision": FallbackCase(  # tiles, with text between their tokens
         "cohere2",
         {"model_type": "siglip_vision_model", **VISION, "image_size": 56, "vision_use_head": False},
         {"vision_feature_layer": -1, "downsample_factor": 2, "adapter_layer_norm_eps": 1e-6},
         _aya,
         token="<|IMG_PATCH|>",
     ),
-    "deepseek_vl": Other(
+    "deepseek_vl": FallbackCase(
         "llama",
         {"model_type": "siglip_vision_model", **VISION, "vision_use_head": False},
         {},
         _deepseek,
         named=(("image_token", "<image>"),),
     ),
-    "lighton_ocr": Other(  # pictures of many sizes
+    "lighton_ocr": FallbackCase(  # pictures of many sizes
         "qwen3",
         {"model_type": "pixtral", **VISION, "head_dim": 16},
         {},
@@ -109,9 +109,9 @@ OTHERS: dict[str, Other] = {
 }
 
 
-def make_other(case: str, *, seed: int = 0) -> Any:
+def make_fallback(case: str, *, seed: int = 0) -> Any:
     """Build the whole model in float32, with weights large enough for distinct logits."""
-    other = OTHERS[case]
+    other = FALLBACKS[case]
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     torch.manual_seed(seed)
@@ -131,7 +131,7 @@ def make_other(case: str, *, seed: int = 0) -> Any:
 
 def processor_of(case: str) -> Any:
     """transformers' processor, whose tokenizer has bytes and special tokens."""
-    other = OTHERS[case]
+    other = FALLBACKS[case]
     special = [text for text in _SPECIAL if text != other.token]
     tokenizer = with_placeholders(special, {PLACEHOLDER: other.token}, VOCAB)
     fast = PreTrainedTokenizerFast(
@@ -140,13 +140,13 @@ def processor_of(case: str) -> Any:
     return other.processor(fast)
 
 
-def save_other(model: Any, case: str, folder: Path) -> Path:
+def save_fallback(model: Any, case: str, folder: Path) -> Path:
     """Save a model with its processor, tokenizer and chat template."""
     model.save_pretrained(folder)
     processor_of(case).save_pretrained(folder)
     (folder / "chat_template.jinja").write_text(
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{% for c in m.content %}{% if c.type == 'image' %}MARKER"
-        "{% else %}{{ c.text }}{% endif %}{% endfor %}<|im_end|>{% endfor %}".replace("MARKER", OTHERS[case].marker)
+        "{% else %}{{ c.text }}{% endif %}{% endfor %}<|im_end|>{% endfor %}".replace("MARKER", FALLBACKS[case].marker)
     )
     return folder
 
