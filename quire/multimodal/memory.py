@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import weakref
 from contextlib import suppress
-from typing import Self
+from typing import Protocol, Self
 
 from quire.multimodal.errors import PromptError
 from quire.workers.errors import QueueFull, ShareExceeded
@@ -18,11 +18,21 @@ _RETRY_AFTER = 10  # seconds
 _LEFT = 4  # 1 / _LEFT of the memory stays free for those who wait, when somebody takes some without waiting
 
 
+class Spare(Protocol):
+    """Holds memory that it can do without."""
+
+    def forget(self) -> None:
+        """Give back the memory."""
+
+
 class MediaMemory:
     """Count the bytes that are reserved for all media of a server. For one event loop.
 
     Who wants more than its share waits until it holds less, or others do. Tenants take turns. One that waits for its
     own bytes is passed over by others; one that holds nothing is not.
+
+    Spares hold bytes of what could be made again. They forget it before anybody waits, so a request may hold some of
+    them while it waits.
     """
 
     def __init__(self, limit: int, share: float = 1.0, *, max_waiting: int = 1024, patience: float = _PATIENCE) -> None:
@@ -37,6 +47,7 @@ class MediaMemory:
         self._bytes = Shares(limit, share)
         self._patience = patience
         self._waiting = TenantQueue(max_waiting, share)
+        self._spares: set[Spare] = set()
 
     @property
     def limit(self) -> int:
@@ -77,7 +88,9 @@ class MediaMemory:
                 f"for all media (--max-media-memory), of which one client may have {self.most} (--max-client-share).",
                 where,
             )
-        if not len(self._waiting) and self._bytes.refusal(tenant, size) is None:
+        if not self.has_room(size, tenant):
+            self._forget_spares()
+        if self.has_room(size, tenant):
             return Reservation(self, tenant, size)
         job = Job(size, tenant)
         self._waiting.put(job)
@@ -95,6 +108,18 @@ class MediaMemory:
             raise
         return reservation
 
+    def has_room(self, size: int, tenant: str) -> bool:
+        """Whether a tenant need not wait for memory."""
+        return not len(self._waiting) and self._bytes.refusal(tenant, size) is None
+
+    def add_spare(self, spare: Spare) -> None:
+        """Let something forget what it holds before anybody waits, until it is removed."""
+        self._spares.add(spare)
+
+    def remove_spare(self, spare: Spare) -> None:
+        """Let something forget nothing any more."""
+        self._spares.discard(spare)
+
     def take(self, size: int, tenant: str) -> Reservation:
         """Reserve memory without waiting, for media that have to be taken as they come.
 
@@ -110,10 +135,10 @@ class MediaMemory:
         Raises:
             QueueFull: there is no room, or the tenant has its share.
         """
-        if self._bytes.refusal(tenant, size) == "share":
-            raise self._beyond_share(size, tenant)
-        if self.held + size > self.limit - self.limit // _LEFT:
-            raise self._full(size)
+        if self._shortage(size, tenant) is not None:
+            self._forget_spares()
+        if (error := self._shortage(size, tenant)) is not None:
+            raise error
 
     def add(self, size: int, tenant: str) -> None:
         """Hold more bytes for a tenant, or fewer."""
@@ -122,6 +147,16 @@ class MediaMemory:
         elif size < 0:
             self._bytes.give_back(tenant, -size)
             self._grant()
+
+    def _shortage(self, size: int, tenant: str) -> QueueFull | None:
+        """Why memory cannot be taken without waiting; None if it can."""
+        if self._bytes.refusal(tenant, size) == "share":
+            return self._beyond_share(size, tenant)
+        return self._full(size) if self.held + size > self.limit - self.limit // _LEFT else None
+
+    def _forget_spares(self) -> None:
+        for spare in self._spares:
+            spare.forget()
 
     def _grant(self) -> None:
         """Give memory to those whose turn it is. A tenant that holds nothing is not overtaken."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import IO, Any, Protocol
 
@@ -10,7 +9,7 @@ import numpy as np
 
 from quire.engine.client.pictures import Color, PictureInfo, TransformersProcessor, VideoInfo
 from quire.engine.client.protocol import EncoderInput, PixelArray
-from quire.multimodal.pictures.cache import PreparedPicture
+from quire.multimodal.pictures.cache import PreparedPicture, RequestCache
 from quire.multimodal.pictures.decode import Inspect, PictureHeader, Prepare
 from quire.multimodal.pictures.layout import PictureLayout, layout
 from quire.multimodal.pictures.limits import PictureLimits
@@ -28,6 +27,7 @@ _PIXEL_COPIES = 12  # bytes for each pixel of a picture while it is decoded, tur
 _FIRST_FRAME_COPIES = 6  # bytes for each pixel of the largest frame while the first one is decoded
 _VIDEO_PIXEL_COPIES = 48  # of a frame: decoders keep up to 16 of them, of 1.5 bytes, or of 3
 _PROCESSOR_SECONDS = 30.0
+_PROCESSOR_START_SECONDS = 2.0  # which its process takes to import transformers
 _INPUT_COPIES = 6  # of the inputs that transformers' processor makes: it computes them step by step, some as float64
 _NO_PIXELS: PixelArray = np.empty((0, 0, 0, 3), np.uint8)
 
@@ -43,6 +43,8 @@ class PictureFile:
         name: the client's name of the content.
         fps: frames in a second of a video that is a list of frames; None: it is not known.
         sound: tokens of a video's sound that stand between its frames.
+        is_heard: there will be such tokens, which are not known yet.
+        request_cache: keeps what becomes of it for the next prompts of its request; None: there are none.
     """
 
     content: IO[bytes] | None
@@ -51,6 +53,28 @@ class PictureFile:
     name: str | None = None
     fps: float | None = None
     sound: int = 0
+    is_heard: bool = False
+    request_cache: RequestCache | None = None
+
+
+class Header(Protocol):
+    """What is known of a file before it is decoded: the size of the picture, or of a frame of the video."""
+
+    @property
+    def height(self) -> int:
+        """In pixels."""
+
+    @property
+    def width(self) -> int:
+        """In pixels."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueLimits:
+    """Jobs that may wait for a process, and the largest part of these for one tenant; see `Shares`."""
+
+    max_queued: int
+    share: float
 
 
 class Medium(Protocol):
@@ -70,9 +94,6 @@ class Medium(Protocol):
 
     def inspect(self, content: bytes, file: PictureFile) -> Any:
         """The job that reads a file's header."""
-
-    def size(self, header: Any) -> tuple[int, int]:
-        """Height and width of what has this header."""
 
     def layout(self, file: PictureFile, header: Any) -> PictureLayout:
         """The layout of a file whose header was read."""
@@ -94,20 +115,9 @@ class Pictures:
     seconds = _SECONDS
     inspection_memory = 0
 
-    def __init__(self, limits: PictureLimits, max_queued: int, share: float) -> None:
-        self.processes = WorkerPool(
-            "pictures",
-            "quire.multimodal.pictures.decode:worker",
-            (limits,),
-            WorkerLimits(
-                memory=_WORKER_MEMORY + 4 * limits.size + _PIXEL_COPIES * limits.pixels,
-                seconds=self.seconds,
-                stack=1 << 24,
-            ),
-            size=2,
-            max_queued=max_queued,
-            share=share,
-        )
+    def __init__(self, limits: PictureLimits, queue: QueueLimits) -> None:
+        memory = 4 * limits.size + _PIXEL_COPIES * limits.pixels
+        self.processes = _processes("pictures", "pictures.decode", (limits,), memory, self.seconds, queue, size=2)
 
     def inspect(self, content: bytes, _: PictureFile) -> Inspect:
         return Inspect(content)
@@ -123,9 +133,6 @@ class Pictures:
     def working_memory(self, header: PictureHeader) -> int:
         return _PIXEL_COPIES * header.height * header.width
 
-    def size(self, header: PictureHeader) -> tuple[int, int]:
-        return header.height, header.width
-
     def prepared(self, layout: PictureLayout, result: PixelArray) -> PreparedPicture:
         return _with_pixels(layout, result)
 
@@ -137,20 +144,17 @@ class ProcessedPictures:
     seconds = _PROCESSOR_SECONDS
     inspection_memory = 0
 
-    def __init__(self, folder: str, limits: PictureLimits, memory: int, max_queued: int, share: float) -> None:
+    def __init__(self, folder: str, limits: PictureLimits, memory: int, queue: QueueLimits) -> None:
         """`folder`: that of the model; `memory`: bytes of the largest result."""
-        self.processes = WorkerPool(
+        memory += 4 * limits.size + _PIXEL_COPIES * limits.pixels
+        self.processes = _processes(
             "processor",
-            "quire.multimodal.pictures.processor:worker",
+            "pictures.processor",
             (limits, folder),
-            WorkerLimits(
-                memory=_WORKER_MEMORY + 4 * limits.size + _PIXEL_COPIES * limits.pixels + memory,
-                seconds=self.seconds,
-                stack=1 << 24,
-            ),
-            size=1,
-            max_queued=max_queued,
-            share=share,
+            memory,
+            self.seconds,
+            queue,
+            cancelled_seconds=_PROCESSOR_START_SECONDS,
         )
 
     def inspect(self, content: bytes, _: PictureFile) -> Inspect:
@@ -168,10 +172,7 @@ class ProcessedPictures:
         return Process(content, header, file.info, background)
 
     def working_memory(self, header: MeasuredPicture) -> int:
-        return _PIXEL_COPIES * math.prod(self.size(header)) + _INPUT_COPIES * header.layout.size
-
-    def size(self, header: MeasuredPicture) -> tuple[int, int]:
-        return header.header.height, header.header.width
+        return _PIXEL_COPIES * header.height * header.width + _INPUT_COPIES * header.layout.size
 
     def prepared(self, layout: PictureLayout, result: tuple[EncoderInput, ...]) -> PreparedPicture:
         for encoder_input in result:
@@ -185,22 +186,11 @@ class Videos:
     name = "video"
     seconds = _VIDEO_SECONDS
 
-    def __init__(self, limits: VideoLimits, memory: int, max_queued: int, share: float) -> None:
+    def __init__(self, limits: VideoLimits, memory: int, queue: QueueLimits) -> None:
         """`memory`: bytes of the largest result."""
         self.inspection_memory = _FIRST_FRAME_COPIES * limits.pixels
-        self.processes = WorkerPool(
-            "videos",
-            "quire.multimodal.videos.decode:worker",
-            (limits,),
-            WorkerLimits(
-                memory=_WORKER_MEMORY + 4 * limits.size + _VIDEO_PIXEL_COPIES * limits.pixels + memory,
-                seconds=self.seconds,
-                stack=1 << 24,
-            ),
-            size=1,
-            max_queued=max_queued,
-            share=share,
-        )
+        memory += 4 * limits.size + _VIDEO_PIXEL_COPIES * limits.pixels
+        self.processes = _processes("videos", "videos.decode", (limits,), memory, self.seconds, queue)
 
     def inspect(self, content: bytes, file: PictureFile) -> InspectVideo:
         assert isinstance(file.info, VideoInfo)
@@ -217,11 +207,42 @@ class Videos:
     def working_memory(self, header: VideoHeader) -> int:
         return _VIDEO_PIXEL_COPIES * header.height * header.width
 
-    def size(self, header: VideoHeader) -> tuple[int, int]:
-        return header.height, header.width
-
     def prepared(self, layout: PictureLayout, result: PixelArray) -> PreparedPicture:
         return _with_pixels(layout, result)
+
+
+def _processes(
+    name: str,
+    module: str,
+    arguments: tuple[Any, ...],
+    memory: int,
+    seconds: float,
+    queue: QueueLimits,
+    *,
+    size: int = 1,
+    cancelled_seconds: float = 0.0,
+) -> WorkerPool:
+    """The worker processes of a medium.
+
+    Args:
+        name: see `WorkerPool`.
+        module: that of their function `worker`, in `quire.multimodal`.
+        arguments: of that function.
+        memory: bytes of the largest file and of what becomes of it.
+        seconds: of processor time for a job.
+        queue: jobs that may wait.
+        size, cancelled_seconds: see `WorkerPool`.
+    """
+    return WorkerPool(
+        name,
+        f"quire.multimodal.{module}:worker",
+        arguments,
+        WorkerLimits(memory=_WORKER_MEMORY + memory, seconds=seconds, stack=1 << 24),
+        size=size,
+        max_queued=queue.max_queued,
+        share=queue.share,
+        cancelled_seconds=cancelled_seconds,
+    )
 
 
 def _with_pixels(layout: PictureLayout, pixels: PixelArray) -> PreparedPicture:

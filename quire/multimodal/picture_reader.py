@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from typing import IO, Any
@@ -14,11 +14,11 @@ from typing import IO, Any
 import msgspec
 
 from quire.config.options import PictureOptions, VideoOptions
-from quire.engine.client.pictures import Color, PictureInfo, TransformersProcessor, VideoInfo
+from quire.engine.client.pictures import Color, PictureInfo, TransformersProcessor, VideoInfo, VideoSound
 from quire.engine.client.protocol import EncoderInput, PictureItem
 from quire.multimodal.errors import PromptError
 from quire.multimodal.memory import MediaMemory, Reservation
-from quire.multimodal.picture_jobs import Medium, PictureFile, Pictures, ProcessedPictures, Videos
+from quire.multimodal.picture_jobs import Header, Medium, PictureFile, Pictures, ProcessedPictures, QueueLimits, Videos
 from quire.multimodal.pictures.cache import Key, PictureCache, PreparedPicture
 from quire.multimodal.pictures.decode import WHITE, PictureError, PictureHeader, ReadEmbeddings
 from quire.multimodal.pictures.embeddings import embeddings_item, embeddings_layout
@@ -26,7 +26,7 @@ from quire.multimodal.pictures.layout import LayoutError, PictureLayout, pixels_
 from quire.multimodal.pictures.limits import PictureLimits
 from quire.multimodal.pictures.processor import Measure, MeasuredPicture
 from quire.multimodal.placement import Placeholders
-from quire.multimodal.videos.layout import VideoHeader
+from quire.multimodal.preparation import MemoryNeed, NeedsMore
 from quire.multimodal.videos.limits import VideoLimits
 from quire.workers.concurrency import gather_limited
 from quire.workers.errors import JobKilled, JobTimedOut, QueueFull
@@ -82,7 +82,7 @@ class _Planned:
     file: PictureFile
     key: Key
     layout: PictureLayout
-    header: PictureHeader | VideoHeader | MeasuredPicture | None = None
+    header: Header | None = None
     working_memory: int = 0
 
 
@@ -91,6 +91,8 @@ class PictureReader:
 
     Attributes:
         cache: what was prepared.
+        memory: the memory for media.
+        on_lookup: is told of each picture whether another request has prepared it.
     """
 
     def __init__(
@@ -113,20 +115,20 @@ class PictureReader:
             videos: limits of videos; None: those that are usual.
             max_queued: pictures that may wait for a process.
             share: the largest part of these for one tenant; see `Shares`.
-            on_lookup: is told of each picture whether another request has prepared it.
+            on_lookup: see the attribute.
         """
         self.cache = PictureCache(int(options.mm_processor_cache_gb * (1 << 30)))
-        self._memory = memory
-        self._on_lookup = on_lookup
+        self.memory = memory
+        self.on_lookup = on_lookup
         videos = videos or VideoOptions()
         video_limits = VideoLimits(int(videos.max_video_size), videos.max_video_pixels, videos.max_video_frames)
         self._limits = PictureLimits(max_size, options.max_image_pixels)
-        self._queue_limits = max_queued, share
-        self._pictures = Pictures(self._limits, *self._queue_limits)
+        self._queue = QueueLimits(max_queued, share)
+        self._pictures = Pictures(self._limits, self._queue)
         self._processed: dict[str, ProcessedPictures] = {}  # by the folder of the model, of which there is one
-        self._videos = Videos(video_limits, memory.most, max_queued, share)
+        self._videos = Videos(video_limits, memory.most, self._queue)
 
-    async def prepare(
+    async def plan(
         self,
         files: Sequence[PictureFile],
         *,
@@ -134,12 +136,8 @@ class PictureReader:
         sequences: int,
         background: Color = WHITE,
         tenant: str = "",
-    ) -> list[RequestPicture]:
-        """Make items of pictures and videos.
-
-        First the headers of all files are read, which say how many tokens they have. Then the memory for all of
-        them is reserved at once: a request that waited for more while it holds some could wait for others that do the
-        same. It is held for as long as the items live.
+    ) -> PicturePreparation:
+        """Read the headers of the pictures and videos of a prompt, which say how many tokens they have.
 
         Args:
             files: the pictures and videos.
@@ -149,80 +147,28 @@ class PictureReader:
             tenant: the tenant that sent them; tenants take turns.
 
         Raises:
-            PromptError: a file is not a picture or video, is broken, or is beyond a limit; or all need more tokens
-                or memory than there are.
+            PromptError: a file is not a picture or video, is broken, or is beyond a limit; or all have too many tokens.
             QueueFull: too many pictures wait, or have waited for too long.
             WorkerError: processes cannot be started.
         """
-        planned = await gather_limited(_AT_ONCE, [partial(self._plan, file, background, tenant) for file in files])
-        _check_tokens(planned, max_tokens)
-        largest = max(planned, key=lambda plan: plan.layout.size)
-        while True:
-            with await self._memory.reserve(_needed(planned, sequences), tenant, largest.file.where) as reservation:
-                cached = [self.cache.find(plan.key) for plan in planned]
-                if all(plan.header or picture for plan, picture in zip(planned, cached, strict=True)):
-                    pictures = await self._prepared(planned, cached, background, tenant)
-                    return [
-                        _request_picture(plan, picture, reservation, 1 + sequences)
-                        for plan, picture in zip(planned, pictures, strict=True)
-                    ]
-            # Some have left the cache meanwhile: memory for decoding them has to be reserved as well.
-            works = [
-                partial(self._renewed, plan, tenant, is_cached=picture is not None)
-                for plan, picture in zip(planned, cached, strict=True)
-            ]
-            del cached
-            planned = await gather_limited(_AT_ONCE, works)
+        preparation = PicturePreparation(self, max_tokens, sequences, background, tenant)
+        await preparation.plan(files)
+        return preparation
 
-    async def embeddings(
+    async def plan_embeddings(
         self, files: Sequence[EmbeddingsFile], *, max_tokens: int, sequences: int, tenant: str = ""
-    ) -> list[RequestPicture]:
-        """Make items of pictures whose embeddings are known. The memory is held for as long as the items live.
-
-        Args:
-            files: the embeddings.
-            max_tokens, sequences, tenant: as of `prepare`.
-
-        Raises:
-            PromptError: a file has something else, or does not fit to the model; or all need more tokens or memory
-                than there are.
-            QueueFull: too many wait, or have waited for too long.
-            WorkerError: processes cannot be started.
-        """
+    ) -> EmbeddingsPreparation:
+        """Prepare to read pictures whose embeddings are known; the arguments are those of `plan`."""
         sizes = [await asyncio.to_thread(file.content.seek, 0, os.SEEK_END) for file in files]
-        held = 2 * (1 + sequences) * sum(sizes)  # numbers of 16 bits become such of 32
-        working = (_COPIES + 2 * _RESULT_COPIES) * sum(sorted(sizes, reverse=True)[:_AT_ONCE])
-        with await self._memory.reserve(held + working, tenant, files[0].where) as reservation:
-            read = await gather_limited(_AT_ONCE, [partial(self._embeddings, file, tenant) for file in files])
-            tokens = sum(picture.layout.tokens for picture in read)
-            if tokens >= max_tokens:
-                raise PictureError(
-                    f"This model's maximum context length is {max_tokens} tokens. However, the pictures have {tokens} "
-                    "tokens, and text and an answer must fit as well.",
-                    files[-1].where,
-                )
-            for picture in read:
-                for item in picture.items:
-                    assert item.encoding is not None
-                    reservation.pass_on(item.encoding, (1 + sequences) * item.encoding.nbytes)
-        return read
-
-    async def _embeddings(self, file: EmbeddingsFile, tenant: str) -> RequestPicture:
-        job = ReadEmbeddings(await asyncio.to_thread(_content, file.content), file.grid)
-        values, grid = await self._run(self._pictures, job, file.where, tenant)
-        try:
-            planned = embeddings_layout(file.info, values, grid)
-        except PromptError as error:
-            raise PictureError(str(error), file.where) from error
-        values.flags.writeable = False
-        return RequestPicture(file.info, planned, (await asyncio.to_thread(embeddings_item, values, planned),))
+        return EmbeddingsPreparation(self._pictures, files, sizes, max_tokens, sequences, tenant)
 
     async def close(self) -> None:
         """End the processes."""
         media: tuple[Medium, ...] = (self._pictures, self._videos, *self._processed.values())
         await asyncio.gather(*(medium.processes.close() for medium in media))
 
-    def _medium(self, file: PictureFile) -> Medium:
+    def medium(self, file: PictureFile) -> Medium:
+        """How a file is prepared."""
         if isinstance(file.info, VideoInfo):
             return self._videos
         geometry = file.info.geometry
@@ -230,128 +176,262 @@ class PictureReader:
             return self._pictures
         if geometry.folder not in self._processed:
             self._processed[geometry.folder] = ProcessedPictures(
-                geometry.folder, self._limits, self._memory.most, *self._queue_limits
+                geometry.folder, self._limits, self.memory.most, self._queue
             )
         return self._processed[geometry.folder]
 
-    async def _plan(self, file: PictureFile, background: Color, tenant: str) -> _Planned:
-        medium = self._medium(file)
-        described = (medium.name, file.info, file.fps, file.sound, background)
-        options = hashlib.sha256(msgspec.json.encode(described)).digest()
-        key = await self._digest(file, tenant), options
-        cached = self.cache.find(key)
-        return await self._inspected(file, key, tenant) if cached is None else _Planned(file, key, cached.layout)
 
-    async def _renewed(self, plan: _Planned, tenant: str, *, is_cached: bool) -> _Planned:
+class PicturePreparation:
+    """The pictures and videos of a prompt; see `Preparation`. The memory is held for as long as the items live."""
+
+    def __init__(self, reader: PictureReader, max_tokens: int, sequences: int, background: Color, tenant: str) -> None:
+        """Begin with none. The arguments are those of `PictureReader.plan`."""
+        self._reader = reader
+        self._max_tokens = max_tokens
+        self._sequences = sequences
+        self._background = background
+        self._tenant = tenant
+        self._planned: list[_Planned] = []
+
+    async def plan(self, files: Sequence[PictureFile]) -> None:
+        """Read the headers of files; see `PictureReader.plan`."""
+        self._planned = await gather_limited(_AT_ONCE, [partial(self._plan, file) for file in files])
+        self._check_tokens()
+
+    @property
+    def need(self) -> MemoryNeed:
+        """The most memory that they take while they are prepared, and in the requests to the engine."""
+        results = (1 + self._sequences) * sum(plan.layout.size for plan in self._planned)
+        working = sorted((plan.working_memory for plan in self._planned), reverse=True)
+        largest = max(self._planned, key=lambda plan: plan.layout.size)
+        return MemoryNeed(results + sum(working[:_AT_ONCE]), results, largest.file.where)
+
+    def hear(self, index: int, sound: VideoSound, tokens: int) -> None:
+        """Place the sound of a video between its frames.
+
+        Args:
+            index: that of the video among the files.
+            sound: how the model hears it.
+            tokens: number of its tokens.
+
+        Raises:
+            PictureError: the model cannot read this video.
+        """
+        plan = self._planned[index]
+        assert isinstance(plan.file.info, VideoInfo)
+        assert plan.header is not None
+        file = replace(plan.file, info=msgspec.structs.replace(plan.file.info, sound=sound), sound=tokens)
+        key = plan.key[0], self._options(file)
+        self._planned[index] = replace(plan, file=file, key=key, layout=self._layout(file, plan.header))
+
+    async def run(self, reservation: Reservation) -> list[RequestPicture]:
+        """Make items of them.
+
+        Raises:
+            NeedsMore: some have left the cache meanwhile; memory for decoding them has to be reserved as well.
+            PromptError: a file is broken, or all have too many tokens.
+            QueueFull: too many pictures wait, or have waited for too long.
+            WorkerError: processes cannot be started.
+        """
+        self._check_tokens()  # with those of sound
+        cached = [self._find(plan.file, plan.key) for plan in self._planned]
+        if not all(plan.header or picture for plan, picture in zip(self._planned, cached, strict=True)):
+            raise NeedsMore
+        works = [partial(self._picture, *pair) for pair in zip(self._planned, cached, strict=True)]
+        pictures = await gather_limited(_AT_ONCE, works)
+        copies = 1 + self._sequences
+        return [
+            _request_picture(plan, picture, reservation, copies)
+            for plan, picture in zip(self._planned, pictures, strict=True)
+        ]
+
+    async def renew(self) -> None:
+        """Read the headers of those that have left the cache."""
+        self._planned = await gather_limited(_AT_ONCE, [partial(self._renewed, plan) for plan in self._planned])
+
+    def _check_tokens(self) -> None:
+        tokens = 0
+        for plan in self._planned:
+            tokens += plan.layout.tokens
+            if tokens >= self._max_tokens:
+                raise PictureError(
+                    f"This model's maximum context length is {self._max_tokens} tokens. However, the pictures and "
+                    f"videos have {tokens} tokens up to this one, and text and an answer must fit as well.",
+                    plan.file.where,
+                )
+
+    async def _plan(self, file: PictureFile) -> _Planned:
+        key = await self._digest(file), self._options(file)
+        cached = None if file.is_heard else self._find(file, key)
+        return await self._inspected(file, key) if cached is None else _Planned(file, key, cached.layout)
+
+    async def _renewed(self, plan: _Planned) -> _Planned:
         """The plan, with a header if the picture is to be decoded."""
-        return plan if plan.header or is_cached else await self._inspected(plan.file, plan.key, tenant)
+        if plan.header or self._find(plan.file, plan.key) is not None:
+            return plan
+        return await self._inspected(plan.file, plan.key)
 
-    async def _inspected(self, file: PictureFile, key: Key, tenant: str) -> _Planned:
+    async def _inspected(self, file: PictureFile, key: Key) -> _Planned:
         """The plan of a file whose header is read."""
         if file.content is None:
             raise self._unknown(file)
-        medium = self._medium(file)
+        medium = self._reader.medium(file)
         size = file.content.tell()  # it was read to its end
-        with await self._memory.reserve(_COPIES * size + medium.inspection_memory, tenant, file.where):
+        needed = _COPIES * size + medium.inspection_memory
+        with await self._reader.memory.reserve(needed, self._tenant, file.where):
             job = medium.inspect(await asyncio.to_thread(_content, file.content), file)
-            header = await self._run(medium, job, file.where, tenant)
+            header = await _run(medium, job, file.where, self._tenant)
         if isinstance(medium, ProcessedPictures):
-            header = await self._measured(medium, header, file, tenant)
-        try:
-            planned = medium.layout(file, header)
-        except LayoutError as error:
-            raise PictureError(str(error), file.where) from error
-        between = pixels_between(file.info.geometry, planned, *medium.size(header))
+            header = await self._measured(medium, header, file)
+        planned = self._layout(file, header)
+        between = pixels_between(file.info.geometry, planned, header.height, header.width)
         working_memory = (
             _COPIES * size + medium.working_memory(header) + _BETWEEN_COPIES * between + _RESULT_COPIES * planned.size
         )
         return _Planned(file, key, planned, header, working_memory)
 
-    async def _measured(
-        self, medium: ProcessedPictures, header: PictureHeader, file: PictureFile, tenant: str
-    ) -> MeasuredPicture:
+    async def _measured(self, medium: ProcessedPictures, header: PictureHeader, file: PictureFile) -> MeasuredPicture:
         """What becomes of a picture, which the processor tells by a blank one of the same size."""
         assert isinstance(file.info, PictureInfo)
         assert isinstance(file.info.geometry, TransformersProcessor)
-        with await self._memory.reserve(medium.measuring_memory(header, file.info.geometry), tenant, file.where):
-            return MeasuredPicture(header, await self._run(medium, Measure(header, file.info), file.where, tenant))
+        needed = medium.measuring_memory(header, file.info.geometry)
+        with await self._reader.memory.reserve(needed, self._tenant, file.where):
+            return MeasuredPicture(header, await _run(medium, Measure(header, file.info), file.where, self._tenant))
 
-    async def _digest(self, file: PictureFile, tenant: str) -> bytes:
+    def _layout(self, file: PictureFile, header: Header) -> PictureLayout:
+        try:
+            return self._reader.medium(file).layout(file, header)
+        except LayoutError as error:
+            raise PictureError(str(error), file.where) from error
+
+    def _options(self, file: PictureFile) -> bytes:
+        """A hash of all that what becomes of a file depends on, besides its content."""
+        described = (self._reader.medium(file).name, file.info, file.fps, file.sound, self._background)
+        return hashlib.sha256(msgspec.json.encode(described)).digest()
+
+    async def _digest(self, file: PictureFile) -> bytes:
         """The hash of a file's content."""
+        cache = self._reader.cache
         if file.content is None:
-            digest = self.cache.named(tenant, file.name or "")
+            digest = cache.named(self._tenant, file.name or "")
             if digest is None:
                 raise self._unknown(file)
             return digest
         digest = await asyncio.to_thread(_hash, file.content)
         if file.name is not None:
-            self.cache.name(tenant, file.name, digest)
+            cache.name(self._tenant, file.name, digest)
         return digest
 
+    def _find(self, file: PictureFile, key: Key) -> PreparedPicture | None:
+        """What a file becomes, if it is in the cache, or kept for this request."""
+        picture = self._reader.cache.find(key)
+        return file.request_cache.find(key) if picture is None and file.request_cache is not None else picture
+
     def _unknown(self, file: PictureFile) -> PictureError:
-        name = self._medium(file).name
+        name = self._reader.medium(file).name
         return PictureError(f"The {name} of this `uuid` is not in the cache (any more): send it again.", file.where)
 
-    async def _prepared(
-        self, planned: Sequence[_Planned], cached: Sequence[PreparedPicture | None], background: Color, tenant: str
-    ) -> list[PreparedPicture]:
-        """The pictures of a request, which has reserved the memory to prepare those that are not in the cache."""
-        works = [
-            partial(self._picture, plan, picture, background, tenant)
-            for plan, picture in zip(planned, cached, strict=True)
-        ]
-        return await gather_limited(_AT_ONCE, works)
-
-    async def _picture(
-        self, plan: _Planned, cached: PreparedPicture | None, background: Color, tenant: str
-    ) -> PreparedPicture:
-        medium = self._medium(plan.file)
+    async def _picture(self, plan: _Planned, cached: PreparedPicture | None) -> PreparedPicture:
+        medium, file = self._reader.medium(plan.file), plan.file
 
         async def make() -> PreparedPicture:
-            content, header = plan.file.content, plan.header
-            if content is None or header is None:
-                raise self._unknown(plan.file)
-            job = medium.prepare(await asyncio.to_thread(_content, content), plan.file, header, background)
-            return medium.prepared(plan.layout, await self._run(medium, job, plan.file.where, tenant))
+            if file.content is None or plan.header is None:
+                raise self._unknown(file)
+            job = medium.prepare(await asyncio.to_thread(_content, file.content), file, plan.header, self._background)
+            return medium.prepared(plan.layout, await _run(medium, job, file.where, self._tenant))
 
         try:
-            picture, hit = (cached, True) if cached else await self.cache.get(plan.key, make)
+            picture, hit = (cached, True) if cached else await self._reader.cache.get(plan.key, make)
         except PromptError as error:
-            raise PictureError(str(error), plan.file.where) from error
-        self._on_lookup(hit)
+            raise PictureError(str(error), file.where) from error
+        self._reader.on_lookup(hit)
+        if file.request_cache is not None:
+            file.request_cache.keep(plan.key, picture)
         return picture
 
-    @staticmethod
-    async def _run(medium: Medium, job: Any, where: str, tenant: str) -> Any:
-        try:
-            return await medium.processes.run(job, tenant=tenant)
-        except PromptError as error:
-            raise PictureError(str(error), where) from error
-        except JobTimedOut as error:
-            if error.stalled:
-                raise QueueFull(f"the {medium.name} waited too long for processor time") from error
-            raise PictureError(f"Decoding the {medium.name} took more than {medium.seconds:g} s.", where) from error
-        except JobKilled as error:
-            raise PictureError(f"The {medium.name} cannot be decoded: {error}.", where) from error
 
+class EmbeddingsPreparation:
+    """The pictures of a prompt whose embeddings are known; see `PicturePreparation`."""
 
-def _check_tokens(planned: Sequence[_Planned], max_tokens: int) -> None:
-    tokens = 0
-    for plan in planned:
-        tokens += plan.layout.tokens
-        if tokens >= max_tokens:
+    def __init__(
+        self,
+        medium: Pictures,
+        files: Sequence[EmbeddingsFile],
+        sizes: Sequence[int],
+        max_tokens: int,
+        sequences: int,
+        tenant: str,
+    ) -> None:
+        """Begin.
+
+        Args:
+            medium: whose processes read the files.
+            files: the embeddings.
+            sizes: bytes of each file.
+            max_tokens, sequences, tenant: as of `PictureReader.plan`.
+        """
+        self._medium = medium
+        self._files = files
+        self._sizes = sizes
+        self._max_tokens = max_tokens
+        self._copies = 1 + sequences
+        self._tenant = tenant
+
+    @property
+    def need(self) -> MemoryNeed:
+        """The most memory that they take while they are read, and in the requests to the engine."""
+        result = 2 * self._copies * sum(self._sizes)  # numbers of 16 bits become such of 32
+        working = (_COPIES + 2 * _RESULT_COPIES) * sum(sorted(self._sizes, reverse=True)[:_AT_ONCE])
+        return MemoryNeed(result + working, result, self._files[0].where)
+
+    async def run(self, reservation: Reservation) -> list[RequestPicture]:
+        """Make items of them.
+
+        Raises:
+            PromptError: a file has something else, or does not fit to the model; or all have too many tokens.
+            QueueFull: too many wait, or have waited for too long.
+            WorkerError: processes cannot be started.
+        """
+        pictures = await gather_limited(_AT_ONCE, [partial(self._read, file) for file in self._files])
+        tokens = sum(picture.layout.tokens for picture in pictures)
+        if tokens >= self._max_tokens:
             raise PictureError(
-                f"This model's maximum context length is {max_tokens} tokens. However, the pictures and videos have "
-                f"{tokens} tokens up to this one, and text and an answer must fit as well.",
-                plan.file.where,
+                f"This model's maximum context length is {self._max_tokens} tokens. However, the pictures have "
+                f"{tokens} tokens, and text and an answer must fit as well.",
+                self._files[-1].where,
             )
+        for picture in pictures:
+            for item in picture.items:
+                assert item.encoding is not None
+                reservation.pass_on(item.encoding, self._copies * item.encoding.nbytes)
+        return pictures
+
+    async def renew(self) -> None:
+        """Do nothing: files are read anew each time."""
+
+    async def _read(self, file: EmbeddingsFile) -> RequestPicture:
+        job = ReadEmbeddings(await asyncio.to_thread(_content, file.content), file.grid)
+        values, grid = await _run(self._medium, job, file.where, self._tenant)
+        try:
+            planned = embeddings_layout(file.info, values, grid)
+        except PromptError as error:
+            raise PictureError(str(error), file.where) from error
+        values.flags.writeable = False
+        return RequestPicture(file.info, planned, (await asyncio.to_thread(embeddings_item, values, planned),))
 
 
-def _needed(planned: Sequence[_Planned], sequences: int) -> int:
-    """The most memory that pictures take while they are prepared, and in the requests to the engine, in bytes."""
-    results = (1 + sequences) * sum(plan.layout.size for plan in planned)
-    working = sorted((plan.working_memory for plan in planned), reverse=True)
-    return results + sum(working[:_AT_ONCE])
+async def _run(medium: Medium, job: Any, where: str, tenant: str) -> Any:
+    """The result of a job. `where`: the part that it is for."""
+    try:
+        return await medium.processes.run(job, tenant=tenant)
+    except PromptError as error:
+        raise PictureError(str(error), where) from error
+    except JobTimedOut as error:
+        if error.stalled:
+            raise QueueFull(f"the {medium.name} waited too long for processor time") from error
+        raise PictureError(f"Decoding the {medium.name} took more than {medium.seconds:g} s.", where) from error
+    except JobKilled as error:
+        raise PictureError(f"The {medium.name} cannot be decoded: {error}.", where) from error
 
 
 def _request_picture(plan: _Planned, picture: PreparedPicture, reservation: Reservation, copies: int) -> RequestPicture:

@@ -38,6 +38,7 @@ class WorkerPool:
         max_queued: int = 64,
         share: float = 1.0,
         patience: float = 0.5,
+        cancelled_seconds: float = 0.0,
     ) -> None:
         """Prepare a pool; its first job starts a process.
 
@@ -51,12 +52,15 @@ class WorkerPool:
             max_queued: jobs that may wait for a process.
             share: the largest part of these for one tenant; see `Shares`.
             patience: seconds after which a job is a long one.
+            cancelled_seconds: for which a running job may go on when its caller is cancelled, who waits for it. Worth
+                it for processes that take longer to start than most jobs do.
         """
         self._name = name
         self._setup = Setup(target, arguments, limits)
         self._size = size
         self._max_queued = max_queued
         self._patience = patience
+        self._cancelled_seconds = cancelled_seconds
         self._queue = TenantQueue(max_queued, share)
         self._long = asyncio.Semaphore(size)
         self._long_waiting = 0
@@ -75,7 +79,8 @@ class WorkerPool:
     async def run(self, job: Any, *, tenant: str = "") -> Any:
         """Do a job in a worker process.
 
-        When the calling task is cancelled, a waiting job is dropped and the process of a running one is killed.
+        When the calling task is cancelled, a waiting job is dropped and the process of a running one is killed; see
+        `cancelled_seconds`.
 
         Args:
             job: the argument of the function that does jobs. It is pickled on the event loop, so large ones should be
@@ -98,13 +103,27 @@ class WorkerPool:
         self._queue.put(entry)
         self._jobs[entry] = None
         try:
-            return await entry.result
+            return await self._result(entry)
         finally:
             self._queue.discard(entry)
             worker = self._jobs.pop(entry)
             if worker is not None:  # the caller was cancelled, or the pool is closed
                 worker.kill()
             del entry  # its exception refers to this frame; a cycle would keep the job's content for long
+
+    async def _result(self, entry: Job) -> Any:
+        """The result of a job. A cancelled caller waits for a running one for a moment."""
+        if not self._cancelled_seconds:
+            return await entry.result
+        try:
+            return await asyncio.shield(entry.result)
+        except asyncio.CancelledError:
+            try:
+                if self._jobs[entry] is not None:
+                    await asyncio.wait({entry.result}, timeout=self._cancelled_seconds)
+            finally:
+                entry.result.cancel()  # so that it is not begun, or begun again
+            raise
 
     async def close(self) -> None:
         """Kill the processes; jobs that have not ended fail. Takes a few seconds at most."""

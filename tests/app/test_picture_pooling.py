@@ -14,7 +14,6 @@ import tokenizers
 import torch
 from openai.types import CreateEmbeddingResponse
 from PIL import Image
-from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from tests.support.picture_chat import image_url
 from tests.support.pictures import drawn, encoded
@@ -28,7 +27,9 @@ from tests.support.retrieval_models import (
     text_embedding,
     token_embeddings,
 )
-from tests.support.vision_models import PICTURE, SEES, VOCAB, expected_hidden, make_composite, save_seeing
+from tests.support.tiny_configs import VOCAB
+from tests.support.tokenizer import with_placeholders
+from tests.support.vision_models import PICTURE, SEES, expected_hidden, make_composite, save_seeing
 
 pytestmark = pytest.mark.slow
 PAD = "<|image_pad|>"
@@ -52,13 +53,7 @@ PICTURES = [drawn(60, 44), drawn(30, 90, seed=3), drawn(44, 44, seed=5)]
 
 def write_tokenizer(folder: Path, placeholder: str = PAD) -> tokenizers.Tokenizer:
     """Bytes and special tokens, the placeholder where the models have it."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = tokenizers.Tokenizer(models.BPE({char: i for i, char in enumerate(alphabet)}, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    names = [*SPECIAL, *(f"<unused{index}>" for index in range(VOCAB - len(alphabet) - len(SPECIAL)))]
-    names[PICTURE - len(alphabet)] = placeholder
-    tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
+    tokenizer = with_placeholders(SPECIAL, {PICTURE: placeholder}, VOCAB)
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"pad_token": "<|endoftext|>", "bos_token": "<bos>"}))
     return tokenizer

@@ -31,9 +31,8 @@ RECORDING = HERE.parent / "app" / "recordings" / "english.flac"
 
 
 async def drive(script: str, folder: Path, url: str, *arguments: str) -> None:
-    """Run one of the scripts in `page`. Its screenshots go into the folder, or that of the variable SCREENSHOTS."""
-    screenshots = str(os.environ.get("SCREENSHOTS", folder))
-    await run("node", f"page/{script}", url, screenshots, *arguments, cwd=HERE, CHROMIUM=CHROMIUM)
+    """Run one of the scripts in `page`. Its files go into the folder, screenshots into that of SCREENSHOTS if set."""
+    await run("node", f"page/{script}", url, str(folder), *arguments, cwd=HERE, CHROMIUM=CHROMIUM)
 
 
 async def run(*command: str, cwd: Path, **variables: str) -> str:
@@ -68,8 +67,7 @@ async def test_the_page_with_the_bundled_recognizer(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("key", ["", "secret"])
-async def test_a_chat_and_its_code(tmp_path: Path, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("SCREENSHOTS", raising=False)
+async def test_a_chat_and_its_code(tmp_path: Path, key: str) -> None:
     with serving(*(("--api-key", key) if key else ())) as server:
         await drive("chat.mjs", tmp_path, server.url, key)
         if key:
@@ -83,6 +81,7 @@ async def test_files_and_errors(tmp_path: Path) -> None:
     picture = Image.new("RGB", (200, 200), "white")
     ImageDraw.Draw(picture).ellipse((20, 20, 75, 75), fill=(220, 20, 30))
     picture.save(tmp_path / "drawn.png")
+    picture.save(tmp_path / "drawn.pdf", resolution=150)
     with serving() as server:
         await drive("files.mjs", tmp_path, server.url, str(tmp_path / "drawn.png"))
         assert "image_url" in await run("bash", "files.sh", cwd=tmp_path)  # the error of a model without eyes

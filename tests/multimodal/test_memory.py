@@ -179,3 +179,32 @@ async def test_what_cannot_wait_has_a_share_like_all_else() -> None:
     memory.take(160, "b").close()
     taken.close()
     assert memory.held == 0
+
+
+class Kept:
+    """Something that holds memory, and can do without."""
+
+    def __init__(self, memory: MediaMemory, size: int) -> None:
+        self.reservation = memory.take(size, "a")
+        memory.add_spare(self)
+
+    def forget(self) -> None:
+        self.reservation.close()
+
+
+async def test_what_can_be_made_again_is_forgotten_before_anybody_waits() -> None:
+    memory = MediaMemory(1000)
+    spare = Kept(memory, 300)
+    (await memory.reserve(700, "b")).close()
+    assert memory.held == 300
+    held = await memory.reserve(800, "a")
+    assert memory.held == 800
+    waiting = asked(memory, 300, "c")
+    await settled()
+    assert not memory.has_room(1, "d")  # as somebody waits
+    held.close()
+    (await waiting).close()
+    memory.remove_spare(spare)
+    spare = Kept(memory, 300)
+    memory.take(700, "b").close()
+    assert memory.held == 0

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import tokenizers
-from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, decoders, models, normalizers
 
 from quire.config.options import ChatOptions
 from quire.multimodal.errors import PromptError
@@ -18,6 +18,7 @@ from quire.rendering.messages import IMAGE_PART
 from quire.rendering.picture_texts import PictureTexts
 from quire.rendering.prompts import ChatJob, Conversation, PromptBuilder, RenderedChat
 from quire.rendering.tokenizer import Tokenizer
+from tests.support.tokenizer import byte_level
 
 SPECIAL = ["<image>", "<|end|>", "<fence>", "[BREAK]"]
 PARTS = (
@@ -26,14 +27,6 @@ PARTS = (
     "{% endfor %}{{ message.tool_calls | tojson if message.tool_calls }}<|end|>{% endfor %}{{ tools | tojson }}"
 )
 TEXT = "{% for message in messages %}{{ message.role }}:{{ message.content }}<|end|>{% endfor %}"
-
-
-def _byte_level() -> tokenizers.Tokenizer:
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    backend = tokenizers.Tokenizer(models.BPE({letter: index for index, letter in enumerate(letters)}, []))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    return backend
 
 
 def _sentence_piece() -> tokenizers.Tokenizer:
@@ -47,7 +40,7 @@ def _sentence_piece() -> tokenizers.Tokenizer:
     return backend
 
 
-BACKENDS = {"byte level": _byte_level, "SentencePiece": _sentence_piece}
+BACKENDS = {"byte level": byte_level, "SentencePiece": _sentence_piece}
 
 
 @pytest.fixture(params=BACKENDS)

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 import tokenizers
-from tokenizers import AddedToken, decoders, models, pre_tokenizers
+from tokenizers import AddedToken
 
 from quire.engine.client.audio import AudioInfo, AudioLengths, WindowLengths
 from quire.engine.client.model_info import Generates
@@ -21,6 +21,7 @@ from quire.engine.client.protocol import AddRequest
 from tests.support.audio import Samples, wav
 from tests.support.fake_core import INFO, FakeCore
 from tests.support.server import Server, running_server
+from tests.support.tokenizer import byte_level
 
 _TOKENS = (
     *("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|audio_bos|>", "<|AUDIO|>", "<|audio_eos|>"),
@@ -62,11 +63,7 @@ _CHAT = (
 @lru_cache(maxsize=1)
 def audio_tokenizer() -> tokenizers.Tokenizer:
     """Bytes, then the special tokens of all kinds."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = tokenizers.Tokenizer(models.BPE({char: i for i, char in enumerate(alphabet)}, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in _TOKENS[:-1]])
+    tokenizer = byte_level(_TOKENS[:-1])
     tokenizer.add_tokens([AddedToken(_TOKENS[-1], special=False)])
     return tokenizer
 

@@ -23,25 +23,14 @@ from quire.engine.client.audio import AudioInfo
 from quire.engine.client.protocol import AudioItem
 from quire.multimodal.audio.items import audio_items, token_count
 from tests.support.models import draw_weights
+from tests.support.tiny_configs import TEXT
 
 KINDS = ("qwen2_audio", "voxtral", "qwen3_asr", "granite_speech", "granite_speech_plus", "phi4_multimodal")
-VOCAB, PLACEHOLDER, MELS = 300, 290, 16
+PLACEHOLDER, MELS = 290, 16
 RATE, SECOND = 16_000, 16_000
 _STACKED = ("granite_speech", "granite_speech_plus")
 Samples = NDArray[np.float32]
-_TEXT = {
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "vocab_size": VOCAB,
-    "max_position_embeddings": 512,
-    "pad_token_id": None,
-    "bos_token_id": None,
-    "eos_token_id": None,
-}
+
 _ENCODER = {"num_mel_bins": MELS, "d_model": 32, "encoder_layers": 2, "encoder_attention_heads": 4}
 ADAPTED = {  # Granite Speech Plus has no adapter here
     "granite_speech": ("q_proj", "v_proj", "o_proj", "up_proj", "down_proj"),
@@ -77,7 +66,7 @@ _CONFIGS: dict[str, dict[str, Any]] = {
     # Windows of a second: 50 positions become 25 tokens, 12 here for each item and less for shorter audio.
     "qwen2_audio": {
         "audio_config": {**_ENCODER, "encoder_ffn_dim": 48, "max_source_positions": 50},
-        "text_config": {"model_type": "qwen2", **_TEXT},
+        "text_config": {"model_type": "qwen2", **TEXT},
         "audio_token_index": PLACEHOLDER,
     },
     "voxtral": {
@@ -89,7 +78,7 @@ _CONFIGS: dict[str, dict[str, Any]] = {
             "intermediate_size": 64,
             "max_source_positions": 50,
         },
-        "text_config": {"model_type": "llama", **_TEXT},
+        "text_config": {"model_type": "llama", **TEXT},
         "audio_token_id": PLACEHOLDER,
     },
     "qwen3_asr": {
@@ -101,7 +90,7 @@ _CONFIGS: dict[str, dict[str, Any]] = {
             "output_dim": 64,
             "downsample_hidden_size": 24,
         },
-        "text_config": {"model_type": "qwen3", **_TEXT},
+        "text_config": {"model_type": "qwen3", **TEXT},
         "audio_token_id": PLACEHOLDER,
         "tie_word_embeddings": True,
         "eos_token_id": 255,
@@ -111,13 +100,13 @@ _CONFIGS: dict[str, dict[str, Any]] = {
     "granite_speech": {
         "encoder_config": _CONFORMER,
         "projector_config": {**_QUERIES, "cross_attention_frequency": 1, "encoder_hidden_size": 32},
-        "text_config": {"model_type": "granite", **_TEXT, **_GRANITE},
+        "text_config": {"model_type": "granite", **TEXT, **_GRANITE},
         "audio_token_index": PLACEHOLDER,
     },
     "granite_speech_plus": {
         "encoder_config": {**_CONFORMER, "cat_hidden_layers": [2, 0, 1]},
         "projector_config": {**_QUERIES, "cross_attention_frequency": 2, "encoder_hidden_size": 4 * 32},
-        "text_config": {"model_type": "granite", **_TEXT, **_GRANITE},
+        "text_config": {"model_type": "granite", **TEXT, **_GRANITE},
         "audio_token_index": PLACEHOLDER,
         "tie_word_embeddings": False,
     },
@@ -145,7 +134,7 @@ _CONFIGS: dict[str, dict[str, Any]] = {
             "image_token_id": PLACEHOLDER + 1,
         },
         "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
-        **_TEXT,
+        **TEXT,
     },
 }
 

@@ -80,6 +80,7 @@ class Result:
     outputs: list[TokensOutput] = field(default_factory=list)
     pooled: PooledOutput | None = None
     error: str | None = None
+    is_refused: bool = False  # the error is that of the request
 
     @property
     def finish_reason(self) -> str | None:
@@ -248,8 +249,9 @@ class Engine:
                 result.outputs.append(output)
             case PooledOutput():
                 result.pooled = output
-            case ErrorOutput(error=error):
+            case ErrorOutput(error=error, invalid=invalid):
                 result.error = error
+                result.is_refused = invalid
 
 
 def greedy(max_tokens: int, **fields: Any) -> SamplingParams:

@@ -15,7 +15,6 @@ from typing import Any
 import msgspec
 import tokenizers
 from PIL import Image
-from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from quire.engine.client.audio import AudioInfo
 from quire.engine.client.model_info import Generates
@@ -23,6 +22,7 @@ from quire.engine.client.pictures import FixedSize, Geometry, PictureInfo, Smart
 from quire.engine.client.protocol import AddRequest, PictureItem
 from tests.support.fake_core import INFO, FakeCore
 from tests.support.server import Server, running_server
+from tests.support.tokenizer import byte_level
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 IMAGE, VIDEO, AUDIO = "<image>", "<video>", "<audio>"
@@ -42,12 +42,7 @@ TEXTS = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_en
 @lru_cache(maxsize=1)
 def picture_tokenizer() -> tokenizers.Tokenizer:
     """Bytes, then the special tokens."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = tokenizers.Tokenizer(models.BPE({char: i for i, char in enumerate(alphabet)}, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in _SPECIAL])
-    return tokenizer
+    return byte_level(_SPECIAL)
 
 
 def picture_info(geometry: Geometry = FIXED, video: VideoInfo | None = None) -> PictureInfo:

@@ -1,12 +1,17 @@
-"""Pictures for tests: drawn ones, and their files."""
+"""Pictures for tests: drawn ones, their files, and what becomes of them."""
 
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from PIL import Image
+
+from quire.multimodal.picture_jobs import PictureFile
+from quire.multimodal.picture_reader import PictureReader, RequestPicture
+from quire.multimodal.preparation import prepare_together
 
 
 def drawn(height: int, width: int, *, mode: str = "RGB", seed: int = 0) -> Image.Image:
@@ -24,3 +29,12 @@ def encoded(picture: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
     file = io.BytesIO()
     picture.save(file, kind, **options)
     return file.getvalue()
+
+
+async def prepared(
+    reader: PictureReader, files: Sequence[PictureFile], *, tenant: str = "", **options: Any
+) -> list[RequestPicture]:
+    """The pictures and videos of a prompt without other media."""
+    preparation = await reader.plan(files, tenant=tenant, **options)
+    (pictures,) = await prepare_together(reader.memory, [preparation], tenant)
+    return list(pictures)

@@ -17,7 +17,8 @@ from transformers.models.siglip.image_processing_pil_siglip import SiglipImagePr
 from transformers.models.siglip2.image_processing_pil_siglip2 import Siglip2ImageProcessorPil
 
 from tests.support.models import draw_weights
-from tests.support.vision_models import COMPOSITES, PICTURE, SEES, VOCAB, text_types, write_image_processor
+from tests.support.tiny_configs import VISION, VOCAB
+from tests.support.vision_models import COMPOSITES, PICTURE, SEES, text_types, write_image_processor
 
 _TEXT = {
     "vocab_size": VOCAB,
@@ -29,23 +30,16 @@ _TEXT = {
     "bos_token_id": 298,
     "eos_token_id": 299,
 }
-_VISION = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "image_size": 28,
-    "patch_size": 14,
-}
+
 _CLASSES = {"clip": CLIPModel, "siglip": SiglipModel, "siglip2": Siglip2Model}
 _CONFIGS: dict[str, dict[str, Any]] = {
     "clip": {
         "text_config": {**_TEXT, "projection_dim": 24},
-        "vision_config": {**_VISION, "projection_dim": 24},
+        "vision_config": {**VISION, "projection_dim": 24},
         "projection_dim": 24,
     },
-    "siglip": {"text_config": {**_TEXT, "projection_size": 32}, "vision_config": _VISION},
-    "siglip2": {"text_config": {**_TEXT, "projection_size": 32}, "vision_config": {**_VISION, "num_patches": 16}},
+    "siglip": {"text_config": {**_TEXT, "projection_size": 32}, "vision_config": VISION},
+    "siglip2": {"text_config": {**_TEXT, "projection_size": 32}, "vision_config": {**VISION, "num_patches": 16}},
 }
 _PROCESSORS: dict[str, Any] = {
     "clip": CLIPImageProcessorPil(size={"shortest_edge": 28}, crop_size={"height": 28, "width": 28}),

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import tokenizers
 import torch
-from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
-from tests.support.vision_models import PICTURE, VIDEO, VOCAB, make_composite, save_seeing
+from tests.support.tiny_configs import VOCAB
+from tests.support.tokenizer import ALPHABET, with_placeholders
+from tests.support.vision_models import PICTURE, VIDEO, make_composite, save_seeing
 
 # The text of the placeholder, by case.
 PLACEHOLDERS = {
@@ -34,31 +34,21 @@ _CONTEXT = 4096
 
 def write_tokenizer(folder: Path, placeholder: str) -> None:
     """Write a tokenizer of bytes and special tokens, with the placeholder where the model has it."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = tokenizers.Tokenizer(models.BPE({char: i for i, char in enumerate(alphabet)}, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    names = [*_SPECIAL, *(f"<unused{index}>" for index in range(VOCAB - len(alphabet) - len(_SPECIAL)))]
-    names[PICTURE - len(alphabet)] = placeholder
-    tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
+    tokenizer = with_placeholders(_SPECIAL, {PICTURE: placeholder}, VOCAB)
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>"}))
     (folder / "chat_template.jinja").write_text(
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{% for c in m.content %}{% if c.type == 'image' %}PICTURE"
         "{% elif c.type == 'video' %}VIDEO{% else %}{{ c.text }}{% endif %}{% endfor %}<|im_end|>{% endfor %}".replace(
             "PICTURE", placeholder
-        ).replace("VIDEO", names[VIDEO - len(alphabet)])
+        ).replace("VIDEO", str(tokenizer.id_to_token(VIDEO)))
     )
 
 
 def answering_model(case: str, folder: Path) -> Path:
     """Save a model that answers with letters only and has room for conversations."""
     model = make_composite(case, seed=4)
-    letters = [
-        token
-        for token, char in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))
-        if char.isascii() and char.isalpha()
-    ]
+    letters = [token for token, char in enumerate(ALPHABET) if char.isascii() and char.isalpha()]
     silent = torch.ones(VOCAB, dtype=torch.bool)
     silent[letters] = False
     with torch.no_grad():

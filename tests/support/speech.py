@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import tokenizers
-from tokenizers import AddedToken, decoders, models, pre_tokenizers
+from tokenizers import AddedToken
 
 from quire.engine.client.model_info import Transcribes
 from quire.engine.client.pooling_params import PoolingParams
@@ -21,6 +21,7 @@ from quire.engine.client.protocol import AddRequest
 from tests.support.audio import Samples, tone
 from tests.support.fake_core import INFO, FakeCore
 from tests.support.server import Server, running_server
+from tests.support.tokenizer import byte_level
 
 LANGUAGES = ("en", "de", "ja")
 _CONTROL = (
@@ -60,11 +61,7 @@ HEARD = {300.0: "alpha", 600.0: "bravo", 1200.0: "charlie", 2400.0: "delta"}
 @lru_cache(maxsize=1)
 def speech_tokenizer() -> tokenizers.Tokenizer:
     """Bytes, then the special tokens of whisper, then its timestamps."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = tokenizers.Tokenizer(models.BPE({char: i for i, char in enumerate(alphabet)}, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in _CONTROL])
+    tokenizer = byte_level(_CONTROL)
     tokenizer.add_tokens([AddedToken(f"<|{step * 0.02:.2f}|>", special=False) for step in range(1501)])
     return tokenizer
 

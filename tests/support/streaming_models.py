@@ -14,7 +14,6 @@ import tokenizers
 import torch
 import transformers
 from numpy.typing import NDArray
-from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from transformers import AutoConfig, VoxtralRealtimeFeatureExtractor, VoxtralRealtimeForConditionalGeneration
 
 from quire.engine.client.protocol import AudioItem
@@ -23,8 +22,10 @@ from quire.engine.models.model_config import read_model_config
 from tests.support.live import core_server
 from tests.support.models import draw_weights
 from tests.support.server import Server
+from tests.support.tiny_configs import TEXT, VOCAB
+from tests.support.tokenizer import byte_level
 
-VOCAB, MELS, COLUMNS = 300, 16, 8
+MELS, COLUMNS = 16, 8
 START, PAD = 1, 32
 WINDOW, ENCODER_WINDOW = 24, 18  # positions that decoder and encoder attend to; frames of audio, and quarters of them
 FIRST_SPECIAL = 256  # token of the tokenizer
@@ -55,17 +56,10 @@ def make_streaming_model(*, seed: int = 0, text: dict[str, Any] | None = None, *
         "vocab_size": VOCAB,
     }
     text_config = {
-        "hidden_size": 64,
-        "intermediate_size": 96,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 16,
-        "vocab_size": VOCAB,
+        **TEXT,
         "sliding_window": WINDOW,
         "max_position_embeddings": 4096,
         "rms_norm_eps": 1e-5,
-        "pad_token_id": None,
         "bos_token_id": START,
         "eos_token_id": 2,
         **(text or {}),
@@ -128,12 +122,7 @@ def expected_tokens(model: Any, prompt: list[int], audio: Features) -> list[int]
 @lru_cache(maxsize=1)
 def streaming_tokenizer() -> tokenizers.Tokenizer:
     """Bytes, then the special tokens."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = tokenizers.Tokenizer(models.BPE({char: i for i, char in enumerate(alphabet)}, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in SPECIAL])
-    return tokenizer
+    return byte_level(SPECIAL)
 
 
 def write_streaming_tokenizer(folder: Path) -> None:

@@ -1,13 +1,15 @@
-"""A byte-level tokenizer with a few special tokens; every text round-trips."""
+"""Byte-level tokenizers with a few special tokens; every text round-trips."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 
+ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())  # of which each character stands for a byte
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 THINK = ("<think>", "</think>")
 VOCAB_SIZE = 256 + len(SPECIAL) + len(THINK)
@@ -18,13 +20,26 @@ CHAT_TEMPLATE = (
 )
 
 
-def byte_tokenizer() -> tokenizers.Tokenizer:
-    """Build a tokenizer with ids 0..255 in the order of the byte-level alphabet, then the special tokens."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = tokenizers.Tokenizer(models.BPE({char: i for i, char in enumerate(alphabet)}, []))
+def byte_level(special: Sequence[str] = ()) -> tokenizers.Tokenizer:
+    """Build a tokenizer with ids 0..255 in the order of the byte-level alphabet, then special tokens."""
+    tokenizer = tokenizers.Tokenizer(models.BPE({char: token for token, char in enumerate(ALPHABET)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in SPECIAL])
+    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in special])
+    return tokenizer
+
+
+def with_placeholders(special: Sequence[str], placeholders: Mapping[int, str], vocab: int) -> tokenizers.Tokenizer:
+    """The same with `vocab` ids, of which some that are not in use otherwise have the texts of placeholders."""
+    names = [*special, *(f"<unused{index}>" for index in range(vocab - len(ALPHABET) - len(special)))]
+    for token, text in placeholders.items():
+        names[token - len(ALPHABET)] = text
+    return byte_level(names)
+
+
+def byte_tokenizer() -> tokenizers.Tokenizer:
+    """Build a tokenizer of bytes, the special tokens, and those of reasoning."""
+    tokenizer = byte_level(SPECIAL)
     tokenizer.add_tokens([AddedToken(text, special=False) for text in THINK])
     return tokenizer
 

@@ -37,35 +37,14 @@ from quire.multimodal.pictures.pixels import picture_pixels
 from tests.support.audio_models import ADAPTED, adapt, config_fields, draw_statistics
 from tests.support.models import draw_weights
 from tests.support.phi4_tiles import Phi4Tiles
+from tests.support.tiny_configs import TEXT, VISION
 
 Value = TypeVar("Value")
-VOCAB = 300
 PICTURE, VIDEO = 290, 293  # placeholder tokens
 _ROW_END, SEPARATOR = 291, 292  # text within a picture
-_TEXT = {
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "vocab_size": VOCAB,
-    "max_position_embeddings": 256,
-    "pad_token_id": None,
-    "bos_token_id": None,
-    "eos_token_id": None,
-}
-_VISION = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "image_size": 28,
-    "patch_size": 14,
-    "num_channels": 3,
-}
-_LARGER = {**_VISION, "image_size": 56}
-_SIGLIP = {"model_type": "siglip_vision_model", **_VISION, "vision_use_head": False}
+_TEXT = {**TEXT, "max_position_embeddings": 256}
+_LARGER = {**VISION, "image_size": 56}
+_SIGLIP = {"model_type": "siglip_vision_model", **VISION, "vision_use_head": False}
 _CANVASES = [[28, 56], [56, 28], [56, 56], [28, 84]]
 QWEN_VISION = {
     "depth": 2,
@@ -107,7 +86,7 @@ _PERCEIVER = {
     "num_key_value_heads": 2,
 }
 _PHI4 = config_fields("phi4_multimodal")
-_PHI4_VISION = {**_VISION, "num_hidden_layers": 3, "crop_size": 28, "patch_size": 7, "image_token_id": PICTURE}
+_PHI4_VISION = {**VISION, "num_hidden_layers": 3, "crop_size": 28, "patch_size": 7, "image_token_id": PICTURE}
 _MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
 
 
@@ -126,7 +105,7 @@ COMPOSITES: dict[str, tuple[str, dict[str, Any]]] = {
         "gemma3",
         _config(
             "gemma3_text",
-            {"model_type": "siglip_vision_model", **_VISION},
+            {"model_type": "siglip_vision_model", **VISION},
             text_fields={"sliding_window": 24, "layer_types": ["sliding_attention", "full_attention"] * 2}
             | {"num_hidden_layers": 4},
             tie_word_embeddings=True,
@@ -138,7 +117,7 @@ COMPOSITES: dict[str, tuple[str, dict[str, Any]]] = {
         "gemma3",
         _config(
             "gemma3_text",
-            {"model_type": "siglip_vision_model", **_VISION, "image_size": 112, "vision_use_head": False},
+            {"model_type": "siglip_vision_model", **VISION, "image_size": 112, "vision_use_head": False},
             text_fields={"sliding_window": 10, "layer_types": ["full_attention", "sliding_attention"] * 2}
             | {"num_hidden_layers": 4, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}
             | {"query_pre_attn_scalar": 4},  # sharp attention, so that pictures matter
@@ -169,7 +148,7 @@ COMPOSITES: dict[str, tuple[str, dict[str, Any]]] = {
             **_GLM_TOKENS,
         ),
     ),
-    "idefics2": ("idefics2", _config("mistral", {"model_type": "idefics2", **_VISION}, perceiver_config=_PERCEIVER)),
+    "idefics2": ("idefics2", _config("mistral", {"model_type": "idefics2", **VISION}, perceiver_config=_PERCEIVER)),
     "idefics3": (
         "idefics3",
         _config("llama", {"model_type": "idefics3_vision", **_LARGER}, image_token_id=PICTURE, scale_factor=2),
@@ -184,12 +163,12 @@ COMPOSITES: dict[str, tuple[str, dict[str, Any]]] = {
         "internvl",
         _config("qwen3", {"model_type": "internvl_vision", **_LARGER}, image_token_id=PICTURE),
     ),
-    "llava": ("llava", _config("llama", {"model_type": "clip_vision_model", **_VISION}, image_token_index=PICTURE)),
+    "llava": ("llava", _config("llama", {"model_type": "clip_vision_model", **VISION}, image_token_index=PICTURE)),
     "llava_next": (
         "llava_next",
         _config(
             "mistral",
-            {"model_type": "clip_vision_model", **_VISION},
+            {"model_type": "clip_vision_model", **VISION},
             image_token_index=PICTURE,
             image_grid_pinpoints=_CANVASES,
         ),
@@ -203,7 +182,7 @@ COMPOSITES: dict[str, tuple[str, dict[str, Any]]] = {
         "llava",
         _config(
             "mistral",
-            {"model_type": "pixtral", **_VISION},
+            {"model_type": "pixtral", **VISION},
             image_token_index=PICTURE,
             vision_feature_layer=-1,
             vision_feature_select_strategy="full",
@@ -217,12 +196,12 @@ COMPOSITES: dict[str, tuple[str, dict[str, Any]]] = {
         "mistral3",
         _config(
             "mistral",
-            {"model_type": "pixtral", **_VISION},
+            {"model_type": "pixtral", **VISION},
             text_fields={"sliding_window": None},
             image_token_index=PICTURE,
         ),
     ),
-    "ovis2": ("ovis2", _config("qwen2", {"model_type": "ovis2", **_VISION}, tie_word_embeddings=True)),
+    "ovis2": ("ovis2", _config("qwen2", {"model_type": "ovis2", **VISION}, tie_word_embeddings=True)),
     "paligemma": (
         "paligemma",
         _config("gemma", _SIGLIP, projection_dim=64, image_token_index=PICTURE),
@@ -307,7 +286,7 @@ COMPOSITES: dict[str, tuple[str, dict[str, Any]]] = {
         "vipllava",
         _config(
             "llama",
-            {"model_type": "clip_vision_model", **_VISION},
+            {"model_type": "clip_vision_model", **VISION},
             image_token_index=PICTURE,
             vision_feature_layers=[-1],
         ),

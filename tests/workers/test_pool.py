@@ -177,8 +177,37 @@ async def test_long_jobs_all_come_to_an_end() -> None:
 async def test_cancelling_a_job_kills_its_process() -> None:
     async with running_pool(limits=WorkerLimits(256 << 20, 60, 4 << 20)) as pool:
         pid = await pool.run(("pid", None))
+        used = psutil.Process(pid).cpu_times().user
         spinning = asyncio.create_task(pool.run(("spin", None)))
-        await until(lambda: psutil.Process(pid).cpu_times().user > 0.05)
+        await until(lambda: psutil.Process(pid).cpu_times().user > used)
+        spinning.cancel()
+        await asyncio.wait([spinning])
+        await until(lambda: ended(pid))
+        assert await pool.run(("pid", None)) != pid
+
+
+async def test_a_cancelled_job_may_end_where_processes_start_slowly() -> None:
+    async with running_pool(limits=WorkerLimits(1 << 30, 60, 4 << 20), cancelled_seconds=60.0) as pool:
+        pid = await pool.run(("pid", None))
+        used = psutil.Process(pid).cpu_times().user
+        making = asyncio.create_task(pool.run(("array", 10)))
+        waiting = asyncio.create_task(pool.run(("exit", 3)))
+        await until(lambda: psutil.Process(pid).cpu_times().user > used)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        assert not making.done()
+        making.cancel()
+        await asyncio.wait([making])
+        assert making.cancelled()
+        assert await pool.run(("pid", None)) == pid
+
+
+async def test_a_cancelled_job_is_given_so_much_time_only() -> None:
+    async with running_pool(limits=WorkerLimits(256 << 20, 60, 4 << 20), cancelled_seconds=0.01) as pool:
+        pid = await pool.run(("pid", None))
+        used = psutil.Process(pid).cpu_times().user
+        spinning = asyncio.create_task(pool.run(("spin", None)))
+        await until(lambda: psutil.Process(pid).cpu_times().user > used)
         spinning.cancel()
         await asyncio.wait([spinning])
         await until(lambda: ended(pid))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from quire.engine.client.audio import AudioInfo
@@ -10,22 +10,23 @@ from quire.engine.client.protocol import AudioItem
 from quire.multimodal.audio.decode import AudioError, DecodedAudio
 from quire.multimodal.audio.features import SAMPLE_RATE
 from quire.multimodal.audio.items import audio_items, feature_bytes, longest_audio, token_count, working_bytes
-from quire.multimodal.audio.reader import AudioFile, AudioUse
+from quire.multimodal.audio.reader import AudioFile, AudioPreparation, AudioUse
 from quire.multimodal.memory import Reservation
 from quire.serving.models import AudioInput
 from quire.workers.tenant import current_tenant
 
-Pieces = list[list[AudioItem]]  # the items of each piece of audio
 
-
-async def audio_pieces(
+def audio_preparation(
     files: Sequence[AudioFile],
     formats: Sequence[str | None],
     audio_input: AudioInput,
     limit: int,
     sequences: int,
-) -> Pieces:
-    """Decode the audio of a chat and turn it into features, one file after the other.
+    *,
+    beside: int = 0,
+    on_made: Callable[[int, int], None] = lambda _index, _tokens: None,
+) -> AudioPreparation[list[AudioItem]]:
+    """The audio of a chat, which is decoded and turned into features, one file after the other.
 
     A request never holds the samples of two. The memory for the items is reserved for as long as they live. A video
     without sound has no items.
@@ -36,10 +37,8 @@ async def audio_pieces(
         audio_input: how the model reads audio.
         limit: tokens of the context.
         sequences: requests to the engine that will have the items.
-
-    Raises:
-        AudioError: a file is broken or too long.
-        QueueFull: too many files wait to be decoded.
+        beside: bytes that the other media of the chat need.
+        on_made: is told the index of a file, and the number of its tokens.
     """
     tenant, info, reader = current_tenant(), audio_input.info, audio_input.reader
     copies = 1 + sequences  # of features: here, and one for each request to the engine
@@ -56,13 +55,14 @@ async def audio_pieces(
         for item in items:
             reservation.pass_on(item.features, copies * item.features.nbytes)
         tokens[index] = sum(item.length for item in items)
+        on_made(index, tokens[index])
         return items
 
     use = AudioUse(
         while_made=lambda samples: 4 * samples + working_bytes(samples, info),
         result=lambda samples: copies * feature_bytes(samples, info),
     )
-    return await reader.decode(files, use, make, tenant=tenant)
+    return reader.preparation(files, use, make, tenant=tenant, beside=beside)
 
 
 def _check_length(audio: DecodedAudio, where: str, limit: int, info: AudioInfo, before: int) -> None:

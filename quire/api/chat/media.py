@@ -5,21 +5,28 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 
-from quire.api.chat.audio import audio_pieces
+from quire.api.chat.audio import audio_preparation
 from quire.api.chat.media_files import DocumentContents, MediaContent, MediaFiles
 from quire.api.chat.media_inputs import MediaInputs
-from quire.api.chat.media_parts import MediaPart, PartParser, PartPlace
+from quire.api.chat.media_parts import MediaPart, PartParser, PartPlace, title_fields
 from quire.engine.client.audio import AudioInfo
 from quire.engine.client.pictures import VideoInfo
 from quire.engine.client.protocol import AudioItem
 from quire.multimodal.audio.items import audio_placeholders, parts_of_sound
-from quire.multimodal.audio.reader import AudioFile
+from quire.multimodal.audio.reader import AudioFile, AudioPreparation
+from quire.multimodal.memory import MediaMemory
 from quire.multimodal.picture_jobs import PictureFile
-from quire.multimodal.picture_reader import EmbeddingsFile, RequestPicture, picture_placeholders
+from quire.multimodal.picture_reader import (
+    EmbeddingsFile,
+    EmbeddingsPreparation,
+    PicturePreparation,
+    RequestPicture,
+    picture_placeholders,
+)
 from quire.multimodal.picture_settings import (
     MEDIA_IO,
     PROCESSOR,
@@ -29,7 +36,9 @@ from quire.multimodal.picture_settings import (
     with_low_detail,
     with_settings,
 )
+from quire.multimodal.pictures.cache import RequestCache
 from quire.multimodal.placement import Placeholders
+from quire.multimodal.preparation import Preparation, prepare_together
 from quire.multimodal.sources import MediaFile
 from quire.protocol.errors import InvalidRequest
 from quire.rendering.messages import AUDIO_PART, IMAGE_PART, VIDEO_PART
@@ -37,6 +46,7 @@ from quire.rendering.picture_texts import PictureTexts
 from quire.serving.models import AudioInput, PictureInput, ServedModel, ServerState
 from quire.workers.tenant import current_tenant
 
+Kind = TypeVar("Kind", bound=Preparation)
 _MAX_DOCUMENTS = 16  # of a chat
 
 
@@ -132,11 +142,13 @@ class _Content:
         part: the part that it comes from.
         piece: the content.
         pictures: how the model reads pictures and videos beside it; None if it reads none.
+        request_cache: keeps pictures for the next prompts of the request; None: there are none.
     """
 
     part: MediaPart
     piece: MediaContent
     pictures: PictureInput | None = None
+    request_cache: RequestCache | None = None
 
     @property
     def kind(self) -> Literal["text", "audio", "image", "video"]:
@@ -161,6 +173,11 @@ class _Content:
         return self.pictures.info.video if self.kind == "video" and self.pictures is not None else None
 
     @property
+    def has_embeddings(self) -> bool:
+        """Whether it is a picture whose embeddings were sent."""
+        return self.part.is_embeddings and isinstance(self.piece, MediaFile)
+
+    @property
     def has_heard_sound(self) -> bool:
         """Whether it is a video whose sound is asked for."""
         return self.video is not None and self.video.sound is not None and self.video.sound.is_heard
@@ -174,11 +191,15 @@ class ReadMedia:
         parts: their content parts.
         contents: of each of them, in files that an `ExitStack` closes.
         pictures: how the model reads pictures and videos of the request; None if it reads none.
+        request_cache: keeps pictures for the next prompts of the request; None: there are none.
+        unused_fields: paths of fields that have no effect.
     """
 
     parts: Sequence[MediaPart] = ()
     contents: Sequence[Sequence[MediaContent]] = ()
     pictures: PictureInput | None = None
+    request_cache: RequestCache | None = None
+    unused_fields: Sequence[str] = ()
 
     @property
     def has_low_detail(self) -> bool:
@@ -205,7 +226,7 @@ async def take_media(
     """
     with ExitStack() as stack:
         return await prepare_media(
-            [await read_media(places, settings, model, state, stack)], settings, model, sequences
+            [await read_media(places, settings, model, state, stack)], settings, model, state, sequences
         )
 
 
@@ -238,21 +259,30 @@ async def read_media(
         files = MediaFiles(state.media_memory, stack)
         originals = await files.read_all(parts)
         contents = await DocumentContents(reads, state, files).of_parts(parts, originals)
+    unused: list[str] = []
+    if picture_input is not None and picture_input.info.without_text:
+        unused = [
+            name
+            for place, pieces in zip(places, contents, strict=True)
+            if any(not isinstance(piece, str) for piece in pieces)
+            for name in title_fields(place)
+        ]
+        contents = [[piece for piece in pieces if not isinstance(piece, str)] or pieces for pieces in contents]
     _replace(parts, contents)
-    return ReadMedia(parts, contents, picture_input)
+    return ReadMedia(parts, contents, picture_input, unused_fields=unused)
 
 
 async def prepare_media(
-    media: Sequence[ReadMedia], settings: MediaSettings, model: ServedModel, sequences: int
+    media: Sequence[ReadMedia], settings: MediaSettings, model: ServedModel, state: ServerState, sequences: int
 ) -> ChatMedia:
     """Make items of the media of one prompt.
 
-    They are prepared one after the other. The memory for the items of all of them is reserved at once, for as long as
+    They are prepared one after the other. The memory for all of them is reserved at once, that of items for as long as
     they live.
 
     Args:
         media: those of each message, in their order. They may be prepared again for another prompt.
-        settings, model, sequences: as of `take_media`.
+        settings, model, state, sequences: as of `take_media`.
 
     Raises:
         InvalidRequest, PromptError, QueueFull: as of `take_media`.
@@ -261,72 +291,187 @@ async def prepare_media(
     if not parts:
         return ChatMedia(unused_fields=settings.names)
     contents = [
-        _Content(part, piece, read.pictures)
+        _Content(part, piece, read.pictures, read.request_cache)
         for read in media
         for part, pieces in zip(read.parts, read.contents, strict=True)
         for piece in pieces
     ]
-    limit, audio_input = model.info.max_model_len, MediaInputs.of(model).audio
+    audio_input, limits = MediaInputs.of(model).audio, _PromptLimits(model.info.max_model_len, sequences)
     with model.client.observers.preprocessing():
-        heard = await _heard(contents, audio_input, limit, sequences)
-        pictures = await _pictures(contents, heard, limit, sequences, frame_rate(settings.media_io))
+        heard, seen = await _prepared(contents, audio_input, limits, frame_rate(settings.media_io), state.media_memory)
+    pictures = ChatPictures([seen[place] for place in sorted(seen)]) if seen else None
     audio = _audio(contents, heard, audio_input, pictures)
-    is_prepared = pictures is not None and not any(part.is_embeddings for part in parts)
-    unused = [] if is_prepared else settings.names
+    unused = [] if any(not contents[place].part.is_embeddings for place in seen) else settings.names
     for read in media:
+        unused = [*unused, *read.unused_fields]
         if pictures is None or not read.has_low_detail:
             unused = [*unused, *(part.low_detail for part in read.parts if part.low_detail is not None)]
     return ChatMedia(audio, pictures, unused)
 
 
-async def _pictures(
+@dataclass(frozen=True, slots=True)
+class _PromptLimits:
+    """Limits of a prompt: tokens of its context, and requests to the engine that will have its items."""
+
+    max_tokens: int
+    sequences: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Planned(Generic[Kind]):
+    """Media of a kind that are to be prepared, and their places among the contents of the prompt."""
+
+    places: Sequence[int]
+    preparation: Kind
+
+
+async def _prepared(
     contents: Sequence[_Content],
-    sounds: Mapping[int, Sequence[AudioItem]],
-    limit: int,
-    sequences: int,
+    audio_input: AudioInput | None,
+    limits: _PromptLimits,
     fps: float | None,
-) -> ChatPictures | None:
-    """Prepare pictures and videos.
+    memory: MediaMemory,
+) -> tuple[dict[int, list[AudioItem]], dict[int, RequestPicture]]:
+    """What media become, by the places of their contents.
 
     Args:
         contents: all contents of the prompt.
-        sounds: the items of the sound of videos, by the places of these.
-        limit: tokens of the context.
-        sequences: see `take_media`.
+        audio_input: how the model reads audio; None if it does not.
+        limits: of the prompt.
         fps: of lists of frames, as the request says.
+        memory: the memory for media.
+
+    Returns:
+        Items of audio, and of the sound of videos if it is asked for; pictures and videos.
     """
-    files: list[PictureFile] = []
-    embeddings: list[EmbeddingsFile] = []
-    picture_input: PictureInput | None = None
-    for index, content in enumerate(contents):
+    audio_files = {} if audio_input is None else _audio_files(contents)
+    pictures = await _planned_pictures(contents, limits, fps)
+    planned: list[_Planned[Any]] = [*pictures, *await _planned_embeddings(contents, limits)]
+    if audio_files and audio_input is not None:
+        beside = sum(of_kind.preparation.need.peak for of_kind in planned)
+        # It comes first: the layout of a video has the tokens of its sound.
+        planned.insert(0, _planned_audio(contents, audio_files, audio_input, limits, pictures, beside))
+    if not planned:
+        return {}, {}
+    results = await prepare_together(memory, [of_kind.preparation for of_kind in planned], current_tenant())
+    placed = [dict(zip(of_kind.places, made, strict=True)) for of_kind, made in zip(planned, results, strict=True)]
+    heard = placed.pop(0) if audio_files else {}
+    return heard, {place: picture for pictures_of_kind in placed for place, picture in pictures_of_kind.items()}
+
+
+async def _planned_pictures(
+    contents: Sequence[_Content], limits: _PromptLimits, fps: float | None
+) -> list[_Planned[PicturePreparation]]:
+    """Pictures and videos, in a list that is empty if there are none. `fps`: of lists of frames."""
+    files: dict[int, PictureFile] = {}
+    used: PictureInput | None = None
+    for place, content in enumerate(contents):
         piece, part = content.piece, content.part
-        if content.kind == "audio" or isinstance(piece, str) or content.pictures is None:
+        if content.pictures is None or content.kind not in ("image", "video") or content.has_embeddings:
             continue
-        picture_input = content.pictures
-        info = msgspec.structs.replace(picture_input.info, video=None)  # pictures do not depend on it
+        assert not isinstance(piece, str)
+        used = content.pictures
+        info = msgspec.structs.replace(used.info, video=None)  # pictures do not depend on it
         file = piece.content if isinstance(piece, MediaFile) else None
         if (video := content.video) is not None:
-            sound = sum(item.length for item in sounds.get(index, ()))
-            video = video if sound else msgspec.structs.replace(video, sound=None)
-            files.append(PictureFile(file, piece.where, video, part.uuid, fps, sound))
-        elif part.is_embeddings and file is not None:
-            embeddings.append(EmbeddingsFile(file, piece.where, info, part.grid))
+            silent = msgspec.structs.replace(video, sound=None)
+            files[place] = PictureFile(
+                file,
+                piece.where,
+                silent,
+                part.uuid,
+                fps,
+                is_heard=content.has_heard_sound,
+                request_cache=content.request_cache,
+            )
         else:
             of_picture = info if part.low_detail is None else with_low_detail(info)
-            files.append(PictureFile(file, piece.where, of_picture, part.uuid))
-    if embeddings and files:
-        raise InvalidRequest(
-            "A prompt may have pictures and videos, or embeddings of pictures, not both.", embeddings[0].where
-        )
-    if picture_input is None:
-        return None
-    reader, tenant = picture_input.reader, current_tenant()
-    if embeddings:
-        return ChatPictures(await reader.embeddings(embeddings, max_tokens=limit, sequences=sequences, tenant=tenant))
-    background = picture_input.background
-    return ChatPictures(
-        await reader.prepare(files, max_tokens=limit, sequences=sequences, background=background, tenant=tenant)
+            files[place] = PictureFile(file, piece.where, of_picture, part.uuid, request_cache=content.request_cache)
+    if used is None:
+        return []
+    preparation = await used.reader.plan(
+        list(files.values()),
+        max_tokens=limits.max_tokens,
+        sequences=limits.sequences,
+        background=used.background,
+        tenant=current_tenant(),
     )
+    return [_Planned(list(files), preparation)]
+
+
+async def _planned_embeddings(
+    contents: Sequence[_Content], limits: _PromptLimits
+) -> list[_Planned[EmbeddingsPreparation]]:
+    """Pictures whose embeddings are known, in a list that is empty if there are none."""
+    files: dict[int, EmbeddingsFile] = {}
+    used: PictureInput | None = None
+    for place, content in enumerate(contents):
+        piece = content.piece
+        if content.pictures is None or not content.has_embeddings:
+            continue
+        assert isinstance(piece, MediaFile)
+        used = content.pictures
+        info = msgspec.structs.replace(used.info, video=None)
+        files[place] = EmbeddingsFile(piece.content, piece.where, info, content.part.grid)
+    if used is None:
+        return []
+    preparation = await used.reader.plan_embeddings(
+        list(files.values()), max_tokens=limits.max_tokens, sequences=limits.sequences, tenant=current_tenant()
+    )
+    return [_Planned(list(files), preparation)]
+
+
+def _audio_files(contents: Sequence[_Content]) -> dict[int, AudioFile]:
+    """Files of audio, and videos whose sound is asked for, by the places of their contents."""
+    files: dict[int, AudioFile] = {}
+    for place, content in enumerate(contents):
+        if content.kind != "audio" and not content.has_heard_sound:
+            continue
+        if not isinstance(content.piece, MediaFile):
+            raise InvalidRequest(
+                "A `uuid` without content is not supported for videos whose sound is heard: send it again.",
+                content.part.place.where,
+            )
+        files[place] = AudioFile(content.piece.content, content.piece.where, is_video=content.kind == "video")
+    return files
+
+
+def _planned_audio(
+    contents: Sequence[_Content],
+    files: Mapping[int, AudioFile],
+    audio_input: AudioInput,
+    limits: _PromptLimits,
+    pictures: Sequence[_Planned[PicturePreparation]],
+    beside: int,
+) -> _Planned[AudioPreparation[list[AudioItem]]]:
+    """Audio, and the sound of videos if it is asked for.
+
+    Args:
+        contents: all contents of the prompt.
+        files: of the audio, by the places of their contents.
+        audio_input: how the model reads audio.
+        limits: of the prompt.
+        pictures: the videos, which get the tokens of their sound.
+        beside: bytes that everything else in the prompt needs.
+    """
+    places = list(files)
+
+    def hear(index: int, tokens: int) -> None:
+        video = contents[places[index]].video
+        if video is not None and video.sound is not None:
+            (planned,) = pictures
+            planned.preparation.hear(planned.places.index(places[index]), video.sound, tokens)
+
+    preparation = audio_preparation(
+        list(files.values()),
+        [contents[place].part.format for place in places],
+        audio_input,
+        limits.max_tokens,
+        limits.sequences,
+        beside=beside,
+        on_made=hear,
+    )
+    return _Planned(places, preparation)
 
 
 def _with_settings(picture_input: PictureInput, settings: MediaSettings, parts: Sequence[MediaPart]) -> PictureInput:
@@ -360,35 +505,6 @@ def _replace(parts: Sequence[MediaPart], contents: Sequence[Sequence[MediaConten
     for part, pieces in zip(parts, contents, strict=True):
         stand_ins = [_Content(part, piece).stand_in for piece in pieces]
         part.place.content[part.place.index] = stand_ins if part.place.kind == "document" else stand_ins[0]
-
-
-async def _heard(
-    contents: Sequence[_Content], audio_input: AudioInput | None, limit: int, sequences: int
-) -> dict[int, Sequence[AudioItem]]:
-    """The items of audio, and of the sound of videos if it is asked for, by the places of their contents.
-
-    Args:
-        contents: all contents of the prompt.
-        audio_input: how the model reads audio; None if it does not.
-        limit, sequences: see `audio_pieces`.
-    """
-    if audio_input is None:
-        return {}
-    files: dict[int, AudioFile] = {}
-    for index, content in enumerate(contents):
-        if content.kind != "audio" and not content.has_heard_sound:
-            continue
-        if not isinstance(content.piece, MediaFile):
-            raise InvalidRequest(
-                "A `uuid` without content is not supported for videos whose sound is heard: send it again.",
-                content.part.place.where,
-            )
-        files[index] = AudioFile(content.piece.content, content.piece.where, is_video=content.kind == "video")
-    if not files:
-        return {}
-    formats = [contents[index].part.format for index in files]
-    pieces = await audio_pieces(list(files.values()), formats, audio_input, limit, sequences)
-    return dict(zip(files, pieces, strict=True))
 
 
 def _audio(

@@ -8,7 +8,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from tempfile import SpooledTemporaryFile
-from typing import IO
+from typing import IO, Literal
 
 from quire.api.chat.media_inputs import MediaInputs
 from quire.api.chat.media_parts import MediaPart
@@ -77,8 +77,7 @@ class DocumentContents:
         self._documents: DocumentReader = state.documents
         self._memory = state.media_memory
         self._files = files
-        self._pictures_left = state.max_image_parts
-        self._videos_left = state.max_video_parts
+        self._left = {"picture": state.max_image_parts, "video": state.max_video_parts}
         self._characters_left = _MAX_CHARACTERS
 
     async def of_parts(
@@ -90,8 +89,8 @@ class DocumentContents:
             PromptError: a document is broken or too long, or the model does not read its kind.
             QueueFull: too many documents wait.
         """
-        self._pictures_left -= sum(part.place.kind == "image" for part in parts)
-        self._videos_left -= sum(part.place.kind == "video" for part in parts)
+        self._left["picture"] -= sum(part.place.kind == "image" for part in parts)
+        self._left["video"] -= sum(part.place.kind == "video" for part in parts)
         contents: list[list[MediaContent]] = []
         for part, file in zip(parts, files, strict=True):
             if part.place.kind == "document" and isinstance(file, MediaFile):
@@ -109,10 +108,10 @@ class DocumentContents:
             case "text":
                 return self._with_title(part, [self._checked(text, where)])
             case "picture" if self._reads.pictures is not None:
-                self._count_picture(where)
+                self._count("picture", where)
                 return self._with_title(part, [file])
             case "video" if self._reads.videos is not None:
-                self._count_video(where)
+                self._count("video", where)
                 return self._with_title(part, [replace(file, is_video=True)])
             case "picture" | "video":
                 raise PromptError(
@@ -125,7 +124,7 @@ class DocumentContents:
 
     async def _pages(self, file: MediaFile, where: str) -> list[MediaContent]:
         content = await asyncio.to_thread(file.read)
-        pictures = None if self._reads.pictures is None else self._pictures_left
+        pictures = None if self._reads.pictures is None else self._left["picture"]
         pages = await self._documents.pages(content, where, pictures=pictures, tenant=current_tenant())
         if pictures is None and not any(page.text for page in pages):
             raise PromptError(
@@ -140,21 +139,17 @@ class DocumentContents:
     async def _page(self, page: Page, where: str) -> list[MediaContent]:
         contents: list[MediaContent] = []
         if page.picture is not None:
-            self._count_picture(where)
+            self._count("picture", where)
             contents.append(await self._files.keep(page.picture, where))
         if page.text:
             contents.append(self._checked(page.text, where))
         return contents
 
-    def _count_picture(self, where: str) -> None:
-        if self._pictures_left < 1:
-            raise PromptError("The chat has too many pictures, with those of its files (--max-image-parts).", where)
-        self._pictures_left -= 1
-
-    def _count_video(self, where: str) -> None:
-        if self._videos_left < 1:
-            raise PromptError("The chat has too many videos, with those of its files (--max-video-parts).", where)
-        self._videos_left -= 1
+    def _count(self, kind: Literal["picture", "video"], where: str) -> None:
+        if self._left[kind] < 1:
+            flag = {"picture": "--max-image-parts", "video": "--max-video-parts"}[kind]
+            raise PromptError(f"The chat has too many {kind}s, with those of its files ({flag}).", where)
+        self._left[kind] -= 1
 
     def _checked(self, text: str, where: str) -> str:
         """A text, with an end: templates join parts without one."""

@@ -1,14 +1,15 @@
 """Inputs as conversations that the chat template renders: a query, a document, or both of a pair.
 
 Inputs with pictures are read one after the other, and each goes to the engine before the next one is read, so that no
-request holds memory for some of its pictures while it waits for that of others.
+request holds memory for some of its pictures while it waits for that of others. Those of a query are prepared once for
+all documents, unless somebody needs their memory meanwhile.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -18,6 +19,7 @@ from quire.api.chat.media_inputs import MediaInputs
 from quire.api.chat.media_parts import PartPlace, place_of, title_fields
 from quire.api.chat.prepare import render_conversation
 from quire.multimodal.errors import PromptError
+from quire.multimodal.pictures.cache import RequestCache
 from quire.protocol.errors import InvalidRequest
 from quire.protocol.pooling.inputs import Content
 from quire.rendering.pooling_prompts import InputNames, PoolingPrompt, TextsJob, Truncation, check_length
@@ -123,8 +125,9 @@ class InputReader:
                 "`query` and `document`.",
                 document_names.field,
             )
-        with ExitStack() as stack:
-            query = await self._read(queries[0], query_names.at(0), stack)
+        with ExitStack() as stack, RequestCache(self.state.media_memory, current_tenant()) as cache:
+            is_repeated = len(queries) < len(documents)
+            query = await self._read(queries[0], query_names.at(0), stack, cache if is_repeated else None)
             for index, document in enumerate(documents):
                 with ExitStack() as files:
                     if index and len(queries) > 1:
@@ -175,12 +178,21 @@ class InputReader:
         messages = [{"role": "query", "content": query.content}, {"role": "document", "content": document.content}]
         return await self._prompt(messages, [query, document], options, pair=True)
 
-    async def _read(self, value: Input, where: str, stack: ExitStack) -> ReadInput:
-        """Read the files of an input; `stack` closes them."""
+    async def _read(
+        self, value: Input, where: str, stack: ExitStack, request_cache: RequestCache | None = None
+    ) -> ReadInput:
+        """Read the files of an input.
+
+        Args:
+            value: the input.
+            where: its path in the request.
+            stack: closes the files.
+            request_cache: keeps its pictures for the next prompts; None: it is in one prompt.
+        """
         if isinstance(value, str):
             return ReadInput([value], ReadMedia(), where)
         media = await read_media(_places(value, where), self.settings, self.model, self.state, stack)
-        return ReadInput(value.parts, media, where)
+        return ReadInput(value.parts, replace(media, request_cache=request_cache), where)
 
     def _name_unused(self, names: Sequence[str]) -> None:
         self.unused_fields.update(dict.fromkeys(names))
@@ -190,7 +202,7 @@ class InputReader:
     ) -> PoolingPrompt:
         """The prompt of messages with these inputs, of which the last one is named by errors."""
         where = inputs[-1].where
-        media = await prepare_media([read.media for read in inputs], self.settings, self.model, 1)
+        media = await prepare_media([read.media for read in inputs], self.settings, self.model, self.state, 1)
         if any(read.media.parts for read in inputs):
             self._name_unused(media.unused_fields)
         system = [] if options.instruction is None else [{"role": "system", "content": options.instruction}]

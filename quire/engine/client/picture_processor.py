@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from PIL import Image
 
 _TEXT_OUTPUTS = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids", "text_replacement_offsets")
-_TYPES = (np.float32, np.int64, np.int32, np.uint8, np.bool_)  # that an array may have
+INPUT_TYPES = (np.float32, np.int64, np.int32, np.uint8, np.bool_)  # that arrays for transformers' models may have
 _MARKERS = ("image_placeholder_token", "image_token")  # attributes of processors: the first that there is
 _MAX_DIMS = 8  # of an array
 
@@ -120,7 +120,7 @@ def _array(name: str, values: Any) -> NDArray[Any]:
     array = np.asarray(values)
     if array.dtype == np.float64:
         array = array.astype(np.float32)
-    if array.dtype not in _TYPES or array.ndim > _MAX_DIMS or not array.size:
+    if array.dtype not in INPUT_TYPES or array.ndim > _MAX_DIMS or not array.size:
         raise ProcessorError(f"{name} of the processor's result is no array of numbers")
     return np.ascontiguousarray(array)
 

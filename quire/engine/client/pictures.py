@@ -346,6 +346,7 @@ class PictureInfo(msgspec.Struct, frozen=True, kw_only=True):
         video: how videos become items; None: the model does not read them.
         embedding_size: number of values of an embedding, which the engine sets.
         alone: a prompt is either a picture, with one token, or a text.
+        without_text: a prompt with a picture has no text but that which the model was trained with.
     """
 
     placeholder: int
@@ -359,6 +360,7 @@ class PictureInfo(msgspec.Struct, frozen=True, kw_only=True):
     video: VideoInfo | None = None
     embedding_size: int = 0
     alone: bool = False
+    without_text: bool = False
 
     @property
     def token(self) -> str:

@@ -8,12 +8,12 @@ import numpy as np
 
 from quire.engine.client.audio import AudioInfo
 from quire.engine.client.model_info import Generates, ModelKind, Pools, Transcribes
+from quire.engine.client.picture_processor import INPUT_TYPES
 from quire.engine.client.pictures import LARGEST_VALUE, PictureInfo, SmartResize, TransformersProcessor
 from quire.engine.client.protocol import AudioItem, FeatureArray, MediaItem, PictureItem, only_audio, position_leap
 from quire.engine.client.streaming import DelayedStreamsInfo, Streams, TransducerInfo
 
 _MOST_POSITIONS = 1 << 24  # of a video; its time must be within the context as well
-_INPUT_TYPES = (np.float32, np.int64, np.int32, np.uint8, np.bool_)  # of what transformers' processors make
 
 
 def invalid_items(
@@ -181,7 +181,7 @@ def _invalid_inputs(item: PictureItem) -> str | None:
     if not names or len(set(names)) < len(names) or item.pixels.size:
         return "a picture must have inputs of different names, as the model's processor makes them, and no pixels"
     for part in item.inputs:
-        if part.values.dtype not in _INPUT_TYPES or not part.values.size:
+        if part.values.dtype not in INPUT_TYPES or not part.values.size:
             return f"the input {part.name[:100]} of a picture must be an array of float32, integers or booleans"
         if part.values.dtype == np.float32 and not np.isfinite(part.values).all():
             return f"the input {part.name[:100]} of a picture has NaN or infinite values"

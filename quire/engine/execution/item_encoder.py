@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -21,10 +22,12 @@ from quire.engine.execution.inputs import Span
 from quire.engine.models.layers.inputs import ItemEmbeddings
 from quire.engine.models.networks.audio_encoder import AudioEncoder
 from quire.engine.models.networks.decoder import Decoder, LanguageModel
-from quire.engine.models.networks.vision_encoder import VisionEncoder
+from quire.engine.models.networks.vision_encoder import PictureRefused, VisionEncoder
 from quire.engine.models.specs.decoder import DecoderSpec
 from quire.engine.scheduling.plan import CrossAttentionItem, EncodedItem, PlaceholderTokens, ScheduledSequence, StepPlan
 from quire.kernels.write_pages import write_pages
+
+logger = logging.getLogger(__name__)
 
 
 class ItemEncoder(Protocol):
@@ -51,6 +54,10 @@ class ItemEncoder(Protocol):
 
     def missing(self, plan: StepPlan) -> list[bytes]:
         """Keys of the plan's items whose encoding has failed."""
+
+    def refusals(self, scheduled: Sequence[ScheduledSequence]) -> dict[str, str]:
+        """Why items of these sequences cannot be encoded, by request id; zeros are in their place."""
+        return {}
 
 
 class NoItemEncoder(ItemEncoder):
@@ -160,11 +167,13 @@ class PlaceholderEncoder(ItemEncoder):
         self._audio = audio
         self._vision = vision
         self._encodings: dict[bytes, EncodedTokens] = {}
+        self._refusals: dict[bytes, str] = {}  # of pictures whose encodings are zeros
 
     @override
     def update(self, plan: StepPlan) -> None:
         for key in plan.evicted:
             self._encodings.pop(key, None)
+            self._refusals.pop(key, None)
 
     @override
     def prepare(self, plan: StepPlan, scheduled: Sequence[ScheduledSequence]) -> None:
@@ -183,11 +192,29 @@ class PlaceholderEncoder(ItemEncoder):
                 self._encodings[key] = EncodedTokens(trimmed if is_whole else trimmed.clone())
         for entry in entries:
             if isinstance(entry.item, PictureItem) and self._vision is not None:
-                self._encodings[entry.key] = _encoded_picture(self._vision, entry.item)
+                self._encodings[entry.key] = self._encoded_picture(self._vision, entry.key, entry.item)
 
     @override
     def missing(self, plan: StepPlan) -> list[bytes]:
         return [entry.key for entry in self._missing(plan.encoded)]
+
+    @override
+    def refusals(self, scheduled: Sequence[ScheduledSequence]) -> dict[str, str]:
+        return {
+            sequence.request_id: self._refusals[part.key]
+            for sequence in (scheduled if self._refusals else ())
+            for part in sequence.items
+            if part.key in self._refusals
+        }
+
+    def _encoded_picture(self, vision: VisionEncoder, key: bytes, item: PictureItem) -> EncodedTokens:
+        try:
+            values = vision.encode(item)
+        except PictureRefused as refusal:
+            logger.warning("a picture cannot be encoded: %s", refusal)
+            self._refusals[key] = f"The picture at token {item.start} of the prompt cannot be encoded: {refusal}."
+            values = refusal.stand_in
+        return _encoded_tokens(values, item)
 
     def _missing(self, entries: Iterable[EncodedItem]) -> list[EncodedItem]:
         return [entry for entry in entries if entry.key not in self._encodings]
@@ -210,8 +237,8 @@ class PlaceholderEncoder(ItemEncoder):
         return ItemEmbeddings(torch.cat(rows).to(values[0].device), torch.cat(values))
 
 
-def _encoded_picture(vision: VisionEncoder, item: PictureItem) -> EncodedTokens:
-    values, text = vision.encode(item), item.text_offsets
+def _encoded_tokens(values: Tensor, item: PictureItem) -> EncodedTokens:
+    text = item.text_offsets
     offsets = None if text is None else np.setdiff1d(np.arange(item.length), text)
     tokens = item.length if offsets is None else len(offsets)
     if len(values) != tokens:

@@ -131,6 +131,8 @@ class ModelRunner:
             self._execute_alone(plan, step)
         else:
             self._finish(computed, step)
+        for request_id, reason in self.items.refusals(plan.scheduled).items():
+            step.known.errors[request_id] = SequenceError(reason, invalid=True)
         return step
 
     def _update(self, changes: Changes) -> None:

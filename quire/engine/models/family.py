@@ -42,14 +42,14 @@ class PictureFacts:
         info: what the front end needs to know of it.
         normalization: of pixels; None: transformers' processor has normalized them.
         levels: how many embeddings a token has beside its own, which are added to hidden states (DeepStack).
-        tried: pictures that transformers' processor has prepared, if it prepares those of requests: a small one, and
+        samples: pictures that transformers' processor has prepared, if it prepares those of requests: a small one, and
             one that takes about as much memory as any.
     """
 
     info: PictureInfo
     normalization: Normalization | None = None
     levels: int = 0
-    tried: tuple[ProcessedPicture, ...] = ()
+    samples: tuple[ProcessedPicture, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +142,7 @@ class Tower:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SurroundingModel:
+class FallbackTower:
     """The part of a `Composite` that reads pictures, if transformers runs all of it but the language model as it is.
 
     Attributes:
@@ -179,7 +179,7 @@ class Composite:
     facts: Callable[[Path, Any, DecoderSpec], Facts] | None = None
     has_adapter: bool = False
     plain_name: Callable[[str], str | None] = str
-    tower: Tower | SurroundingModel | None = None
+    tower: Tower | FallbackTower | None = None
     published: Mapping[str, Callable[[RawConfig], RawConfig]] = field(default_factory=dict)
     config: Callable[[RawConfig], Any] | None = None
 

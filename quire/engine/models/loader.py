@@ -30,7 +30,7 @@ from quire.engine.models.config.task_adapter import merged
 from quire.engine.models.distributed.group import RankGroups
 from quire.engine.models.distributed.placement import Placement
 from quire.engine.models.errors import BrokenFolder, ModelError, UnsupportedModel, WeightMismatch
-from quire.engine.models.family import PictureFacts, SurroundingModel
+from quire.engine.models.family import FallbackTower, PictureFacts
 from quire.engine.models.layers.heads import PoolerHeads
 from quire.engine.models.layers.linear import Packable
 from quire.engine.models.model_config import ModelConfig, read_config
@@ -55,7 +55,7 @@ from quire.engine.models.specs.tensor_names import WeightNames
 from quire.kernels import gpu
 
 if TYPE_CHECKING:
-    from quire.engine.models.fallback.composite import SurroundingParts
+    from quire.engine.models.fallback.composite import CompositeShell
 
 logger = logging.getLogger(__name__)
 ProgressBar = Callable[[int], AbstractContextManager[Progress]]  # given the bytes to come
@@ -140,7 +140,7 @@ class _Load:
     """The loading of one model by Quire's own implementation.
 
     Attributes:
-        surrounding: what transformers runs around the language model, on the meta device; None: nothing.
+        shell: what transformers runs around the language model, on the meta device; None: nothing.
         observer: sees the model while it is loaded; None: nothing does.
     """
 
@@ -151,7 +151,7 @@ class _Load:
     dtype: torch.dtype
     target: LoadTarget
     bar: ProgressBar
-    surrounding: SurroundingParts | None = None
+    shell: CompositeShell | None = None
     observer: LoadObserver | None = None
 
     @property
@@ -249,13 +249,13 @@ def _load_model(
             "--quantization needs --device cuda, or --device cpu with Quire's compiled kernels (if they are missing, "
             "reinstall Quire with a C++ compiler)"
         )
-    surrounding = _surrounding_parts(folder, config, options)
-    with _open_checkpoint(folder, config, surrounding) as checkpoint:
+    shell = _composite_shell(folder, config, options)
+    with _open_checkpoint(folder, config, shell) as checkpoint:
         dtype = _dtype(options, checkpoint, target, exact=config.static is not None)
         if quantize and dtype not in target.quantizable_dtypes:
             names = sorted(str(supported_dtype).removeprefix("torch.") for supported_dtype in target.quantizable_dtypes)
             raise UnsupportedModel(f"--quantization works with --dtype {' or '.join(names)}")
-        load = _Load(folder, config, options, checkpoint, dtype, target, bar, surrounding, observer)
+        load = _Load(folder, config, options, checkpoint, dtype, target, bar, shell, observer)
         if isinstance(config.spec, CTCSpec | TransducerSpec):
             return _load_audio_model(load, config.spec)
         if isinstance(config.spec, DualEncoderSpec):
@@ -286,13 +286,13 @@ def open_checkpoint(folder: Path, config: ModelConfig, options: ModelOptions) ->
     Raises:
         ModelError: it cannot be read.
     """
-    return _open_checkpoint(folder, config, _surrounding_parts(folder, config, options))
+    return _open_checkpoint(folder, config, _composite_shell(folder, config, options))
 
 
-def _open_checkpoint(folder: Path, config: ModelConfig, surrounding: SurroundingParts | None) -> Checkpoint:
+def _open_checkpoint(folder: Path, config: ModelConfig, shell: CompositeShell | None) -> Checkpoint:
     plain: Callable[[str], str | None] = str if config.spec is None else partial(plain_name, config.spec, config.facts)
-    if surrounding is not None:
-        plain = surrounding.renamed(plain)
+    if shell is not None:
+        plain = shell.renamed(plain)
     return Checkpoint(folder / (config.static or ""), config.quantization, plain)
 
 
@@ -426,24 +426,25 @@ def _vision_encoder(load: _Load, spec: DecoderSpec | EncoderSpec) -> VisionEncod
                 load.config.text_only,
             )
         return None
-    if isinstance(tower, SurroundingModel):
-        from quire.engine.models.fallback.composite import SurroundingEncoder  # noqa: PLC0415 as below
+    if isinstance(tower, FallbackTower):
+        from quire.engine.models.fallback.composite import FallbackEncoder  # noqa: PLC0415 as below
 
-        assert load.surrounding is not None
-        return SurroundingEncoder(load.surrounding, facts.info.placeholder, facts.tried)
+        assert load.shell is not None
+        return FallbackEncoder(load.shell, facts.info.placeholder, facts.samples)
     from quire.engine.models.fallback.tower import empty_tower  # noqa: PLC0415 a second of imports, for few models
 
     module = empty_tower(read_config(load.folder, load.options.hf_overrides), tower)
     return PixelEncoder(module, tower.encode, facts.normalization)
 
 
-def _surrounding_parts(folder: Path, config: ModelConfig, options: ModelOptions) -> SurroundingParts | None:
+def _composite_shell(folder: Path, config: ModelConfig, options: ModelOptions) -> CompositeShell | None:
     """What transformers runs around the language model of a model without a family; None: it has one."""
-    if config.spec is None or not isinstance(tower_of(config.spec), SurroundingModel):
+    if config.spec is None or not isinstance(tower_of(config.spec), FallbackTower):
         return None
-    from quire.engine.models.fallback.composite import SurroundingParts  # noqa: PLC0415 seconds of imports
+    from quire.engine.models.fallback.composite import CompositeShell  # noqa: PLC0415 seconds of imports
 
-    return SurroundingParts(read_config(folder, options.hf_overrides))
+    reads_pictures = config.facts.pictures is not None
+    return CompositeShell(read_config(folder, options.hf_overrides), reads_pictures=reads_pictures)
 
 
 def _transformer_context_len(load: _Load, spec: DecoderSpec | EncoderSpec) -> int:

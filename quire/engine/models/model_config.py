@@ -38,9 +38,9 @@ from quire.engine.models.family import (
     AnyFamily,
     Composite,
     Facts,
+    FallbackTower,
     Family,
     Spec,
-    SurroundingModel,
     Tower,
     TwoTowers,
 )
@@ -182,14 +182,14 @@ def _known_config(
 
 
 def _with_pictures(
-    known: ModelConfig, folder: Path, config: Any, tower: Tower | SurroundingModel, spec: DecoderSpec
+    known: ModelConfig, folder: Path, config: Any, tower: Tower | FallbackTower, spec: DecoderSpec
 ) -> ModelConfig:
     """The config with facts about pictures, if Quire supports how the model reads them.
 
     Raises:
         UnsupportedModel: it does not, and it is not known whether the language model alone can be used.
     """
-    is_unknown = isinstance(tower, SurroundingModel)
+    is_unknown = isinstance(tower, FallbackTower)
     if is_unknown and known.facts.pooler is not None:
         raise UnsupportedModel(f"models of type {known.model_type!r} are supported for generation only")
     try:

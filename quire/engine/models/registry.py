@@ -17,15 +17,15 @@ from typing import Any
 
 from quire.engine.models.config.bidirectional import as_encoder
 from quire.engine.models.errors import UnsupportedModel
-from quire.engine.models.families.other_composites import OTHER_COMPOSITE, is_other_composite
+from quire.engine.models.families.fallback_composites import FALLBACK_COMPOSITE, is_fallback_composite
 from quire.engine.models.family import (
     AnyFamily,
     Composite,
     Facts,
+    FallbackTower,
     Family,
     RawConfig,
     Spec,
-    SurroundingModel,
     Tower,
     TwoTowers,
 )
@@ -111,7 +111,7 @@ def _check_published(made: Registry, families: Iterable[AnyFamily]) -> None:
 def family_of(model_type: str) -> AnyFamily | None:
     """The family of a model type: the one that claims it, or that of other models of a kind; None if there is none."""
     family = registry().types.get(model_type)
-    return OTHER_COMPOSITE if family is None and is_other_composite(model_type) else family
+    return FALLBACK_COMPOSITE if family is None and is_fallback_composite(model_type) else family
 
 
 def broken_families() -> str:
@@ -218,7 +218,7 @@ def two_towers_of(spec: DualEncoderSpec) -> TwoTowers:
     return family
 
 
-def tower_of(spec: Spec) -> Tower | SurroundingModel | None:
+def tower_of(spec: Spec) -> Tower | FallbackTower | None:
     """The part of a spec's family that reads pictures."""
     family = registry().names[spec.family]
     return family.tower if isinstance(family, Composite) else None

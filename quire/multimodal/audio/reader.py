@@ -6,7 +6,7 @@ import os
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import IO, Any, TypeVar
+from typing import IO, Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,12 +16,14 @@ from quire.multimodal.audio.decode import PARAM, AudioError, DecodedAudio, Decod
 from quire.multimodal.audio.features import SAMPLE_RATE, log_mel
 from quire.multimodal.audio.limits import AudioLimits
 from quire.multimodal.memory import MediaMemory, Reservation
+from quire.multimodal.preparation import MemoryNeed, NeedsMore, prepare_together
 from quire.workers.errors import JobKilled, JobTimedOut, QueueFull
 from quire.workers.limits import WorkerLimits
 from quire.workers.pool import WorkerPool
 from quire.workers.threads import FairThreads
 
 Result = TypeVar("Result")
+MakeOfAudio: TypeAlias = Callable[[int, DecodedAudio, Reservation], Awaitable[Result]]  # gets the index of a file
 _SECONDS = 90.0  # of processor time to decode a file; an hour of Opus takes 25
 _WORKER_MEMORY = 256 << 20  # bytes, beside the file and the result
 _SAMPLE = 4  # bytes
@@ -106,24 +108,9 @@ class AudioReader:
         self._threads = FairThreads("audio", size=2, max_queued=4 * max_queued, share=share)
 
     async def decode(
-        self,
-        files: Sequence[AudioFile],
-        use: AudioUse,
-        make: Callable[[int, DecodedAudio, Reservation], Awaitable[Result]],
-        *,
-        tenant: str = "",
+        self, files: Sequence[AudioFile], use: AudioUse, make: MakeOfAudio[Result], *, tenant: str = ""
     ) -> list[Result]:
-        """Decode the files of a request, one after the other, and make something of the audio of each.
-
-        The memory for all of it is reserved before the first file is read: a request that waited for more while it
-        holds some could wait for others that do the same. How long audio is, its file tells when it is opened. So
-        memory is first reserved for audio that is as long as most of its size, and if that is too little, once more.
-
-        Args:
-            files: the files, which are read once a process is free to decode them.
-            use: memory that `make` takes.
-            make: gets the index of a file and its audio. What it keeps is passed on by the reservation.
-            tenant: the tenant that sent the files; tenants take turns.
+        """Decode the files of a request, and make something of the audio of each; see `AudioPreparation`.
 
         Raises:
             AudioError: a file is empty, not audio, broken, or beyond a limit.
@@ -131,49 +118,32 @@ class AudioReader:
             QueueFull: too many files wait, or have waited for too long.
             WorkerError: processes cannot be started.
         """
-        sizes = [file.content.seek(0, os.SEEK_END) for file in files]
-        samples = self._likely(sizes, use)
-        while True:
-            needed = self._needed(sizes, samples, use)
-            results: list[Result] = []
-            fits = True
-            longest = files[max(range(len(files)), key=samples.__getitem__)]
-            with await self.memory.reserve(needed, tenant, longest.param) as reservation:
-                for index, file in enumerate(files):
-                    try:
-                        audio = await self._decoded(file, samples[index], tenant)
-                    except LongerAudio as longer:
-                        samples[index] = longer.samples
-                        fits = False
-                    else:
-                        if fits:
-                            results.append(await make(index, audio, reservation))
-                        del audio
-            if fits:
-                return results
-            results.clear()
+        preparation = self.preparation(files, use, make, tenant=tenant)
+        (results,) = await prepare_together(self.memory, [preparation], tenant)
+        return list(results)
 
-    def _likely(self, sizes: Sequence[int], use: AudioUse) -> list[int]:
-        """The samples that files of these sizes are expected to have at most."""
-        samples = [min(self._most, max(_LEAST, _LIKELY * size)) for size in sizes]
-        while self._needed(sizes, samples, use) > self.memory.most // 2 and max(samples) > 1:
-            samples = [count // 2 for count in samples]
-        return samples
+    def preparation(
+        self,
+        files: Sequence[AudioFile],
+        use: AudioUse,
+        make: MakeOfAudio[Result],
+        *,
+        tenant: str = "",
+        beside: int = 0,
+    ) -> AudioPreparation[Result]:
+        """The audio of a request.
 
-    @staticmethod
-    def _needed(sizes: Sequence[int], samples: Sequence[int], use: AudioUse) -> int:
-        """The most memory that is taken at any time, in bytes, if files have at most so many samples."""
-        needed = held = 0
-        for size, count in zip(sizes, samples, strict=True):
-            decoding = _COPIES * size + 2 * _SAMPLE * count  # the samples are in the worker, then here as well
-            after = use.result(count)
-            needed = max(needed, held + decoding, held + after + use.while_made(count))
-            held += after
-        return needed
+        Args:
+            files, use, make: see `AudioPreparation`.
+            tenant: the tenant that sent the files; tenants take turns.
+            beside: bytes that other media of the request need.
+        """
+        decode, guess = partial(self._decoded, tenant), (self.memory.most - beside) // 2
+        return AudioPreparation(decode, files, use, make, self._most, guess)
 
-    async def _decoded(self, file: AudioFile, reserved: int, tenant: str) -> DecodedAudio:
+    async def _decoded(self, tenant: str, file: AudioFile, reserved: int) -> DecodedAudio:
         try:
-            audio: DecodedAudio = await self._processes.run(_DecodeJob(file, reserved), tenant=tenant)
+            audio: DecodedAudio = await self._processes.run(_FileToDecode(file, reserved), tenant=tenant)
         except AudioError as error:
             raise AudioError(str(error), file.param) from error
         except JobTimedOut as error:
@@ -204,7 +174,82 @@ class AudioReader:
         await self._processes.close()
 
 
-class _DecodeJob:
+class AudioPreparation(Generic[Result]):
+    """The audio of a request, decoded one file after the other; see `Preparation`.
+
+    How long audio is, its file tells when it is opened. So memory is first reserved for audio that is as long as most
+    of its size, and if that is too little, once more.
+    """
+
+    def __init__(
+        self,
+        decode: Callable[[AudioFile, int], Awaitable[DecodedAudio]],
+        files: Sequence[AudioFile],
+        use: AudioUse,
+        make: MakeOfAudio[Result],
+        longest: int,
+        most_guessed: int,
+    ) -> None:
+        """Begin.
+
+        Args:
+            decode: decodes a file that has at most so many samples.
+            files: the files, which are read once a process is free to decode them.
+            use: memory that `make` takes.
+            make: gets the index of a file and its audio. What it keeps is passed on by the reservation.
+            longest: most samples of a file.
+            most_guessed: bytes that are reserved at most for audio whose length is not known.
+        """
+        self._decode = decode
+        self._files = files
+        self._use = use
+        self._make = make
+        self._sizes = [file.content.seek(0, os.SEEK_END) for file in files]
+        self._samples = [min(longest, max(_LEAST, _LIKELY * size)) for size in self._sizes]
+        while self.need.peak > most_guessed and max(self._samples) > 1:
+            self._samples = [count // 2 for count in self._samples]
+
+    @property
+    def need(self) -> MemoryNeed:
+        """The memory that is needed if files have at most as many samples as is thought now."""
+        peak = held = 0
+        for size, count in zip(self._sizes, self._samples, strict=True):
+            decoding = _COPIES * size + 2 * _SAMPLE * count  # the samples are in the worker, then here as well
+            result = self._use.result(count)
+            peak = max(peak, held + decoding, held + result + self._use.while_made(count))
+            held += result
+        longest = self._files[max(range(len(self._files)), key=self._samples.__getitem__)]
+        return MemoryNeed(peak, held, longest.param)
+
+    async def run(self, reservation: Reservation) -> list[Result]:
+        """What is made of each file.
+
+        Raises:
+            NeedsMore: a file has more audio than was thought.
+            AudioError, QueueFull, WorkerError: as of `AudioReader.decode`.
+        """
+        results: list[Result] = []
+        fits = True
+        for index, file in enumerate(self._files):
+            try:
+                audio = await self._decode(file, self._samples[index])
+            except LongerAudio as longer:
+                self._samples[index] = longer.samples
+                fits = False
+            else:
+                if fits:
+                    results.append(await self._make(index, audio, reservation))
+                del audio
+        if not fits:
+            results.clear()  # the error refers to them
+            raise NeedsMore
+        return results
+
+    async def renew(self) -> None:
+        """Do nothing: `run` has found out how long the audio is."""
+
+
+class _FileToDecode:
     """A job of `decode.worker`. The file is read when it is sent to a process: until then a large one is on disk."""
 
     def __init__(self, file: AudioFile, reserved: int) -> None:

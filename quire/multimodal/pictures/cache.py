@@ -6,9 +6,11 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Self
 
 from quire.engine.client.protocol import EncoderInput, PixelArray
 from quire.multimodal.errors import PromptError
+from quire.multimodal.memory import MediaMemory, Reservation
 from quire.multimodal.pictures.layout import PictureLayout
 
 _MOST_NAMES = 1 << 14  # names of contents that are remembered
@@ -28,6 +30,41 @@ class PreparedPicture:
     layout: PictureLayout
     pixels: PixelArray
     inputs: tuple[EncoderInput, ...] = ()
+
+
+class RequestCache:
+    """Keep pictures for the next prompts of a request, until its context ends or somebody needs their memory."""
+
+    def __init__(self, memory: MediaMemory, tenant: str) -> None:
+        """Begin with none. `memory`: what they are counted in; `tenant`: who sent the request."""
+        self._memory = memory
+        self._tenant = tenant
+        self._reservation = Reservation(memory, tenant, 0)
+        self._pictures: dict[Key, PreparedPicture] = {}
+
+    def __enter__(self) -> Self:
+        self._memory.add_spare(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._memory.remove_spare(self)
+        self.forget()
+
+    def find(self, key: Key) -> PreparedPicture | None:
+        """The picture of a key, if it is kept."""
+        return self._pictures.get(key)
+
+    def keep(self, key: Key, picture: PreparedPicture) -> None:
+        """Keep a picture, if nobody waits for its memory."""
+        size = picture.layout.size
+        if key not in self._pictures and self._memory.has_room(size, self._tenant):
+            self._reservation.resize(self._reservation.size + size)
+            self._pictures[key] = picture
+
+    def forget(self) -> None:
+        """Keep none of the pictures any longer."""
+        self._pictures.clear()
+        self._reservation.close()
 
 
 class _GivenUp(Exception):

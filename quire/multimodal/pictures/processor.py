@@ -39,6 +39,16 @@ class MeasuredPicture:
     header: PictureHeader
     layout: PictureLayout
 
+    @property
+    def height(self) -> int:
+        """In pixels."""
+        return self.header.height
+
+    @property
+    def width(self) -> int:
+        """In pixels."""
+        return self.header.width
+
 
 @dataclass(frozen=True, slots=True)
 class Process:

@@ -144,8 +144,8 @@ async def test_embeddings_of_pictures_by_opt_in(tmp_path: Path) -> None:
         ):
             error = await refused(server, asked({"type": "image_embeds", **wrong}))
             assert error["param"] == f"messages[0].content[0]{where}"
-        mixed = await refused(server, asked(image_url(RED), parts[0]))
-        assert "not both" in mixed["message"]
+        await said(server, asked(image_url(RED), parts[0], image_url(RED)))
+        assert [item.encoding is None for item in core.items[-1]] == [True, False, True]
     async with picture_server(tmp_path / "closed") as server:
         assert "--enable-mm-embeds" in (await refused(server, asked(parts[0])))["message"]
 

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import openai
 import pytest
 from openai.types import CreateEmbeddingResponse
+from safetensors.numpy import save
 
 from quire.engine.client.pictures import FixedSize, FrameSampling, PictureInfo, VideoInfo
 from tests.support.clips import video_file
+from tests.support.pdf import pdf
 from tests.support.picture_chat import (
     IMAGE,
     PARTS,
@@ -200,6 +204,41 @@ async def test_rerankers_read_pairs(tmp_path: Path) -> None:
         matched = {"text_1": [image_url(RED), "b"], "text_2": ["c", image_url(BLUE)]}
         assert len((await server.post("/score", matched)).json()["data"]) == 2
         assert core.prompts[5:] == [f"Q{PICTURE}|Dc|", f"Qb|D{PICTURE}|"]
+
+
+async def test_the_picture_of_a_query_is_prepared_once_for_all_documents(tmp_path: Path) -> None:
+    async with serving(tmp_path, PoolingCore("score"), SIDES, mm_processor_cache_gb=0) as server:
+        answer = await server.post("/rerank", {"query": image_url(RED), "documents": ["a", "b", image_url(BLUE)]})
+        assert answer.status_code == 200, answer.text
+        metrics = (await server.http.get("/metrics")).text
+        assert re.search(r"mm_cache_queries_total\{.*\} 4", metrics), metrics
+        assert re.search(r"mm_cache_hits_total\{.*\} 2", metrics), metrics
+
+
+@pytest.mark.parametrize("name", ["page.pdf", None])
+async def test_a_page_is_a_picture_where_prompts_have_no_other_text(tmp_path: Path, name: str | None) -> None:
+    """As those of ColPali: title and text of a file have no effect, of which the title is named."""
+    info = msgspec.structs.replace(picture_info(), without_text=True)
+    core = PoolingCore("token_embed", pictures=info, score_method="max_sim")
+    page = {"filename": name, "file_data": data_url(pdf("Some text"), "application/pdf")}
+    async with serving(tmp_path, core, SIDES) as server:
+        body = {"query": "q", "documents": [{"type": "file", "file": page}, "y"]}
+        answer = await server.post("/rerank", body)
+        assert answer.status_code == 200, answer.text
+        assert core.prompts == ["Qq|", f"D{PICTURE}|", "Dy|"]
+        assert answer.headers.get("x-quire-ignored-fields") == (name and "documents[0].file.filename")
+
+
+async def test_a_pair_may_have_a_picture_and_embeddings_of_one(tmp_path: Path) -> None:
+    core = PoolingCore("score")
+    embeddings = {"type": "image_embeds", "image_embeds": base64_of(save({"x": np.ones((4, 6), np.float32)}))}
+    async with serving(tmp_path, core, SIDES, enable_mm_embeds=True) as server:
+        answer = await server.post("/rerank", {"query": image_url(RED), "documents": [content("a", embeddings)]})
+        assert answer.status_code == 200, answer.text
+        assert core.prompts == [f"Q{PICTURE}|Da{PICTURE}|"]
+        seen, known = core.items[0]
+        assert seen.encoding is None
+        assert known.encoding is not None
 
 
 WATCHED = VideoInfo(

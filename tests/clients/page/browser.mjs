@@ -4,8 +4,8 @@ import path from "node:path";
 import { chromium } from "playwright-core";
 
 // Opens the page, and gives it to `drive`. Everything that the browser complains of fails the test, unless the drive
-// takes it out of `complaints`. Options: url, folder for screenshots, key, viewport, colorScheme, and microphone, a wav
-// file that is played over and over.
+// takes it out of `complaints`. Options: url, folder for screenshots (the variable SCREENSHOTS names another), key,
+// viewport, colorScheme, and microphone, a wav file that is played over and over.
 export async function withPage(
   { url, folder, key, microphone, viewport = { width: 1200, height: 800 }, colorScheme = "light" },
   drive,
@@ -30,12 +30,38 @@ export async function withPage(
     });
     await page.goto(url);
     if (key) await enterKey(page, key, complaints);
-    const shot = (name) => page.screenshot({ path: path.join(folder, `${name}.png`) });
+    const shot = (name) => page.screenshot({ path: path.join(process.env.SCREENSHOTS ?? folder, `${name}.png`) });
     await drive({ page, context, complaints, shot });
     assert.deepEqual(complaints, []);
   } finally {
     await browser.close();
   }
+}
+
+// Waits for the ends of animations.
+export async function settled(page) {
+  await page.evaluate(async () => {
+    for (const _ of [1, 2]) await new Promise(requestAnimationFrame); // in which they begin
+    const moving = document.getAnimations().filter((animation) => animation.effect.getTiming().iterations !== Infinity);
+    await Promise.all(moving.map((animation) => animation.finished.catch(() => {})));
+  });
+}
+
+// Takes screenshots, wide and narrow, light and dark.
+export async function shotEverywhere({ page, shot }, name) {
+  const viewport = page.viewportSize();
+  for (const colorScheme of ["dark", "light"]) {
+    await page.emulateMedia({ colorScheme });
+    for (const [width, height] of [
+      [390, 844],
+      [1280, 800],
+    ]) {
+      await page.setViewportSize({ width, height });
+      await settled(page);
+      await shot(`${name}-${width}-${colorScheme}`);
+    }
+  }
+  await page.setViewportSize(viewport);
 }
 
 // Takes the complaints of responses with a status, which browsers log, out of the list.

@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { writeFile } from "node:fs/promises";
 import path from "node:path";
-import { answered, ask, chatReady, withPage } from "./browser.mjs";
+import { answered, ask, chatReady, shotEverywhere, withPage } from "./browser.mjs";
 
 const [url, folder, key] = process.argv.slice(2);
 
@@ -24,7 +24,7 @@ async function sums({ page, shot }) {
   assert.match(await answer.locator(".statistics summary").textContent(), /^\d+ tokens · [\d.]+ tokens\/s$/);
   assert.match(await answer.locator(".statistics dl").textContent(), /First token after\d+ ms/);
   assert.match(await page.locator("#context").getAttribute("aria-label"), /^\d+ of 2,048 tokens of the context used$/);
-  await shot("sum");
+  await shotEverywhere({ page, shot }, "sum");
 }
 
 async function versions({ page, shot }) {

@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { readFile, writeFile } from "node:fs/promises";
 import path from "node:path";
-import { answerChat, answered, ask, chatReady, drop, expectStatus, withPage } from "./browser.mjs";
+import { answerChat, answered, ask, chatReady, drop, expectStatus, shotEverywhere, withPage } from "./browser.mjs";
 
 const [url, folder, drawn] = process.argv.slice(2);
 const PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg==";
@@ -22,7 +22,7 @@ async function refused({ page, complaints, shot }) {
     /The request was refused.*image_url.*Status 400 · messages\[0\]\.content\[0\]/s,
   );
   expectStatus(complaints, 400);
-  await shot("refused");
+  await shotEverywhere({ page, shot }, "refused");
 
   // A message after it is answered, because the refused one is left out.
   const next = await ask(page, "What is 30 + 12?");
@@ -47,7 +47,16 @@ async function seen({ page, shot }) {
   assert.equal(await page.locator("#attachment-hint").textContent(), "");
   const answer = await ask(page, "What colour is the circle?");
   assert.match(await answer.locator("> .prose").textContent(), /red/);
-  await shot("seen");
+  await shotEverywhere({ page, shot }, "seen");
+
+  // The page of a PDF is a picture.
+  await page.getByRole("button", { name: "New chat" }).click();
+  const pages = (await readFile(drawn.replace(/png$/, "pdf"))).toString("base64");
+  await drop(page, "#chat-panel", [{ name: "drawn.pdf", type: "application/pdf", base64: pages }]);
+  await page.locator("#attachments .attachment").waitFor();
+  const read = await ask(page, "What colour is the circle?");
+  assert.match(await read.locator("> .prose").textContent(), /red/);
+  await shotEverywhere({ page, shot }, "read");
   await page.getByRole("button", { name: "New chat" }).click();
   await page.getByRole("combobox", { name: "Model" }).selectOption("quire-nano");
 }

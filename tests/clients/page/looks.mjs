@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { readFile } from "node:fs/promises";
 import { createRequire } from "node:module";
-import { answerChat, ask, chatReady, withPage } from "./browser.mjs";
+import { answerChat, ask, chatReady, settled, withPage } from "./browser.mjs";
 
 const [url, folder] = process.argv.slice(2);
 const axe = await readFile(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf8");
@@ -27,8 +27,8 @@ def double(number):
 
 async function barriers(page, name) {
   await page.evaluate(axe);
+  await settled(page);
   const violations = await page.evaluate(async () => {
-    await Promise.all(document.getAnimations().map((animation) => animation.finished.catch(() => {})));
     const result = await window.axe.run(document, { resultTypes: ["violations"] });
     return result.violations.map(
       ({ id, nodes }) => `${id}: ${nodes.map(({ html, failureSummary }) => `${html} ${failureSummary}`).join("\n")}`,
@@ -85,6 +85,7 @@ async function drawer({ page, shot }) {
   assert.equal(await sidebar.isVisible(), false);
   await page.getByRole("button", { name: "Conversations", exact: true }).click();
   await page.getByRole("button", { name: "New chat" }).and(page.locator(":focus")).waitFor();
+  await settled(page);
   await shot("narrow-conversations");
   await page.keyboard.press("Escape");
   await sidebar.waitFor({ state: "hidden" });

@@ -1,6 +1,6 @@
 // Stops an answer of the built-in page: node stop.mjs URL FOLDER. The server says a few words and then nothing more.
 import assert from "node:assert/strict";
-import { answered, chatReady, withPage } from "./browser.mjs";
+import { answered, chatReady, shotEverywhere, withPage } from "./browser.mjs";
 
 const [url, folder] = process.argv.slice(2);
 
@@ -22,5 +22,5 @@ await withPage({ url, folder }, async ({ page, shot }) => {
   const answer = await answered(page);
   assert.match(await answer.locator("> .prose").textContent(), /^one two three/);
   await answer.getByText("Stopped.").waitFor();
-  await shot("stopped");
+  await shotEverywhere({ page, shot }, "stopped");
 });

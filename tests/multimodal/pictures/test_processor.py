@@ -19,8 +19,8 @@ from quire.multimodal.picture_jobs import PictureFile
 from quire.multimodal.picture_reader import PictureReader
 from quire.multimodal.pictures.decode import PictureError
 from quire.multimodal.pictures.processor import processed_layout
-from tests.support.other_composites import OTHERS, PLACEHOLDER, processor_of
-from tests.support.pictures import drawn, encoded
+from tests.support.fallback_composites import FALLBACKS, PLACEHOLDER, processor_of
+from tests.support.pictures import drawn, encoded, prepared
 
 WIDE, TALL = drawn(40, 100), drawn(120, 60, seed=2)
 
@@ -28,7 +28,7 @@ WIDE, TALL = drawn(40, 100), drawn(120, 60, seed=2)
 def info_of(case: str, folder: Path) -> PictureInfo:
     """Save the processor of a case, and describe it."""
     processor_of(case).save_pretrained(folder)
-    other = OTHERS[case]
+    other = FALLBACKS[case]
     geometry = TransformersProcessor(folder=str(folder), input_bytes=1 << 20)
     return PictureInfo(
         placeholder=PLACEHOLDER, placeholder_text=other.marker, token_text=other.token, geometry=geometry
@@ -47,7 +47,7 @@ async def test_pictures_are_prepared_as_the_processor_does_it(tmp_path: Path) ->
     reader = PictureReader(PictureOptions(), memory, max_size=1 << 20, on_lookup=lookups.append)
     try:
         files = [file(encoded(picture), info) for picture in (WIDE, TALL, WIDE)]
-        pictures = await reader.prepare(files, max_tokens=1000, sequences=1)
+        pictures = await prepared(reader, files, max_tokens=1000, sequences=1)
         assert sorted(lookups) == [False, False, True]
         processor, size = PictureProcessor(str(tmp_path)), 0
         for picture, drawing in zip(pictures, (WIDE, TALL, WIDE), strict=True):
@@ -65,12 +65,12 @@ async def test_pictures_are_prepared_as_the_processor_does_it(tmp_path: Path) ->
         await asyncio.sleep(0)
         assert memory.held == 0
         with pytest.raises(PictureError, match="broken or truncated"):
-            await reader.prepare([file(encoded(WIDE)[:-500], info)], max_tokens=1000, sequences=1)
+            await prepared(reader, [file(encoded(WIDE)[:-500], info)], max_tokens=1000, sequences=1)
         few = msgspec.structs.replace(info, item_tokens=2)
         with pytest.raises(PictureError, match=r"has \d+ tokens; this model accepts 2"):
-            await reader.prepare([file(encoded(drawn(119, 59)), few)], max_tokens=1000, sequences=1)
+            await prepared(reader, [file(encoded(drawn(119, 59)), few)], max_tokens=1000, sequences=1)
         with pytest.raises(PictureError, match="maximum context length is 3 tokens"):
-            await reader.prepare([file(encoded(WIDE), info)], max_tokens=3, sequences=1)
+            await prepared(reader, [file(encoded(WIDE), info)], max_tokens=3, sequences=1)
     finally:
         reader.cache.check()
         await reader.close()

@@ -19,9 +19,10 @@ from quire.multimodal.errors import PromptError
 from quire.multimodal.memory import MediaMemory
 from quire.multimodal.picture_jobs import PictureFile
 from quire.multimodal.picture_reader import PictureReader, RequestPicture
+from quire.multimodal.pictures.cache import RequestCache
 from quire.multimodal.pictures.decode import PictureError
 from quire.multimodal.pictures.pixels import picture_pixels
-from tests.support.pictures import drawn, encoded
+from tests.support.pictures import drawn, encoded, prepared
 
 SMALL = PictureInfo(
     placeholder=1, placeholder_text="<image>", geometry=FixedSize(height=28, width=28, tokens=4, resample="bilinear")
@@ -41,13 +42,15 @@ class _Reader:
         self.reader = PictureReader(PictureOptions(**options), memory, max_size=1 << 20, on_lookup=self.lookups.append)
 
     async def prepare(self, *files: bytes | None, info: PictureInfo = SMALL, **options: Any) -> list[RequestPicture]:
-        """Prepare files, which all have the name of the options."""
-        name = options.pop("name", None)
+        """Prepare files, which all have the name and the cache of the options."""
+        fields = {name: options.pop(name, None) for name in ("name", "request_cache")}
         parts = [
-            PictureFile(None if content is None else io.BytesIO(content), f"messages[0].content[{index}]", info, name)
+            PictureFile(
+                None if content is None else io.BytesIO(content), f"messages[0].content[{index}]", info, **fields
+            )
             for index, content in enumerate(files)
         ]
-        return await self.reader.prepare(parts, **{"max_tokens": 100, "sequences": 1, **options})
+        return await prepared(self.reader, parts, **{"max_tokens": 100, "sequences": 1, **options})
 
 
 @asynccontextmanager
@@ -112,6 +115,23 @@ async def test_the_cache_keeps_what_was_used_last_within_its_bytes() -> None:
         await reader.prepare(contents[0])
         await reader.prepare(contents[0])
         assert reader.lookups == [False, False]
+
+
+async def test_a_request_keeps_pictures_for_its_next_prompts_until_somebody_needs_their_memory() -> None:
+    async with _reader(mm_processor_cache_gb=0) as reader:
+        with RequestCache(reader.memory, "a") as cache:
+            for picture in (RED, RED, PLAIN, RED, PLAIN):
+                await reader.prepare(encoded(picture), request_cache=cache, tenant="a")
+            assert reader.lookups == [False, True, False, True, True]
+            gc.collect()
+            await asyncio.sleep(0)
+            assert reader.memory.held == 2 * 28 * 28 * 3
+            (await reader.memory.reserve(reader.memory.limit, "b")).close()
+            await reader.prepare(encoded(RED), request_cache=cache, tenant="a")
+            assert reader.lookups[5:] == [False]
+        gc.collect()
+        await asyncio.sleep(0)
+        assert reader.memory.held == 0
 
 
 async def test_a_name_stands_for_what_its_tenant_sent_with_it() -> None:

@@ -19,7 +19,7 @@ from quire.engine.client.picture_processor import ProcessedPicture
 from quire.engine.client.protocol import EncoderInput, PictureItem
 from quire.engine.models.errors import UnsupportedModel
 from quire.engine.models.model_config import ALONE
-from quire.engine.models.networks.vision_encoder import VisionEncoder
+from quire.engine.models.networks.vision_encoder import PictureRefused, VisionEncoder
 
 _POSITIONS = "positions that depend on pictures (as M-RoPE)"
 _MASKS = "attention masks that depend on pictures (as attention in both directions)"
@@ -59,15 +59,19 @@ class _Recorder(nn.Module):
         return BaseModelOutputWithPast(last_hidden_state=call["inputs_embeds"])
 
 
-class SurroundingParts:
+class CompositeShell:
     """A composite model on the meta device, without its language model.
 
     Attributes:
         module: transformers' module.
     """
 
-    def __init__(self, config: Any) -> None:
-        """Build it of the config of a checkpoint.
+    def __init__(self, config: Any, *, reads_pictures: bool) -> None:
+        """Build it.
+
+        Args:
+            config: of a checkpoint.
+            reads_pictures: False: the language model is loaded alone, and only names of tensors are asked for.
 
         Raises:
             UnsupportedModel: transformers cannot build it, or it is composed in another way.
@@ -83,7 +87,7 @@ class SurroundingParts:
         name = next((name for name in ("language_model", "text_model") if hasattr(self.module, name)), None)
         if self.module is whole or self._prefix != "model" or name is None:
             raise UnsupportedModel(f"{kind} models are not supported: their language model has an unusual place")
-        _check_generation(whole, kind)
+        _check_generation(whole, kind, reads_pictures=reads_pictures)
         text = getattr(self.module, name)
         if type(text) is not MODEL_MAPPING.get(type(text.config), None):
             raise UnsupportedModel(
@@ -99,7 +103,8 @@ class SurroundingParts:
         setattr(self.module, name, recorder)
         self.module.get_input_embeddings = recorder.get_input_embeddings
         self.recorder = recorder
-        self._check_buffers(kind)
+        if reads_pictures:
+            self._check_buffers(kind)
         self.module.eval()
 
     def renamed(self, plain: Callable[[str], str | None]) -> Callable[[str], str | None]:
@@ -127,36 +132,42 @@ class SurroundingParts:
             )
 
 
-def _check_generation(whole: Any, kind: str) -> None:
-    """Refuse models that make positions or masks for their language model before they are called."""
-    if type(whole)._prepare_position_ids_for_generation is not GenerationMixin._prepare_position_ids_for_generation:
+def _check_generation(whole: Any, kind: str, *, reads_pictures: bool) -> None:
+    """Refuse models that make positions or masks for their language model before they are called.
+
+    Of text, positions are the usual ones; masks may differ for text as well.
+    """
+    has_positions = (
+        type(whole)._prepare_position_ids_for_generation is not GenerationMixin._prepare_position_ids_for_generation
+    )
+    if reads_pictures and has_positions:
         raise UnsupportedModel(f"{kind} models have {_POSITIONS}, which only a family can give")
     if hasattr(whole, "create_masks_for_generate"):
         raise UnsupportedModel(f"{kind} models have {_MASKS}, which only a family can give")
 
 
-class SurroundingEncoder(VisionEncoder):
+class FallbackEncoder(VisionEncoder):
     """Encodes what transformers' processor makes of a picture, with the model around the language model.
 
     The model runs with the tokens of the picture, and a recorder in the place of its language model: what it puts in
     the place of the tokens' embeddings is the encoding.
     """
 
-    def __init__(self, parts: SurroundingParts, placeholder: int, tried: Sequence[ProcessedPicture]) -> None:
+    def __init__(self, parts: CompositeShell, placeholder: int, samples: Sequence[ProcessedPicture]) -> None:
         """Make the encoder.
 
         Args:
             parts: the model.
             placeholder: the token that stands for each embedding.
-            tried: pictures that the processor has prepared: a small one, which `check` encodes, and one that takes
+            samples: pictures that the processor has prepared: a small one, which `check` encodes, and one that takes
                 about as much memory as any.
         """
         super().__init__(parts.module)
         self._recorder = (parts.recorder,)  # in a tuple: it is a module of the model
         self._placeholder = placeholder
-        self._first = tried[0]
+        self._sample_picture = samples[0]
         self._types = set(_TYPES) & set(inspect.signature(parts.module.forward).parameters)
-        self.largest = _item(tried[-1], placeholder)
+        self.largest = _item(samples[-1], placeholder)
 
     @property
     @override
@@ -166,33 +177,42 @@ class SurroundingEncoder(VisionEncoder):
 
     @override
     def _encoded(self, item: PictureItem) -> Tensor:
-        embeddings: Tensor = self._called([self._placeholder] * item.embeddings, item.inputs)["inputs_embeds"][0]
+        (recorder,) = self._recorder
+        sample = next(self.tower.parameters())
+        stand_in = sample.new_zeros(item.embeddings, recorder.embed_tokens.size)
+        try:
+            call = self._called([self._placeholder] * item.embeddings, item.inputs)
+            _check_arguments(call)
+        except Exception as error:  # of the model's own code, also for arrays that do not fit to the tokens
+            raise PictureRefused(f"{type(error).__name__}: {str(error)[:300]}", stand_in) from error
+        embeddings: Tensor = call["inputs_embeds"][0]
+        if embeddings.shape != stand_in.shape or not embeddings.isfinite().all():  # NaN where nothing was put
+            raise PictureRefused("the model makes no finite numbers of it, or not for all of its tokens", stand_in)
         return embeddings
 
     @override
     def check(self) -> None:
         """Check that embeddings in the place of placeholder tokens are all that the language model gets of pictures."""
         try:
-            self._try()
+            self._check_sample()
         except UnsupportedModel as error:
             kind = self.tower.config.model_type
             raise UnsupportedModel(f"models of type {kind!r} are not supported: {error} ({ALONE})") from error
 
     @torch.inference_mode()
-    def _try(self) -> None:
+    def _check_sample(self) -> None:
         """Encode a picture with text around it.
 
         Raises:
             UnsupportedModel: transformers cannot do it, or the model does what only a family can do.
         """
-        item = _item(self._first, self._placeholder)
-        picture = [int(token) for token in self._first.token_ids]
+        item = _item(self._sample_picture, self._placeholder)
+        picture = [int(token) for token in self._sample_picture.token_ids]
         text = [token for token in _TEXT if token != self._placeholder]
         tokens = [*text, *picture, *text]
         try:
             texts = self._called(text, ())
             call = self._called(tokens, item.inputs)
-            alone = self.encode(item)
         except UnsupportedModel:
             raise
         except Exception as error:  # of the model's own code
@@ -205,6 +225,10 @@ class SurroundingEncoder(VisionEncoder):
         places = torch.tensor(tokens, device=embeddings.device) == self._placeholder
         if not embeddings[places].isfinite().all() or not embeddings[~places].isnan().all():
             raise UnsupportedModel("it changes the embeddings of other tokens than image_token_id, or not all of these")
+        try:
+            alone = self.encode(item)
+        except PictureRefused as error:
+            raise UnsupportedModel(f"transformers cannot encode a picture without text: {error}") from error
         if not torch.equal(embeddings[places], alone):
             raise UnsupportedModel("it encodes a picture differently with text around it")
 
@@ -228,7 +252,7 @@ def _item(picture: ProcessedPicture, placeholder: int) -> PictureItem:
     """The item of a picture without the text in it."""
     inputs = tuple(EncoderInput(name=name, values=values) for name, values in picture.inputs.items())
     length = int((picture.token_ids == placeholder).sum())
-    return PictureItem(hash=b"tried", length=length, pixels=np.empty((0, 0, 0, 3), np.uint8), inputs=inputs)
+    return PictureItem(hash=b"sample", length=length, pixels=np.empty((0, 0, 0, 3), np.uint8), inputs=inputs)
 
 
 def _tensor(values: Any, sample: Tensor) -> Tensor:

@@ -11,6 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from quire.engine.models.errors import UnsupportedModel
 from quire.engine.models.families.gemma_vision import PALIGEMMA_TOWER, causal_text, prefix_lm
 from quire.engine.models.families.qwen_vl import QWEN2_TOWER, spec_with_sections
@@ -68,7 +70,8 @@ def _late_interaction_model(
         return spec(config.vlm_config, language)
 
     def facts(folder: Path, config: Any, language: DecoderSpec) -> PictureFacts:
-        return tower.facts(folder, config.vlm_config, language)
+        pictures = tower.facts(folder, config.vlm_config, language)
+        return replace(pictures, info=msgspec.structs.replace(pictures.info, without_text=True))
 
     def module_name(name: str) -> str | None:
         return tower.module_name(name.removeprefix(_MODEL)) if name.startswith(_MODEL) else None

@@ -14,6 +14,18 @@ from quire.engine.client.protocol import PictureItem
 from quire.engine.models.config.image_processor import Normalization
 
 
+class PictureRefused(Exception):
+    """A picture cannot be encoded, which is not known before it is tried: its request ends.
+
+    Attributes:
+        stand_in: zeros in place of its embeddings, for the step that it is in.
+    """
+
+    def __init__(self, reason: str, stand_in: Tensor) -> None:
+        super().__init__(reason)
+        self.stand_in = stand_in
+
+
 class VisionEncoder(nn.Module):
     """Encodes pictures with modules of transformers.
 
@@ -55,7 +67,11 @@ class VisionEncoder(nn.Module):
         """
 
     def encode(self, item: PictureItem) -> Tensor:
-        """Encode a picture: (tokens, size)."""
+        """Encode a picture: (tokens, size).
+
+        Raises:
+            PictureRefused: it cannot be encoded.
+        """
         if item.encoding is None:
             return self._encoded(item)
         sample = next(self.tower.parameters())

@@ -16,19 +16,19 @@ from quire.engine.client.picture_processor import ProcessedPicture
 from quire.engine.models.checkpoint.weights import allocate
 from quire.engine.models.errors import UnsupportedModel
 from quire.engine.models.fallback import composite
-from quire.engine.models.fallback.composite import SurroundingEncoder, SurroundingParts
+from quire.engine.models.fallback.composite import CompositeShell, FallbackEncoder
 from tests.support.pictures import drawn
 from tests.support.vision_models import COMPOSITES, PICTURE, SEES, make_composite
 
 
-def encoder_of(model: Any, case: str) -> SurroundingEncoder:
+def encoder_of(model: Any, case: str) -> FallbackEncoder:
     """The encoder of a model that has a family, as if it had none, with the arrays of its image processor."""
-    parts = SurroundingParts(model.config)
+    parts = CompositeShell(model.config, reads_pictures=True)
     pictures: list[Image.Image] = [drawn(60, 44)]
     inputs = {name: value.numpy() for name, value in SEES[case].inputs(SEES[case].processor, pictures).items()}
     tokens = _tokens_of(model, inputs)
     picture = ProcessedPicture("", np.full(tokens, PICTURE, np.int32), inputs)
-    encoder = SurroundingEncoder(parts, PICTURE, (picture,))
+    encoder = FallbackEncoder(parts, PICTURE, (picture,))
     allocate(encoder, torch.float32, torch.device("cpu"))
     encoder.make_buffers(torch.device("cpu"))
     weights = dict(model.model.named_parameters())
@@ -45,7 +45,7 @@ def _tokens_of(model: Any, inputs: dict[str, Any]) -> int:
 
 
 @pytest.fixture(scope="module")
-def mistral() -> SurroundingEncoder:
+def mistral() -> FallbackEncoder:
     """An encoder that can be used."""
     return encoder_of(make_composite("mistral3"), "mistral3")
 
@@ -74,7 +74,13 @@ def test_embeddings_in_the_place_of_placeholders_are_accepted(case: str) -> None
 def test_what_a_model_does_before_it_is_called_is_refused(case: str, reason: str) -> None:
     kind, fields = COMPOSITES[case]
     with pytest.raises(UnsupportedModel, match=reason):
-        SurroundingParts(AutoConfig.for_model(kind, **copy.deepcopy(fields)))
+        CompositeShell(AutoConfig.for_model(kind, **copy.deepcopy(fields)), reads_pictures=True)
+
+
+def test_positions_of_pictures_are_not_refused_where_none_are_read() -> None:
+    kind, fields = COMPOSITES["qwen2_5_vl"]
+    shell = CompositeShell(AutoConfig.for_model(kind, **copy.deepcopy(fields)), reads_pictures=False)
+    assert shell.current_name("model.layers.0.mlp.up_proj.weight") == "model.language_model.layers.0.mlp.up_proj.weight"
 
 
 @pytest.mark.parametrize(
@@ -87,7 +93,7 @@ def test_what_a_model_does_before_it_is_called_is_refused(case: str, reason: str
 )
 def test_more_than_embeddings_is_refused(monkeypatch: pytest.MonkeyPatch, case: str, reason: str) -> None:
     """By what the language model is called with, even if nothing else tells it."""
-    monkeypatch.setattr(composite, "_check_generation", lambda *_: None)
+    monkeypatch.setattr(composite, "_check_generation", lambda *_, **__: None)
     with pytest.raises(UnsupportedModel, match=reason):
         encoder_of(make_composite(case), case).check()
 
@@ -118,7 +124,7 @@ def _add(name: str, value: torch.Tensor) -> Callable[[list[int], dict[str, Any]]
 )
 def test_what_is_not_generic_is_refused(
     monkeypatch: pytest.MonkeyPatch,
-    mistral: SurroundingEncoder,
+    mistral: FallbackEncoder,
     change: Callable[[list[int], dict[str, Any]], None],
     reason: str,
 ) -> None:
@@ -134,7 +140,7 @@ def test_what_is_not_generic_is_refused(
         mistral.check()
 
 
-def test_work_behind_the_language_model_is_refused(mistral: SurroundingEncoder) -> None:
+def test_work_behind_the_language_model_is_refused(mistral: FallbackEncoder) -> None:
     doubled = mistral.tower.register_forward_hook(lambda _, __, output: (output[0] * 2,))
     with doubled, pytest.raises(UnsupportedModel, match="changes what its language model computes"):
         mistral.check()

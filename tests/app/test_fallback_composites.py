@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.other_composites import OTHERS, PLACEHOLDER, expected_tokens, make_other, save_other
+from tests.support.fallback_composites import FALLBACKS, PLACEHOLDER, expected_tokens, make_fallback, save_fallback
 from tests.support.picture_chat import asked, image_url
 from tests.support.pictures import drawn, encoded
 from tests.support.process import ServerProcess, serving
@@ -21,12 +21,12 @@ FIRST, SECOND = drawn(60, 44), drawn(30, 90, seed=3)
 @pytest.fixture(scope="module")
 def made() -> dict[str, Any]:
     """transformers' models."""
-    return {case: make_other(case, seed=4) for case in CASES}
+    return {case: make_fallback(case, seed=4) for case in CASES}
 
 
 @pytest.fixture(scope="module")
 def folders(made: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return {case: save_other(made[case], case, tmp_path_factory.mktemp("served") / case) for case in CASES}
+    return {case: save_fallback(made[case], case, tmp_path_factory.mktemp("served") / case) for case in CASES}
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def test_chats(server: ServerProcess, made: dict[str, Any], folders: dict[str, P
     response = posted(server, {**asked(*parts), "model": str(folders[case])})
     assert response.status_code == 200, response.text
     answer = response.json()
-    marker = OTHERS[case].marker
+    marker = FALLBACKS[case].marker
     text = f"<|im_start|>user\na{marker}\n0?{marker}1?<|im_end|>"
     prompt, expected = expected_tokens(made[case], case, text, [FIRST, SECOND], 12)
     assert answer["prompt_token_ids"] == prompt

@@ -17,15 +17,15 @@ from quire.engine.client.pictures import PictureInfo, TransformersProcessor
 from quire.engine.models.config.placeholder import check_placeholder, text_of
 from quire.engine.models.errors import UnsupportedModel
 from quire.engine.models.families.vision_language import language_model
-from quire.engine.models.family import Composite, PictureFacts, SurroundingModel, text_config
+from quire.engine.models.family import Composite, FallbackTower, PictureFacts, text_config
 from quire.engine.models.specs.decoder import DecoderSpec
 from quire.engine.models.specs.tensor_names import WeightNames
 
 if TYPE_CHECKING:
     from PIL import Image
 
-# Heights and widths of the pictures that a processor is tried with; the first is checked while the model loads.
-_TRIED = ((48, 64), (768, 1024), (1536, 512))
+# Heights and widths of the pictures that a processor prepares as samples; the first is encoded while the model loads.
+_SAMPLE_SIZES = ((48, 64), (768, 1024), (1536, 512))
 _LANGUAGE_MODEL = re.compile(r"model\.(?:language_model|text_model)\.(?:model\.)?(?P<name>.*)")
 _HEAD = re.compile(r"lm_head\..*")
 _OTHER = re.compile(r"model\.(?P<name>.*)")
@@ -44,8 +44,13 @@ def _module_name(name: str) -> str | None:
     return match["name"] if match is not None and _LANGUAGE_MODEL.fullmatch(name) is None else None
 
 
-def _spec(config: Any, text: DecoderSpec) -> DecoderSpec:
-    if text.embeddings.scale != 1.0:
+def _names(_: DecoderSpec, text: WeightNames) -> WeightNames:
+    return text
+
+
+def _check_language_model(config: Any, spec: DecoderSpec) -> None:
+    """Refuse language models that read pictures in another way than text, which matters only with pictures."""
+    if spec.embeddings.scale != 1.0:
         raise UnsupportedModel(
             f"the language model in this {config.model_type} scales embeddings, and how it does so with those of "
             "pictures is not known"
@@ -54,30 +59,26 @@ def _spec(config: Any, text: DecoderSpec) -> DecoderSpec:
         raise UnsupportedModel(
             f"{config.model_type} has rotary positions of time, height and width (M-RoPE), which only a family can give"
         )
-    return language_model(config, text)
-
-
-def _names(_: DecoderSpec, text: WeightNames) -> WeightNames:
-    return text
 
 
 def _facts(folder: Path, config: Any, spec: DecoderSpec) -> PictureFacts:
+    _check_language_model(config, spec)
     placeholder = check_placeholder(getattr(config, "image_token_id", None), spec.vocab, "image_token_id")
     try:
         processor = PictureProcessor(str(folder))
-        tried = tuple(processor.prepare(_drawn(*size)) for size in _TRIED)
+        samples = tuple(processor.prepare(_drawn(*size)) for size in _SAMPLE_SIZES)
     except ProcessorError as error:
         raise UnsupportedModel(str(error)) from error
-    if not all(placeholder_runs(picture.token_ids, placeholder) for picture in tried):
+    if not all(placeholder_runs(picture.token_ids, placeholder) for picture in samples):
         raise UnsupportedModel(f"the processor writes no token {placeholder}, the config's image_token_id")
-    largest = max(tried, key=lambda picture: picture.nbytes)
+    largest = max(samples, key=lambda picture: picture.nbytes)
     info = PictureInfo(
         placeholder=placeholder,
         placeholder_text=processor.marker,
         token_text=text_of(folder, placeholder, processor.marker),
         geometry=TransformersProcessor(folder=str(folder), input_bytes=largest.nbytes),
     )
-    return PictureFacts(info=info, tried=(tried[0], largest))
+    return PictureFacts(info=info, samples=(samples[0], largest))
 
 
 def _drawn(height: int, width: int) -> Image.Image:
@@ -89,20 +90,20 @@ def _drawn(height: int, width: int) -> Image.Image:
     return Image.fromarray(pixels.astype(np.uint8))
 
 
-OTHER_COMPOSITE = Composite(
-    name="other_composite",
+FALLBACK_COMPOSITE = Composite(
+    name="fallback_composite",
     config_types=(),
     language_model=text_config,
-    spec=_spec,
+    spec=language_model,
     tensors=_names,
     plain_name=_plain_name,
-    tower=SurroundingModel(facts=_facts, module_name=_module_name),
+    tower=FallbackTower(facts=_facts, module_name=_module_name),
 )
-FAMILIES = (OTHER_COMPOSITE,)
+FAMILIES = (FALLBACK_COMPOSITE,)
 
 
 @cache
-def is_other_composite(model_type: str) -> bool:
+def is_fallback_composite(model_type: str) -> bool:
     """Whether transformers has models of a type that read pictures with a language model under the usual name."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING  # noqa: PLC0415 takes most of a second
     from transformers.models.auto.modeling_auto import (  # noqa: PLC0415 like it

@@ -13,7 +13,6 @@ import tokenizers
 import torch
 import transformers
 from PIL import Image
-from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedTokenizerFast
 from transformers.models.aya_vision.processing_aya_vision import AyaVisionProcessor
 from transformers.models.deepseek_vl.image_processing_pil_deepseek_vl import DeepseekVLImageProcessorPil
@@ -27,41 +26,21 @@ from quire.engine.client.pictures import PictureInfo
 from quire.engine.client.protocol import PictureItem
 from quire.multimodal.pictures.processor import encoder_inputs, processed_layout
 from tests.support.models import draw_weights
+from tests.support.tiny_configs import TEXT, VISION, VOCAB
+from tests.support.tokenizer import with_placeholders
 from tests.support.vision_models import greedy_tokens
 
-VOCAB, PLACEHOLDER = 300, 290
-_ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
+PLACEHOLDER = 290
 _END = "<|im_end|>"
 _SPECIAL = (
     *("<|im_start|>", _END, "<image>", "<img>", "</img>", "[IMG_BREAK]", "[IMG_END]"),
     *("<|START_OF_IMG|>", "<|END_OF_IMG|>", "TILE", "TILE_GLOBAL", "<|IMG_LINE_BREAK|>"),
 )
-_TEXT = {
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "vocab_size": VOCAB,
-    "max_position_embeddings": 1024,
-    "pad_token_id": None,
-    "bos_token_id": None,
-    "eos_token_id": None,
-}
-_VISION = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "image_size": 28,
-    "patch_size": 14,
-    "num_channels": 3,
-}
+_TEXT = {**TEXT, "max_position_embeddings": 1024}
 
 
 @dataclass(frozen=True)
-class Other:
+class FallbackCase:
     """An architecture.
 
     Attributes:
@@ -99,24 +78,24 @@ def _deepseek(tokenizer: Any) -> Any:
     )
 
 
-OTHERS: dict[str, Other] = {
-    "aya_vision": Other(  # tiles, with text between their tokens
+FALLBACKS: dict[str, FallbackCase] = {
+    "aya_vision": FallbackCase(  # tiles, with text between their tokens
         "cohere2",
-        {"model_type": "siglip_vision_model", **_VISION, "image_size": 56, "vision_use_head": False},
+        {"model_type": "siglip_vision_model", **VISION, "image_size": 56, "vision_use_head": False},
         {"vision_feature_layer": -1, "downsample_factor": 2, "adapter_layer_norm_eps": 1e-6},
         _aya,
         token="<|IMG_PATCH|>",
     ),
-    "deepseek_vl": Other(
+    "deepseek_vl": FallbackCase(
         "llama",
-        {"model_type": "siglip_vision_model", **_VISION, "vision_use_head": False},
+        {"model_type": "siglip_vision_model", **VISION, "vision_use_head": False},
         {},
         _deepseek,
         named=(("image_token", "<image>"),),
     ),
-    "lighton_ocr": Other(  # pictures of many sizes
+    "lighton_ocr": FallbackCase(  # pictures of many sizes
         "qwen3",
-        {"model_type": "pixtral", **_VISION, "head_dim": 16},
+        {"model_type": "pixtral", **VISION, "head_dim": 16},
         {},
         _lighton,
         token="<|image_pad|>",
@@ -130,9 +109,9 @@ OTHERS: dict[str, Other] = {
 }
 
 
-def make_other(case: str, *, seed: int = 0) -> Any:
+def make_fallback(case: str, *, seed: int = 0) -> Any:
     """Build the whole model in float32, with weights large enough for distinct logits."""
-    other = OTHERS[case]
+    other = FALLBACKS[case]
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     torch.manual_seed(seed)
@@ -152,27 +131,22 @@ def make_other(case: str, *, seed: int = 0) -> Any:
 
 def processor_of(case: str) -> Any:
     """transformers' processor, whose tokenizer has bytes and special tokens."""
-    other = OTHERS[case]
-    tokenizer = tokenizers.Tokenizer(models.BPE({char: index for index, char in enumerate(_ALPHABET)}, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
+    other = FALLBACKS[case]
     special = [text for text in _SPECIAL if text != other.token]
-    names = [*special, *(f"<unused{index}>" for index in range(VOCAB - len(_ALPHABET) - len(special)))]
-    names[PLACEHOLDER - len(_ALPHABET)] = other.token
-    tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
+    tokenizer = with_placeholders(special, {PLACEHOLDER: other.token}, VOCAB)
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, eos_token=_END, pad_token=_END, extra_special_tokens=dict(other.named)
     )
     return other.processor(fast)
 
 
-def save_other(model: Any, case: str, folder: Path) -> Path:
+def save_fallback(model: Any, case: str, folder: Path) -> Path:
     """Save a model with its processor, tokenizer and chat template."""
     model.save_pretrained(folder)
     processor_of(case).save_pretrained(folder)
     (folder / "chat_template.jinja").write_text(
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{% for c in m.content %}{% if c.type == 'image' %}MARKER"
-        "{% else %}{{ c.text }}{% endif %}{% endfor %}<|im_end|>{% endfor %}".replace("MARKER", OTHERS[case].marker)
+        "{% else %}{{ c.text }}{% endif %}{% endfor %}<|im_end|>{% endfor %}".replace("MARKER", FALLBACKS[case].marker)
     )
     return folder
 
