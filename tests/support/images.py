@@ -1,0 +1,159 @@
+"""Images of docker/, built on Debian's own Python and run, by podman and as root."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import httpx
+
+from tests.support.deployment import DOCKER, ROOT
+from tests.support.patience import PATIENCE
+from tests.support.process import free_port
+
+# In place of Docker's image of Python, which no registry at hand has: the same Debian, with Debian's Python of the same version.
+_BASE = "localhost/quire-test-base"
+_PACKAGES = ("ca-certificates", "libpython3-dev", "python-is-python3", "python3", "python3-pip", "python3-venv")
+_PIP_FILES = (Path("/etc/pip.conf"), Path("/etc/xdg/pip"), Path.home() / ".config" / "pip")
+
+
+def build(dockerfile: str) -> str:
+    """Build an image with a CPU build of torch; its name."""
+    _build_base()
+    image = f"localhost/quire-test:{dockerfile.lower()}"
+    volumes = [f"--volume={path}:{path}:ro" for path in _PIP_FILES if path.exists()]
+    options = []
+    if wheels := os.environ.get("PIP_FIND_LINKS"):
+        volumes.append(f"--volume={wheels}:{wheels}:ro")
+        options.append(f"--find-links={wheels}")
+    arguments = {"PYTHON": _BASE, "TORCH_INDEX": "", "PIP_OPTIONS": " ".join(options), "VERSION": "test"}
+    _podman(
+        "build",
+        "--format=docker",  # OCI's has no health check
+        "--network=host",
+        "--layers",
+        f"--file={DOCKER / dockerfile}",
+        f"--tag={image}",
+        *volumes,
+        *(f"--build-arg={name}={value}" for name, value in arguments.items()),
+        str(ROOT),
+    )
+    return image
+
+
+def _build_base() -> None:
+    if subprocess.run(["podman", "image", "exists", _BASE], check=False).returncode == 0:
+        return
+    with TemporaryDirectory() as folder:
+        root, archive = Path(folder) / "root", Path(folder) / "root.tar"
+        command = ["debootstrap", "--variant=minbase", f"--include={','.join(_PACKAGES)}", "bookworm", str(root)]
+        subprocess.run(command, check=True)
+        subprocess.run(["tar", "--create", f"--file={archive}", f"--directory={root}", "."], check=True)
+        _podman("import", str(archive), _BASE)
+
+
+@dataclass
+class Container:
+    """A container that serves."""
+
+    name: str
+    url: str
+
+    @property
+    def http(self) -> httpx.Client:
+        return httpx.Client(base_url=self.url, timeout=PATIENCE)
+
+    @property
+    def log(self) -> str:
+        ran = subprocess.run(["podman", "logs", self.name], check=False, capture_output=True, text=True)
+        return ran.stdout + ran.stderr
+
+    def execute(self, *command: str, **variables: str) -> tuple[int, str]:
+        """Status and output of a command in the container."""
+        options = [f"--env={name}={value}" for name, value in variables.items()]
+        ran = subprocess.run(["podman", "exec", *options, self.name, *command], check=False, capture_output=True, text=True)
+        return ran.returncode, ran.stdout + ran.stderr
+
+    def is_healthy(self) -> bool:
+        """Whether the image's own health check succeeds."""
+        ran = subprocess.run(["podman", "healthcheck", "run", self.name], check=False, capture_output=True)
+        return ran.returncode == 0
+
+    def terminate(self) -> None:
+        _podman("kill", "--signal=TERM", self.name)
+
+    def wait(self) -> int:
+        """Wait for the end; the exit status."""
+        return int(_podman("wait", self.name))
+
+
+@contextmanager
+def running(image: str, *arguments: str, volumes: bool = True) -> Iterator[Container]:
+    """Run an image with a read-only root file system and without capabilities until its server is ready; remove it afterwards.
+
+    Args:
+        image: its name.
+        arguments: of `quire serve`.
+        volumes: mount named ones at /cache and /state.
+    """
+    name, port = f"quire-test-{uuid.uuid4().hex[:8]}", free_port()
+    mounts = [f"--volume={name}-{folder}:/{folder}" for folder in ("cache", "state")] if volumes else []
+    try:
+        _podman(
+            "run",
+            "--detach",
+            f"--name={name}",
+            "--read-only",
+            "--read-only-tmpfs=false",  # Docker mounts no file systems that nobody asked for
+            "--tmpfs=/tmp:size=1g",
+            "--cap-drop=ALL",
+            "--security-opt=no-new-privileges",
+            "--network=host",
+            "--cgroups=disabled",
+            f"--env=QUIRE_PORT={port}",
+            "--env=QUIRE_NUM_THREADS=1",
+            *mounts,
+            image,
+            *arguments,
+        )
+        container = Container(name, f"http://127.0.0.1:{port}")
+        _wait_until_ready(container)
+        yield container
+    finally:
+        subprocess.run(["podman", "rm", "--force", "--volumes", name], check=False, capture_output=True)
+        for mount in mounts:
+            volume = mount.removeprefix("--volume=").partition(":")[0]
+            subprocess.run(["podman", "volume", "rm", "--force", volume], check=False, capture_output=True)
+
+
+def layer_sizes(image: str) -> list[int]:
+    """Bytes of the layers of an image that are not empty, the newest first."""
+    output = _podman("history", "--human=false", "--format={{.Size}}", image)
+    return [int(size) for size in output.split() if int(size)]
+
+
+def _wait_until_ready(container: Container) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        assert _podman("inspect", "--format={{.State.Status}}", container.name) == "running", container.log
+        try:
+            if httpx.get(f"{container.url}/ready").status_code == 200:
+                return
+        except httpx.TransportError:
+            pass
+        time.sleep(0.2)  # between two questions
+    raise AssertionError(container.log)
+
+
+def _podman(*arguments: str) -> str:
+    """The output of a podman command that succeeds."""
+    ran = subprocess.run(["podman", *arguments], check=False, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stdout[-10_000:] + ran.stderr[-10_000:]
+    return ran.stdout.strip()
