@@ -1,1 +1,1 @@
-"""Images, compose file, Kubernetes manifests and the Helm chart; the tests marked `containers`: see ``bin/test-containers``."""
+"""Images, compose file, Kubernetes manifests and chart; ``bin/test-containers`` runs those marked `containers`."""

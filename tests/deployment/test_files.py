@@ -55,7 +55,9 @@ def test_other_images_are_pinned_by_digest() -> None:
 
 def test_all_that_dockerfiles_copy_is_in_the_context() -> None:
     """`.dockerignore` leaves everything else out."""
-    allowed = {line[1:] for line in (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines() if line[:1] == "!"}
+    allowed = {
+        line[1:] for line in (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines() if line[:1] == "!"
+    }
     copied = set()
     for name in DOCKERFILES:
         for sources in re.findall(r"^COPY (?!--from)(.+) \S+$", _dockerfile(name), re.MULTILINE):
@@ -88,7 +90,9 @@ def test_variables_are_settings() -> None:
 
 
 def test_probes_need_no_key() -> None:
-    probes = {name: server(_DEPLOYMENT)[f"{name}Probe"]["httpGet"]["path"] for name in ("startup", "readiness", "liveness")}
+    probes = {
+        name: server(_DEPLOYMENT)[f"{name}Probe"]["httpGet"]["path"] for name in ("startup", "readiness", "liveness")
+    }
     assert probes == {"startup": "/health", "readiness": "/ready", "liveness": "/health"}
     assert set(probes.values()) <= PROBE_PATHS
 

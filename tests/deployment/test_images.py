@@ -47,9 +47,7 @@ def test_it_serves_the_bundled_models(container: Container) -> None:
         )
         assert seen.json()["choices"][0]["message"]["content"]
         with _RECORDING.open("rb") as file:
-            heard = client.post(
-                "/v1/audio/transcriptions", data={"model": "quire-nano-hear"}, files={"file": file}
-            )
+            heard = client.post("/v1/audio/transcriptions", data={"model": "quire-nano-hear"}, files={"file": file})
         assert heard.json()["text"]
 
 
@@ -70,7 +68,7 @@ def test_it_is_an_ordinary_user_with_a_read_only_file_system(container: Containe
         status, output = container.execute("touch", f"{folder}/file")
         assert status != 0
         assert "Read-only file system" in output
-    for folder in ("/cache", "/state", "/tmp"):
+    for folder in ("/cache", "/state", "/tmp"):  # noqa: S108 the container's
         assert container.execute("touch", f"{folder}/file") == (0, "")
     _, status_of_process = container.execute("cat", "/proc/1/status")
     fields = dict(line.split(":\t", 1) for line in status_of_process.splitlines() if ":\t" in line)
@@ -93,7 +91,10 @@ def test_process_1_leaves_no_zombies(container: Container) -> None:
 
 
 def test_modules_are_compiled(container: Container) -> None:
-    script = "import quire.app.serve, torch, transformers, os; print(*(os.path.exists(m.__cached__) for m in (quire.app.serve, torch, transformers)))"
+    script = (
+        "import os, quire.app.serve, torch, transformers;"
+        "print(*(os.path.exists(module.__cached__) for module in (quire.app.serve, torch, transformers)))"
+    )
     assert container.execute("python", "-c", script) == (0, "True True True\n")
 
 
@@ -105,7 +106,7 @@ def test_it_has_no_compiler_but_the_one_that_triton_needs(container: Container, 
     if expected:
         script = (
             "from triton.runtime.build import compile_module_from_src as compiled;"
-            "source = '#include <Python.h>\\nstatic struct PyModuleDef module = {PyModuleDef_HEAD_INIT, \"made\"};"
+            'source = \'#include <Python.h>\\nstatic struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "made"};'
             "PyMODINIT_FUNC PyInit_made(void) { return PyModule_Create(&module); }';"
             "print(compiled(source, 'made').__file__)"
         )

@@ -18,30 +18,32 @@ from tests.support.deployment import DOCKER, ROOT
 from tests.support.patience import PATIENCE
 from tests.support.process import free_port
 
-# In place of Docker's image of Python, which no registry at hand has: the same Debian, with Debian's Python of the same version.
+# In place of Docker's image of Python, as no registry of images may be at hand: the same Debian, with its own Python.
 _BASE = "localhost/quire-test-base"
 _PACKAGES = ("ca-certificates", "libpython3-dev", "python-is-python3", "python3", "python3-pip", "python3-venv")
-_PIP_FILES = (Path("/etc/pip.conf"), Path("/etc/xdg/pip"), Path.home() / ".config" / "pip")
+_SETTINGS = (
+    Path("/etc/ssl/certs/ca-certificates.crt"),
+    Path("/etc/pip.conf"),
+    Path("/etc/xdg/pip"),
+    Path.home() / ".config" / "pip",
+)
 
 
 def build(dockerfile: str) -> str:
     """Build an image with a CPU build of torch; its name."""
     _build_base()
     image = f"localhost/quire-test:{dockerfile.lower()}"
-    volumes = [f"--volume={path}:{path}:ro" for path in _PIP_FILES if path.exists()]
-    options = []
-    if wheels := os.environ.get("PIP_FIND_LINKS"):
-        volumes.append(f"--volume={wheels}:{wheels}:ro")
-        options.append(f"--find-links={wheels}")
-    arguments = {"PYTHON": _BASE, "TORCH_INDEX": "", "PIP_OPTIONS": " ".join(options), "VERSION": "test"}
+    arguments = {"PYTHON": _BASE, "TORCH_INDEX": "", "VERSION": "test"}
+    wheels = os.environ.get("PIP_FIND_LINKS")
     _podman(
         "build",
         "--format=docker",  # OCI's has no health check
         "--network=host",
+        "--isolation=chroot",  # the others need more rights than sandboxes have
         "--layers",
         f"--file={DOCKER / dockerfile}",
         f"--tag={image}",
-        *volumes,
+        *([f"--volume={wheels}:{wheels}:ro"] if wheels else []),
         *(f"--build-arg={name}={value}" for name, value in arguments.items()),
         str(ROOT),
     )
@@ -49,14 +51,20 @@ def build(dockerfile: str) -> str:
 
 
 def _build_base() -> None:
+    """Make the base of Debian's packages, unless it exists, with settings of pip and certificates of this machine."""
     if subprocess.run(["podman", "image", "exists", _BASE], check=False).returncode == 0:
         return
     with TemporaryDirectory() as folder:
         root, archive = Path(folder) / "root", Path(folder) / "root.tar"
         command = ["debootstrap", "--variant=minbase", f"--include={','.join(_PACKAGES)}", "bookworm", str(root)]
-        subprocess.run(command, check=True)
+        subprocess.run(command, check=True, capture_output=True)
+        for path in filter(Path.exists, _SETTINGS):
+            copy = root / path.relative_to("/")
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            subprocess.run(["cp", "--recursive", "--dereference", "--no-target-directory", path, copy], check=True)
         subprocess.run(["tar", "--create", f"--file={archive}", f"--directory={root}", "."], check=True)
-        _podman("import", str(archive), _BASE)
+        variables = [f"--change=ENV={name}={value}" for name, value in os.environ.items() if name.startswith("PIP_")]
+        _podman("import", *variables, str(archive), _BASE)
 
 
 @dataclass
@@ -78,7 +86,12 @@ class Container:
     def execute(self, *command: str, **variables: str) -> tuple[int, str]:
         """Status and output of a command in the container."""
         options = [f"--env={name}={value}" for name, value in variables.items()]
-        ran = subprocess.run(["podman", "exec", *options, self.name, *command], check=False, capture_output=True, text=True)
+        ran = subprocess.run(
+            ["podman", "--runtime=runc", "exec", *options, self.name, *command],
+            check=False,
+            capture_output=True,
+            text=True,
+        )
         return ran.returncode, ran.stdout + ran.stderr
 
     def is_healthy(self) -> bool:
@@ -96,7 +109,7 @@ class Container:
 
 @contextmanager
 def running(image: str, *arguments: str, volumes: bool = True) -> Iterator[Container]:
-    """Run an image with a read-only root file system and without capabilities until its server is ready; remove it afterwards.
+    """Run an image with a read-only root file system and without capabilities, and remove it afterwards.
 
     Args:
         image: its name.
@@ -116,7 +129,8 @@ def running(image: str, *arguments: str, volumes: bool = True) -> Iterator[Conta
             "--cap-drop=ALL",
             "--security-opt=no-new-privileges",
             "--network=host",
-            "--cgroups=disabled",
+            "--ulimit=nofile=4096:4096",  # podman's own limits are higher than those of many sandboxes
+            "--ulimit=nproc=4096:4096",
             f"--env=QUIRE_PORT={port}",
             "--env=QUIRE_NUM_THREADS=1",
             *mounts,
@@ -154,6 +168,6 @@ def _wait_until_ready(container: Container) -> None:
 
 def _podman(*arguments: str) -> str:
     """The output of a podman command that succeeds."""
-    ran = subprocess.run(["podman", *arguments], check=False, capture_output=True, text=True)
+    ran = subprocess.run(["podman", "--runtime=runc", *arguments], check=False, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stdout[-10_000:] + ran.stderr[-10_000:]
     return ran.stdout.strip()
