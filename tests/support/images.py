@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import time
@@ -149,8 +150,8 @@ def running(image: str, *arguments: str, volumes: bool = True) -> Iterator[Conta
 
 def layer_sizes(image: str) -> list[int]:
     """Bytes of the layers of an image that are not empty, the newest first."""
-    output = _podman("history", "--human=false", "--format={{.Size}}", image)
-    return [int(size) for size in output.split() if int(size)]
+    layers = json.loads(_podman("history", "--format=json", image))
+    return [layer["size"] for layer in layers if layer["size"]]
 
 
 def _wait_until_ready(container: Container) -> None:
