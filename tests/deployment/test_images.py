@@ -84,10 +84,18 @@ def test_stored_responses_are_on_the_volume(container: Container) -> None:
     assert container.execute("test", "-s", "/state/quire/responses.db")[0] == 0
 
 
-def test_process_1_leaves_no_zombies(container: Container) -> None:
-    """Worker processes have begun and ended by now, for the picture and the recording."""
-    script = "grep -l '^State:.Z' /proc/[0-9]*/status || true"
-    assert container.execute("sh", "-c", script) == (0, "")
+def test_zombies_do_not_gather(container: Container) -> None:
+    """A process of the start remains as one; those of requests do not."""
+    count = "grep -l '^State:.Z' /proc/[0-9]*/status | wc -l"
+    _, before = container.execute("sh", "-c", count)
+    url = f"data:image/png;base64,{base64_of(encoded(drawn(64, 64)))}"
+    content = [{"type": "text", "text": "What is in it?"}, {"type": "image_url", "image_url": {"url": url}}]
+    with container.http as client:
+        for _ in range(5):
+            body = {"model": "quire-nano-see", "messages": [{"role": "user", "content": content}]}
+            assert client.post("/v1/chat/completions", json=body).status_code == 200
+    assert container.execute("sh", "-c", count) == (0, before)
+    assert int(before) <= 1
 
 
 def test_modules_are_compiled(container: Container) -> None:

@@ -42,6 +42,7 @@ def build(dockerfile: str) -> str:
         "--network=host",
         "--isolation=chroot",  # the others need more rights than sandboxes have
         "--layers",
+        "--no-cache",  # buildah 1.28 cannot mount a stage that it takes from its cache
         f"--file={DOCKER / dockerfile}",
         f"--tag={image}",
         *([f"--volume={wheels}:{wheels}:ro"] if wheels else []),
