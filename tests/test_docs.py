@@ -126,4 +126,5 @@ def _anchors(page: Path) -> set[str]:
 
 
 def _exists(path: str) -> bool:
-    return (_ROOT / path if path.startswith(("tests/", "docs/", "quire/")) else _ROOT / "quire" / path).exists()
+    at_the_root = path.startswith(("tests/", "docs/", "quire/", "docker/", "deploy/"))
+    return (_ROOT / path if at_the_root else _ROOT / "quire" / path).exists()

@@ -1,0 +1,1 @@
+"""Images, compose file, Kubernetes manifests and chart; ``bin/test-containers`` runs those marked `containers`."""
