@@ -36,7 +36,7 @@ def named_in(expressions: Iterable[str]) -> dict[str, str]:
 def _exported() -> dict[str, tuple[str, str]]:
     """The metric and its meaning of each name of a sample."""
     names = {}
-    for metric, _ in Metrics(max_model_len=1, vllm_names=False).families():
+    for metric, _ in Metrics(max_model_len=1, vllm_names=False, kv_cache_metrics=True).families():
         for suffix in _SUFFIXES[metric.type]:
             shown = f"{metric.name}_total" if metric.type == "counter" else metric.name
             names[metric.name + suffix] = (shown, metric.documentation)

@@ -12,6 +12,7 @@ QUEUE = "quire:request_queue_time_seconds"
 PREFILL = "quire:request_prefill_time_seconds"
 DECODE = "quire:request_decode_time_seconds"
 PREPARATION = "quire:mm_preprocess_seconds"
+GRAMMAR = "quire:grammar_check_seconds"
 FINISHED = "quire:request_success_total"
 RUNNING = "quire:num_requests_running"
 WAITING = "quire:num_requests_waiting_by_reason"
@@ -25,7 +26,12 @@ ERROR_SHARE = Limits(0.001, 0.01)
 FULL = Limits(0.9, 0.98)
 ANY = Limits(0.001, 1)  # of what should not happen
 _FINISH_COLORS: dict[str, Color] = {"stop": "green", "length": "blue", "abort": "orange", "error": "red"}
-_REASON_COLORS: dict[str, Color] = {"capacity": "orange", "preprocessing": "purple", "deferred": "blue"}
+_REASON_COLORS: dict[str, Color] = {
+    "capacity": "orange",
+    "preprocessing": "purple",
+    "grammar": "yellow",
+    "deferred": "blue",
+}
 
 
 def latency(title: str, about: str, histogram: str, width: int = 8, unit: Unit = "seconds") -> Lines:
@@ -57,7 +63,7 @@ def running_and_waiting(width: int = 8) -> Lines:
     return Lines(
         title="Running and waiting",
         about="Sequences in the batch, and what the others wait for: *capacity*, a place or KV blocks; "
-        "*preprocessing*, their media; *deferred*, more input.",
+        "*preprocessing*, their media; *grammar*, the check of their schema; *deferred*, more input.",
         lines=(
             Query(MODELS.sum(RUNNING), "running", "green"),
             Query(MODELS.sum(WAITING, by="reason"), "{{reason}}"),

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from dashboards.boards.common import KV_USAGE, WAITING, by_model, hits, kv_usage, preemptions, running_and_waiting
+from dashboards.boards.common import (
+    KV_USAGE,
+    WAITING,
+    by_model,
+    hits,
+    kv_usage,
+    latency,
+    preemptions,
+    running_and_waiting,
+)
 from dashboards.panels import Dashboard, Limits, Lines, Query, Row, Stat
 from dashboards.promql import MODELS
 
 _PROMPT, _COMPUTED = "quire:request_prompt_tokens", "quire:request_prefill_kv_computed_tokens"
 _DRAFTS, _DRAFTED = "quire:spec_decode_num_drafts_total", "quire:spec_decode_num_draft_tokens_total"
+_BY_POSITION = "quire:spec_decode_num_accepted_tokens_per_pos_total"
 _ACCEPTED = "quire:spec_decode_num_accepted_tokens_total"
 
 
@@ -17,7 +27,7 @@ def dashboard() -> Dashboard:
         "quire-kv-cache",
         "Quire / KV cache",
         "How full KV caches are, what prefix caching saves, and what speculative decoding saves.",
-        (_now(), _usage(), _prefixes(), _speculation()),
+        (_now(), _usage(), _prefixes(), _residency(), _speculation()),
     )
 
 
@@ -79,18 +89,15 @@ def _usage() -> Row:
 
 
 def _prefixes() -> Row:
-    cached = MODELS.rate("quire:prompt_tokens_cached_total")
     return Row(
         "Prefix cache",
         (
             hits("Hits", "Share of the looked-up prompt tokens that were found.", "prefix_cache"),
             Lines(
-                title="Prompt tokens",
-                about="What prefill computes, and what it does not have to.",
-                lines=(
-                    Query(f"{MODELS.rate('quire:prompt_tokens_total')} - {cached}", "computed", "blue"),
-                    Query(cached, "from the cache", "green"),
-                ),
+                title="Prompt tokens by source",
+                about="*local_compute*: prefill computes them. *local_cache_hit*: the prefix cache has them.",
+                lines=(Query(MODELS.rate("quire:prompt_tokens_by_source_total", by="source"), "{{source}}"),),
+                colors={"local_compute": "blue", "local_cache_hit": "green", "external_kv_transfer": "purple"},
                 unit="tokens/s",
                 stacked=True,
             ),
@@ -107,7 +114,21 @@ def _prefixes() -> Row:
     )
 
 
+def _residency() -> Row:
+    about = "Of the blocks of the prefix cache that are watched (`--kv-cache-metrics-sample`)."
+    panels = (
+        ("Life until eviction", "lifetime_seconds", "Short: the cache is too small for its prefixes."),
+        ("Unused before eviction", "idle_before_evict_seconds", "Short: blocks go that were useful a moment ago."),
+        ("Between two uses", "reuse_gap_seconds", "A block that lives for less than this is seldom used again."),
+    )
+    return Row(
+        "Life of cached blocks (--kv-cache-metrics)",
+        tuple(latency(title, f"{about} {advice}", f"quire:kv_block_{name}") for title, name, advice in panels),
+    )
+
+
 def _speculation() -> Row:
+    accepted = MODELS.rate(_BY_POSITION, by="position")
     return Row(
         "Speculative decoding (--speculative-method)",
         (
@@ -116,6 +137,7 @@ def _speculation() -> Row:
                 "Share of draft tokens.",
                 MODELS.share(_ACCEPTED, _DRAFTED, "model_name"),
                 "share",
+                6,
                 maximum=1,
             ),
             by_model(
@@ -123,6 +145,18 @@ def _speculation() -> Row:
                 "One, and the accepted draft tokens.",
                 f"1 + {MODELS.share(_ACCEPTED, _DRAFTS, 'model_name')}",
                 "tokens",
+                6,
+            ),
+            Lines(
+                title="Accepted by position",
+                about="Share of drafts whose token at this position was accepted. Where it falls to nothing, shorter "
+                "drafts (`--num-speculative-tokens`) cost less.",
+                lines=(
+                    Query(f"{accepted} / on () group_left () ({MODELS.rate(_DRAFTS)} > 0)", "position {{position}}"),
+                ),
+                unit="share",
+                maximum=1,
+                width=6,
             ),
             Lines(
                 title="Draft tokens",
@@ -133,6 +167,7 @@ def _speculation() -> Row:
                 ),
                 unit="tokens/s",
                 stacked=True,
+                width=6,
             ),
         ),
     )

@@ -19,6 +19,7 @@ from dashboards.panels import Column, Dashboard, Info, Row, Table
 from dashboards.promql import MODELS, ratio
 
 _BY = "model_name"
+_PARSED = "quire:tool_call_parser_invocations_total"
 _SLEEP, _AWAKE = "quire:engine_sleep_state", 'sleep_state="awake"'
 
 
@@ -53,15 +54,27 @@ def _traffic() -> Row:
     return Row(
         "Traffic",
         (
-            by_model("Requests", "Sequences that finished.", MODELS.rate(FINISHED, by=_BY), "requests/s"),
+            by_model("Requests", "Sequences that finished.", MODELS.rate(FINISHED, by=_BY), "requests/s", 6),
             by_model(
-                "Prompt tokens", "Cached ones included.", MODELS.rate("quire:prompt_tokens_total", by=_BY), "tokens/s"
+                "Prompt tokens",
+                "Cached ones included.",
+                MODELS.rate("quire:prompt_tokens_total", by=_BY),
+                "tokens/s",
+                6,
             ),
             by_model(
                 "Generated tokens",
                 "Embeddings and other pooled inputs generate none.",
                 MODELS.rate("quire:generation_tokens_total", by=_BY),
                 "tokens/s",
+                6,
+            ),
+            by_model(
+                "Tool calls",
+                "Answers, or pieces of streamed ones, in which a parser found a tool call.",
+                MODELS.rate(_PARSED, 'outcome="tool_call"', by=_BY),
+                "per second",
+                6,
             ),
         ),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dashboards.boards.common import (
     DECODE,
     E2E,
+    GRAMMAR,
     ITL,
     KV_USAGE,
     PREFILL,
@@ -24,14 +25,16 @@ from dashboards.promql import MODELS, ratio
 _INFERENCE = "quire:request_inference_time_seconds"
 _PHASES: tuple[tuple[str, str, Color], ...] = (
     ("media", PREPARATION, "purple"),
+    ("grammar", GRAMMAR, "yellow"),
     ("queue", QUEUE, "orange"),
     ("prefill", PREFILL, "blue"),
     ("decode", DECODE, "green"),
 )
-_COARSE = "Below 0.3 s all but *media* are guesses, as there is one bucket; the mean is exact."
+_COARSE = "Below 0.3 s all but *media* and *grammar* are guesses, as there is one bucket; the mean is exact."
 _READING = """**Which part of the first panel is large?**
 
 - **media**: pictures, videos or files are fetched, decoded and prepared. See *Quire / Media*.
+- **grammar**: schemas and grammars of structured outputs are checked before the engine sees them.
 - **queue**: sequences wait for the engine. *KV cache* near 1: the cache is too small for so many sequences. \
 *Engine busy* near 1: the machine is too slow for the load. Neither: `--max-num-seqs` is too low.
 - **prefill**: long prompts, or many at once. Do prompts share a beginning? Then see *Prefix cache hits*.
@@ -53,15 +56,16 @@ def dashboard() -> Dashboard:
 
 def _phases() -> Row:
     sequences = MODELS.rate(f"{E2E}_count")
-    total, media, queue, inference, decode = (
-        MODELS.rate(f"{histogram}_sum") for histogram in (E2E, PREPARATION, QUEUE, _INFERENCE, DECODE)
+    total, media, grammar, queue, inference, decode = (
+        MODELS.rate(f"{histogram}_sum") for histogram in (E2E, PREPARATION, GRAMMAR, QUEUE, _INFERENCE, DECODE)
     )
     mean = (
         Query(ratio(media, sequences), "media", "purple"),
+        Query(ratio(grammar, sequences), "grammar", "yellow"),
         Query(ratio(queue, sequences), "queue", "orange"),
         Query(ratio(f"({inference} - {decode})", sequences), "prefill", "blue"),
         Query(ratio(decode, sequences), "decode", "green"),
-        Query(ratio(f"clamp_min({total} - {queue} - {inference}, 0)", sequences), "send", "yellow"),
+        Query(ratio(f"clamp_min({total} - {queue} - {inference}, 0)", sequences), "send", "gray"),
     )
     return Row(
         "Where the time goes",
@@ -75,13 +79,16 @@ def _phases() -> Row:
                 stacked=True,
                 height=9,
             ),
-            _quantiles(0.5, "Half of all sequences need less for a phase. *media* is of requests that have some."),
+            _quantiles(
+                0.5,
+                "Half of all sequences need less for a phase. *media* and *grammar* are of requests that have some.",
+            ),
             _quantiles(
                 0.95,
                 "95 % of sequences need less for a phase. A sequence is rarely slow in all of them: their sum is more "
                 "than the whole time's p95.",
             ),
-            Text(title="How to read this", about=_READING, height=7),
+            Text(title="How to read this", about=_READING, height=8),
         ),
     )
 

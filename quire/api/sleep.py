@@ -12,9 +12,10 @@ from starlette.responses import Response
 
 from quire.api.http.sse import unless_disconnected
 from quire.engine.client.protocol import MemoryTag, SleepLevel
+from quire.engine.client.records import SleepOperation
 from quire.protocol.common import ErrorBody
 from quire.protocol.errors import InvalidRequest
-from quire.serving.models import ServerState
+from quire.serving.models import ServedModel, ServerState
 
 _ERRORS: dict[int | str, dict[str, Any]] = {
     400: {"model": ErrorBody, "description": "the server runs without --enable-sleep-mode, or a parameter is wrong"},
@@ -48,7 +49,9 @@ def router(state: ServerState) -> APIRouter:
         _require_sleep_mode(state)
         sleep_level = cast("SleepLevel", level)
         wait = mode == "wait"
-        changes = _each(model.client.sleeping.sleep(sleep_level, wait=wait) for model in state.models)
+        changes = _each(
+            _observed(model, "sleep", model.client.sleeping.sleep(sleep_level, wait=wait)) for model in state.models
+        )
         await (unless_disconnected(request, changes) if wait else changes)
         return Response()
 
@@ -56,7 +59,7 @@ def router(state: ServerState) -> APIRouter:
     async def wake_up(tags: Annotated[list[MemoryTag], Query()] = []) -> Response:  # noqa: B006 FastAPI copies it
         """Restore the memory of all models, or of these tags only. Answers when that is done."""
         _require_sleep_mode(state)
-        await _each(model.client.sleeping.wake_up(tags or _ALL) for model in state.models)
+        await _each(_observed(model, "wake", model.client.sleeping.wake_up(tags or _ALL)) for model in state.models)
         return Response()
 
     @routes.get("/is_sleeping")
@@ -70,6 +73,11 @@ def router(state: ServerState) -> APIRouter:
 def _require_sleep_mode(state: ServerState) -> None:
     if not state.sleep_mode:
         raise InvalidRequest("The server was started without --enable-sleep-mode, which /sleep and /wake_up need.")
+
+
+async def _observed(model: ServedModel, operation: SleepOperation, change: Coroutine[Any, Any, None]) -> None:
+    with model.client.observers.sleep_operation(operation):
+        await change
 
 
 async def _each(changes: Iterable[Coroutine[Any, Any, None]]) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import gc
 import logging
 import os
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import replace
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.connection import Connection
 
@@ -17,7 +17,8 @@ from quire.config.options import ChatOptions, EngineOptions, ModelOptions, Paral
 from quire.engine.build.core_config import CoreConfig, with_room_for_pictures
 from quire.engine.build.engine import serve_core
 from quire.engine.client.engine_client import EngineClient
-from quire.engine.client.launch import CoreHandle, ProcessCore, ThreadCore
+from quire.engine.client.launch import CoreEntry, CoreHandle, ProcessCore, ThreadCore
+from quire.engine.client.step_observer import StepObserver
 from quire.engine.client.transport import ClientChannel, flush_messages
 from quire.engine.execution.devices.select import uses_gpu
 from quire.engine.execution.memory import MemoryShare, free_memory
@@ -28,9 +29,11 @@ from quire.rendering.renderer import Renderer
 from quire.rendering.tokenizer import Tokenizer
 from quire.serving.defaults import read_defaults
 from quire.serving.models import GeneratingModel, ModelParts, ServedModel, served_model
+from quire.tracing.settings import TraceSettings
 
 logger = logging.getLogger(__name__)
 _STOP_TIMEOUT = 2.0  # seconds; part of the time that a shutdown may take after the drain
+_FLUSH_SECONDS = 0.5  # for spans of the steps
 
 
 def weight_bytes(source: ModelSource) -> int:
@@ -49,10 +52,28 @@ def host_share(sources: Sequence[ModelSource]) -> MemoryShare | None:
     return MemoryShare(max(0, free_memory() - sum(map(weight_bytes, sources))) // len(sources))
 
 
+@dataclass(frozen=True, slots=True)
+class StepTraces:
+    """How the steps of engines are traced.
+
+    Attributes:
+        settings: for engines in processes of their own.
+        new_observer: watches the steps of an engine in a thread.
+    """
+
+    settings: TraceSettings
+    new_observer: Callable[[], StepObserver]
+
+
 async def start_engines(
-    settings: Serve, sources: Sequence[ModelSource], model_configs: Sequence[Connection]
+    settings: Serve,
+    sources: Sequence[ModelSource],
+    model_configs: Sequence[Connection],
+    traces: StepTraces | None = None,
 ) -> AsyncIterator[RunningEngine]:
     """Start an engine for each model; those on a GPU one after the other, so that each sees what others have taken.
+
+    `traces`: how their steps are traced; None: they are not.
 
     Raises:
         ModelError: a model's config cannot be read.
@@ -61,13 +82,13 @@ async def start_engines(
     if len(sources) < 2 or not uses_gpu(settings.device):
         share = host_share(sources)
         for source, reading in zip(sources, model_configs, strict=True):
-            yield RunningEngine(source, model_config_of(reading), settings, share)
+            yield RunningEngine(source, model_config_of(reading), settings, share, traces)
         return
     configs = [model_config_of(reading) for reading in model_configs]
     steps: list[tuple[RunningEngine, int]] = []  # bytes of their intermediate results
     for index, (source, config) in enumerate(zip(sources, configs, strict=True)):
         share = gpu_share(sources[index:], configs[index:], sum(nbytes for _, nbytes in steps))
-        engine = RunningEngine(source, config, settings, share)
+        engine = RunningEngine(source, config, settings, share, traces)
         yield engine
         info = await engine.client.ready()
         # The memory of other processes is seen as it is.
@@ -88,10 +109,17 @@ def gpu_share(sources: Sequence[ModelSource], configs: Sequence[ModelConfig], st
     return MemoryShare(0, max(1, with_cache), sum(map(weight_bytes, sources[1:])), steps)
 
 
-def serve_core_in_process(config: CoreConfig, log_level: str, address: str) -> None:
-    """Body of a core's process."""
+def serve_core_in_process(config: CoreConfig, log_level: str, traces: TraceSettings | None, address: str) -> None:
+    """Body of a core's process. `traces`: where its steps are exported to; None: they are not traced."""
     start_logging(log_level)
-    serve_core(config, address)
+    if traces is None:
+        serve_core(config, address)
+    else:
+        from quire.tracing.start import start_traces  # noqa: PLC0415 imports OpenTelemetry
+
+        running = start_traces(traces)
+        serve_core(config, address, running.step_observer())
+        running.export.close(_FLUSH_SECONDS)
     flush_messages()
     flush_logs()
     os._exit(0)  # all is closed; Python's own exit takes seconds with torch
@@ -101,11 +129,17 @@ class RunningEngine:
     """The engine core of a model, and its client."""
 
     def __init__(
-        self, source: ModelSource, model_config: ModelConfig, settings: Serve, memory_share: MemoryShare | None
+        self,
+        source: ModelSource,
+        model_config: ModelConfig,
+        settings: Serve,
+        memory_share: MemoryShare | None,
+        traces: StepTraces | None = None,
     ) -> None:
         """Start loading the model; `loaded` waits for it."""
         self._source = source
         self._settings = settings
+        self._traces = traces
         self._tokenizer = Tokenizer.load(source.folder)
         options = EngineOptions.of(settings)
         if "max_num_batched_tokens" not in settings.model_fields_set:
@@ -201,7 +235,10 @@ class RunningEngine:
         return ProcessCore() if self._settings.engine_process else ThreadCore()
 
     def _start(self) -> None:
+        traces = self._traces
         if self._settings.engine_process:
-            self._handle.start(partial(serve_core_in_process, self._config, self._settings.log_level), self.client.fail)
+            level, exported = self._settings.log_level, None if traces is None else traces.settings
+            body: CoreEntry = partial(serve_core_in_process, self._config, level, exported)
         else:
-            self._handle.start(partial(serve_core, self._config), self.client.fail)
+            body = partial(serve_core, self._config, observer=None if traces is None else traces.new_observer())
+        self._handle.start(body, self.client.fail)

@@ -6,6 +6,7 @@ from typing import Any
 
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
@@ -36,20 +37,28 @@ from quire.app.middleware import (
     refusal_while_draining,
     request_tracking,
 )
+from quire.app.request_traces import request_traces
 from quire.config.options import ServerOptions
-from quire.metrics.prometheus import CONTENT_TYPE, Metrics
+from quire.metrics.exposition import Exposition
+from quire.metrics.prometheus import Metrics
 from quire.protocol.fields import HEADER as IGNORED_FIELDS
 from quire.realtime import routes as realtime
 from quire.realtime.sessions import Sessions
 from quire.serving.models import ServerState
+from quire.tracing.tracing import Tracing
 
 _EXPOSED = (REQUEST_ID, IGNORED_FIELDS, NOT_STORED, "retry-after")  # headers that scripts of other origins may read
 
 
 def create_app(
-    state: ServerState, metrics: Metrics, service: ResponseService, sessions: Sessions, server: ServerOptions
+    state: ServerState,
+    metrics: Metrics,
+    service: ResponseService,
+    sessions: Sessions,
+    server: ServerOptions,
+    tracing: Tracing | None = None,
 ) -> ASGIApp:
-    """The app with all routes and middleware."""
+    """The app with all routes and middleware. `tracing`: traces requests; None: they are not traced."""
     app = _Documented(title="Quire", version=__version__)
     app.state.strict_fields = server.strict_fields
     app.state.malloc_trimmer = state.malloc_trimmer
@@ -62,12 +71,18 @@ def create_app(
     app.include_router(realtime.router(sessions))
     app.include_router(page.router())
 
+    exposition = Exposition(metrics)
+
     @app.get("/metrics", response_class=Response)
-    async def prometheus() -> Response:
-        """Metrics in Prometheus' text format."""
-        return Response(metrics.render(), media_type=CONTENT_TYPE)
+    async def prometheus(request: Request) -> Response:
+        """Metrics in Prometheus' text format, or in OpenMetrics if the Accept header names it."""
+        headers = request.headers
+        page = await exposition.page(headers.get("accept", ""), headers.get("accept-encoding", ""))
+        return Response(page.body, headers=page.headers)
 
     layers: list[Middleware] = [request_tracking(state, metrics)]
+    if tracing is not None:
+        layers.append(request_traces(tracing))
     if (check := host_check(server)) is not None:
         layers.append(check)
     if server.allowed_origins:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
 import socket
 from collections.abc import AsyncIterator, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, nullcontext
 from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING
 
 import uvloop
 
@@ -16,7 +18,7 @@ from quire.api.mcp.servers import ToolServers
 from quire.api.responses.errors import StoreFailed
 from quire.api.responses.service import ResponseService
 from quire.api.responses.store import ResponseStore
-from quire.app.engines import RunningEngine, start_engines
+from quire.app.engines import RunningEngine, StepTraces, start_engines
 from quire.app.exits import end_process
 from quire.app.factory import create_app
 from quire.app.models import ModelSource
@@ -30,6 +32,7 @@ from quire.config.options import (
     EngineOptions,
     LimitOptions,
     MediaOptions,
+    MetricsOptions,
     RealtimeOptions,
     ServerOptions,
     TlsOptions,
@@ -38,6 +41,7 @@ from quire.config.options import (
 from quire.config.types import urls_by_label
 from quire.engine.client.errors import EngineDead
 from quire.engine.models.errors import ModelError
+from quire.metrics.otlp_settings import otlp_settings
 from quire.metrics.prometheus import Metrics, ModelMetrics
 from quire.multimodal.documents import DocumentReader
 from quire.multimodal.errors import ModelFileError, PromptError
@@ -47,8 +51,13 @@ from quire.realtime.sessions import Sessions
 from quire.realtime.transcribers import transcriber_factory
 from quire.serving.models import ServedModel, ServerState
 from quire.serving.result_memory import ResultMemory
+from quire.tracing.settings import TraceSettingsError, trace_settings
+
+if TYPE_CHECKING:  # it imports OpenTelemetry
+    from quire.tracing.start import RunningTraces
 
 logger = logging.getLogger("quire")
+_FLUSH_SECONDS = 0.7  # for spans that wait at the end; part of the time that a shutdown may take after the drain
 
 
 def serve(
@@ -70,7 +79,7 @@ def serve(
         if settings.uds is not None:
             settings.uds.unlink(missing_ok=True)
         end_process(status)  # all is closed; Python's own exit takes seconds with torch, and waits for busy threads
-    except (EngineDead, ModelError, ModelFileError, PromptError, StoreFailed) as error:
+    except (EngineDead, ModelError, ModelFileError, PromptError, StoreFailed, TraceSettingsError) as error:
         logger.error("cannot serve: %s", error)
     return 1
 
@@ -89,24 +98,37 @@ async def _serve(
         opening.add_done_callback(lambda task: task.cancelled() or task.exception())  # seen, if loading fails first
         if settings.response_store is not None:
             await opening
-        async with _engines(settings, sources, model_configs) as engines:
+        async with _traces(settings) as traces, _engines(settings, sources, model_configs, traces) as engines:
             await opening  # a file in the default location is opened while the models load
-            return await _serve_models(settings, engines, store, sockets)
+            return await _serve_models(settings, engines, store, sockets, traces)
 
 
 async def _serve_models(
-    settings: Serve, engines: Sequence[RunningEngine], store: ResponseStore, sockets: list[socket.socket]
+    settings: Serve,
+    engines: Sequence[RunningEngine],
+    store: ResponseStore,
+    sockets: list[socket.socket],
+    traces: RunningTraces | None,
 ) -> int:
     media_memory = MediaMemory(int(settings.max_media_memory), settings.max_client_share)
     models = await asyncio.gather(*(engine.loaded(media_memory) for engine in engines))
     state = _state(settings, models, media_memory)
     metrics = Metrics(
-        max_model_len=max(model.info.max_model_len for model in models), vllm_names=settings.vllm_metric_names
+        max_model_len=max(model.info.max_model_len for model in models),
+        vllm_names=settings.vllm_metric_names,
+        options=MetricsOptions.of(settings),
+        kv_cache_metrics=settings.kv_cache_metrics,
     )
     for index, model in enumerate(models):
         model_metrics = ModelMetrics(metrics, model.names[0], index)
-        model_metrics.describe_cache(model.info, EngineOptions.of(settings))
+        model_metrics.describe(model.info, EngineOptions.of(settings))
         model.client.observers.add(model_metrics)
+        if traces is not None:
+            model.client.observers.add(traces.tracing.observer(model.names[0]))
+    tracing = None
+    if traces is not None:
+        tracing = traces.tracing
+        traces.export.count_drops(metrics.trace_spans_dropped.inc)
     options = ServerOptions.of(settings)
     tool_servers = ToolServers(
         urls_by_label(settings.tool_server),
@@ -116,9 +138,15 @@ async def _serve_models(
     )
     responses = ResponseService(state, store, tool_servers)
     sessions = Sessions(
-        state, RealtimeOptions.of(settings), options, metrics, transcriber_factory(), settings.max_client_share
+        state,
+        RealtimeOptions.of(settings),
+        options,
+        metrics,
+        transcriber_factory(),
+        settings.max_client_share,
+        utterance_trace=nullcontext if tracing is None else tracing.utterance,
     )
-    app = create_app(state, metrics, responses, sessions, options)
+    app = create_app(state, metrics, responses, sessions, options, tracing)
     tls = None if settings.ssl_certfile is None else Tls(TlsOptions.of(settings))
     server = Server(
         app,
@@ -139,8 +167,9 @@ async def _serve_models(
         watching.append(asyncio.create_task(tls.refresh_regularly()))
     watching.append(asyncio.create_task(state.malloc_trimmer.trim_regularly(lambda: state.in_flight == 0)))
     try:
-        with state.malloc_trimmer.rationed_collections():
-            await server.serve(sockets)
+        async with _otlp_metrics(settings, metrics, models):
+            with state.malloc_trimmer.rationed_collections():
+                await server.serve(sockets)
     finally:
         for task in watching:
             task.cancel()
@@ -175,13 +204,52 @@ def _state(settings: Serve, models: Sequence[ServedModel], media_memory: MediaMe
 
 
 @asynccontextmanager
+async def _otlp_metrics(settings: Serve, metrics: Metrics, models: Sequence[ServedModel]) -> AsyncIterator[None]:
+    """Send metrics over OTLP meanwhile, if that is asked for."""
+    otlp = otlp_settings(settings.otlp_metrics_endpoint, os.environ)
+    if otlp is None:
+        yield
+        return
+    from quire.metrics.gen_ai import GenAiMetrics  # noqa: PLC0415 imports OpenTelemetry
+    from quire.metrics.otlp import OtlpExport  # noqa: PLC0415
+
+    export = OtlpExport(metrics.collect, otlp)
+    for model in models:
+        model.client.observers.add(GenAiMetrics(export.gen_ai, model.names[0]))
+    export.start()
+    try:
+        yield
+    finally:
+        await export.close()
+
+
+@asynccontextmanager
+async def _traces(settings: Serve) -> AsyncIterator[RunningTraces | None]:
+    """Traces of requests, if they are to be exported. What waits at the end is exported, but not for long."""
+    export = trace_settings(settings.otlp_traces_endpoint, os.environ)
+    if export is None:
+        yield None
+        return
+    from quire.tracing.start import start_traces  # noqa: PLC0415 imports OpenTelemetry
+
+    traces = start_traces(export)
+    try:
+        yield traces
+    finally:
+        await asyncio.to_thread(traces.export.close, _FLUSH_SECONDS)
+
+
+@asynccontextmanager
 async def _engines(
-    settings: Serve, sources: Sequence[ModelSource], model_configs: Sequence[Connection]
+    settings: Serve, sources: Sequence[ModelSource], model_configs: Sequence[Connection], traces: RunningTraces | None
 ) -> AsyncIterator[list[RunningEngine]]:
     """The engines of all models, which are stopped at the end."""
     engines: list[RunningEngine] = []
+    steps = None
+    if traces is not None and settings.collect_detailed_traces:
+        steps = StepTraces(traces.export.settings, traces.step_observer)
     try:
-        async for engine in start_engines(settings, sources, model_configs):
+        async for engine in start_engines(settings, sources, model_configs, steps):
             engines.append(engine)  # noqa: PERF401 (those that have started are stopped if another one fails)
         yield engines
     finally:

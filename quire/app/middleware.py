@@ -18,8 +18,9 @@ from quire.api.http.request_head import endpoint_path, key_of
 from quire.api.http.sse import RAW_SEND
 from quire.api.http.tenant import API_KEY, ApiKey
 from quire.config.options import ServerOptions
+from quire.engine.client.origin import current_origin
 from quire.engine.client.protocol import StepStats
-from quire.metrics.prometheus import Metrics
+from quire.metrics.prometheus import Metrics, exemplar_of
 from quire.protocol.errors import Misdirected, TooLarge, Unauthorized, Unavailable
 from quire.serving.models import ServerState
 
@@ -29,7 +30,7 @@ _PROBES = frozenset({("POST", "/ping"), *((method, path) for method in ("GET", "
 _OWN_NAMES = ("localhost", "*.localhost", "*.internal")  # reserved names that cannot be registered
 _FORMAT = "endpoint-load-metrics-format"  # header of requests
 _LOAD = "endpoint-load-metrics"  # header of responses
-_UNTRACKED_PATHS = PROBE_PATHS | {"/metrics", "/load", "/version"}
+UNTRACKED_PATHS = PROBE_PATHS | {"/metrics", "/load", "/version"}
 Middleware = Callable[[ASGIApp], ASGIApp]
 
 
@@ -45,7 +46,7 @@ def request_tracking(state: ServerState, metrics: Metrics) -> Middleware:
 
     def layer(app: ASGIApp) -> ASGIApp:
         async def handle(scope: Scope, receive: Receive, send: Send) -> None:
-            if scope["type"] != "http" or endpoint_path(scope) in _UNTRACKED_PATHS:
+            if scope["type"] != "http" or endpoint_path(scope) in UNTRACKED_PATHS:
                 await app(scope, receive, send)
                 return
             status = 499  # if the client disconnects before the response
@@ -66,7 +67,8 @@ def request_tracking(state: ServerState, metrics: Metrics) -> Middleware:
                 state.in_flight -= 1
                 handler = getattr(scope.get("route"), "path", "unmatched")
                 metrics.http_requests.labels(scope["method"], handler, f"{status // 100}xx").inc()
-                metrics.http_seconds.labels(scope["method"], handler).observe(time.monotonic() - started)
+                seconds = time.monotonic() - started
+                metrics.http_seconds.labels(scope["method"], handler).observe(seconds, exemplar_of(current_origin()))
 
         return handle
 
@@ -81,7 +83,7 @@ def refusal_while_draining(state: ServerState) -> Middleware:
 
     def layer(app: ASGIApp) -> ASGIApp:
         async def handle(scope: Scope, receive: Receive, send: Send) -> None:
-            if not state.draining or scope["type"] == "lifespan" or endpoint_path(scope) in _UNTRACKED_PATHS:
+            if not state.draining or scope["type"] == "lifespan" or endpoint_path(scope) in UNTRACKED_PATHS:
                 await app(scope, receive, send)
             else:
                 await refusal.response(endpoint_path(scope))(scope, receive, send)
@@ -117,7 +119,7 @@ def authentication(keys: Sequence[ApiKey], may_open_session: Callable[[str], boo
 
     def layer(app: ASGIApp) -> ASGIApp:
         async def handle(scope: Scope, receive: Receive, send: Send) -> None:
-            if scope["type"] == "lifespan" or endpoint_path(scope) in PROBE_PATHS or _is_page(scope):
+            if scope["type"] == "lifespan" or endpoint_path(scope) in PROBE_PATHS or is_page(scope):
                 await app(scope, receive, send)
                 return
             sent = key_of(Headers(scope=scope))
@@ -136,7 +138,7 @@ def authentication(keys: Sequence[ApiKey], may_open_session: Callable[[str], boo
     return layer
 
 
-def _is_page(scope: Scope) -> bool:
+def is_page(scope: Scope) -> bool:
     """Return whether a request is for the built-in page, which shows nothing without a key."""
     if scope["type"] != "http" or scope["method"] not in ("GET", "HEAD"):  # `POST /` is an endpoint
         return False

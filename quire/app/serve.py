@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import os
 
 from quire.app.exits import end_on_signals
 from quire.app.files import check_readable, check_template
@@ -16,6 +17,8 @@ from quire.config.commands import Serve
 from quire.config.options import ServerOptions, TlsOptions
 from quire.engine.models.config.pooling import PoolingOptions
 from quire.engine.models.model_config import start_reading_configs
+from quire.metrics.otlp_settings import OtlpSettingsError, otlp_settings
+from quire.tracing.settings import TraceSettingsError, trace_settings
 
 INT4_COST = (
     "--quantization int4 worsens answers much: it raises perplexity from 36.7 to 80 (Gemma 3 270M) and from 32.1 to "
@@ -67,6 +70,8 @@ def _check(settings: Serve) -> None:
     _check_parsers(settings)
     _check_overrides(settings)
     _check_certificate(settings)
+    _check_otlp(settings)
+    _check_traces(settings)
 
 
 def _check_parsers(settings: Serve) -> None:
@@ -112,3 +117,19 @@ def _check_certificate(settings: Serve) -> None:
             "ssl_ciphers": "--ssl-ciphers is not a list of ciphers that OpenSSL knows",
         }
         raise ConfigError(f"quire serve: {wrong[error.field]}: {error}") from error
+
+
+def _check_otlp(settings: Serve) -> None:
+    try:
+        otlp_settings(settings.otlp_metrics_endpoint, os.environ)
+    except OtlpSettingsError as error:
+        raise ConfigError(f"quire serve: {error}") from error
+
+
+def _check_traces(settings: Serve) -> None:
+    try:
+        traces = trace_settings(settings.otlp_traces_endpoint, os.environ)
+    except TraceSettingsError as error:
+        raise ConfigError(f"quire serve: {error}") from error
+    if traces is None and settings.collect_detailed_traces and settings.otlp_traces_endpoint is None:
+        raise ConfigError("quire serve: --collect-detailed-traces needs --otlp-traces-endpoint")

@@ -18,12 +18,14 @@ from quire.config.options import (
     EngineOptions,
     LimitOptions,
     MediaOptions,
+    MetricsOptions,
     ModelOptions,
     ParallelOptions,
     PictureOptions,
     RealtimeOptions,
     ServerOptions,
     TlsOptions,
+    TracingOptions,
     VideoOptions,
 )
 from quire.config.other_servers.translate import translate_flags
@@ -47,6 +49,8 @@ class Serve(
     LimitOptions,
     ConnectionOptions,
     TlsOptions,
+    MetricsOptions,
+    TracingOptions,
     ServerOptions,
 ):
     """Serve models with an OpenAI-compatible HTTP API."""

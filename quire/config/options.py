@@ -11,8 +11,10 @@ from quire.config.types import (
     AttentionBackendName,
     Counts,
     Flag,
+    HistogramBuckets,
     JsonObject,
     Keys,
+    MetricsVersion,
     Names,
     NonNegativeInt,
     Origins,
@@ -25,6 +27,7 @@ from quire.config.types import (
     SizeFromMiB,
     SizeOrNone,
     ToolServers,
+    TraceDetails,
 )
 
 # Typed as Any because a command inherits from both BaseSettings and Options.
@@ -114,6 +117,41 @@ class ServerOptions(Options):
     )
     access_log: Flag = Field(True, description="log each HTTP request")
     vllm_metric_names: Flag = Field(True, description="export metrics under vLLM's names as well")
+
+
+class MetricsOptions(Options):
+    """Which metrics there are, and where they go."""
+
+    show_hidden_metrics_for_version: MetricsVersion | None = Field(
+        None,
+        description="export deprecated metrics that have been hidden since this version of vLLM, or a later one; "
+        "docs/metrics.md lists them",
+    )
+    custom_histogram_buckets: HistogramBuckets = Field(
+        {},
+        description="JSON object with the upper bounds of the buckets of histograms instead of the default ones; "
+        "docs/metrics.md lists the histograms of each key",
+    )
+    otlp_metrics_endpoint: str | None = Field(
+        None,
+        description="URL of an OpenTelemetry collector to which metrics are sent over OTLP as well; the variables "
+        "OTEL_* of OpenTelemetry's SDK are obeyed; default: none, unless OTEL_METRICS_EXPORTER is otlp or "
+        "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT is set",
+    )
+
+
+class TracingOptions(Options):
+    """Traces of requests, by OpenTelemetry."""
+
+    otlp_traces_endpoint: str | None = Field(
+        None,
+        description="URL of an OpenTelemetry collector that gets a trace of each request, such as "
+        "http://localhost:4317; default: that of OTEL_EXPORTER_OTLP_TRACES_ENDPOINT or OTEL_EXPORTER_OTLP_ENDPOINT, "
+        "else none. The protocol is gRPC, or http/protobuf with OTEL_EXPORTER_OTLP_TRACES_PROTOCOL",
+    )
+    collect_detailed_traces: TraceDetails = Field(
+        (), description="add the steps of the engine to traces; all values of vLLM do the same"
+    )
 
 
 class TlsOptions(Options):
@@ -427,6 +465,14 @@ class EngineOptions(Options):
         "exit",
         description="action when an engine has died; exit: stop the server with status 1; restart: load the model "
         "again, up to five times in a row",
+    )
+    kv_cache_metrics: Flag = Field(
+        False,
+        description="measure how long KV blocks stay in the prefix cache, and how soon they are used again; needs "
+        "--enable-prefix-caching",
+    )
+    kv_cache_metrics_sample: Annotated[float, Field(gt=0, le=1)] = Field(
+        0.01, description="share of the KV blocks that --kv-cache-metrics watches"
     )
     num_threads: Annotated[int, Field(ge=1, le=1 << 10)] | None = Field(
         None, description="CPU threads of the engine, or of each rank; default: all cores, divided among the ranks"

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, ByteSize, Field, StringConstraints, WithJsonSchema
@@ -49,6 +50,12 @@ Keys = Annotated[
     NoDecode,
     BeforeValidator(_split),
     WithJsonSchema({"accepts": "non-empty strings"}),
+]
+TraceDetails = Annotated[
+    tuple[Literal["model", "worker", "all"], ...],
+    NoDecode,
+    BeforeValidator(split_always),
+    WithJsonSchema({"accepts": "model, worker or all, or several of them, separated by commas"}),
 ]
 
 
@@ -166,4 +173,47 @@ ToolServers = Annotated[
     BeforeValidator(split_always),
     AfterValidator(_check_servers),
     WithJsonSchema({"accepts": _ACCEPTED_SERVERS}),
+]
+
+
+# The families of histograms whose buckets can be set; the names are vLLM's.
+BucketFamily = Literal[
+    "request_latency",
+    "time_to_first_token",
+    "inter_token_latency",
+    "iteration_tokens",
+    "request_params_n",
+    "request_num_preemptions",
+    "request_tokens",
+    "kv_cache_residency",
+]
+_MAX_BUCKETS = 100  # each is a line of /metrics for each model
+
+
+def _check_ascending(bounds: tuple[float, ...]) -> tuple[float, ...]:
+    if any(low >= high for low, high in pairwise(bounds)):
+        raise ValueError("buckets must be in ascending order")
+    return bounds
+
+
+_Bounds = Annotated[
+    tuple[Annotated[float, Field(ge=0, allow_inf_nan=False)], ...],
+    Field(min_length=1, max_length=_MAX_BUCKETS),
+    AfterValidator(_check_ascending),
+]
+HistogramBuckets = Annotated[
+    dict[BucketFamily, _Bounds],
+    NoDecode,
+    BeforeValidator(_parse_json),
+    WithJsonSchema(
+        {
+            "accepts": f"a JSON object of lists of 1 to {_MAX_BUCKETS} ascending numbers from 0, with the keys "
+            + ", ".join(get_args(BucketFamily))
+        }
+    ),
+]
+MetricsVersion = Annotated[
+    str,
+    StringConstraints(pattern=r"^\d{1,4}\.\d{1,4}(\.\d{1,4})?$"),
+    WithJsonSchema({"accepts": "a version such as 0.12"}),
 ]

@@ -13,6 +13,7 @@ from functools import partial
 
 import httpx
 
+from quire.engine.client.origin import current_origin
 from quire.multimodal.errors import PromptError
 from quire.workers.tenant import current_tenant
 from quire.workers.threads import FairThreads
@@ -153,6 +154,7 @@ class Fetcher:
         headers = {
             "Host": address.netloc.decode("ascii"),
             "Accept-Encoding": "identity",  # a compressed answer could grow without bounds
+            **current_origin().trace_headers,
         }
         target = address.copy_with(host=str(place))
         async with client.stream("GET", target, headers=headers, extensions={"sni_hostname": name}) as response:

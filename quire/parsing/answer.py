@@ -36,9 +36,9 @@ class AnswerFormat:
         """The model's tool format, if it describes all answers and not only calls."""
         return self.tools if self.tools is not None and self.tools.full_answer else None
 
-    def parser(self) -> AnswerParser:
-        """A parser of one answer."""
-        return AnswerParser(self)
+    def parser(self, report: Callable[[bool], None] | None = None, *, each_piece: bool = False) -> AnswerParser:
+        """A parser of one answer. `report`, `each_piece`: see `AnswerParser`."""
+        return AnswerParser(self, report, each_piece=each_piece)
 
     def splitter(self) -> ReasoningSplitter | None:
         """A splitter of reasoning and content of one answer; None if the tool parser does that or nothing does."""
@@ -69,7 +69,18 @@ class AnswerParser:
         called: a tool call was found.
     """
 
-    def __init__(self, answer_format: AnswerFormat) -> None:
+    def __init__(
+        self, answer_format: AnswerFormat, report: Callable[[bool], None] | None = None, *, each_piece: bool = False
+    ) -> None:
+        """Make a parser that has read nothing.
+
+        Args:
+            answer_format: how the answer is parsed.
+            report: if the request has tools, called with whether the text has a tool call, or a part of one.
+            each_piece: report each text that is pushed; else the whole answer at its end.
+        """
+        self._report = report if answer_format.plan is not None else None
+        self._reports_each_piece = each_piece
         self._splitter = answer_format.splitter()
         plan = self._plan = answer_format.plan
         full = answer_format.full_answer_format
@@ -95,6 +106,8 @@ class AnswerParser:
             calls = self._custom.read(calls, last=last)
         for piece in calls.pieces:
             self._add(parsed, piece)
+        if self._report is not None and (last or self._reports_each_piece):
+            self._report(bool(parsed.calls) if self._reports_each_piece else self.called)
         return parsed
 
     def _add(self, parsed: Parsed, piece: Piece) -> None:

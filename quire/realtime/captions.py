@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing, suppress
+from contextlib import AbstractContextManager, aclosing, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.engine.client.errors import EngineError, EngineOverloaded
+from quire.engine.client.origin import current_origin
 from quire.multimodal.errors import PromptError
 from quire.protocol.errors import ApiError, as_api_error
 from quire.realtime.audio import RATE, Samples, to_float
@@ -26,6 +27,7 @@ from quire.workers.errors import WorkerError
 
 logger = logging.getLogger(__name__)
 Send = Callable[[list[Body]], Awaitable[None]]
+UtteranceTrace = Callable[[], AbstractContextManager[None]]  # makes the context in which an utterance is transcribed
 _UNFINISHED = 4  # utterances of a session; further audio is not read
 _ATTEMPTS = 5  # at an utterance that a full queue refuses
 _SERVER_ERROR = 500
@@ -100,6 +102,7 @@ class Captions:
         dialect: Callable[[], Dialect],
         slots: asyncio.Semaphore,
         interval: float,
+        trace: UtteranceTrace = nullcontext,
     ) -> None:
         """Prepare for a session; nothing runs yet.
 
@@ -109,12 +112,14 @@ class Captions:
             dialect: makes the events.
             slots: limits the interim passes that run at once, over all sessions.
             interval: minimum seconds of new audio between two interim passes; 0: no interim passes.
+            trace: makes the context of an utterance.
         """
         self._group = group
         self._send = send
         self._dialect = dialect
         self._slots = slots
         self._interval = interval
+        self._trace = trace
         self._room = asyncio.Semaphore(_UNFINISHED)
         self._last = asyncio.Event()  # set when the latest utterance is complete
         self._last.set()
@@ -132,7 +137,7 @@ class Captions:
         utterance = Utterance(item, settings, transcriber, audio)
         previous = self._last
         self._last = asyncio.Event()
-        task = self._group.create_task(self._caption(utterance, previous, self._last), name=f"utterance {item}")
+        task = self._group.create_task(self._traced(utterance, previous, self._last), name=f"utterance {item}")
         self._tasks[item] = task
         return utterance
 
@@ -154,6 +159,10 @@ class Captions:
         await previous.wait()
         await self._send(self._dialect().generated())
         done.set()
+
+    async def _traced(self, utterance: Utterance, previous: asyncio.Event, done: asyncio.Event) -> None:
+        with self._trace():
+            await self._caption(utterance, previous, done)
 
     async def _caption(self, utterance: Utterance, previous: asyncio.Event, done: asyncio.Event) -> None:
         try:
@@ -237,6 +246,7 @@ class Captions:
             return
         await utterance.ended()
         await previous.wait()
+        current_origin().notes.error = type(failure).__name__
         fault = failure.status >= _SERVER_ERROR
         await self._send(self._dialect().failed(item, "transcription_failed", failure.message, is_server_error=fault))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections import deque
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -16,7 +17,7 @@ from quire.config.options import RealtimeOptions
 from quire.multimodal.memory import Reservation
 from quire.protocol.errors import ApiError
 from quire.realtime.audio import RATE, AudioDecoder, Samples
-from quire.realtime.captions import Captions, Utterance
+from quire.realtime.captions import Captions, Utterance, UtteranceTrace
 from quire.realtime.client_events import (
     Append,
     Clear,
@@ -90,6 +91,7 @@ class SharedContext:
     Attributes:
         slots: limits the interim transcriptions that run at once.
         draining: set once the server shuts down.
+        utterance_trace: a context in which an utterance is transcribed.
     """
 
     state: ServerState
@@ -98,6 +100,7 @@ class SharedContext:
     detector_of: SpeechDetectorOf
     slots: asyncio.Semaphore
     draining: asyncio.Event
+    utterance_trace: UtteranceTrace = nullcontext
 
 
 class Session:
@@ -150,6 +153,7 @@ class Session:
                     lambda: self._dialect,
                     self._shared.slots,
                     self._shared.options.realtime_interim_interval,
+                    self._shared.utterance_trace,
                 )
                 group.create_task(self._write())
                 reading = group.create_task(self._read())

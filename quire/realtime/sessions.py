@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from http import HTTPStatus
 from urllib.parse import urlsplit
@@ -18,6 +18,7 @@ from quire.api.http.tenant import API_KEY, api_keys, set_tenant
 from quire.config.options import RealtimeOptions, ServerOptions
 from quire.metrics.prometheus import Metrics
 from quire.protocol.errors import ApiError, InvalidRequest, NotFound, Overloaded, TooManyRequests, Unauthorized
+from quire.realtime.captions import UtteranceTrace
 from quire.realtime.client_events import SessionUpdate, TranscriptionSessionUpdate
 from quire.realtime.dialects.choice import DialectChoice, guess
 from quire.realtime.dialects.dialect import Dialect, SessionInfo
@@ -50,6 +51,7 @@ class Sessions:
         transcriber_of: TranscriberOf,
         share: float = 1.0,
         detector_of: SpeechDetectorOf = voice_activity,
+        utterance_trace: UtteranceTrace = nullcontext,
     ) -> None:
         self.secrets = ClientSecrets()
         self._options = options
@@ -58,7 +60,13 @@ class Sessions:
         self._metrics = metrics
         self._places = Shares(options.max_realtime_sessions, share)
         self.shared = SharedContext(
-            state, options, transcriber_of, detector_of, asyncio.Semaphore(_INTERIM_PASSES), asyncio.Event()
+            state,
+            options,
+            transcriber_of,
+            detector_of,
+            asyncio.Semaphore(_INTERIM_PASSES),
+            asyncio.Event(),
+            utterance_trace,
         )
 
     @property

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from quire.engine.client.engine import Engine
+from quire.engine.client.origin import current_origin
 from quire.engine.client.records import RequestTimes
 from quire.engine.client.stream import Delta, GenerateRequest
 from quire.protocol.common import CompletionTokensDetails, PromptTokensDetails, RequestMetrics, Usage
@@ -179,6 +180,7 @@ class UsageCounter:
 
     def usage(self) -> Usage:
         """Token counts so far."""
+        current_origin().notes.reasoning_tokens = self.reasoning
         return self._usage(self.completion, self.reasoning)
 
     def usage_before(self, tokens: int, reasoning: int) -> Usage:

@@ -16,6 +16,7 @@ from quire.config.options import AudioOptions, LimitOptions, MediaOptions, Pictu
 from quire.engine.client.audio import AudioInfo
 from quire.engine.client.engine import Engine
 from quire.engine.client.model_info import Generates, ModelInfo, Pools, Transcribes
+from quire.engine.client.origin import current_origin
 from quire.engine.client.pictures import Color, PictureInfo
 from quire.engine.client.pooling_params import PoolingTask
 from quire.engine.client.streaming import Streams
@@ -245,7 +246,9 @@ def _generating_model(
     eos_token_ids = parts["defaults"].known_eos_token_ids(vocab_size)
     return GeneratingModel(
         **parts,
-        grammars=GrammarChecker(folder, vocab_size, eos_token_ids, settings.max_client_share),
+        grammars=GrammarChecker(
+            folder, vocab_size, eos_token_ids, settings.max_client_share, parts["client"].observers.checking_grammar
+        ),
         reasoning=reasoning,
         tools=tools,
         parser_tokens=parser_tokens(reasoning, tools, renderer.tokenizer.special_tokens),
@@ -340,6 +343,7 @@ class ServerState:
                 f"it supports: {', '.join(models[0].tasks)}.",
                 "model",
             )
+        current_origin().notes.model = name or pooling[0].names[0]
         return pooling
 
     def transcribing_model(self, name: str | None) -> ServedModel:
@@ -355,10 +359,12 @@ class ServerState:
         """
         able = [model for model in self.models if isinstance(model, kind) and task in model.tasks]
         if not name and able:
+            current_origin().notes.model = able[0].names[0]
             return able[0]
         named = self.model(name)
         for model in able:
             if model is named:
+                current_origin().notes.model = name or named.names[0]
                 return model
         raise InvalidRequest(
             f"Unsupported task: {shorten(task)!r}. The model `{shorten(name or named.names[0])}` supports: "

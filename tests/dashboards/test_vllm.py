@@ -21,6 +21,8 @@ _WITH_LABELS = {
     "vllm:engine_sleep_state": _ENGINE | {"sleep_state"},
     "vllm:prompt_tokens_total": _ENGINE,
     "vllm:prompt_tokens_cached_total": _ENGINE,
+    "vllm:prompt_tokens_by_source_total": _ENGINE | {"source"},
+    "vllm:prompt_tokens_cached_by_source_total": _ENGINE | {"source"},
     "vllm:generation_tokens_total": _ENGINE,
     "vllm:request_success_total": _ENGINE | {"finished_reason"},
     "vllm:num_preemptions_total": _ENGINE,

@@ -12,6 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
+from quire.engine.client.origin import Origin, set_current_origin
+from quire.engine.client.trace_context import TraceContext
 from quire.multimodal.errors import PromptError
 from quire.multimodal.fetch import ANY_HOST, Fetcher, SizeLimit, is_public
 from tests.support.certificates import make_pair
@@ -229,3 +231,18 @@ async def test_the_certificate_must_be_that_of_the_host(
 @pytest.mark.parametrize("address", ["93.184.216.34", "2606:2800:21f:cb07::1", "64:ff9b::5db8:d822"])
 def test_public_addresses(address: str) -> None:
     assert is_public(ipaddress.ip_address(address))
+
+
+async def test_a_traced_request_carries_its_trace_on(web: Web) -> None:
+    seen: list[str | None] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        seen.append(request.headers.get("traceparent"))
+        return content()(request)
+
+    web.answers["media.example/a"] = answer
+    await fetched("http://media.example/a", ANY_HOST)
+    trace = TraceContext("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331")
+    set_current_origin(Origin("request", trace=trace))
+    await fetched("http://media.example/a", ANY_HOST)
+    assert seen == [None, trace.traceparent]

@@ -28,7 +28,7 @@ BURST = 24  # more than the queue of `ARGUMENTS` holds
 # The settings of a server with which each metric moves.
 ARGUMENTS = (
     *("--speculative-method", "ngram", "--max-num-seqs", "8", "--max-num-queued-seqs", "8"),
-    *("--max-client-share", "1"),
+    *("--max-client-share", "1", "--kv-cache-metrics", "--kv-cache-metrics-sample", "1"),
 )
 
 
@@ -53,6 +53,9 @@ class MixedLoad:
                 (self._stream, 0.0),
                 (self._stream, 0.2),
                 (self._choices, 0.3),
+                (self._fresh, 0.1),
+                (self._structured, 0.5),
+                (self._tools, 0.5),
                 (self._embeddings, 0.3),
                 (self._transcription, 1.0),
                 (self._session, 2.0),
@@ -83,6 +86,23 @@ class MixedLoad:
 
     async def _choices(self) -> None:
         await self._http.post(CHAT, json=self._chat(n=2, max_tokens=40, temperature=1.0))
+
+    async def _fresh(self) -> None:
+        """A long prompt that no other begins with, so that blocks leave the prefix cache."""
+        words = " ".join(str(next(self._numbers) * 7919) for _ in range(60))
+        await self._http.post(CHAT, json={**self._chat(max_tokens=2), "messages": [{"role": "user", "content": words}]})
+
+    async def _structured(self) -> None:
+        schema = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+        form = {"type": "json_schema", "json_schema": {"name": "person", "schema": schema}}
+        await self._http.post(CHAT, json=self._chat(response_format=form, max_tokens=40))
+
+    async def _tools(self) -> None:
+        parameters = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+        tool = {"type": "function", "function": {"name": "get_weather", "parameters": parameters}}
+        body = self._chat(tools=[tool], max_tokens=60)
+        body["messages"] = [{"role": "user", "content": "What is the weather in Paris?"}]
+        await self._http.post(CHAT, json=body)
 
     async def _embeddings(self) -> None:
         body = {"model": "quire-nano-embed", "input": [*QUESTIONS, f"text {next(self._numbers)}"]}

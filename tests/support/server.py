@@ -6,7 +6,7 @@ import asyncio
 import json
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -41,6 +41,7 @@ from quire.rendering.tokenizer import Tokenizer
 from quire.serving.defaults import read_defaults
 from quire.serving.models import GeneratingModel, ModelParts, ServerState, served_model
 from quire.serving.result_memory import ResultMemory
+from quire.tracing.tracing import Tracing
 from tests.support.fake_core import CONTEXT, FakeCore, running_client
 from tests.support.patience import PATIENCE
 from tests.support.tokenizer import write_tokenizer
@@ -72,12 +73,14 @@ async def running_server(
     joins: bool = False,
     speech: UtteranceTranscriber | None = None,
     write: Callable[[Path], None] | None = None,
+    tracing: Tracing | None = None,
     **settings: Any,
 ) -> AsyncIterator[Server]:
     """A server for one model per core; the first has all names, others are `fake-1` and so on.
 
     `handle` says where a single core runs, if not in a thread; `joins`: the tokenizer is that of a cross-encoder;
-    `speech` transcribes in realtime sessions, instead of the model's own transcriber; `write` writes another tokenizer.
+    `speech` transcribes in realtime sessions, instead of the model's own transcriber; `write` writes another tokenizer;
+    `tracing` traces its requests.
     """
     if write is None:
         write_tokenizer(folder, joins=joins, **({} if chat_template is None else {"chat_template": chat_template}))
@@ -86,7 +89,12 @@ async def running_server(
     settings.setdefault("max_client_share", 1.0)  # all clients of a test have one address
     options = Serve(**settings)
     media_memory = MediaMemory(int(options.max_media_memory), options.max_client_share)
-    metrics = Metrics(max_model_len=CONTEXT, vllm_names=options.vllm_metric_names)
+    metrics = Metrics(
+        max_model_len=CONTEXT,
+        vllm_names=options.vllm_metric_names,
+        options=options,
+        kv_cache_metrics=options.kv_cache_metrics,
+    )
     async with AsyncExitStack() as stack:
         models = []
         for index, core in enumerate(cores or (FakeCore(),)):
@@ -122,8 +130,10 @@ async def running_server(
                     parser_tokens=(),
                 )
             model_metrics = ModelMetrics(metrics, model.names[0], index)
-            model_metrics.describe_cache(info, options)
+            model_metrics.describe(info, options)
             client.observers.add(model_metrics)
+            if tracing is not None:
+                client.observers.add(tracing.observer(model.names[0]))
             stack.push_async_callback(model.close)
             models.append(model)
         state = ServerState(
@@ -158,8 +168,16 @@ async def running_server(
         )
         await stack.enter_async_context(aclosing(tool_servers))
         transcriber_of = transcriber_factory() if speech is None else lambda _: speech
-        sessions = Sessions(state, options, options, metrics, transcriber_of, options.max_client_share)
-        app = create_app(state, metrics, ResponseService(state, store, tool_servers), sessions, options)
+        sessions = Sessions(
+            state,
+            options,
+            options,
+            metrics,
+            transcriber_of,
+            options.max_client_share,
+            utterance_trace=nullcontext if tracing is None else tracing.utterance,
+        )
+        app = create_app(state, metrics, ResponseService(state, store, tool_servers), sessions, options, tracing)
         connections = Connections(options)
         event_size = int(options.max_realtime_event_size)
         url = await stack.enter_async_context(

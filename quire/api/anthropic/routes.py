@@ -93,7 +93,7 @@ def _unused(names: Sequence[str]) -> list[str]:
 
 async def _message(prepared: PreparedChat) -> MessagesResponse:
     usage = prepared.usage_counter()
-    parser = prepared.answer_format.parser()
+    parser = prepared.parser("other", streams=False)
     (result,) = await collect(prepared.model.client, prepared.requests)
     total = result.total
     usage.add(0, total)
@@ -112,7 +112,7 @@ async def _message(prepared: PreparedChat) -> MessagesResponse:
 async def _events(prepared: PreparedChat, ended: Callable[[], None]) -> AsyncGenerator[bytes, None]:
     head = prepared.head
     counter = prepared.usage_counter()
-    parser = prepared.answer_format.parser()
+    parser = prepared.parser("other", streams=True)
     usage = MessagesUsage(input_tokens=len(prepared.prompt.token_ids), output_tokens=0)
     message = MessagesResponse(id=head.id, model=head.model, content=[], stop_reason=None, usage=usage)
     writer = MessageStreamWriter(message, thinking=prepared.body.include_reasoning)

@@ -5,17 +5,20 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from quire.api.chat.chunks import ChatChunkFields
 from quire.api.chat.conversation import WithMessages, conversation_of, unused_template_fields
 from quire.api.chat.media import ChatMedia, MediaSettings, take_media
 from quire.api.chat.media_parts import media_places
+from quire.engine.client.origin import activity
 from quire.engine.client.protocol import AudioItem, MediaItem, PictureItem
+from quire.engine.client.records import ToolRequest
 from quire.engine.client.stream import GenerateRequest
 from quire.multimodal.picture_settings import MEDIA_IO, PROCESSOR
 from quire.multimodal.placement import place_items
-from quire.parsing.answer import AnswerFormat, ReasoningCounter
+from quire.parsing.answer import AnswerFormat, AnswerParser, ReasoningCounter
 from quire.parsing.logprobs import LogprobFormatter
 from quire.parsing.structured.constraint import checked_grammar
 from quire.parsing.tools.choice import tool_plan
@@ -65,6 +68,11 @@ class PreparedChat:
         """Text that precedes each answer, if the request asks for `echo`."""
         echoed = self.body.echo and self.body.messages[-1].role == self.role
         return self.final_text if echoed else ""
+
+    def parser(self, api: ToolRequest, *, streams: bool) -> AnswerParser:
+        """A parser of one answer, whose search for tool calls is counted. `api`: that of the request."""
+        report = partial(self.model.client.observers.on_tool_parse, api, streams)
+        return self.answer_format.parser(report, each_piece=streams)
 
     def reasoning_counter(self) -> ReasoningCounter:
         """A counter of the reasoning tokens of one answer."""
@@ -136,7 +144,8 @@ async def render_conversation(
     Raises:
         PromptError: it cannot be rendered.
     """
-    rendered = await model.renderer.chat(conversation, max_tokens=max_tokens, tenant=current_tenant())
+    with activity("render"):
+        rendered = await model.renderer.chat(conversation, max_tokens=max_tokens, tenant=current_tenant())
     prompt = rendered.prompt
     items: tuple[MediaItem, ...] = ()
     placeholders = media.placeholders

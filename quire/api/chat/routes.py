@@ -104,7 +104,7 @@ async def _complete(prepared: PreparedChat) -> ChatCompletion:
 async def _choice(prepared: PreparedChat, index: int, result: SequenceResult) -> ChatChoice:
     body = prepared.body
     total = result.total
-    parser = prepared.answer_format.parser()
+    parser = prepared.parser("chat_completions", streams=False)
     parsed = parser.push(result.text, last=True)
     reasoning = parsed.reasoning if parsed.reasoning and body.include_reasoning else None
     calls = [_tool_call(call) for call in join_calls(parsed.calls)]
@@ -165,7 +165,7 @@ def _writer(prepared: PreparedChat, index: int, prompt_token_ids: Sequence[int] 
         index,
         role=prepared.role,
         echo=prepared.echo,
-        parser=prepared.answer_format.parser(),
+        parser=prepared.parser("chat_completions", streams=True),
         include_reasoning=body.include_reasoning,
         formatter=prepared.formatter if body.logprobs else None,
         prompt_token_ids=prompt_token_ids,

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.config.options import LimitOptions
+from quire.engine.client.origin import activity
 from quire.engine.client.sampling_params import PromptTokenIds
 from quire.engine.client.stream import GenerateRequest
 from quire.parsing.logprobs import LogprobFormatter
@@ -99,7 +100,8 @@ async def prepare_completion(
     if body.suffix:
         raise InvalidRequest("`suffix`: fill-in-the-middle is not supported.", "suffix")
     sequences = plan_sequences(body, model, state, prompt_token_ids=prompt_token_ids)
-    prompts = [sequences.fit(prompt) for prompt in await _prompts(body, model, state.limits)]
+    with activity("render"):
+        prompts = [sequences.fit(prompt) for prompt in await _prompts(body, model, state.limits)]
     _check_prompt_logprobs(prompts, sequences.params.prompt_logprobs, sequences.n if body.stream else 1)
     grammar = await checked_grammar(body, model.grammars, model.reasoning, model.tools)
     requests = [request for prompt in prompts for request in sequences.requests(prompt, grammar)]

@@ -11,10 +11,12 @@ from starlette.requests import Request
 from starlette.types import Scope
 
 from quire import __version__
-from quire.engine.client.origin import Origin, set_current_origin
+from quire.engine.client.origin import Origin, RequestNotes, current_origin, set_current_origin
 
 REQUEST_ID = "x-request-id"
 ARRIVED = "arrived"  # key of a request's state: monotonic seconds when its head had been read
+TRACE = "trace"  # key of a request's state: its `TraceContext`, if the server traces requests
+NOTES = "notes"  # key of a request's state: its `RequestNotes`, if the server traces requests
 _TRACE_PARENT = b"traceparent"
 _HEADER = REQUEST_ID.encode()
 _UNSAFE = re.compile(r"[^\w.:-]")
@@ -39,7 +41,15 @@ def set_origin(scope: Scope) -> None:
     if parent is not None and len(parent) > _MAX_LENGTH:
         parent = None
     traceparent = None if parent is None else parent.decode("latin-1")
-    set_current_origin(Origin(state.get("request_id", ""), traceparent, state.get(ARRIVED, 0.0)))
+    set_current_origin(
+        Origin(
+            state.get("request_id", ""),
+            traceparent,
+            state.get(ARRIVED, 0.0),
+            state.get(TRACE),
+            state.get(NOTES) or RequestNotes(),
+        )
+    )
 
 
 def clean_request_id(request_id: str) -> str:
@@ -49,9 +59,10 @@ def clean_request_id(request_id: str) -> str:
 
 def answer_id(kind: str, request: Request, requested: str | None) -> str:
     """`kind-` and the id of the request: from its header, from its body, or generated."""
-    if request.headers.get(REQUEST_ID) is None and requested:
-        return f"{kind}-{clean_request_id(requested)}"
-    return f"{kind}-{request.scope['state']['request_id']}"
+    from_body = requested if request.headers.get(REQUEST_ID) is None else None
+    request_id = clean_request_id(from_body) if from_body else request.scope["state"]["request_id"]
+    current_origin().notes.answer_id = whole = f"{kind}-{request_id}"
+    return whole
 
 
 def fingerprint() -> str:

@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from quire.api.http.routing import release_resources
 from quire.engine.client.errors import EngineError
+from quire.engine.client.origin import current_origin
 from quire.multimodal.errors import PromptError
 from quire.protocol.errors import ApiError, ClientDisconnected, Internal, as_api_error
 from quire.workers.errors import WorkerError
@@ -112,12 +113,20 @@ class EventStream(Response):
                 async for data in events:
                     yield data
             except ApiError as error:
+                _note(error)
                 yield self._error(error)
             except (EngineError, PromptError, WorkerError) as error:
+                _note(error)
                 yield self._error(as_api_error(error))
-            except Exception:  # nothing above could still send an error response
+            except Exception as error:  # nothing above could still send an error response
+                _note(error)
                 logger.exception("a stream failed")
                 yield self._error(Internal("Internal server error"))
+
+
+def _note(error: Exception) -> None:
+    """Note an error that the status of the response does not tell."""
+    current_origin().notes.error = type(error).__name__
 
 
 async def respond_unless_disconnected(request: Request, work: Coroutine[Any, Any, BaseModel]) -> Response:

@@ -20,6 +20,7 @@ from quire.api.mcp.types import (
     arguments_of,
     protocol_error,
 )
+from quire.engine.client.origin import activity, current_origin
 from quire.protocol.errors import InvalidRequest
 from quire.protocol.mcp import McpTool, ToolFilter
 from quire.protocol.strict_json import NestedTooDeeply, check_depth
@@ -27,6 +28,7 @@ from quire.workers.loop_thread import LoopThread
 from quire.workers.shares import Shares
 
 _MEMORY = 128 << 20  # bytes that all servers may send at once; parsed, they take several times as much
+_SHOWN = 64  # characters of a tool's name in traces
 # Headers of the transport, and headers that would redirect a request.
 _RESERVED_HEADERS = frozenset(
     {
@@ -70,7 +72,8 @@ class OfferedTools:
                 error=protocol_error(INVALID_PARAMS, f"The arguments are not a JSON object: {arguments}")
             )
         try:
-            return await self.thread.run(partial(call_tool, self.server, name, parsed))
+            with activity(f"execute_tool {name[:_SHOWN]}"):
+                return await self.thread.run(partial(call_tool, self.server, name, parsed))
         except ToolServerFailed as error:
             return CallOutcome(error=error.detail)
 
@@ -136,7 +139,7 @@ class ToolServers:
     async def _listed(self, tool: McpTool, url: str, index: int) -> OfferedTools:
         from quire.api.mcp.client import list_tools  # noqa: PLC0415 as above
 
-        headers = dict(tool.headers or {})
+        headers = {**current_origin().trace_headers, **(tool.headers or {})}
         if tool.authorization is not None:
             headers["Authorization"] = f"Bearer {tool.authorization}"
         server = McpServer(url, headers, self._timeout, self._max_answer_size, self._memory)

@@ -151,7 +151,7 @@ class ResponseRun:
 
     async def _run_turn(self, turn: PreparedChat) -> AsyncGenerator[Event, None]:
         """Events of one answer of the model, up to its tool calls or its end."""
-        parser = turn.answer_format.parser()
+        parser = turn.parser("responses", streams=bool(self.body.stream))
         reasoning = turn.reasoning_counter()
         usage = turn.usage_counter()
         self._usage_counters.append(usage)

@@ -29,6 +29,7 @@ from quire.api.responses.translation import input_items, stored_items
 from quire.api.responses.truncation import TOO_LONG, prepare_turn
 from quire.api.responses.writer import Event, new_id
 from quire.engine.client.errors import EngineError
+from quire.engine.client.origin import current_origin
 from quire.multimodal.errors import PromptError
 from quire.protocol.errors import InvalidRequest
 from quire.protocol.responses import ResponseObject, ResponsesRequest
@@ -87,6 +88,7 @@ class ResponseService:
         request = tools.first_request(body)
         # Not the request's id: a client could choose that of a stored response, and replace it.
         prepared = await prepare_turn(request, items, model, self._state, new_id("resp"))
+        current_origin().notes.answer_id = prepared.head.id
 
         async def prepare_next(output: list[dict[str, Any]], turn_start: int) -> PreparedChat | None:
             before = stored_items(output[:turn_start])

@@ -34,6 +34,7 @@ _SERVERS: tuple[Server, ...] = ("llama_server", "vllm")  # vLLM's meaning of a n
 # Flags whose values are JSON objects.
 _OBJECTS = (
     "--attention-config",
+    "--custom-histogram-buckets",
     "--default-chat-template-kwargs",
     "--hf-overrides",
     "--limit-mm-per-prompt",

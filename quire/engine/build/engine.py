@@ -37,6 +37,7 @@ from quire.engine.build.warm_up import decoder_limits, decoder_plans, warm_up, w
 from quire.engine.client.errors import FrontEndClosed
 from quire.engine.client.model_info import Generates, ModelInfo, ModelKind, Pools, Transcribes
 from quire.engine.client.protocol import CoreDied, Ping, Pong, Ready, Shutdown
+from quire.engine.client.step_observer import StepObserver
 from quire.engine.client.transport import CoreChannel
 from quire.engine.core.loop import EngineCore
 from quire.engine.core.sleep import Cache, EngineParts, Sleeper
@@ -59,6 +60,7 @@ from quire.engine.scheduling.block_tables import BlockGroups
 from quire.engine.scheduling.blocks import BlockPool, hasher_named
 from quire.engine.scheduling.encoder_scheduler import EncoderScheduler
 from quire.engine.scheduling.limits import SchedulerLimits
+from quire.engine.scheduling.residency import BlockResidency
 from quire.engine.scheduling.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
@@ -69,11 +71,14 @@ class LoadingStopped(Exception):
     """The front end asked the core to stop before the model was loaded."""
 
 
-def serve_core(config: CoreConfig, address: str) -> None:
-    """Body of a core's thread or process: load the model, serve, and report if either fails."""
+def serve_core(config: CoreConfig, address: str, observer: StepObserver | None = None) -> None:
+    """Body of a core's thread or process: load the model, serve, and report if either fails.
+
+    `observer`: watches the steps; None: nobody does.
+    """
     with CoreChannel(address) as channel:
         try:
-            _build_and_run(config, channel)
+            _build_and_run(config, channel, observer)
         except LoadingStopped:
             logger.info("loading was cancelled")
         except FrontEndClosed:
@@ -85,8 +90,9 @@ def serve_core(config: CoreConfig, address: str) -> None:
             _report(channel, f"{type(error).__name__}: {error}")
 
 
-def _build_and_run(config: CoreConfig, channel: CoreChannel) -> None:
+def _build_and_run(config: CoreConfig, channel: CoreChannel, observer: StepObserver | None) -> None:
     core, info = build_core(config, channel)
+    core.step_observer = observer
     gc.freeze()  # a full collection would search all modules, for 150 ms in which no step can start
     try:
         channel.send(Ready(info))
@@ -360,12 +366,17 @@ def _scheduler(
     )
     return Scheduler(
         limits,
-        BlockPool(num_blocks, options.block_size),
+        BlockPool(num_blocks, options.block_size, _residency(options)),
         groups,
         hasher=hasher_named(options.prefix_caching_hash_algo) if options.enable_prefix_caching else None,
         by_priority=options.scheduling_policy == "priority",
         fair=loaded.pooler is not None,
     )
+
+
+def _residency(options: EngineOptions) -> BlockResidency | None:
+    watches = options.kv_cache_metrics and options.enable_prefix_caching
+    return BlockResidency(options.kv_cache_metrics_sample) if watches else None
 
 
 def _fitting_context(loaded: LoadedModel, config: CoreConfig, plan: CachePlan, num_blocks: int, step: int) -> int:

@@ -45,15 +45,28 @@ class BatchClient(Protocol):
 class BatchItem(OutputStream):
     """One request of a batch."""
 
-    __slots__ = ("_batch", "cached_tokens", "ended", "finish_reason", "finished_by_core", "index", "request", "times")
+    __slots__ = (
+        *(
+            "_batch",
+            "cached_tokens",
+            "ended",
+            "error",
+            "finish_reason",
+            "finished_by_core",
+            "index",
+            "request",
+            "times",
+        ),
+    )
 
     def __init__(self, batch: PooledBatch, index: int, request: PoolRequest) -> None:
-        self.request = request
+        self.request: PoolRequest = request
         self.index = index
         self.times = request.new_times()
         self.finish_reason: FinishReason | None = None
         self.finished_by_core = False
         self.cached_tokens = 0
+        self.error = ""
         self.ended: Callable[[], None] | None = None
         self._batch = batch
 
@@ -76,11 +89,12 @@ class BatchItem(OutputStream):
     @override
     def fail(self, error: EngineError) -> None:
         self.finish_reason = "error"
+        self.error = type(error).__name__
         self._batch.fail(error, self.index)
 
     @override
     def record(self, request_id: str) -> RequestRecord:
-        return pooled_record(self, self.request, request_id, self.cached_tokens)
+        return pooled_record(self, self.request, request_id, self.cached_tokens, self.error)
 
 
 class PooledBatch:

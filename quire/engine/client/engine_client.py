@@ -160,8 +160,8 @@ class EngineClient(Engine):
         try:
             self._slots.take(count, tenant, 1 + self._stats.waiting // max(1, self._stats.running))
         except EngineOverloaded as error:
-            if not isinstance(error, TenantOverloaded):
-                self.observers.on_overload()
+            is_share = isinstance(error, TenantOverloaded)
+            self.observers.on_overload("max_client_share" if is_share else "max_num_queued_reqs")
             raise
         try:
             yield
@@ -390,7 +390,7 @@ class EngineClient(Engine):
         if not isinstance(output, ErrorOutput):
             times.scheduled = times.scheduled or output.scheduled_at
         if isinstance(output, TokensOutput) and output.token_ids:
-            self.observers.on_tokens(times, now, len(output.token_ids))
+            self.observers.on_tokens(stream.request.origin, times, now, len(output.token_ids))
             times.first_token = times.first_token or now
             times.last_token = now
         stream.put(output)

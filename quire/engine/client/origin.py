@@ -2,8 +2,48 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from quire.engine.client.trace_context import TraceContext
+
+_MOST_ACTIVITIES = 32  # of a request that are noted
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """Something that is done for a request, from one monotonic time to another, such as fetching its media."""
+
+    name: str
+    began: float
+    ended: float
+
+
+@dataclass(slots=True)
+class RequestNotes:
+    """What the front end learns about a request while it answers it, for those who watch: traces.
+
+    Attributes:
+        model: the name by which it asks for its model.
+        answer_id: the id of its answer.
+        reasoning_tokens: reasoning tokens of its answers.
+        error: the class of an error that ended it after its response had begun; empty without one.
+        activities: what was done for it, the first of it.
+    """
+
+    model: str = ""
+    answer_id: str = ""
+    reasoning_tokens: int = 0
+    error: str = ""
+    activities: list[Activity] = field(default_factory=list)
+
+    def add(self, name: str, began: float) -> None:
+        """Note an activity that ends now."""
+        if len(self.activities) < _MOST_ACTIVITIES:
+            self.activities.append(Activity(name, began, time.monotonic()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,11 +54,26 @@ class Origin:
         request_id: id of the HTTP request, which its response has as well; empty outside of requests.
         traceparent: the header of this name (W3C Trace Context) as the client has sent it; None if there is none.
         arrived: monotonic seconds when its head had been read; 0 outside of requests.
+        trace: the request's own span, the parent of all others that it has here; None without tracing.
+        notes: what is learnt about it.
     """
 
     request_id: str = ""
     traceparent: str | None = None
     arrived: float = 0.0
+    trace: TraceContext | None = None
+    notes: RequestNotes = field(default_factory=RequestNotes, compare=False, repr=False)
+
+    @property
+    def trace_id(self) -> str:
+        """The id of the trace that it is part of, here or only at its client; empty if it is part of none."""
+        trace = self.trace or TraceContext.parse(self.traceparent or "")
+        return "" if trace is None else trace.trace_id
+
+    @property
+    def trace_headers(self) -> dict[str, str]:
+        """The headers that requests to other servers have on its behalf; none without tracing."""
+        return {} if self.trace is None else self.trace.headers
 
 
 _NOWHERE = Origin()
@@ -33,3 +88,13 @@ def set_current_origin(origin: Origin) -> None:
 def current_origin() -> Origin:
     """Return the origin of the current task's requests."""
     return _origin.get()
+
+
+@contextmanager
+def activity(name: str) -> Iterator[None]:
+    """A context in which something is done for the current task's request, which is noted with its times."""
+    began = time.monotonic()
+    try:
+        yield
+    finally:
+        current_origin().notes.add(name, began)

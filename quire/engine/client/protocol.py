@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from quire.engine.client.model_info import ModelInfo
 from quire.engine.client.pooling_params import PoolingParams
 from quire.engine.client.sampling_params import SamplingParams
+from quire.engine.client.trace_context import TraceContext
 
 TokenArray = NDArray[np.int32]
 PooledArray = NDArray[np.float32]
@@ -143,11 +144,15 @@ class RequestFields(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AddRequest(RequestFields, frozen=True, tag="add"):
-    """Run a request on `prompt`, 1-D int32 token ids; the type of `params` selects generation or pooling."""
+    """Run a request on `prompt`, 1-D int32 token ids; the type of `params` selects generation or pooling.
+
+    `trace`: the span of the HTTP request that it is part of, if that is sampled.
+    """
 
     request_id: str
     prompt: TokenArray
     params: SamplingParams | PoolingParams
+    trace: TraceContext | None = None
 
     @property
     def sampling_params(self) -> SamplingParams:
@@ -242,6 +247,9 @@ class TokensOutput(msgspec.Struct, array_like=True, tag="tokens"):
     scheduled_at: float = 0.0  # monotonic seconds
     token_probs: list[float] | None = None  # with the first token; see `SamplingParams.token_probs`
     preemptions: int = 0  # how often the request was preempted so far
+    prefill_chunks: int = 0  # steps that computed tokens of the prompt
+    draft_tokens: int = 0  # of speculative decoding, verified so far
+    accepted_tokens: int = 0  # part of them
 
 
 class PooledOutput(msgspec.Struct, array_like=True, tag="pooled"):
@@ -268,6 +276,18 @@ class ErrorOutput(msgspec.Struct, array_like=True, tag="error"):
 RequestOutput = TokensOutput | PooledOutput | ErrorOutput
 
 
+class BlockLife(msgspec.Struct, frozen=True, array_like=True):
+    """How long a KV block has held cached content, which was evicted now; in seconds.
+
+    Attributes:
+        lifetime: since the block was allocated.
+        idle: since a request has used it.
+    """
+
+    lifetime: float
+    idle: float
+
+
 class StepStats(msgspec.Struct, array_like=True):
     """Gauges of the engine after a step, and counters of this step alone."""
 
@@ -289,6 +309,9 @@ class StepStats(msgspec.Struct, array_like=True):
     corrupted: int = 0  # sequences that ended because the model computed NaN for them
     step: int = 0  # its number, from 1; 0: these are not the statistics of a step
     ended_at: float = 0.0  # monotonic seconds; it began `step_seconds` before
+    accepted_per_position: list[int] = []  # of each position of a draft, how many drafts had their token there accepted
+    evicted_blocks: list[BlockLife] = []  # those that are sampled; see `BlockResidency`
+    block_reuse_gaps: list[float] = []  # seconds between two uses of a cached block that is sampled
 
 
 class StepOutput(msgspec.Struct, tag="step"):

@@ -11,10 +11,14 @@ from typing import Literal
 
 from typing_extensions import override
 
-from quire.engine.client.origin import Origin
+from quire.engine.client.origin import Origin, current_origin
 from quire.engine.client.protocol import FinishReason, MemoryTag, SleepLevel, StepStats
+from quire.engine.client.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
+Rejection = Literal["max_num_queued_reqs", "max_client_share"]  # limits; the first is vLLM's name of ours
+SleepOperation = Literal["sleep", "wake"]
+ToolRequest = Literal["chat_completions", "responses", "other"]  # the API of a request with tools
 
 
 @dataclass(slots=True)
@@ -47,16 +51,19 @@ class SequenceGroup:
         size: the number of sequences; 0 if they are not counted.
         running: the number of sequences that have not ended.
         longest: tokens of the longest one that has ended.
+        least_cached: the fewest cached tokens of those that have ended; None before the first.
     """
 
     size: int = 1
     running: int = 1
     longest: int = 0
+    least_cached: int | None = None
 
-    def end(self, tokens: int) -> bool:
-        """Note that a sequence has ended with this number of tokens. Returns whether it was the last one."""
+    def end(self, tokens: int, cached: int) -> bool:
+        """Note that a sequence has ended, with its numbers of tokens. Returns whether it was the last one."""
         self.running -= 1
         self.longest = max(self.longest, tokens)
+        self.least_cached = cached if self.least_cached is None else min(self.least_cached, cached)
         return self.running == 0
 
 
@@ -70,6 +77,11 @@ class RequestRecord:
         answers: sequences of the request with this prompt, in the last of them to end; 0 in the others.
         longest_answer: tokens of the longest of them; 0 where `answers` is.
         is_search_step: it is one token of one beam of a beam search, which has thousands of such sequences.
+        params: those of a sequence that generates.
+        error: the class of the error that ended it; empty without one.
+        least_cached: of the cached tokens of `answers` sequences, the fewest; 0 where `answers` is.
+        prefill_chunks: steps that have computed tokens of the prompt; 0 if it got no token.
+        draft_tokens, accepted_tokens: of speculative decoding.
     """
 
     request_id: str
@@ -85,6 +97,12 @@ class RequestRecord:
     longest_answer: int = 0
     preemptions: int = 0
     is_search_step: bool = False
+    params: SamplingParams | None = None
+    error: str = ""
+    least_cached: int = 0
+    prefill_chunks: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 class Observer:
@@ -93,7 +111,7 @@ class Observer:
     def on_step(self, stats: StepStats) -> None:
         """The engine finished a step."""
 
-    def on_tokens(self, times: RequestTimes, now: float, count: int) -> None:
+    def on_tokens(self, origin: Origin, times: RequestTimes, now: float, count: int) -> None:
         """A sequence got `count` tokens at `now`; `times` still holds the time of its previous token."""
 
     def on_finish(self, record: RequestRecord) -> None:
@@ -111,14 +129,29 @@ class Observer:
     def on_preprocessing_end(self, seconds: float) -> None:
         """It does so no longer; it has waited for so long."""
 
+    def on_grammar_start(self) -> None:
+        """A request waits until its grammar is checked."""
+
+    def on_grammar_end(self, seconds: float) -> None:
+        """It does so no longer; it has waited for so long."""
+
+    def on_tool_parse(self, api: ToolRequest, streams: bool, called: bool) -> None:
+        """Text of an answer was searched for tool calls: the whole answer, or a piece if it streams."""
+
     def on_restart(self) -> None:
         """The engine died and has been started again."""
 
-    def on_overload(self) -> None:
-        """A request was refused because too many sequences run or wait."""
+    def on_overload(self, reason: Rejection) -> None:
+        """A request was refused because too many sequences run or wait: of all clients, or of its own."""
 
     def on_sleep(self, asleep: frozenset[MemoryTag], level: SleepLevel) -> None:
         """The engine has fallen asleep or woken up; `asleep`: what has no memory; `level`: of the last sleep."""
+
+    def on_sleep_operation_start(self, operation: SleepOperation) -> None:
+        """The engine is being put to sleep or woken up."""
+
+    def on_sleep_operation_end(self, operation: SleepOperation, seconds: float) -> None:
+        """That is done, or has failed; it has taken so long."""
 
 
 class Observers(Observer):
@@ -146,10 +179,10 @@ class Observers(Observer):
         self._tell("on_step", stats)
 
     @override
-    def on_tokens(self, times: RequestTimes, now: float, count: int) -> None:
+    def on_tokens(self, origin: Origin, times: RequestTimes, now: float, count: int) -> None:
         for listener in self._on_tokens:  # as `_tell`, for each sequence in each step
             try:
-                listener(times, now, count)
+                listener(origin, times, now, count)
             except Exception:
                 logger.exception("an observer of the engine failed")
 
@@ -173,19 +206,44 @@ class Observers(Observer):
         try:
             yield
         finally:
+            current_origin().notes.add("media", begun)
             self._tell("on_preprocessing_end", time.monotonic() - begun)
+
+    @contextmanager
+    def checking_grammar(self) -> Iterator[None]:
+        """A context in which a request waits for its grammar."""
+        begun = time.monotonic()
+        self._tell("on_grammar_start")
+        try:
+            yield
+        finally:
+            self._tell("on_grammar_end", time.monotonic() - begun)
+
+    @override
+    def on_tool_parse(self, api: ToolRequest, streams: bool, called: bool) -> None:
+        self._tell("on_tool_parse", api, streams, called)
 
     @override
     def on_restart(self) -> None:
         self._tell("on_restart")
 
     @override
-    def on_overload(self) -> None:
-        self._tell("on_overload")
+    def on_overload(self, reason: Rejection) -> None:
+        self._tell("on_overload", reason)
 
     @override
     def on_sleep(self, asleep: frozenset[MemoryTag], level: SleepLevel) -> None:
         self._tell("on_sleep", asleep, level)
+
+    @contextmanager
+    def sleep_operation(self, operation: SleepOperation) -> Iterator[None]:
+        """A context in which the engine is put to sleep or woken up."""
+        begun = time.monotonic()
+        self._tell("on_sleep_operation_start", operation)
+        try:
+            yield
+        finally:
+            self._tell("on_sleep_operation_end", operation, time.monotonic() - begun)
 
     def _tell(self, event: str, *arguments: object) -> None:
         for listener in self._listeners[event]:

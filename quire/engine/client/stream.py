@@ -107,10 +107,12 @@ class OutputStream(Protocol):
     """The interface of a request's stream for the client.
 
     Attributes:
+        request: what the stream is of.
         finished_by_core: the core holds nothing of the request any more. A stop string, found here, leaves this False.
         ended: called once when the core holds nothing of the request any more.
     """
 
+    request: EngineRequest
     times: RequestTimes
     finish_reason: FinishReason | None
     finished_by_core: bool
@@ -132,12 +134,15 @@ class SequenceStream(OutputStream):
     def __init__(
         self, request: GenerateRequest, detokenizer: Detokenizer, ended: Callable[[], None] | None = None
     ) -> None:
-        self.request = request
+        self.request: GenerateRequest = request
         self.ended = ended
         self.times = request.new_times()
         self.output_tokens = 0
         self.cached_tokens = 0
         self.preemptions = 0
+        self.prefill_chunks = 0
+        self.draft_tokens = 0
+        self.accepted_tokens = 0
         self.finish_reason: FinishReason | None = None
         self.finished_by_core = False
         self._detokenizer = detokenizer
@@ -179,6 +184,8 @@ class SequenceStream(OutputStream):
         self.output_tokens += used
         self.cached_tokens = output.cached_tokens or self.cached_tokens
         self.preemptions = output.preemptions
+        self.prefill_chunks = output.prefill_chunks
+        self.draft_tokens, self.accepted_tokens = output.draft_tokens, output.accepted_tokens
         delta = self._pending or Delta(cached_tokens=self.cached_tokens)
         self._texts.append(text)
         delta.token_ids += output.token_ids[:used]
@@ -205,7 +212,7 @@ class SequenceStream(OutputStream):
     @override
     def record(self, request_id: str) -> RequestRecord:
         group = self.request.group
-        last = group.end(self.output_tokens)
+        last = group.end(self.output_tokens, self.cached_tokens)
         return RequestRecord(
             kind="generate",
             request_id=request_id,
@@ -220,6 +227,12 @@ class SequenceStream(OutputStream):
             answers=group.size if last else 0,
             longest_answer=group.longest if last and group.size else 0,
             is_search_step=self.request.is_search_step,
+            params=self.request.params,
+            error="" if self._error is None else type(self._error).__name__,
+            least_cached=group.least_cached or 0 if last else 0,
+            prefill_chunks=self.prefill_chunks,
+            draft_tokens=self.draft_tokens,
+            accepted_tokens=self.accepted_tokens,
         )
 
     def _wake(self) -> None:
@@ -231,12 +244,13 @@ class PooledStream(OutputStream):
     """The single result of a pooling request."""
 
     def __init__(self, request: PoolRequest) -> None:
-        self.request = request
+        self.request: PoolRequest = request
         self.ended: Callable[[], None] | None = None
         self.times = request.new_times()
         self.finish_reason: FinishReason | None = None
         self.finished_by_core = False
         self._cached_tokens = 0
+        self._error = ""
         self._result: asyncio.Future[Pooled] = asyncio.get_running_loop().create_future()
 
     async def result(self) -> Pooled:
@@ -263,17 +277,20 @@ class PooledStream(OutputStream):
     @override
     def fail(self, error: EngineError) -> None:
         self.finish_reason = "error"
+        self._error = type(error).__name__
         if not self._result.done():
             self._result.set_exception(error)
             self._result.exception()  # marks it as retrieved; the reader may be gone
 
     @override
     def record(self, request_id: str) -> RequestRecord:
-        return pooled_record(self, self.request, request_id, self._cached_tokens)
+        return pooled_record(self, self.request, request_id, self._cached_tokens, self._error)
 
 
-def pooled_record(stream: OutputStream, request: PoolRequest, request_id: str, cached_tokens: int) -> RequestRecord:
-    """The record of a pooling request; see `OutputStream.record`."""
+def pooled_record(
+    stream: OutputStream, request: PoolRequest, request_id: str, cached_tokens: int, error: str
+) -> RequestRecord:
+    """The record of a pooling request; see `OutputStream.record`. `error`: see `RequestRecord`."""
     return RequestRecord(
         kind="pool",
         request_id=request_id,
@@ -282,6 +299,7 @@ def pooled_record(stream: OutputStream, request: PoolRequest, request_id: str, c
         finish_reason=stream.finish_reason or "abort",
         prompt_tokens=len(request.prompt),
         cached_tokens=cached_tokens,
+        error=error,
     )
 
 
@@ -295,4 +313,6 @@ def error_of(output: RequestOutput, expected: type[RequestOutput]) -> EngineErro
 def core_request(request_id: str, request: GenerateRequest | PoolRequest) -> AddRequest:
     """The message by which a request is sent to the core."""
     fields = {name: getattr(request, name) for name in RequestFields.__struct_fields__}
-    return AddRequest(request_id, request.prompt, request.params, **fields)
+    trace = request.origin.trace
+    sampled = trace if trace is not None and trace.sampled else None
+    return AddRequest(request_id, request.prompt, request.params, sampled, **fields)

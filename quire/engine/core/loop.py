@@ -34,6 +34,7 @@ from quire.engine.client.protocol import (
     Wake,
 )
 from quire.engine.client.sampling_params import SamplingParams
+from quire.engine.client.step_observer import StepObserver, StepShare
 from quire.engine.client.transport import CoreChannel
 from quire.engine.core.item_validation import invalid_items
 from quire.engine.core.sleep import AsleepExecutor, Sleeper
@@ -64,7 +65,11 @@ class _SubmittedStep:
 
 
 class EngineCore:
-    """Serve the requests that arrive on a channel until a `Shutdown` message."""
+    """Serve the requests that arrive on a channel until a `Shutdown` message.
+
+    Attributes:
+        step_observer: watches the steps; None: nobody does.
+    """
 
     def __init__(
         self,
@@ -106,6 +111,7 @@ class EngineCore:
         self._prefault_at = 0.0  # when the core has been idle for long enough to prefault
         self._check_at: float | None = None  # when it has been idle for long enough to check itself
         self._running = True
+        self.step_observer: StepObserver | None = None
 
     @property
     def has_work(self) -> bool:
@@ -169,6 +175,8 @@ class EngineCore:
         stats = self.scheduler.stats(step.plan)
         stats.step, stats.ended_at = next(self._steps), time.monotonic()
         stats.step_seconds = stats.ended_at - step.started
+        if self.step_observer is not None:
+            self.step_observer.on_step(_shares(step.plan), outputs, step.started, stats.ended_at)
         self._channel.send(StepOutput(outputs, stats))
         self._can_prefault = True
         self._restart_idle_timers()
@@ -197,6 +205,8 @@ class EngineCore:
     def _handle(self, message: ClientMessage) -> None:
         match message:
             case AddRequest():
+                if self.step_observer is not None:
+                    self.step_observer.on_add(message)
                 self._add(message)
             case ExtendRequest():
                 self._extend(message)
@@ -205,6 +215,8 @@ class EngineCore:
                 for request_id in ids:
                     self.scheduler.abort(request_id)
                 self._release(ids)
+                if self.step_observer is not None:
+                    self.step_observer.on_abort(ids)
                 if not self.has_work:
                     self._report_idle()
             case Sleep(level=level):
@@ -329,6 +341,8 @@ class EngineCore:
                     self._grammars.release(request_id)
 
     def _send_refusal(self, request_id: str, error: str) -> None:
+        if self.step_observer is not None:
+            self.step_observer.on_abort([request_id])
         self._channel.send(StepOutput([ErrorOutput(request_id, error, invalid=True)], self.scheduler.stats()))
 
     def _invalid_reason(self, message: AddRequest) -> str | None:
@@ -337,3 +351,9 @@ class EngineCore:
             return f"request id {message.request_id} is in use"
         limit = self.scheduler.limits.max_model_len
         return invalid_reason(message, self.kind, vocab_size=self._vocab_size, max_model_len=limit)
+
+
+def _shares(plan: StepPlan) -> list[StepShare]:
+    """What a step computes for each of its sequences."""
+    whole = [StepShare(request.request_id, len(request.prompt), samples=True) for request in plan.encoder_requests]
+    return whole + [StepShare(item.request_id, item.count, item.samples) for item in plan.scheduled]

@@ -10,6 +10,7 @@ from typing import Literal
 import xxhash
 
 from quire.engine.scheduling.request import BlockHash, Hasher
+from quire.engine.scheduling.residency import BlockResidency
 
 
 class OutOfBlocks(Exception):
@@ -36,9 +37,11 @@ class BlockPool:
     the same prefix can reuse it.
     """
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, residency: BlockResidency | None = None) -> None:
+        """`residency`: is told what happens to blocks; None: nobody wants to know."""
         self.num_blocks = num_blocks
         self.block_size = block_size
+        self.residency = residency
         self._refs = [0] * num_blocks
         self._hash_of: list[BlockHash | None] = [None] * num_blocks
         self._by_hash: dict[BlockHash, int] = {}
@@ -83,6 +86,8 @@ class BlockPool:
             if self._refs[block] == 0:
                 del self._free[block]
             self._refs[block] += 1
+            if self.residency is not None:
+                self.residency.reused(block)
 
     def allocate(self, count: int) -> list[int]:
         """Allocate `count` free blocks and evict their cached content.
@@ -96,6 +101,8 @@ class BlockPool:
         for block in blocks:
             self._evict(block)
             self._refs[block] = 1
+            if self.residency is not None:
+                self.residency.allocated(block)
         return blocks
 
     def cache_block(self, block: int, key: BlockHash) -> None:
@@ -115,6 +122,8 @@ class BlockPool:
             self._refs[block] -= 1
             if self._refs[block] == 0:
                 self._free[block] = None
+                if self.residency is not None:
+                    self.residency.released(block)
                 if self._hash_of[block] is None:  # no cached content: allocate it first
                     self._free.move_to_end(block, last=False)
 
@@ -136,3 +145,5 @@ class BlockPool:
         if key is not None:
             del self._by_hash[key]
             self._hash_of[block] = None
+            if self.residency is not None:
+                self.residency.evicted(block)

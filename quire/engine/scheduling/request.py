@@ -93,6 +93,8 @@ class Request:
         placeholders: its items that have placeholder tokens; None if there are none.
         computed_on_entry: its `num_computed_tokens` (prefix cache hits) when it last entered the batch.
         preemptions: how often it was preempted because KV blocks ran out.
+        prefill_chunks: steps that have computed tokens of its prompt.
+        draft_tokens, accepted_tokens: of its drafts that were verified.
         avoids_cache: it computes all of its tokens: blocks that it found in the prefix cache may have held NaN.
         steps_to_discard: steps in flight whose results do not count, as it is computed again.
         held_back: tokens at the end that are not computed yet: 1 while more of the prompt may follow, or the picture at
@@ -128,6 +130,9 @@ class Request:
     placeholders: PlaceholderRanges | None = None
     computed_on_entry: int = 0
     preemptions: int = 0
+    prefill_chunks: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
     avoids_cache: bool = False
     steps_to_discard: int = 0
     held_back: int = 0
@@ -341,6 +346,9 @@ class Request:
             scheduled_at=self.scheduled_at,
             token_probs=self.token_probs,
             preemptions=self.preemptions,
+            prefill_chunks=self.prefill_chunks,
+            draft_tokens=self.draft_tokens,
+            accepted_tokens=self.accepted_tokens,
         )
         self.token_probs = None
         if self.wants_prompt_logprobs:

@@ -274,6 +274,8 @@ class Scheduler:
         stats.running, stats.waiting = len(self._running), len(self._requests) - len(self._running)
         stats.deferred = len(self._open.waiting_for_input)
         stats.blocks_used, stats.blocks_total = self.pool.num_used, self.pool.num_blocks
+        if self.pool.residency is not None:
+            self.pool.residency.report(stats)
         return stats
 
     def check(self) -> None:
@@ -445,6 +447,7 @@ class Scheduler:
         scheduled.append(request)
         request.num_computed_tokens = end
         request.steps_in_flight += 1
+        request.prefill_chunks += start < request.prompt_len
         if samples:
             request.num_output_placeholders += 1
             request.awaits_tokens = bool(draft) or self.limits.stages > 1

@@ -45,6 +45,12 @@ class Speculation:
         if drafted and request.drafter is not None:
             accepted = len(sampled.tokens) - 1
             request.drafter.update(drafted, accepted)
+            request.draft_tokens += drafted
+            request.accepted_tokens += accepted
             stats.drafts += 1
             stats.drafted_tokens += drafted
             stats.accepted_tokens += accepted
+            positions = stats.accepted_per_position
+            positions.extend([0] * (accepted - len(positions)))
+            for position in range(accepted):
+                positions[position] += 1

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -45,8 +46,24 @@ class CheckedGrammar:
 class GrammarChecker:
     """Check grammars for one model. Results are cached by a hash of the grammar."""
 
-    def __init__(self, folder: Path, vocab_size: int, eos_token_ids: tuple[int, ...], share: float = 1.0) -> None:
-        """`folder`: the model's directory; `share`: the largest part of its queues for one tenant."""
+    def __init__(
+        self,
+        folder: Path,
+        vocab_size: int,
+        eos_token_ids: tuple[int, ...],
+        share: float = 1.0,
+        waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
+        """Prepare to check grammars.
+
+        Args:
+            folder: the model's directory.
+            vocab_size: its number of token ids.
+            eos_token_ids: those that end an answer.
+            share: the largest part of the queues for one tenant.
+            waiting: gives a context for the time in which a request waits for its grammar.
+        """
+        self._waiting = waiting
         self._pool = WorkerPool(
             "grammar", f"{compilation.__name__}:worker", (folder, vocab_size, eos_token_ids), _LIMITS, share=share
         )
@@ -78,9 +95,10 @@ class GrammarChecker:
             Unavailable: the worker processes cannot be used.
         """
         try:
-            special = await self._special_tokens()
-            grammar = await self._writers.run(partial(write, special), tenant=tenant)
-            result = await self._result(grammar, tenant)
+            with self._waiting():
+                special = await self._special_tokens()
+                grammar = await self._writers.run(partial(write, special), tenant=tenant)
+                result = await self._result(grammar, tenant)
         except GrammarError as error:
             result = str(error)
         except QueueFull as error:

@@ -31,7 +31,7 @@ class Broken(Observer):
         raise ValueError("on_step")
 
     @override
-    def on_tokens(self, times: RequestTimes, now: float, count: int) -> None:
+    def on_tokens(self, origin: Origin, times: RequestTimes, now: float, count: int) -> None:
         raise ValueError("on_tokens")
 
     @override
@@ -45,7 +45,7 @@ class Tokens(Observer):
     count = 0
 
     @override
-    def on_tokens(self, times: RequestTimes, now: float, count: int) -> None:
+    def on_tokens(self, origin: Origin, times: RequestTimes, now: float, count: int) -> None:
         self.count += count
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import tracemalloc
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -82,8 +82,10 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 @asynccontextmanager
-async def running_checker(folder: Path) -> AsyncIterator[Callable[..., Any]]:
-    checker = GrammarChecker(folder, VOCAB_SIZE, (EOS,))
+async def running_checker(
+    folder: Path, waiting: Callable[[], AbstractContextManager[None]] = nullcontext
+) -> AsyncIterator[Callable[..., Any]]:
+    checker = GrammarChecker(folder, VOCAB_SIZE, (EOS,), waiting=waiting)
 
     async def check(**kind: Any) -> Any:
         structure = StructuredOutputs.model_construct(
@@ -132,11 +134,20 @@ async def test_the_server_keeps_nothing_of_refused_grammars(folder: Path) -> Non
 
 
 async def test_a_grammar_is_checked_once(folder: Path, jobs: list[Any]) -> None:
-    async with running_checker(folder) as check:
+    waiting = list[int]()  # how many requests wait, after each change
+
+    @contextmanager
+    def count() -> Iterator[None]:
+        waiting.append(sum(waiting[-1:]) + 1)
+        yield
+        waiting.append(waiting[-1] - 1)
+
+    async with running_checker(folder, count) as check:
         first, *others = await asyncio.gather(*(check(**GOOD) for _ in range(100)))
         assert all(other == first for other in others)
         await check(**GOOD)
     assert len([job for job in jobs if job is not None]) == 1
+    assert (max(waiting), waiting[-1]) == (100, 0)
 
 
 async def test_expensive_grammars_do_not_delay_others(folder: Path) -> None:

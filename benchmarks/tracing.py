@@ -1,0 +1,265 @@
+"""What traces and metrics cost, and the memory of a server whose collector does not work.
+
+    python -m benchmarks.tracing --requests 5000 --out benchmarks/results/FILE.json
+
+Two servers of one model run throughout, one with metrics and with a trace of each request, one with neither. They are
+loaded in turns, as the speed of a shared machine changes over minutes; the order changes from turn to turn. The
+collector is a process that takes spans without reading them. Then one server each has a collector that is down, never
+answers, or refuses; the memory of the server is read after each tenth of the requests.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib
+import json
+import os
+import platform
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import date
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any, Literal
+
+import grpc
+import httpx
+import psutil
+
+from quire.app import cli
+from quire.app.bench.load import Sample, generate_load
+from quire.config.commands import BenchServe
+from quire.engine.client.records import Observer
+
+Collector = Literal["takes", "refuses", "slow"]
+_NANO = Path(__file__).parents[1] / "quire" / "bundled" / "nano"
+_WITHOUT_METRICS = "without-metrics"
+_PARTS = 10  # in which memory is read
+
+
+class _NoMetrics(Observer):
+    """Records nothing, in the place of metrics."""
+
+    def __init__(self, *_: object) -> None:
+        super().__init__()
+
+    def describe_cache(self, *_: object) -> None:
+        """Publish nothing."""
+
+
+class _Handler(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types
+    """Answers all calls in the same way, without reading what they bring."""
+
+    def __init__(self, kind: Collector) -> None:
+        self._kind = kind
+
+    def service(self, handler_call_details: Any) -> Any:
+        def answer(_: bytes, context: Any) -> bytes:
+            if self._kind == "slow":
+                time.sleep(3600)
+            if self._kind == "refuses":
+                context.abort(grpc.StatusCode.PERMISSION_DENIED, "not today")
+            return b""
+
+        return grpc.unary_unary_rpc_method_handler(answer)
+
+
+def collect(kind: Collector) -> None:
+    """Print the port of a collector, and serve until killed."""
+    server = grpc.server(ThreadPoolExecutor(4), handlers=[_Handler(kind)])
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    print(port, flush=True)
+    server.wait_for_termination()
+
+
+@contextmanager
+def collector(kind: Collector) -> Iterator[int]:
+    """The port of a collector in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.tracing", "--collect", kind]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield int(process.stdout.readline())
+        finally:
+            process.kill()
+
+
+class Server:
+    """A server on a free port."""
+
+    def __init__(self, model: Path, collector_port: int | None, *, metrics: bool = True) -> None:
+        port = free_port()
+        self.url = f"http://127.0.0.1:{port}"
+        start = ["-m", "quire"] if metrics else ["-m", "benchmarks.tracing", _WITHOUT_METRICS]
+        command = [sys.executable, *start, "serve", str(model), "--port", str(port), "--no-access-log"]
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("OTEL_")}
+        if collector_port is not None:
+            command += ["--otlp-traces-endpoint", f"http://127.0.0.1:{collector_port}"]
+        self._process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self._memory = psutil.Process(self._process.pid)
+        self._await_ready()
+
+    @property
+    def megabytes(self) -> float:
+        """The memory of the process."""
+        return round(float(self._memory.memory_info().rss) / 1e6, 1)
+
+    def load(self, requests: int, options: argparse.Namespace, seed: int) -> dict[str, float]:
+        """Tokens per second, and percentiles of the time to the first token in milliseconds."""
+        settings = BenchServe(
+            url=f"{self.url}/v1",
+            num_requests=requests,
+            concurrency=options.concurrency,
+            input_len=options.input_len,
+            output_len=options.output_len,
+            workload_seed=seed,
+        )
+        result = asyncio.run(generate_load(settings, self._model(), _ignore))
+        errors = [sample.error for sample in result.samples if sample.error]
+        assert not errors, errors[0]
+        ttft = quantiles((sample.ttft * 1e3 for sample in result.samples), n=100)
+        tokens = sum(sample.output_tokens for sample in result.samples)
+        return {
+            "tokens_per_s": round(tokens / result.seconds, 1),
+            "ttft_p50_ms": round(ttft[49], 2),
+            "ttft_p99_ms": round(ttft[98], 2),
+        }
+
+    def metric(self, name: str) -> float:
+        """The value of a metric without labels."""
+        lines = httpx.get(f"{self.url}/metrics").text.splitlines()
+        return next(float(line.split()[-1]) for line in lines if line.startswith(f"{name} "))
+
+    def stop(self) -> None:
+        """End the server."""
+        self._process.terminate()
+        self._process.wait()
+
+    def _model(self) -> str:
+        name: str = httpx.get(f"{self.url}/v1/models").json()["data"][0]["id"]
+        return name
+
+    def _await_ready(self) -> None:
+        while self._process.poll() is None:
+            try:
+                httpx.get(f"{self.url}/ready").raise_for_status()
+            except httpx.HTTPError:
+                time.sleep(0.1)
+            else:
+                return
+        raise RuntimeError(f"the server ended with code {self._process.returncode}")
+
+
+def _ignore(_: Sample) -> None:
+    """Nothing is shown."""
+
+
+def free_port() -> int:
+    """A port on which nothing listens."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
+
+
+def compare(options: argparse.Namespace) -> dict[str, Any]:
+    """The turns of both servers, and medians of the differences."""
+    turns: list[dict[str, Any]] = []
+    with collector("takes") as port:
+        servers = {
+            "traced": Server(options.model, port),
+            "plain": Server(options.model, None, metrics=False),
+        }
+        try:
+            for server in servers.values():
+                server.load(max(1, options.requests // 50), options, seed=options.turns)
+            for turn in range(options.turns):
+                order = list(servers) if turn % 2 == 0 else list(servers)[::-1]
+                count = options.requests // options.turns
+                turns.append({name: servers[name].load(count, options, seed=turn) for name in order})
+                print(json.dumps(turns[-1]), flush=True)
+            dropped = servers["traced"].metric("quire:trace_spans_dropped_total")
+        finally:
+            for server in servers.values():
+                server.stop()
+    return {
+        "turns": turns,
+        "throughput_ratio": round(
+            median(turn["traced"]["tokens_per_s"] / turn["plain"]["tokens_per_s"] for turn in turns), 4
+        ),
+        "ttft_p50_more_ms": round(
+            median(turn["traced"]["ttft_p50_ms"] - turn["plain"]["ttft_p50_ms"] for turn in turns), 2
+        ),
+        "ttft_p99_more_ms": round(
+            median(turn["traced"]["ttft_p99_ms"] - turn["plain"]["ttft_p99_ms"] for turn in turns), 2
+        ),
+        "spans_dropped": dropped,
+    }
+
+
+def memory(kind: Collector | Literal["down"], options: argparse.Namespace) -> dict[str, Any]:
+    """The memory of a server after each part of the requests, whose collector does not work."""
+    if kind == "down":
+        return _memory(free_port(), options)
+    with collector(kind) as port:
+        return _memory(port, options)
+
+
+def _memory(port: int, options: argparse.Namespace) -> dict[str, Any]:
+    server = Server(options.model, port)
+    try:
+        megabytes = []
+        for part in range(_PARTS):
+            server.load(options.requests // _PARTS, options, seed=part)
+            megabytes.append(server.megabytes)
+        return {"megabytes": megabytes, "spans_dropped": server.metric("quire:trace_spans_dropped_total")}
+    finally:
+        server.stop()
+
+
+def main() -> None:
+    """Run the benchmark and print the report."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, default=_NANO)
+    parser.add_argument("--requests", type=int, default=5000)
+    parser.add_argument("--turns", type=int, default=10)
+    parser.add_argument("--concurrency", type=int, default=16)
+    parser.add_argument("--input-len", type=int, default=64)
+    parser.add_argument("--output-len", type=int, default=32)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--collect", choices=("takes", "refuses", "slow"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.collect is not None:
+        collect(options.collect)
+        return
+    cli.prepare_process()  # both servers get the variables that it sets, before they import anything
+    report = {
+        "date": date.today().isoformat(),
+        "machine": platform.processor() or platform.machine(),
+        **{name: getattr(options, name) for name in ("requests", "concurrency", "input_len", "output_len")},
+        "cost": compare(options),
+        "memory": {kind: memory(kind, options) for kind in ("down", "slow", "refuses")},
+    }
+    text = json.dumps(report, indent=2)
+    print(text)
+    if options.out is not None:
+        options.out.write_text(f"{text}\n", encoding="utf-8")
+
+
+def serve_without_metrics(arguments: list[str]) -> None:
+    """Run a command whose server records no metrics."""
+    lifecycle: Any = importlib.import_module("quire.app.lifecycle")
+    lifecycle.ModelMetrics = _NoMetrics
+    cli.main(arguments)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == [_WITHOUT_METRICS]:
+        serve_without_metrics(sys.argv[2:])
+    main()

@@ -1,0 +1,1 @@
+"""Distributed traces of requests, which OpenTelemetry's SDK exports."""

@@ -1,0 +1,134 @@
+"""Tracing: follows requests from their arrival to their end, and gives what is known of them to be exported."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Protocol
+
+from typing_extensions import override
+
+from quire.engine.client.origin import current_origin, set_current_origin
+from quire.engine.client.records import Observer, RequestRecord
+from quire.engine.client.trace_context import TraceContext
+from quire.tracing.request_span import request_span
+from quire.tracing.requests import RequestTrace
+from quire.tracing.span import Attributes, AttributeValue, SpanQueue, SpanTree
+
+TRANSCRIPTION = "transcription"
+
+
+class Sampler(Protocol):
+    """Decides which requests are traced, and makes ids."""
+
+    def begin(self, parent: TraceContext | None, attributes: Attributes) -> TraceContext:
+        """A new span, and whether it is sampled. `parent`: the span of the client; None if there is none."""
+
+    def child(self, parent: TraceContext) -> TraceContext:
+        """A new span in the trace of another one, which is sampled."""
+
+
+class Tracing:
+    """The traces of a server. Belongs to its event loop."""
+
+    def __init__(self, sampler: Sampler, queue: SpanQueue) -> None:
+        self._sampler = sampler
+        self._queue = queue
+        self._open: dict[str, RequestTrace] = {}  # by the id of their spans
+
+    @property
+    def open_traces(self) -> int:
+        """Number of sampled requests that have not ended."""
+        return len(self._open)
+
+    def begin(
+        self,
+        began: float,
+        attributes: Mapping[str, AttributeValue],
+        *,
+        parent: TraceContext | None = None,
+        operation: str = "",
+    ) -> RequestTrace:
+        """The trace of a request that has arrived. Nothing is exported of it unless its `context` is sampled.
+
+        Args:
+            began: monotonic seconds.
+            attributes: what is known of it; a sampler may read them.
+            parent: the span of the client.
+            operation: see `RequestTrace`.
+        """
+        context = self._sampler.begin(parent, attributes)
+        trace = RequestTrace(
+            context=context, parent=parent, began=began, attributes=dict(attributes), operation=operation
+        )
+        if context.sampled:
+            self._open[context.span_id] = trace
+        return trace
+
+    def end(self, trace: RequestTrace) -> None:
+        """Export a trace, if it is sampled: its request has ended now."""
+        if self._open.pop(trace.context.span_id, None) is not None:
+            trace.end(time.monotonic())
+            self._export(trace)
+
+    def observer(self, model: str) -> Observer:
+        """An observer of the engine of a model."""
+        return _ModelObserver(self, model)
+
+    @contextmanager
+    def utterance(self) -> Iterator[None]:
+        """A context in which an utterance of the current task's session is transcribed: a trace of its own."""
+        session = current_origin()
+        began = time.monotonic()
+        trace = self.begin(began, {"gen_ai.request.id": session.request_id}, operation=TRANSCRIPTION)
+        trace.link = session.trace
+        if session.trace is not None and not session.trace.sampled:
+            self._open.pop(trace.context.span_id, None)
+            trace.context = replace(trace.context, sampled=False)
+        set_current_origin(replace(session, arrived=began, trace=trace.context, notes=trace.notes))
+        try:
+            yield
+        except BaseException as error:
+            trace.error = type(error).__name__
+            raise
+        finally:
+            self.end(trace)
+
+    def add(self, record: RequestRecord, model: str) -> None:
+        """Take note of a sequence that has ended. One of a response in the background may outlive its request."""
+        context = record.origin.trace
+        if context is None or not context.sampled:
+            return
+        trace = self._open.get(context.span_id)
+        if trace is not None:
+            trace.add(record, model)
+            return
+        late = RequestTrace(
+            context=self._sampler.child(context),
+            parent=context,
+            kind="internal",
+            operation="chat" if record.kind == "generate" else "pooling",
+            began=record.times.queued,
+        )
+        late.add(record, model)
+        late.end(record.times.sent)
+        self._export(late)
+
+    def _export(self, trace: RequestTrace) -> None:
+        build = partial(request_span, trace)
+        self._queue.put(SpanTree(trace.context, trace.parent, trace.wall_offset, trace.most_spans, build))
+
+
+class _ModelObserver(Observer):
+    """Gives the ends of a model's sequences to the traces that they are part of."""
+
+    def __init__(self, tracing: Tracing, model: str) -> None:
+        self._tracing = tracing
+        self._model = model
+
+    @override
+    def on_finish(self, record: RequestRecord) -> None:
+        self._tracing.add(record, self._model)
