@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dashboards.boards.common import KV_USAGE, WAITING, by_model, hits, kv_usage, preemptions, running_and_waiting
 from dashboards.panels import Dashboard, Limits, Lines, Query, Row, Stat
-from dashboards.promql import MODELS
+from dashboards.promql import MODELS, ratio
 
-_PROMPT, _COMPUTED = "quire:request_prompt_tokens", "quire:request_prefill_kv_computed_tokens"
 _DRAFTS, _DRAFTED = "quire:spec_decode_num_drafts_total", "quire:spec_decode_num_draft_tokens_total"
 _ACCEPTED = "quire:spec_decode_num_accepted_tokens_total"
 
@@ -79,7 +78,8 @@ def _usage() -> Row:
 
 
 def _prefixes() -> Row:
-    cached = MODELS.rate("quire:prompt_tokens_cached_total")
+    prompt, cached = MODELS.rate("quire:prompt_tokens_total"), MODELS.rate("quire:prompt_tokens_cached_total")
+    sequences = MODELS.rate("quire:request_prompt_tokens_count")
     return Row(
         "Prefix cache",
         (
@@ -88,7 +88,7 @@ def _prefixes() -> Row:
                 title="Prompt tokens",
                 about="What prefill computes, and what it does not have to.",
                 lines=(
-                    Query(f"{MODELS.rate('quire:prompt_tokens_total')} - {cached}", "computed", "blue"),
+                    Query(f"{prompt} - {cached}", "computed", "blue"),
                     Query(cached, "from the cache", "green"),
                 ),
                 unit="tokens/s",
@@ -98,8 +98,8 @@ def _prefixes() -> Row:
                 title="Prompt of a sequence",
                 about="Mean length, and how much of it is computed.",
                 lines=(
-                    Query(MODELS.mean(_PROMPT), "whole prompt", "gray"),
-                    Query(MODELS.mean(_COMPUTED), "computed", "blue"),
+                    Query(ratio(prompt, sequences), "whole prompt", "gray"),
+                    Query(ratio(f"({prompt} - {cached})", sequences), "computed", "blue"),
                 ),
                 unit="tokens",
             ),
