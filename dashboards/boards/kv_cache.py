@@ -13,9 +13,8 @@ from dashboards.boards.common import (
     running_and_waiting,
 )
 from dashboards.panels import Dashboard, Limits, Lines, Query, Row, Stat
-from dashboards.promql import MODELS
+from dashboards.promql import MODELS, ratio
 
-_PROMPT, _COMPUTED = "quire:request_prompt_tokens", "quire:request_prefill_kv_computed_tokens"
 _DRAFTS, _DRAFTED = "quire:spec_decode_num_drafts_total", "quire:spec_decode_num_draft_tokens_total"
 _BY_POSITION = "quire:spec_decode_num_accepted_tokens_per_pos_total"
 _ACCEPTED = "quire:spec_decode_num_accepted_tokens_total"
@@ -89,6 +88,8 @@ def _usage() -> Row:
 
 
 def _prefixes() -> Row:
+    prompt, cached = MODELS.rate("quire:prompt_tokens_total"), MODELS.rate("quire:prompt_tokens_cached_total")
+    sequences = MODELS.rate("quire:request_prompt_tokens_count")
     return Row(
         "Prefix cache",
         (
@@ -105,8 +106,8 @@ def _prefixes() -> Row:
                 title="Prompt of a sequence",
                 about="Mean length, and how much of it is computed.",
                 lines=(
-                    Query(MODELS.mean(_PROMPT), "whole prompt", "gray"),
-                    Query(MODELS.mean(_COMPUTED), "computed", "blue"),
+                    Query(ratio(prompt, sequences), "whole prompt", "gray"),
+                    Query(ratio(f"({prompt} - {cached})", sequences), "computed", "blue"),
                 ),
                 unit="tokens",
             ),
