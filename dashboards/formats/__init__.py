@@ -1,0 +1,1 @@
+"""Writers of files, one for each tool."""
