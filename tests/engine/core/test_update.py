@@ -25,8 +25,8 @@ from tests.support.commands import do, run
 from tests.support.ctc import make_ctc, save_ctc
 from tests.support.encoders import tiny_embedder
 from tests.support.engine import Engine, Result, greedy, random_prompt
+from tests.support.fallback_composites import make_fallback, save_fallback
 from tests.support.models import make_model, save_model
-from tests.support.other_composites import make_other, save_other
 from tests.support.sleep import ALL, AWAKE, answer, sleep
 from tests.support.streaming_models import make_streaming_model, save_streaming_model
 from tests.support.transducer_models import make_transducer, save_transducer
@@ -182,7 +182,7 @@ def test_transcriptions_are_those_of_a_new_engine(tmp_path: Path, quantization: 
             pytest.param(lambda folder, case=case: save_seeing(make_composite(case), case, folder), id=case)
             for case in ("llava", "qwen2_5_vl", "paligemma")
         ),
-        pytest.param(lambda folder: save_other(make_other("aya_vision"), "aya_vision", folder), id="no family"),
+        pytest.param(lambda folder: save_fallback(make_fallback("aya_vision"), "aya_vision", folder), id="no family"),
         pytest.param(lambda folder: save_streaming_model(make_streaming_model(), folder), id="delayed streams"),
         pytest.param(lambda folder: save_transducer(make_transducer(), folder), id="transducer"),
         pytest.param(lambda folder: save_ctc(make_ctc("wav2vec2"), folder), id="ctc"),
