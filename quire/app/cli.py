@@ -16,6 +16,8 @@ from quire.config.environment import misspelt
 # Modules are imported when their command runs: `quire chat` does not need torch.
 _MODULES = {
     "serve": "quire.app.serve",
+    "config": "quire.app.show_config",
+    "collect-env": "quire.app.collect_env",
     "chat": "quire.app.chat",
     "listen": "quire.app.listen",
     "embed": "quire.app.embed.command",

@@ -25,6 +25,7 @@ from quire.api.responses.routes import NOT_STORED
 from quire.api.responses.service import ResponseService
 from quire.api.speech_to_text import routes as speech
 from quire.app import page
+from quire.app.access_log import AccessLog
 from quire.app.middleware import (
     Middleware,
     apply_middleware,
@@ -35,19 +36,27 @@ from quire.app.middleware import (
     probes,
     refusal_while_draining,
     request_tracking,
+    timing_allowance,
 )
-from quire.config.options import ServerOptions
+from quire.app.server_timing import HEADER as SERVER_TIMING
+from quire.config.options import LogOptions, ServerOptions
 from quire.metrics.prometheus import CONTENT_TYPE, Metrics
 from quire.protocol.fields import HEADER as IGNORED_FIELDS
 from quire.realtime import routes as realtime
 from quire.realtime.sessions import Sessions
 from quire.serving.models import ServerState
 
-_EXPOSED = (REQUEST_ID, IGNORED_FIELDS, NOT_STORED, "retry-after")  # headers that scripts of other origins may read
+# headers that scripts of other origins may read
+_EXPOSED = (REQUEST_ID, IGNORED_FIELDS, NOT_STORED, "retry-after", SERVER_TIMING)
 
 
 def create_app(
-    state: ServerState, metrics: Metrics, service: ResponseService, sessions: Sessions, server: ServerOptions
+    state: ServerState,
+    metrics: Metrics,
+    service: ResponseService,
+    sessions: Sessions,
+    server: ServerOptions,
+    logs: LogOptions,
 ) -> ASGIApp:
     """The app with all routes and middleware."""
     app = _Documented(title="Quire", version=__version__)
@@ -67,11 +76,11 @@ def create_app(
         """Metrics in Prometheus' text format."""
         return Response(metrics.render(), media_type=CONTENT_TYPE)
 
-    layers: list[Middleware] = [request_tracking(state, metrics)]
+    layers: list[Middleware] = [request_tracking(state, metrics, AccessLog(logs))]
     if (check := host_check(server)) is not None:
         layers.append(check)
     if server.allowed_origins:
-        layers.append(_cors(server.allowed_origins))
+        layers += [_cors(server.allowed_origins), timing_allowance(server.allowed_origins)]
     layers += [orca_header(state), refusal_while_draining(state)]
     if server.api_key:
         layers.append(authentication(api_keys(server.api_key), sessions.secrets.is_valid))

@@ -21,14 +21,15 @@ from quire.app.exits import end_process
 from quire.app.factory import create_app
 from quire.app.models import ModelSource
 from quire.app.server import Server
+from quire.app.stats_log import StatsLog
 from quire.app.supervision import supervise
 from quire.app.tls import Tls
 from quire.config.commands import Serve
 from quire.config.options import (
     AudioOptions,
-    ConnectionOptions,
     EngineOptions,
     LimitOptions,
+    LogOptions,
     MediaOptions,
     RealtimeOptions,
     ServerOptions,
@@ -107,6 +108,7 @@ async def _serve_models(
         model_metrics = ModelMetrics(metrics, model.names[0], index)
         model_metrics.describe_cache(model.info, EngineOptions.of(settings))
         model.client.observers.add(model_metrics)
+    stats_logs = [StatsLog(model.names[0], model.client) for model in models] if settings.log_stats else []
     options = ServerOptions.of(settings)
     tool_servers = ToolServers(
         urls_by_label(settings.tool_server),
@@ -118,23 +120,15 @@ async def _serve_models(
     sessions = Sessions(
         state, RealtimeOptions.of(settings), options, metrics, transcriber_factory(), settings.max_client_share
     )
-    app = create_app(state, metrics, responses, sessions, options)
+    app = create_app(state, metrics, responses, sessions, options, LogOptions.of(settings))
     tls = None if settings.ssl_certfile is None else Tls(TlsOptions.of(settings))
-    server = Server(
-        app,
-        state,
-        responses,
-        options,
-        ConnectionOptions.of(settings),
-        sessions,
-        int(settings.max_realtime_event_size),
-        tls,
-    )
+    server = Server(app, state, responses, settings, sessions, tls)
     gc.freeze()  # a full collection would search all modules, for 150 ms in which the event loop waits
     watching = [
         asyncio.create_task(supervise(engine, settings.on_engine_death, state, server.stop_failed))
         for engine in engines
     ]
+    watching += [asyncio.create_task(log.write_regularly(settings.log_stats_interval)) for log in stats_logs]
     if tls is not None and settings.enable_ssl_refresh:
         watching.append(asyncio.create_task(tls.refresh_regularly()))
     watching.append(asyncio.create_task(state.malloc_trimmer.trim_regularly(lambda: state.in_flight == 0)))
@@ -160,6 +154,7 @@ def _state(settings: Serve, models: Sequence[ServedModel], media_memory: MediaMe
         trust_request_chat_template=settings.trust_request_chat_template,
         tokenizer_info=settings.enable_tokenizer_info_endpoint,
         include_usage=settings.enable_force_include_usage,
+        include_metrics=settings.enable_per_request_metrics,
         tokens_as_ids=settings.return_tokens_as_token_ids,
         stall_timeout=settings.stall_timeout,
         sse_keep_alive_interval=settings.sse_keep_alive_interval,

@@ -17,6 +17,7 @@ from quire.config.options import (
     ConnectionOptions,
     EngineOptions,
     LimitOptions,
+    LogOptions,
     MediaOptions,
     ModelOptions,
     ParallelOptions,
@@ -47,6 +48,7 @@ class Serve(
     LimitOptions,
     ConnectionOptions,
     TlsOptions,
+    LogOptions,
     ServerOptions,
 ):
     """Serve models with an OpenAI-compatible HTTP API."""
@@ -80,6 +82,30 @@ class Serve(
         notes, warnings = super().notes_on_environment()
         obeyed, ineffective = notes_on_variables(self, os.environ)
         return [*notes, *obeyed], [*warnings, *ineffective]
+
+
+class Config(Serve):
+    """Print what `quire serve` would do with these flags, the variables and the file, and what a model makes of it."""
+
+    name = "config"
+    table = "serve"
+
+    format: Literal["text", "toml", "json"] = Field(
+        "text", description="toml: a file for --config; json: also where each value comes from"
+    )
+
+    @classmethod
+    def own_fields(cls) -> frozenset[str]:
+        """Return the settings that `quire serve` does not have."""
+        return frozenset(cls.model_fields.keys() - Serve.model_fields.keys())
+
+
+class CollectEnv(Command):
+    """Print the versions, the hardware and the variables that a report of a problem needs, without secrets."""
+
+    name = "collect-env"
+
+    format: Literal["text", "json"] = Field("text", description="format of the output")
 
 
 class Chat(Command):
@@ -232,4 +258,14 @@ class BenchStartup(Command):
     result: Path | None = Field(None, description="JSON file to write the results to")
 
 
-COMMANDS: tuple[type[Command], ...] = (Serve, Chat, Listen, Embed, BenchServe, BenchPooling, BenchStartup)
+COMMANDS: tuple[type[Command], ...] = (
+    Serve,
+    Config,
+    CollectEnv,
+    Chat,
+    Listen,
+    Embed,
+    BenchServe,
+    BenchPooling,
+    BenchStartup,
+)

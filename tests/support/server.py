@@ -19,6 +19,7 @@ from starlette.types import ASGIApp
 from quire.api.mcp.servers import ToolServers
 from quire.api.responses.service import ResponseService
 from quire.api.responses.store import ResponseStore
+from quire.app.access_log import AccessLog
 from quire.app.connections import Connections
 from quire.app.factory import create_app
 from quire.app.server import protocol_of
@@ -26,6 +27,7 @@ from quire.app.sockets import accept_connections
 from quire.app.tls import Tls
 from quire.app.websocket import BoundedWebSocket
 from quire.config.commands import Serve
+from quire.config.options import LogOptions
 from quire.config.types import urls_by_label
 from quire.engine.client.launch import CoreEntry, CoreHandle
 from quire.metrics.prometheus import Metrics, ModelMetrics
@@ -134,6 +136,7 @@ async def running_server(
             trust_request_chat_template=options.trust_request_chat_template,
             tokenizer_info=options.enable_tokenizer_info_endpoint,
             include_usage=options.enable_force_include_usage,
+            include_metrics=options.enable_per_request_metrics,
             tokens_as_ids=options.return_tokens_as_token_ids,
             stall_timeout=options.stall_timeout,
             sse_keep_alive_interval=options.sse_keep_alive_interval,
@@ -159,11 +162,17 @@ async def running_server(
         await stack.enter_async_context(aclosing(tool_servers))
         transcriber_of = transcriber_factory() if speech is None else lambda _: speech
         sessions = Sessions(state, options, options, metrics, transcriber_of, options.max_client_share)
-        app = create_app(state, metrics, ResponseService(state, store, tool_servers), sessions, options)
+        app = create_app(state, metrics, ResponseService(state, store, tool_servers), sessions, options, options)
         connections = Connections(options)
         event_size = int(options.max_realtime_event_size)
         url = await stack.enter_async_context(
-            listening(app, connections=connections, event_size=event_size, root_path=options.root_path)
+            listening(
+                app,
+                connections=connections,
+                event_size=event_size,
+                root_path=options.root_path,
+                access_log=AccessLog(options),
+            )
         )
         # Without `verify` it reads no certificates, which takes longer than most requests; the server has none.
         http = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=PATIENCE, verify=False))  # noqa: S501
@@ -178,11 +187,13 @@ async def listening(
     event_size: int = 1 << 20,
     root_path: str = "",
     tls: Tls | None = None,
+    access_log: AccessLog | None = None,
 ) -> AsyncIterator[str]:
     """Uvicorn around an app, on a free port if none is given, with the bounds of `connections`."""
+    access_log = access_log or AccessLog(LogOptions(access_log=False))
     config = uvicorn.Config(
         app,
-        http="httptools" if connections is None else protocol_of(connections, tls),  # type: ignore[arg-type]
+        http="httptools" if connections is None else protocol_of(connections, tls, access_log),  # type: ignore[arg-type]
         lifespan="off",
         log_level="error",
         timeout_graceful_shutdown=1,

@@ -12,9 +12,11 @@ from starlette.types import Scope
 
 from quire import __version__
 from quire.engine.client.origin import Origin, set_current_origin
+from quire.engine.client.timeline import Timeline
 
 REQUEST_ID = "x-request-id"
 ARRIVED = "arrived"  # key of a request's state: monotonic seconds when its head had been read
+_TIMELINE = "timeline"  # key of a request's state: where its time went
 _TRACE_PARENT = b"traceparent"
 _HEADER = REQUEST_ID.encode()
 _UNSAFE = re.compile(r"[^\w.:-]")
@@ -33,13 +35,17 @@ def request_id_of(headers: Iterable[tuple[bytes, bytes]]) -> str:
 
 
 def set_origin(scope: Scope) -> None:
-    """Set the origin of the current task's requests to the engine from the HTTP request or handshake."""
+    """Set the origin of the current task's requests to the engine from the HTTP request or handshake.
+
+    It may be set again when more is known of the request, whose timeline stays the same.
+    """
     state = scope.get("state", {})  # Quire's own server has put the id and the time into it
+    timeline = state.setdefault(_TIMELINE, Timeline())
     parent = next((value for name, value in scope["headers"] if name == _TRACE_PARENT), None)
     if parent is not None and len(parent) > _MAX_LENGTH:
         parent = None
     traceparent = None if parent is None else parent.decode("latin-1")
-    set_current_origin(Origin(state.get("request_id", ""), traceparent, state.get(ARRIVED, 0.0)))
+    set_current_origin(Origin(state.get("request_id", ""), traceparent, state.get(ARRIVED, 0.0), timeline=timeline))
 
 
 def clean_request_id(request_id: str) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from quire.engine.client.timeline import Timeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,11 +16,13 @@ class Origin:
         request_id: id of the HTTP request, which its response has as well; empty outside of requests.
         traceparent: the header of this name (W3C Trace Context) as the client has sent it; None if there is none.
         arrived: monotonic seconds when its head had been read; 0 outside of requests.
+        timeline: where its time went, so far.
     """
 
     request_id: str = ""
     traceparent: str | None = None
     arrived: float = 0.0
+    timeline: Timeline = field(default_factory=Timeline, compare=False, repr=False)
 
 
 _NOWHERE = Origin()
