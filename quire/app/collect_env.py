@@ -47,6 +47,7 @@ _VARIABLES = (
     *("CUDA_", "NVIDIA_", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "OTEL_", "MALLOC_", "LD_", "PYTHON", "XDG_"),
 )
 _MORE_VARIABLES = frozenset({"HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY", "LANG", "LC_ALL", "TMPDIR"})
+_UNLIMITED = 1 << 60  # bytes; version 1 writes no limit as a number
 _GPU_FIELDS = "name,driver_version,memory.total,memory.used,compute_cap"
 _GPU_SECONDS = 10.0
 
@@ -184,7 +185,7 @@ def _read(path: Path) -> str:
 
 
 def _gib(count: int) -> str:
-    return f"{count / 2**30:.1f} GiB"
+    return "unlimited" if count >= _UNLIMITED else f"{count / 2**30:.1f} GiB"
 
 
 def _lines(report: Mapping[str, Section]) -> Iterator[str]:

@@ -79,7 +79,6 @@ class Server(uvicorn.Server):
                 lifespan="off",
                 log_config=None,
                 access_log=False,
-                log_level=settings.log_level,
                 server_header=False,
                 root_path=settings.root_path,
             )
@@ -183,13 +182,12 @@ def _choices(model: ServedModel, settings: Serve) -> dict[str, str]:
     info = model.info
     choices = {
         "architecture": f"{info.architecture} (by {info.implementation})",
-        "device": f"{info.device}{_why(settings, 'device')}",
-        "kernels": info.kernels,
+        "device": f"{info.device}{_why(settings, 'device')} with {info.kernels}",
         "dtype": f"{info.dtype}{_why(settings, 'dtype')}",
         "weights": " ".join(filter(None, (_size(info.weight_bytes), info.weight_format))),
-        "attention": info.attention_backend,
+        "attention": "Quire's own" if info.attention_backend == "auto" else info.attention_backend,
         "context": f"{info.max_model_len}{_why(settings, 'max_model_len')}",
-        "processes": _processes(settings),
+        "engine": _processes(settings),
     }
     if info.cache_bytes:
         choices["kv_cache"] = (
@@ -208,7 +206,7 @@ def _why(settings: Serve, field: str) -> str:
 
 def _processes(settings: Serve) -> str:
     ranks = settings.tensor_parallel_size * settings.pipeline_parallel_size
-    engine = "engine in a process" if settings.engine_process else "engine in a thread"
+    engine = "in a process" if settings.engine_process else "in a thread"
     return engine if ranks == 1 else f"{engine}, {ranks} ranks"
 
 

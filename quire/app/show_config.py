@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quire.app.models import BUNDLED, find_folder
+from quire.config.command import ConfigError
 from quire.config.commands import Config
 from quire.config.options import ModelOptions
 from quire.config.resolved import as_json, as_text, as_toml, resolved_settings
@@ -42,7 +43,7 @@ def run(settings: Config) -> int:
 def _models(settings: Config) -> dict[str, Mapping[str, Any]]:
     """What the settings make of each model that is named, by its name."""
     folders = {model: _local_folder(model, settings.revision) for model in settings.model}
-    local = [folder for folder in folders.values() if folder is not None]
+    local = [folder for folder in folders.values() if isinstance(folder, Path)]
     pooling = PoolingOptions(settings.task, settings.convert, settings.pooler_config)
     readings = iter(
         start_reading_configs(
@@ -56,24 +57,25 @@ def _models(settings: Config) -> dict[str, Mapping[str, Any]]:
         else ()
     )
     return {
-        model: {"problem": "it is not on this machine yet"}
-        if folder is None
-        else _facts(folder, next(readings), settings)
+        model: _facts(folder, next(readings), settings) if isinstance(folder, Path) else {"problem": folder}
         for model, folder in folders.items()
     }
 
 
-def _local_folder(model: str, revision: str | None) -> Path | None:
-    """The directory of a model; None if it would have to be downloaded."""
-    if model in BUNDLED or Path(model).exists():
-        return find_folder(model, revision)
+def _local_folder(model: str, revision: str | None) -> Path | str:
+    """The directory of a model, or why there is none."""
+    if model in BUNDLED or os.path.exists(model):  # a name may be no path at all
+        try:
+            return find_folder(model, revision)
+        except ConfigError as error:
+            return str(error)
     from huggingface_hub import snapshot_download  # noqa: PLC0415 slow, not needed for directories
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError  # noqa: PLC0415
 
     try:
         return Path(snapshot_download(model, revision=revision, local_files_only=True))
     except (HFValidationError, LocalEntryNotFoundError):
-        return None
+        return "it is not on this machine yet"
 
 
 def _facts(folder: Path, reading: Connection, settings: Config) -> dict[str, Any]:
@@ -116,7 +118,7 @@ def _weights(folder: Path, config: ModelConfig, options: ModelOptions, device: D
     method = None if config.quantization is None else config.quantization["quant_method"]
     return {
         "dtype": str(dtype).removeprefix("torch."),
-        "quantization": method if options.quantization == "none" else options.quantization,
+        "quantization": (method or "none") if options.quantization == "none" else options.quantization,
         **stored,
     }
 

@@ -118,7 +118,6 @@ def build_core(
     _check_sleep(config)
     device = device or find_device(config.model.device)
     config = with_attention_backend(config, device)
-    logger.info("%s", device.description)
     if config.parallel.tensor_parallel_size * config.parallel.pipeline_parallel_size == 1:
         return _build_core(config, channel, device, None)
     ranks = Ranks(config, device, launch)

@@ -137,7 +137,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
         step_bytes: memory of a GPU for intermediate results of the largest step, which is not held between steps; 0
             where it was not measured.
         kind: what the model does.
-        kernels: what computes it, such as the instruction set of the kernels.
+        kernels: with which kernels it is computed, such as their instruction set.
         attention_backend: kernels of attention over the KV cache; empty without a cache.
         weight_format: how its weights are quantized, and who said so; empty if they are not.
         cache_dtype: data type of the KV cache; empty without one.
