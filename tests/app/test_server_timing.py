@@ -51,10 +51,10 @@ def test_sequences_count_from_the_earliest_start_to_the_latest_end() -> None:
 @pytest.mark.parametrize(
     ("path", "body"),
     [
-        ("/v1/completions", {"prompt": ["ab", "cd"], "n": 2}),
+        pytest.param("/v1/completions", {"prompt": ["ab", "cd"], "n": 2}, marks=pytest.mark.slow),
         ("/v1/chat/completions", {"messages": MESSAGES}),
         ("/v1/responses", {"input": "Once"}),
-        ("/v1/messages", {"messages": MESSAGES, "max_tokens": 5}),
+        pytest.param("/v1/messages", {"messages": MESSAGES, "max_tokens": 5}, marks=pytest.mark.slow),
     ],
 )
 async def test_the_phases_of_an_answer_are_all_of_its_time(path: str, body: dict[str, Any], tmp_path: Path) -> None:
