@@ -17,6 +17,8 @@ from quire.config.environment import misspelt
 _MODULES = {
     "serve": "quire.app.serve",
     "key": "quire.app.key",
+    "config": "quire.app.show_config",
+    "collect-env": "quire.app.collect_env",
     "chat": "quire.app.chat",
     "listen": "quire.app.listen",
     "embed": "quire.app.embed.command",

@@ -13,11 +13,12 @@ from multiprocessing.connection import Connection
 from quire.app.logs import flush_logs, start_logging
 from quire.app.models import ModelSource
 from quire.config.commands import Serve
-from quire.config.options import ChatOptions, EngineOptions, ModelOptions, ParallelOptions
+from quire.config.options import ChatOptions, EngineOptions, LogOptions, ModelOptions, ParallelOptions
 from quire.engine.build.core_config import CoreConfig, with_room_for_pictures
 from quire.engine.build.engine import serve_core
 from quire.engine.client.engine_client import EngineClient
 from quire.engine.client.launch import CoreEntry, CoreHandle, ProcessCore, ThreadCore
+from quire.engine.client.request_log import RequestLog
 from quire.engine.client.step_observer import StepObserver
 from quire.engine.client.transport import ClientChannel, flush_messages
 from quire.engine.execution.devices.select import uses_gpu
@@ -109,9 +110,9 @@ def gpu_share(sources: Sequence[ModelSource], configs: Sequence[ModelConfig], st
     return MemoryShare(0, max(1, with_cache), sum(map(weight_bytes, sources[1:])), steps)
 
 
-def serve_core_in_process(config: CoreConfig, log_level: str, traces: TraceSettings | None, address: str) -> None:
+def serve_core_in_process(config: CoreConfig, logs: LogOptions, traces: TraceSettings | None, address: str) -> None:
     """Body of a core's process. `traces`: where its steps are exported to; None: they are not traced."""
-    start_logging(log_level)
+    start_logging(logs.log_level, logs.log_format)
     if traces is None:
         serve_core(config, address)
     else:
@@ -151,7 +152,9 @@ class RunningEngine:
             engine=options,
             parallel=ParallelOptions.of(settings),
             memory_share=memory_share,
-            start_process=partial(start_logging, "debug" if settings.log_level == "debug" else "error"),
+            start_process=partial(
+                start_logging, "debug" if settings.log_level == "debug" else "error", settings.log_format
+            ),
         )
         self._handle = self._new_handle()
         self.client = EngineClient(
@@ -160,6 +163,10 @@ class RunningEngine:
             capacity=settings.max_num_seqs + settings.max_num_queued_seqs,
             share=settings.max_client_share,
         )
+        if settings.enable_log_requests:
+            self.client.request_log = RequestLog(
+                self._tokenizer.backend, settings.max_log_len, has_outputs=settings.enable_log_outputs
+            )
         self._start()
         self._model: ServedModel | None = None
 
@@ -237,8 +244,8 @@ class RunningEngine:
     def _start(self) -> None:
         traces = self._traces
         if self._settings.engine_process:
-            level, exported = self._settings.log_level, None if traces is None else traces.settings
-            body: CoreEntry = partial(serve_core_in_process, self._config, level, exported)
+            logs, exported = LogOptions.of(self._settings), None if traces is None else traces.settings
+            body: CoreEntry = partial(serve_core_in_process, self._config, logs, exported)
         else:
             body = partial(serve_core, self._config, observer=None if traces is None else traces.new_observer())
         self._handle.start(body, self.client.fail)

@@ -26,6 +26,7 @@ from quire.api.responses.routes import NOT_STORED
 from quire.api.responses.service import ResponseService
 from quire.api.speech_to_text import routes as speech
 from quire.app import page
+from quire.app.access_log import AccessLog
 from quire.app.doors import doors
 from quire.app.middleware import (
     Middleware,
@@ -36,10 +37,12 @@ from quire.app.middleware import (
     probes,
     refusal_while_draining,
     request_tracking,
+    timing_allowance,
 )
 from quire.app.rate_limits import rate_limits
 from quire.app.request_traces import request_traces
-from quire.config.options import ServerOptions
+from quire.app.server_timing import HEADER as SERVER_TIMING
+from quire.config.options import LogOptions, ServerOptions
 from quire.metrics.exposition import Exposition
 from quire.metrics.prometheus import Metrics
 from quire.protocol.fields import HEADER as IGNORED_FIELDS
@@ -48,7 +51,8 @@ from quire.realtime.sessions import Sessions
 from quire.serving.models import ServerState
 from quire.tracing.tracing import Tracing
 
-_EXPOSED = (REQUEST_ID, IGNORED_FIELDS, NOT_STORED, "retry-after")  # headers that scripts of other origins may read
+# headers that scripts of other origins may read
+_EXPOSED = (REQUEST_ID, IGNORED_FIELDS, NOT_STORED, "retry-after", SERVER_TIMING)
 
 
 def create_app(
@@ -58,16 +62,17 @@ def create_app(
     sessions: Sessions,
     server: ServerOptions,
     keys: KeyRing,
+    logs: LogOptions,
     tracing: Tracing | None = None,
 ) -> ASGIApp:
     """The app with all routes and middleware. `tracing`: traces requests; None: they are not traced."""
-    layers: list[Middleware] = [request_tracking(state, metrics)]
+    layers: list[Middleware] = [request_tracking(state, metrics, AccessLog(logs))]
     if tracing is not None:
         layers.append(request_traces(tracing))
     if (check := host_check(server)) is not None:
         layers.append(check)
     if server.allowed_origins:
-        layers.append(_cors(server.allowed_origins))
+        layers += [_cors(server.allowed_origins), timing_allowance(server.allowed_origins)]
     layers += [orca_header(state), refusal_while_draining(state)]
     layers += [doors(keys, sessions.secrets, server), rate_limits(metrics)]
     layers += [body_limit(int(state.limits.max_body_size)), probes(state)]

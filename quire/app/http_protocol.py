@@ -27,6 +27,7 @@ from quire.api.http.request_head import (
     request_id_of,
 )
 from quire.api.http.tenant import tenant_of
+from quire.app.access_log import AccessLog
 from quire.app.arriving_bodies import ArrivingBody
 from quire.app.connections import Connections, UnreadResponse, reset
 from quire.app.middleware import PROBE_PATHS
@@ -57,9 +58,10 @@ class BoundedProtocol(HttpToolsProtocol):
     What uvicorn calls a cycle is a request and its response.
     """
 
-    def __init__(self, table: Connections, **uvicorn: Any) -> None:
+    def __init__(self, table: Connections, access_log: AccessLog, **uvicorn: Any) -> None:
         super().__init__(**uvicorn)
         self._table = table
+        self._access_log = access_log
         self._limits = table.options
         self._deadline = math.inf
         self._in_head = self._in_body = False
@@ -188,7 +190,7 @@ class BoundedProtocol(HttpToolsProtocol):
             app = self._in_turn(app, cycle)
         else:
             self._table.mark_reading(self)
-            app = app if is_probe else _refuse_for_now
+            app = app if is_probe else self._refuse_for_now
         if is_probe and not self._probed and not self.pipeline:
             self._probed = True
             self._run_at_once(cycle.run_asgi(app))
@@ -200,6 +202,16 @@ class BoundedProtocol(HttpToolsProtocol):
         if (task := run_eagerly(answering)) is not None:  # it waits until the client reads
             task.add_done_callback(self.tasks.discard)
             self.tasks.add(task)
+
+    async def _refuse_for_now(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Refuse a request, in place of the app, while as many requests as possible are being answered."""
+        error = Overloaded(
+            "The server is busy: it is answering as many requests as it may at once (--limit-concurrency).",
+            headers={"Retry-After": "1"},
+        )
+        await error.response(endpoint_path(scope))(scope, receive, send)
+        if self._access_log.includes(scope):
+            self._access_log.write(scope, error.status)
 
     def _in_turn(self, app: ASGIApp, cycle: RequestResponseCycle) -> ASGIApp:
         """The app, for a request that has a place. Thousands of requests may arrive together."""
@@ -345,10 +357,9 @@ class BoundedProtocol(HttpToolsProtocol):
                 return
             self._tell_running_app()
         response = error.response(self._endpoint())
-        if self.access_log:
-            host, port = self.client or ("", 0)
-            self.access_logger.info("%s:%d - %d %s", host, port, error.status, error)
-        self.transport.write(self._encoded(response))
+        request_id = self._request_id()
+        self._access_log.write_refusal(self.client, error, request_id)
+        self.transport.write(self._encoded(response, request_id))
         self._refused = True
         self._table.mark_idle(self)
         self._deadline = self._table.deadline(_SECONDS_TO_READ_A_REFUSAL)
@@ -362,9 +373,12 @@ class BoundedProtocol(HttpToolsProtocol):
             self._running.disconnected = True
             self._running.message_event.set()
 
-    def _encoded(self, response: Response) -> bytes:
+    def _request_id(self) -> str:
+        """The id of a request whose head may be incomplete."""
         of_this_request = self._in_head or self._in_body or self._upgrades
-        request_id = request_id_of(self.headers) if of_this_request else new_request_id()
+        return request_id_of(self.headers) if of_this_request else new_request_id()
+
+    def _encoded(self, response: Response, request_id: str) -> bytes:
         headers = [
             *self.server_state.default_headers,
             *response.raw_headers,
@@ -380,12 +394,3 @@ def _refusal_of(error: httptools.HttpParserError) -> ApiError:
     if isinstance(cause, ApiError):
         return cause
     return InvalidRequest(f"Invalid HTTP request: {error if cause is None else 'invalid URL'}")
-
-
-async def _refuse_for_now(scope: Scope, receive: Receive, send: Send) -> None:
-    """Refuse a request, in place of the app, while as many requests as possible are being answered."""
-    error = Overloaded(
-        "The server is busy: it is answering as many requests as it may at once (--limit-concurrency).",
-        headers={"Retry-After": "1"},
-    )
-    await error.response(endpoint_path(scope))(scope, receive, send)

@@ -26,15 +26,16 @@ from quire.app.models import ModelSource
 from quire.app.rate_limits import TokenCounter
 from quire.app.reload import WatchedFiles
 from quire.app.server import Server
+from quire.app.stats_log import StatsLog
 from quire.app.supervision import supervise
 from quire.app.tls import Tls, TlsError
 from quire.config.commands import Serve
 from quire.config.key_file import KeyFileError
 from quire.config.options import (
     AudioOptions,
-    ConnectionOptions,
     EngineOptions,
     LimitOptions,
+    LogOptions,
     MediaOptions,
     MetricsOptions,
     RealtimeOptions,
@@ -139,6 +140,7 @@ async def _serve_models(
     if traces is not None:
         tracing = traces.tracing
         traces.export.count_drops(metrics.trace_spans_dropped.inc)
+    stats_logs = [StatsLog(model.names[0], model.client) for model in models] if settings.log_stats else []
     tool_servers = ToolServers(
         urls_by_label(settings.tool_server),
         settings.tool_timeout,
@@ -155,25 +157,16 @@ async def _serve_models(
         settings.max_client_share,
         utterance_trace=nullcontext if tracing is None else tracing.utterance,
     )
-    app = create_app(state, metrics, responses, sessions, options, keys, tracing)
+    app = create_app(state, metrics, responses, sessions, options, keys, LogOptions.of(settings), tracing)
     tls = None if settings.ssl_certfile is None else Tls(TlsOptions.of(settings))
     watched = list(_watched_files(settings, tls, keys))
-    server = Server(
-        app,
-        state,
-        responses,
-        options,
-        ConnectionOptions.of(settings),
-        sessions,
-        int(settings.max_realtime_event_size),
-        tls,
-        [files.reload for files, _ in watched],
-    )
+    server = Server(app, state, responses, settings, sessions, tls, [files.reload for files, _ in watched])
     gc.freeze()  # a full collection would search all modules, for 150 ms in which the event loop waits
     watching = [
         asyncio.create_task(supervise(engine, settings.on_engine_death, state, server.stop_failed))
         for engine in engines
     ]
+    watching += [asyncio.create_task(log.write_regularly(settings.log_stats_interval)) for log in stats_logs]
     watching += [asyncio.create_task(files.watch()) for files, regularly in watched if regularly]
     watching.append(asyncio.create_task(state.malloc_trimmer.trim_regularly(lambda: state.in_flight == 0)))
     try:
@@ -207,6 +200,7 @@ def _state(settings: Serve, models: Sequence[ServedModel], media_memory: MediaMe
         trust_request_chat_template=settings.trust_request_chat_template,
         tokenizer_info=settings.enable_tokenizer_info_endpoint,
         include_usage=settings.enable_force_include_usage,
+        include_metrics=settings.enable_per_request_metrics,
         tokens_as_ids=settings.return_tokens_as_token_ids,
         stall_timeout=settings.stall_timeout,
         sse_keep_alive_interval=settings.sse_keep_alive_interval,

@@ -1,23 +1,88 @@
-"""Logging that never blocks: a thread writes the messages to standard error."""
+"""Logging that never blocks: a thread writes the messages to standard error, as text or as JSON."""
 
 from __future__ import annotations
 
+import copy
+import json
 import logging
 import os
 import queue
+import re
 import select
 import sys
 import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime
 from logging.handlers import QueueHandler
+from typing import Any
 
-_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+from typing_extensions import override
+
+from quire.config.types import LogFormat
+from quire.engine.client.origin import Origin, current_origin
+from quire.engine.client.trace_context import TraceContext
+
 _QUIET = ("httpx", "httpx2", "uvicorn.error")  # loggers whose `info` is not worth a line
 # Of the client of MCP servers: it raises what it logs, and a server could fill the log.
 _SILENT = ("mcp", "client")
 _MAX_WAITING = 10_000  # messages; about 2 MB
 _FLUSH_SECONDS = 0.5
+_OWN_EXCEPTION = "    "  # before each line of an exception, so that none looks like a message of its own
+# Line breaks and commands to terminals that a client may have sent, and what changes the direction of text.
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
 Entry = logging.LogRecord | threading.Event  # an event is set once everything before it has been written
+
+
+class TextLines(logging.Formatter):
+    """Format a message as a line of text, and its exception as indented lines. Control characters are escaped."""
+
+    @override
+    def format(self, record: logging.LogRecord) -> str:
+        about = ", ".join(f"{name.removesuffix('_id')} {value}" for name, value in _about(record))
+        line = f"{self.formatTime(record)} {record.levelname} {record.name}: {_escaped(record.getMessage().rstrip())}"
+        line = f"{line} [{about}]" if about else line
+        exception = (record.exc_text or "").splitlines()
+        return "\n".join([line, *(_OWN_EXCEPTION + _escaped(part) for part in exception)])
+
+
+class JsonLines(logging.Formatter):
+    """Format a message as a JSON object in one line, with the fields of the message, if it has some."""
+
+    @override
+    def format(self, record: logging.LogRecord) -> str:
+        entry: dict[str, Any] = {
+            "timestamp": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **dict(_about(record)),
+            **getattr(record, "fields", {}),
+        }
+        if record.exc_text:
+            entry["exception"] = record.exc_text
+        line = json.dumps(entry, ensure_ascii=False)  # which escapes only what JSON does not allow
+        return _CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", line)
+
+
+_FORMATTERS: dict[LogFormat, type[logging.Formatter]] = {"text": TextLines, "json": JsonLines}
+
+
+def _about(record: logging.LogRecord) -> Iterator[tuple[str, str]]:
+    """The ids of what a message is about."""
+    for name in ("request_id", "trace_id", "span_id"):
+        if value := getattr(record, name, ""):
+            yield name, value
+
+
+def _escaped(text: str) -> str:
+    return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
+
+def _trace_of(origin: Origin) -> tuple[str, str]:
+    """The ids of the trace and of the span of a request, here or only at its client; empty without them."""
+    trace = origin.trace or TraceContext.parse(origin.traceparent or "")
+    return ("", "") if trace is None else (trace.trace_id, trace.span_id)
 
 
 class BackgroundHandler(QueueHandler):
@@ -27,16 +92,31 @@ class BackgroundHandler(QueueHandler):
     further ones are dropped, and their number is logged with the next line.
     """
 
-    def __init__(self, descriptor: int, limit: int = _MAX_WAITING) -> None:
+    def __init__(self, descriptor: int, log_format: LogFormat = "text", limit: int = _MAX_WAITING) -> None:
         # A queue.Queue has a lock, which a signal handler that logs could wait for in vain.
         self._waiting: queue.SimpleQueue[Entry] = queue.SimpleQueue()
         super().__init__(self._waiting)
         self._descriptor = descriptor
         self._limit = limit
-        self._lines = logging.Formatter(_FORMAT)
+        self._lines = _FORMATTERS[log_format]()
         self.dropped = 0
         threading.Thread(target=self._write_all, name="quire-log", daemon=True).start()
 
+    @override
+    def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
+        """A message without the objects of its caller, and with the ids of the request in whose task it was logged."""
+        message = copy.copy(record)
+        message.msg, message.args = record.getMessage(), None
+        if record.exc_info:
+            message.exc_text = self._lines.formatException(record.exc_info)
+        message.exc_info = None
+        origin = current_origin()
+        if not hasattr(record, "request_id"):
+            message.request_id = origin.request_id
+        message.trace_id, message.span_id = _trace_of(origin)
+        return message
+
+    @override
     def enqueue(self, record: logging.LogRecord) -> None:
         """Pass a message on, or drop it."""
         if self._waiting.qsize() >= self._limit:
@@ -57,11 +137,11 @@ class BackgroundHandler(QueueHandler):
             if isinstance(entry, threading.Event):
                 entry.set()
                 continue
-            line = self._lines.format(entry)
+            lines = [self._lines.format(entry)]
             dropped = self.dropped
             if dropped > reported:
-                line = f"{line}\n({dropped - reported} log messages were dropped, as they could not be written)"
-            if self._write(f"{line}\n".encode(errors="backslashreplace")):
+                lines.append(self._lines.format(_dropped(dropped - reported)))
+            if self._write("".join(f"{line}\n" for line in lines).encode(errors="backslashreplace")):
                 reported = dropped
             else:
                 self.dropped += 1
@@ -78,12 +158,19 @@ class BackgroundHandler(QueueHandler):
         return True
 
 
-def start_logging(level: str) -> None:
+def _dropped(count: int) -> logging.LogRecord:
+    text = "%d log messages were dropped, as they could not be written"
+    return logging.LogRecord("quire", logging.WARNING, __file__, 0, text, (count,), None)
+
+
+def start_logging(level: str, log_format: LogFormat = "text") -> None:
     """Write messages of `level` and above to standard error, unless that is closed."""
     root = logging.getLogger()
     root.setLevel(level.upper())
     if not any(isinstance(handler, BackgroundHandler) for handler in root.handlers):
-        root.addHandler(logging.NullHandler() if sys.stderr is None else BackgroundHandler(sys.stderr.fileno()))
+        root.addHandler(
+            logging.NullHandler() if sys.stderr is None else BackgroundHandler(sys.stderr.fileno(), log_format)
+        )
     for name in _QUIET:
         logging.getLogger(name).setLevel(logging.WARNING)
     for name in _SILENT:

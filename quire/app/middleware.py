@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from http import HTTPStatus
 from ipaddress import ip_address
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -12,8 +14,11 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.api.health import probe_response
-from quire.api.http.request_head import endpoint_path
+from quire.api.http.request_head import endpoint_path, set_origin
 from quire.api.http.sse import RAW_SEND
+from quire.app.access_log import AccessLog
+from quire.app.server_timing import HEADER as SERVER_TIMING
+from quire.app.server_timing import server_timing
 from quire.config.options import ServerOptions
 from quire.engine.client.origin import current_origin
 from quire.engine.client.protocol import StepStats
@@ -27,6 +32,7 @@ _PROBES = frozenset({("POST", "/ping"), *((method, path) for method in ("GET", "
 _OWN_NAMES = ("localhost", "*.localhost", "*.internal")  # reserved names that cannot be registered
 _FORMAT = "endpoint-load-metrics-format"  # header of requests
 _LOAD = "endpoint-load-metrics"  # header of responses
+_TIMING_ALLOWANCE = "timing-allow-origin"
 UNTRACKED_PATHS = PROBE_PATHS | {"/metrics", "/load", "/version"}
 Middleware = Callable[[ASGIApp], ASGIApp]
 
@@ -38,34 +44,99 @@ def apply_middleware(app: ASGIApp, layers: Sequence[Middleware]) -> ASGIApp:
     return app
 
 
-def request_tracking(state: ServerState, metrics: Metrics) -> Middleware:
-    """Record the count and duration of requests."""
+def request_tracking(state: ServerState, metrics: Metrics, access_log: AccessLog) -> Middleware:
+    """Record the count and duration of requests, and say in each answer where its time went."""
 
     def layer(app: ASGIApp) -> ASGIApp:
         async def handle(scope: Scope, receive: Receive, send: Send) -> None:
-            if scope["type"] != "http" or endpoint_path(scope) in UNTRACKED_PATHS:
+            if scope["type"] == "lifespan":
                 await app(scope, receive, send)
                 return
-            status = 499  # if the client disconnects before the response
+            is_logged = access_log.includes(scope)
+            is_counted = scope["type"] == "http" and endpoint_path(scope) not in UNTRACKED_PATHS
+            if not is_logged and not is_counted:
+                await app(scope, receive, send)
+                return
+            answer = _Answer(send, with_timing=is_counted)
+            try:
+                with _counted(scope, send, answer) if is_counted else nullcontext():
+                    await app(scope, receive, answer.send)
+            finally:
+                if is_logged:
+                    access_log.write(scope, answer.status, is_complete=answer.is_complete)
 
-            async def with_status(message: Message) -> None:
-                nonlocal status
-                if message["type"] == "http.response.start":
-                    status = message["status"]
-                await send(message)
-
+        @contextmanager
+        def _counted(scope: Scope, send: Send, answer: _Answer) -> Iterator[None]:
+            """A context in which a request is answered."""
+            set_origin(scope)
             scope[RAW_SEND] = send
             started = time.monotonic()
             state.in_flight += 1
             try:
-                await app(scope, receive, with_status)
+                yield
             finally:
                 del scope[RAW_SEND]  # a cycle: what sends refers to the scope
                 state.in_flight -= 1
                 handler = getattr(scope.get("route"), "path", "unmatched")
-                metrics.http_requests.labels(scope["method"], handler, f"{status // 100}xx").inc()
+                metrics.http_requests.labels(scope["method"], handler, f"{answer.status // 100}xx").inc()
                 seconds = time.monotonic() - started
                 metrics.http_seconds.labels(scope["method"], handler).observe(seconds, exemplar_of(current_origin()))
+
+        return handle
+
+    return layer
+
+
+class _Answer:
+    """Send the answer to a request, with the header Server-Timing.
+
+    Attributes:
+        status: its status; 499 if the client disconnects before it begins.
+        is_complete: all of it was sent.
+    """
+
+    def __init__(self, send: Send, *, with_timing: bool) -> None:
+        self.status = 499
+        self.is_complete = False
+        self._send = send
+        self._with_timing = with_timing
+
+    async def send(self, message: Message) -> None:
+        """Send a part of the answer."""
+        match message["type"]:
+            case "http.response.start":
+                self.status = message["status"]
+                origin = current_origin()
+                if self._with_timing and origin.arrived:
+                    MutableHeaders(scope=message)[SERVER_TIMING] = server_timing(origin)
+            case "http.response.body" | "websocket.http.response.body":
+                self.is_complete = not message.get("more_body", False)
+            case "websocket.http.response.start":
+                self.status = message["status"]
+            case "websocket.accept":
+                self.status, self.is_complete = HTTPStatus.SWITCHING_PROTOCOLS, True
+        await self._send(message)
+
+
+def timing_allowance(origins: Sequence[str]) -> Middleware:
+    """Let pages of other origins see how long their requests took, and the header Server-Timing in their tools.
+
+    Scripts read the header as others that are exposed; what browsers measure needs this one. `*`: of all origins.
+    """
+
+    def layer(app: ASGIApp) -> ASGIApp:
+        async def handle(scope: Scope, receive: Receive, send: Send) -> None:
+            origin = Headers(scope=scope).get("origin", "") if scope["type"] == "http" else ""
+            if not origin or (origin not in origins and "*" not in origins):
+                await app(scope, receive, send)
+                return
+
+            async def with_allowance(message: Message) -> None:
+                if message["type"] == "http.response.start":
+                    MutableHeaders(scope=message)[_TIMING_ALLOWANCE] = origin
+                await send(message)
+
+            await app(scope, receive, with_allowance)
 
         return handle
 

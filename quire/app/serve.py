@@ -31,7 +31,7 @@ logger = logging.getLogger("quire")
 
 def run(settings: Serve) -> int:
     """Serve until a signal arrives; returns the exit status."""
-    start_logging(settings.log_level)
+    start_logging(settings.log_level, settings.log_format)
     for note in settings.notes:
         logger.info("%s", note)
     if settings.quantization == "int4":
@@ -66,6 +66,8 @@ def _check(settings: Serve) -> None:
             f"quire serve: --max-total-body-size is {settings.max_total_body_size:d} bytes, but must be at least "
             f"--max-body-size, which is {settings.max_body_size:d} bytes"
         )
+    if settings.enable_log_outputs and not settings.enable_log_requests:
+        raise ConfigError("quire serve: --enable-log-outputs needs --enable-log-requests")
     check_template(settings, "chat_template")
     if settings.tool_server and importlib.util.find_spec("mcp") is None:
         raise ConfigError("quire serve: --tool-server needs the package mcp: pip install 'quire[mcp]'")

@@ -17,13 +17,15 @@ from starlette.types import ASGIApp
 
 from quire import __version__
 from quire.api.responses.service import ResponseService
+from quire.app.access_log import AccessLog
 from quire.app.connections import Connections
 from quire.app.exits import end_process, end_process_after, handling_signals
 from quire.app.http_protocol import BoundedProtocol
 from quire.app.sockets import accept_connections, listen_error
 from quire.app.tls import Tls, TlsHandshake
 from quire.app.websocket import BoundedWebSocket
-from quire.config.options import ConnectionOptions, ServerOptions
+from quire.config.commands import Serve
+from quire.config.options import ConnectionOptions
 from quire.realtime.sessions import Sessions
 from quire.serving.models import ServedModel, ServerState
 
@@ -46,15 +48,13 @@ class Server(uvicorn.Server):
         app: ASGIApp,
         state: ServerState,
         responses: ResponseService,
-        settings: ServerOptions,
-        connections: ConnectionOptions,
+        settings: Serve,
         sessions: Sessions,
-        max_event_size: int,
         tls: Tls | None = None,
         reloads: Sequence[Callable[[], None]] = (),
     ) -> None:
         """Make a server; on the event loop that serves. `reloads`: what to do on SIGHUP, instead of a drain."""
-        self._table = table = Connections(connections)
+        self._table = table = Connections(ConnectionOptions.of(settings))
         self._state = state
         self._responses = responses
         self._sessions = sessions
@@ -70,16 +70,18 @@ class Server(uvicorn.Server):
             uvicorn.Config(
                 app,
                 loop="none",
-                http=protocol_of(table, tls),  # type: ignore[arg-type]  # it is only called
+                http=protocol_of(table, tls, AccessLog(settings)),  # type: ignore[arg-type]  # it is only called
                 ws=partial(BoundedWebSocket, table),  # type: ignore[arg-type]  # it is only called
-                ws_max_size=2 * max_event_size,  # larger events than accepted are refused, much larger ones not read
+                ws_max_size=2
+                * int(
+                    settings.max_realtime_event_size
+                ),  # larger events than accepted are refused, much larger ones not read
                 ws_ping_timeout=None,  # the answer to a ping waits while a busy server does not read
                 ws_per_message_deflate=False,  # audio does not get smaller, and inflating it would take memory
-                timeout_keep_alive=math.ceil(connections.timeout_keep_alive),
+                timeout_keep_alive=math.ceil(settings.timeout_keep_alive),
                 lifespan="off",
                 log_config=None,
-                access_log=settings.access_log,
-                log_level=settings.log_level,
+                access_log=False,
                 server_header=False,
                 root_path=settings.root_path,
             )
@@ -100,7 +102,10 @@ class Server(uvicorn.Server):
             raise listen_error(self._settings, error) from error
         address = self._address()
         for model in self._state.models:
-            logger.info(_start_line(model, address))
+            fields = _choices(model, self._settings)
+            chosen = ", ".join(f"{name.replace('_', ' ')} {text}" for name, text in fields.items())
+            what = f"Quire {__version__} serves {model.names[0]}"
+            logger.info("%s: %s, at %s", what, chosen, address, extra={"fields": {"model": model.names[0], **fields}})
 
     def _address(self) -> str:
         """Return where clients find the server."""
@@ -176,19 +181,43 @@ class Server(uvicorn.Server):
         self._gave_up = True
 
 
-def protocol_of(table: Connections, tls: Tls | None) -> Callable[..., asyncio.Protocol]:
+def protocol_of(table: Connections, tls: Tls | None, access_log: AccessLog) -> Callable[..., asyncio.Protocol]:
     """Return what makes the protocol of a new connection."""
-    make = partial(BoundedProtocol, table)
+    make = partial(BoundedProtocol, table, access_log)
     return make if tls is None else lambda **uvicorn: TlsHandshake(table, tls.context, make(**uvicorn))
 
 
-def _start_line(model: ServedModel, address: str) -> str:
+def _choices(model: ServedModel, settings: Serve) -> dict[str, str]:
+    """What was chosen for a model, and why."""
     info = model.info
-    return (
-        f"Quire {__version__} serves {model.names[0]} ({info.architecture} by {info.implementation}) on {info.device}, "
-        f"{info.dtype}, weights {_size(info.weight_bytes)}, KV {info.num_blocks} blocks of {info.block_size} tokens "
-        f"({_size(info.cache_bytes)}), context {info.max_model_len}, at {address}"
-    )
+    choices = {
+        "architecture": f"{info.architecture} (by {info.implementation})",
+        "device": f"{info.device}{_why(settings, 'device')} with {info.kernels}",
+        "dtype": f"{info.dtype}{_why(settings, 'dtype')}",
+        "weights": " ".join(filter(None, (_size(info.weight_bytes), info.weight_format))),
+        "attention": "Quire's own" if info.attention_backend == "auto" else info.attention_backend,
+        "context": f"{info.max_model_len}{_why(settings, 'max_model_len')}",
+        "engine": _processes(settings),
+    }
+    if info.cache_bytes:
+        choices["kv_cache"] = (
+            f"{info.num_blocks} blocks of {info.block_size} tokens in {info.cache_dtype} ({_size(info.cache_bytes)}, "
+            f"{info.cache_limit})"
+        )
+        choices["prefix_caching"] = "on" if settings.enable_prefix_caching else "off"
+    return {name: text for name, text in choices.items() if text}
+
+
+def _why(settings: Serve, field: str) -> str:
+    """The flag that has chosen a value, if it has."""
+    chosen = getattr(settings, field) not in ("auto", None)
+    return f" ({settings.flag(field)})" if chosen else ""
+
+
+def _processes(settings: Serve) -> str:
+    ranks = settings.tensor_parallel_size * settings.pipeline_parallel_size
+    engine = "in a process" if settings.engine_process else "in a thread"
+    return engine if ranks == 1 else f"{engine}, {ranks} ranks"
 
 
 def _size(count: int) -> str:

@@ -6,7 +6,7 @@ import os
 import re
 import tomllib
 from argparse import ArgumentParser
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self, cast
 
@@ -45,8 +45,10 @@ class Command(BaseSettings):
         frozen=True,
     )
     name: ClassVar[str]
+    table: ClassVar[str] = ""  # in the file, if it is that of another command
     positional: ClassVar[frozenset[str]] = frozenset()
 
+    _flags: frozenset[str] = PrivateAttr(frozenset())
     _notes: tuple[str, ...] = PrivateAttr(())
     _warnings: tuple[str, ...] = PrivateAttr(())
 
@@ -72,6 +74,7 @@ class Command(BaseSettings):
                 add_argument_method=_add_argument,
             )
             settings = cls(_cli_settings_source=source)
+            settings._flags = frozenset(source())
             more, warnings = settings.notes_on_environment()
             settings._notes, settings._warnings = (*notes, *more), tuple(warnings)
             return settings
@@ -79,6 +82,15 @@ class Command(BaseSettings):
             raise ConfigError("\n".join(cls._message(item) for item in error.errors())) from error
         except SettingsError as error:
             raise ConfigError(f"quire {cls.name}: {error.__cause__ or error}") from error
+
+    @property
+    def flags(self) -> frozenset[str]:
+        """Names of the settings that the command line sets."""
+        return self._flags
+
+    def file_settings(self) -> Mapping[str, Any]:
+        """Return the settings in the file of `--config`."""
+        return {} if self.config is None else _table_in(self.config, type(self))
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -184,21 +196,28 @@ class _TomlFile(PydanticBaseSettingsSource):
     def __call__(self) -> dict[str, Any]:
         cls = cast("type[Command]", self.settings_cls)
         path = self.current_state.get("config")
-        if path is None:
-            return {}
-        try:
-            table: Any = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
-            reason = error.strerror if isinstance(error, OSError) else error  # without the path, which may be long
-            text = f"{cls.flag('config')} expects a readable TOML file, not {_shown(str(path))}: {reason}"
-            raise ConfigError(f"quire {cls.name}: {text}") from error
-        try:
-            _check_tables(table, {command.name for command in Command.__subclasses__()})
-        except ConfigError as error:
-            raise ConfigError(f"quire {cls.name}: {error} ({path})") from None
-        for word in cls.name.split():
-            table = table.get(word, {})
-        return {key.replace("-", "_"): value for key, value in table.items()}
+        return {} if path is None else _table_in(path, cls)
+
+
+def _table_in(path: str | Path, command: type[Command]) -> dict[str, Any]:
+    """The settings of a command in a file.
+
+    Raises:
+        ConfigError: it cannot be read, or has tables of no command.
+    """
+    try:
+        table: Any = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error  # without the path, which may be long
+        text = f"{command.flag('config')} expects a readable TOML file, not {_shown(str(path))}: {reason}"
+        raise ConfigError(f"quire {command.name}: {text}") from error
+    try:
+        _check_tables(table, {known.name for known in Command.__subclasses__()})
+    except ConfigError as error:
+        raise ConfigError(f"quire {command.name}: {error} ({path})") from None
+    for word in (command.table or command.name).split():
+        table = table.get(word, {})
+    return {key.replace("-", "_"): value for key, value in table.items()}
 
 
 def _check_tables(table: Any, commands: set[str], *parents: str) -> None:

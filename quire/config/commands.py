@@ -17,6 +17,7 @@ from quire.config.options import (
     ConnectionOptions,
     EngineOptions,
     LimitOptions,
+    LogOptions,
     MediaOptions,
     MetricsOptions,
     ModelOptions,
@@ -49,6 +50,7 @@ class Serve(
     LimitOptions,
     ConnectionOptions,
     TlsOptions,
+    LogOptions,
     MetricsOptions,
     TracingOptions,
     ServerOptions,
@@ -105,6 +107,30 @@ class Key(Command):
         description="requests and realtime sessions of the key that may be answered at the same time; 0: no limit; "
         "default: that of the server",
     )
+
+
+class Config(Serve):
+    """Print what `quire serve` would do with these flags, the variables and the file, and what a model makes of it."""
+
+    name = "config"
+    table = "serve"
+
+    format: Literal["text", "toml", "json"] = Field(
+        "text", description="toml: a file for --config; json: also where each value comes from"
+    )
+
+    @classmethod
+    def own_fields(cls) -> frozenset[str]:
+        """Return the settings that `quire serve` does not have."""
+        return frozenset(cls.model_fields.keys() - Serve.model_fields.keys())
+
+
+class CollectEnv(Command):
+    """Print the versions, the hardware and the variables that a report of a problem needs, without secrets."""
+
+    name = "collect-env"
+
+    format: Literal["text", "json"] = Field("text", description="format of the output")
 
 
 class Chat(Command):
@@ -260,4 +286,15 @@ class BenchStartup(Command):
     result: Path | None = Field(None, description="JSON file to write the results to")
 
 
-COMMANDS: tuple[type[Command], ...] = (Serve, Key, Chat, Listen, Embed, BenchServe, BenchPooling, BenchStartup)
+COMMANDS: tuple[type[Command], ...] = (
+    Serve,
+    Key,
+    Config,
+    CollectEnv,
+    Chat,
+    Listen,
+    Embed,
+    BenchServe,
+    BenchPooling,
+    BenchStartup,
+)

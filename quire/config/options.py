@@ -9,12 +9,15 @@ from pydantic import BaseModel, ByteSize, ConfigDict, Field
 
 from quire.config.profiler import ProfilerConfig, ProfilerOption
 from quire.config.types import (
+    SECRET,
     AttentionBackendName,
     Counts,
+    Endpoints,
     Flag,
     HistogramBuckets,
     JsonObject,
     Keys,
+    LogFormat,
     MetricsVersion,
     Names,
     NonNegativeInt,
@@ -139,16 +142,44 @@ class ServerOptions(Options):
         description="seconds after SIGTERM until running requests are aborted; the process ends within 5 more seconds",
     )
     stall_timeout: Seconds = Field(120.0, description="seconds without engine progress after which /health returns 503")
-    log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="lowest level of messages that are logged"
+    enable_per_request_metrics: Flag = Field(
+        False,
+        description="have timings of the request in `metrics` of each answer of completions, chats, responses and "
+        "messages, and in the last chunk of a stream with `usage`; requests may ask for them with `return_metrics`",
     )
-    access_log: Flag = Field(True, description="log each HTTP request")
     vllm_metric_names: Flag = Field(True, description="export metrics under vLLM's names as well")
 
     @property
     def needs_key(self) -> bool:
         """Whether clients need a key."""
         return bool(self.api_key) or self.api_key_file is not None
+
+
+class LogOptions(Options):
+    """What is logged, and how."""
+
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="lowest level of messages that are logged"
+    )
+    log_format: LogFormat = Field("text", description="format of the log; json: an object in each line")
+    access_log: Flag = Field(True, description="log each HTTP request and realtime session, when it ends")
+    disable_access_log_for_endpoints: Endpoints = Field(
+        ("/health", "/ready", "/ping", "/metrics"),
+        description="paths whose requests --access-log does not log; separated by commas; an empty value: none",
+    )
+    enable_log_requests: Flag = Field(
+        False, description="log the prompt and the parameters of each request to an engine, cut to --max-log-len"
+    )
+    enable_log_outputs: Flag = Field(
+        False, description="log the text of each answer, cut to --max-log-len; with --enable-log-requests"
+    )
+    max_log_len: Annotated[int, Field(ge=0, le=1 << 20)] = Field(
+        1024, description="most characters of a prompt, of parameters and of an answer in the log"
+    )
+    log_stats: Flag = Field(
+        True, description="log throughput, queue and cache of each engine every --log-stats-interval, while it works"
+    )
+    log_stats_interval: Seconds = Field(10.0, description="seconds between two lines of --log-stats")
 
 
 class MetricsOptions(Options):
@@ -191,7 +222,9 @@ class TlsOptions(Options):
 
     ssl_certfile: Path | None = Field(None, description="certificate file; with --ssl-keyfile the server speaks HTTPS")
     ssl_keyfile: Path | None = Field(None, description="private key of --ssl-certfile")
-    ssl_keyfile_password: str | None = Field(None, description="password of --ssl-keyfile, if it is encrypted")
+    ssl_keyfile_password: Annotated[str | None, SECRET] = Field(
+        None, description="password of --ssl-keyfile, if it is encrypted"
+    )
     ssl_ca_certs: Path | None = Field(
         None, description="file with certificates of authorities, for the certificates of clients"
     )

@@ -10,7 +10,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from quire.config.command import Command
-from quire.config.commands import COMMANDS
+from quire.config.commands import COMMANDS, Config, Serve
 from quire.config.environment import ENV_PREFIX
 from quire.config.value_help import describe, size_text
 
@@ -51,12 +51,13 @@ def page() -> str:
 
 
 def _section(command: type[Command]) -> str:
-    rows = [_row(command, name, field) for name, field in command.model_fields.items()]
+    others = Serve.model_fields if command is Config else {}
+    rows = [_row(command, name, field) for name, field in command.model_fields.items() if name not in others]
     return "\n".join(
         [
             f"## `quire {command.name}`",
             "",
-            command.summary(),
+            command.summary() + (" It has all settings of `quire serve`, and:" if others else ""),
             "",
             "| flag | variable | values | default | meaning |",
             "|---|---|---|---|---|",

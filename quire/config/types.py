@@ -36,20 +36,29 @@ def split_always(value: Any) -> Any:
 
 
 Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split_names)]
-# Origins never contain commas, so the flag may be a comma-separated list as well.
+# Origins and paths never contain commas, so the flags may be comma-separated lists as well.
 Origins = Annotated[tuple[str, ...], NoDecode, BeforeValidator(split_always)]
+Endpoints = Annotated[tuple[str, ...], NoDecode, BeforeValidator(split_always)]
 Counts = Annotated[
     tuple[Annotated[int, Field(ge=1)], ...],
     NoDecode,
     BeforeValidator(split_always),
     WithJsonSchema({"accepts": "whole numbers above 0, separated by commas"}),
 ]
+
+
+class _Secret:
+    """In the metadata of a setting: its value must not be shown."""
+
+
+SECRET = _Secret()
 # An empty key is refused: it is most likely an unset variable, and the server would accept every client.
 Keys = Annotated[
     tuple[Annotated[str, StringConstraints(pattern=r"\S")], ...],
     NoDecode,
     BeforeValidator(_split),
     WithJsonSchema({"accepts": "non-empty strings"}),
+    SECRET,
 ]
 TraceDetails = Annotated[
     tuple[Literal["model", "worker", "all"], ...],
@@ -60,6 +69,7 @@ TraceDetails = Annotated[
 
 
 Flag = CliImplicitFlag[bool]
+LogFormat = Literal["text", "json"]
 _SIGNS = frozenset("{}\n")  # of a chat template; few files have them in their name
 PositiveInt = Annotated[int, Field(ge=1)]
 NonNegativeInt = Annotated[int, Field(ge=0)]

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from quire.protocol.common import ListOf, MessagesOf, RequestBody, RequestPart, TemplateVariables, field_error
+from quire.protocol.common import (
+    ListOf,
+    MessagesOf,
+    RequestBody,
+    RequestMetrics,
+    RequestPart,
+    TemplateVariables,
+    field_error,
+)
 from quire.protocol.custom import MAX_TOOLS
 from quire.protocol.sampling import StopString, TopP
 from quire.protocol.structured import JsonSchemaFormat
@@ -299,6 +307,12 @@ class MessagesResponse(BaseModel):
     stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"] | None
     stop_sequence: str | None = None
     usage: MessagesUsage
+    metrics: RequestMetrics | None = Field(None, description="only with --enable-per-request-metrics")
+
+    @model_serializer(mode="wrap")
+    def _omit_metrics(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        fields: dict[str, Any] = serialize(self)
+        return {name: value for name, value in fields.items() if value is not None or name != "metrics"}
 
 
 class TokenCount(BaseModel):

@@ -174,11 +174,16 @@ class Usage(BaseModel):
 
 
 class RequestMetrics(BaseModel):
-    """Timings of a request. Of several sequences, the earliest start and the latest end are used."""
+    """Timings of a request. Of several sequences, the earliest start and the latest end are used.
 
+    The first one is from its arrival until the engine has it, the next three follow each other, as in Server-Timing.
+    """
+
+    preprocess_time_ms: float
     queue_time_ms: float
-    time_to_first_token_ms: float
+    prefill_time_ms: float
     generation_time_ms: float
+    time_to_first_token_ms: float = Field(description="from the arrival of the request")
     mean_itl_ms: float | None
     tokens_per_second: float
 

@@ -14,7 +14,14 @@ from pydantic import (
     model_validator,
 )
 
-from quire.protocol.common import ListOf, MediaSettings, RequestPart, TemplateVariables, max_keys
+from quire.protocol.common import (
+    ListOf,
+    MediaSettings,
+    RequestMetrics,
+    RequestPart,
+    TemplateVariables,
+    max_keys,
+)
 from quire.protocol.custom import MAX_TOOLS, ResponseCustomTool
 from quire.protocol.mcp import ChosenMcpTool, McpCall, McpListTools, McpTool
 from quire.protocol.parts import Part
@@ -215,6 +222,7 @@ class ResponsesRequest(CommonSamplingFields):
     top_logprobs: Annotated[int, Field(ge=0)] | None = None
     truncation: Literal["auto", "disabled"] | None = "disabled"
     user: str | None = None
+    return_metrics: bool | None = Field(None, description="return timings of the response in `metrics`")
 
     include_reasoning: bool = True
     enable_response_messages: bool = Field(False, description="return the prompts and answers as text and token ids")
@@ -308,14 +316,15 @@ class ResponseObject(BaseModel):
     frequency_penalty: float
     truncation: str
     usage: ResponseUsage | None = None
+    metrics: RequestMetrics | None = Field(None, description="only with `return_metrics`")
     user: str | None = None
     input_messages: list[RawMessage] | None = Field(None, description="only with `enable_response_messages`")
     output_messages: list[RawMessage] | None = Field(None, description="only with `enable_response_messages`")
 
     @model_serializer(mode="wrap")
-    def _omit_messages(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _omit_optional(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         fields: dict[str, Any] = serialize(self)
-        optional = ("input_messages", "output_messages")
+        optional = ("input_messages", "output_messages", "metrics")
         return {name: value for name, value in fields.items() if value is not None or name not in optional}
 
 

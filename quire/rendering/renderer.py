@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from quire.config.options import ChatOptions
+from quire.engine.client.origin import current_origin
 from quire.engine.client.protocol import TokenArray
 from quire.multimodal.errors import PromptError
 from quire.rendering.pooling_prompts import PairsJob, PoolingPrompt, TextsJob
@@ -19,6 +20,7 @@ from quire.workers.limits import WorkerLimits
 from quire.workers.pool import WorkerPool
 from quire.workers.threads import FairThreads
 
+Result = TypeVar("Result")
 # Above these a conversation or a text goes to a worker process. Templates may take time that is quadratic in the number
 # of values, 0.1 s for this many; tokenizers are linear in the characters, 0.1 s for this many.
 _LARGE_VALUES = 4096
@@ -99,7 +101,7 @@ class Renderer:
         self._builder.check_length(text, max_tokens)
         job = TextJob(text, add_special_tokens, max_tokens)
         if len(text) <= _LARGE_CHARACTERS:
-            return await self._threads.run(partial(self._builder.text, job), tenant=tenant)
+            return await self._in_thread(partial(self._builder.text, job), tenant)
         prompt: Prompt = await self._in_process(job, "Tokenizing the text", "input_text", tenant)
         return prompt
 
@@ -128,7 +130,7 @@ class Renderer:
                 field,
             )
         if conversation.template is None and values <= _LARGE_VALUES and characters <= _LARGE_CHARACTERS:
-            return await self._threads.run(partial(self._builder.chat, job), tenant=tenant)
+            return await self._in_thread(partial(self._builder.chat, job), tenant)
         field = field if conversation.template is None else "chat_template"
         rendered: RenderedChat = await self._in_process(job, "Rendering the chat", field, tenant)
         return rendered
@@ -148,7 +150,7 @@ class Renderer:
             return
         for part in job.slices():
             if sum(part.sizes()) <= _LARGE_CHARACTERS:
-                yield await self._threads.run(partial(self._builder.batch, part), tenant=tenant)
+                yield await self._in_thread(partial(self._builder.batch, part), tenant)
             else:
                 yield await self._in_process(part, "Tokenizing the text", part.names.at(part.first), tenant)
 
@@ -201,9 +203,14 @@ class Renderer:
         self._threads.close()
         await self._processes.close()
 
+    async def _in_thread(self, work: Callable[[], Result], tenant: str) -> Result:
+        with current_origin().timeline.tokenizing:
+            return await self._threads.run(work, tenant=tenant)
+
     async def _in_process(self, job: Job, what: str, field: str, tenant: str) -> Any:
         try:
-            return await self._processes.run(job, tenant=tenant)
+            with current_origin().timeline.tokenizing:
+                return await self._processes.run(job, tenant=tenant)
         except JobTimedOut as error:
             if error.stalled:
                 raise QueueFull("the prompt waited too long for processor time") from error

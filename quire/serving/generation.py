@@ -135,8 +135,32 @@ async def collect(
     return results
 
 
+def request_metrics(times: Sequence[RequestTimes], tokens: int) -> RequestMetrics:
+    """Timings of a request. `times`: of its sequences, which have ended; `tokens`: that were generated for them."""
+    arrived, queued, scheduled = (
+        min(getattr(timing, name) for timing in times) for name in ("arrived", "queued", "scheduled")
+    )
+    first = min((timing.first_token for timing in times if timing.first_token), default=scheduled)
+    last = max(first, *(timing.last_token for timing in times))
+    gaps = tokens - len(times)
+    generating = sum(timing.last_token - timing.first_token for timing in times)
+    return RequestMetrics(
+        preprocess_time_ms=(queued - arrived) * 1e3,
+        queue_time_ms=max(0.0, scheduled - queued) * 1e3,
+        prefill_time_ms=(first - scheduled) * 1e3,
+        generation_time_ms=(last - first) * 1e3,
+        time_to_first_token_ms=(first - arrived) * 1e3,
+        mean_itl_ms=generating / gaps * 1e3 if gaps > 0 else None,
+        tokens_per_second=tokens / max(last - scheduled, 1e-9),
+    )
+
+
 class UsageCounter:
-    """Count the tokens of a request. Each of its prompts has `n` sequences."""
+    """Count the tokens of a request. Each of its prompts has `n` sequences.
+
+    Attributes:
+        times: of its sequences that have ended.
+    """
 
     def __init__(
         self, prompt_lengths: Sequence[int], n: int, media_tokens: Mapping[MediaName, int] | None = None
@@ -146,7 +170,7 @@ class UsageCounter:
         self._media = {name: count for name, count in (media_tokens or {}).items() if count}
         self._n = n
         self._cached: dict[int, int] = {}
-        self._times: list[RequestTimes] = []
+        self.times: list[RequestTimes] = []
         self.completion = 0
         self.reasoning = 0
 
@@ -156,22 +180,11 @@ class UsageCounter:
         if delta.cached_tokens and index % self._n == 0:  # once for each prompt
             self._cached[index] = delta.cached_tokens
         if delta.times is not None:
-            self._times.append(delta.times)
+            self.times.append(delta.times)
 
     def metrics(self) -> RequestMetrics:
         """Timings of the request, once all of its sequences have ended."""
-        times = self._times
-        arrived, scheduled = (min(getattr(timing, name) for timing in times) for name in ("arrived", "scheduled"))
-        first, last = min(timing.first_token for timing in times), max(timing.last_token for timing in times)
-        gaps = self.completion - len(times)
-        generating = sum(timing.last_token - timing.first_token for timing in times)
-        return RequestMetrics(
-            queue_time_ms=(scheduled - arrived) * 1e3,
-            time_to_first_token_ms=(first - arrived) * 1e3,
-            generation_time_ms=(last - first) * 1e3,
-            mean_itl_ms=generating / gaps * 1e3 if gaps > 0 else None,
-            tokens_per_second=self.completion / max(last - scheduled, 1e-9),
-        )
+        return request_metrics(self.times, self.completion)
 
     def final_fields(self, *, usage: bool, metrics: bool) -> dict[str, Any]:
         """Fields of the last chunk of a stream: `usage` and `metrics`, if the request asks for them."""

@@ -282,6 +282,7 @@ class ServerState:
         stall_timeout: seconds without progress of an engine after which the server is unhealthy.
         tokenizer_info: /tokenizer_info is served.
         include_usage: streams of completions and chats always end with their token counts.
+        include_metrics: answers have timings, and streams that end with their token counts.
         tokens_as_ids: tokens of log-probabilities are written as ids unless a request asks for their text.
         sse_keep_alive_interval: seconds of silence after which a stream sends a comment; 0: never.
         transcription_events: default format of streamed transcriptions.
@@ -306,6 +307,7 @@ class ServerState:
     trust_request_chat_template: bool = False
     tokenizer_info: bool = False
     include_usage: bool = False
+    include_metrics: bool = False
     tokens_as_ids: bool = False
     stall_timeout: float = 120.0
     sse_keep_alive_interval: float = 15.0

@@ -234,6 +234,8 @@ def _fill_in(body: GenerationRequest, model: ServedModel, state: ServerState) ->
         body.return_tokens_as_token_ids = state.tokens_as_ids
     if state.include_usage and body.stream:
         body.stream_options = (body.stream_options or StreamOptions()).model_copy(update={"include_usage": True})
+    if state.include_metrics and body.return_metrics is None:
+        body.return_metrics = body.streams_usage or not body.stream
 
 
 def _check_limits(body: GenerationRequest, model: ServedModel, limits: LimitOptions) -> None:

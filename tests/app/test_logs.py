@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import threading
@@ -11,6 +12,7 @@ import pytest
 
 from quire.app import logs
 from quire.app.logs import BackgroundHandler
+from quire.engine.client.origin import Origin, set_current_origin
 from tests.support.process import eventually
 
 
@@ -43,6 +45,70 @@ def test_messages_arrive_in_order_and_formatted(logger: logging.Logger, pipe: tu
     lines = read_until(pipe[0], b"message 2\n").decode().splitlines()
     assert [line.rpartition("test: ")[2] for line in lines] == ["message 0", "message 1", "message 2"]
     assert " INFO test: " in lines[0]
+
+
+FORGED = "line\n2026-01-01 00:00:00,000 INFO quire: forged \x1b[2J\u2028\u202e"
+PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+def fail() -> None:
+    raise ValueError(FORGED)
+
+
+def log_of_a_failure(logger: logging.Logger) -> None:
+    """Log a message and an exception with text of a client."""
+    logger.info("said %s", FORGED)
+    try:
+        fail()
+    except ValueError:
+        logger.exception("it failed")
+
+
+def test_text_of_clients_makes_no_line_of_its_own(logger: logging.Logger, pipe: tuple[int, int]) -> None:
+    handler = BackgroundHandler(pipe[1])
+    logger.addHandler(handler)
+    log_of_a_failure(logger)
+    handler.flush()
+    said, failed, *exception, _ = os.read(pipe[0], 1 << 16).decode().split("\n")
+    assert said.endswith(r"test: said line\n2026-01-01 00:00:00,000 INFO quire: forged \x1b[2J\u2028\u202e")
+    assert failed.endswith("ERROR test: it failed")
+    assert all(line.startswith("    ") for line in exception)
+
+
+async def test_messages_name_the_request_in_whose_task_they_are(logger: logging.Logger, pipe: tuple[int, int]) -> None:
+    handlers = [BackgroundHandler(pipe[1], "text"), BackgroundHandler(pipe[1], "json")]
+    set_current_origin(Origin("mine", PARENT))
+    for handler in handlers:
+        logger.handlers = [handler]
+        logger.info("hello", extra={"fields": {"status": 200}})
+        handler.flush()
+    text, line = os.read(pipe[0], 1 << 16).decode().splitlines()
+    trace, span = PARENT.split("-")[1:3]
+    assert text.endswith(f"INFO test: hello [request mine, trace {trace}, span {span}]")
+    entry = json.loads(line)
+    assert entry.pop("timestamp").endswith("+00:00")
+    assert entry == {
+        "level": "info",
+        "logger": "test",
+        "message": "hello",
+        "request_id": "mine",
+        "trace_id": trace,
+        "span_id": span,
+        "status": 200,
+    }
+
+
+def test_json_has_an_object_in_each_line(logger: logging.Logger, pipe: tuple[int, int]) -> None:
+    handler = BackgroundHandler(pipe[1], "json")
+    logger.addHandler(handler)
+    log_of_a_failure(logger)
+    logger.info("odd \ud800 \x85")
+    handler.flush()
+    said, failed, odd = map(json.loads, os.read(pipe[0], 1 << 16).decode().splitlines())
+    assert said["message"] == f"said {FORGED}"
+    assert failed["exception"].startswith("Traceback")
+    assert f"ValueError: {FORGED}" in failed["exception"]
+    assert odd["message"] == "odd \ud800 \x85"
 
 
 def test_a_pipe_that_nobody_reads_blocks_nobody(logger: logging.Logger, pipe: tuple[int, int]) -> None:

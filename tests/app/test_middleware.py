@@ -66,7 +66,7 @@ async def test_browsers_of_allowed_origins_may_call(tmp_path: Path) -> None:
         answer = await server.http.options(COMPLETIONS, headers={**headers, "origin": "http://b.example"})
         assert "access-control-allow-origin" not in answer.headers
         answer = await server.http.get("/v1/models", headers={"origin": "http://a.example"})
-        exposed = "x-request-id, x-quire-ignored-fields, x-quire-not-stored, retry-after"
+        exposed = "x-request-id, x-quire-ignored-fields, x-quire-not-stored, retry-after, server-timing"
         assert (answer.status_code, answer.headers["access-control-expose-headers"]) == (401, exposed)
 
 

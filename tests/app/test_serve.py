@@ -42,8 +42,22 @@ def lines_of(answer: httpx.Response) -> list[str]:
 
 def test_the_start_up_line_says_all(server: ServerProcess) -> None:
     line = next(line for line in server.lines if "serves" in line)
-    for word in ("tiny", "llama", "cpu", "float32", "blocks of 16", "context 256", server.url):
+    for word in ("tiny", "llama", "cpu", "float32 (--dtype)", "blocks of 16", "context 256", "kernels", server.url):
         assert word in line
+    for word in ("attention Quire's own", "weights ", "prefix caching on", "--max-num-seqs can use", "engine in a "):
+        assert word in line
+
+
+def test_the_log_can_be_json(folder: Path) -> None:
+    with serving(str(folder), "--log-format", "json") as server, server.http as client:
+        client.post("/v1/completions", json=PROMPT, headers={"x-request-id": "mine"})
+        eventually(lambda: "/v1/completions" in server.log)
+    lines = [json.loads(line) for line in server.lines]
+    assert {"timestamp", "level", "logger", "message"} <= set.intersection(*(set(line) for line in lines))
+    (start,) = (line for line in lines if "kv_cache" in line)
+    assert (start["model"], start["prefix_caching"]) == ("tiny", "on")
+    (access,) = (line for line in lines if line["logger"] == "quire.access")
+    assert (access["request_id"], access["status"], access["output_tokens"]) == ("mine", 200, 12)
 
 
 def test_the_openai_client_completes_and_streams(server: ServerProcess) -> None:

@@ -68,6 +68,8 @@ async def test_timings_are_returned_on_request(tmp_path: Path, path: str) -> Non
     assert last["choices"] == []
     for metrics in (whole["metrics"], last["metrics"]):
         assert 0 <= metrics["queue_time_ms"] <= metrics["time_to_first_token_ms"] < 60_000
+        phases = sum(metrics[f"{name}_time_ms"] for name in ("preprocess", "queue", "prefill"))
+        assert phases == pytest.approx(metrics["time_to_first_token_ms"])
         assert metrics["generation_time_ms"] >= 0
         assert metrics["tokens_per_second"] > 0
     assert plain["metrics"] is None

@@ -272,6 +272,7 @@ BODIES: dict[str, list[Body]] = {
             "text": {"format": {"type": "json_schema", "name": "x", "schema": SCHEMA}, "verbosity": "medium"},
             "tool_choice": {"type": "function", "name": "weather"}, "top_logprobs": 2, "truncation": "disabled",
             "user": "me", "include_reasoning": True, "chat_template_kwargs": {"a": 1}, "enable_response_messages": True,
+            "return_metrics": True,
         },
         {"input": "Weather?", "stream": True, "stream_options": {"include_obfuscation": False}},
         {"input": "Weather?", "structured_outputs": {"regex": "[a-z]+"}, "store": False},

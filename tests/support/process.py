@@ -68,7 +68,7 @@ def serving(
     def read() -> None:
         for line in output:
             server.lines.append(line)
-            if match := re.search(r"at ((?:https?://|unix:)\S+)", line):
+            if match := re.search(r"at ((?:https?://|unix:)[^\s\"]+)", line):
                 server.url = match[1]
                 listening.set()
         listening.set()

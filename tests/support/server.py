@@ -20,6 +20,7 @@ from quire.api.http.keys import KeyRing
 from quire.api.mcp.servers import ToolServers
 from quire.api.responses.service import ResponseService
 from quire.api.responses.store import ResponseStore
+from quire.app.access_log import AccessLog
 from quire.app.connections import Connections
 from quire.app.factory import create_app
 from quire.app.rate_limits import TokenCounter
@@ -28,6 +29,7 @@ from quire.app.sockets import accept_connections
 from quire.app.tls import Tls
 from quire.app.websocket import BoundedWebSocket
 from quire.config.commands import Serve
+from quire.config.options import LogOptions
 from quire.config.types import urls_by_label
 from quire.engine.client.launch import CoreEntry, CoreHandle
 from quire.metrics.prometheus import Metrics, ModelMetrics
@@ -149,6 +151,7 @@ async def running_server(
             trust_request_chat_template=options.trust_request_chat_template,
             tokenizer_info=options.enable_tokenizer_info_endpoint,
             include_usage=options.enable_force_include_usage,
+            include_metrics=options.enable_per_request_metrics,
             tokens_as_ids=options.return_tokens_as_token_ids,
             stall_timeout=options.stall_timeout,
             sse_keep_alive_interval=options.sse_keep_alive_interval,
@@ -184,11 +187,19 @@ async def running_server(
             options.max_client_share,
             utterance_trace=nullcontext if tracing is None else tracing.utterance,
         )
-        app = create_app(state, metrics, ResponseService(state, store, tool_servers), sessions, options, keys, tracing)
+        app = create_app(
+            state, metrics, ResponseService(state, store, tool_servers), sessions, options, keys, options, tracing
+        )
         connections = Connections(options)
         event_size = int(options.max_realtime_event_size)
         url = await stack.enter_async_context(
-            listening(app, connections=connections, event_size=event_size, root_path=options.root_path)
+            listening(
+                app,
+                connections=connections,
+                event_size=event_size,
+                root_path=options.root_path,
+                access_log=AccessLog(options),
+            )
         )
         # Without `verify` it reads no certificates, which takes longer than most requests; the server has none.
         http = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=PATIENCE, verify=False))  # noqa: S501
@@ -203,11 +214,13 @@ async def listening(
     event_size: int = 1 << 20,
     root_path: str = "",
     tls: Tls | None = None,
+    access_log: AccessLog | None = None,
 ) -> AsyncIterator[str]:
     """Uvicorn around an app, on a free port if none is given, with the bounds of `connections`."""
+    access_log = access_log or AccessLog(LogOptions(access_log=False))
     config = uvicorn.Config(
         app,
-        http="httptools" if connections is None else protocol_of(connections, tls),  # type: ignore[arg-type]
+        http="httptools" if connections is None else protocol_of(connections, tls, access_log),  # type: ignore[arg-type]
         lifespan="off",
         log_level="error",
         timeout_graceful_shutdown=1,

@@ -64,12 +64,12 @@ def router(state: ServerState) -> APIRouter:
         fields.ignore(request, [*_unused(prepared.unused_fields), *body.without_effect])
         if body.stream:
             return EventStream(
-                _events(prepared, releaser(request)),
+                _events(prepared, releaser(request), has_metrics=state.include_metrics),
                 keepalive=state.sse_keep_alive_interval,
                 error=error_event,
                 done=b"",
             )
-        return await respond_unless_disconnected(request, _message(prepared))
+        return await respond_unless_disconnected(request, _message(prepared, has_metrics=state.include_metrics))
 
     @routes.post("/v1/messages/count_tokens", responses=_ERRORS)
     async def count_tokens(body: Conversation, request: Request) -> TokenCount:
@@ -91,7 +91,7 @@ def _unused(names: Sequence[str]) -> list[str]:
     return [efforts.get(name, name) for name in names if name not in _SWITCHES]
 
 
-async def _message(prepared: PreparedChat) -> MessagesResponse:
+async def _message(prepared: PreparedChat, *, has_metrics: bool) -> MessagesResponse:
     usage = prepared.usage_counter()
     parser = prepared.parser("other", streams=False)
     (result,) = await collect(prepared.model.client, prepared.requests)
@@ -106,10 +106,13 @@ async def _message(prepared: PreparedChat) -> MessagesResponse:
         stop_reason=stop_reason,
         stop_sequence=stop_sequence,
         usage=messages_usage(usage),
+        metrics=usage.metrics() if has_metrics else None,
     )
 
 
-async def _events(prepared: PreparedChat, ended: Callable[[], None]) -> AsyncGenerator[bytes, None]:
+async def _events(
+    prepared: PreparedChat, ended: Callable[[], None], *, has_metrics: bool
+) -> AsyncGenerator[bytes, None]:
     head = prepared.head
     counter = prepared.usage_counter()
     parser = prepared.parser("other", streams=True)
@@ -124,7 +127,8 @@ async def _events(prepared: PreparedChat, ended: Callable[[], None]) -> AsyncGen
                 yield event
             if delta.finish_reason is not None:
                 stop = stop_fields(_finish_reason(parser, delta.finish_reason), delta.stop_reason)
-                for event in writer.end(*stop, messages_usage(counter)):
+                metrics = counter.metrics() if has_metrics else None
+                for event in writer.end(*stop, messages_usage(counter), metrics):
                     yield event
 
 

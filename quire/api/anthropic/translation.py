@@ -36,6 +36,7 @@ from quire.protocol.anthropic import (
     VideoBlock,
 )
 from quire.protocol.chat import ChatRequest
+from quire.protocol.common import RequestMetrics
 from quire.protocol.errors import ApiError, InvalidRequest
 from quire.protocol.strict_json import parse_json
 from quire.rendering.prompts import EFFORT, THINKING_SWITCHES
@@ -333,11 +334,18 @@ class MessageStreamWriter(EventWriter[bytes]):
         """The first event."""
         return encode_event("message_start", {"message": self._message.model_dump()})
 
-    def end(self, stop_reason: str | None, stop_sequence: str | None, usage: MessagesUsage) -> Iterator[bytes]:
+    def end(
+        self,
+        stop_reason: str | None,
+        stop_sequence: str | None,
+        usage: MessagesUsage,
+        metrics: RequestMetrics | None = None,
+    ) -> Iterator[bytes]:
         """The last events."""
         yield from self.close()
         delta = {"stop_reason": stop_reason, "stop_sequence": stop_sequence}
-        yield encode_event("message_delta", {"delta": delta, "usage": usage.model_dump()})
+        timings = {} if metrics is None else {"metrics": metrics.model_dump()}
+        yield encode_event("message_delta", {"delta": delta, "usage": usage.model_dump(), **timings})
         yield encode_event("message_stop", {})
 
     def _text_opened(self, kind: TextKind) -> Iterator[bytes]:

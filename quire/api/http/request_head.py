@@ -13,11 +13,13 @@ from starlette.types import Scope
 from quire import __version__
 from quire.api.http.keys import API_KEY, ApiKey
 from quire.engine.client.origin import Origin, RequestNotes, current_origin, set_current_origin
+from quire.engine.client.timeline import Timeline
 
 REQUEST_ID = "x-request-id"
 ARRIVED = "arrived"  # key of a request's state: monotonic seconds when its head had been read
 TRACE = "trace"  # key of a request's state: its `TraceContext`, if the server traces requests
 NOTES = "notes"  # key of a request's state: its `RequestNotes`, if the server traces requests
+_TIMELINE = "timeline"  # key of a request's state: where its time went
 _TRACE_PARENT = b"traceparent"
 _HEADER = REQUEST_ID.encode()
 _UNSAFE = re.compile(r"[^\w.:-]")
@@ -36,8 +38,12 @@ def request_id_of(headers: Iterable[tuple[bytes, bytes]]) -> str:
 
 
 def set_origin(scope: Scope) -> None:
-    """Set the origin of the current task's requests to the engine from the HTTP request or handshake."""
+    """Set the origin of the current task's requests to the engine from the HTTP request or handshake.
+
+    It may be set again when more is known of the request, whose timeline stays the same.
+    """
     state = scope.get("state", {})  # Quire's own server has put the id and the time into it
+    timeline = state.setdefault(_TIMELINE, Timeline())
     parent = next((value for name, value in scope["headers"] if name == _TRACE_PARENT), None)
     if parent is not None and len(parent) > _MAX_LENGTH:
         parent = None
@@ -50,6 +56,7 @@ def set_origin(scope: Scope) -> None:
             state.get(ARRIVED, 0.0),
             state.get(TRACE),
             state.get(NOTES) or RequestNotes(),
+            timeline,
             key_name="" if key is None else key.name,
         )
     )

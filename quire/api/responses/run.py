@@ -16,6 +16,7 @@ from quire.api.responses.writer import Event, ItemWriter
 from quire.engine.client.errors import EngineError
 from quire.engine.client.protocol import TokenLogprobs
 from quire.engine.client.stream import Delta
+from quire.protocol.common import RequestMetrics
 from quire.protocol.mcp import McpTool
 from quire.protocol.responses import (
     AnyTool,
@@ -30,7 +31,7 @@ from quire.protocol.responses import (
     Status,
 )
 from quire.rendering.prompts import Prompt
-from quire.serving.generation import UsageCounter, generate_all
+from quire.serving.generation import UsageCounter, generate_all, request_metrics
 from quire.workers.tenant import take_turn
 
 
@@ -249,6 +250,7 @@ class ResponseRun:
             frequency_penalty=params.frequency_penalty,
             truncation=body.truncation or "disabled",
             usage=None if unfinished else self._usage(),
+            metrics=None if unfinished else self._metrics(),
             user=body.user,
             input_messages=prompts,
             output_messages=answers,
@@ -270,6 +272,13 @@ class ResponseRun:
 
     def _logprobs(self, entries: Sequence[TokenLogprobs]) -> list[dict[str, Any]]:
         return self.prepared.formatter.chat(entries) if entries else []
+
+    def _metrics(self) -> RequestMetrics | None:
+        """Timings of all turns together, if they are wanted."""
+        times = [timing for counter in self._usage_counters for timing in counter.times]
+        if not self.prepared.body.return_metrics or not times:
+            return None
+        return request_metrics(times, sum(counter.completion for counter in self._usage_counters))
 
     def _usage(self) -> ResponseUsage:
         usages = [counter.usage() for counter in self._usage_counters]

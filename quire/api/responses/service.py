@@ -80,6 +80,8 @@ class ResponseService:
         Raises:
             ApiError: it cannot be answered.
         """
+        if body.return_metrics is None:
+            body.return_metrics = self._state.include_metrics
         new_items = input_items(body)
         new_json = await map_in_slices(new_items, _serialized)
         before = await self._conversation(body.previous_response_id, owner)

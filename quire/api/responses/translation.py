@@ -39,7 +39,7 @@ from quire.protocol.sampling import CommonSamplingFields
 _ITEMS: TypeAdapter[list[Any]] = TypeAdapter(list[InputItem])
 _SAME_FIELDS = (
     *(*CommonSamplingFields.model_fields, "structured_outputs", "parallel_tool_calls", "chat_template_kwargs"),
-    *("mm_processor_kwargs", "media_io_kwargs"),
+    *("mm_processor_kwargs", "media_io_kwargs", "return_metrics"),
 )
 # Names of fields by their names in chat requests.
 _SOURCES = {

@@ -9,6 +9,7 @@ from starlette.requests import Request
 
 from quire.api.http.admission import admit
 from quire.api.http.sse import unless_disconnected
+from quire.engine.client.origin import current_origin
 from quire.multimodal.audio.decode import DecodedAudio, check_size
 from quire.multimodal.audio.reader import AudioFile, AudioUse
 from quire.multimodal.memory import Reservation
@@ -48,6 +49,7 @@ async def admitted_audio(
 
     use = AudioUse(while_made=lambda _: 0, result=lambda count: kept_bytes(count, window_seconds))
     decoding = reader.decode([AudioFile(file.file)], use, keep, tenant=current_tenant())
-    (samples,) = await unless_disconnected(request, decoding)
+    with current_origin().timeline.media:
+        (samples,) = await unless_disconnected(request, decoding)
     file.file.close()  # it may take space on disk
     return samples

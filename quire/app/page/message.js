@@ -419,7 +419,9 @@ function statistics(message) {
   ];
   if (metrics) {
     rows.push(
+      ["Preparation", duration(metrics.preprocess_time_ms)],
       ["Waited in the queue", duration(metrics.queue_time_ms)],
+      ["Prompt computed in", duration(metrics.prefill_time_ms)],
       ["First token after", duration(metrics.time_to_first_token_ms)],
       ["Generation", duration(metrics.generation_time_ms)],
     );

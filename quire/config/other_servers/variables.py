@@ -43,6 +43,10 @@ def _redirects(text: str) -> str | None:
     return None if text.strip() == "1" else text
 
 
+def _interval(text: str) -> str | None:
+    return None if text.strip().startswith("-") or not text.strip("0. ") else text
+
+
 def _level(text: str) -> str:
     return _LEVELS.get(text.lower(), text.lower())
 
@@ -51,6 +55,7 @@ VARIABLES: Mapping[str, VllmVariable] = {
     "VLLM_API_KEY": VllmVariable("api_key", lambda text: (text,), is_secret=True, note="one key"),
     "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": VllmVariable("timeout_keep_alive"),
     "VLLM_LOGGING_LEVEL": VllmVariable("log_level", _level),
+    "VLLM_LOG_STATS_INTERVAL": VllmVariable("log_stats_interval", _interval, note="0 is the default"),
     "VLLM_ATTENTION_BACKEND": VllmVariable("attention_backend"),
     "VLLM_CPU_KVCACHE_SPACE": VllmVariable("kv_cache_memory_bytes", _gib, note="in GiB; 0 is the default"),
     "VLLM_AUDIO_FETCH_TIMEOUT": VllmVariable("media_fetch_timeout"),

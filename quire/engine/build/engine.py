@@ -43,7 +43,7 @@ from quire.engine.core.loop import EngineCore
 from quire.engine.core.profiling import Profiling
 from quire.engine.core.sleep import Cache, EngineParts, Sleeper
 from quire.engine.core.update import WeightUpdate
-from quire.engine.execution.cache import OutOfCacheMemory, count_blocks
+from quire.engine.execution.cache import CacheMemory, OutOfCacheMemory, count_blocks
 from quire.engine.execution.devices.device import Device
 from quire.engine.execution.devices.select import find_device
 from quire.engine.execution.executor import Executor
@@ -127,7 +127,6 @@ def build_core(
     _check_sleep(config)
     device = device or find_device(config.model.device)
     config = with_attention_backend(config, device)
-    logger.info("%s", device.description)
     if config.parallel.tensor_parallel_size * config.parallel.pipeline_parallel_size == 1:
         return _build_core(config, channel, device, None)
     ranks = Ranks(config, device, launch)
@@ -156,12 +155,14 @@ def _check_sleep(config: CoreConfig) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Built:
-    """A core, and its memory on all ranks. `step_bytes`: see `ModelInfo`."""
+    """A core, and its memory on all ranks. `step_bytes` and what follows it: see `ModelInfo`."""
 
     core: EngineCore
     num_blocks: int = 0
     cache_bytes: int = 0
     step_bytes: int = 0
+    cache_dtype: str = ""
+    cache_limit: str = ""
 
 
 def _build_core(
@@ -197,8 +198,21 @@ def _build_core(
         cache_bytes=built.cache_bytes,
         step_bytes=built.step_bytes,
         kind=built.core.kind,
+        kernels=device.description,
+        attention_backend=options.attention_backend if built.cache_dtype else "",
+        weight_format=_weight_format(config),
+        cache_dtype=built.cache_dtype,
+        cache_limit=built.cache_limit,
     )
     return built.core, info
+
+
+def _weight_format(config: CoreConfig) -> str:
+    """See `ModelInfo`."""
+    if config.model.quantization != "none":
+        return f"{config.model.quantization} (--quantization)"
+    section = config.model_config.quantization
+    return "" if section is None else f"{section['quant_method']} (checkpoint)"
 
 
 def _with_pictures(
@@ -372,7 +386,21 @@ def _build_decoder(
         **_operation(config, loaded, device, source, sleeper, ranks),
     )
     cache_bytes = num_blocks * plan.block_bytes + (0 if ranks is None else ranks.cache_bytes)
-    return _Built(core, num_blocks, cache_bytes, 0 if available is None else available.step_bytes)
+    return _Built(
+        core,
+        num_blocks,
+        cache_bytes,
+        0 if available is None else available.step_bytes,
+        str(plan.dtype).removeprefix("torch."),
+        _cache_limit(options, num_blocks, needed, available),
+    )
+
+
+def _cache_limit(options: EngineOptions, num_blocks: int, needed: int, available: CacheMemory | None) -> str:
+    """What limits the KV cache, of which a sequence needs at most `needed` blocks."""
+    if available is None:
+        return "--kv-cache-memory-bytes"
+    return "all that --max-num-seqs can use" if num_blocks >= options.max_num_seqs * needed else available.setting
 
 
 def _scheduler(

@@ -48,6 +48,7 @@ from quire.engine.client.protocol import (
     Wake,
 )
 from quire.engine.client.records import Observers
+from quire.engine.client.request_log import RequestLog
 from quire.engine.client.sleep import SleepControl, Sleeping
 from quire.engine.client.slots import Slots
 from quire.engine.client.stream import (
@@ -73,6 +74,7 @@ class EngineClient(Engine):
     def __init__(self, channel: ClientChannel, tokenizer: Tokenizer, *, capacity: int, share: float = 1.0) -> None:
         """`capacity`, `share`: see `Slots`."""
         self.observers = Observers()
+        self.request_log: RequestLog | None = None
         self._slots = Slots(capacity, share)
         self._channel = channel
         self._tokenizer = tokenizer
@@ -227,6 +229,9 @@ class EngineClient(Engine):
         """Send the requests of a batch; see `BatchClient`."""
         self._check(self._sleep_control.refusal)
         self._streams.update((item.request_id, item) for item in items)
+        if self.request_log is not None:
+            for item in items:
+                self.request_log.begin(item.request_id, item.request, item)
         self._channel.send(AddRequests([core_request(item.request_id, item.request) for item in items]))
 
     def finish(self, item: BatchItem) -> None:
@@ -251,6 +256,8 @@ class EngineClient(Engine):
         request.deadline.check()
         request_id = (request.request_id if isinstance(request, GenerateRequest) else None) or uuid.uuid4().hex
         self._streams[request_id] = stream
+        if self.request_log is not None:
+            self.request_log.begin(request_id, request, stream)
         stop_alarm = request.deadline.call(partial(self._fail_in_turn, {request_id: stream}))
         try:
             self._channel.send(core_request(request_id, request))
@@ -262,9 +269,12 @@ class EngineClient(Engine):
             self._end_in_core({request_id: stream})
 
     def _record(self, request_id: str, stream: OutputStream) -> None:
-        if self.observers.want_records:
-            stream.times.sent = time.monotonic()
-            self.observers.on_finish(stream.record(request_id))
+        stream.times.sent = time.monotonic()
+        record = stream.record(request_id)
+        record.add_to_timeline()
+        if self.request_log is not None:
+            self.request_log.end(record, stream)
+        self.observers.on_finish(record)
 
     def _check(self, asleep: EngineError | None) -> None:
         if (error := self._dead or asleep) is not None:

@@ -137,6 +137,11 @@ class ModelInfo(msgspec.Struct, frozen=True):
         step_bytes: memory of a GPU for intermediate results of the largest step, which is not held between steps; 0
             where it was not measured.
         kind: what the model does.
+        kernels: with which kernels it is computed, such as their instruction set.
+        attention_backend: kernels of attention over the KV cache; empty without a cache.
+        weight_format: how its weights are quantized, and who said so; empty if they are not.
+        cache_dtype: data type of the KV cache; empty without one.
+        cache_limit: what the size of the KV cache follows from, such as a setting.
     """
 
     architecture: str
@@ -151,6 +156,11 @@ class ModelInfo(msgspec.Struct, frozen=True):
     cache_bytes: int
     step_bytes: int = 0
     kind: ModelKind = Generates()
+    kernels: str = ""
+    attention_backend: str = ""
+    weight_format: str = ""
+    cache_dtype: str = ""
+    cache_limit: str = ""
 
     @property
     def media_tokens(self) -> frozenset[str]:

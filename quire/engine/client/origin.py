@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
+from quire.engine.client.timeline import Timeline
 from quire.engine.client.trace_context import TraceContext
 
 _MOST_ACTIVITIES = 32  # of a request that are noted
@@ -56,6 +57,7 @@ class Origin:
         arrived: monotonic seconds when its head had been read; 0 outside of requests.
         trace: the request's own span, the parent of all others that it has here; None without tracing.
         notes: what is learnt about it.
+        timeline: where its time went, so far.
         key_name: name of its API key; empty without one.
     """
 
@@ -64,6 +66,7 @@ class Origin:
     arrived: float = 0.0
     trace: TraceContext | None = None
     notes: RequestNotes = field(default_factory=RequestNotes, compare=False, repr=False)
+    timeline: Timeline = field(default_factory=Timeline, compare=False, repr=False)
     key_name: str = ""
 
     @property

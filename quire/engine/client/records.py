@@ -104,6 +104,13 @@ class RequestRecord:
     draft_tokens: int = 0
     accepted_tokens: int = 0
 
+    def add_to_timeline(self) -> None:
+        """Add the sequence to the timeline of its HTTP request."""
+        timeline = self.origin.timeline
+        timeline.add_times(self.times)
+        if not self.is_search_step:  # each has the prompt and the beam so far
+            timeline.add_tokens(self.prompt_tokens, self.cached_tokens, self.output_tokens)
+
 
 class Observer:
     """Receive the events of one engine, on the event loop; must not block. A class has the methods that it needs."""
@@ -169,11 +176,6 @@ class Observers(Observer):
             if getattr(type(observer), name) is not getattr(Observer, name):
                 listeners.append(getattr(observer, name))
 
-    @property
-    def want_records(self) -> bool:
-        """Whether an observer reads the records of finished requests."""
-        return bool(self._listeners["on_finish"])
-
     @override
     def on_step(self, stats: StepStats) -> None:
         self._tell("on_step", stats)
@@ -204,7 +206,8 @@ class Observers(Observer):
         begun = time.monotonic()
         self._tell("on_preprocessing_start")
         try:
-            yield
+            with current_origin().timeline.media:
+                yield
         finally:
             current_origin().notes.add("media", begun)
             self._tell("on_preprocessing_end", time.monotonic() - begun)

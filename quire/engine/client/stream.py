@@ -129,7 +129,11 @@ class OutputStream(Protocol):
 
 
 class SequenceStream(OutputStream):
-    """The deltas of one sequence; one reader takes them with `next`."""
+    """The deltas of one sequence; one reader takes them with `next`.
+
+    Attributes:
+        beginning: the first characters of its text, for the log; None: they are not kept.
+    """
 
     def __init__(
         self, request: GenerateRequest, detokenizer: Detokenizer, ended: Callable[[], None] | None = None
@@ -145,11 +149,17 @@ class SequenceStream(OutputStream):
         self.accepted_tokens = 0
         self.finish_reason: FinishReason | None = None
         self.finished_by_core = False
+        self.beginning: str | None = None
+        self._kept = 0  # characters of `beginning` that are wanted
         self._detokenizer = detokenizer
         self._pending: Delta | None = None  # without its text
         self._texts: list[str] = []  # of the pending delta
         self._error: EngineError | None = None
         self._waiter: asyncio.Future[None] | None = None
+
+    def keep_beginning(self, length: int) -> None:
+        """Keep so many characters of the text."""
+        self.beginning, self._kept = "", length
 
     async def next(self) -> Delta:
         """Wait for the next delta.
@@ -188,6 +198,8 @@ class SequenceStream(OutputStream):
         self.draft_tokens, self.accepted_tokens = output.draft_tokens, output.accepted_tokens
         delta = self._pending or Delta(cached_tokens=self.cached_tokens)
         self._texts.append(text)
+        if self.beginning is not None and len(self.beginning) < self._kept:
+            self.beginning = (self.beginning + text)[: self._kept]
         delta.token_ids += output.token_ids[:used]
         if output.logprobs is not None:
             delta.logprobs += output.logprobs[:used]

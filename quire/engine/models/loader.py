@@ -251,7 +251,7 @@ def _load_model(
         )
     shell = _composite_shell(folder, config, options)
     with _open_checkpoint(folder, config, shell) as checkpoint:
-        dtype = _dtype(options, checkpoint, target, exact=config.static is not None)
+        dtype = computed_dtype(options, checkpoint, target, exact=config.static is not None)
         if quantize and dtype not in target.quantizable_dtypes:
             names = sorted(str(supported_dtype).removeprefix("torch.") for supported_dtype in target.quantizable_dtypes)
             raise UnsupportedModel(f"--quantization works with --dtype {' or '.join(names)}")
@@ -619,7 +619,7 @@ def bytes_of(model: nn.Module) -> int:
     return panels + sum(parameter.nbytes for parameter in model.parameters())
 
 
-def _dtype(options: ModelOptions, checkpoint: Checkpoint, target: LoadTarget, *, exact: bool) -> torch.dtype:
+def computed_dtype(options: ModelOptions, checkpoint: Checkpoint, target: LoadTarget, *, exact: bool) -> torch.dtype:
     """The dtype to compute in. `exact`: float32 unless the options say otherwise, since nothing is multiplied."""
     if exact and options.dtype == "auto":
         return torch.float32

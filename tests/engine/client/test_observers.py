@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 from typing_extensions import override
 
-from quire.engine.client import stream
 from quire.engine.client.origin import Origin
 from quire.engine.client.protocol import StepStats
 from quire.engine.client.records import Observer, RequestRecord, RequestTimes
 from quire.engine.client.sampling_params import SamplingParams
-from quire.engine.client.stream import Delta, GenerateRequest
+from quire.engine.client.stream import GenerateRequest
 from tests.support.fake_core import FakeCore, prompt_of, running_client
 from tests.support.observers import Records
 from tests.support.tokenizer import EOS
@@ -83,14 +82,12 @@ async def test_a_record_has_its_ids_and_the_times_of_all_borders() -> None:
     assert borders[0] > 0.0
 
 
-async def test_without_an_observer_of_records_none_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> RequestRecord:
-        raise AssertionError("a record was made")
-
-    monkeypatch.setattr(stream.SequenceStream, "record", fail)
+async def test_the_origin_knows_where_the_time_of_its_sequences_went() -> None:
+    origin = Origin("request", arrived=1.0)
     async with running_client(FakeCore()) as client:
         client.observers.add(tokens := Tokens())
-        last = Delta()
-        async for delta in client.generate(request("abc")):
-            last = delta
-        assert (last.finish_reason, tokens.count) == ("stop", 4)
+        for text in ("abc", "de"):
+            assert [delta async for delta in client.generate(request(text, origin))][-1].finish_reason == "stop"
+    timeline = origin.timeline
+    assert 1.0 < timeline.queued <= timeline.scheduled <= timeline.first_token < timeline.last_token <= timeline.sent
+    assert (timeline.prompt_tokens, timeline.output_tokens, tokens.count) == (5, 7, 7)
