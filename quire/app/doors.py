@@ -31,7 +31,7 @@ ROUTES: Mapping[Level, frozenset[str]] = {
     Level.OPEN: PROBE_PATHS | {"GET /", f"{PAGE_FILES}{{name}}"},
     Level.ADMIN: frozenset(
         (
-            *("/sleep", "/wake_up", "/pause", "/resume", "/update_weights"),
+            *("/sleep", "/wake_up", "/pause", "/resume", "/update_weights", "/update_weights_from_disk"),
             *("/reset_prefix_cache", "/reset_mm_cache", "/reset_encoder_cache", "/start_profile", "/stop_profile"),
             *("/v1/load_lora_adapter", "/v1/unload_lora_adapter"),
         )

@@ -28,7 +28,8 @@ VALUES = (
     *("9" * 400 + "GiB", "infB", "1e400B", "-5GiB", "5XB", "http://[::", "http://a:99999999/", "a:b:c", "--", "-x"),
 )
 DIFFERENT = tuple(command for command in COMMANDS if command is not Config)  # which has the settings of Serve
-LONGEST = 110 * 300  # characters of a refusal: that many settings, each with what it expects and the start of the value
+# Characters of a refusal: all settings of the longest command, each with what it expects and the start of the value.
+LONGEST = max(len(command.model_fields) for command in COMMANDS) * 300
 
 
 def check(command: type[Command], arguments: list[str]) -> None:

@@ -27,6 +27,7 @@ def exported() -> set[str]:
     model.describe(INFO, EngineOptions(speculative_method="ngram"))
     model.on_step(StepStats())
     model.on_sleep_operation_end("sleep", 1.0)
+    metrics.rate_limited.labels("key", "requests").inc()
     metrics.http_requests.labels("GET", "/", "2xx").inc()
     metrics.http_seconds.labels("GET", "/").observe(1.0)
     lines = set[str]()
