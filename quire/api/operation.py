@@ -123,8 +123,8 @@ def _add_weights(routes: APIRouter, state: ServerState) -> None:
     async def update_weights_from_disk(
         body: UpdateWeightsFromDiskRequest, request: Request
     ) -> UpdateWeightsFromDiskResponse:
-        """Replace the weights of the first model by those in a directory, in SGLang's API."""
-        model = state.model(None)
+        """Replace the weights of a model by those in a directory, in SGLang's API."""
+        model = state.model(body.model)
         mode: PauseMode = "abort" if body.abort_all_requests else "wait"
         await _update(request, state, model, body.model_path, mode, "model_path")
         return UpdateWeightsFromDiskResponse(message=_replaced(model))

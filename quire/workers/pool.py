@@ -113,17 +113,20 @@ class WorkerPool:
 
     async def _result(self, entry: Job) -> Any:
         """The result of a job. A cancelled caller waits for a running one for a moment."""
-        if not self._cancelled_seconds:
-            return await entry.result
         try:
-            return await asyncio.shield(entry.result)
-        except asyncio.CancelledError:
+            if not self._cancelled_seconds:
+                return await entry.result
             try:
-                if self._jobs[entry] is not None:
-                    await asyncio.wait({entry.result}, timeout=self._cancelled_seconds)
-            finally:
-                entry.result.cancel()  # so that it is not begun, or begun again
-            raise
+                return await asyncio.shield(entry.result)
+            except asyncio.CancelledError:
+                try:
+                    if self._jobs[entry] is not None:
+                        await asyncio.wait({entry.result}, timeout=self._cancelled_seconds)
+                finally:
+                    entry.result.cancel()  # so that it is not begun, or begun again
+                raise
+        finally:
+            del entry  # as in `run`
 
     async def close(self) -> None:
         """Kill the processes; jobs that have not ended fail. Takes a few seconds at most."""

@@ -143,6 +143,9 @@ def test_every_route_and_every_field_has_a_valid_body(fake: Fake) -> None:
 )
 def test_bodies_without_mutations_are_accepted(fake: Fake, path: str, body: Any) -> None:
     answer = fake.post(path, encode(body))
+    if path.startswith("/update_weights"):  # read completely, and then refused: no directory is allowed
+        assert answer.status_code == 403, answer.text
+        return
     assert answer.status_code == 200, answer.text
     if answer.headers.get("content-type") != "application/octet-stream":
         assert answer.content == b"" or answer.text.startswith(("data: ", "event: ")) or json.loads(answer.text)

@@ -322,6 +322,13 @@ BODIES: dict[str, list[Body]] = {
         },
     ],
     "/detokenize": [{"model": "fake", "tokens": [1, 2, 3]}],
+    "/update_weights": [{"path": "step-100", "model": "fake", "mode": "keep"}],
+    "/update_weights_from_disk": [
+        {
+            "model_path": "step-100", "model": "fake", "load_format": "auto", "abort_all_requests": True,
+            "flush_cache": True,
+        }
+    ],
     "/v1/realtime/client_secrets": [
         {
             "expires_after": {"anchor": "created_at", "seconds": 60},

@@ -13,8 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from quire.engine.build import engine as build_engine
-from quire.engine.build import ranks as build_ranks
+from quire.engine.models import source
 from quire.engine.models.distributed.group import RankGroup, RankGroups
 from quire.engine.models.layers.linear import Linear, Packable
 from quire.engine.models.layers.step import StepContext
@@ -125,10 +124,7 @@ def recurrent_models(kind: str) -> Any:
                 module.pack_weights("none")
         return replace(loaded, model=model)
 
-    with (
-        mock.patch.object(build_engine, "load_model", load),
-        mock.patch.object(build_ranks, "load_model", load),
-    ):
+    with mock.patch.object(source, "load_model", load):
         yield
 
 
