@@ -51,7 +51,7 @@ class _NoMetrics(Observer):
     def __init__(self, *_: object) -> None:
         super().__init__()
 
-    def describe_cache(self, *_: object) -> None:
+    def describe(self, *_: object) -> None:
         """Publish nothing."""
 
 
