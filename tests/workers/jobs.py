@@ -13,7 +13,15 @@ from typing import Any
 
 def factory(prefix: str = "") -> Callable[[tuple[str, Any]], Any]:
     """Does the job of a name with one argument."""
+
+    def announce(work: tuple[Path, tuple[str, Any]]) -> Any:
+        """Do a job after a file has been made, by which a test knows that the job runs."""
+        file, job = work
+        file.touch()
+        return jobs[job[0]](job[1])
+
     jobs: dict[str, Callable[[Any], Any]] = {
+        "announce": announce,
         "echo": lambda value: prefix + value if prefix else value,
         "array": _array,
         "fail": _fail,
@@ -38,7 +46,7 @@ def broken() -> Callable[[Any], Any]:
 
 
 def _array(size: int) -> Any:
-    import numpy as np  # takes processor time, by which a test knows that a job runs
+    import numpy as np  # takes a while
 
     return np.arange(size, dtype=np.float32)
 

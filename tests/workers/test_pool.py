@@ -174,25 +174,23 @@ async def test_long_jobs_all_come_to_an_end() -> None:
         assert await pool.run(("echo", "last")) == "last"
 
 
-async def test_cancelling_a_job_kills_its_process() -> None:
+async def test_cancelling_a_job_kills_its_process(tmp_path: Path) -> None:
     async with running_pool(limits=WorkerLimits(256 << 20, 60, 4 << 20)) as pool:
         pid = await pool.run(("pid", None))
-        used = psutil.Process(pid).cpu_times().user
-        spinning = asyncio.create_task(pool.run(("spin", None)))
-        await until(lambda: psutil.Process(pid).cpu_times().user > used)
+        spinning = asyncio.create_task(pool.run(("announce", (tmp_path / "begun", ("spin", None)))))
+        await until((tmp_path / "begun").exists)
         spinning.cancel()
         await asyncio.wait([spinning])
         await until(lambda: ended(pid))
         assert await pool.run(("pid", None)) != pid
 
 
-async def test_a_cancelled_job_may_end_where_processes_start_slowly() -> None:
+async def test_a_cancelled_job_may_end_where_processes_start_slowly(tmp_path: Path) -> None:
     async with running_pool(limits=WorkerLimits(1 << 30, 60, 4 << 20), cancelled_seconds=60.0) as pool:
         pid = await pool.run(("pid", None))
-        used = psutil.Process(pid).cpu_times().user
-        making = asyncio.create_task(pool.run(("array", 10)))
+        making = asyncio.create_task(pool.run(("announce", (tmp_path / "begun", ("array", 10)))))
         waiting = asyncio.create_task(pool.run(("exit", 3)))
-        await until(lambda: psutil.Process(pid).cpu_times().user > used)
+        await until((tmp_path / "begun").exists)
         waiting.cancel()
         await asyncio.wait([waiting])
         assert not making.done()
@@ -202,12 +200,11 @@ async def test_a_cancelled_job_may_end_where_processes_start_slowly() -> None:
         assert await pool.run(("pid", None)) == pid
 
 
-async def test_a_cancelled_job_is_given_so_much_time_only() -> None:
+async def test_a_cancelled_job_is_given_so_much_time_only(tmp_path: Path) -> None:
     async with running_pool(limits=WorkerLimits(256 << 20, 60, 4 << 20), cancelled_seconds=0.01) as pool:
         pid = await pool.run(("pid", None))
-        used = psutil.Process(pid).cpu_times().user
-        spinning = asyncio.create_task(pool.run(("spin", None)))
-        await until(lambda: psutil.Process(pid).cpu_times().user > used)
+        spinning = asyncio.create_task(pool.run(("announce", (tmp_path / "begun", ("spin", None)))))
+        await until((tmp_path / "begun").exists)
         spinning.cancel()
         await asyncio.wait([spinning])
         await until(lambda: ended(pid))
