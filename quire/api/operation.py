@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,7 +12,8 @@ from starlette.responses import Response
 
 from quire.api.http.routing import CheckedRoute
 from quire.api.http.sse import unless_disconnected
-from quire.engine.client.commands import PauseMode
+from quire.api.sleep import each_model
+from quire.engine.client.commands import BegunPause, PauseMode
 from quire.engine.client.errors import RequestRefused
 from quire.protocol.common import ERRORS, ErrorBody
 from quire.protocol.errors import InvalidRequest, PermissionDenied, shorten
@@ -58,13 +59,13 @@ def _add_caches(routes: APIRouter, state: ServerState) -> None:
         if reset_external:
             raise InvalidRequest("There is no prefix cache outside of this server.", "reset_external")
         models = _models(state, model)
-        await _each(each.client.commands.reset_prefix_cache(preempt=reset_running_requests) for each in models)
+        await each_model(each.client.commands.reset_prefix_cache(preempt=reset_running_requests) for each in models)
         return Response()
 
     @routes.post("/reset_encoder_cache", response_class=Response)
     async def reset_encoder_cache(model: ModelName = None) -> Response:
         """Let audio, pictures and videos be encoded anew."""
-        await _each(each.client.commands.reset_encoder_cache() for each in _models(state, model))
+        await each_model(each.client.commands.reset_encoder_cache() for each in _models(state, model))
         return Response()
 
     @routes.post("/reset_mm_cache", response_class=Response)
@@ -91,14 +92,14 @@ def _add_pauses(routes: APIRouter, state: ServerState) -> None:
         `clear_cache`: afterwards the caches are empty; not with "keep".
         """
         chosen: PauseMode = "wait" if wait_for_inflight_requests else mode
-        pauses = _each(_pause(each, chosen, clear_cache=clear_cache) for each in _models(state, model))
+        pauses = _pause(_models(state, model), chosen, clear_cache=clear_cache)
         await (unless_disconnected(request, pauses) if chosen == "wait" else pauses)
         return PauseStatus(status="paused")
 
     @routes.post("/resume")
     async def resume(model: ModelName = None) -> PauseStatus:
         """Run steps again."""
-        await _each(each.client.commands.resume() for each in _models(state, model))
+        await each_model(each.client.commands.resume() for each in _models(state, model))
         return PauseStatus(status="resumed")
 
     @routes.get("/is_paused")
@@ -161,13 +162,27 @@ def _add_profiles(routes: APIRouter, state: ServerState) -> None:
         return Response()
 
 
-async def _pause(model: ServedModel, mode: PauseMode, *, clear_cache: bool) -> None:
-    commands = model.client.commands
-    await commands.pause(mode)
-    if clear_cache and mode != "keep":
-        await commands.reset_prefix_cache()
-        await commands.reset_encoder_cache()
-        model.reset_media_cache()
+async def _pause(models: Iterable[ServedModel], mode: PauseMode, *, clear_cache: bool) -> None:
+    """Pause models; none of them, if this is cancelled."""
+    pauses: list[BegunPause] = []
+
+    async def pause(model: ServedModel) -> None:
+        commands = model.client.commands
+        pauses.append(await commands.pause(mode))
+        if clear_cache and mode != "keep":
+            await commands.reset_prefix_cache()
+            await commands.reset_encoder_cache()
+            model.reset_media_cache()
+
+    try:
+        await each_model(map(pause, models))
+    except asyncio.CancelledError:
+        for begun in pauses:
+            begun.give_up()
+        raise
+    finally:
+        for begun in pauses:
+            begun.keep()  # without effect after it was given up
 
 
 def _models(state: ServerState, name: str | None) -> list[ServedModel]:
@@ -196,11 +211,3 @@ def _update_folder(root: Path | None, path: str, param: str) -> Path:
 def _require_profiler(state: ServerState) -> None:
     if not state.profiler:
         raise InvalidRequest("The server was started without --profiler-config, which profiles need.")
-
-
-async def _each(changes: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Wait until all models have changed, or failed to; raises the first error."""
-    done: list[BaseException | None] = await asyncio.gather(*changes, return_exceptions=True)
-    for error in done:
-        if error is not None:
-            raise error

@@ -52,7 +52,7 @@ def router(state: ServerState) -> APIRouter:
             raise Conflict("A model is paused, so that its requests do not end: POST /resume first, or abort them.")
         sleep_level = cast("SleepLevel", level)
         wait = mode == "wait"
-        changes = _each(
+        changes = each_model(
             _observed(model, "sleep", model.client.sleeping.sleep(sleep_level, wait=wait)) for model in state.models
         )
         await (unless_disconnected(request, changes) if wait else changes)
@@ -62,7 +62,9 @@ def router(state: ServerState) -> APIRouter:
     async def wake_up(tags: Annotated[list[MemoryTag], Query()] = []) -> Response:  # noqa: B006 FastAPI copies it
         """Restore the memory of all models, or of these tags only. Answers when that is done."""
         _require_sleep_mode(state)
-        await _each(_observed(model, "wake", model.client.sleeping.wake_up(tags or _ALL)) for model in state.models)
+        await each_model(
+            _observed(model, "wake", model.client.sleeping.wake_up(tags or _ALL)) for model in state.models
+        )
         return Response()
 
     @routes.get("/is_sleeping")
@@ -83,7 +85,7 @@ async def _observed(model: ServedModel, operation: SleepOperation, change: Corou
         await change
 
 
-async def _each(changes: Iterable[Coroutine[Any, Any, None]]) -> None:
+async def each_model(changes: Iterable[Coroutine[Any, Any, None]]) -> None:
     """Wait until all models have changed, or failed to; raises the first error."""
     done: list[BaseException | None] = await asyncio.gather(*changes, return_exceptions=True)
     for error in done:

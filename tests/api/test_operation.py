@@ -188,6 +188,88 @@ async def test_a_client_that_disconnects_ends_the_wait(tmp_path: Path) -> None:
         assert (await running).status_code == 200
 
 
+async def test_two_clients_wait_and_one_of_them_disconnects(tmp_path: Path) -> None:
+    core = FakeCore(answer=says("x" * 5))
+    core.hold.set()
+    async with running_server(tmp_path, core) as server:
+        running = asyncio.create_task(server.post(COMPLETIONS, SHORT))
+        await until(lambda: core.active)
+        leaving, staying = [asyncio.create_task(server.post("/pause?mode=wait&clear_cache=false")) for _ in range(2)]
+        await until(lambda: len(commands(core)) == 2)
+        leaving.cancel()
+        await until(lambda: server.state.in_flight == 2)
+        core.hold.clear()
+        assert (await running).status_code == 200
+        assert (await staying).json() == {"status": "paused"}
+        assert commands(core) == [Pause(drain=True)] * 2
+        assert core.paused
+        assert await is_paused(server)
+
+
+async def test_a_client_that_disconnects_leaves_all_models_as_they_were(tmp_path: Path) -> None:
+    """Also the one that was idle, so that it has paused at once, and the one that was paused before."""
+    busy, idle, paused = cores = [FakeCore(answer=says("x" * 5)) for _ in range(3)]
+    busy.hold.set()
+    async with running_server(tmp_path, *cores) as server:
+        await server.post("/pause?model=fake-2&clear_cache=false")
+        running = asyncio.create_task(server.post(COMPLETIONS, SHORT))
+        await until(lambda: busy.active)
+        pausing = asyncio.create_task(server.post("/pause?mode=wait"))
+        await until(lambda: commands(busy) and ResetCaches(items=True) in commands(idle))
+        await until(lambda: ResetCaches(items=True) in commands(paused))
+        pausing.cancel()
+        await until(lambda: server.state.in_flight == 1)
+        answers = [await is_paused(server, f"?model={name}") for name in ("fake", "fake-1", "fake-2")]
+        assert answers == [False, False, True]
+        await until(lambda: commands(idle)[-1] == Resume())
+        await until(lambda: commands(paused)[-1] == Pause())
+        busy.hold.clear()
+        assert (await running).status_code == 200
+        assert (await server.post(COMPLETIONS, {**SHORT, "model": "fake-1"})).status_code == 200
+
+
+async def test_a_pause_during_an_update_stays(tmp_path: Path) -> None:
+    core = FakeCore(answer=says("x" * 5))
+    core.hold.set()
+    async with running_server(tmp_path, core, weight_update_path=tmp_path) as server:
+        running = asyncio.create_task(server.post(COMPLETIONS, SHORT))
+        await until(lambda: core.active)
+        updating = asyncio.create_task(server.post("/update_weights", {"path": "new"}))
+        await until(lambda: commands(core))
+        pausing = asyncio.create_task(server.post("/pause?mode=wait&clear_cache=false"))
+        await until(lambda: len(commands(core)) == 2)
+        core.hold.clear()
+        assert [(await task).status_code for task in (running, updating, pausing)] == [200] * 3
+        assert core.paused
+        assert await is_paused(server)
+        await server.post("/resume")
+        assert (await server.post(COMPLETIONS, SHORT)).status_code == 200
+
+
+async def test_an_update_waits_for_requests_beside_a_pause_that_waits(tmp_path: Path) -> None:
+    core = FakeCore(answer=says("x" * 5))
+    core.hold.set()
+    async with running_server(tmp_path, core, weight_update_path=tmp_path) as server:
+        running = asyncio.create_task(server.post(COMPLETIONS, SHORT))
+        await until(lambda: core.active)
+        pausing = asyncio.create_task(server.post("/pause?mode=wait&clear_cache=false"))
+        await until(lambda: commands(core))
+        updating = asyncio.create_task(server.post("/update_weights", {"path": "new"}))
+        await until(lambda: len(commands(core)) == 2)
+        assert commands(core) == [Pause(drain=True)] * 2
+        core.hold.clear()
+        assert [(await task).status_code for task in (running, pausing, updating)] == [200] * 3
+        assert await is_paused(server)
+
+
+async def test_a_pause_of_a_dead_engine_is_none(tmp_path: Path) -> None:
+    core = FakeCore(answer=says("x" * 5), die_at_step=1)
+    async with running_server(tmp_path, core) as server:
+        assert (await server.post(COMPLETIONS, SHORT)).status_code == 503
+        assert (await server.post("/pause")).status_code == 503
+        assert not await is_paused(server), "the one that is started in its place is not"
+
+
 async def test_a_paused_server_does_not_wait_for_requests_before_it_sleeps(tmp_path: Path) -> None:
     async with running_server(tmp_path, FakeCore(), enable_sleep_mode=True) as server:
         await server.post("/pause?mode=keep")

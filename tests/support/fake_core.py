@@ -119,6 +119,7 @@ class FakeCore:
     paused: bool = False
     _pausing: list[int] = field(default_factory=list)  # serials of commands that wait for the end of all requests
     _done: list[int] = field(default_factory=list)
+    _refused: list[int] = field(default_factory=list)  # those whose wait another command has ended
     _allowed: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
 
     @property
@@ -178,7 +179,10 @@ class FakeCore:
             self.paused, self._pausing = self.paused or bool(self._pausing), []
         for serial in self._done:
             channel.send(CommandDone(serial, *(self.command_error or ())))
+        for serial in self._refused:
+            channel.send(CommandDone(serial, "another command has ended the wait"))
         self._done.clear()
+        self._refused.clear()
         return True
 
     def _run(self, serial: int, command: Command) -> None:
@@ -187,10 +191,10 @@ class FakeCore:
             case Pause(drain=True):
                 self._pausing.append(serial)
                 return
-            case Pause():
-                self.paused = True
-            case Resume():
-                self.paused = False
+            case Pause() | Resume():
+                self.paused = isinstance(command, Pause)
+                self._refused += self._pausing
+                self._pausing = []
         self._done.append(serial)
 
     def _pooled(self, message: AddRequest) -> RequestOutput:

@@ -37,20 +37,21 @@ class CommandedClient(Protocol):
 
 
 class Commands(Protocol):
-    """What an operator can ask of an engine. All methods raise EngineDead if the engine has stopped.
+    """What an operator can ask of an engine. All methods raise EngineDead if the engine has stopped."""
 
-    Attributes:
-        is_paused: no step is run, or none will be once requests that have begun have ended.
-    """
+    @property
+    def is_paused(self) -> bool:
+        """Whether no step is run, or none will be once requests that have begun have ended."""
 
-    is_paused: bool
-
-    async def pause(self, mode: PauseMode) -> None:
+    async def pause(self, mode: PauseMode) -> BegunPause:
         """Run no more steps until `resume`. New requests wait, as many as the queue takes.
 
         Args:
             mode: requests that have begun are aborted, or end first, or wait and go on later. To cancel a wait for
-                their end leaves the engine as it was.
+                their end leaves the engine as it was, or as others want it.
+
+        Returns:
+            The pause, which the caller keeps or gives up.
 
         Raises:
             CommandRefused: another command has ended the wait.
@@ -107,29 +108,63 @@ class CommandSender(Commands):
         self._serials = itertools.count()
         self._replies: dict[int, asyncio.Future[CommandDone]] = {}
         self._updating = asyncio.Lock()
-        self.is_paused = False
+        self._stays_paused = False  # until `resume`
+        self._begun: set[BegunPause] = set()  # pauses of requests that are being answered
+
+    @property
+    @override
+    def is_paused(self) -> bool:
+        return self._stays_paused or bool(self._begun)
 
     @override
-    async def pause(self, mode: PauseMode) -> None:
-        before, self.is_paused = self.is_paused, True
+    async def pause(self, mode: PauseMode) -> BegunPause:
         if mode == "abort":
             self._client.end_all(RequestAborted("The request was aborted: POST /pause has paused the model."))
-        try:
-            await self._run(Pause(drain=mode == "wait"))
-        except asyncio.CancelledError:
-            self._undo_pause(is_paused=before)
-            raise
+        return await self._pause(drain=mode == "wait")
 
-    def _undo_pause(self, *, is_paused: bool) -> None:
-        """End the wait of a pause that was cancelled."""
-        self.is_paused = is_paused
-        with suppress(EngineDead):
-            self._client.send_control(RunCommand(next(self._serials), Pause() if is_paused else Resume()))
+    async def _pause(self, *, drain: bool) -> BegunPause:
+        begun = BegunPause(self)
+        self._begun.add(begun)
+        try:
+            await self._run(Pause(drain=drain))
+        except asyncio.CancelledError:
+            begun.give_up()
+            raise
+        except EngineError:
+            self._begun.discard(begun)
+            raise
+        return begun
+
+    def keep(self, begun: BegunPause) -> None:
+        """See `BegunPause`."""
+        if begun in self._begun:
+            self._begun.remove(begun)
+            self._stays_paused = True
+
+    def give_up(self, begun: BegunPause) -> None:
+        """See `BegunPause`."""
+        command = self._command_after(begun)
+        if command is not None:
+            with suppress(EngineDead):
+                self._client.send_control(RunCommand(next(self._serials), command))
+
+    def _command_after(self, begun: BegunPause) -> Pause | Resume | None:
+        """The command that ends a pause; None: it has ended, or others want one as well."""
+        if begun not in self._begun:
+            return None
+        self._begun.remove(begun)
+        if self._begun:
+            return None  # the engine is paused, or drains, for them too
+        return Pause() if self._stays_paused else Resume()
 
     @override
     async def resume(self) -> None:
-        self.is_paused = False
+        self._forget_pauses()
         await self._run(Resume())
+
+    def _forget_pauses(self) -> None:
+        self._stays_paused = False
+        self._begun.clear()
 
     @override
     async def reset_prefix_cache(self, *, preempt: bool = False) -> None:
@@ -144,14 +179,12 @@ class CommandSender(Commands):
         async with self._updating:
             if mode == "abort":
                 self._client.end_all(RequestAborted("The request was aborted: POST /update_weights replaces weights."))
-            pauses = mode == "wait" and not self.is_paused
-            if pauses:
-                await self.pause("wait")
+            begun = await self._pause(drain=True) if mode == "wait" and not self._stays_paused else None
             try:
                 await self._run(UpdateWeights(str(folder)))
             finally:
-                if pauses:
-                    await self.resume()
+                if begun is not None and (command := self._command_after(begun)) is not None:
+                    await self._run(command)
 
     @override
     async def start_profile(self) -> None:
@@ -169,7 +202,7 @@ class CommandSender(Commands):
 
     def ended(self, error: EngineDead) -> None:
         """The core has ended; another one is not paused."""
-        self.is_paused = False
+        self._forget_pauses()
         for reply in self._replies.values():
             if not reply.done():
                 reply.set_exception(error)
@@ -184,3 +217,21 @@ class CommandSender(Commands):
             del self._replies[serial]
         if done.error is not None:
             raise (RequestRefused if done.invalid else CommandRefused)(done.error)
+
+
+class BegunPause:
+    """A pause that is in force. The request for it ends with one of the methods; whichever comes later has no effect.
+
+    Neither has an effect after `Commands.resume`.
+    """
+
+    def __init__(self, sender: CommandSender) -> None:
+        self._sender = sender
+
+    def keep(self) -> None:
+        """Stay paused until `Commands.resume`."""
+        self._sender.keep(self)
+
+    def give_up(self) -> None:
+        """Leave the engine as it was, or as others want it."""
+        self._sender.give_up(self)
