@@ -23,8 +23,7 @@ class Gate:
     def __init__(self) -> None:
         self.is_closed = False
         self.waiting: list[int] = []
-        self._held: list[AddRequest | ExtendRequest] = []
-        self._ids: set[str] = set()
+        self._held: dict[str, list[AddRequest | ExtendRequest]] = {}  # by id: a request, and what is appended to it
         self._appended = 0  # bytes
 
     @property
@@ -38,38 +37,42 @@ class Gate:
         return bool(self.waiting)
 
     def __contains__(self, request_id: str) -> bool:
-        return request_id in self._ids
+        return request_id in self._held
 
     def __len__(self) -> int:
-        return len(self._ids)
+        return len(self._held)
 
     def hold(self, message: AddRequest) -> None:
         """Hold a request."""
-        self._held.append(message)
-        self._ids.add(message.request_id)
+        self._held[message.request_id] = [message]
 
     def hold_extension(self, message: ExtendRequest) -> bool:
         """Hold what is appended to a held request; returns whether there was room for it."""
-        size = message.tokens.nbytes + sum(map(_bytes_of, message.items))
+        size = _size(message)
         if self._appended + size > _MOST_BYTES:
             self.drop([message.request_id])
             return False
         self._appended += size
-        self._held.append(message)
+        self._held[message.request_id].append(message)
         return True
 
     def drop(self, request_ids: Collection[str]) -> None:
         """Forget held requests; unknown ids are ignored."""
-        if not self._ids.isdisjoint(request_ids):
-            self._ids.difference_update(request_ids)
-            self._held = [message for message in self._held if message.request_id in self._ids]
+        for request_id in request_ids:
+            self._appended -= sum(map(_size, self._held.pop(request_id, ())))
 
     def end_drain(self) -> tuple[list[int], list[AddRequest | ExtendRequest]]:
-        """Return the serials of the commands that waited, and what was held, in order."""
-        ended = self.waiting, self._held
-        self.waiting, self._held, self._appended = [], [], 0
-        self._ids.clear()
+        """Return the serials of the commands that waited, and what was held, in order of the requests."""
+        ended = self.waiting, [message for messages in self._held.values() for message in messages]
+        self.waiting, self._held, self._appended = [], {}, 0
         return ended
+
+
+def _size(message: AddRequest | ExtendRequest) -> int:
+    """Bytes that count against the bound: a request itself has been admitted."""
+    if isinstance(message, AddRequest):
+        return 0
+    return message.tokens.nbytes + sum(map(_bytes_of, message.items))
 
 
 def _bytes_of(item: MediaItem) -> int:

@@ -356,8 +356,11 @@ class EngineCore:
     def _release_held(self, error: str | None) -> None:
         """Let the engine drain no longer. `error`: why requests are left."""
         serials, held = self._gate.end_drain()
-        for message in held:
-            self._handle(message)
+        for message in held:  # which the observer of steps has seen already
+            if isinstance(message, AddRequest):
+                self._add(message)
+            else:
+                self._extend(message)
         for serial in serials:
             self._channel.send(CommandDone(serial, error))
 

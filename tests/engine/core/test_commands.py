@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from quire.engine.client.protocol import (
+    AddRequest,
     CommandDone,
     ExtendRequest,
     Pause,
@@ -19,6 +22,7 @@ from quire.engine.client.protocol import (
     StopProfile,
     UpdateWeights,
 )
+from quire.engine.client.step_observer import StepObserver
 from tests.support.audio_models import make_audio_model, noise, prompt_with, save_audio_model
 from tests.support.commands import answers, do, run
 from tests.support.encoders import tiny_embedder
@@ -209,6 +213,45 @@ def test_a_request_that_is_held_can_be_extended_within_bounds(folder: Path, monk
     do(engine, Resume())
     engine.run()
     assert engine.results["short"].tokens == expected
+
+
+def test_requests_that_are_given_up_leave_room_for_what_is_appended_to_others(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quire.engine.core.gate._MOST_BYTES", 20)
+    engine = Engine(folder)
+    engine.add("running", [1, 2, 3], greedy(5))
+    engine.core._handle(RunCommand(1, Pause(drain=True)))
+    for name in ("given up", "kept"):
+        engine.add(name, [1, 2], greedy(5), open=True)
+    engine.extend("given up", [3, 4, 5, 6])
+    engine.abort("given up")
+    engine.extend("kept", [3, 4, 5, 6], last=True)
+    assert engine.results["kept"].error is None
+
+
+def test_a_held_request_arrives_once_for_its_trace(folder: Path) -> None:
+    engine = Engine(folder)
+    arrived: list[str] = []
+
+    class Observer(StepObserver):
+        def on_add(self, message: AddRequest) -> None:
+            arrived.append(message.request_id)
+
+        def on_step(self, *_: Any) -> None:
+            pass
+
+        def on_abort(self, request_ids: Sequence[str]) -> None:
+            pass
+
+    engine.core.step_observer = Observer()
+    engine.add("running", [1, 2, 3], greedy(5))
+    engine.core._handle(RunCommand(1, Pause(drain=True)))
+    engine.add("held", [1, 2, 3], greedy(5))
+    engine.core._handle(RunCommand(2, Resume()))
+    engine.run()
+    assert engine.results["held"].finish_reason == "length"
+    assert arrived == ["running", "held"]
 
 
 def test_ids_of_held_requests_are_in_use(folder: Path) -> None:
