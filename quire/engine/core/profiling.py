@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -12,6 +13,7 @@ from quire.engine.execution.ranks.commands import RankCommands
 from quire.engine.execution.ranks.errors import RankRefused
 from quire.engine.scheduling.plan import StepPlan
 
+logger = logging.getLogger(__name__)
 Poll = Callable[[], None]
 
 
@@ -66,7 +68,7 @@ class Profiling:
             raise ProfilerError("No profile is being recorded: POST /start_profile begins one.")
         self.ends_at, self._was_limited = None, by_limit
         if self._profiler.is_recording:
-            self._on_all(StopProfile(), self._profiler.stop, poll)
+            self._write(poll)
 
     def step(self, plan: StepPlan) -> AbstractContextManager[None]:
         """A context in which a step is submitted."""
@@ -76,7 +78,12 @@ class Profiling:
             self._skip -= 1
             return nullcontext()
         if not self._profiler.is_recording:
-            self._record(_do_not_poll)
+            try:
+                self._record(_do_not_poll)
+            except ProfilerError as error:  # the step must run all the same
+                self.ends_at = None
+                logger.error("the profile was given up: %s", error)
+                return nullcontext()
         if self._left is not None:
             self._left -= 1
         return self._profiler.step(plan)
@@ -87,21 +94,35 @@ class Profiling:
         self._profiler.discard()
 
     def _record(self, poll: Poll) -> None:
-        self._on_all(StartProfile(), self._profiler.start, poll)
-
-    def _on_all(self, command: StartProfile | StopProfile, here: Callable[[], None], poll: Poll) -> None:
-        """Run a command on all ranks, of which `here` does it on this one."""
+        """Record on all ranks, or on none: a profile that nobody ends would take memory without a limit."""
+        self._profiler.start()
         if self._ranks is None:
-            here()
             return
-        self._ranks.send(command)
         try:
-            here()
+            self._ranks.send(StartProfile())
+            self._wait(poll)
+        except ProfilerError:
+            self._profiler.discard()
+            self._ranks.send(StopProfile())
+            self._wait(poll)
+            raise
+
+    def _write(self, poll: Poll) -> None:
+        """End the profiles of all ranks, which write them at the same time."""
+        if self._ranks is not None:
+            self._ranks.send(StopProfile())
+        try:
+            self._profiler.stop()
         finally:
-            try:
-                self._ranks.wait(poll)
-            except RankRefused as error:
-                raise ProfilerError(str(error)) from error
+            if self._ranks is not None:
+                self._wait(poll)
+
+    def _wait(self, poll: Poll) -> None:
+        assert self._ranks is not None
+        try:
+            self._ranks.wait(poll)
+        except RankRefused as error:
+            raise ProfilerError(str(error)) from error
 
 
 def _do_not_poll() -> None:

@@ -45,7 +45,7 @@ class StepProfiler:
         """Record from now on, in the calling thread and in all that it starts work in.
 
         Raises:
-            ProfilerError: there is no config, or another model of this process is being recorded.
+            ProfilerError: there is no config, another model of this process is being recorded, or torch refuses.
         """
         if self.config is None:
             raise ProfilerError("The server was started without --profiler-config.")
@@ -54,9 +54,11 @@ class StepProfiler:
         try:
             self._profile = _new_profile(self.config)
             self._profile.start()
-        except BaseException:
+        except BaseException as error:
             self._profile = None
             _IN_USE.release()
+            if isinstance(error, RuntimeError):  # as of another profiler in the process
+                raise ProfilerError(f"The profiler cannot start: {error}") from error
             raise
         self.is_recording = True
 
@@ -88,8 +90,10 @@ class StepProfiler:
         """End without writing what was recorded."""
         recorded, self._profile, self.is_recording = self._profile, None, False
         if recorded is not None:
-            recorded.stop()
-            _IN_USE.release()
+            try:
+                recorded.stop()
+            finally:
+                _IN_USE.release()
 
     @contextmanager
     def step(self, plan: StepPlan) -> Iterator[None]:
@@ -137,6 +141,9 @@ def _upload(recorded: profile, uri: str) -> str:
     with tempfile.TemporaryDirectory(prefix="quire-profile-") as folder:
         path = Path(folder) / uri.rpartition("/")[2]
         recorded.export_chrome_trace(str(path))
-        with path.open("rb") as trace, fsspec.open(uri, "wb") as target:
-            shutil.copyfileobj(trace, target)
+        try:
+            with path.open("rb") as trace, fsspec.open(uri, "wb") as target:
+                shutil.copyfileobj(trace, target)
+        except Exception as error:  # each store has its own, such as those of credentials; none may end the engine
+            raise OSError(f"{type(error).__name__}: {error}") from error
     return uri

@@ -10,7 +10,9 @@ from typing import Any
 
 import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
+from quire.config.options import ParallelOptions
 from quire.engine.client.pooling_params import PoolingParams
 from quire.engine.client.protocol import StartProfile, StopProfile
 from tests.support.commands import do, run
@@ -33,10 +35,12 @@ def engines() -> Iterator[list[Engine]]:
         engine.core._profiling.close()
 
 
-def profiled(engines: list[Engine], folder: Path, traces: Path | str, **settings: Any) -> Engine:
+def profiled(
+    engines: list[Engine], folder: Path, traces: Path | str, parallel: ParallelOptions | None = None, **settings: Any
+) -> Engine:
     """An engine that writes profiles."""
     config = {"profiler": "torch", "torch_profiler_dir": str(traces), "torch_profiler_with_stack": False, **settings}
-    engines.append(Engine(folder, profiler_config=config))
+    engines.append(Engine(folder, profiler_config=config, parallel=parallel))
     return engines[-1]
 
 
@@ -110,6 +114,49 @@ def test_one_profile_at_a_time(engines: list[Engine], folder: Path, tmp_path: Pa
     assert "Another model" in str(run(other, StartProfile()).error)
     do(engine, StopProfile())
     do(other, StartProfile())
+
+
+def test_a_profile_that_cannot_begin_at_its_first_step_is_given_up(
+    engines: list[Engine], folder: Path, tmp_path: Path
+) -> None:
+    """It begins after a delay, when another model of the process is being recorded."""
+    engine, other = (profiled(engines, folder, tmp_path, delay_iterations=1) for _ in range(2))
+    for started in (engine, other):
+        do(started, StartProfile())
+    assert engine.generate([1, 2, 3], greedy(4)).finish_reason == "length"
+    assert other.generate([1, 2, 3], greedy(4)).finish_reason == "length"
+    assert "No profile" in str(run(other, StopProfile()).error)
+    do(engine, StopProfile())
+
+
+def test_if_a_rank_cannot_record_none_does(engines: list[Engine], folder: Path, tmp_path: Path) -> None:
+    """Here because all ranks are in one process, which has one profiler."""
+    engine = profiled(engines, folder, tmp_path, parallel=ParallelOptions(tensor_parallel_size=2))
+    assert "Another model" in str(run(engine, StartProfile()).error)
+    assert not engine.core._profiling.is_over
+    assert not list(tmp_path.iterdir())
+    alone = profiled(engines, folder, tmp_path)
+    do(alone, StartProfile())
+    assert "Another model" in str(run(engine, StartProfile()).error)
+    do(alone, StopProfile())
+    engine.core.close()
+
+
+class _Locked(MemoryFileSystem):
+    """A store for which there are no credentials: its error is of a class of its own, as those of clouds are."""
+
+    protocol = "locked"
+
+    def _open(self, *_: Any, **__: Any) -> Any:
+        raise type("NoCredentialsError", (Exception,), {})("who are you?")
+
+
+def test_a_store_without_credentials_does_not_end_the_engine(engines: list[Engine], folder: Path) -> None:
+    fsspec.register_implementation("locked", _Locked, clobber=True)
+    engine = profiled(engines, folder, "locked://traces")
+    do(engine, StartProfile())
+    assert "NoCredentialsError: who are you?" in str(run(engine, StopProfile()).error)
+    assert engine.generate([1, 2, 3], greedy(3)).finish_reason == "length"
 
 
 def test_a_file_that_cannot_be_written_is_an_error_and_the_engine_goes_on(
