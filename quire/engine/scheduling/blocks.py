@@ -118,8 +118,7 @@ class BlockPool:
 
     def evict_all(self) -> None:
         """Invalidate the cached content of all blocks; those in use stay so."""
-        self._hash_of = [None] * self.num_blocks
-        self._by_hash.clear()
+        self.evict_blocks([*self._by_hash.values()])
 
     def release(self, blocks: Sequence[int]) -> None:
         """Drop a reference to each block. The last blocks of a sequence are evicted before its first."""

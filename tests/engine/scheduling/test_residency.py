@@ -51,6 +51,21 @@ def test_blocks_without_cached_content_have_no_life() -> None:
     assert report(residency) == ([], [])
 
 
+def test_a_reset_of_the_prefix_cache_ends_the_life_of_all_blocks() -> None:
+    clock = Clock()
+    residency = BlockResidency(1.0, clock)
+    pool = BlockPool(2, 4, residency)
+    blocks = pool.allocate(2)
+    for block in blocks:
+        pool.cache_block(block, block.to_bytes(4))
+    clock.now += 5
+    pool.release(blocks[:1])
+    clock.now += 3
+    pool.evict_all()
+    pool.check([blocks[1:]])
+    assert report(residency)[0] == [BlockLife(lifetime=8.0, idle=3.0), BlockLife(lifetime=8.0, idle=8.0)]
+
+
 @pytest.mark.parametrize("sample", [0.25, 1.0])
 def test_a_share_of_all_blocks_is_watched(sample: float) -> None:
     residency = BlockResidency(sample)
