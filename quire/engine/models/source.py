@@ -110,6 +110,8 @@ class WeightSource:
             self._check_folder(folder, loaded.dtype, progress)
         except OSError as error:
             raise BrokenFolder(f"{folder} cannot be read: {error}") from error
+        except (RuntimeError, MemoryError) as error:  # there is no memory for a tensor
+            raise ModelError(f"{folder} cannot be checked: {error}") from error
 
     def _check_folder(self, folder: Path, dtype: torch.dtype, progress: Progress) -> None:
         if not folder.is_dir():
