@@ -33,7 +33,6 @@ ROUTES: Mapping[Level, frozenset[str]] = {
         (
             *("/sleep", "/wake_up", "/pause", "/resume", "/update_weights", "/update_weights_from_disk"),
             *("/reset_prefix_cache", "/reset_mm_cache", "/reset_encoder_cache", "/start_profile", "/stop_profile"),
-            *("/v1/load_lora_adapter", "/v1/unload_lora_adapter"),
         )
     ),
     Level.API: frozenset(

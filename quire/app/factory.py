@@ -18,6 +18,7 @@ from quire.api.completions import generate
 from quire.api.completions import routes as completions
 from quire.api.files import routes as files
 from quire.api.http.error_handlers import install_error_handlers
+from quire.api.http.key_usage import LIMIT_HEADERS
 from quire.api.http.keys import KeyRing
 from quire.api.http.request_head import REQUEST_ID
 from quire.api.pooling import cohere, embeddings, rerank, tei
@@ -52,7 +53,7 @@ from quire.serving.models import ServerState
 from quire.tracing.tracing import Tracing
 
 # headers that scripts of other origins may read
-_EXPOSED = (REQUEST_ID, IGNORED_FIELDS, NOT_STORED, "retry-after", SERVER_TIMING)
+_EXPOSED = (REQUEST_ID, IGNORED_FIELDS, NOT_STORED, "retry-after", SERVER_TIMING, *LIMIT_HEADERS)
 
 
 def create_app(

@@ -67,7 +67,10 @@ async def test_browsers_of_allowed_origins_may_call(tmp_path: Path) -> None:
         assert "access-control-allow-origin" not in answer.headers
         answer = await server.http.get("/v1/models", headers={"origin": "http://a.example"})
         exposed = "x-request-id, x-quire-ignored-fields, x-quire-not-stored, retry-after, server-timing"
-        assert (answer.status_code, answer.headers["access-control-expose-headers"]) == (401, exposed)
+        facts = ("limit", "remaining", "reset")
+        limits = [f"x-ratelimit-{fact}-{unit}" for unit in ("requests", "tokens") for fact in facts]
+        assert answer.status_code == 401
+        assert answer.headers["access-control-expose-headers"] == ", ".join([exposed, *limits])
 
 
 async def test_request_ids_are_given_or_taken(tmp_path: Path) -> None:

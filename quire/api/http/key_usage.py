@@ -13,6 +13,10 @@ _MINUTE = 60.0
 _BUSY_SECONDS = 1.0  # after which a client with too many concurrent requests may try again
 Clock = Callable[[], float]
 Limited = Literal["requests", "tokens", "concurrency"]
+# OpenAI's headers about the limits per minute
+LIMIT_HEADERS = tuple(
+    f"x-ratelimit-{fact}-{unit}" for unit in ("requests", "tokens") for fact in ("limit", "remaining", "reset")
+)
 
 
 @dataclass(frozen=True, slots=True)
