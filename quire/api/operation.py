@@ -12,7 +12,6 @@ from starlette.responses import Response
 
 from quire.api.http.routing import CheckedRoute
 from quire.api.http.sse import unless_disconnected
-from quire.api.sleep import each_model
 from quire.engine.client.commands import BegunPause, PauseMode
 from quire.engine.client.errors import RequestRefused
 from quire.protocol.common import ERRORS, ErrorBody
@@ -25,7 +24,7 @@ from quire.protocol.operation import (
     UpdateWeightsRequest,
     UpdateWeightsResponse,
 )
-from quire.serving.models import ServedModel, ServerState
+from quire.serving.models import ServedModel, ServerState, each_model
 
 _ERRORS: dict[int | str, dict[str, Any]] = {
     **ERRORS,

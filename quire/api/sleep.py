@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine
 from typing import Annotated, Any, Literal, cast
 
 from fastapi import APIRouter, Query, Request
@@ -15,7 +14,7 @@ from quire.engine.client.protocol import MemoryTag, SleepLevel
 from quire.engine.client.records import SleepOperation
 from quire.protocol.common import ErrorBody
 from quire.protocol.errors import Conflict, InvalidRequest
-from quire.serving.models import ServedModel, ServerState
+from quire.serving.models import ServedModel, ServerState, each_model
 
 _ERRORS: dict[int | str, dict[str, Any]] = {
     400: {"model": ErrorBody, "description": "the server runs without --enable-sleep-mode, or a parameter is wrong"},
@@ -83,11 +82,3 @@ def _require_sleep_mode(state: ServerState) -> None:
 async def _observed(model: ServedModel, operation: SleepOperation, change: Coroutine[Any, Any, None]) -> None:
     with model.client.observers.sleep_operation(operation):
         await change
-
-
-async def each_model(changes: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Wait until all models have changed, or failed to; raises the first error."""
-    done: list[BaseException | None] = await asyncio.gather(*changes, return_exceptions=True)
-    for error in done:
-        if error is not None:
-            raise error

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Literal, TypedDict, TypeVar
+from typing import Any, Literal, TypedDict, TypeVar
 
 from typing_extensions import override
 
@@ -419,3 +420,11 @@ class ServerState:
             if stalled > self.stall_timeout:
                 return f"The engine of {model.names[0]} has made no progress for {stalled:.0f} s."
         return None
+
+
+async def each_model(changes: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Wait until all models have changed, or failed to; raises the first error."""
+    done: list[BaseException | None] = await asyncio.gather(*changes, return_exceptions=True)
+    for error in done:
+        if error is not None:
+            raise error

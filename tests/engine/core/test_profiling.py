@@ -142,7 +142,7 @@ def test_if_a_rank_cannot_record_none_does(engines: list[Engine], folder: Path, 
     engine.core.close()
 
 
-class _Locked(MemoryFileSystem):
+class _Locked(MemoryFileSystem):  # type: ignore[misc]  # fsspec has no types
     """A store for which there are no credentials: its error is of a class of its own, as those of clouds are."""
 
     protocol = "locked"

@@ -303,6 +303,21 @@ def test_a_head_that_is_tied_no_longer_is_refused(tmp_path: Path) -> None:
     assert engine.generate(PROMPT, greedy(4)).tokens == before
 
 
+def test_without_memory_for_the_check_nothing_changes(
+    folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine(folders[0], weight_update_path=folders[0].parent)
+    before = engine.generate(PROMPT, greedy(4)).tokens
+
+    def fails(*_: Any) -> None:
+        raise torch.OutOfMemoryError("no memory")
+
+    monkeypatch.setattr("quire.engine.models.source.check_finite", fails)
+    done = run(engine, UpdateWeights(str(folders[1])))
+    assert "cannot be checked: no memory" in str(done.error)
+    assert engine.generate(PROMPT, greedy(4)).tokens == before
+
+
 def test_a_failure_in_the_middle_ends_the_engine(folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     old, new = folders
     engine = Engine(old, weight_update_path=old.parent)
