@@ -12,22 +12,24 @@ from quire.engine.models.checkpoint.formats.compressed_scheme import CompressedS
 from quire.engine.models.checkpoint.formats.integer_codes import (
     FLOATS,
     check_groups,
+    check_matrix,
     check_tensor,
     input_groups,
+    needed,
     packed_groups,
+    read_shape,
     row_bytes,
     signed_groups,
     unpack,
 )
-from quire.engine.models.checkpoint.formats.stored_groups import StoredGroups
+from quire.engine.models.checkpoint.formats.stored_groups import named_groups
 from quire.engine.models.checkpoint.formats.weight_format import NamedWeight, StoredTensors
-from quire.engine.models.errors import BrokenFolder, UnsupportedModel
+from quire.engine.models.errors import UnsupportedModel
 from quire.kernels.grouped_weight import GroupedWeight
 
 _STRATEGIES = ("tensor", "channel", "group")
 _PACKED_BITS = (2, 4, 8)
-_WORD = 32
-_ALL = slice(None)
+_WORD = 32  # bits
 
 
 class _IntegerScheme(CompressedScheme):
@@ -40,10 +42,14 @@ class _IntegerScheme(CompressedScheme):
                 f"strategy {arguments.strategy} is not supported for integers; supported are {', '.join(_STRATEGIES)}"
             )
 
+    def part(self, module: str, name: str, stored: StoredTensors) -> Tensor:
+        """A tensor of a module that is needed."""
+        return needed(f"{module}.{self.tensor}", name, stored)
+
     def scales(self, module: str, stored: StoredTensors, size_out: int, size_in: int) -> tuple[str, Tensor]:
         """The name of the scales, and as many for each row as it has groups: (size_out, groups)."""
-        name = self.needed(module, "weight_scale", stored)
-        scales = stored[name]
+        name = f"{module}.weight_scale"
+        scales = self.part(module, name, stored)
         check_tensor(name, scales, FLOATS)
         return name, self._rows(name, scales, size_out, size_in)
 
@@ -52,8 +58,8 @@ class _IntegerScheme(CompressedScheme):
         group = self.arguments.group
         if not self.arguments.act_order or group is None:
             return None, None
-        name = self.needed(module, "weight_g_idx", stored)
-        group_of = stored[name]
+        name = f"{module}.weight_g_idx"
+        group_of = self.part(module, name, stored)
         if bool((group_of == -1).all()):  # the order was not used
             return None, None
         check_groups(name, group_of, size_in, -(-size_in // group))
@@ -82,9 +88,9 @@ class PackQuantized(_IntegerScheme):
     @override
     def read(self, module: str, stored: StoredTensors) -> NamedWeight:
         bits, group = self.arguments.bits, self.arguments.group
-        name, shape_name = f"{module}.{self.tensor}", self.needed(module, "weight_shape", stored)
+        name, shape_name = f"{module}.{self.tensor}", f"{module}.weight_shape"
         words = stored[name]
-        size_out, size_in = _shape(shape_name, stored[shape_name])
+        size_out, size_in = read_shape(shape_name, self.part(module, shape_name, stored))
         check_tensor(name, words, (torch.int32,), (size_out, -(-size_in * bits // _WORD)))
         scales_name, scales = self.scales(module, stored, size_out, size_in)
         zeros_name, zeros = self._zeros(module, stored, size_out, size_in)
@@ -95,9 +101,8 @@ class PackQuantized(_IntegerScheme):
             of_rows = zeros if isinstance(zeros, int) else zeros[rows]
             return packed_groups(row_bytes(words[rows]), bits, scales[rows], of_rows, groups)
 
-        names = [other for other in (scales_name, shape_name, zeros_name, order_name) if other is not None]
-        stored_bytes = words.nbytes + sum(stored[other].nbytes for other in names)
-        return NamedWeight(f"{module}.weight", StoredGroups(size_out, size_in, read, stored_bytes), tuple(names))
+        names = [other for other in (name, scales_name, shape_name, zeros_name, order_name) if other is not None]
+        return named_groups(module, (size_out, size_in), read, stored, names)
 
     def _zeros(
         self, module: str, stored: StoredTensors, size_out: int, size_in: int
@@ -106,8 +111,8 @@ class PackQuantized(_IntegerScheme):
         bits, middle = self.arguments.bits, 1 << (self.arguments.bits - 1)
         if self.arguments.symmetric:
             return None, middle
-        name = self.needed(module, "weight_zero_point", stored)
-        zeros = stored[name]
+        name = f"{module}.weight_zero_point"
+        zeros = self.part(module, name, stored)
         check_tensor(name, zeros, (torch.int32, torch.int8))
         if zeros.dtype == torch.int8:  # they are not packed
             return name, self._rows(name, zeros, size_out, size_in).int() + middle
@@ -122,18 +127,16 @@ class IntQuantized(_IntegerScheme):
     @override
     def read(self, module: str, stored: StoredTensors) -> NamedWeight:
         name, group = f"{module}.{self.tensor}", self.arguments.group
-        integers = stored[name]
-        check_tensor(name, integers, (torch.int8,))
-        if integers.dim() != 2:
-            raise BrokenFolder(f"{name} has shape {tuple(integers.shape)}, but a weight has two dimensions")
+        integers = check_matrix(name, stored[name], torch.int8)
         size_out, size_in = integers.shape
         scales_name, scales = self.scales(module, stored, size_out, size_in)
-        names = [scales_name]
+        names = [name, scales_name]
         zeros = None
         if not self.arguments.symmetric:
-            zeros_name = self.needed(module, "weight_zero_point", stored)
-            check_tensor(zeros_name, stored[zeros_name], (torch.int8, torch.int32))
-            zeros = self._rows(zeros_name, stored[zeros_name], size_out, size_in).int()
+            zeros_name = f"{module}.weight_zero_point"
+            stored_zeros = self.part(module, zeros_name, stored)
+            check_tensor(zeros_name, stored_zeros, (torch.int8, torch.int32))
+            zeros = self._rows(zeros_name, stored_zeros, size_out, size_in).int()
             names.append(zeros_name)
         order_name, group_of = self.group_of(module, stored, size_in)
         names += [] if order_name is None else [order_name]
@@ -143,13 +146,4 @@ class IntQuantized(_IntegerScheme):
             of_rows = None if zeros is None else zeros[rows]
             return signed_groups(integers[rows, groups.begin : groups.end], scales[rows], of_rows, groups)
 
-        stored_bytes = integers.nbytes + sum(stored[other].nbytes for other in names)
-        return NamedWeight(name, StoredGroups(size_out, size_in, read, stored_bytes), tuple(names))
-
-
-def _shape(name: str, shape: Tensor) -> tuple[int, int]:
-    check_tensor(name, shape, (torch.int32, torch.int64), (2,))
-    size_out, size_in = shape.tolist()
-    if min(size_out, size_in) < 1:
-        raise BrokenFolder(f"{name} is {size_out} x {size_in}, but sizes are at least 1")
-    return size_out, size_in
+        return named_groups(module, (size_out, size_in), read, stored, names)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from quire.engine.models.checkpoint.formats.weight_format import NamedWeight, StoredTensors
-from quire.engine.models.errors import BrokenFolder, UnsupportedModel
+from quire.engine.models.errors import UnsupportedModel
 
 _STRATEGIES = ("tensor", "channel", "group", "block", "tensor_group")
 # How the order of activations was used. "weight" only changed how weights were rounded, not how they are stored.
@@ -111,14 +111,3 @@ class CompressedScheme(ABC):
         Raises:
             BrokenFolder: one of its tensors is missing or has a shape that does not fit.
         """
-
-    def needed(self, module: str, tensor: str, stored: StoredTensors) -> str:
-        """The name of a tensor of a module.
-
-        Raises:
-            BrokenFolder: it is missing.
-        """
-        name = f"{module}.{tensor}"
-        if name not in stored:
-            raise BrokenFolder(f"{module}.{self.tensor} cannot be dequantized: {name} is missing")
-        return name

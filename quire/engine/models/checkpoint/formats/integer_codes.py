@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quire.engine.models.checkpoint.formats.weight_format import groups_of
+from quire.engine.models.checkpoint.formats.weight_format import StoredTensors, groups_of
 from quire.engine.models.errors import BrokenFolder
 from quire.kernels.grouped_weight import GroupedWeight
 
-_ALL = slice(None)
+FLOATS = (torch.float16, torch.bfloat16, torch.float32)  # of scales
 _HALF_BYTE = 4
 
 
@@ -89,7 +89,40 @@ def check_tensor(name: str, tensor: Tensor, dtypes: Sequence[torch.dtype], *shap
         raise BrokenFolder(f"{name} has shape {tuple(tensor.shape)}, but the tensors beside it need {accepted}")
 
 
-FLOATS = (torch.float16, torch.bfloat16, torch.float32)  # of scales
+def check_matrix(name: str, tensor: Tensor, *dtypes: torch.dtype) -> Tensor:
+    """Check the dtype of a tensor, and that it has two dimensions; returns it.
+
+    Raises:
+        BrokenFolder: it has another one, or more or fewer.
+    """
+    check_tensor(name, tensor, dtypes)
+    if tensor.dim() != 2:
+        raise BrokenFolder(f"{name} has shape {tuple(tensor.shape)}, but a weight has two dimensions")
+    return tensor
+
+
+def needed(first: str, name: str, stored: StoredTensors) -> Tensor:
+    """A tensor that is read with the first one of a weight.
+
+    Raises:
+        BrokenFolder: it is missing.
+    """
+    if name not in stored:
+        raise BrokenFolder(f"{first} cannot be dequantized: {name} is missing")
+    return stored[name]
+
+
+def read_shape(name: str, shape: Tensor) -> tuple[int, int]:
+    """Outputs and inputs of a weight, which are stored beside it.
+
+    Raises:
+        BrokenFolder: they are no sizes.
+    """
+    check_tensor(name, shape, (torch.int32, torch.int64), (2,))
+    size_out, size_in = shape.tolist()
+    if min(size_out, size_in) < 1:
+        raise BrokenFolder(f"{name} is {size_out} x {size_in}, but sizes are at least 1")
+    return size_out, size_in
 
 
 def row_bytes(words: Tensor) -> Tensor:
@@ -102,7 +135,7 @@ def unpack(data: Tensor, bits: int, begin: int, end: int) -> Tensor:
 
     Args:
         data: (rows, bytes); integers follow each other without gaps, the lowest bits first.
-        bits: of an integer.
+        bits: of an integer: 1, 2, 3, 4, 6 or 8.
         begin, end: indices.
     """
     whole = math.gcd(bits, 8)
