@@ -44,7 +44,8 @@ class AutoRound(WeightFormat):
         if name not in _PACKINGS:
             accepted = ", ".join(_PACKINGS)
             raise UnsupportedModel(
-                f"quantization_config: packing_format {packing!r} of AutoRound is not supported; supported are {accepted}"
+                f"quantization_config: packing_format {packing!r} of AutoRound is not supported; "
+                f"supported are {accepted}"
             )
         if (kind := section.get("data_type") or "int") != "int":
             raise UnsupportedModel(f"quantization_config: data_type {kind!r} of AutoRound is not supported, only int")

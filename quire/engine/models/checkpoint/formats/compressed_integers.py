@@ -107,7 +107,7 @@ class PackQuantized(_IntegerScheme):
     def _zeros(
         self, module: str, stored: StoredTensors, size_out: int, size_in: int
     ) -> tuple[str | None, Tensor | int]:
-        """The name of the zero points, and what they are for integers from 0 on: (size_out, groups), or all the same."""
+        """The name of the zero points, and what they are for integers from 0 on: (size_out, groups), or equal ones."""
         bits, middle = self.arguments.bits, 1 << (self.arguments.bits - 1)
         if self.arguments.symmetric:
             return None, middle

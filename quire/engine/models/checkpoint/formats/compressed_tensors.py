@@ -98,7 +98,9 @@ class CompressedTensors(WeightFormat):
         if len(fitting) == 1:  # names in checkpoints differ from those of modules
             return fitting[0]
         names = ", ".join(group.name for group in self._groups)
-        raise UnsupportedModel(f"{module}.{tensor} is quantized, but none of config_groups ({names}) has a target for it")
+        raise UnsupportedModel(
+            f"{module}.{tensor} is quantized, but none of config_groups ({names}) has a target for it"
+        )
 
 
 def _is_name(target: str, module: str) -> bool:
@@ -167,4 +169,6 @@ def _check_sparsity(section: Mapping[str, Any]) -> None:
     sparsity = section.get("sparsity_config")
     stored_as = sparsity.get("format") if isinstance(sparsity, Mapping) else sparsity
     if stored_as not in (None, "dense"):
-        raise UnsupportedModel(f"quantization_config: sparsity_config of format {stored_as!r} is not supported, only dense")
+        raise UnsupportedModel(
+            f"quantization_config: sparsity_config of format {stored_as!r} is not supported, only dense"
+        )

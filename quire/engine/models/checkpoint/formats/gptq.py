@@ -37,7 +37,8 @@ class Gptq(WeightFormat):
         if stored_as not in _ZEROS_LESS:
             accepted = " and ".join(_ZEROS_LESS)
             raise UnsupportedModel(
-                f"quantization_config: checkpoint_format {stored_as!r} of GPTQ is not supported; supported are {accepted}"
+                f"quantization_config: checkpoint_format {stored_as!r} of GPTQ is not supported; "
+                f"supported are {accepted}"
             )
         if (words := section.get("pack_dtype") or "int32") != "int32":
             raise UnsupportedModel(f"quantization_config: pack_dtype {words!r} of GPTQ is not supported, only int32")

@@ -191,7 +191,8 @@ def _with_scales(codes: Tensor, scales: Tensor, zeros: Tensor | int, groups: Inp
     zeros = zeros[:, groups.index].float() if isinstance(zeros, Tensor) else torch.tensor(float(zeros))
     if codes.dtype == torch.int8:
         zeros = zeros - 128
-    return GroupedWeight(codes, scales, None if not zeros.any() else -zeros * scales, order=groups.order)
+    minimums = (-zeros * scales).contiguous() if zeros.any() else None
+    return GroupedWeight(codes.contiguous(), scales.contiguous(), minimums, order=groups.order)
 
 
 def _signed(integers: Tensor) -> Tensor:

@@ -168,5 +168,6 @@ def _check_padded(name: str, tensor: Tensor, dtypes: tuple[torch.dtype, ...], ro
     check_tensor(name, tensor, dtypes)
     if tensor.dim() != 2 or len(tensor) != rows or tensor.shape[1] < columns:
         raise BrokenFolder(
-            f"{name} has shape {tuple(tensor.shape)}, but the tensors beside it need ({rows}, {columns}) or more columns"
+            f"{name} has shape {tuple(tensor.shape)}, but the tensors beside it need ({rows}, {columns}), or more "
+            "columns"
         )
