@@ -70,12 +70,13 @@ def act_order(size_in: int, group: int | None, seed: int = 0) -> Tensor:
 
 def gptq_words(codes: Tensor, bits: int) -> Tensor:
     """Pack codes (n, columns) along n as AutoGPTQ does: (n * bits / 32, columns) int32."""
-    values = codes.long()
-    words = torch.zeros(-(-len(values) * bits // 32), values.shape[1], dtype=torch.long)
+    count = -(-len(codes) * bits // 32)
+    values = torch.nn.functional.pad(codes.long(), (0, 0, 0, -len(codes) % 32))
+    words = torch.zeros(len(values) * bits // 32, values.shape[1], dtype=torch.long)
     row = taken = 0
     while taken < len(values):
         if bits != 3:
-            for place in range(min(32 // bits, len(values) - taken)):
+            for place in range(32 // bits):
                 words[row] |= values[taken + place] << bits * place
             row, taken = row + 1, taken + 32 // bits
             continue
@@ -90,7 +91,7 @@ def gptq_words(codes: Tensor, bits: int) -> Tensor:
         for place in range(10):
             words[row + 2] |= values[taken + 22 + place] << 3 * place + 2
         row, taken = row + 3, taken + 32
-    return _signed(words)
+    return _signed(words[:count])
 
 
 def _signed(words: Tensor) -> Tensor:

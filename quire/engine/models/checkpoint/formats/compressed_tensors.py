@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from typing_extensions import override
 
 from quire.engine.models.checkpoint.formats.compressed_integers import IntQuantized, PackQuantized
@@ -76,9 +77,8 @@ class CompressedTensors(WeightFormat):
         module, _, tensor = name.rpartition(".")
         if not any(tensor == group.scheme.tensor for group in self._groups):
             return None
-        if tensor == "weight" and f"{module}.weight_scale" not in stored and stored[name].dtype.is_floating_point:
-            if stored[name].dtype.itemsize > 1:  # it is plain
-                return None
+        if tensor == "weight" and f"{module}.weight_scale" not in stored and _is_plain(stored[name].dtype):
+            return None
         scheme = self._schemes.get(module)
         if scheme is None:
             scheme = self._schemes[module] = self._scheme_of(module, tensor)
@@ -101,6 +101,10 @@ class CompressedTensors(WeightFormat):
         raise UnsupportedModel(
             f"{module}.{tensor} is quantized, but none of config_groups ({names}) has a target for it"
         )
+
+
+def _is_plain(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point and dtype.itemsize > 1
 
 
 def _is_name(target: str, module: str) -> bool:

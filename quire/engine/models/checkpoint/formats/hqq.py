@@ -32,8 +32,8 @@ from quire.kernels.grouped_weight import GroupedWeight
 _CODES = "W_q"
 _TENSORS = ("scale", "zero", "shape", "axis", "packing")  # those that are read beside the codes
 _OPTIONS = frozenset(
-    "nbits group_size channel_wise optimize round_zero view_as_float unpack_view_dtype quant_zero quant_scale "
-    "compute_dtype offload_meta encoded_state_dict stores_quant_config".split()
+    {"nbits", "group_size", "channel_wise", "optimize", "round_zero", "view_as_float", "unpack_view_dtype"}
+    | {"quant_zero", "quant_scale", "compute_dtype", "offload_meta", "encoded_state_dict", "stores_quant_config"}
 )
 _REFUSED = ("zero_q", "scale_q", "zero_scale")  # scales or zeros that are quantized or packed themselves
 # By packing: bits of an integer, and what holds several.

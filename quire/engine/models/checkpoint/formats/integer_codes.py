@@ -68,11 +68,9 @@ def check_groups(name: str, group_of: Tensor, size_in: int, groups: int) -> None
         BrokenFolder: there is not one for each input, or one that has no scale.
     """
     check_tensor(name, group_of, (torch.int32, torch.int64), (size_in,))
-    if size_in and not (0 <= int(group_of.min()) and int(group_of.max()) < groups):
-        raise BrokenFolder(
-            f"{name} has groups {int(group_of.min())} to {int(group_of.max())}, but the weight has scales for 0 to "
-            f"{groups - 1}"
-        )
+    first, last = (int(extreme) for extreme in group_of.aminmax()) if size_in else (0, 0)
+    if first < 0 or last >= groups:
+        raise BrokenFolder(f"{name} has groups {first} to {last}, but the weight has scales for 0 to {groups - 1}")
 
 
 def check_tensor(name: str, tensor: Tensor, dtypes: Sequence[torch.dtype], *shapes: Sequence[int]) -> None:
@@ -146,7 +144,7 @@ def unpack(data: Tensor, bits: int, begin: int, end: int) -> Tensor:
     for index in range(1, width):
         bits_of_units |= units[..., index].int() << 8 * index
     shifts = torch.arange(step, dtype=torch.int32) * bits
-    integers = (bits_of_units[..., None] >> shifts & (1 << bits) - 1).to(torch.uint8).flatten(1)
+    integers: Tensor = (bits_of_units[..., None] >> shifts & (1 << bits) - 1).to(torch.uint8).flatten(1)
     return integers[:, begin - first * step : end - first * step]
 
 

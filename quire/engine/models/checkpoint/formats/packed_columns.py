@@ -125,7 +125,7 @@ def _awq_integers(words: Tensor, rows: slice) -> Tensor:
     start, stop = begin // _AWQ_WORD, -(-end // _AWQ_WORD)
     data = row_bytes(words[:, start:stop])
     integers = unpack(data, _AWQ_BITS, 0, 2 * data.shape[1]).unflatten(1, (-1, _AWQ_WORD))
-    in_turn = integers[..., list(_AWQ_PLACES)].flatten(1)
+    in_turn: Tensor = integers[..., list(_AWQ_PLACES)].flatten(1)
     return in_turn[:, begin - start * _AWQ_WORD : end - start * _AWQ_WORD].mT.contiguous()
 
 

@@ -98,6 +98,7 @@ class WeightFormat(ABC):
 
     def use_metadata(self, metadata: Mapping[str, str]) -> None:
         """Take what the metadata of files say of weights, by their names, before any weight is read."""
+        del metadata  # most formats need none
 
     @abstractmethod
     def read(self, name: str, stored: StoredTensors) -> NamedWeight | None:
