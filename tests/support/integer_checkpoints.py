@@ -69,29 +69,14 @@ def act_order(size_in: int, group: int | None, seed: int = 0) -> Tensor:
 
 
 def gptq_words(codes: Tensor, bits: int) -> Tensor:
-    """Pack codes (n, columns) along n as AutoGPTQ does: (n * bits / 32, columns) int32."""
-    count = -(-len(codes) * bits // 32)
-    values = torch.nn.functional.pad(codes.long(), (0, 0, 0, -len(codes) % 32))
-    words = torch.zeros(len(values) * bits // 32, values.shape[1], dtype=torch.long)
-    row = taken = 0
-    while taken < len(values):
-        if bits != 3:
-            for place in range(32 // bits):
-                words[row] |= values[taken + place] << bits * place
-            row, taken = row + 1, taken + 32 // bits
-            continue
-        for place in range(10):
-            words[row] |= values[taken + place] << 3 * place
-        words[row] |= (values[taken + 10] & 3) << 30
-        words[row + 1] |= values[taken + 10] >> 2
-        for place in range(10):
-            words[row + 1] |= values[taken + 11 + place] << 3 * place + 1
-        words[row + 1] |= (values[taken + 21] & 1) << 31
-        words[row + 2] |= values[taken + 21] >> 1
-        for place in range(10):
-            words[row + 2] |= values[taken + 22 + place] << 3 * place + 2
-        row, taken = row + 3, taken + 32
-    return _signed(words[:count])
+    """Pack codes (n, columns) along n as GPTQ's tools do, without gaps: (n * bits / 32, columns) int32."""
+    words = torch.zeros(-(-len(codes) * bits // 32), codes.shape[1], dtype=torch.long)
+    for index, code in enumerate(codes.long()):
+        word, place = divmod(index * bits, 32)
+        words[word] |= code << place & (1 << 32) - 1
+        if place + bits > 32:
+            words[word + 1] |= code >> 32 - place
+    return _signed(words)
 
 
 def _signed(words: Tensor) -> Tensor:

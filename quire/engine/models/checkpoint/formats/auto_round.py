@@ -22,13 +22,13 @@ from quire.engine.models.errors import UnsupportedModel
 _PREFIX = "auto_round:"
 # By packing format: what stored zeros are less than they stand for; None: packed as for AWQ.
 _PACKINGS = {"auto_gptq": 1, "gptqmodel": 0, "auto_round": 0, "auto_awq": None}
-_GPTQ_BITS, _AWQ_BITS = (2, 3, 4, 8), (4,)
+_GPTQ_BITS, _AWQ_BITS = (2, 3, 4, 5, 6, 7, 8), (4, 5, 6, 7)
 _UNQUANTIZED_BITS = 16  # and more
 _IN_PATTERNS = frozenset(r"*+?^$()[]{}|\\")
 
 
 class AutoRound(WeightFormat):
-    """Integers of 2, 3, 4 or 8 bits.
+    """Integers of 2 to 8 bits.
 
     `extra_config` has names and patterns of modules with other bits or groups.
     """

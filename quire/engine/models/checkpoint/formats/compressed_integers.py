@@ -28,7 +28,6 @@ from quire.engine.models.errors import UnsupportedModel
 from quire.kernels.grouped_weight import GroupedWeight
 
 _STRATEGIES = ("tensor", "channel", "group")
-_PACKED_BITS = (2, 4, 8)
 _WORD = 32  # bits
 
 
@@ -78,12 +77,6 @@ class PackQuantized(_IntegerScheme):
     """Integers from -2^(bits - 1) on, that are stored from 0 on in words of 32 bits, and so are zero points."""
 
     tensor: ClassVar[str] = "weight_packed"
-
-    def __init__(self, arguments: WeightArguments) -> None:
-        super().__init__(arguments)
-        if arguments.bits not in _PACKED_BITS:
-            accepted = ", ".join(map(str, _PACKED_BITS))
-            raise UnsupportedModel(f"packed integers of {arguments.bits} bits are not supported, only {accepted}")
 
     @override
     def read(self, module: str, stored: StoredTensors) -> NamedWeight:

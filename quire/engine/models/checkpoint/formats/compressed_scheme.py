@@ -51,8 +51,8 @@ def read_arguments(where: str, values: Mapping[str, Any]) -> WeightArguments:
     bits, group, kind = values.get("num_bits", 8), values.get("group_size"), values.get("type", "int")
     if kind not in ("int", "float"):
         raise UnsupportedModel(f"{where}: type must be int or float, not {kind!r}")
-    if type(bits) is not int or not 2 <= bits <= 8:
-        raise UnsupportedModel(f"{where}: num_bits must be 2 to 8, not {bits!r}")
+    if type(bits) is not int or not 1 <= bits <= 8:
+        raise UnsupportedModel(f"{where}: num_bits must be 1 to 8, not {bits!r}")
     if group is not None and (type(group) is not int or group < -1 or group == 0):
         raise UnsupportedModel(f"{where}: group_size must be a positive integer, -1 or null, not {group!r}")
     strategy = values.get("strategy")

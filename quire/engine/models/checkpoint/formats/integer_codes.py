@@ -133,17 +133,18 @@ def unpack(data: Tensor, bits: int, begin: int, end: int) -> Tensor:
 
     Args:
         data: (rows, bytes); integers follow each other without gaps, the lowest bits first.
-        bits: of an integer: 1, 2, 3, 4, 6 or 8.
+        bits: of an integer, 1 to 8.
         begin, end: indices.
     """
     whole = math.gcd(bits, 8)
     step, width = 8 // whole, bits // whole  # so many integers lie in so many bytes
     first, last = begin // step, -(-end // step)
     units = data[:, first * width : last * width].unflatten(1, (last - first, width))
-    bits_of_units = units[..., 0].int()
+    dtype = torch.int32 if width < 4 else torch.int64
+    bits_of_units = units[..., 0].to(dtype)
     for index in range(1, width):
-        bits_of_units |= units[..., index].int() << 8 * index
-    shifts = torch.arange(step, dtype=torch.int32) * bits
+        bits_of_units |= units[..., index].to(dtype) << 8 * index
+    shifts = torch.arange(step, dtype=dtype) * bits
     integers: Tensor = (bits_of_units[..., None] >> shifts & (1 << bits) - 1).to(torch.uint8).flatten(1)
     return integers[:, begin - first * step : end - first * step]
 

@@ -30,7 +30,7 @@ PARTS = frozenset({"qzeros", "scales", "g_idx"})  # those beside it
 _WORD = 32  # bits
 _AWQ_BITS = 4
 _AWQ_WORD = _WORD // _AWQ_BITS
-_AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # where AWQ's kernels want the outputs of a word, the lowest bits first
+_AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # of eight outputs in words, the lowest bits first
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,14 +94,14 @@ def _used(group_of: Tensor) -> Tensor | None:
 
 
 def read_awq(module: str, stored: StoredTensors, layout: PackedLayout) -> NamedWeight:
-    """A weight of 4 bits for AWQ's kernel "gemm": words of eight outputs, which are not in their order.
+    """A weight for AWQ's kernel "gemm": words along outputs, of which each eight are not in their order.
 
     Raises:
         BrokenFolder: a tensor is missing, or its shape does not fit.
     """
-    first = f"{module}.{CODES}"
+    bits, first = layout.bits, f"{module}.{CODES}"
     words = check_matrix(first, stored[first], torch.int32)
-    size_in, size_out = words.shape[0], words.shape[1] * _AWQ_WORD
+    size_in, size_out = words.shape[0], words.shape[1] * _WORD // bits
     groups = 1 if layout.group is None else -(-size_in // layout.group)
     names = [f"{module}.scales"]
     scales = needed(first, names[0], stored)
@@ -112,21 +112,22 @@ def read_awq(module: str, stored: StoredTensors, layout: PackedLayout) -> NamedW
 
     def read(rows: slice, columns: slice) -> GroupedWeight:
         inputs = input_groups(columns, size_in, layout.group)
-        integers = _awq_integers(words[inputs.begin : inputs.end], rows)
-        of_rows = 1 << _AWQ_BITS - 1 if zeros is None else _awq_integers(zeros, rows)
-        return integer_groups(integers, _AWQ_BITS, scales[:, rows].mT, of_rows, inputs)
+        integers = _awq_integers(words[inputs.begin : inputs.end], bits, rows)
+        of_rows = 1 << bits - 1 if zeros is None else _awq_integers(zeros, bits, rows)
+        return integer_groups(integers, bits, scales[:, rows].mT, of_rows, inputs)
 
     return named_groups(module, (size_out, size_in), read, stored, [first, *names])
 
 
-def _awq_integers(words: Tensor, rows: slice) -> Tensor:
-    """Some outputs of words (n, outputs / 8): (outputs, n) uint8."""
-    begin, end, _ = rows.indices(words.shape[1] * _AWQ_WORD)
-    start, stop = begin // _AWQ_WORD, -(-end // _AWQ_WORD)
-    data = row_bytes(words[:, start:stop])
-    integers = unpack(data, _AWQ_BITS, 0, 2 * data.shape[1]).unflatten(1, (-1, _AWQ_WORD))
+def _awq_integers(words: Tensor, bits: int, rows: slice) -> Tensor:
+    """Some outputs of words (n, words): (outputs, n) uint8."""
+    begin, end, _ = rows.indices(words.shape[1] * _WORD // bits)
+    step = _WORD // math.gcd(bits, _WORD)  # integers that fill words
+    start, stop, width = begin // step, -(-end // step), step * bits // _WORD
+    data = row_bytes(words[:, start * width : stop * width])
+    integers = unpack(data, bits, 0, (stop - start) * step).unflatten(1, (-1, len(_AWQ_PLACES)))
     in_turn: Tensor = integers[..., list(_AWQ_PLACES)].flatten(1)
-    return in_turn[:, begin - start * _AWQ_WORD : end - start * _AWQ_WORD].mT.contiguous()
+    return in_turn[:, begin - start * step : end - start * step].mT.contiguous()
 
 
 def read_awq_gemv(module: str, stored: StoredTensors, layout: PackedLayout) -> NamedWeight:
