@@ -20,7 +20,7 @@ _OUTPUTS = 32 * PANEL  # packed at a time, which takes several times their memor
 _HALF_EXPONENT = 15  # of two, below which float16 has all numbers
 _SAMPLES = 256
 _EXACT = 2e-4  # distance from an integer up to which a quotient is one
-# Integers of the largest of some scales, those that formats have first: Q4_K's and Q5_K's, and Q6_K's.
+# Integers of the largest of some scales, those of formats first: 63 of Q4_K and Q5_K, -128 of Q6_K.
 _LARGEST = (63, -128, 127, *range(62, 0, -1), *range(126, 63, -1))
 
 
@@ -173,9 +173,11 @@ def _integers(table: Tensor) -> tuple[Tensor, float]:
     """The closest integers up to 127 to multiples of a table's values, plus 128 as bytes, and what they are times."""
     values = table.double()
     largest = float(values.abs().max()) or 1.0
-    counts = torch.arange(127, 0, -1, dtype=torch.float64)
+    counts = torch.arange(1, 128, dtype=torch.float64)
     multiples = values / largest * counts[:, None]
-    best = int(((multiples - multiples.round()).abs().amax(1) / counts).argmin())
+    errors = (multiples - multiples.round()).abs().amax(1) / counts
+    exact = (errors < 1e-9).nonzero()  # the smallest such integers leave scales as they are, e2m1's times a power of two
+    best = int(exact[0] if len(exact) else errors.argmin())
     codes = (multiples[best].round() + 128).to(torch.uint8)
     return codes.view(torch.int8), largest / float(counts[best])
 
@@ -202,7 +204,7 @@ def _bits_and_added(weight: GroupedWeight, *, compact: bool) -> tuple[int, int]:
 
 
 def _two_levels(values: Tensor, groups: int) -> tuple[Tensor, Tensor] | None:
-    """The int8 numbers and the factors whose products some scales are, as in GGUF's K-quants.
+    """The int8 numbers and the factors that float16 has whose products some scales are, as in GGUF's K-quants.
 
     Args:
         values: (rows, size).
@@ -233,11 +235,17 @@ def _common_factors(supers: Tensor) -> tuple[Tensor, Tensor] | None:
         factor = extremes[pending] / largest
         quotients = supers[pending] / factor
         rounded = quotients.round()
-        fits = (((quotients - rounded).abs() <= _EXACT) & (rounded < 128)).all(1)
+        fits = (((quotients - rounded).abs() <= _EXACT) & (rounded < 128)).all(1) & _is_short(factor)[:, 0]
         integers[pending[fits]] = rounded[fits].to(torch.int8)
         factors[pending[fits]] = factor[fits]
         pending = pending[~fits]
     return None if len(pending) else (integers, factors)
+
+
+def _is_short(values: Tensor) -> Tensor:
+    """Whether values have the 11 bits of float16."""
+    mantissas = values.frexp().mantissa * 2048
+    return mantissas == mantissas.round()
 
 
 def _scale_sections(
@@ -255,8 +263,8 @@ def _scale_sections(
     floats = [factors for _, factors in found] if len(found) == len(levels) else levels
     largest = torch.stack([values.abs().amax(1) for values in floats]).amax(0)
     exponents = torch.where(largest > 0, largest.frexp().exponent - _HALF_EXPONENT, 0).clamp(-100, 100)
-    inverses = torch.ldexp(torch.ones(()), -exponents)[:, None]
-    factors = F.pad(torch.ldexp(torch.ones(()), exponents), (0, -len(exponents) % PANEL))
+    inverses = (-exponents).float().exp2()[:, None]
+    factors = F.pad(exponents.float().exp2(), (0, -len(exponents) % PANEL))
     groups = -(-blocks * _BLOCK // group)
     halves = [_panel_words((values.float() * inverses).half(), 1 if floats is not levels else groups) for values in floats]
     if floats is levels:
