@@ -4,7 +4,12 @@
 
 #include "../grouped_weight.h"
 
-constexpr int64_t MAX_GROUPED_ROWS = 6;  // whose sums of integers and of floats fit into registers beside the weights
+// Rows whose sums of integers and of floats fit into registers beside the weights.
+#if defined(HAVE_AVX512)
+constexpr int64_t MAX_GROUPED_ROWS = 6;
+#else
+constexpr int64_t MAX_GROUPED_ROWS = 2;
+#endif
 
 struct GroupedLinear {
     static constexpr const char *NAME = "grouped_linear";
