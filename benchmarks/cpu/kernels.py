@@ -195,7 +195,10 @@ def main() -> None:
         "bfloat16_tflop_per_s": round(limits.operations / 1e12, 3),
         "linear": [linear(*shape, rows, limits) for shape in SHAPES for rows in ROWS],
         "grouped": [
-            grouped_products(*shape, rows, limits) for model in GROUPED_SHAPES for shape in model for rows in GROUPED_ROWS
+            grouped_products(*shape, rows, limits)
+            for model in GROUPED_SHAPES
+            for shape in model
+            for rows in GROUPED_ROWS
         ],
         "heads": [
             head_products(*shape, rows, dtype)

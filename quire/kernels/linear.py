@@ -39,8 +39,8 @@ class PackedWeight(Protocol):
             bias: (size_out,) float32.
             act: a name from `kernel_activation`; None for no activation.
             out_dtype: of the result: float32 or x's dtype, which is the default.
-            out: (rows, size_out), written to if given; `out_dtype` is ignored then. Rows of quantized weights on CPUs may
-                have a stride.
+            out: (rows, size_out), written to if given; `out_dtype` is ignored then. On CPUs with quantized weights its
+                rows may have a stride.
 
         Returns:
             (rows, size_out)

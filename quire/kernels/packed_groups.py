@@ -27,10 +27,10 @@ _LARGEST = (63, -128, 127, *range(62, 0, -1), *range(126, 63, -1))
 class PackedGroups:
     """A weight (size_out, size_in) whose rows are those of one or several parts, each in panels of its own.
 
-    A product rounds each row of inputs to int8, with a scale for each 32 of them, and is one of integers then. Scales and
-    minimums are rounded to float16, whose relative error is up to 2^-12, times a power of two for each output; codes are
-    not rounded. The values of a table are rounded to integers up to 127, which those of nf4 alone do not have the
-    proportions of: by up to 1/254 of the largest.
+    A product rounds each row of inputs to int8, with a scale for each 32 of them, and is one of integers then. Scales
+    and minimums are rounded to float16 times a power of two for each output, a relative error of up to 2^-12; codes are
+    not rounded. The values of a table are rounded to integers up to 127: nf4's by up to 1/254 of the largest, those of
+    other formats are such integers times a number.
     """
 
     def __init__(self, parts: Sequence[GroupedWeight], dtype: torch.dtype, *, compact: bool = True) -> None:
@@ -40,7 +40,7 @@ class PackedGroups:
             parts: see `can_pack`.
             dtype: of the rows that are read from it.
             compact: look for what the weights' values allow: codes of 6 bits, scales of 8 bits, no minimums. Otherwise
-                the shapes of all tensors depend on those of the parts alone, so that other weights can take their place.
+                the layout depends on that of the parts alone, so that other weights can take their place.
         """
         self._dtype = dtype
         self._parts = [_Panels(part, compact=compact) for part in parts]
@@ -176,7 +176,9 @@ def _integers(table: Tensor) -> tuple[Tensor, float]:
     counts = torch.arange(1, 128, dtype=torch.float64)
     multiples = values / largest * counts[:, None]
     errors = (multiples - multiples.round()).abs().amax(1) / counts
-    exact = (errors < 1e-9).nonzero()  # the smallest such integers leave scales as they are, e2m1's times a power of two
+    exact = (
+        errors < 1e-9
+    ).nonzero()  # the smallest such integers leave scales as they are, e2m1's times a power of two
     best = int(exact[0] if len(exact) else errors.argmin())
     codes = (multiples[best].round() + 128).to(torch.uint8)
     return codes.view(torch.int8), largest / float(counts[best])
@@ -266,7 +268,9 @@ def _scale_sections(
     inverses = (-exponents).float().exp2()[:, None]
     factors = F.pad(exponents.float().exp2(), (0, -len(exponents) % PANEL))
     groups = -(-blocks * _BLOCK // group)
-    halves = [_panel_words((values.float() * inverses).half(), 1 if floats is not levels else groups) for values in floats]
+    halves = [
+        _panel_words((values.float() * inverses).half(), 1 if floats is not levels else groups) for values in floats
+    ]
     if floats is levels:
         return factors, halves
     integers = [_panel_words(values, groups + groups % 2) for values, _ in found]
@@ -301,7 +305,7 @@ def _packed(weight: GroupedWeight, bits: int, added: int, sections: Sequence[Ten
 
 
 def _words_of_4_bits(codes: Tensor) -> Tensor:
-    """Words of quads: two of four inputs in the halves of their bytes. codes: (rows, inputs / 2), those of two inputs."""
+    """Words of quads, two in the halves of the same bytes. codes: (rows, inputs / 2), those of two inputs."""
     first, second = codes.unflatten(1, (-1, 2, 2)).unbind(2)
     even, odd = (first & 15) | (second << 4), (first >> 4) | (second & 240)
     return torch.stack((even, odd), 3).flatten(1).view(torch.int32)

@@ -20,8 +20,24 @@ from tests.support.variants import slow_but
 pytestmark = pytest.mark.skipif(native.instructions() is None, reason="installed without a compiler")
 CPU = torch.device("cpu")
 NF4 = torch.tensor(
-    [-1.0, -0.6962, -0.5251, -0.3949, -0.2844, -0.1848, -0.0911, 0.0, 0.0796, 0.1609, 0.2461, 0.3379, 0.4407]
-    + [0.5626, 0.7230, 1.0]
+    (
+        -1.0,
+        -0.6962,
+        -0.5251,
+        -0.3949,
+        -0.2844,
+        -0.1848,
+        -0.0911,
+        0.0,
+        0.0796,
+        0.1609,
+        0.2461,
+        0.3379,
+        0.4407,
+        0.5626,
+        0.723,
+        1.0,
+    )
 )
 E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 TABLES = {"nf4": NF4, "e2m1": torch.cat((E2M1, -E2M1))}
@@ -62,7 +78,9 @@ def make(kind: str, size_out: int, group: int | None, size_in: int) -> GroupedWe
     if kind in ("Q4_K", "Q6_K"):
         factors = (torch.rand(size_out, 1 + size_in // 256) * 1e-3).half().float()
         largest = {"Q4_K": 63, "Q6_K": -128}[kind]
-        integers = torch.randint(-100, 100, (size_out, groups)) if kind == "Q6_K" else torch.randint(64, (size_out, groups))
+        integers = (
+            torch.randint(-100, 100, (size_out, groups)) if kind == "Q6_K" else torch.randint(64, (size_out, groups))
+        )
         per = 256 * groups // size_in
         integers[:, ::per] = largest
         scales = factors.repeat_interleave(per, 1)[:, :groups] * integers
@@ -82,7 +100,10 @@ def pack(*parts: GroupedWeight, dtype: torch.dtype = torch.bfloat16) -> PackedTa
 
 
 def bound(x: Tensor, weight: GroupedWeight) -> Tensor:
-    """The largest error of a product: inputs are rounded to 1/254 of the largest of 32, scales to float16, tables to integers."""
+    """The largest error of a product.
+
+    Inputs are rounded by up to 1/254 of the largest of 32, scales to float16, tables to integers.
+    """
     exact, inputs = weight.dequantize(torch.float64).abs(), x.double().abs()
     if weight.order is not None:
         exact, inputs = exact[:, weight.order], inputs[:, weight.order]
@@ -90,7 +111,9 @@ def bound(x: Tensor, weight: GroupedWeight) -> Tensor:
     blocks = torch.nn.functional.pad(inputs, (0, padding)).unflatten(1, (-1, 32))
     rounding = (blocks.amax(2, keepdim=True) / 254 * 1.001).expand(blocks.shape).flatten(1)[:, : x.shape[1]]
     group = weight.group
-    per_input = [part.abs().double().repeat_interleave(group, 1) for part in (weight.scales, weight.minimums) if part is not None]
+    per_input = [
+        part.abs().double().repeat_interleave(group, 1) for part in (weight.scales, weight.minimums) if part is not None
+    ]
     codes = weight.values().double().abs()
     sizes = codes * per_input[0] + (per_input[1] if len(per_input) == 2 else 0)  # without cancellation
     table_error = 0 if weight.table is None else float(weight.table.abs().max()) / 250 * per_input[0]
@@ -130,7 +153,9 @@ def test_integers_are_exact(kind: str, group: int | None, size_in: int) -> None:
     x[:, ::32] = 127.0
     x[5] = 0.0
     expected = x.double() @ weight.dequantize(torch.float64).T
-    torch.testing.assert_close(pack(weight)(x, None).double(), expected, rtol=1e-5, atol=1e-5 * float(expected.abs().max()))
+    torch.testing.assert_close(
+        pack(weight)(x, None).double(), expected, rtol=1e-5, atol=1e-5 * float(expected.abs().max())
+    )
 
 
 @pytest.mark.parametrize(("kind", "group", "size_in"), SHAPES)
@@ -163,7 +188,9 @@ def test_sizes(kind: str, group: int, size_in: int, bits: float) -> None:
     assert packed.nbytes == 64 * (size_in * bits / 8 + 4)
 
 
-@pytest.mark.parametrize(("kind", "group", "size_in"), [("affine", 32, 96), ("nf4", 64, 128), ("Q6_K", 16, 256), ("int8", None, 70)])
+@pytest.mark.parametrize(
+    ("kind", "group", "size_in"), [("affine", 32, 96), ("nf4", 64, 128), ("Q6_K", 16, 256), ("int8", None, 70)]
+)
 def test_inputs_in_another_order(kind: str, group: int | None, size_in: int) -> None:
     """The products and rows are those of the weight with its inputs in the layer's order."""
     torch.manual_seed(0)
@@ -203,7 +230,14 @@ def test_outputs_with_a_stride() -> None:
     assert (memory == -777.0).all()
 
 
-_BATCHED = [("Q4_K", 32, 512), ("Q6_K", 16, 512), ("nf4", 64, 128), ("int8", 32, 96), ("affine", 16, 48), ("6 bits", 64, 128)]
+_BATCHED = [
+    ("Q4_K", 32, 512),
+    ("Q6_K", 16, 512),
+    ("nf4", 64, 128),
+    ("int8", 32, 96),
+    ("affine", 16, 48),
+    ("6 bits", 64, 128),
+]
 
 
 @pytest.mark.parametrize(("kind", "group", "size_in"), slow_but(_BATCHED, _BATCHED[0], _BATCHED[1]))
@@ -284,7 +318,9 @@ def test_which_weights_are_packed() -> None:
         assert pack_groups([make("affine", 40, 32, 64)], torch.bfloat16, CPU) is None
 
 
-@pytest.mark.parametrize("change", [lambda scales: scales * 0, lambda scales: scales.index_fill(0, torch.tensor([3]), 0)])
+@pytest.mark.parametrize(
+    "change", [lambda scales: scales * 0, lambda scales: scales.index_fill(0, torch.tensor([3]), 0)]
+)
 def test_scales_of_zero(change: Callable[[Tensor], Tensor]) -> None:
     torch.manual_seed(0)
     for kind, group in (("symmetric", 32), ("Q6_K", 16), ("affine", 64)):
@@ -297,7 +333,12 @@ def test_scales_of_zero(change: Callable[[Tensor], Tensor]) -> None:
 
 def test_a_table_keeps_its_proportions() -> None:
     """Those of integers are exact; nf4's values move by up to 1/254 of the largest."""
-    for table, error in ((TABLES["e2m1"], 0.0), (NF4, 1 / 254), (torch.arange(-127.0, 112.0, 15), 0.0), (torch.zeros(16), 0.0)):
+    for table, error in (
+        (TABLES["e2m1"], 0.0),
+        (NF4, 1 / 254),
+        (torch.arange(-127.0, 112.0, 15), 0.0),
+        (torch.zeros(16), 0.0),
+    ):
         codes, unit = packed_groups._integers(table)
         values = (codes.view(torch.uint8).double() - 128) * unit
         assert (values - table.double()).abs().max() <= error + 1e-12
