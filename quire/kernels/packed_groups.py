@@ -282,7 +282,8 @@ def _panel_words(values: Tensor, columns: int) -> Tensor:
     rows, size = values.shape
     padded = F.pad(values, (0, max(0, columns - size), 0, -rows % PANEL))
     panels = padded.unflatten(0, (-1, PANEL)).transpose(1, 2).contiguous()
-    return panels.flatten(1).view(torch.int32)
+    words: Tensor = panels.flatten(1).view(torch.int32)
+    return words
 
 
 def _packed(weight: GroupedWeight, bits: int, added: int, sections: Sequence[Tensor]) -> Tensor:

@@ -19,26 +19,8 @@ from tests.support.variants import slow_but
 
 pytestmark = pytest.mark.skipif(native.instructions() is None, reason="installed without a compiler")
 CPU = torch.device("cpu")
-NF4 = torch.tensor(
-    (
-        -1.0,
-        -0.6962,
-        -0.5251,
-        -0.3949,
-        -0.2844,
-        -0.1848,
-        -0.0911,
-        0.0,
-        0.0796,
-        0.1609,
-        0.2461,
-        0.3379,
-        0.4407,
-        0.5626,
-        0.723,
-        1.0,
-    )
-)
+_NF4 = "-1 -.6962 -.5251 -.3949 -.2844 -.1848 -.0911 0 .0796 .1609 .2461 .3379 .4407 .5626 .723 1"
+NF4 = torch.tensor([float(value) for value in _NF4.split()])
 E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 TABLES = {"nf4": NF4, "e2m1": torch.cat((E2M1, -E2M1))}
 ROUNDED = 2.0**-11  # relative, of scales: float16 has 11 bits
@@ -117,7 +99,8 @@ def bound(x: Tensor, weight: GroupedWeight) -> Tensor:
     codes = weight.values().double().abs()
     sizes = codes * per_input[0] + (per_input[1] if len(per_input) == 2 else 0)  # without cancellation
     table_error = 0 if weight.table is None else float(weight.table.abs().max()) / 250 * per_input[0]
-    return rounding @ exact.T + (inputs + rounding) @ (sizes * ROUNDED + table_error).T + 1e-30
+    largest: Tensor = rounding @ exact.T + (inputs + rounding) @ (sizes * ROUNDED + table_error).T + 1e-30
+    return largest
 
 
 @pytest.mark.parametrize(("kind", "group", "size_in"), SHAPES)
