@@ -366,6 +366,8 @@ def _load_transformer(load: _Load, spec: DecoderSpec | EncoderSpec, groups: Rank
     with torch.device("meta"):
         model = _empty_model(spec, groups, dtype)
         model.heads = PoolerHeads(pooler, spec.hidden, spec.vocab)
+    if pooler.sparse_head is not None:
+        model.embed.is_exact = True  # the head multiplies with the table
     vision = _vision_encoder(load, spec)
     if vision is not None and isinstance(model, Decoder):
         model.vision = vision
