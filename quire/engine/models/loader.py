@@ -264,7 +264,7 @@ def _load_model(
             return _load_transformer(load, config.spec, groups)
         for name in checkpoint.names():
             if name.endswith("weight"):  # masks may be integers
-                check_unpacked(name, checkpoint.dtype_of(name))
+                _check_for_transformers(name, checkpoint.dtype_of(name), config)
         if quantize:
             raise UnsupportedModel(
                 f"--quantization works with Quire's own decoder only, which does not support {config.unsupported}"
@@ -278,6 +278,17 @@ def _load_model(
                 raise
             reason = f"{config.refusal}; transformers' implementation cannot run it either: {error}"
             raise UnsupportedModel(reason) from error
+
+
+def _check_for_transformers(name: str, dtype: torch.dtype, config: ModelConfig) -> None:
+    """Raise UnsupportedModel for a packed weight of a model that transformers runs."""
+    if config.quantization is not None and not dtype.is_floating_point:
+        raise UnsupportedModel(
+            f"{name} is stored as {str(dtype).removeprefix('torch.')}: weights of quantization method "
+            f"{config.quantization['quant_method']!r} are read for Quire's own decoder only, which does not support "
+            f"{config.unsupported}"
+        )
+    check_unpacked(name, dtype)
 
 
 def open_checkpoint(folder: Path, config: ModelConfig, options: ModelOptions) -> Checkpoint:

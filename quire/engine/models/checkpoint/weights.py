@@ -155,9 +155,10 @@ class WeightFiller(WeightTaker):
         self._mark_loaded(name, target)
         shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
         _check_shape(name, shape, (self._rows(target)[1], *parameter.shape[1:]))
-        if not all(part.is_finite() for part in parts):
+        copies = [part.copied() for part in parts]  # what is checked, as reading a part may mean to unpack it
+        if not all(part.is_finite() for part in copies):
             raise BrokenFolder(f"{name} {_NOT_FINITE}")
-        self._taken.setdefault(target.parameter, {})[target.part] = [part.copied() for part in parts]
+        self._taken.setdefault(target.parameter, {})[target.part] = copies
         if not self._missing[target.parameter]:
             self._complete(target.parameter)
         return True
@@ -204,7 +205,8 @@ class WeightFiller(WeightTaker):
             return
         check_unpacked(name, tensor.dtype)
         if target is None:
-            if tensor.numel():  # a shared expert of size 0 has weights, too
+            # A shared expert of size 0 has weights, too. Tools of GPTQ write biases of zeros for layers without biases.
+            if tensor.numel() and not (name.endswith(".bias") and not tensor.any()):
                 self._extra.append(name)
         elif target.stacked:
             self._copy_stacked(name, target, tensor)
