@@ -14,7 +14,8 @@ from typing_extensions import override
 from quire.engine.models.checkpoint.checkpoint import Checkpoint, Progress, WeightTaker, wanted
 from quire.engine.models.checkpoint.formats.weight_format import NamedWeight, StoredWeight
 from quire.engine.models.checkpoint.gguf.blocks import PLAIN, stored_blocks
-from quire.engine.models.checkpoint.gguf.container import TensorInfo, facts_of, open_parts
+from quire.engine.models.checkpoint.gguf.container import TensorInfo, open_parts
+from quire.engine.models.checkpoint.gguf.facts import facts_of
 from quire.engine.models.checkpoint.gguf.folder import gguf_models
 from quire.engine.models.checkpoint.gguf.tensor_names import GgufNames, Piece
 from quire.engine.models.checkpoint.safetensors import PlainName

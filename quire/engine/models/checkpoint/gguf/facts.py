@@ -5,12 +5,14 @@ Without torch: a server reads the facts of its models before it imports torch.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from quire.engine.models.checkpoint.gguf.container import GgufFile
 from quire.engine.models.errors import BrokenFolder, UnsupportedModel
 
 _SHOWN = 40  # characters of a value in an error
@@ -136,3 +138,17 @@ class GgufFacts:
 def _shortest(value: float) -> float:
     """The shortest decimal number that is equal in float32, which is what files store: 1e-06, not 9.999999974e-07."""
     return float(str(np.float32(value)))
+
+
+def facts_of(files: Sequence[GgufFile]) -> GgufFacts:
+    """What the files of a model say about it."""
+    owners = {name: file for file in files for name in file.tensors}
+
+    def values(name: str) -> Sequence[float]:
+        file, info = owners[name], owners[name].tensors[name]
+        if info.kind.name != "F32":
+            raise BrokenFolder(f"{file.path.name}: {name} must be F32, not {info.kind.name}")
+        return struct.unpack(f"<{(info.end - info.begin) // 4}f", file.map[info.begin : info.end])
+
+    shapes = {name: file.tensors[name].shape for name, file in owners.items()}
+    return GgufFacts(files[0].path.name, files[0].metadata, shapes, values)

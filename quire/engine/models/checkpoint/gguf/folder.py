@@ -21,8 +21,8 @@ from typing import Any
 import tokenizers
 
 from quire.engine.models.checkpoint.gguf.architectures import config_of, pooling_of
-from quire.engine.models.checkpoint.gguf.container import facts_of, open_parts, parts_of
-from quire.engine.models.checkpoint.gguf.facts import GgufFacts
+from quire.engine.models.checkpoint.gguf.container import open_parts, parts_of
+from quire.engine.models.checkpoint.gguf.facts import GgufFacts, facts_of
 from quire.engine.models.checkpoint.gguf.tokenizer import GgufTokenizer
 from quire.engine.models.errors import BrokenFolder
 
