@@ -115,7 +115,7 @@ SPLITS = {
 def test_splits_of_other_names(pre: str) -> None:
     text, expected = SPLITS[pre]
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    got = read(model="gpt2", tokens=alphabet, merges=["a b"], pre=pre).pre_tokenizer
+    got = read(model="gpt2", tokens=[*alphabet, "ab"], merges=["a b"], pre=pre).pre_tokenizer
     assert [piece for piece, _ in got.pre_tokenize_str(text)] == expected
 
 

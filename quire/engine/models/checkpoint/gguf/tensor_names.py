@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -108,7 +108,7 @@ class _Rules:
     """
 
     layer: Mapping[str, str]
-    modules: Mapping[str, str] = _DECODER
+    modules: Mapping[str, str] = field(default_factory=lambda: _DECODER)
     prefix: str = "model.layers."
     pairs: bool = False
     norm_offset: float = 0.0
