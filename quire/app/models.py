@@ -73,8 +73,8 @@ def find_folder(model: str, revision: str | None) -> Path:
     if _is_file(model):
         if not model.endswith(_GGUF):
             raise ConfigError(
-                f"quire: {model!r} is a file; expected a .gguf file, or a directory with config.json, tokenizer.json and "
-                ".safetensors files"
+                f"quire: {model!r} is a file; expected a .gguf file, or a directory with config.json, tokenizer.json "
+                "and .safetensors files"
             )
         return _gguf_folder(Path(model))
     from httpx import HTTPError  # noqa: PLC0415

@@ -74,7 +74,7 @@ def test_gguf_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pyt
 def test_gguf_files_that_cannot_be_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / "a.gguf").write_bytes(b"GGUF")
-    with pytest.raises(ConfigError, match=r"a\.gguf is not a GGUF file that can be read: it is truncated"):
+    with pytest.raises(ConfigError, match=r"a\.gguf: its header: .* the file ends at byte 4"):
         find_folder(str(tmp_path), None)
     (tmp_path / "b.gguf").touch()
     with pytest.raises(ConfigError, match=r"has several models; name the file of one: a\.gguf, b\.gguf"):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from openai import OpenAI
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, pre_tokenizers
 
 from quire.config.options import ModelOptions
 from quire.engine.models.checkpoint.gguf.folder import model_folder
@@ -46,6 +46,9 @@ def test_tokens(name: str) -> None:
     """All texts of the sources of the tests, too: they have many languages in them."""
     folder = model_folder(real_files(f"{name}.gguf"))
     got, expected = (Tokenizer.from_file(str(each / "tokenizer.json")) for each in (folder, real_files(name)))
+    if name == "smollm2":  # SmolLM's tokenizer has single digits, which transformers' conversion of the file lacks
+        steps = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        expected.pre_tokenizer = pre_tokenizers.Sequence(steps)
     sources = (path.read_text() for path in sorted(Path(__file__).parents[1].rglob("*.py"))[::20])
     for text in (*TEXTS, *sources):
         for adds in (True, False):
@@ -91,6 +94,6 @@ def test_chat() -> None:
     with serving(str(real_files("gemma3.gguf")), new_interpreters=True) as server:
         client = OpenAI(base_url=f"{server.url}/v1", api_key="none")
         text = client.completions.create(
-            model="gemma3", prompt="The capital of France is", temperature=0, max_tokens=8
+            model="gemma3", prompt="Monday, Tuesday, Wednesday,", temperature=0, max_tokens=8
         )
-        assert "Paris" in text.choices[0].text
+        assert "Thursday, Friday" in text.choices[0].text

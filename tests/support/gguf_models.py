@@ -208,7 +208,9 @@ def _gpt_oss_experts(name: str, weight: Array) -> dict[str, Array]:
     """Gates and ups, which alternate in the checkpoint, and everything with outputs before inputs."""
     before, _, last = name.rpartition(".")
     suffix = "bias" if last.endswith("_bias") else "weight"
-    parts = {"gate_proj": weight[..., ::2], "up_proj": weight[..., 1::2]} if "gate_up" in last else {"down_proj": weight}
+    parts = (
+        {"gate_proj": weight[..., ::2], "up_proj": weight[..., 1::2]} if "gate_up" in last else {"down_proj": weight}
+    )
     return {
         f"{before}.{part}.{suffix}": array if suffix == "bias" else array.swapaxes(1, 2)
         for part, array in parts.items()
@@ -236,10 +238,17 @@ def _rope_tensors(config: dict[str, Any]) -> dict[str, Any]:
     low, high = (rope["original_max_position_embeddings"] / rope[f"{side}_freq_factor"] for side in ("low", "high"))
     factors = []
     for length in lengths:
-        smooth = min(1.0, max(0.0, (rope["original_max_position_embeddings"] / length - rope["low_freq_factor"])
-                              / (rope["high_freq_factor"] - rope["low_freq_factor"])))
-        factors.append(1.0 if length < high else rope["factor"] if length > low
-                       else 1 / ((1 - smooth) / rope["factor"] + smooth))
+        smooth = min(
+            1.0,
+            max(
+                0.0,
+                (rope["original_max_position_embeddings"] / length - rope["low_freq_factor"])
+                / (rope["high_freq_factor"] - rope["low_freq_factor"]),
+            ),
+        )
+        factors.append(
+            1.0 if length < high else rope["factor"] if length > low else 1 / ((1 - smooth) / rope["factor"] + smooth)
+        )
     return {"rope_freqs.weight": factors}
 
 
@@ -250,7 +259,9 @@ def _metadata(config: dict[str, Any], weights: Mapping[str, Array]) -> dict[str,
     dim = get("head_dim") or hidden // heads
     ropes = get("rope_parameters") or {}
     rope = ropes.get("full_attention", ropes)
-    layer_norm = next((get(name) for name in ("layer_norm_eps", "norm_epsilon", "layer_norm_epsilon") if get(name)), None)
+    layer_norm = next(
+        (get(name) for name in ("layer_norm_eps", "norm_epsilon", "layer_norm_epsilon") if get(name)), None
+    )
     kv_heads = (get("num_kv_heads") if get("new_decoder_architecture") else 1) if kind == "falcon" else None
     values = {
         ".context_length": config["max_position_embeddings"],
@@ -287,7 +298,7 @@ _WINDOWED = ("cohere2", "gemma2", "gemma3_text", "gpt_oss", "starcoder2")
 
 def _scaling(rope: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
     kind = rope.get("rope_type", "default")
-    trained = rope.get("original_max_position_embeddings")
+    trained: Any = rope.get("original_max_position_embeddings")
     if kind == "longrope":
         scale = config["max_position_embeddings"] / trained
         factor = math.sqrt(1 + math.log(scale) / math.log(trained)) if scale > 1 else 1.0

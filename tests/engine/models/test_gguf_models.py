@@ -34,6 +34,7 @@ TOKENS = 12
 def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
+
 # Values that files have no room for, so that all models of the architecture have them.
 _GEMMA = {"query_pre_attn_scalar": 32}
 DECODERS: dict[str, dict[str, Any]] = {
@@ -217,7 +218,9 @@ def test_metadata_that_is_missing_or_wrong_is_named(tmp_path: Path, case: str) -
 
 
 def test_scalings_that_are_not_known_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedModel, match=r"rope\.scaling\.type 'su' is not supported; supported are none, linear"):
+    with pytest.raises(
+        UnsupportedModel, match=r"rope\.scaling\.type 'su' is not supported; supported are none, linear"
+    ):
         twins(tmp_path, "llama", metadata={".rope.scaling.type": "su"})
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -122,7 +123,9 @@ def test_splits_of_other_names(pre: str) -> None:
 @pytest.mark.parametrize("pre", [None, "something-new"])
 def test_other_names_are_refused(pre: str | None) -> None:
     metadata = {} if pre is None else {"pre": pre}
-    with pytest.raises(UnsupportedModel, match=r"(no tokenizer\.ggml\.pre|pre 'something-new').*tokenizer\.json.*qwen2"):
+    with pytest.raises(
+        UnsupportedModel, match=r"(no tokenizer\.ggml\.pre|pre 'something-new').*tokenizer\.json.*qwen2"
+    ):
         read(model="gpt2", tokens=["a"], merges=["a b"], **metadata)
 
 
@@ -130,7 +133,7 @@ def merged(text: str, scores: dict[str, float]) -> list[str]:
     """The pieces of sentencepiece: of all neighbours that make a piece, those with the best score first."""
     pieces = list(text)
     while True:
-        pairs = [(-scores[a + b], i) for i, (a, b) in enumerate(zip(pieces, pieces[1:])) if a + b in scores]
+        pairs = [(-scores[a + b], i) for i, (a, b) in enumerate(pairwise(pieces)) if a + b in scores]
         if not pairs:
             return pieces
         _, index = min(pairs)

@@ -209,9 +209,7 @@ class SafetensorsCheckpoint(Checkpoint):
             raise BrokenFolder(f"{file.path.name}: {error}") from error
 
 
-def wanted(
-    file: str, first: str, named: NamedWeight, dtype: torch.dtype, taker: WeightTaker | None
-) -> Tensor | None:
+def wanted(file: str, first: str, named: NamedWeight, dtype: torch.dtype, taker: WeightTaker | None) -> Tensor | None:
     """The wanted part of a weight, dequantized; None if nothing of it is wanted, or if it was taken.
 
     `file`, `first`: names of the file and of the weight's first tensor, for errors.

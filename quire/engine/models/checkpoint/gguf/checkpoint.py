@@ -44,7 +44,9 @@ class GgufCheckpoint(Checkpoint):
         self._owner = {name: file for file in self._files for name in file.tensors}
         gguf_names = GgufNames(facts)
         self._pieces = {
-            tensor: [(name, piece) for piece in gguf_names.pieces(tensor) if (name := plain_name(piece.name)) is not None]
+            tensor: [
+                (name, piece) for piece in gguf_names.pieces(tensor) if (name := plain_name(piece.name)) is not None
+            ]
             for tensor in self._owner
         }
         self._tensor_of = {name: tensor for tensor, pieces in self._pieces.items() for name, _ in pieces}

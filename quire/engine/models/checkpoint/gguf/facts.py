@@ -8,13 +8,14 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from quire.engine.models.checkpoint.gguf.container import GgufFile
 from quire.engine.models.errors import BrokenFolder, UnsupportedModel
 
+T = TypeVar("T")
 _SHOWN = 40  # characters of a value in an error
 
 
@@ -116,7 +117,7 @@ class GgufFacts:
     def _full(self, key: str) -> str:
         return self.architecture + key if key.startswith(".") else key
 
-    def _needed(self, key: str, value: Any) -> Any:
+    def _needed(self, key: str, value: T | None) -> T:
         if value is None:
             raise BrokenFolder(f"{self.file} has no {self._full(key)} in its metadata")
         return value

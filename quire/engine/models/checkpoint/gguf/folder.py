@@ -1,7 +1,7 @@
 """Makes model folders of GGUF files, so that everything that reads a model's folder works for them too.
 
-A folder has config.json, the files of a tokenizer, and links to the GGUF files. It lies in the user's cache, under a key
-of the files' paths, sizes and times, so that it is made once; the folders that were used last are kept.
+A folder has config.json, the files of a tokenizer, and links to the GGUF files. It lies in the user's cache, under a
+key of the files' paths, sizes and times, so that it is made once; the folders that were used last are kept.
 """
 
 from __future__ import annotations

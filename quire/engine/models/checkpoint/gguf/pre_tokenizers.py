@@ -26,9 +26,7 @@ def _words(digits: str) -> str:
 def _cased_words(digits: str, contractions: str) -> str:
     """Words in which upper case precedes lower case (o200k and its relatives)."""
     before, marks = r"[^\r\n\p{L}\p{N}]?", r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-    return (
-        f"{before}{_UPPER}*{_LOWER}+{contractions}|{before}{_UPPER}+{_LOWER}*{contractions}|{digits}|{marks}"
-    )
+    return f"{before}{_UPPER}*{_LOWER}+{contractions}|{before}{_UPPER}+{_LOWER}*{contractions}|{digits}|{marks}"
 
 
 def _split(pattern: str) -> Step:
@@ -169,6 +167,6 @@ def pre_tokenizer(file: str, name: str | None) -> PreTokenizer:
         return PRE_TOKENIZERS[name]
     has = "has no tokenizer.ggml.pre" if name is None else f"has tokenizer.ggml.pre {name!r}"
     raise UnsupportedModel(
-        f"{file} {has}, so that it is not known how its tokenizer splits text; put the tokenizer.json of the model that "
-        f"it was made from beside it, or use a file with one of {', '.join(sorted(PRE_TOKENIZERS))}"
+        f"{file} {has}, so that it is not known how its tokenizer splits text; put the tokenizer.json of the model "
+        f"that it was made from beside it, or use a file with one of {', '.join(sorted(PRE_TOKENIZERS))}"
     )

@@ -120,7 +120,9 @@ class GgufTokenizer:
     def _pair(self, merge: str) -> list[str]:
         border = merge.find(" ", 1)  # a token may begin with a space
         if border < 1 or border + 1 == len(merge):
-            raise BrokenFolder(f"{self._facts.file}: tokenizer.ggml.merges has {merge!r:.40}, which is no pair of tokens")
+            raise BrokenFolder(
+                f"{self._facts.file}: tokenizer.ggml.merges has {merge!r:.40}, which is no pair of tokens"
+            )
         return [merge[:border], merge[border + 1 :]]
 
     def _bpe(self, merges: list[list[str]]) -> Json:
@@ -141,7 +143,8 @@ class GgufTokenizer:
         """Byte pairs of sentencepiece, whose merges follow from the vocabulary."""
         has_prefix = self._facts.flag("tokenizer.ggml.add_space_prefix") is not False
         replaced: Step = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
-        normalizer, pre = replaced, None
+        normalizer: Step | None = replaced
+        pre: Step | None = None
         if has_prefix and "[INST]" in self._control_tokens:  # Mistral's vocabularies, in which turns are tokens
             normalizer = None
             pre = {"type": "Metaspace", "replacement": _SPACE, "prepend_scheme": "first", "split": False}
@@ -364,4 +367,3 @@ def _with_marks(token: str) -> str:
     if _is_bracketed(token):
         return token
     return token.removeprefix(_SPACE) if token.startswith(_SPACE) else f"##{token}"
-
