@@ -241,7 +241,7 @@ def _iq4_xs(blocks: Blocks) -> GroupedWeight:
 def _mxfp4(blocks: Blocks) -> GroupedWeight:
     exponents = blocks[..., :1].int()
     # Half of a power of two, by its bits: the two smallest are subnormal.
-    bits = torch.where(exponents < 2, 0x00200000 << exponents, (exponents - 1) << 23)
+    bits = torch.where(exponents < 2, 0x00200000 << exponents.clamp(max=1), (exponents - 1) << 23)
     return _tabled(_planes(blocks[..., 1:], 4, 16), bits.int().view(torch.float32), _FP4)
 
 
@@ -278,7 +278,7 @@ def _tq2_0(blocks: Blocks) -> GroupedWeight:
 
 
 def _twice(scales: Tensor) -> Tensor:
-    """For both halves of a block: kernels have groups of 128 values, ranks smaller borders."""
+    """The scale of a block of 256 values for both of its halves, as kernels have groups of up to 128 values."""
     return scales.repeat(1, 1, 2)
 
 
