@@ -25,6 +25,7 @@ _LFS_POINTER = b"version https://git-lfs"  # the start of the file that a clone 
 _MOST_KEYS, _MOST_TENSORS = 1 << 16, 1 << 17
 _SMALLEST_ENTRY, _SMALLEST_PLACE = 14, 33  # bytes
 _MOST_DIMS = 4
+_MOST_FILES = 4096  # of one model
 _ALIGNMENT = 32
 _SHOWN = 100  # characters of a name in an error
 _SPLIT = re.compile(r"-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf$")
@@ -262,8 +263,8 @@ def open_parts(first: Path) -> list[GgufFile]:
         return files
     if count != len(paths) or first != paths[0]:
         raise BrokenFolder(
-            f"{first.name}: split.count says that it is one of {count} files, but its name does not end with "
-            f"-00001-of-{count:05d}.gguf: give the first file under its own name"
+            f"{first.name}: split.count says that it is one of {count} files (at most {_MOST_FILES} are supported), but its "
+            f"name does not end with -00001-of-{count:05d}.gguf: give the first file under its own name"
         )
     missing = [path.name for path in paths if not path.is_file()]
     if missing:
@@ -293,9 +294,9 @@ def _check_parts(files: list[GgufFile]) -> None:
 
 
 def parts_of(first: Path) -> list[Path]:
-    """The files of a model by the name of one of them."""
+    """The files of a model by the name of one of them; only that one if its name is not that of a part."""
     match = _SPLIT.search(first.name)
-    if match is None or int(match["count"]) < 1:
+    if match is None or not 1 <= int(match["count"]) <= _MOST_FILES:
         return [first]
     stem = first.name[: match.start()]
     return [first.with_name(f"{stem}-{i:05d}-of-{match['count']}.gguf") for i in range(1, int(match["count"]) + 1)]

@@ -169,8 +169,9 @@ class _Texts(Sequence[str]):
 
     @override
     def __iter__(self) -> Iterator[str]:
-        for begin, following in pairwise(self._begins):
-            yield self._text(begin, following)
+        data = self._data
+        for begin, following in pairwise(self._begins):  # many: vocabularies have hundreds of thousands
+            yield data[begin : following - _LENGTH].decode("utf-8", "replace")
 
     @override
     def __repr__(self) -> str:
