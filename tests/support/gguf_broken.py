@@ -11,7 +11,6 @@ from typing import Any
 
 from tests.support.gguf_bytes import (
     ARRAY,
-    F32,
     FLOAT32,
     Q4_K,
     Q8_0,
@@ -234,9 +233,7 @@ def _splits() -> Iterator[Broken]:
         yield Broken(f"{one} is {other}", {**files, one: files[other]}, f"{one}: split.no")
     places = whole().places
     for index in (0, 2):
-        yield Broken(
-            f"tensor {index} twice", {**files, second: split(1, [places[index]])}, places[index].name.decode()
-        )
+        yield Broken(f"tensor {index} twice", {**files, second: split(1, [places[index]])}, places[index].name.decode())
     for total in (0, 2, 4, (1 << 32) - 1):
         changed = {**files, first: split(0, places[:1], tensors_count=total)}
         yield Broken(f"{total} tensors", changed, f"{first}: split.tensors.count is {total}")

@@ -74,8 +74,14 @@ def check_any(path: Path) -> None:
     try:
         files = open_parts(path)
     except ModelError as error:
-        assert len(str(error)) < MOST_CHARACTERS
-        return
+        refused = str(error)
+    else:
+        refused = ""
+        check_readable(files)
+    assert len(refused) < MOST_CHARACTERS
+
+
+def check_readable(files: list[GgufFile]) -> None:
     for file in files:
         for value in file.metadata.values():
             repr(value)
@@ -128,7 +134,7 @@ def fuzz(folder: Path, seeds: range | None, seconds: float) -> int:
 
 
 def test_changed_files_are_read_or_refused(tmp_path: Path) -> None:
-    assert fuzz(tmp_path, range(500), 0) == 500
+    assert fuzz(tmp_path, range(200), 0) == 200
 
 
 @pytest.mark.slow
@@ -137,9 +143,9 @@ def test_changed_files_for_a_while(tmp_path: Path) -> None:
     assert fuzz(tmp_path, None, float(os.environ.get("FUZZ_SECONDS", "60"))) > 100
 
 
-def written(path: Path, **options: int) -> Path:
+def written(path: Path, split_max_tensors: int = 0) -> Path:
     """A file of the package with values of all kinds."""
-    writer = gguf.GGUFWriter(path, "llama", **options)
+    writer = gguf.GGUFWriter(path, "llama", split_max_tensors=split_max_tensors)
     writer.add_uint8("some.uint8", 200)
     writer.add_int8("some.int8", -100)
     writer.add_uint16("some.uint16", 60_000)
@@ -175,7 +181,7 @@ Q8_0 = gguf.GGMLQuantizationType.Q8_0
 def test_values_and_tensors_of_the_packages_files(tmp_path: Path) -> None:
     file = GgufFile(written(tmp_path / "model.gguf"))
     values = {
-        key.removeprefix("some."): list(value) if key.endswith("s") else value
+        key.removeprefix("some."): value if isinstance(value, str | int | float) else list(value)
         for key, value in file.metadata.items()
         if key.startswith("some.")
     }
@@ -265,15 +271,19 @@ def test_real_files(name: str) -> None:
     tensors = {tensor.name: tensor for tensor in reader.tensors}
     assert tensors.keys() == files[0].tensors.keys()
     for tensor in tensors.values():
-        expected = torch.from_numpy(np.array(gguf.dequantize(tensor.data, tensor.tensor_type)))
-        assert torch.equal(numbers_of(files[0], tensor.name), expected), tensor.name
+        step = -(-len(tensor.data) // 256)  # all rows would take the package minutes
+        expected = torch.from_numpy(np.array(gguf.dequantize(tensor.data[::step], tensor.tensor_type)))
+        assert torch.equal(numbers_of(files[0], tensor.name)[::step], expected), tensor.name
 
 
 @pytest.mark.real
 def test_a_real_file_has_the_weights_of_its_folder() -> None:
     (file,) = open_parts(real_files("smollm2.gguf"))
     weights = load_file(real_files("smollm2") / "model.safetensors")
-    heads = {"q_proj": file.metadata["llama.attention.head_count"], "k_proj": file.metadata["llama.attention.head_count_kv"]}
+    heads = {
+        "q_proj": file.metadata["llama.attention.head_count"],
+        "k_proj": file.metadata["llama.attention.head_count_kv"],
+    }
     names = {
         **{f"attn_{side}": f"self_attn.{side}_proj" for side in "qkv"},
         "attn_output": "self_attn.o_proj",
@@ -289,7 +299,7 @@ def test_a_real_file_has_the_weights_of_its_folder() -> None:
         numbers = numbers_of(file, name)
         for side, count in heads.items():
             if side in target:  # pairs that are rotated together lie beside each other in the file
-                numbers = numbers.unflatten(0, (count, -1, 2)).transpose(1, 2).flatten(0, 2)  # type: ignore[arg-type]
+                numbers = numbers.unflatten(0, (count, -1, 2)).transpose(1, 2).flatten(0, 2)
         assert torch.equal(numbers.to(weights[target].dtype), weights[target]), name
         seen.add(target)
     assert seen == weights.keys() - {"lm_head.weight"}

@@ -1,7 +1,7 @@
 """GgufFile: the metadata and the tensors of one GGUF file.
 
-Without torch: a server reads what its files say before it imports torch. The format: a header, metadata, where each tensor
-lies, and the tensors' blocks of bytes.
+Without torch: a server reads what its files say before it imports torch. The format: a header, metadata, where each
+tensor lies, and the tensors' blocks of bytes.
 """
 
 from __future__ import annotations
@@ -202,7 +202,9 @@ class GgufFile:
                 f"({number}), which is not supported; supported are {known}"
             )
         if 0 in shape or shape[-1] % kind.values:
-            raise ValueError(f"its shape is {shape}, which does not fit to blocks of {kind.values} values ({kind.name})")
+            raise ValueError(
+                f"its shape is {shape}, which does not fit to blocks of {kind.values} values ({kind.name})"
+            )
         return _Place(kind, shape, offset)
 
     def _tensors(self, places: Mapping[str, _Place], behind: int) -> dict[str, TensorInfo]:
@@ -263,8 +265,8 @@ def open_parts(first: Path) -> list[GgufFile]:
         return files
     if count != len(paths) or first != paths[0]:
         raise BrokenFolder(
-            f"{first.name}: split.count says that it is one of {count} files (at most {_MOST_FILES} are supported), but its "
-            f"name does not end with -00001-of-{count:05d}.gguf: give the first file under its own name"
+            f"{first.name}: split.count says that it is one of {count} files (at most {_MOST_FILES} are supported), "
+            f"but its name does not end with -00001-of-{count:05d}.gguf: give the first file under its own name"
         )
     missing = [path.name for path in paths if not path.is_file()]
     if missing:
@@ -289,7 +291,7 @@ def _check_parts(files: list[GgufFile]) -> None:
             owners[name] = file
     if (total := files[0].integer("split.tensors.count", len(owners))) != len(owners):
         raise BrokenFolder(
-            f"{files[0].path.name}: split.tensors.count is {total}, but its {len(files)} files have {len(owners)} tensors"
+            f"{files[0].path.name}: split.tensors.count is {total}, but {len(files)} files have {len(owners)} tensors"
         )
 
 

@@ -1,4 +1,4 @@
-"""ValueReader: numbers, texts and arrays at the beginning of a GGUF file, all bounded before memory is taken for them."""
+"""ValueReader: numbers, texts and arrays at the beginning of a GGUF file, bounded before memory is taken for them."""
 
 from __future__ import annotations
 
