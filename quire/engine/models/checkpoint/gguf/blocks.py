@@ -1,7 +1,7 @@
 """Blocks of GGUF files as weights in groups.
 
-What a block's codes stand for is kept without loss; the scale of a group of values is the product of that of the block and
-that of the group, which float32 holds exactly. Codes of 4 bits or less stay 4 bits, all others become 8 bits.
+What a block's codes stand for is kept without loss. The scale of a group of values is the product of that of the block
+and that of the group, which float32 holds exactly. Codes of up to 4 bits take 4 bits, all others 8.
 """
 
 from __future__ import annotations
@@ -129,9 +129,9 @@ def _words(blocks: Blocks, begin: int, end: int) -> Tensor:
     return _numbers(blocks, begin, end, torch.int16).int() & 0xFFFF
 
 
-def _bits(data: Tensor, width: int, *, shifts: int | None = None) -> Tensor:
-    """Fields of `width` bits of integers, in a new last dimension, the lowest first. `shifts`: how many; None: 8 bits'."""
-    count = 8 // width if shifts is None else shifts
+def _bits(data: Tensor, width: int, count: int | None = None) -> Tensor:
+    """Fields of `width` bits of integers, in a new last dimension, the lowest first. `count`: of them; None: 8 bits."""
+    count = count or 8 // width
     return (data[..., None] >> torch.arange(0, count * width, width, dtype=data.dtype)) & ((1 << width) - 1)
 
 
@@ -233,7 +233,7 @@ def _iq4_nl(blocks: Blocks) -> GroupedWeight:
 
 
 def _iq4_xs(blocks: Blocks) -> GroupedWeight:
-    high = _bits(_words(blocks, 2, 4), 2, shifts=8).flatten(-2)
+    high = _bits(_words(blocks, 2, 4), 2, 8).flatten(-2)
     factors = _bits(blocks[..., 4:8], 4).flatten(-2) | high << 4
     return _tabled(_planes(blocks[..., 8:], 4, 16), _half(blocks, 0) * (factors - 32).float(), _IQ4)
 
@@ -241,7 +241,7 @@ def _iq4_xs(blocks: Blocks) -> GroupedWeight:
 def _mxfp4(blocks: Blocks) -> GroupedWeight:
     exponents = blocks[..., :1].int()
     # Half of a power of two, by its bits: the two smallest are subnormal.
-    bits = torch.where(exponents < 2, 0x00200000 << exponents, (exponents - 1) << 23)
+    bits = torch.where(exponents < 2, 0x00200000 << exponents.clamp(max=1), (exponents - 1) << 23)
     return _tabled(_planes(blocks[..., 1:], 4, 16), bits.int().view(torch.float32), _FP4)
 
 
@@ -278,14 +278,14 @@ def _tq2_0(blocks: Blocks) -> GroupedWeight:
 
 
 def _twice(scales: Tensor) -> Tensor:
-    """For both halves of a block: kernels have groups of 128 values, ranks smaller borders."""
+    """The scale of a block of 256 values for both of its halves, as kernels have groups of up to 128 values."""
     return scales.repeat(1, 1, 2)
 
 
 def _iq2_xxs(blocks: Blocks) -> GroupedWeight:
     words = _numbers(blocks, 2, 66, torch.int32)[..., 1::2].long()
     places = blocks[..., 2:].unflatten(-1, (8, 8))[..., :4].flatten(-2)
-    codes = _points("IQ2_XXS", places) * _signs(_bits(words, 7, shifts=4).flatten(-2))
+    codes = _points("IQ2_XXS", places) * _signs(_bits(words, 7, 4).flatten(-2))
     return _integers(codes.flatten(-2), _half(blocks, 0) * (0.5 + (words >> 28 & 15).float()) * 0.25)
 
 
@@ -308,7 +308,7 @@ def _quarters(data: Tensor) -> Tensor:
 
 def _iq3_xxs(blocks: Blocks) -> GroupedWeight:
     words = _numbers(blocks, 66, 98, torch.int32).long()
-    signs = _signs(_bits(words, 7, shifts=4).flatten(-2))
+    signs = _signs(_bits(words, 7, 4).flatten(-2))
     codes = _points("IQ3_XXS", blocks[..., 2:66]).flatten(-2) * signs.flatten(-2)
     return _integers(codes, _half(blocks, 0) * (0.5 + (words >> 28 & 15).float()) * 0.5)
 
@@ -321,7 +321,7 @@ def _iq3_s(blocks: Blocks) -> GroupedWeight:
 
 def _iq1_s(blocks: Blocks) -> GroupedWeight:
     words = _words(blocks, 34, 50)
-    places = blocks[..., 2:34].int() | _bits(words, 3, shifts=4).flatten(-2) << 8
+    places = blocks[..., 2:34].int() | _bits(words, 3, 4).flatten(-2) << 8
     steps = 1 - 2 * (words >> 15)
     codes = 8 * _points("IQ1_S", places) + steps.repeat_interleave(4, -1)[..., None]
     return _integers(codes.flatten(-2).to(torch.int8), _half(blocks, 0) * (2 * (words >> 12 & 7) + 1).float() / 8)
@@ -333,7 +333,7 @@ def _iq1_m(blocks: Blocks) -> GroupedWeight:
     assert isinstance(whole, Tensor)
     fields = _bits(blocks[..., 32:48], 4).flatten(-2).int()
     codes = 8 * _points("IQ1_M", blocks[..., :32].int() | (fields & 7) << 8) + (1 - 2 * (fields >> 3))[..., None]
-    factors = 2 * _bits(words, 3, shifts=4).flatten(-2) + 1
+    factors = 2 * _bits(words, 3, 4).flatten(-2) + 1
     scales = whole.to(torch.int16).view(torch.float16).float()[..., None] * factors.float() / 8
     return _integers(codes.flatten(-2).to(torch.int8), scales)
 
@@ -359,7 +359,7 @@ def _points(kind: str, places: Tensor) -> Tensor:
 
 @cache
 def _code_book(kind: str) -> Tensor:
-    """The code book of a kind of blocks, which has no formula: it is read from the package `gguf`, if a file needs it."""
+    """The code book of a kind of blocks. It has no formula, so the package `gguf` has it, imported if a file needs it."""
     quants: Any = importlib.import_module("gguf.quants")
     book = getattr(quants, kind)
     book.init_grid()

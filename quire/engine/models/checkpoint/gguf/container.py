@@ -1,7 +1,7 @@
 """GgufFile: the metadata and the tensors of one GGUF file.
 
-Without torch: a server reads what its files say before it imports torch. The format: a header, metadata, where each tensor
-lies, and the tensors' blocks of bytes.
+Without torch: a server reads what its files say before it imports torch. The format: a header, metadata, where each
+tensor lies, and the tensors' blocks of bytes.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ _LFS_POINTER = b"version https://git-lfs"  # the start of the file that a clone 
 _MOST_KEYS, _MOST_TENSORS = 1 << 16, 1 << 17
 _SMALLEST_ENTRY, _SMALLEST_PLACE = 14, 33  # bytes
 _MOST_DIMS = 4
+_MOST_FILES = 4096  # of one model
 _ALIGNMENT = 32
 _SHOWN = 100  # characters of a name in an error
 _SPLIT = re.compile(r"-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf$")
@@ -201,7 +202,9 @@ class GgufFile:
                 f"({number}), which is not supported; supported are {known}"
             )
         if 0 in shape or shape[-1] % kind.values:
-            raise ValueError(f"its shape is {shape}, which does not fit to blocks of {kind.values} values ({kind.name})")
+            raise ValueError(
+                f"its shape is {shape}, which does not fit to blocks of {kind.values} values ({kind.name})"
+            )
         return _Place(kind, shape, offset)
 
     def _tensors(self, places: Mapping[str, _Place], behind: int) -> dict[str, TensorInfo]:
@@ -262,8 +265,8 @@ def open_parts(first: Path) -> list[GgufFile]:
         return files
     if count != len(paths) or first != paths[0]:
         raise BrokenFolder(
-            f"{first.name}: split.count says that it is one of {count} files, but its name does not end with "
-            f"-00001-of-{count:05d}.gguf: give the first file under its own name"
+            f"{first.name}: split.count says that it is one of {count} files (at most {_MOST_FILES} are supported), "
+            f"but its name does not end with -00001-of-{count:05d}.gguf: give the first file under its own name"
         )
     missing = [path.name for path in paths if not path.is_file()]
     if missing:
@@ -288,14 +291,14 @@ def _check_parts(files: list[GgufFile]) -> None:
             owners[name] = file
     if (total := files[0].integer("split.tensors.count", len(owners))) != len(owners):
         raise BrokenFolder(
-            f"{files[0].path.name}: split.tensors.count is {total}, but its {len(files)} files have {len(owners)} tensors"
+            f"{files[0].path.name}: split.tensors.count is {total}, but {len(files)} files have {len(owners)} tensors"
         )
 
 
 def parts_of(first: Path) -> list[Path]:
-    """The files of a model by the name of one of them."""
+    """The files of a model by the name of one of them; only that one if its name is not that of a part."""
     match = _SPLIT.search(first.name)
-    if match is None or int(match["count"]) < 1:
+    if match is None or not 1 <= int(match["count"]) <= _MOST_FILES:
         return [first]
     stem = first.name[: match.start()]
     return [first.with_name(f"{stem}-{i:05d}-of-{match['count']}.gguf") for i in range(1, int(match["count"]) + 1)]

@@ -1,4 +1,4 @@
-"""ValueReader: numbers, texts and arrays at the beginning of a GGUF file, all bounded before memory is taken for them."""
+"""ValueReader: numbers, texts and arrays at the beginning of a GGUF file, bounded before memory is taken for them."""
 
 from __future__ import annotations
 
@@ -169,8 +169,9 @@ class _Texts(Sequence[str]):
 
     @override
     def __iter__(self) -> Iterator[str]:
-        for begin, following in pairwise(self._begins):
-            yield self._text(begin, following)
+        data = self._data
+        for begin, following in pairwise(self._begins):  # many: vocabularies have hundreds of thousands
+            yield data[begin : following - _LENGTH].decode("utf-8", "replace")
 
     @override
     def __repr__(self) -> str:
