@@ -145,7 +145,7 @@ class WeightFiller(WeightTaker):
     def _take(self, name: str, target: WeightTarget, parts: Sequence[PackableWeight]) -> bool:
         """Take a weight whose rows are those of all `parts`, if all layers that have it can multiply with it."""
         layers = self._packable.get(target.parameter, ())
-        takes = [isinstance(layer, Linear) and not layer.is_exact for layer in layers]
+        takes = [not layer.is_exact for layer in layers]
         if self._quantization != "none" or not takes or not all(takes):
             return False
         parameter = self._parameters[target.parameter]
@@ -273,7 +273,7 @@ class WeightFiller(WeightTaker):
         for layer in self._gains.loaded(parameter, self._packable.get(parameter, ())):
             if packed is None:
                 layer.pack_weights(self._quantization)
-            elif isinstance(layer, Linear):
+            else:
                 layer.use(packed)
             layers.append(layer)
         if self._on_packed is not None:
@@ -291,7 +291,7 @@ class WeightFiller(WeightTaker):
         shape, dtype, device = (getattr(self._parameters[parameter], name) for name in ("shape", "dtype", "device"))
         if parts and sum(part.shape[0] for part in parts) == shape[0] and len({type(part) for part in parts}) == 1:
             packed = parts[0].pack(parts, dtype, device)
-            if packed is not None:
+            if packed is not None and all(layer.can_use(packed) for layer in self._packable[parameter]):
                 return packed
         for index, weights in taken.items():
             tensor = torch.cat([weight.dequantize(dtype) for weight in weights])
