@@ -359,7 +359,7 @@ def _points(kind: str, places: Tensor) -> Tensor:
 
 @cache
 def _code_book(kind: str) -> Tensor:
-    """The code book of a kind of blocks. It has no formula, so the package `gguf` has it, imported if a file needs it."""
+    """The code book of a kind of blocks. It has no formula: it is read from the package `gguf`, if a file needs it."""
     quants: Any = importlib.import_module("gguf.quants")
     book = getattr(quants, kind)
     book.init_grid()
