@@ -155,9 +155,10 @@ class WeightFiller(WeightTaker):
         self._mark_loaded(name, target)
         shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
         _check_shape(name, shape, (self._rows(target)[1], *parameter.shape[1:]))
-        if not all(part.is_finite() for part in parts):
+        copies = [part.copied() for part in parts]  # first, as formats may read their tensors each time
+        if not all(part.is_finite() for part in copies):
             raise BrokenFolder(f"{name} {_NOT_FINITE}")
-        self._taken.setdefault(target.parameter, {})[target.part] = [part.copied() for part in parts]
+        self._taken.setdefault(target.parameter, {})[target.part] = copies
         if not self._missing[target.parameter]:
             self._complete(target.parameter)
         return True
