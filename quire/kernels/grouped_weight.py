@@ -85,7 +85,7 @@ class GroupedWeight:
 def joined(parts: Sequence[GroupedWeight]) -> GroupedWeight | None:
     """The weight whose rows are those of all parts; None if these differ in more than that."""
     first = parts[0]
-    if any(not _alike(first, part) for part in parts[1:]):
+    if any(not alike(first, part) for part in parts[1:]):
         return None
     minimums = [part.minimums for part in parts if part.minimums is not None]
     return GroupedWeight(
@@ -97,7 +97,8 @@ def joined(parts: Sequence[GroupedWeight]) -> GroupedWeight | None:
     )
 
 
-def _alike(first: GroupedWeight, second: GroupedWeight) -> bool:
+def alike(first: GroupedWeight, second: GroupedWeight) -> bool:
+    """Whether two weights differ in their rows alone, so that they can be `joined`."""
     return (
         first.codes.dtype == second.codes.dtype
         and first.shape[1] == second.shape[1]

@@ -35,7 +35,7 @@ _UNSET, _ERROR = Status(StatusCode.UNSET), Status(StatusCode.ERROR)
 
 
 class OpenTelemetry(Sampler):
-    """Follow the variables of the SDK for its sampler and for the attributes of the service."""
+    """Follow the variables of the SDK for its sampler."""
 
     def __init__(self) -> None:
         """Read the variables.
@@ -45,7 +45,6 @@ class OpenTelemetry(Sampler):
         """
         provider = TracerProvider(shutdown_on_exit=False)
         self._sampler, self._ids = provider.sampler, provider.id_generator
-        self._resource = _HashedResource(_service(provider.resource), provider.resource.schema_url)
 
     @override
     def begin(self, parent: TraceContext | None, attributes: Attributes) -> TraceContext:
@@ -68,6 +67,20 @@ class OpenTelemetry(Sampler):
     @override
     def child(self, parent: TraceContext) -> TraceContext:
         return TraceContext(parent.trace_id, f"{self._ids.generate_span_id():016x}", True, parent.state)
+
+
+class SpanMaker:
+    """Make spans in the form that exporters take, with the attributes of the service that the SDK's variables say."""
+
+    def __init__(self) -> None:
+        """Read the variables.
+
+        Raises:
+            ValueError: one is not valid.
+        """
+        provider = TracerProvider(shutdown_on_exit=False)
+        self._ids = provider.id_generator
+        self._resource = _HashedResource(_service(provider.resource), provider.resource.schema_url)
 
     def spans(self, tree: SpanTree) -> list[ReadableSpan]:
         """The spans of a tree."""

@@ -74,6 +74,7 @@ class Doors:
         """The status that a request gets, and the body."""
         scope: Scope = {
             "type": "websocket" if method == "WEBSOCKET" else "http",
+            "http_version": "1.1",
             "method": method,
             "path": path,
             "root_path": "",

@@ -269,7 +269,7 @@ def _load_model(
             )
         for name in checkpoint.names():
             if name.endswith("weight"):  # masks may be integers
-                check_unpacked(name, checkpoint.dtype_of(name))
+                _check_for_transformers(name, checkpoint.dtype_of(name), config)
         if quantize:
             raise UnsupportedModel(
                 f"--quantization works with Quire's own decoder only, which does not support {config.unsupported}"
@@ -283,6 +283,17 @@ def _load_model(
                 raise
             reason = f"{config.refusal}; transformers' implementation cannot run it either: {error}"
             raise UnsupportedModel(reason) from error
+
+
+def _check_for_transformers(name: str, dtype: torch.dtype, config: ModelConfig) -> None:
+    """Raise UnsupportedModel for a packed weight of a model that transformers runs."""
+    if config.quantization is not None and not dtype.is_floating_point:
+        raise UnsupportedModel(
+            f"{name} is stored as {str(dtype).removeprefix('torch.')}: weights of quantization method "
+            f"{config.quantization['quant_method']!r} are read for Quire's own decoder only, which does not support "
+            f"{config.unsupported}"
+        )
+    check_unpacked(name, dtype)
 
 
 def open_checkpoint(folder: Path, config: ModelConfig, options: ModelOptions) -> Checkpoint:
@@ -371,6 +382,8 @@ def _load_transformer(load: _Load, spec: DecoderSpec | EncoderSpec, groups: Rank
     with torch.device("meta"):
         model = _empty_model(spec, groups, dtype)
         model.heads = PoolerHeads(pooler, spec.hidden, spec.vocab)
+    if pooler.sparse_head is not None:
+        model.embed.is_exact = True  # the head multiplies with the table
     vision = _vision_encoder(load, spec)
     if vision is not None and isinstance(model, Decoder):
         model.vision = vision

@@ -154,7 +154,7 @@ class OutputEpilogue {
         for (int64_t r = 0; r < rows; r++)  // all of them first: one store after the other would miss
             prefetch_for_write(out_ + r * stride_, count_);
     }
-    // Call: Linear or QuantizedLinear.
+    // Call: Linear.
     template <class Call>
     OutputEpilogue(const Call &a, int64_t row, int64_t rows, int64_t output)
         : OutputEpilogue((Element *)a.out + row * a.size_out + output, a.size_out, rows, a.size_out - output) {

@@ -139,6 +139,9 @@ class SafetensorsCheckpoint(Checkpoint):
         self._files = [self._stack.enter_context(SafetensorsFile(path, plain_name)) for path in weight_files(folder)]
         self._file_of = {name: file for file in self._files for name in file.names()}
         self._stored: StoredTensors = _StoredTensors(self._file_of)
+        metadata = {name: text for file in self._files for name, text in file.metadata.items()}
+        for weight_format in self._formats:
+            weight_format.use_metadata(metadata)
 
     @override
     def __exit__(self, *_: object) -> None:

@@ -24,14 +24,24 @@ class Packable(nn.Module, ABC):
     """A layer whose weight can be packed for the compiled kernels once it is loaded.
 
     Attributes:
+        is_exact: the weight is never quantized, also not as a checkpoint stores it.
         weight: None once it is packed.
     """
 
+    is_exact = False
     weight: nn.Parameter | None
 
     @abstractmethod
     def pack_weights(self, quantization: Quantization) -> None:
         """Replace complete parameters by packed weights, quantized if asked for, where the kernels support it."""
+
+    @abstractmethod
+    def can_use(self, packed: PackedWeight) -> bool:
+        """Whether a weight that was packed as a checkpoint stores it can replace the layer's."""
+
+    @abstractmethod
+    def use(self, packed: PackedWeight | None) -> None:
+        """Replace the weight by a packed one; None: keep it."""
 
     @property
     @abstractmethod
@@ -43,14 +53,11 @@ class Linear(Packable):
     """y = x W^T + b, where the rows of W are the outputs of one or more projections.
 
     Attributes:
-        is_exact: the weight is never quantized, also not as a checkpoint stores it.
         size_in: inputs.
         parts: rows of each projection, in order.
         packed: the packed weight; `weight` is then None.
         lora: weights of adapters, whose products are added for some rows; None for most layers.
     """
-
-    is_exact = False
 
     def __init__(self, size_in: int, *parts: int, bias: bool = False) -> None:
         super().__init__()
@@ -65,8 +72,10 @@ class Linear(Packable):
         if self.weight is not None:
             self.use(pack_weight(self.weight, quantization))
 
+    def can_use(self, packed: PackedWeight) -> bool:
+        return not self.is_exact
+
     def use(self, packed: PackedWeight | None) -> None:
-        """Replace the weight by a packed one; None: keep it."""
         self.packed = packed
         if packed is not None:
             self.weight = None

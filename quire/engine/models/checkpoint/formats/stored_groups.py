@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from quire.engine.models.checkpoint.formats.weight_format import PackableWeight, Window
+from quire.engine.models.checkpoint.formats.weight_format import NamedWeight, PackableWeight, StoredTensors, Window
 from quire.kernels.grouped import can_pack_groups, pack_groups
 from quire.kernels.grouped_weight import GroupedWeight
 from quire.kernels.linear import PackedWeight
@@ -93,3 +93,12 @@ class StoredGroups(PackableWeight):
     def _slices(self) -> tuple[slice, slice]:
         rows, columns = (*self.window, _ALL, _ALL)[:2]
         return rows, columns
+
+
+def named_groups(
+    module: str, shape: Sequence[int], read: ReadGroups, stored: StoredTensors, names: Sequence[str]
+) -> NamedWeight:
+    """The weight of a module in groups. `names`: its tensors, that with the codes first."""
+    size_out, size_in = shape
+    stored_bytes = sum(stored[name].nbytes for name in names)
+    return NamedWeight(f"{module}.weight", StoredGroups(size_out, size_in, read, stored_bytes), tuple(names[1:]))

@@ -1,0 +1,158 @@
+"""The process that exports spans. Making and encoding them takes a millisecond for each request of an interpreter.
+
+Messages to it are the settings, then batches: lists of pickled trees. It answers each with an `Exported`. It ends when
+the other end of its connection, file descriptor 0, is closed.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING, NamedTuple
+
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from typing_extensions import override
+
+from quire.tracing.sdk import SpanMaker
+from quire.tracing.settings import TraceSettings, TraceSettingsError
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import ReadableSpan
+
+    from quire.tracing.span import SpanTree
+
+_LOGGERS = (  # of exporters
+    "opentelemetry.exporter.otlp.proto.grpc.exporter",
+    "opentelemetry.exporter.otlp.proto.http.trace_exporter",
+)
+# Not run as __main__, whose classes are other ones when they are pickled.
+_PROGRAM = f"import sys; sys.path = sys.argv[1:]; import {__name__} as exporter; exporter.main()"
+_NICE = 19  # requests go first
+_END_SECONDS = 1.0
+
+
+class Exported(NamedTuple):
+    """What became of a batch.
+
+    Attributes:
+        spans: that the collector has not taken.
+        complaint: why; empty if it has taken all.
+    """
+
+    spans: int = 0
+    complaint: str = ""
+
+
+class ExporterProcess:
+    """The process, and its connection. For one thread, except for `kill`."""
+
+    def __init__(self, settings: TraceSettings) -> None:
+        """Start it.
+
+        Raises:
+            TraceSettingsError: a variable of OpenTelemetry's SDK is not valid.
+        """
+        ours, its = socket.socketpair()
+        with its:
+            self._process = subprocess.Popen(  # noqa: S603 our own program
+                [sys.executable, "-c", _PROGRAM, *sys.path], stdin=its.fileno()
+            )
+        self._connection = Connection(ours.detach())
+        started = self._ask(settings)
+        if started.complaint:
+            self.kill()
+            raise TraceSettingsError(f"a setting of OpenTelemetry is not valid: {started.complaint}")
+
+    def export(self, trees: list[bytes]) -> Exported:
+        """Export a batch of pickled trees, and wait for it.
+
+        Raises:
+            EOFError, OSError: the process has ended.
+        """
+        return self._ask(trees)
+
+    def kill(self) -> None:
+        """End the process, also while another thread waits for it."""
+        self._process.kill()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_END_SECONDS)
+
+    def _ask(self, message: object) -> Exported:
+        self._connection.send_bytes(pickle.dumps(message))
+        exported: Exported = pickle.loads(self._connection.recv_bytes())  # noqa: S301 from our own process
+        return exported
+
+
+class _Complaint(logging.Filter):
+    """Keeps the last message that the exporter logs, as a collector that is down would fill the log with them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.text = "the collector did not take them"
+        for name in _LOGGERS:
+            logging.getLogger(name).filters.insert(0, self)  # before the one that drops what was said lately
+
+    @override
+    def filter(self, record: logging.LogRecord) -> bool:
+        self.text = record.getMessage()
+        return False
+
+
+def main() -> None:
+    """Export batches until the connection ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all processes; the server ends this one
+    os.nice(_NICE)
+    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))  # does not interrupt the engine's threads when it wakes
+    connection = Connection(os.dup(0))
+    settings: TraceSettings = pickle.loads(connection.recv_bytes())  # noqa: S301 from our own process
+    try:
+        maker, exporter = SpanMaker(), _exporter(settings)
+    except Exception as error:  # noqa: BLE001 error boundary: exporters have exceptions of their own for each variable
+        connection.send_bytes(pickle.dumps(Exported(0, str(error) or type(error).__name__)))
+        return
+    complaint = _Complaint()
+    exported = Exported()
+    try:
+        while True:
+            connection.send_bytes(pickle.dumps(exported))
+            batch = pickle.loads(connection.recv_bytes())  # noqa: S301 from our own process
+            exported = _export([pickle.loads(tree) for tree in batch], maker, exporter, complaint)  # noqa: S301 as above
+    except (EOFError, OSError):
+        os._exit(0)  # what an exporter still tries is of no use to anyone
+
+
+def _export(trees: list[SpanTree], maker: SpanMaker, exporter: SpanExporter, complaint: _Complaint) -> Exported:
+    spans: list[ReadableSpan] = []
+    broken = Exported()
+    for tree in trees:
+        try:
+            spans += maker.spans(tree)
+        except Exception as error:  # noqa: BLE001 error boundary: other trees are exported
+            broken = Exported(broken.spans + tree.most_spans, f"{type(error).__name__}: {error}")
+    if not spans:
+        return broken
+    try:
+        result = exporter.export(spans)
+    except Exception as error:  # noqa: BLE001 error boundary: later batches are exported
+        return Exported(broken.spans + len(spans), f"{type(error).__name__}: {error}")
+    if result is SpanExportResult.SUCCESS:
+        return broken
+    return Exported(broken.spans + len(spans), complaint.text)
+
+
+def _exporter(settings: TraceSettings) -> SpanExporter:
+    """The exporter of a protocol, which reads everything but the endpoint from its variables."""
+    if settings.protocol == "grpc":
+        from opentelemetry.exporter.otlp.proto.grpc import trace_exporter as grpc  # noqa: PLC0415 the other is not used
+
+        return grpc.OTLPSpanExporter(endpoint=settings.endpoint)
+    from opentelemetry.exporter.otlp.proto.http import trace_exporter as http  # noqa: PLC0415 as above
+
+    return http.OTLPSpanExporter(endpoint=settings.endpoint)
