@@ -13,7 +13,8 @@ from quire.kernels.grouped_weight import GroupedWeight
 GROUP = 64  # inputs of 4-bit weights that share a scale on GPUs
 _GROUP_INT4 = 32  # on CPUs
 _GROUPS_INT8 = (64, 32, 16)  # on CPUs, the first that divides the inputs
-_OUTPUTS = 1024  # quantized at a time, which takes several times their memory
+_INT4_SPANS = (15, 14, 13, 12, 11, 10)  # codes that a group uses, tried in turn
+_OUTPUTS = 256  # quantized at a time, which takes several times their memory
 
 
 def bits_for(size_in: int, quantization: str) -> int | None:
@@ -48,11 +49,30 @@ def _to_int8_groups(groups: Tensor) -> GroupedWeight:
 
 
 def _to_int4_groups(groups: Tensor) -> GroupedWeight:
-    """groups: (outputs, groups, inputs) float32. The extremes of a group are 0 and 15."""
-    minimums, maximums = groups.aminmax(dim=2, keepdim=True)
-    scales = (maximums - minimums) / 15
-    codes = ((groups - minimums) / _nonzero(scales)).round().clamp(0, 15).to(torch.uint8).flatten(1)
-    return GroupedWeight(codes[:, 0::2] | codes[:, 1::2] << 4, scales[..., 0], minimums[..., 0])
+    """groups: (outputs, groups, inputs) float32.
+
+    Of several spans of the codes, each with the scale and the minimum of the least squared error, the best is taken for
+    each group. Of weights that lie on a grid of 4 bits the grid is found again.
+    """
+    low, high = groups.aminmax(dim=2, keepdim=True)
+    means = groups.mean(2, keepdim=True)
+    centered = groups - means
+    best = torch.full_like(low, torch.inf)
+    scales, minimums = torch.zeros_like(low), means.clone()
+    codes = torch.zeros_like(groups)
+    for span in _INT4_SPANS:
+        tried = ((groups - low) * (span / _nonzero(high - low))).round_()
+        mean = tried.mean(2, keepdim=True)
+        tried_centered = tried - mean
+        scale = (tried_centered * centered).sum(2, keepdim=True)
+        scale /= _nonzero(tried_centered.square().sum(2, keepdim=True))
+        minimum = means - scale * mean
+        error = (tried * scale).add_(minimum - groups).square_().sum(2, keepdim=True)
+        better = error < best
+        for value, new in ((best, error), (scales, scale), (minimums, minimum), (codes, tried)):
+            torch.where(better, new, value, out=value)
+    packed = codes.to(torch.uint8).flatten(1)
+    return GroupedWeight(packed[:, 0::2] | packed[:, 1::2] << 4, scales[..., 0], minimums[..., 0])
 
 
 def to_8_bits(weight: Tensor) -> tuple[Tensor, Tensor]:
