@@ -135,20 +135,30 @@ def _bits(data: Tensor, width: int, count: int | None = None) -> Tensor:
     return (data[..., None] >> torch.arange(0, count * width, width, dtype=data.dtype)) & ((1 << width) - 1)
 
 
+def _bits_of(data: Tensor) -> Tensor:
+    """The eight bits of bytes, in a new last dimension, the lowest first; faster than `_bits`."""
+    bits: Tensor = _bits(torch.arange(256, dtype=torch.uint8), 1).view(torch.int64)[:, 0][data.int()]
+    return bits[..., None].view(torch.uint8)
+
+
 def _planes(data: Tensor, width: int, size: int) -> Tensor:
     """Fields of bytes: of `size` bytes their lowest fields, then their next ones, and so on.
 
     Returns:
         (rows, blocks, values).
     """
-    fields = _bits(data.unflatten(-1, (data.shape[-1] // size, size)), width)
-    return fields.transpose(-1, -2).flatten(-3)
+    data = data.unflatten(-1, (data.shape[-1] // size, size)).contiguous()
+    count, mask = 8 // width, (1 << width) - 1
+    fields = data.new_empty(*data.shape[:-1], count, size)
+    for index in range(count):
+        torch.bitwise_and(data >> index * width if index else data, mask, out=fields[..., index, :])
+    return fields.flatten(-3)
 
 
 def _packed(codes: Tensor) -> Tensor:
     """(rows, blocks, values) uint8 codes of 4 bits, as `GroupedWeight` has them."""
-    flat = codes.flatten(1)
-    return flat[:, ::2] | flat[:, 1::2] << 4
+    pairs = codes.flatten(1).contiguous().view(torch.int16)
+    return (pairs | pairs >> 4).to(torch.uint8)
 
 
 def _affine(codes: Tensor, scales: Tensor, minimums: Tensor) -> GroupedWeight:
@@ -178,7 +188,7 @@ def _q4_1(blocks: Blocks) -> GroupedWeight:
 
 def _five_bits(low: Tensor, high: Tensor) -> Tensor:
     """Codes of 32 values, whose fifth bits lie in four bytes."""
-    return (_planes(low, 4, 16) | _bits(high, 1).flatten(-2) << 4).view(torch.int8)
+    return (_planes(low, 4, 16) | _bits_of(high).flatten(-2) << 4).view(torch.int8)
 
 
 def _q5_0(blocks: Blocks) -> GroupedWeight:
@@ -348,7 +358,7 @@ def _signs(data: Tensor) -> Tensor:
 
 def _signs_of_bits(data: Tensor) -> Tensor:
     """Eight signs of each byte: (..., 8) int8."""
-    return 1 - 2 * _bits(data, 1).view(torch.int8)
+    return 1 - 2 * _bits_of(data).view(torch.int8)
 
 
 def _points(kind: str, places: Tensor) -> Tensor:
@@ -359,7 +369,7 @@ def _points(kind: str, places: Tensor) -> Tensor:
 
 @cache
 def _code_book(kind: str) -> Tensor:
-    """The code book of a kind of blocks. It has no formula, so the package `gguf` has it, imported if a file needs it."""
+    """The code book of a kind of blocks. It has no formula: it is read from the package `gguf`, if a file needs it."""
     quants: Any = importlib.import_module("gguf.quants")
     book = getattr(quants, kind)
     book.init_grid()
