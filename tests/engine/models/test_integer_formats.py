@@ -21,6 +21,9 @@ from quire.engine.models.checkpoint.formats import formats_of
 from quire.engine.models.checkpoint.formats.weight_format import NamedWeight, StoredWeight
 from quire.engine.models.config.quantization import quantization_section, vllm_names
 from quire.engine.models.errors import BrokenFolder, ModelError, UnsupportedModel
+from quire.engine.models.layers.linear import Linear
+from quire.kernels.grouped import can_pack_groups
+from quire.kernels.packed_groups import PackedGroups
 from tests.support.engine import Engine, greedy, load, random_prompt
 from tests.support.integer_checkpoints import (
     Tensors,
@@ -173,6 +176,17 @@ def test_memory_of_groups() -> None:
     }
     assert groups["int-8"].minimums is None
     assert packed(VARIANTS["gptq-8-sym"])[0].weight.groups().minimums is None  # type: ignore[attr-defined]
+
+
+@pytest.mark.skipif(not can_pack_groups(torch.bfloat16, torch.device("cpu")), reason="no kernels for groups")
+@pytest.mark.parametrize("name", slow_but(["gptq-4-order", "awq-gemm", "int-8", "hqq-4"], "gptq-4-order"))
+def test_weights_stay_packed(tmp_path: Path, name: str) -> None:
+    """Where a kernel multiplies with groups of integers; they take less memory."""
+    folder = quantize(saved(tmp_path), VARIANTS[name])
+    packed, plain = (load(path, dtype="bfloat16") for path in (folder, twin_of(folder)))
+    kinds = {type(module.packed) for module in packed.model.layers.modules() if isinstance(module, Linear)}
+    assert kinds == {PackedGroups}
+    assert packed.weight_bytes < (0.8 if name == "int-8" else 0.7) * plain.weight_bytes
 
 
 CASES = [
