@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from typing_extensions import override
 
 from quire.kernels import gpu
 from quire.kernels.activation import activation, kernel_activation
@@ -119,6 +120,14 @@ class Linear(Packable):
         y = _activated(F.linear(x, self.weight, self.bias), act)
         y = y if out_dtype is None else y.to(out_dtype)
         return y if out is None else out.copy_(y)
+
+
+class Head(Linear):
+    """The projection to logits. It keeps 8 bits with int4: an error of a logit changes the token that is chosen."""
+
+    @override
+    def pack_weights(self, quantization: Quantization) -> None:
+        super().pack_weights("int8" if quantization == "int4" else quantization)
 
 
 def _activated(y: Tensor, act: str | None) -> Tensor:
