@@ -2,8 +2,8 @@
 
     python -m benchmarks.perplexity TEXT... --run "FOLDER" --run "FOLDER --quantization int8" --run "FILE.gguf"
 
-Each run is the arguments of one `quire serve`. The first tokens of each text are one prompt, whose log probabilities the
-server returns. Differences to the first run are in percent.
+Each run is the arguments of one `quire serve`. The first tokens of each text are one prompt, whose log probabilities
+the server returns. Differences to the first run are in percent.
 """
 
 from __future__ import annotations
