@@ -35,7 +35,10 @@ def request_span(trace: RequestTrace) -> Span:
     else:
         span.children += [_sequence(sequence) for sequence in sequences]
     if steps := trace.totals.search_steps:
-        search: Attributes = {"quire.beam_search.steps": steps, "gen_ai.usage.output_tokens": trace.totals.output_tokens}
+        search: Attributes = {
+            "quire.beam_search.steps": steps,
+            "gen_ai.usage.output_tokens": trace.totals.output_tokens,
+        }
         span.children.append(Span("beam_search", times.queued, times.last_token or times.sent, search))
     span.children += [
         Span(note.name, note.began, note.ended) for note in trace.notes.activities if note.began >= queued
