@@ -105,7 +105,7 @@ ENGINES = (
         severity="critical",
         summary=f"The engine of {_MODEL} runs no steps",
         advice="Sequences run, but none gets tokens. `/health` fails after `--stall-timeout`, so that a supervisor "
-        "restarts the server.",
+        "restarts the server; but not if somebody has paused it (`GET /is_paused`).",
     ),
     Alert(
         name="QuireEngineRestarted",
@@ -160,7 +160,8 @@ LOAD = (
     ),
     Alert(
         name="QuireRefuses",
-        measured="sum by (job, instance, model_name) (rate(quire:admission_rejections_total[5m]))",
+        measured="sum by (job, instance, model_name) "
+        '(rate(quire:admission_rejections_total{reason="max_num_queued_reqs"}[5m]))',
         condition="> 0",
         lasting="5m",
         severity="warning",

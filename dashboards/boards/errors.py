@@ -17,7 +17,7 @@ from dashboards.panels import Dashboard, Limits, Lines, Query, Row, Stat
 from dashboards.promql import MODELS, SERVERS, ratio
 
 _CORRUPTED, _RESTARTS = "quire:corrupted_requests_total", "quire:engine_restarts_total"
-_REFUSED = "quire:admission_rejections_total"
+_REFUSED, _LIMITED = "quire:admission_rejections_total", "quire:rate_limited_requests_total"
 
 
 def dashboard() -> Dashboard:
@@ -26,7 +26,7 @@ def dashboard() -> Dashboard:
         "quire-errors",
         "Quire / Errors",
         "Refusals, failures, clients that left, and engines that died.",
-        (_now(), _http(), _sequences(), _servers()),
+        (_now(), _http(), _sequences(), _refusals(), _servers()),
     )
 
 
@@ -58,7 +58,7 @@ def _now() -> Row:
             ),
             Stat(
                 title="Refused",
-                about="Requests per second that got status 503 because of the queue.",
+                about="Requests per second that were refused because too many sequences ran or waited.",
                 expression=MODELS.rate(_REFUSED),
                 unit="requests/s",
                 limits=ANY,
@@ -96,17 +96,28 @@ def _http() -> Row:
 
 
 def _sequences() -> Row:
-    failed = 'finished_reason="error"'
+    failed = MODELS.rate(FINISHED, 'finished_reason="error"', by="model_name")
+    return Row("Sequences", (finished(12), by_model("Failed", "The server failed them.", failed, "requests/s", 12)))
+
+
+def _refusals() -> Row:
     return Row(
-        "Sequences",
+        "Refusals",
         (
-            finished(),
-            by_model("Failed", "The server failed them.", MODELS.rate(FINISHED, failed, by="model_name"), "requests/s"),
-            by_model(
-                "Refused because of the queue",
-                "Too many sequences ran or waited (`--max-num-queued-seqs`).",
-                MODELS.rate(_REFUSED, by="model_name"),
-                "requests/s",
+            Lines(
+                title="Refused because of the queue",
+                about="Too many sequences ran or waited. *max_num_queued_reqs*: of all clients "
+                "(`--max-num-queued-seqs`), status 503; *max_client_share*: of one client, status 429.",
+                lines=(Query(MODELS.rate(_REFUSED, by="model_name, reason"), "{{model_name}}: {{reason}}"),),
+                unit="requests/s",
+                width=12,
+            ),
+            Lines(
+                title="Refused because of a key's limit",
+                about="Status 429, by the name of the key and by the limit. The variable *Model* has no effect here.",
+                lines=(Query(SERVERS.rate(_LIMITED, by="key, reason"), "{{key}}: {{reason}}"),),
+                unit="requests/s",
+                width=12,
             ),
         ),
     )
@@ -117,19 +128,28 @@ def _servers() -> Row:
         "Engines and servers",
         (
             by_model(
-                "Restarts of engines", "Since the server started.", MODELS.sum(_RESTARTS, by="model_name"), "count"
+                "Restarts of engines", "Since the server started.", MODELS.sum(_RESTARTS, by="model_name"), "count", 6
             ),
             by_model(
                 "NaN or infinity",
                 "Sequences for which the model computed no number: weights or a kernel are broken.",
                 MODELS.sum(_CORRUPTED, by="model_name"),
                 "count",
+                6,
             ),
             Lines(
                 title="Up",
                 about="For how long each server has run. A saw is a server that dies again and again.",
                 lines=(Query(f"time() - {SERVERS.max('process_start_time_seconds', by='instance')}", "{{instance}}"),),
                 unit="seconds",
+                width=6,
+            ),
+            Lines(
+                title="Spans of traces that were not exported",
+                about="The collector is down or slow, or more spans come than are exported. Requests go on.",
+                lines=(Query(SERVERS.rate("quire:trace_spans_dropped_total", by="instance"), "{{instance}}"),),
+                unit="per second",
+                width=6,
             ),
         ),
     )

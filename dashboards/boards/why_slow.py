@@ -132,7 +132,8 @@ def _limits() -> Row:
             ),
             by_model(
                 "Refused because of the queue",
-                "Requests that got status 503 as too many sequences ran or waited (`--max-num-queued-seqs`).",
+                "Requests that were refused as too many sequences ran or waited (`--max-num-queued-seqs`, "
+                "`--max-client-share`).",
                 MODELS.rate("quire:admission_rejections_total", by="model_name"),
                 "requests/s",
             ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import multiprocessing
 import os
 import socket
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -120,6 +121,7 @@ async def _serve_models(
 ) -> int:
     media_memory = MediaMemory(int(settings.max_media_memory), settings.max_client_share)
     models = await asyncio.gather(*(engine.loaded(media_memory) for engine in engines))
+    multiprocessing.active_children()  # reaps the process that has read the configs: nobody waits for it
     state = _state(settings, models, media_memory)
     metrics = Metrics(
         max_model_len=max(model.info.max_model_len for model in models),

@@ -550,7 +550,9 @@ class EngineOptions(Options):
         0.01, description="share of the KV blocks that --kv-cache-metrics watches"
     )
     num_threads: Annotated[int, Field(ge=1, le=1 << 10)] | None = Field(
-        None, description="CPU threads of the engine, or of each rank; default: all cores, divided among the ranks"
+        None,
+        description="CPU threads of the engine, or of each rank; default: all cores, or as many as the CPU limit of a "
+        "container, divided among the ranks",
     )
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] = Field(0, description="base seed for requests without `seed`")
 

@@ -17,6 +17,7 @@ from dashboards.__main__ import FOLDER, dashboards, files
 from dashboards.alerts import GROUPS
 from dashboards.metric_names import UnknownMetricError, named_in
 from dashboards.panels import WIDTH, Dashboard
+from tests.support.keys import bearer
 from tests.support.server import running_server
 
 _ROOT = Path(__file__).parents[2]
@@ -38,9 +39,13 @@ def test_the_files_are_up_to_date() -> None:
 
 async def test_expressions_name_metrics_and_labels_that_a_server_exports(tmp_path: Path) -> None:
     """A metric without a sample yet, such as requests by status, counts with its first one."""
-    async with running_server(tmp_path, kv_cache_metrics=True, speculative_method="ngram") as server:
-        await server.post("/v1/completions", {"prompt": "abcd", "max_tokens": 2})
-        labels = labels_of((await server.http.get("/metrics")).text)
+    async with running_server(
+        tmp_path, kv_cache_metrics=True, speculative_method="ngram", api_key=("key-load",), requests_per_minute=1
+    ) as server:
+        for _ in range(2):  # the second is one too many
+            body = {"prompt": "abcd", "max_tokens": 2}
+            await server.post("/v1/completions", body, headers=bearer("load"))
+        labels = labels_of((await server.http.get("/metrics", headers=bearer("load"))).text)
     wrong = []
     for place, expression in expressions():
         names = _METRIC.findall(expression)

@@ -23,7 +23,8 @@ import yaml
 from dashboards.__main__ import FOLDER, dashboards
 from dashboards.alerts import GROUPS
 from dashboards.prometheus_api import Prometheus
-from tests.support.mixed_load import ARGUMENTS, MixedLoad
+from tests.support.keys import write_keys
+from tests.support.mixed_load import ARGUMENTS, KEYS, MixedLoad
 from tests.support.process import eventually, free_port, serving
 
 SECONDS = float(os.environ.get("LOAD_SECONDS", "60"))
@@ -96,8 +97,9 @@ class Loaded:
 @pytest.fixture(scope="module")
 def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loaded]:
     folder = tmp_path_factory.mktemp("prometheus")
+    keys = write_keys(folder / "keys.toml", **KEYS)
     with (
-        serving(*ARGUMENTS) as server,
+        serving(*ARGUMENTS, "--api-key-file", str(keys)) as server,
         scraping(folder, server.url.removeprefix("http://")) as url,
         closing(Prometheus(url)) as prometheus,
     ):
@@ -112,7 +114,10 @@ def scraping(folder: Path, target: str) -> Iterator[str]:
     """A Prometheus with the repository's settings that scrapes a server every second; its address."""
     settings = yaml.safe_load((FOLDER / "prometheus" / "prometheus.yml").read_text(encoding="utf-8"))
     settings["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
-    settings["scrape_configs"][0]["static_configs"] = [{"targets": [target]}]
+    settings["scrape_configs"][0] |= {
+        "static_configs": [{"targets": [target]}],
+        "authorization": {"credentials": "key-load"},
+    }
     settings["rule_files"] = [str(FOLDER / "prometheus" / name) for name in settings["rule_files"]]
     (folder / "prometheus.yml").write_text(yaml.safe_dump(settings))
     address = f"127.0.0.1:{free_port()}"

@@ -136,6 +136,7 @@ def test_default_values_fit_their_schema() -> None:
         "cache: {type: disk}",
         "cache: {size: large}",
         "settings: {port: 9000}",
+        "settings: {ssl-certfile: /tls/tls.crt}",
         "settings: {MAX_MODEL_LEN: 1}",
         "models: quire-nano",
         "gpu: {count: -1}",

@@ -18,6 +18,7 @@ import soundfile
 from PIL import Image
 from websockets.asyncio.client import connect
 
+from tests.support.keys import bearer
 from tests.support.patience import PATIENCE
 from tests.support.realtime import Client, silence
 
@@ -25,11 +26,12 @@ CHAT = "/v1/chat/completions"
 RECORDING = Path(__file__).parents[1] / "app" / "recordings" / "english.flac"
 QUESTIONS = ("What is 27 + 58?", "What is Quire?", "My name is Ada. What is my name?", "Tell me about prefix caching.")
 BURST = 24  # more than the queue of `ARGUMENTS` holds
-# The settings of a server with which each metric moves.
+# The settings of a server with which each metric moves, beside a file of `KEYS`.
 ARGUMENTS = (
     *("--speculative-method", "ngram", "--max-num-seqs", "8", "--max-num-queued-seqs", "8"),
     *("--max-client-share", "1", "--kv-cache-metrics", "--kv-cache-metrics-sample", "1"),
 )
+KEYS: dict[str, dict[str, Any]] = {"load": {}, "limited": {"requests_per_minute": 1}}
 
 
 class MixedLoad:
@@ -48,7 +50,9 @@ class MixedLoad:
     async def run(self) -> None:
         """Send everything."""
         limits = httpx.Limits(max_connections=None)
-        async with httpx.AsyncClient(base_url=self._url, timeout=PATIENCE, limits=limits) as self._http:
+        async with httpx.AsyncClient(
+            base_url=self._url, timeout=PATIENCE, limits=limits, headers=bearer("load")
+        ) as self._http:
             clients: tuple[tuple[Callable[[], Awaitable[Any]], float], ...] = (
                 (self._stream, 0.0),
                 (self._stream, 0.2),
@@ -63,6 +67,7 @@ class MixedLoad:
                 (self._mistakes, 1.0),
                 (self._aborted, 1.0),
                 (self._burst, 5.0),
+                (self._limited, 1.0),
             )
             async with asyncio.TaskGroup() as tasks:
                 for send, pause in clients:
@@ -115,7 +120,7 @@ class MixedLoad:
     async def _session(self) -> None:
         samples, rate = soundfile.read(RECORDING, dtype="int16")
         url = self._url.replace("http", "ws") + "/v1/realtime?model=quire-nano-hear"
-        async with connect(url, compression=None, max_size=None) as connection:
+        async with connect(url, compression=None, max_size=None, additional_headers=bearer("load")) as connection:
             client = Client(connection)
             await client.expect("session.created")
             await client.update(format={"type": "audio/pcm", "rate": rate})
@@ -149,3 +154,7 @@ class MixedLoad:
         """More than the queue holds: some get status 503."""
         bodies = [self._chat(max_tokens=60, ignore_eos=True) for _ in range(BURST)]
         await asyncio.gather(*(self._http.post(CHAT, json=body) for body in bodies))
+
+    async def _limited(self) -> None:
+        """More than its key may send."""
+        await self._http.get("/v1/models", headers=bearer("limited"))

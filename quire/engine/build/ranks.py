@@ -66,6 +66,9 @@ from quire.kernels import native
 logger = logging.getLogger(__name__)
 Poll = Callable[[], None]
 _PREFAULT_AFTER = 0.05  # seconds without a step
+_CGROUP = Path("/sys/fs/cgroup")
+# Of control groups version 2 and 1: microseconds of CPU time, in so many microseconds.
+_CPU_QUOTAS = (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"))
 
 
 class Ranks:
@@ -160,11 +163,20 @@ class Ranks:
 
 def set_threads(config: CoreConfig) -> None:
     """Set the threads of the calling thread's kernels: as configured, or this rank's share of the cores."""
-    ranks = Placement.of(config.parallel).ranks
-    if config.engine.num_threads is not None:
-        native.set_threads(config.engine.num_threads)
-    elif ranks > 1:
-        native.set_threads(max(1, torch.get_num_threads() // ranks))
+    threads = config.engine.num_threads or max(1, usable_cores() // Placement.of(config.parallel).ranks)
+    if threads != torch.get_num_threads():
+        native.set_threads(threads)
+
+
+def usable_cores(cgroup: Path = _CGROUP) -> int:
+    """Return how many threads torch would start, or how many the control group's quota lets run all the time."""
+    cores = torch.get_num_threads()
+    for files in _CPU_QUOTAS:
+        with suppress(OSError, ValueError):  # there are no such files, or they say "max"
+            quota, period = map(int, " ".join((cgroup / name).read_text(encoding="ascii") for name in files).split())
+            if quota > 0:
+                cores = min(cores, max(1, quota // period))
+    return cores
 
 
 def weight_source(config: CoreConfig, device: Device, groups: RankGroups | None) -> WeightSource:

@@ -1,7 +1,8 @@
-"""How much memory the ranks of a pipeline leave for tensors that are on their way."""
+"""How much memory the ranks of a pipeline leave for tensors that are on their way, and how many threads they have."""
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from quire.config.options import EngineOptions, ModelOptions, ParallelOptions
+from quire.engine.build import ranks
 from quire.engine.build.cache import cache_memory
 from quire.engine.build.core_config import CoreConfig
 from quire.engine.models.distributed.group import RankGroups
@@ -17,6 +19,7 @@ from quire.engine.models.distributed.placement import Placement
 from quire.engine.models.registry import spec_of
 from quire.engine.models.sharding.decoder import ShardedDecoder
 from quire.engine.models.specs.decoder import DecoderSpec
+from quire.kernels import native
 from tests.support.models import make_model
 
 
@@ -55,3 +58,43 @@ def test_only_the_rank_that_gathers_logits_has_room_for_them() -> None:
 
 def test_ranks_of_one_stage_have_one_step_in_flight() -> None:
     assert [reserved(Placement(rank, 2, 1), 16) for rank in range(2)] == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("files", "cores"),
+    [
+        ({"cpu.max": "max 100000\n"}, 8),
+        ({"cpu.max": "400000 100000\n"}, 4),
+        ({"cpu.max": "250000 100000\n"}, 2),  # with three, all would wait for the next period in each
+        ({"cpu.max": "50000 100000\n"}, 1),
+        ({"cpu.max": "6400000 100000\n"}, 8),
+        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, 8),
+        ({"cpu/cpu.cfs_quota_us": "150000\n", "cpu/cpu.cfs_period_us": "50000\n"}, 3),
+        ({}, 8),
+    ],
+)
+def test_threads_respect_a_containers_limit(
+    files: dict[str, str], cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert ranks.usable_cores(tmp_path) == cores
+
+
+@pytest.mark.skipif(native.kernels is None, reason="torch's number of threads is that of the process")
+@pytest.mark.parametrize(("options", "expected"), [({}, 3), ({"num_threads": 5}, 5)])
+def test_ranks_divide_the_usable_cores(options: dict[str, int], expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks, "usable_cores", lambda: 6)
+    nothing: Any = None
+    config = CoreConfig(
+        folder=Path(),
+        model_config=nothing,
+        model=ModelOptions(),
+        engine=EngineOptions(**options),
+        parallel=ParallelOptions(tensor_parallel_size=2),
+    )
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(ranks.set_threads, config).result()
+        assert thread.submit(torch.get_num_threads).result() == expected
