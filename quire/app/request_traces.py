@@ -12,7 +12,7 @@ from quire.app.middleware import UNTRACKED_PATHS, Middleware
 from quire.engine.client.trace_context import TraceContext
 from quire.realtime.routes import PATH as REALTIME
 from quire.tracing.requests import RequestTrace
-from quire.tracing.span import AttributeValue
+from quire.tracing.span import Attributes
 from quire.tracing.tracing import TRANSCRIPTION, Tracing
 
 _SHOWN = 256  # characters of what clients choose
@@ -101,7 +101,7 @@ def request_traces(tracing: Tracing) -> Middleware:
 def _begin(tracing: Tracing, scope: Scope) -> RequestTrace:
     """The trace of a request of which nothing is known but its head."""
     parents, states = list[bytes](), list[bytes]()
-    attributes: dict[str, AttributeValue] = {
+    attributes: Attributes = {
         "http.request.method": scope.get("method", "GET"),
         "url.path": scope["path"][:_SHOWN],
         "url.scheme": scope["scheme"],
@@ -145,7 +145,7 @@ def _end(tracing: Tracing, trace: RequestTrace, scope: Scope, *, complete: bool)
     tracing.end(trace)
 
 
-def _address(host: str) -> dict[str, AttributeValue]:
+def _address(host: str) -> Attributes:
     """The server as the client has named it, with its port if that has one."""
     name, colon, port = host.rpartition(":")
     if colon and port.isascii() and port.isdigit():

@@ -18,10 +18,14 @@ _BLOCK = 32  # inputs that weights are padded to whole numbers of
 _SUPER = 256  # inputs whose scales of 8 bits share a factor
 _OUTPUTS = 32 * PANEL  # packed at a time, which takes several times their memory
 _HALF_EXPONENT = 15  # of two, below which float16 has all numbers
-_SAMPLES = 256
+_SAMPLES = 16
+_TRIED = 1 << 20  # quotients at a time
 _EXACT = 2e-4  # distance from an integer up to which a quotient is one
-# Integers of the largest of some scales, those of formats first: 63 of Q4_K and Q5_K, -128 of Q6_K.
-_LARGEST = (63, -128, 127, *range(62, 0, -1), *range(126, 63, -1))
+# Integers of the largest of some scales: those of formats, 63 of Q4_K and Q5_K and -128 of Q6_K, then all others.
+_LARGEST = (
+    torch.tensor([63.0, -128.0]),
+    torch.tensor([float(largest) for largest in range(1, 128) if largest != 63]),
+)
 
 
 class PackedGroups:
@@ -232,15 +236,19 @@ def _common_factors(supers: Tensor) -> tuple[Tensor, Tensor] | None:
     integers, factors = torch.zeros(supers.shape, dtype=torch.int8), torch.zeros_like(extremes)
     pending = extremes[:, 0].nonzero()[:, 0]
     for largest in _LARGEST:
-        if not len(pending):
-            return integers, factors
-        factor = extremes[pending] / largest
-        quotients = supers[pending] / factor
-        rounded = quotients.round()
-        fits = (((quotients - rounded).abs() <= _EXACT) & (rounded < 128)).all(1) & _is_short(factor)[:, 0]
-        integers[pending[fits]] = rounded[fits].to(torch.int8)
-        factors[pending[fits]] = factor[fits]
-        pending = pending[~fits]
+        rest = []
+        for some in pending.split(_TRIED // (len(largest) * supers.shape[1])):
+            factor = extremes[some] / largest[:, None, None]  # (largest, n, 1)
+            quotients = supers[some] / factor
+            rounded = quotients.round()
+            fits = ((quotients - rounded).abs() <= _EXACT) & (rounded < 128) & _is_short(factor)
+            fitting, first = fits.all(2).max(0)
+            indices = torch.arange(len(some))
+            chosen = some[fitting]
+            integers[chosen] = rounded[first, indices][fitting].to(torch.int8)
+            factors[chosen] = factor[first, indices][fitting]
+            rest.append(some[~fitting])
+        pending = torch.cat(rest) if rest else pending
     return None if len(pending) else (integers, factors)
 
 

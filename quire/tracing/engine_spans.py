@@ -5,14 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 from typing_extensions import override
 
 from quire.engine.client.protocol import AddRequest, ErrorOutput, RequestOutput, TokensOutput
 from quire.engine.client.step_observer import StepObserver, StepShare
 from quire.engine.client.trace_context import TraceContext
-from quire.tracing.span import AttributeValue, Span, SpanQueue, SpanTree
+from quire.tracing.span import Attributes, Span, SpanQueue, SpanTree
 from quire.tracing.tracing import Sampler
 
 _MOST_CHUNKS = 16  # of a prompt that have spans
@@ -57,13 +56,13 @@ class _RunningRequest:
 
     def span(self, ended: float, *, failed: bool) -> Span:
         """The span of the request, with its steps."""
-        steps: dict[str, AttributeValue] = {
+        steps: Attributes = {
             "quire.prefill.steps": self.prefill_steps,
             "quire.decode.steps": self.decode.count,
         }
         span = Span("engine", self.arrived, ended, steps, [*self.chunks], failed=failed)
         if self.decode.count:
-            attributes: dict[str, AttributeValue] = {
+            attributes: Attributes = {
                 "quire.steps": self.decode.count,
                 "quire.steps.seconds": self.decode.seconds,
                 "quire.steps.longest_seconds": self.decode.longest,
@@ -103,7 +102,7 @@ class EngineSpans(StepObserver):
             request.samples = share.samples
             request.prefill_steps += 1
             if len(request.chunks) < _MOST_CHUNKS:
-                attributes: dict[str, AttributeValue] = {
+                attributes: Attributes = {
                     "quire.tokens": share.tokens,
                     "quire.step.tokens": tokens,
                     "quire.step.sequences": len(shares),
@@ -122,7 +121,6 @@ class EngineSpans(StepObserver):
         request = self._running.pop(request_id, None)
         if request is None:
             return
-        most = 2 + len(request.chunks)  # with its own, and that of its other steps
         wall_offset = time.time_ns() - time.monotonic_ns()
-        build = partial(request.span, ended, failed=failed)
-        self._queue.put(SpanTree(request.context, request.parent, wall_offset, most, build))
+        span = request.span(ended, failed=failed)
+        self._queue.put(SpanTree(request.context, request.parent, wall_offset, span))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-import pickle
 import threading
 from collections import deque
 from collections.abc import Callable
+from typing import NamedTuple
 
+import msgspec
 from typing_extensions import override
 
 from quire.tracing.exporter import Exported, ExporterProcess
@@ -16,6 +17,11 @@ from quire.tracing.span import SpanQueue, SpanTree
 
 logger = logging.getLogger(__name__)
 _END_SECONDS = 0.2  # for an export that has been told to end
+
+
+class _EncodedTree(NamedTuple):
+    content: msgspec.Raw
+    spans: int
 
 
 class SpanExport(SpanQueue):
@@ -37,8 +43,9 @@ class SpanExport(SpanQueue):
         self.dropped = 0
         self.settings = settings
         self._exporter: ExporterProcess | None = ExporterProcess(settings)
-        self._waiting: deque[tuple[bytes, int]] = deque()  # pickled trees, and their most spans
-        self._size = 0  # spans that wait, at most
+        self._waiting: deque[_EncodedTree] = deque()
+        self._size = 0  # spans that wait
+        self._encode = msgspec.msgpack.Encoder().encode
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._closed = threading.Event()
@@ -49,7 +56,7 @@ class SpanExport(SpanQueue):
 
     @property
     def waiting(self) -> int:
-        """Spans that wait, at most."""
+        """Spans that wait."""
         return self._size
 
     @property
@@ -64,13 +71,14 @@ class SpanExport(SpanQueue):
 
     @override
     def put(self, tree: SpanTree) -> None:
+        spans = tree.span.count
         with self._lock:
-            full = self._closed.is_set() or self._size + tree.most_spans > self.settings.max_queue_size
+            full = self._closed.is_set() or self._size + spans > self.settings.max_queue_size
             if not full:
-                self._waiting.append((pickle.dumps(tree), tree.most_spans))
-                self._size += tree.most_spans
+                self._waiting.append(_EncodedTree(msgspec.Raw(self._encode(tree)), spans))
+                self._size += spans
         if full:
-            self._drop(tree.most_spans)
+            self._drop(spans)
         elif self._size >= self.settings.max_batch_size:
             self._wake.set()
 
@@ -93,18 +101,18 @@ class SpanExport(SpanQueue):
             while self._size >= self.settings.max_batch_size or (self._closed.is_set() and self._waiting):
                 self._export(self._take())
 
-    def _take(self) -> list[tuple[bytes, int]]:
+    def _take(self) -> list[_EncodedTree]:
         """What is exported next; it may be nothing."""
-        batch: list[tuple[bytes, int]] = []
+        batch = list[_EncodedTree]()
         size = 0
         with self._lock:
             while self._waiting and size < self.settings.max_batch_size:
                 batch.append(self._waiting.popleft())
-                size += batch[-1][1]
+                size += batch[-1].spans
             self._size -= size
         return batch
 
-    def _export(self, batch: list[tuple[bytes, int]]) -> None:
+    def _export(self, batch: list[_EncodedTree]) -> None:
         if not batch:
             return
         exported = self._try_export(batch)
@@ -116,17 +124,17 @@ class SpanExport(SpanQueue):
             logger.info("traces are exported again; %d spans were dropped so far", self.dropped)
         self._failing = bool(exported.spans)
 
-    def _try_export(self, batch: list[tuple[bytes, int]]) -> Exported:
+    def _try_export(self, batch: list[_EncodedTree]) -> Exported:
         """Give a batch to the process, which is started again if it has ended, as when it was killed."""
         try:
             if self._exporter is None and not self._closed.is_set():
                 self._exporter = ExporterProcess(self.settings)
             if (exporter := self._exporter) is None:
                 raise EOFError
-            return exporter.export([content for content, _ in batch])
+            return exporter.export([tree.content for tree in batch])
         except (EOFError, OSError, TraceSettingsError) as error:
             self._stop_exporter()
-            return Exported(sum(spans for _, spans in batch), f"their process has ended ({type(error).__name__})")
+            return Exported(sum(tree.spans for tree in batch), f"their process has ended ({type(error).__name__})")
 
     def _stop_exporter(self) -> None:
         exporter, self._exporter = self._exporter, None

@@ -1,41 +1,41 @@
-"""The process that exports spans. Making and encoding them takes a millisecond for each request of an interpreter.
+"""The process that exports spans. Encoding and sending them takes an interpreter half a millisecond for each request.
 
-Messages to it are the settings, then batches: lists of pickled trees. It answers each with an `Exported`. It ends when
-the other end of its connection, file descriptor 0, is closed.
+Messages to it are the settings, then batches: lists of trees, in MessagePack. It answers each with an `Exported`. It
+ends when the other end of its connection, file descriptor 0, is closed.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import pickle
 import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from typing_extensions import override
 
 from quire.tracing.sdk import SpanMaker
 from quire.tracing.settings import TraceSettings, TraceSettingsError
+from quire.tracing.span import SpanTree
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
-
-    from quire.tracing.span import SpanTree
 
 _LOGGERS = (  # of exporters
     "opentelemetry.exporter.otlp.proto.grpc.exporter",
     "opentelemetry.exporter.otlp.proto.http.trace_exporter",
 )
-# Not run as __main__, whose classes are other ones when they are pickled.
 _PROGRAM = f"import sys; sys.path = sys.argv[1:]; import {__name__} as exporter; exporter.main()"
+_SERVERS_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # which a terminal or supervisor sends to all
 _NICE = 19  # requests go first
-_END_SECONDS = 1.0
+_END_SECONDS = 10.0  # a process that is killed ends at once, unless the machine is busy
 
 
 class Exported(NamedTuple):
@@ -70,8 +70,8 @@ class ExporterProcess:
             self.kill()
             raise TraceSettingsError(f"a setting of OpenTelemetry is not valid: {started.complaint}")
 
-    def export(self, trees: list[bytes]) -> Exported:
-        """Export a batch of pickled trees, and wait for it.
+    def export(self, trees: Sequence[msgspec.Raw]) -> Exported:
+        """Export a batch of encoded trees, and wait for it.
 
         Raises:
             EOFError, OSError: the process has ended.
@@ -85,9 +85,12 @@ class ExporterProcess:
             self._process.wait(_END_SECONDS)
 
     def _ask(self, message: object) -> Exported:
-        self._connection.send_bytes(pickle.dumps(message))
-        exported: Exported = pickle.loads(self._connection.recv_bytes())  # noqa: S301 from our own process
-        return exported
+        _send(self._connection, message)
+        return msgspec.msgpack.decode(self._connection.recv_bytes(), type=Exported)
+
+
+def _send(connection: Connection, message: object) -> None:
+    connection.send_bytes(msgspec.msgpack.encode(message))
 
 
 class _Complaint(logging.Filter):
@@ -107,23 +110,25 @@ class _Complaint(logging.Filter):
 
 def main() -> None:
     """Export batches until the connection ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all processes; the server ends this one
+    for number in _SERVERS_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)  # the server exports until it has drained, and then ends this process
     os.nice(_NICE)
-    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))  # does not interrupt the engine's threads when it wakes
+    with suppress(OSError):  # some sandboxes do not allow it
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))  # it does not interrupt the engine when it wakes
     connection = Connection(os.dup(0))
-    settings: TraceSettings = pickle.loads(connection.recv_bytes())  # noqa: S301 from our own process
+    settings = msgspec.msgpack.decode(connection.recv_bytes(), type=TraceSettings)
+    batches = msgspec.msgpack.Decoder(list[SpanTree])
     try:
         maker, exporter = SpanMaker(), _exporter(settings)
     except Exception as error:  # noqa: BLE001 error boundary: exporters have exceptions of their own for each variable
-        connection.send_bytes(pickle.dumps(Exported(0, str(error) or type(error).__name__)))
+        _send(connection, Exported(0, str(error) or type(error).__name__))
         return
     complaint = _Complaint()
     exported = Exported()
     try:
         while True:
-            connection.send_bytes(pickle.dumps(exported))
-            batch = pickle.loads(connection.recv_bytes())  # noqa: S301 from our own process
-            exported = _export([pickle.loads(tree) for tree in batch], maker, exporter, complaint)  # noqa: S301 as above
+            _send(connection, exported)
+            exported = _export(batches.decode(connection.recv_bytes()), maker, exporter, complaint)
     except (EOFError, OSError):
         os._exit(0)  # what an exporter still tries is of no use to anyone
 
@@ -135,7 +140,7 @@ def _export(trees: list[SpanTree], maker: SpanMaker, exporter: SpanExporter, com
         try:
             spans += maker.spans(tree)
         except Exception as error:  # noqa: BLE001 error boundary: other trees are exported
-            broken = Exported(broken.spans + tree.most_spans, f"{type(error).__name__}: {error}")
+            broken = Exported(broken.spans + tree.span.count, f"{type(error).__name__}: {error}")
     if not spans:
         return broken
     try:

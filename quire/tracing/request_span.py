@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quire.tracing.requests import RequestTrace, SequenceTrace
-from quire.tracing.span import Attributes, AttributeValue, Span
+from quire.tracing.span import Attributes, Span
 
 PROVIDER = "quire"
 _CLIENT_ERROR, _SERVER_ERROR = 400, 500
@@ -35,7 +35,10 @@ def request_span(trace: RequestTrace) -> Span:
     else:
         span.children += [_sequence(sequence) for sequence in sequences]
     if steps := trace.totals.search_steps:
-        search = {"quire.beam_search.steps": steps, "gen_ai.usage.output_tokens": trace.totals.output_tokens}
+        search: Attributes = {
+            "quire.beam_search.steps": steps,
+            "gen_ai.usage.output_tokens": trace.totals.output_tokens,
+        }
         span.children.append(Span("beam_search", times.queued, times.last_token or times.sent, search))
     span.children += [
         Span(note.name, note.began, note.ended) for note in trace.notes.activities if note.began >= queued
@@ -88,7 +91,7 @@ def _error_type(trace: RequestTrace) -> str:
 def _usage(trace: RequestTrace) -> Attributes:
     """Token counts, by today's names and by those that vLLM and SGLang have."""
     totals = trace.totals
-    attributes: dict[str, AttributeValue] = {
+    attributes: Attributes = {
         "gen_ai.response.finish_reasons": tuple(totals.finish_reasons),
         "gen_ai.usage.input_tokens": totals.input_tokens,
         "gen_ai.usage.output_tokens": totals.output_tokens,
@@ -107,7 +110,7 @@ def _usage(trace: RequestTrace) -> Attributes:
 def _latencies(trace: RequestTrace) -> Attributes:
     """Seconds by the names that vLLM and SGLang have, of all sequences together."""
     times = trace.totals.times
-    attributes: dict[str, AttributeValue] = {"gen_ai.latency.e2e": trace.ended - trace.began}
+    attributes: Attributes = {"gen_ai.latency.e2e": trace.ended - trace.began}
     if times.scheduled:
         attributes["gen_ai.latency.time_in_queue"] = max(0.0, times.scheduled - times.queued)
     if times.first_token:
@@ -121,7 +124,7 @@ def _latencies(trace: RequestTrace) -> Attributes:
 
 
 def _sequence(sequence: SequenceTrace) -> Span:
-    attributes: dict[str, AttributeValue] = {
+    attributes: Attributes = {
         "gen_ai.response.finish_reasons": (sequence.finish_reason,),
         "gen_ai.usage.input_tokens": sequence.prompt_tokens,
         "gen_ai.usage.output_tokens": sequence.output_tokens,
@@ -142,7 +145,7 @@ def _phases(sequence: SequenceTrace) -> list[Span]:
 
 
 def _prefill_attributes(sequence: SequenceTrace) -> Attributes:
-    attributes: dict[str, AttributeValue] = {
+    attributes: Attributes = {
         "gen_ai.usage.input_tokens": sequence.prompt_tokens,
         "gen_ai.usage.cache_read.input_tokens": sequence.cached_tokens,
     }
@@ -152,7 +155,7 @@ def _prefill_attributes(sequence: SequenceTrace) -> Attributes:
 
 
 def _decode_attributes(sequence: SequenceTrace) -> Attributes:
-    attributes: dict[str, AttributeValue] = {"gen_ai.usage.output_tokens": sequence.output_tokens}
+    attributes: Attributes = {"gen_ai.usage.output_tokens": sequence.output_tokens}
     if sequence.draft_tokens:
         attributes["quire.draft_tokens"] = sequence.draft_tokens
         attributes["quire.accepted_draft_tokens"] = sequence.accepted_tokens

@@ -13,11 +13,9 @@ from quire.engine.client.protocol import FinishReason
 from quire.engine.client.records import RequestRecord, RequestTimes
 from quire.engine.client.sampling_params import SamplingParams
 from quire.engine.client.trace_context import TraceContext
-from quire.tracing.span import Attributes, AttributeValue, SpanKind
+from quire.tracing.span import Attributes, SpanKind
 
 _FIRST, _LAST = 8, 8  # of its sequences that have spans
-_SPANS_OF_A_SEQUENCE = 4
-_OTHER_SPANS = 3  # the request's, and of what comes before and behind its sequences
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +85,7 @@ class Totals:
             self.cached_tokens += record.cached_tokens if record.kind == "pool" else record.least_cached
         self.error = self.error or record.error
         mine, its = self.times, record.times
-        for name in ("rendered", "queued", "scheduled", "first_token"):
+        for name in ("queued", "scheduled", "first_token"):
             if value := getattr(its, name):
                 setattr(mine, name, min(value, getattr(mine, name) or value))
         mine.last_token, mine.sent = max(mine.last_token, its.last_token), max(mine.sent, its.sent)
@@ -122,7 +120,7 @@ class RequestTrace:
     began: float
     ended: float = 0.0
     wall_offset: int = 0
-    attributes: dict[str, AttributeValue] = field(default_factory=dict)
+    attributes: Attributes = field(default_factory=dict)
     name: str = ""
     status: int | None = None
     error: str = ""
@@ -154,16 +152,10 @@ class RequestTrace:
         yield from self.first
         yield from self.last
 
-    @property
-    def most_spans(self) -> int:
-        """As many spans as it may have."""
-        sequences = len(self.first) + len(self.last) + bool(self.totals.search_steps)
-        return _OTHER_SPANS + len(self.notes.activities) + _SPANS_OF_A_SEQUENCE * sequences
-
 
 def _attributes_of(params: SamplingParams) -> Attributes:
     """Sampling parameters by their names in the conventions; those that have no effect are left out."""
-    attributes: dict[str, AttributeValue] = {
+    attributes: Attributes = {
         "gen_ai.request.max_tokens": params.max_tokens,
         "gen_ai.request.temperature": params.temperature,
         "gen_ai.request.top_p": params.top_p,

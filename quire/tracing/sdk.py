@@ -84,10 +84,9 @@ class SpanMaker:
 
     def spans(self, tree: SpanTree) -> list[ReadableSpan]:
         """The spans of a tree."""
-        span = tree.build()
         context = _span_context(tree.context)
-        parent = None if tree.parent is None else _span_context(tree.parent, is_remote=span.kind == "server")
-        return list(self._with_children(span, context, parent, tree.wall_offset))
+        parent = None if tree.parent is None else _span_context(tree.parent, is_remote=tree.span.kind == "server")
+        return list(self._with_children(tree.span, context, parent, tree.wall_offset))
 
     def _with_children(
         self, span: Span, context: SpanContext, parent: SpanContext | None, wall_offset: int

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Literal, Protocol
+
+import msgspec
 
 from quire.engine.client.trace_context import TraceContext
 
 AttributeValue = str | int | float | tuple[str, ...]
-Attributes = Mapping[str, AttributeValue]
+Attributes = dict[str, AttributeValue]
 SpanKind = Literal["server", "internal"]
 
 
-@dataclass(slots=True)
-class Span:
+class Span(msgspec.Struct):
     """A part of a trace. Times are monotonic seconds.
 
     Attributes:
@@ -25,30 +24,31 @@ class Span:
     name: str
     began: float
     ended: float
-    attributes: Attributes = field(default_factory=dict)
-    children: list[Span] = field(default_factory=list)
+    attributes: Attributes = {}
+    children: list[Span] = []
     kind: SpanKind = "internal"
     link: TraceContext | None = None
     failed: bool = False
 
+    @property
+    def count(self) -> int:
+        """The number of spans: itself, and all of its parts."""
+        return 1 + sum([child.count for child in self.children])
 
-@dataclass(frozen=True, slots=True)
-class SpanTree:
-    """A span that has ended, with all of its parts. They are made where they are exported.
+
+class SpanTree(msgspec.Struct, frozen=True):
+    """A span that has ended, with all of its parts.
 
     Attributes:
         context: its ids.
         parent: the span that it is a part of.
         wall_offset: nanoseconds from monotonic time to that of the day.
-        most_spans: as many spans as it may have.
-        build: makes it.
     """
 
     context: TraceContext
     parent: TraceContext | None
     wall_offset: int
-    most_spans: int
-    build: Callable[[], Span]
+    span: Span
 
 
 class SpanQueue(Protocol):

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from typing import Protocol
 
 from typing_extensions import override
@@ -16,7 +15,7 @@ from quire.engine.client.records import Observer, RequestRecord
 from quire.engine.client.trace_context import TraceContext
 from quire.tracing.request_span import request_span
 from quire.tracing.requests import RequestTrace
-from quire.tracing.span import Attributes, AttributeValue, SpanQueue, SpanTree
+from quire.tracing.span import Attributes, SpanQueue, SpanTree
 
 TRANSCRIPTION = "transcription"
 
@@ -47,7 +46,7 @@ class Tracing:
     def begin(
         self,
         began: float,
-        attributes: Mapping[str, AttributeValue],
+        attributes: Attributes,
         *,
         parent: TraceContext | None = None,
         operation: str = "",
@@ -61,9 +60,7 @@ class Tracing:
             operation: see `RequestTrace`.
         """
         context = self._sampler.begin(parent, attributes)
-        trace = RequestTrace(
-            context=context, parent=parent, began=began, attributes=dict(attributes), operation=operation
-        )
+        trace = RequestTrace(context=context, parent=parent, began=began, attributes=attributes, operation=operation)
         if context.sampled:
             self._open[context.span_id] = trace
         return trace
@@ -118,8 +115,7 @@ class Tracing:
         self._export(late)
 
     def _export(self, trace: RequestTrace) -> None:
-        build = partial(request_span, trace)
-        self._queue.put(SpanTree(trace.context, trace.parent, trace.wall_offset, trace.most_spans, build))
+        self._queue.put(SpanTree(trace.context, trace.parent, trace.wall_offset, request_span(trace)))
 
 
 class _ModelObserver(Observer):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+import signal
 import socket
-from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from quire.engine.client.trace_context import TraceContext
@@ -24,7 +25,7 @@ CONTEXT = TraceContext(TRACE, "b7ad6b7169203331")
 
 
 def tree(name: str = "one") -> SpanTree:
-    return SpanTree(CONTEXT, None, 0, 1, partial(Span, name, 1.0, 2.0))
+    return SpanTree(CONTEXT, None, 0, Span(name, 1.0, 2.0))
 
 
 def unused_port() -> int:
@@ -115,10 +116,33 @@ async def test_what_waits_at_the_end_is_exported_but_not_for_long() -> None:
         assert traces.export.dropped >= 1
 
 
+async def test_the_signals_of_a_supervisor_are_for_the_server_alone() -> None:
+    with grpc_receiver() as receiver:
+        with traces_to(receiver) as traces:
+            (process,) = psutil.Process().children()
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                process.send_signal(number)
+            traces.export.put(tree())
+        assert (len(receiver.spans), traces.export.dropped) == (1, 0)
+
+
+async def test_a_process_that_was_killed_is_started_again(caplog: pytest.LogCaptureFixture) -> None:
+    with grpc_receiver() as receiver:
+        with traces_to(receiver, max_batch_size=1) as traces:
+            (process,) = psutil.Process().children()
+            process.kill()
+            traces.export.put(tree("lost"))
+            await until(lambda: traces.export.dropped == 1)
+            traces.export.put(tree("later"))
+            await until(lambda: receiver.spans)
+        assert [span.name for span in receiver.spans] == ["later"]
+    assert "traces cannot be exported: their process has ended" in caplog.text
+
+
 def test_a_trace_that_cannot_be_made_costs_no_other(caplog: pytest.LogCaptureFixture) -> None:
     with grpc_receiver() as receiver:
         with traces_to(receiver, max_batch_size=1) as traces:
-            traces.export.put(SpanTree(CONTEXT, None, 0, 1, partial(int, "none")))  # type: ignore[arg-type]
+            traces.export.put(SpanTree(TraceContext("none", "none"), None, 0, Span("one", 1.0, 2.0)))
             traces.export.put(tree("two"))
         assert [span.name for span in receiver.spans] == ["two"]
     assert "ValueError" in caplog.text
