@@ -147,15 +147,22 @@ def quark(dtype: str, scheme: str, **options: Any) -> dict[str, Any]:
     return {"quant_method": "quark", "global_quant_config": config, "export": {"pack_method": "reorder"}}
 
 
-def bnb_4bit(kind: str = "nf4", block: int = 64, *, nested: bool = False, storage: torch.dtype = torch.uint8) -> Variant:
-    """Weights of 4 bits of bitsandbytes. `nested`: their scales are quantized; `storage`: what the bytes are kept as."""
+def bnb_4bit(
+    kind: str = "nf4", block: int = 64, *, nested: bool = False, storage: torch.dtype = torch.uint8
+) -> Variant:
+    """Weights of 4 bits of bitsandbytes. `nested`: scales are quantized; `storage`: what the bytes are kept as."""
     table = torch.tensor(_NF4 if kind == "nf4" else _BNB_FP4)
 
     def pack(weight: Tensor) -> tuple[Tensors, Tensor]:
         flat = weight.flatten()
         count = -(-len(flat) // block)
         scales = torch.stack([part.abs().max() for part in flat.split(block)])
-        state: dict[str, Any] = {"quant_type": kind, "blocksize": block, "dtype": "float32", "shape": list(weight.shape)}
+        state: dict[str, Any] = {
+            "quant_type": kind,
+            "blocksize": block,
+            "dtype": "float32",
+            "shape": list(weight.shape),
+        }
         tensors: Tensors = {"weight.quant_map": table}
         if nested:
             offset = float(scales.mean())

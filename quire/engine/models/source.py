@@ -248,7 +248,10 @@ class _FiniteWeights(WeightTaker):
 
     @override
     def take(self, name: str, weight: PackableWeight | StackedWeight) -> bool:
-        if not weight.is_finite():
+        weights = weight.experts() if isinstance(weight, StackedWeight) else [weight]
+        if weights is None:
+            return False
+        if not all(part.is_finite() for part in weights):
             raise BrokenFolder(f"{name} has NaN or infinite values: the checkpoint is damaged")
         return True
 

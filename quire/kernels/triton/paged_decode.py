@@ -47,8 +47,8 @@ def split_bounds(length, window, SPLIT: tl.constexpr, MAX_SPLITS: tl.constexpr, 
 @triton.jit(do_not_specialize=["slots"])
 def decode_kernel(
     q, keys, values, key_scales, value_scales, head_scales, tables, lengths, sinks, slopes, out, parts, stats, q_row,
-    q_head, table_row, out_row, out_head, key_head, key_block, key_row, value_head, value_block, value_row, kv_heads, slots,
-    scale, softcap, value_scale, window,
+    q_head, table_row, out_row, out_head, key_head, key_block, key_row, value_head, value_block, value_row, kv_heads,
+    slots, scale, softcap, value_scale, window,
     GROUP: tl.constexpr, TILES: tl.constexpr, SINGLE: tl.constexpr, KEY_DIM: tl.constexpr, KEY_MAIN: tl.constexpr,
     KEY_TAIL: tl.constexpr, VALUE_DIM: tl.constexpr, VALUE_MAIN: tl.constexpr, VALUE_TAIL: tl.constexpr,
     PAGE_SIZE: tl.constexpr, PAGE_TYPE: tl.constexpr, SHARED: tl.constexpr, SINKS: tl.constexpr,

@@ -30,9 +30,9 @@ from quire.kernels.triton.variants import KernelVariant
 
 @triton.jit(do_not_specialize=["spans"])
 def prefill_kernel(
-    q, keys, values, key_scales, value_scales, head_scales, tables, lengths, starts, sinks, slopes, biases, visible, out,
-    q_row, q_head, table_row, out_row, out_head, key_head, key_block, key_row, value_head, value_block, value_row, spans,
-    scale, softcap, value_scale, window, reach,
+    q, keys, values, key_scales, value_scales, head_scales, tables, lengths, starts, sinks, slopes, biases, visible,
+    out, q_row, q_head, table_row, out_row, out_head, key_head, key_block, key_row, value_head, value_block, value_row,
+    spans, scale, softcap, value_scale, window, reach,
     GROUP: tl.constexpr, TILES: tl.constexpr, KEY_DIM: tl.constexpr, KEY_MAIN: tl.constexpr, KEY_TAIL: tl.constexpr,
     VALUE_DIM: tl.constexpr, VALUE_MAIN: tl.constexpr, VALUE_TAIL: tl.constexpr, PAGE_SIZE: tl.constexpr,
     PAGE_TYPE: tl.constexpr, SHARED: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr,

@@ -94,7 +94,8 @@ def qk_norm_rope_write(
     tiles = triton.cdiv(q_heads, group) + triton.cdiv(kv_heads, group)
     qk_norm_rope_write_kernel[(tokens, tiles)](
         x, q, keys=pages.keys, values=pages.values, key_scales=pages.key_scales, value_scales=pages.value_scales,
-        head_scales=x if head_scales is None else head_scales, slots=slots, token_stride=x.stride(0), head_stride=x.stride(1),
+        head_scales=x if head_scales is None else head_scales, slots=slots, token_stride=x.stride(0),
+        head_stride=x.stride(1),
         **dict(zip(_PAGE_STRIDES, (*keys.stride()[:3], *values.stride()[:3]), strict=True)),
         q_heads=q_heads, kv_heads=kv_heads, key_scale=key_scale, value_scale=value_scale,
         **norm_and_rotate_arguments(x, norms, angles),

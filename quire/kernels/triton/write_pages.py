@@ -72,7 +72,8 @@ def write_pages_kernel(
     key_head, key_block, key_row, value_head, value_block, value_row, k_row, k_head, v_row, v_head,
     heads, key_scale, value_scale,
     PAGE_SIZE: tl.constexpr, PAGE_TYPE: tl.constexpr, SHARED: tl.constexpr, HEAD_SCALES: tl.constexpr,
-    HEADS: tl.constexpr, KEY_DIM: tl.constexpr, KEY_WIDTH: tl.constexpr, VALUE_DIM: tl.constexpr, VALUE_WIDTH: tl.constexpr,
+    HEADS: tl.constexpr, KEY_DIM: tl.constexpr, KEY_WIDTH: tl.constexpr, VALUE_DIM: tl.constexpr,
+    VALUE_WIDTH: tl.constexpr,
 ):  # fmt: skip
     """A program per token and tile of HEADS heads."""
     token = tl.program_id(0).to(tl.int64)

@@ -279,7 +279,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     (floats("float-quantized", num_bits=4), r"group_0\.weights: num_bits must be 8 for this format of floats, not 4"),
     (floats("float-quantized", symmetric=False), "floats with zero points"),
-    (floats("nvfp4-pack-quantized", num_bits=4), "strategy tensor is not supported for floats of 4 bits; .*tensor_group"),
+    (
+        floats("nvfp4-pack-quantized", num_bits=4),
+        "strategy tensor is not supported for floats of 4 bits; .*tensor_group",
+    ),
     (
         floats("mxfp4-pack-quantized", num_bits=4, strategy="group", group_size=16),
         "group_size must be 32 for this format of floats, not 16",

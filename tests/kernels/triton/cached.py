@@ -98,4 +98,6 @@ def scales(pages: str, arguments: dict[str, Any], kv_heads: int = 2) -> tuple[di
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     of_heads = {"head_scales": scales_of_heads(kv_heads).to(device)} if pages == HEAD_SCALES else {}
     scaled = {**arguments, "scale": arguments["scale"] * KEY_SCALE, "value_scale": VALUE_SCALE}
-    return {**scaled, **of_heads}, AttentionParams(**arguments, key_scale=KEY_SCALE, value_scale=VALUE_SCALE, **of_heads)
+    return {**scaled, **of_heads}, AttentionParams(
+        **arguments, key_scale=KEY_SCALE, value_scale=VALUE_SCALE, **of_heads
+    )

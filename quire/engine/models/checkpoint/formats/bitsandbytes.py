@@ -129,7 +129,9 @@ def _read_state(name: str, data: Tensor) -> _State:
             raise ValueError(f"shape must be two positive integers, not {shape!r}")
         for size in (block, *(() if nested is None else (nested,))):
             if type(size) is not int or size not in _BLOCKS:
-                raise ValueError(f"blocks must be of {_BLOCKS[0]} to {_BLOCKS[-1]} values, a power of two, not {size!r}")
+                raise ValueError(
+                    f"blocks must be of {_BLOCKS[0]} to {_BLOCKS[-1]} values, a power of two, not {size!r}"
+                )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise BrokenFolder(f"{name} cannot be used: {error}") from error
     return _State((shape[0], shape[1]), block, nested, offset)

@@ -31,9 +31,7 @@ def powers_of_two(exponents: Tensor) -> Tensor:
     return powers.masked_fill(exponents == _E8M0_NAN, torch.nan)
 
 
-def read_nvfp4(
-    module: str, tensor: str, factor: str, stored: StoredTensors, *, divides: bool
-) -> NamedWeight:
+def read_nvfp4(module: str, tensor: str, factor: str, stored: StoredTensors, *, divides: bool) -> NamedWeight:
     """A weight whose scales are FP8 and share a factor.
 
     Args:

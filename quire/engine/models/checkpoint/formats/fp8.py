@@ -83,7 +83,7 @@ class Fp8Weight(StoredWeight):
 
     Attributes:
         codes: the whole weight.
-        scales: one, one for each row, or one for each block; ModelOpt stores those of blocks as (n, 1, m, 1). Numbers, or
+        scales: one, one for each row, or one for each block, of which ModelOpt has them as (n, 1, m, 1). Numbers, or
             exponents of 2 (uint8 or E8M0).
         block: rows and columns that share a scale; None: there are no blocks.
         window: the part of the weight that this is.

@@ -96,9 +96,7 @@ class Mxfp4Weight(StackedWeight):
         groups = slice(begin // MXFP4_GROUP, end // MXFP4_GROUP)
         return [
             _expert(codes.flatten(1), scales)
-            for codes, scales in zip(
-                self.codes[experts, rows, groups], self.scales[experts, rows, groups], strict=True
-            )
+            for codes, scales in zip(self.codes[experts, rows, groups], self.scales[experts, rows, groups], strict=True)
         ]
 
     def _slices(self) -> tuple[slice, slice, slice]:
