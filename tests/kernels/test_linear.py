@@ -85,6 +85,19 @@ def test_a_row_does_not_depend_on_the_batch(quantization: str) -> None:
 
 
 @pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
+@pytest.mark.parametrize(("rows", "size_out"), [(385, 1), (389, 33), (1001, 100), (770, 513)])
+def test_rows_of_a_product_with_few_outputs(rows: int, size_out: int, quantization: str) -> None:
+    """Threads share the rows as well; each row is written, with the bits that it has in a small batch."""
+    torch.manual_seed(0)
+    x, panels = torch.randn(rows, 64).bfloat16(), pack_weight(torch.randn(size_out, 64).bfloat16(), quantization)  # type: ignore[arg-type]
+    assert panels is not None
+    together = torch.full((rows, size_out), torch.nan)
+    panels(x, None, out=together)
+    parts = [panels(part, None, out_dtype=torch.float32) for part in x.split(50)]
+    assert torch.equal(together, torch.cat(parts))
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
 def test_strides_and_empty_inputs(quantization: str) -> None:
     torch.manual_seed(0)
     panels = pack_weight(torch.randn(32, 64).bfloat16(), quantization)  # type: ignore[arg-type]
@@ -94,6 +107,9 @@ def test_strides_and_empty_inputs(quantization: str) -> None:
     assert torch.equal(panels(part, None), panels(part.contiguous(), None))
     assert torch.equal(panels(part.T.contiguous().T, None), panels(part, None))
     assert panels(part[:0], None).shape == (0, 32)
+    no_outputs = pack_weight(torch.randn(0, 64).bfloat16(), quantization)  # type: ignore[arg-type]
+    assert no_outputs is not None
+    assert no_outputs(part, None).shape == (5, 0)
 
 
 def test_the_format_depends_on_sizes_and_dtypes() -> None:

@@ -28,6 +28,16 @@ def tree(name: str = "one") -> SpanTree:
     return SpanTree(CONTEXT, None, 0, Span(name, 1.0, 2.0))
 
 
+def exporter_process() -> psutil.Process:
+    """The process that exports; those of other tests have other programs, or have ended."""
+    (process,) = (
+        child
+        for child in psutil.Process().children()
+        if child.status() != psutil.STATUS_ZOMBIE and any("quire.tracing.exporter" in part for part in child.cmdline())
+    )
+    return process
+
+
 def unused_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port: int = server.getsockname()[1]
@@ -119,7 +129,7 @@ async def test_what_waits_at_the_end_is_exported_but_not_for_long() -> None:
 async def test_the_signals_of_a_supervisor_are_for_the_server_alone() -> None:
     with grpc_receiver() as receiver:
         with traces_to(receiver) as traces:
-            (process,) = psutil.Process().children()
+            process = exporter_process()
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
                 process.send_signal(number)
             traces.export.put(tree())
@@ -129,7 +139,7 @@ async def test_the_signals_of_a_supervisor_are_for_the_server_alone() -> None:
 async def test_a_process_that_was_killed_is_started_again(caplog: pytest.LogCaptureFixture) -> None:
     with grpc_receiver() as receiver:
         with traces_to(receiver, max_batch_size=1) as traces:
-            (process,) = psutil.Process().children()
+            process = exporter_process()
             process.kill()
             traces.export.put(tree("lost"))
             await until(lambda: traces.export.dropped == 1)

@@ -38,8 +38,8 @@ struct Tiling {
         items = groups * chunks;
     }
     // Calls body(first row, rows, panel, prefetch) for all tiles and panels of an item. The prefetch is of the same panel
-    // of the next item: all of it if there is one tile, else one half beside each of the first two tiles. A tile's first
-    // panel prefetches the rows of the next tile if there is nothing else to prefetch.
+    // of the next item, if its group is another: all of it if there is one tile, else one half beside each of the first
+    // two tiles. A tile's first panel prefetches the rows of the next tile if there is nothing else to prefetch.
     template <class Body>
     void for_each(int64_t item, int64_t next, const char *x, const char *weight, Body body) const {
         int64_t first = item / chunks * group, end = std::min(panels, first + group), skipped = next / chunks * group - first;

@@ -311,6 +311,6 @@ void grouped_linear(const GroupedLinear &a) {
 }
 
 inline void GroupedLinear::run() const {
-    if (rows == 0) return;
+    if (rows == 0 || weight.size_out == 0) return;
     dtype == DType::BFLOAT16 ? grouped_linear<BFloat16>(*this) : grouped_linear<Float32>(*this);
 }
