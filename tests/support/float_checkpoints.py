@@ -163,7 +163,7 @@ def bnb_4bit(
             "dtype": "float32",
             "shape": list(weight.shape),
         }
-        tensors: Tensors = {"weight.quant_map": table}
+        tensors: Tensors = {"weight.quant_map": table.clone()}
         if nested:
             offset = float(scales.mean())
             nested_map = torch.linspace(-1, 1, 256) ** 3

@@ -16,7 +16,6 @@ from quire.kernels.grouped_weight import GroupedWeight
 NVFP4_GROUP, MXFP4_GROUP = 16, 32  # inputs that share a scale
 # The values of FP4 (one sign, two exponent, one mantissa bit) in the order of their codes, OCP MX v1.0.
 _FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
-_E8M0_BIAS, _E8M0_NAN = 127, 255
 
 
 def fp4_values() -> Tensor:
@@ -25,10 +24,8 @@ def fp4_values() -> Tensor:
 
 
 def powers_of_two(exponents: Tensor) -> Tensor:
-    """What scales of 8 exponent bits (E8M0) stand for, as float32."""
-    exponents = exponents.view(torch.uint8)
-    powers = torch.ldexp(torch.ones(()), exponents.int() - _E8M0_BIAS)
-    return powers.masked_fill(exponents == _E8M0_NAN, torch.nan)
+    """What scales of 8 exponent bits (E8M0, or their bytes) stand for, as float32."""
+    return exponents.view(torch.float8_e8m0fnu).float()
 
 
 def read_nvfp4(module: str, tensor: str, factor: str, stored: StoredTensors, *, divides: bool) -> NamedWeight:

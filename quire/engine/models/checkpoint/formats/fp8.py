@@ -105,8 +105,8 @@ class Fp8Weight(StoredWeight):
 
     @override
     def dequantize(self, dtype: torch.dtype) -> Tensor:
-        exponents = self.scales.dtype is torch.uint8
-        if self.codes.dtype not in FP8_DTYPES or not (self.scales.dtype.is_floating_point or exponents):
+        scales = self.scales.dtype
+        if self.codes.dtype not in FP8_DTYPES or not (scales.is_floating_point or scales is torch.uint8):
             raise ValueError(
                 f"weights are {self.codes.dtype} and scales {self.scales.dtype}, not 8-bit and other floating point"
             )
