@@ -6,12 +6,14 @@ Models compute with these.
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from quire.config.options import ParallelOptions
@@ -57,6 +59,25 @@ def test_weights_are_what_their_numbers_stand_for(name: str) -> None:
             if isinstance(weight, StoredGroups) and columns != slice(None) and 32 % weight.groups().group:
                 continue
             check(weight.part((rows, columns)), values[rows, columns], VARIANTS[name])
+
+
+RECORDED = Path(__file__).parent / "recordings" / "float_weights_of_tools.safetensors"
+
+
+def test_files_of_the_tools() -> None:
+    """Weights that the formats' own tools have written are the numbers that these tools make of them again.
+
+    compressed-tensors computes in float32 here, bitsandbytes in the dtype of the weight. Those of int8 are rounded to
+    float16, as the tools multiply by a rounded 1 / 127.
+    """
+    stored = load_file(RECORDED)
+    with safe_open(RECORDED, "pt") as file:
+        entries = {name: json.loads(text) for name, text in file.metadata().items()}
+    assert {entry["tool"].partition(" ")[0] for entry in entries.values()} == {"compressed-tensors", "bitsandbytes"}
+    for module, entry in entries.items():
+        tensors = {name: tensor for name, tensor in stored.items() if name.startswith(f"{module}.")}
+        values = read(entry["section"], tensors).weight.dequantize(torch.float32).to(getattr(torch, entry["dtype"]))
+        assert zlib.crc32(values.contiguous().view(torch.uint8).numpy().tobytes()) == entry["crc32"], module
 
 
 @pytest.mark.parametrize("shape", [(8, 128), (16, 32), (64, 16), (2, 4096), (6, 40), (3, 33)])
