@@ -71,7 +71,7 @@ def write_reference(
 
 def with_head_scales(
     key_scale: float, value_scale: float, head_scales: Tensor | None
-) -> tuple[float, float] | tuple[Tensor, Tensor]:
+) -> tuple[float | Tensor, float | Tensor]:
     """The scales of keys and of values: of all, or of each KV head, (kv_heads,)."""
     if head_scales is None:
         return key_scale, value_scale

@@ -46,7 +46,8 @@ def low_first(codes: Tensor) -> Tensor:
 
 def in_groups(weight: Tensor, group: int) -> Tensor:
     """(rows, groups, group)."""
-    return weight.unflatten(1, (-1, group))
+    groups: Tensor = weight.unflatten(1, (-1, group))
+    return groups
 
 
 def per_block(scales: Tensor, block: tuple[int, int], shape: torch.Size) -> Tensor:

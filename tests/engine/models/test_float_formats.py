@@ -186,7 +186,7 @@ def test_mixed_precision_of_modelopt(tmp_path: Path) -> None:
 def test_groups_of_floats_and_integers(tmp_path: Path) -> None:
     """Of compressed-tensors, with names that are not quantized."""
     eight, four = VARIANTS["compressed-fp8-rows"], VARIANTS["compressed-nvfp4"]
-    groups = {}
+    groups: dict[str, Any] = {}
     for target, variant in (("re:.*self_attn.*", eight), ("Linear", four)):
         group = {**variant.section["config_groups"]["group_0"], "targets": [target]}
         groups[f"group_{len(groups)}"] = {**group, "format": variant.section["format"]}

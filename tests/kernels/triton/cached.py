@@ -96,7 +96,7 @@ def scales(pages: str, arguments: dict[str, Any], kv_heads: int = 2) -> tuple[di
     if pages not in ("float8", HEAD_SCALES):
         return arguments, AttentionParams(**arguments)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    of_heads = {"head_scales": scales_of_heads(kv_heads).to(device)} if pages == HEAD_SCALES else {}
+    of_heads: dict[str, Any] = {"head_scales": scales_of_heads(kv_heads).to(device)} if pages == HEAD_SCALES else {}
     scaled = {**arguments, "scale": arguments["scale"] * KEY_SCALE, "value_scale": VALUE_SCALE}
     return {**scaled, **of_heads}, AttentionParams(
         **arguments, key_scale=KEY_SCALE, value_scale=VALUE_SCALE, **of_heads
