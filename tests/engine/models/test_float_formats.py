@@ -16,7 +16,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from quire.config.options import ParallelOptions
+from quire.config.options import ModelOptions, ParallelOptions
 from quire.engine.models.checkpoint.formats import formats_of
 from quire.engine.models.checkpoint.formats.fp8 import Fp8Weight
 from quire.engine.models.checkpoint.formats.mxfp4 import Mxfp4Weight
@@ -25,6 +25,7 @@ from quire.engine.models.config.quantization import cache_scheme, quantization_s
 from quire.engine.models.errors import BrokenFolder, ModelError, UnsupportedModel, WeightMismatch
 from quire.engine.models.layers.linear import Linear
 from quire.kernels.grouped import can_pack_groups
+from quire.kernels.linear import PackedBFloat16
 from quire.kernels.packed_groups import PackedGroups
 from tests.support.engine import Engine, greedy, load, random_prompt
 from tests.support.float_checkpoints import (
@@ -209,6 +210,34 @@ def test_experts_of_gpt_oss_stay_packed(tmp_path: Path) -> None:
             x = torch.randn(5, 64).bfloat16()
             expected = plain_expert(x).float()
             assert (expert(x).float() - expected).abs().max() < 0.05 * expected.abs().max()
+
+
+def prompt_logprobs(folder: Path, parallel: dict[str, Any]) -> tuple[torch.Tensor, set[type]]:
+    """Those of the tokens of a prompt in bfloat16, and the kinds of the experts' weights on the first rank."""
+    model = ModelOptions(dtype="bfloat16")
+    engine = Engine(folder, model=model, parallel=ParallelOptions(**parallel), kv_cache_memory_bytes=8 << 20)
+    try:
+        entries = engine.generate(random_prompt(4, 40), greedy(1, prompt_logprobs=0)).outputs[0].prompt_logprobs or ()
+        linears = [module for name, module in engine.model.named_modules() if ".experts." in name]
+        kinds = {type(module.packed) for module in linears if isinstance(module, Linear)}
+        return torch.tensor([entry.logprobs[0] for entry in entries if entry]), kinds
+    finally:
+        engine.core.close()
+
+
+@pytest.mark.skipif(not HAS_KERNELS, reason="no kernels for groups")
+@pytest.mark.parametrize(
+    ("size", "parallel", "is_cut"),
+    slow_but([(64, TP, False), (96, TP, True), (96, {**TP, "enable_expert_parallel": True}, False)], (96, TP, True)),
+    ids=str,
+)
+def test_ranks_have_parts_of_stacked_experts(size: int, parallel: dict[str, Any], is_cut: bool, tmp_path: Path) -> None:
+    """A projection whose inputs are cut inside of a group is dequantized."""
+    plain, folder = save_gpt_oss(tmp_path, size)
+    expected, _ = prompt_logprobs(plain, {})
+    logprobs, kinds = prompt_logprobs(folder, parallel)
+    assert kinds == ({PackedGroups, PackedBFloat16} if is_cut else {PackedGroups})
+    assert (logprobs - expected).abs().median() < 0.3  # unrelated log-probabilities differ by 3
 
 
 def test_weights_of_stacked_experts() -> None:
