@@ -466,10 +466,10 @@ class EngineOptions(Options):
     )
     kv_cache_dtype: Literal["auto", "bfloat16", "float16", "int8", "fp8"] = Field(
         "auto",
-        description="data type of the KV cache; auto: that of the model; bfloat16, float16: the same, for models that "
-        "run in it; int8: 8 bits with a scale for each head of "
-        "each token; fp8: float8_e4m3 with the checkpoint's scales, if it has any, on GPUs of compute capability 8.9 "
-        "or more",
+        description="data type of the KV cache; auto: that of the model, or fp8 where the checkpoint was made for it "
+        "and the device has it; bfloat16, float16: that of the model, for models that run in it; int8: 8 bits with a "
+        "scale for each head of each token; fp8: float8_e4m3 with the checkpoint's scales, if it has any, on GPUs of "
+        "compute capability 8.9 or more",
     )
     kv_cache_free_memory_fraction: Annotated[float, Field(gt=0, le=1)] = Field(
         0.5,

@@ -3,8 +3,8 @@ those of ``quire.kernels.triton`` read them in place.
 
 Pages of keys and of values are (kv_heads, blocks, block_size, dim), so that gathering leaves the positions of each head
 in order. Their last stride has to be 1. Values may be a view of the keys (latent attention). Pages of int8 have rows as
-in ``int8_pages``, whose last dimension is longer by their scale. Pages of float8_e4m3fn share one scale, which the
-params hold; the compiled kernels do not support them.
+in ``int8_pages``, whose last dimension is longer by their scale. Pages of float8_e4m3fn share one scale, or
+those of a KV head do, which the params hold; the compiled kernels do not support them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from quire.kernels import gpu, native
 from quire.kernels.capture import empty
 from quire.kernels.int8_pages import dequantize_rows
 from quire.kernels.softcap import softcap
-from quire.kernels.write_pages import page_dim, supports_rows, triton_supports, with_dense_rows
+from quire.kernels.write_pages import page_dim, supports_rows, triton_supports, with_dense_rows, with_head_scales
 
 _MAX_SCORES = 1 << 24  # elements of scores that the reference computes at a time, 64 MiB
 
@@ -39,6 +39,8 @@ class AttentionParams:
         bias: bias of scores in encoders, see `EncoderAttentionParams.biases`.
         key_scale: of pages of float8: keys are their elements times this, like value_scale. Other pages have no such
             scale.
+        head_scales: (2, kv_heads) float32, contiguous: the same for keys and values of each KV head; None: they are all
+            1.
     """
 
     scale: float
@@ -49,6 +51,7 @@ class AttentionParams:
     bias: Tensor | None = None
     key_scale: float = 1.0
     value_scale: float = 1.0
+    head_scales: Tensor | None = None
 
 
 def paged_decode(
@@ -344,6 +347,7 @@ def _options(params: AttentionParams, pages: torch.dtype) -> Mapping[str, Any]:
         "sinks": params.sinks,
         "alibi": params.alibi,
         "value_scale": params.value_scale if scaled else 1.0,
+        "head_scales": params.head_scales if scaled else None,
     }
 
 
@@ -351,17 +355,18 @@ def _gather(
     keys: Tensor, values: Tensor, blocks: Tensor, dtype: torch.dtype, params: AttentionParams
 ) -> tuple[Tensor, Tensor]:
     """Keys and values of the given blocks: (kv_heads, positions, dim) each."""
-    return page_rows(keys, blocks, dtype, params.key_scale), page_rows(values, blocks, dtype, params.value_scale)
+    key_scale, value_scale = with_head_scales(params.key_scale, params.value_scale, params.head_scales)
+    return page_rows(keys, blocks, dtype, key_scale), page_rows(values, blocks, dtype, value_scale)
 
 
-def page_rows(pages: Tensor, blocks: Tensor, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
+def page_rows(pages: Tensor, blocks: Tensor, dtype: torch.dtype, scale: float | Tensor = 1.0) -> Tensor:
     """The keys or values in `blocks` (blocks,) of pages of any dtype: (kv_heads, positions, dim).
 
-    `dtype`: of the rows of int8 and float8 pages; others keep theirs. `scale`: of float8 pages.
+    `dtype`: of the rows of int8 and float8 pages; others keep theirs. `scale`: of float8 pages, or (kv_heads,).
     """
     if pages.dtype is torch.float8_e4m3fn:  # which torch has no indexing of
         rows = pages.view(torch.uint8).index_select(1, blocks).view(pages.dtype).flatten(1, 2)
-        return (rows.float() * scale).to(dtype)
+        return (rows.float() * (scale[:, None, None] if isinstance(scale, Tensor) else scale)).to(dtype)
     rows = pages.index_select(1, blocks).flatten(1, 2)
     return dequantize_rows(rows, dtype) if pages.dtype is torch.int8 else rows
 

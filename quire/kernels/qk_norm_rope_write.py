@@ -17,6 +17,7 @@ def qk_norm_rope_write(
     slots: Tensor,
     key_scale: float = 1.0,
     value_scale: float = 1.0,
+    head_scales: Tensor | None = None,
 ) -> Tensor:
     """Norm and rotate the heads of queries and keys, and write keys and values to their slots.
 
@@ -26,7 +27,7 @@ def qk_norm_rope_write(
         projected: the heads of all tokens.
         keys: pages of rows with the dim of the heads, like values; see `quire.kernels.paged_attention`.
         slots: (tokens,) int64, see `quire.kernels.write_pages`.
-        key_scale: of pages of float8, like value_scale.
+        key_scale: of pages of float8, like value_scale and head_scales; see `quire.kernels.paged_attention`.
 
     Returns:
         (tokens, heads, dim) queries.
@@ -46,14 +47,21 @@ def qk_norm_rope_write(
             slots,
             key_scale=key_scale,
             value_scale=value_scale,
+            head_scales=head_scales,
         )
-    return in_two_ops(projected, keys, values, slots, key_scale, value_scale)
+    return in_two_ops(projected, keys, values, slots, key_scale, value_scale, head_scales)
 
 
 def in_two_ops(
-    projected: ProjectedHeads, keys: Tensor, values: Tensor, slots: Tensor, key_scale: float, value_scale: float
+    projected: ProjectedHeads,
+    keys: Tensor,
+    values: Tensor,
+    slots: Tensor,
+    key_scale: float,
+    value_scale: float,
+    head_scales: Tensor | None = None,
 ) -> Tensor:
     """`qk_norm_rope_write` as the ops `qk_norm_rope` and `write_pages`."""
     q, k, v = qk_norm_rope(projected)
-    write_pages(keys, values, slots, k, v, key_scale, value_scale)
+    write_pages(keys, values, slots, k, v, key_scale, value_scale, head_scales)
     return q

@@ -19,6 +19,7 @@ def write_pages(
     v: Tensor | None,
     key_scale: float = 1.0,
     value_scale: float = 1.0,
+    head_scales: Tensor | None = None,
 ) -> None:
     """Write new keys and values to their slots.
 
@@ -28,7 +29,7 @@ def write_pages(
             compiled kernels take none.
         k: (tokens, kv_heads, dim), like v.
         v: None if the values are a view of the keys.
-        key_scale: of pages of float8, see `quire.kernels.paged_attention`.
+        key_scale: of pages of float8, like value_scale and head_scales; see `quire.kernels.paged_attention`.
     """
     new = (k,) if v is None else (k, v)
     if supports_rows(keys, values, *new) and all(rows.stride(1) == rows.shape[2] for rows in new):
@@ -37,25 +38,44 @@ def write_pages(
         from quire.kernels.triton import write_pages as kernel
 
         k, v = with_dense_rows(k), None if v is None else with_dense_rows(v)
-        kernel.write_pages(keys, values, slots, k, v, key_scale=key_scale, value_scale=value_scale)
+        kernel.write_pages(
+            keys, values, slots, k, v, key_scale=key_scale, value_scale=value_scale, head_scales=head_scales
+        )
     else:
-        write_reference(keys, values, slots, k, v, (key_scale, value_scale))
+        write_reference(keys, values, slots, k, v, (key_scale, value_scale), head_scales)
 
 
 def write_reference(
-    keys: Tensor, values: Tensor, slots: Tensor, k: Tensor, v: Tensor | None, scales: tuple[float, float] = (1.0, 1.0)
+    keys: Tensor,
+    values: Tensor,
+    slots: Tensor,
+    k: Tensor,
+    v: Tensor | None,
+    scales: tuple[float, float] = (1.0, 1.0),
+    head_scales: Tensor | None = None,
 ) -> None:
     """`write_pages` in torch."""
+    factors = with_head_scales(*scales, head_scales)
     stored = slots >= 0
     block, offset = slots[stored] // keys.shape[2], slots[stored] % keys.shape[2]
-    for pages, rows, scale in zip((keys, values), (k,) if v is None else (k, v), scales, strict=False):
+    for pages, rows, scale in zip((keys, values), (k,) if v is None else (k, v), factors, strict=False):
         rows = rows[stored]
         if pages.dtype is torch.int8:
             rows = quantize_rows(rows)
         elif pages.dtype is torch.float8_e4m3fn:
-            rows = (rows.float() / scale).clamp(-_MAX_FLOAT8, _MAX_FLOAT8).to(pages.dtype).view(torch.uint8)
+            rows = rows.float() / (scale[:, None] if isinstance(scale, Tensor) else scale)
+            rows = rows.clamp(-_MAX_FLOAT8, _MAX_FLOAT8).to(pages.dtype).view(torch.uint8)
             pages = pages.view(torch.uint8)  # torch has no indexing of float8
         pages[:, block, offset] = rows.transpose(0, 1)
+
+
+def with_head_scales(
+    key_scale: float, value_scale: float, head_scales: Tensor | None
+) -> tuple[float | Tensor, float | Tensor]:
+    """The scales of keys and of values: of all, or of each KV head, (kv_heads,)."""
+    if head_scales is None:
+        return key_scale, value_scale
+    return head_scales[0] * key_scale, head_scales[1] * value_scale
 
 
 def page_dim(pages: Tensor) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -11,12 +12,14 @@ import torch
 
 from quire.engine.build.core_config import CoreConfig
 from quire.engine.build.encoder_memory import cached_embeddings, embedding_bytes, encode_largest_picture
+from quire.engine.execution.attention.libraries import LIBRARIES
 from quire.engine.execution.cache import CacheMemory, KVCache
 from quire.engine.execution.cache_layout import CacheLayout
 from quire.engine.execution.devices.device import Device
 from quire.engine.execution.memory import MemoryShare, free_memory
 from quire.engine.execution.profile import run_largest_step
 from quire.engine.execution.runner import LOGITS_CHUNK
+from quire.engine.models.config.quantization import cache_scheme
 from quire.engine.models.distributed.placement import Placement
 from quire.engine.models.errors import UnsupportedModel
 from quire.engine.models.loader import LoadedModel
@@ -24,8 +27,12 @@ from quire.engine.models.networks.decoder import LanguageModel
 from quire.engine.models.networks.transformer import Transformer
 from quire.engine.models.sharding.cache_scales import check_scales
 from quire.engine.models.sharding.decoder import ShardedDecoder
+from quire.engine.models.specs.decoder import DecoderSpec
 from quire.engine.scheduling.block_tables import BlockGroups
 from quire.kernels import gpu
+
+logger = logging.getLogger(__name__)
+_FLOAT8 = "fp8"  # float8_e4m3
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,16 +84,26 @@ def plan_cache(loaded: LoadedModel, config: CoreConfig, device: Device) -> Cache
     return CachePlan(layout, dtype, size, BlockGroups(layout.windows, layout.state_blocks(size, dtype)))
 
 
-def check_cache_dtype(config: CoreConfig, device: Device) -> None:
-    """Check that the device has kernels for KV caches of the configured data type; the device is active.
+def with_cache_dtype(config: CoreConfig, device: Device) -> CoreConfig:
+    """The configuration with the data type of this model's KV cache: `auto` is what the checkpoint was made for.
+
+    The device is active.
 
     Raises:
-        UnsupportedModel: it has none.
+        UnsupportedModel: it has no kernels for such caches.
     """
-    if config.engine.kv_cache_dtype == "fp8" and not gpu.computes_float8(device.torch_device):
+    dtype, computes = config.engine.kv_cache_dtype, gpu.computes_float8(device.torch_device)
+    if dtype == _FLOAT8 and not computes:
         raise UnsupportedModel(
             "--kv-cache-dtype fp8 needs a GPU of compute capability 8.9 or more; auto and int8 are accepted here"
         )
+    scheme = cache_scheme(config.model_config.quantization)
+    if dtype != "auto" or scheme is None or not isinstance(config.model_config.spec, DecoderSpec):
+        return config
+    if scheme == _FLOAT8 and computes and config.engine.attention_backend not in LIBRARIES:
+        return replace(config, engine=config.engine.model_copy(update={"kv_cache_dtype": _FLOAT8}))
+    logger.info("%s was made for a KV cache of %s, which is not used here", config.folder.name, scheme)
+    return config
 
 
 def _cache_dtype(loaded: LoadedModel, config: CoreConfig) -> torch.dtype:
@@ -101,9 +118,9 @@ def _cache_dtype(loaded: LoadedModel, config: CoreConfig) -> torch.dtype:
             f"--kv-cache-dtype {kv_cache_dtype} needs a model that runs in {kv_cache_dtype} (--dtype), this one runs "
             f"in {str(loaded.dtype).removeprefix('torch.')}; auto and int8 are accepted here"
         )
-    if kv_cache_dtype == "fp8" and isinstance(loaded.model, Transformer):
+    if kv_cache_dtype == _FLOAT8 and isinstance(loaded.model, Transformer):
         check_scales(loaded.model)
-    return {"int8": torch.int8, "fp8": torch.float8_e4m3fn}.get(kv_cache_dtype, loaded.dtype)
+    return {"int8": torch.int8, _FLOAT8: torch.float8_e4m3fn}.get(kv_cache_dtype, loaded.dtype)
 
 
 def cache_memory(loaded: LoadedModel, config: CoreConfig, device: Device, reserved: int) -> CacheMemory | None:

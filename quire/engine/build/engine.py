@@ -18,7 +18,7 @@ from tqdm import tqdm
 from quire.allocator import keep_freed_memory
 from quire.config.options import EngineOptions
 from quire.engine.build.attention_checks import with_attention_backend
-from quire.engine.build.cache import CachePlan, cache_memory, check_cache_dtype, host_memory, plan_cache
+from quire.engine.build.cache import CachePlan, cache_memory, host_memory, plan_cache, with_cache_dtype
 from quire.engine.build.core_config import CoreConfig
 from quire.engine.build.delayed_streams import delayed_streams_of
 from quire.engine.build.encoder_memory import (
@@ -127,6 +127,8 @@ def build_core(
     _check_sleep(config)
     device = device or find_device(config.model.device)
     config = with_attention_backend(config, device)
+    with device.activate():
+        config = with_cache_dtype(config, device)
     if config.parallel.tensor_parallel_size * config.parallel.pipeline_parallel_size == 1:
         return _build_core(config, channel, device, None)
     ranks = Ranks(config, device, launch)
@@ -170,7 +172,6 @@ def _build_core(
 ) -> tuple[EngineCore, ModelInfo]:
     options = config.engine
     with device.activate():
-        check_cache_dtype(config, device)
         groups, bar = None if ranks is None else ranks.groups, partial(_progress_bar, channel)
         source = weight_source(config, device, groups)
         loaded = source.load(bar)

@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from quire.config.options import ModelOptions
 from quire.engine.models.checkpoint.checkpoint import Progress, WeightTaker, weight_files
-from quire.engine.models.checkpoint.formats.weight_format import PackableWeight, Window
+from quire.engine.models.checkpoint.formats.weight_format import PackableWeight, StackedWeight, Window
 from quire.engine.models.checkpoint.opened import is_gguf
 from quire.engine.models.checkpoint.safetensors import SafetensorsFile
 from quire.engine.models.checkpoint.weights import check_finite
@@ -249,8 +249,11 @@ class _FiniteWeights(WeightTaker):
         return ()
 
     @override
-    def take(self, name: str, weight: PackableWeight) -> bool:
-        if not weight.is_finite():
+    def take(self, name: str, weight: PackableWeight | StackedWeight) -> bool:
+        weights = weight.experts() if isinstance(weight, StackedWeight) else [weight]
+        if weights is None:
+            return False
+        if not all(part.is_finite() for part in weights):
             raise BrokenFolder(f"{name} has NaN or infinite values: the checkpoint is damaged")
         return True
 
@@ -295,7 +298,8 @@ def _check_formats(model: nn.Module) -> None:
     are numbers in captured steps.
     """
     for path, layer in model.named_modules():
-        if {getattr(layer, name, 1.0) for name in ("key_scale", "value_scale")} != {1.0}:
+        numbers = {getattr(layer, name, 1.0) for name in ("key_scale", "value_scale")}
+        if numbers != {1.0} or getattr(layer, "head_scales", None) is not None:
             raise UnsupportedModel("the model has scales of a float8 KV cache, which cannot be replaced")
         packed = layer.packed if isinstance(layer, Linear) else None
         if packed is not None and not any(True for _ in tensors_in(packed)):

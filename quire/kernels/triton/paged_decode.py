@@ -46,14 +46,14 @@ def split_bounds(length, window, SPLIT: tl.constexpr, MAX_SPLITS: tl.constexpr, 
 
 @triton.jit(do_not_specialize=["slots"])
 def decode_kernel(
-    q, keys, values, key_scales, value_scales, tables, lengths, sinks, slopes, out, parts, stats, q_row, q_head,
-    table_row, out_row, out_head, key_head, key_block, key_row, value_head, value_block, value_row, kv_heads, slots,
-    scale, softcap, value_scale, window,
+    q, keys, values, key_scales, value_scales, head_scales, tables, lengths, sinks, slopes, out, parts, stats, q_row,
+    q_head, table_row, out_row, out_head, key_head, key_block, key_row, value_head, value_block, value_row, kv_heads,
+    slots, scale, softcap, value_scale, window,
     GROUP: tl.constexpr, TILES: tl.constexpr, SINGLE: tl.constexpr, KEY_DIM: tl.constexpr, KEY_MAIN: tl.constexpr,
     KEY_TAIL: tl.constexpr, VALUE_DIM: tl.constexpr, VALUE_MAIN: tl.constexpr, VALUE_TAIL: tl.constexpr,
     PAGE_SIZE: tl.constexpr, PAGE_TYPE: tl.constexpr, SHARED: tl.constexpr, SINKS: tl.constexpr,
-    SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, INTERPRETED: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, SPLIT: tl.constexpr, MAX_SPLITS: tl.constexpr,
+    SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, HEAD_SCALES: tl.constexpr, INTERPRETED: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr, MAX_SPLITS: tl.constexpr,
 ):  # fmt: skip
     """A program per row, KV head and tile of its query heads, on axis 0; those of axis 1 share the splits.
 
@@ -73,6 +73,9 @@ def decode_kernel(
     last = tl.full([BLOCK_M], 0, tl.int32) + length - 1
     slope = tl.load(slopes + head, mask=stored, other=0.0).to(tl.float32) if ALIBI else last
     sink = tl.load(sinks + head, mask=stored, other=0.0).to(tl.float32) if SINKS else last
+    if HEAD_SCALES:
+        scale *= tl.load(head_scales + kv_head)
+        value_scale *= tl.load(head_scales + kv_heads + kv_head)
     # The compiler removes a loop of one round, and then keeps no addresses of results in registers during it.
     first_split, end, step = (0, 1, 1) if SINGLE else (tl.program_id(1), count, tl.num_programs(1))
     for split in range(first_split, end, step):
@@ -91,6 +94,8 @@ def decode_kernel(
             factor = (normalizer(top, total, sink, SINKS) * value_scale)[:, None]
             acc, acc_tail = acc * factor, acc_tail * factor
         else:
+            if HEAD_SCALES:  # here, as `reduce_kernel` does not know them
+                acc, acc_tail = acc * value_scale, acc_tail * value_scale
             place = ((row * slots + split) * kv_heads + kv_head) * GROUP  # adjacent heads have one address
             rows = parts + place * VALUE_DIM + member * VALUE_DIM
             tl.store(stats + place * 2 + member * 2, top, mask=stored)
@@ -141,6 +146,7 @@ def decode(
     sinks: Tensor | None = None,
     alibi: Tensor | None = None,
     value_scale: float = 1.0,
+    head_scales: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """Attention of one query per sequence, which is at the sequence's last position.
@@ -158,6 +164,7 @@ def decode(
         sinks: (heads,) logits without a value.
         alibi: (heads,) float32; scores lose alibi * distance.
         value_scale: of results: the scale of float8 values.
+        head_scales: (2, kv_heads) float32, contiguous: factors of `scale` and `value_scale` for each KV head.
         out: what to write to, in place of a new tensor.
 
     Returns:
@@ -180,15 +187,20 @@ def decode(
     )
     window = _NO_WINDOW if window is None else window
     decode_kernel[(units, min(slots, triton.cdiv(_PROGRAMS, units)))](
-        q, pages.keys, pages.values, pages.key_scales, pages.value_scales, block_tables, seq_lens,
+        q, pages.keys, pages.values, pages.key_scales, pages.value_scales,
+        q if head_scales is None else head_scales, block_tables, seq_lens,
         q if sinks is None else sinks, q if alibi is None else alibi, out, parts, stats,
         q.stride(0), q.stride(1), block_tables.stride(0), out.stride(0), out.stride(1),
         *keys.stride()[:3], *values.stride()[:3], kv_heads, slots, scale, softcap or 0.0, value_scale, window,
         GROUP=group, TILES=triton.cdiv(group, block_m), SINGLE=single, **pages.sizes, PAGE_SIZE=block_size,
         PAGE_TYPE=pages.page_type, SHARED=pages.shared, SINKS=sinks is not None, SOFTCAP=softcap is not None,
-        ALIBI=alibi is not None, INTERPRETED=gpu.is_interpreted(), BLOCK_M=block_m, **config, enable_fp_fusion=False,
+        ALIBI=alibi is not None, HEAD_SCALES=head_scales is not None, INTERPRETED=gpu.is_interpreted(), BLOCK_M=block_m,
+        **config, enable_fp_fusion=False,
     )  # fmt: skip
-    return out if single else _add_splits(parts, stats, seq_lens, sinks, value_scale, window, config, out)
+    if single:
+        return out
+    value_scale = value_scale if head_scales is None else 1.0  # which the parts have then
+    return _add_splits(parts, stats, seq_lens, sinks, value_scale, window, config, out)
 
 
 def _add_splits(
@@ -212,7 +224,7 @@ def _add_splits(
     return out
 
 
-_POINTERS = ("tables", "lengths", "sinks", "slopes", "parts", "stats", "key_scales", "value_scales")
+_POINTERS = ("tables", "lengths", "sinks", "slopes", "parts", "stats", "key_scales", "value_scales", "head_scales")
 _STRIDES = (
     "q_row", "q_head", "table_row", "out_row", "out_head", "key_head", "key_block", "key_row", "value_head",
     "value_block", "value_row",
@@ -238,7 +250,7 @@ def _decode_variant(dtype: str, pages: str, group: int, dim: int, value_dim: int
     constants = {
         "GROUP": group, "TILES": triton.cdiv(group, block_m), "SINGLE": False, **head_sizes(dim, value_dim),
         "PAGE_SIZE": 16, "PAGE_TYPE": page_type, "SHARED": dim > 256, "SINKS": False, "SOFTCAP": False, "ALIBI": False,
-        "INTERPRETED": False, "BLOCK_M": block_m, **config, **features,
+        "HEAD_SCALES": False, "INTERPRETED": False, "BLOCK_M": block_m, **config, **features,
     }  # fmt: skip
     signature = {name: kind for name, kind in _signature(dtype, pages).items() if name in decode_kernel.arg_names}
     return KernelVariant(decode_kernel, signature, constants, divisible=_STRIDES, **launch)
@@ -250,6 +262,7 @@ VARIANTS = [
     _decode_variant("fp32", "fp32", 8, 64, 64),
     _decode_variant("bf16", "i8", 4, 128, 128),
     _decode_variant("bf16", "u8", 4, 128, 128),
+    _decode_variant("bf16", "u8", 4, 128, 128, HEAD_SCALES=True),
     _decode_variant("bf16", "bf16", 16, 576, 512),
     _decode_variant("bf16", "bf16", 128, 576, 512),
     _decode_variant("bf16", "bf16", 128, 576, 512, SINGLE=True),

@@ -30,14 +30,14 @@ from quire.kernels.triton.variants import KernelVariant
 
 @triton.jit(do_not_specialize=["spans"])
 def prefill_kernel(
-    q, keys, values, key_scales, value_scales, tables, lengths, starts, sinks, slopes, biases, visible, out, q_row,
-    q_head, table_row, out_row, out_head, key_head, key_block, key_row, value_head, value_block, value_row, spans,
-    scale, softcap, value_scale, window, reach,
+    q, keys, values, key_scales, value_scales, head_scales, tables, lengths, starts, sinks, slopes, biases, visible,
+    out, q_row, q_head, table_row, out_row, out_head, key_head, key_block, key_row, value_head, value_block, value_row,
+    spans, scale, softcap, value_scale, window, reach,
     GROUP: tl.constexpr, TILES: tl.constexpr, KEY_DIM: tl.constexpr, KEY_MAIN: tl.constexpr, KEY_TAIL: tl.constexpr,
     VALUE_DIM: tl.constexpr, VALUE_MAIN: tl.constexpr, VALUE_TAIL: tl.constexpr, PAGE_SIZE: tl.constexpr,
     PAGE_TYPE: tl.constexpr, SHARED: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr,
-    SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, BIAS: tl.constexpr, VISIBLE: tl.constexpr, INTERPRETED: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, BIAS: tl.constexpr, VISIBLE: tl.constexpr, HEAD_SCALES: tl.constexpr,
+    INTERPRETED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """A program per tile of queries, on axis 0, and per KV head and tile of its query heads, on axis 1.
 
@@ -74,6 +74,10 @@ def prefill_kernel(
         bias_rows = biases + tl.where(stored, head, 0) * (2 * reach + 1) if BIAS else last
         origin = begin.to(tl.int64) if PAGE_SIZE == 0 else 0
         slope = tl.load(slopes + head, mask=stored, other=0.0).to(tl.float32) if ALIBI else last
+        if HEAD_SCALES:
+            kv_heads = tl.num_programs(1) // TILES
+            scale *= tl.load(head_scales + kv_head)
+            value_scale *= tl.load(head_scales + kv_heads + kv_head)
         acc, acc_tail, top, total = attend_pages(
             q_main, q_tail, last, slope,
             keys + kv_head * key_head + origin * key_row, values + kv_head * value_head + origin * value_row,
@@ -112,6 +116,7 @@ def prefill(
     sinks: Tensor | None = None,
     alibi: Tensor | None = None,
     value_scale: float = 1.0,
+    head_scales: Tensor | None = None,
     causal: bool = True,
     visible: Tensor | None = None,
     out: Tensor | None = None,
@@ -134,6 +139,7 @@ def prefill(
         sinks: (heads,) logits without a value.
         alibi: (heads,) float32; scores lose alibi * distance.
         value_scale: of results: the scale of float8 values.
+        head_scales: (2, kv_heads) float32, contiguous: factors of `scale` and `value_scale` for each KV head.
         causal: whether queries only attend to positions up to their own. seq_lens of cross-attention do not include
             the queries.
         visible: (tokens, 2) int32, positions [begin, end) of its sequence that each query attends to as well, among
@@ -152,14 +158,16 @@ def prefill(
     group = heads // kv_heads
     tiles = triton.cdiv(group, config["BLOCK_M"])
     prefill_kernel[prefill_grid(tokens, spans, heads, kv_heads, config["BLOCK_M"])](
-        q, pages.keys, pages.values, pages.key_scales, pages.value_scales, block_tables, seq_lens, query_starts,
+        q, pages.keys, pages.values, pages.key_scales, pages.value_scales, q if head_scales is None else head_scales,
+        block_tables, seq_lens, query_starts,
         q if sinks is None else sinks, q if alibi is None else alibi, q, query_starts if visible is None else visible,
         out,
         q.stride(0), q.stride(1), block_tables.stride(0), out.stride(0), out.stride(1),
         *keys.stride()[:3], *values.stride()[:3], spans, scale, softcap or 0.0, value_scale, window or 0, 0,
         GROUP=group, TILES=tiles, **pages.sizes, PAGE_SIZE=block_size, PAGE_TYPE=pages.page_type, SHARED=pages.shared,
         CAUSAL=causal, WINDOW=window is not None, SINKS=sinks is not None, SOFTCAP=softcap is not None,
-        ALIBI=alibi is not None, BIAS=False, VISIBLE=visible is not None, INTERPRETED=gpu.is_interpreted(), **config,
+        ALIBI=alibi is not None, BIAS=False, VISIBLE=visible is not None, HEAD_SCALES=head_scales is not None,
+        INTERPRETED=gpu.is_interpreted(), **config,
     )  # fmt: skip
     return out
 
@@ -179,13 +187,14 @@ def prefill_variant(
     config = dict(tuning.config(TABLE, kernel, device, width=max(dim, value_dim), bits=bits, page=page_type))
     signature = dict.fromkeys(("q", "out"), f"*{dtype}") | dict.fromkeys(("keys", "values"), f"*{pages}")
     signature |= {"tables": "*i32", "lengths": "*i64", "starts": "*i32", "visible": "*i32"}
-    signature |= dict.fromkeys(("key_scales", "value_scales", "sinks", "slopes", "biases"), "*fp32")
+    signature |= dict.fromkeys(("key_scales", "value_scales", "head_scales", "sinks", "slopes", "biases"), "*fp32")
     signature |= dict.fromkeys((*_STRIDES, "spans", "window", "reach"), "i32")
     signature |= dict.fromkeys(("scale", "softcap", "value_scale"), "fp32")
     constants = {
         "GROUP": group, "TILES": triton.cdiv(group, config["BLOCK_M"]), **head_sizes(dim, value_dim), "PAGE_SIZE": 16,
         "PAGE_TYPE": page_type, "SHARED": dim > 256, "CAUSAL": True, "WINDOW": False, "SINKS": False,
-        "SOFTCAP": False, "ALIBI": False, "BIAS": False, "VISIBLE": False, "INTERPRETED": False,
+        "SOFTCAP": False, "ALIBI": False, "BIAS": False, "VISIBLE": False, "HEAD_SCALES": False,
+        "INTERPRETED": False,
     }  # fmt: skip
     launch = {name: config.pop(name) for name in ("num_warps", "num_stages")}
     return KernelVariant(prefill_kernel, signature, {**constants, **config, **features}, divisible=_STRIDES, **launch)
@@ -200,6 +209,7 @@ VARIANTS = [
     prefill_variant("prefill", "bf16", "bf16", 1, 256, 256, CAUSAL=False),
     prefill_variant("prefill", "bf16", "i8", 4, 128, 128),
     prefill_variant("prefill", "bf16", "u8", 4, 128, 128),
+    prefill_variant("prefill", "bf16", "u8", 4, 128, 128, HEAD_SCALES=True),
     prefill_variant("prefill", "bf16", "bf16", 128, 576, 512),
     prefill_variant("prefill", "fp32", "fp32", 16, 576, 512),
 ]

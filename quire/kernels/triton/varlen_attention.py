@@ -48,7 +48,7 @@ def varlen_attention(
     config = tuning.config(TABLE, "varlen", q.device, width=max(dim, v.shape[2]), bits=8 * q.itemsize)
     group = heads // kv_heads
     prefill_kernel[prefill_grid(tokens, sequences, heads, kv_heads, config["BLOCK_M"])](
-        q, k, v, k, v, cu_seqlens, cu_seqlens, cu_seqlens, q, q if alibi_slopes is None else alibi_slopes,
+        q, k, v, k, v, q, cu_seqlens, cu_seqlens, cu_seqlens, q, q if alibi_slopes is None else alibi_slopes,
         q if biases is None else biases, cu_seqlens, out,
         q.stride(0), q.stride(1), 0, out.stride(0), out.stride(1), k.stride(1), 0, k.stride(0), v.stride(1), 0,
         v.stride(0), sequences, scale, softcap or 0.0, 1.0, 0 if window is None else window + 1,
@@ -56,7 +56,7 @@ def varlen_attention(
         GROUP=group, TILES=triton.cdiv(group, config["BLOCK_M"]), **head_sizes(dim, v.shape[2]), PAGE_SIZE=0,
         PAGE_TYPE=PLAIN.value, SHARED=False, CAUSAL=causal, WINDOW=window is not None, SINKS=False,
         SOFTCAP=softcap is not None, ALIBI=alibi_slopes is not None, BIAS=biases is not None,
-        VISIBLE=False, INTERPRETED=gpu.is_interpreted(), **config,
+        VISIBLE=False, HEAD_SCALES=False, INTERPRETED=gpu.is_interpreted(), **config,
     )  # fmt: skip
     return out
 

@@ -31,8 +31,9 @@ def round_to_fp8(x):
 
 @triton.jit
 def write_rows(
-    pages, scales, elements, slot, head, stored, head_stride, block_stride, row_stride, fp8_scale,
+    pages, scales, elements, slot, head, stored, head_stride, block_stride, row_stride, fp8_scale, head_scales,
     DIM: tl.constexpr, WIDTH: tl.constexpr, PAGE_SIZE: tl.constexpr, PAGE_TYPE: tl.constexpr,
+    HEAD_SCALES: tl.constexpr,
 ):  # fmt: skip
     """Write the rows of some heads of one token.
 
@@ -40,6 +41,7 @@ def write_rows(
         elements: (heads, WIDTH), zeros from DIM on.
         slot: int64, not negative.
         head: (heads,) int64; those that are not `stored` are skipped.
+        head_scales: pointer to the scales of heads, if they have some of their own (HEAD_SCALES).
     """
     block, offset = slot // PAGE_SIZE, slot % PAGE_SIZE
     to = pages + head * head_stride + block * block_stride + offset * row_stride
@@ -56,18 +58,22 @@ def write_rows(
         elements = ((ratio + _ROUND) - _ROUND).to(tl.int8)  # rounds halves to even, as torch does
     elif PAGE_TYPE == FP8:
         exact = elements.to(tl.float32)
-        exact = tl.math.div_rn(exact, tl.full(exact.shape, 1.0, tl.float32) * fp8_scale)
+        divisor = tl.full(exact.shape, 1.0, tl.float32) * fp8_scale
+        if HEAD_SCALES:
+            divisor *= tl.load(head_scales + head, mask=stored, other=1.0)[:, None]
+        exact = tl.math.div_rn(exact, divisor)
         elements = round_to_fp8(exact).to(tl.float8e4nv).to(tl.uint8, bitcast=True)
     store_columns(to, elements, stored, 0, WIDTH, DIM)
 
 
 @triton.jit
 def write_pages_kernel(
-    keys, values, key_scales, value_scales, slots, k, v,
+    keys, values, key_scales, value_scales, head_scales, slots, k, v,
     key_head, key_block, key_row, value_head, value_block, value_row, k_row, k_head, v_row, v_head,
     heads, key_scale, value_scale,
-    PAGE_SIZE: tl.constexpr, PAGE_TYPE: tl.constexpr, SHARED: tl.constexpr, HEADS: tl.constexpr,
-    KEY_DIM: tl.constexpr, KEY_WIDTH: tl.constexpr, VALUE_DIM: tl.constexpr, VALUE_WIDTH: tl.constexpr,
+    PAGE_SIZE: tl.constexpr, PAGE_TYPE: tl.constexpr, SHARED: tl.constexpr, HEAD_SCALES: tl.constexpr,
+    HEADS: tl.constexpr, KEY_DIM: tl.constexpr, KEY_WIDTH: tl.constexpr, VALUE_DIM: tl.constexpr,
+    VALUE_WIDTH: tl.constexpr,
 ):  # fmt: skip
     """A program per token and tile of HEADS heads."""
     token = tl.program_id(0).to(tl.int64)
@@ -77,11 +83,12 @@ def write_pages_kernel(
         stored = head < heads
         elements = load_columns(k + token * k_row + head * k_head, stored, 0, KEY_WIDTH, KEY_DIM)
         write_rows(keys, key_scales, elements, slot, head, stored, key_head, key_block, key_row, key_scale,
-                   KEY_DIM, KEY_WIDTH, PAGE_SIZE, PAGE_TYPE)  # fmt: skip
+                   head_scales, KEY_DIM, KEY_WIDTH, PAGE_SIZE, PAGE_TYPE, HEAD_SCALES)  # fmt: skip
         if not SHARED:
             elements = load_columns(v + token * v_row + head * v_head, stored, 0, VALUE_WIDTH, VALUE_DIM)
             write_rows(values, value_scales, elements, slot, head, stored, value_head, value_block, value_row,
-                       value_scale, VALUE_DIM, VALUE_WIDTH, PAGE_SIZE, PAGE_TYPE)  # fmt: skip
+                       value_scale, head_scales + heads, VALUE_DIM, VALUE_WIDTH, PAGE_SIZE, PAGE_TYPE,
+                       HEAD_SCALES)  # fmt: skip
 
 
 def write_pages(
@@ -93,6 +100,7 @@ def write_pages(
     *,
     key_scale: float = 1.0,
     value_scale: float = 1.0,
+    head_scales: Tensor | None = None,
 ) -> None:
     """Write new keys and values to their slots.
 
@@ -103,6 +111,7 @@ def write_pages(
         k: (tokens, kv_heads, dim) float32, float16 or bfloat16, last stride 1, like v.
         v: None if the values are a view of the keys.
         key_scale: of float8 keys, whose elements are those of k divided by it, like value_scale.
+        head_scales: (2, kv_heads) float32, contiguous: the same for each head, of keys and values.
     """
     if not len(slots):
         return
@@ -111,11 +120,12 @@ def write_pages(
     widths = [triton.next_power_of_2(dim) for dim in (pages.key_dim, pages.value_dim)]
     heads = min(triton.next_power_of_2(kv_heads), max(1, _ELEMENTS // max(widths)))
     write_pages_kernel[(len(slots), triton.cdiv(kv_heads, heads))](
-        pages.keys, pages.values, pages.key_scales, pages.value_scales, slots, k, v_or_k,
+        pages.keys, pages.values, pages.key_scales, pages.value_scales, k if head_scales is None else head_scales,
+        slots, k, v_or_k,
         *keys.stride()[:3], *values.stride()[:3], *k.stride()[:2], *v_or_k.stride()[:2],
         kv_heads, key_scale, value_scale,
-        PAGE_SIZE=keys.shape[2], PAGE_TYPE=pages.page_type, SHARED=v is None, HEADS=heads,
-        KEY_DIM=pages.key_dim, KEY_WIDTH=widths[0], VALUE_DIM=pages.value_dim, VALUE_WIDTH=widths[1],
+        PAGE_SIZE=keys.shape[2], PAGE_TYPE=pages.page_type, SHARED=v is None, HEAD_SCALES=head_scales is not None,
+        HEADS=heads, KEY_DIM=pages.key_dim, KEY_WIDTH=widths[0], VALUE_DIM=pages.value_dim, VALUE_WIDTH=widths[1],
     )  # fmt: skip
 
 
@@ -126,13 +136,13 @@ VARIANTS = [
     KernelVariant(
         write_pages_kernel,
         dict.fromkeys(("keys", "values"), f"*{pages}")
-        | dict.fromkeys(("key_scales", "value_scales"), "*fp32")
+        | dict.fromkeys(("key_scales", "value_scales", "head_scales"), "*fp32")
         | {"slots": "*i64", "k": "*bf16", "v": "*bf16"}
         | dict.fromkeys((*_STRIDES, "heads"), "i32")
         | dict.fromkeys(("key_scale", "value_scale"), "fp32"),
-        {"PAGE_SIZE": 16, "PAGE_TYPE": page_type, "SHARED": False, "HEADS": 8, "KEY_DIM": 128, "KEY_WIDTH": 128,
-         "VALUE_DIM": 128, "VALUE_WIDTH": 128},
+        {"PAGE_SIZE": 16, "PAGE_TYPE": page_type, "SHARED": False, "HEAD_SCALES": head_scales, "HEADS": 8,
+         "KEY_DIM": 128, "KEY_WIDTH": 128, "VALUE_DIM": 128, "VALUE_WIDTH": 128},
         divisible=_STRIDES,
     )
-    for pages, page_type in (("bf16", 0), ("i8", 1), ("u8", 2))
+    for pages, page_type, head_scales in (("bf16", 0, False), ("i8", 1, False), ("u8", 2, False), ("u8", 2, True))
 ]  # fmt: skip

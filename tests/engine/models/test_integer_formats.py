@@ -18,7 +18,6 @@ from safetensors.torch import load_file, save_file
 
 from quire.config.options import ParallelOptions
 from quire.engine.models.checkpoint.formats import formats_of
-from quire.engine.models.checkpoint.formats.weight_format import NamedWeight, StoredWeight
 from quire.engine.models.config.quantization import quantization_section, vllm_names
 from quire.engine.models.errors import BrokenFolder, ModelError, UnsupportedModel
 from quire.engine.models.layers.linear import Linear
@@ -38,12 +37,11 @@ from tests.support.integer_checkpoints import (
 )
 from tests.support.models import make_model, save_model
 from tests.support.oracle import generated, transformers_model
+from tests.support.stored_weights import MODULE, TOKENS, check, check_tokens, packed, read
 from tests.support.toy_format import twin_of
 from tests.support.variants import slow_but
 
-TOKENS = 16
 TP = {"tensor_parallel_size": 2}
-MODULE = "model.layers.0.self_attn.q_proj"
 
 VARIANTS: dict[str, Variant] = {
     **{f"gptq-{bits}": gptq(bits) for bits in (2, 3, 4, 8)},
@@ -88,31 +86,6 @@ VARIANTS: dict[str, Variant] = {
     "torchao-8": torchao("Int8Tensor", None),
     "torchao-8-zeros": torchao("IntxUnpackedToInt8Tensor"),
 }
-
-
-def packed(variant: Variant, size_out: int = 48, size_in: int = 96) -> tuple[NamedWeight, torch.Tensor]:
-    """A weight as the format reads it, and what it stands for."""
-    weight = torch.randn(size_out, size_in, generator=torch.Generator().manual_seed(1))
-    tensors, values = variant.pack(weight)
-    stored = {f"{MODULE}.{name}": tensor for name, tensor in tensors.items()}
-    return read(variant.section, stored, variant.metadata and {f"{MODULE}.weight": variant.metadata(weight)}), values
-
-
-def read(section: Any, stored: Tensors, metadata: dict[str, str] | None = None) -> NamedWeight:
-    formats = formats_of(section)
-    for weight_format in formats:
-        weight_format.use_metadata(metadata or {})
-    firsts = [name for name in stored if not any(weight_format.is_part(name) for weight_format in formats)]
-    weights = [formats[0].read(name, stored) for name in firsts]
-    (weight,) = filter(None, weights)
-    return weight
-
-
-def check(weight: StoredWeight, values: torch.Tensor, variant: Variant) -> None:
-    assert weight.dequantize(torch.float32).shape == values.shape
-    torch.testing.assert_close(
-        weight.dequantize(torch.float32), values, rtol=0 if variant.exact else 1e-6, atol=0 if variant.exact else 1e-6
-    )
 
 
 @pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
@@ -226,17 +199,6 @@ def test_ranks_have_parts(tmp_path: Path, case: str, variant: str) -> None:
     check_tokens(folder, ParallelOptions(**TP))
 
 
-def check_tokens(folder: Path, parallel: ParallelOptions | None = None) -> None:
-    """Check that a folder gives the tokens of its dequantized twin."""
-    prompt = random_prompt(2, 12)
-    engine = Engine(folder, parallel=parallel or ParallelOptions(), kv_cache_memory_bytes=8 << 20)
-    try:
-        tokens = engine.generate(prompt, greedy(TOKENS)).tokens
-    finally:
-        engine.core.close()
-    assert tokens == Engine(twin_of(folder), kv_cache_memory_bytes=8 << 20).generate(prompt, greedy(TOKENS)).tokens
-
-
 def saved(tmp_path: Path, case: str = "llama", **changes: Any) -> Path:
     return save_model(make_model(case, num_hidden_layers=2, **changes), tmp_path / "model")
 
@@ -348,7 +310,7 @@ def with_weights(**changes: Any) -> dict[str, Any]:
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"quant_method": "quark"}, "method 'quark' is not supported; supported are .*gptq"),
+    ({"quant_method": "quip"}, "method 'quip' is not supported; supported are .*gptq"),
     ({**GPTQ, "bits": 5}, "bits must be one of 2, 3, 4, 8, not 5"),
     ({**GPTQ, "bits": True}, "bits must be one of 2, 3, 4, 8, not True"),
     ({**GPTQ, "group_size": 0}, "group_size must be a positive integer or -1, not 0"),

@@ -14,6 +14,7 @@ from quire.kernels.paged_attention import AttentionParams
 from quire.kernels.write_pages import write_reference
 
 PAGES = ("plain", "int8", "float8")
+HEAD_SCALES = "float8-heads"  # pages of float8 whose heads have scales of their own
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}
 KEY_SCALE, VALUE_SCALE = 0.25, 0.5  # of float8 pages
 
@@ -49,7 +50,9 @@ def cache(
     """Sequences of random keys and values. latent: values are the first `value_dim` elements of keys."""
     widths = [-(-length // block_size) for length in lengths]
     blocks = 1 + sum(widths)
-    page_dtype = {"plain": dtype, "int8": torch.int8, "float8": torch.float8_e4m3fn}[pages]
+    float8 = dict.fromkeys(("float8", HEAD_SCALES), torch.float8_e4m3fn)
+    page_dtype = {"plain": dtype, "int8": torch.int8, **float8}[pages]
+    head_scales = scales_of_heads(kv_heads) if pages == HEAD_SCALES else None
     extra = SCALE if pages == "int8" else 0
     keys, values = (
         torch.full((blocks, kv_heads, block_size, size + extra), torch.nan).to(page_dtype).transpose(0, 1)
@@ -66,7 +69,7 @@ def cache(
         position = torch.arange(length)
         slots = table[position // block_size].long() * block_size + position % block_size
         k, v = (torch.randn(length, kv_heads, size).to(dtype) for size in (dim, value_dim))
-        write_reference(keys, values, slots, k, None if latent else v, (KEY_SCALE, VALUE_SCALE))
+        write_reference(keys, values, slots, k, None if latent else v, (KEY_SCALE, VALUE_SCALE), head_scales)
     keys = keys.to(device)
     values = keys[..., : value_dim + extra] if latent else values.to(device)  # a view there, too
     return Cached(keys, values, tables.to(device), torch.tensor(lengths, device=device))
@@ -83,9 +86,18 @@ def params(heads: int, which: str, device: torch.device) -> dict[str, Any]:
     return {"scale": 0.3, **{name: features[name] for name in which.split("+") if name}}
 
 
-def scales(pages: str, arguments: dict[str, Any]) -> tuple[dict[str, Any], AttentionParams]:
+def scales_of_heads(kv_heads: int) -> Tensor:
+    """Those of keys and of values: (2, kv_heads)."""
+    return (torch.arange(2 * kv_heads) % 5 * 0.3 + 0.5).view(2, kv_heads)
+
+
+def scales(pages: str, arguments: dict[str, Any], kv_heads: int = 2) -> tuple[dict[str, Any], AttentionParams]:
     """The arguments of a kernel and the params of its reference for these pages."""
-    if pages != "float8":
+    if pages not in ("float8", HEAD_SCALES):
         return arguments, AttentionParams(**arguments)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    of_heads: dict[str, Any] = {"head_scales": scales_of_heads(kv_heads).to(device)} if pages == HEAD_SCALES else {}
     scaled = {**arguments, "scale": arguments["scale"] * KEY_SCALE, "value_scale": VALUE_SCALE}
-    return scaled, AttentionParams(**arguments, key_scale=KEY_SCALE, value_scale=VALUE_SCALE)
+    return {**scaled, **of_heads}, AttentionParams(
+        **arguments, key_scale=KEY_SCALE, value_scale=VALUE_SCALE, **of_heads
+    )

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from quire.kernels import native, paged_attention
 from quire.kernels.paged_attention import AttentionParams, attend_singles, decode_reference
-from tests.kernels.triton.cached import PAGES, TOLERANCE, Cached, cache, params, scales
+from tests.kernels.triton.cached import HEAD_SCALES, PAGES, TOLERANCE, Cached, cache, params, scales
 
 FEW = settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 FEATURES = ["", "window", "softcap+sinks", "alibi", "window+softcap+sinks", "window+alibi"]
@@ -48,7 +48,7 @@ def check(q: Tensor, cached: Cached, arguments: dict[str, Any], reference: Atten
     dims=st.sampled_from([(32, 32), (20, 20), (72, 80), (96, 64), (16, 128)]),
     block_size=st.sampled_from([1, 5, 16, 32, 64]),
     dtype=st.sampled_from(list(TOLERANCE)),
-    pages=st.sampled_from(PAGES),
+    pages=st.sampled_from([*PAGES, HEAD_SCALES]),
     which=st.sampled_from(FEATURES),
     seed=st.integers(0, 1000),
 )
@@ -67,7 +67,7 @@ def test_decode_equals_its_reference(
     (dim, value_dim), (query_heads, kv_heads) = dims, heads
     sizes: dict[str, Any] = {"kv_heads": kv_heads, "dim": dim, "value_dim": value_dim, "block_size": block_size}
     cached = cache(lengths, dtype=dtype, device=device, pages=pages, **sizes)
-    arguments, reference = scales(pages, params(query_heads, which, device))
+    arguments, reference = scales(pages, params(query_heads, which, device), kv_heads)
     check(torch.randn(len(lengths), query_heads, dim).to(device, dtype), cached, arguments, reference)
 
 

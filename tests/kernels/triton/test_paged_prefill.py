@@ -15,7 +15,7 @@ from torch import Tensor
 
 from quire.kernels import native, paged_attention
 from quire.kernels.paged_attention import AttentionParams, attend_spans, paged_prefill, prefill_reference
-from tests.kernels.triton.cached import PAGES, TOLERANCE, Cached, cache, params, scales
+from tests.kernels.triton.cached import HEAD_SCALES, PAGES, TOLERANCE, Cached, cache, params, scales
 from tests.support.visible import visible_bounds
 
 FEW = settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -53,7 +53,7 @@ def rows_of(cached: Cached, row: int, length: int) -> Cached:
     dims=st.sampled_from([(32, 32), (20, 20), (72, 80), (96, 64), (16, 128)]),
     block_size=st.sampled_from([1, 5, 16, 32, 64]),
     dtype=st.sampled_from(list(TOLERANCE)),
-    pages=st.sampled_from(PAGES),
+    pages=st.sampled_from([*PAGES, HEAD_SCALES]),
     which=st.sampled_from(FEATURES),
     seed=st.integers(0, 1000),
 )
@@ -74,7 +74,7 @@ def test_prefill_equals_its_reference(
     sizes: dict[str, Any] = {"kv_heads": kv_heads, "dim": dim, "value_dim": value_dim, "block_size": block_size}
     counts, lengths = [count for count, _ in spans], [count + before for count, before in spans]
     cached = cache(lengths, dtype=dtype, device=device, pages=pages, **sizes)
-    arguments, reference = scales(pages, params(query_heads, which, device))
+    arguments, reference = scales(pages, params(query_heads, which, device), kv_heads)
     q = torch.randn(sum(counts), query_heads, dim).to(device, dtype)
     out = prefill(q, cached, counts, arguments)
     if not len(q):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -97,6 +98,7 @@ def assert_same_bits(actual: Tensor, other: Tensor) -> None:
     interleaved=st.booleans(),
     dtype=st.sampled_from(DTYPES),
     page_dtype=st.sampled_from(PAGES),
+    of_heads=st.booleans(),
 )
 def test_queries_and_pages_have_the_bits_of_two_ops(
     slots: list[int],
@@ -108,6 +110,7 @@ def test_queries_and_pages_have_the_bits_of_two_ops(
     interleaved: bool,
     dtype: torch.dtype,
     page_dtype: torch.dtype | None,
+    of_heads: bool,
 ) -> None:
     """All bytes of the pages, also those of other slots."""
     projected = projection(
@@ -122,8 +125,10 @@ def test_queries_and_pages_have_the_bits_of_two_ops(
     )
     pages, expected = empty_pages(projected, page_dtype), empty_pages(projected, page_dtype)
     at = torch.tensor(slots, dtype=torch.int64, device=projected.qkv.device)
-    expected_q = in_two_ops(replace(projected, qkv=projected.qkv.clone()), *expected, at, *SCALES)
-    q = qk_norm_rope_write(projected, *pages, at, *SCALES)
+    head_scales = torch.tensor([[0.5, 3.0, 0.1], [2.0, 0.7, 1.0]], device=at.device)[:, :kv_heads].contiguous()
+    scales: tuple[Any, ...] = (*SCALES, head_scales) if of_heads else SCALES
+    expected_q = in_two_ops(replace(projected, qkv=projected.qkv.clone()), *expected, at, *scales)
+    q = qk_norm_rope_write(projected, *pages, at, *scales)
     assert q.shape == (len(slots), heads, 2 * pairs + unrotated)
     for actual, other in zip((q, *pages), (expected_q, *expected), strict=True):
         assert_same_bits(actual, other)

@@ -26,12 +26,14 @@ def empty_pages(dtype: torch.dtype, page_dtype: torch.dtype, device: torch.devic
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("page_dtype", [None, torch.int8, torch.float8_e4m3fn])
 @pytest.mark.parametrize("latent", [False, True])
+@pytest.mark.parametrize("of_heads", [False, True])
 def test_write_pages_equals_its_reference(
-    device: torch.device, dtype: torch.dtype, page_dtype: torch.dtype | None, latent: bool
+    device: torch.device, dtype: torch.dtype, page_dtype: torch.dtype | None, latent: bool, of_heads: bool
 ) -> None:
     """Byte for byte, also of what is not written; tokens with negative slots are not."""
     torch.manual_seed(0)
     page_dtype = page_dtype or dtype
+    head_scales = torch.tensor([[0.5, 2.0, 0.1], [3.0, 1.0, 0.7]], device=device) if of_heads else None
     k, v = (torch.randn(8, 6, size, device=device).to(dtype)[:, ::2] * 3 for size in (20, 36))
     k[0, 0, 0], k[1, 1] = 2000.0, 0.0
     slots = torch.tensor([3, 17, 40, -1, 5, 12, 33, -5], device=device)
@@ -39,8 +41,8 @@ def test_write_pages_equals_its_reference(
     if latent:
         values, own_values = (pages[..., : pages.shape[3] - 8] for pages in (keys, own_keys))
     with native.disabled():
-        write_pages.write_pages(keys, values, slots, k, None if latent else v, *SCALES)
-    write_pages.write_reference(own_keys, own_values, slots, k, None if latent else v, SCALES)
+        write_pages.write_pages(keys, values, slots, k, None if latent else v, *SCALES, head_scales)
+    write_pages.write_reference(own_keys, own_values, slots, k, None if latent else v, SCALES, head_scales)
     for mine, reference in ((keys, own_keys), (values, own_values)):
         assert torch.equal(mine.contiguous().view(torch.uint8), reference.contiguous().view(torch.uint8))
 

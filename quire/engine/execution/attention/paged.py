@@ -136,7 +136,8 @@ class PagedAttention(StepAttention):
             q, k = (F.pad(rows, (0, key_dim - rows.shape[2])) for rows in (q, k))
             v = None if v is None else F.pad(v, (0, cache.shape.value_elements - v.shape[2]))
         slots = self.groups[cache.group].slots
-        write_pages(cache.keys, cache.values, slots, k, v, params.key_scale, params.value_scale)
+        scales = params.key_scale, params.value_scale, params.head_scales
+        write_pages(cache.keys, cache.values, slots, k, v, *scales)
         out = self._attend(cache, q, params, last_layer, last_token_only)
         return out[..., : cache.shape.value_dim] if padded else out
 
@@ -155,7 +156,8 @@ class PagedAttention(StepAttention):
             q, k, v = qk_norm_rope(heads)
             return self(layer, q, k, v, params, last_layer=last_layer, last_token_only=last_token_only)
         slots = self.groups[cache.group].slots
-        q = qk_norm_rope_write(heads, cache.keys, cache.values, slots, params.key_scale, params.value_scale)
+        scales = params.key_scale, params.value_scale, params.head_scales
+        q = qk_norm_rope_write(heads, cache.keys, cache.values, slots, *scales)
         return self._attend(cache, q, params, last_layer, last_token_only)
 
     def _attend(

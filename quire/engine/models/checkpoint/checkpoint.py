@@ -17,6 +17,7 @@ from quire.engine.models.checkpoint.formats import formats_of
 from quire.engine.models.checkpoint.formats.weight_format import (
     NamedWeight,
     PackableWeight,
+    StackedWeight,
     StoredTensors,
     Window,
 )
@@ -36,7 +37,7 @@ class WeightTaker(Protocol):
     def window(self, name: str, shape: Sequence[int]) -> Window | None:
         """The part of a weight that is wanted; None: nothing of it."""
 
-    def take(self, name: str, weight: PackableWeight) -> bool:
+    def take(self, name: str, weight: PackableWeight | StackedWeight) -> bool:
         """Take the wanted part of a weight as it is stored; False: it is wanted among the tensors, dequantized."""
 
 
@@ -92,7 +93,7 @@ class Checkpoint(ABC):
 
     @abstractmethod
     def dtype(self) -> torch.dtype:
-        """The dtype of at least 16 bits that most bytes of the floating-point tensors have."""
+        """The dtype of at least 16 bits that most bytes of the floating-point tensors have, scales left out."""
 
     @abstractmethod
     def names(self) -> Set[str]:
@@ -163,7 +164,8 @@ class SafetensorsCheckpoint(Checkpoint):
     def dtype(self) -> torch.dtype:
         sizes: dict[torch.dtype, int] = {}
         for name, file in self._file_of.items():
-            if (dtype := file.dtype(name)).is_floating_point and dtype.itemsize > 1:
+            plain = not any(weight_format.is_part(name) for weight_format in self._formats)
+            if plain and (dtype := file.dtype(name)).is_floating_point and dtype.itemsize > 1:
                 sizes[dtype] = sizes.get(dtype, 0) + file.size(name)
         return max(sizes, key=lambda dtype: sizes[dtype], default=torch.bfloat16)
 
@@ -223,7 +225,7 @@ def wanted(file: str, first: str, named: NamedWeight, dtype: torch.dtype, taker:
         if window is None:
             return None
         weight = weight.part(window)
-    if taker is not None and isinstance(weight, PackableWeight) and taker.take(name, weight):
+    if taker is not None and isinstance(weight, PackableWeight | StackedWeight) and taker.take(name, weight):
         return None
     with _named_errors(file, first, named):
         return weight.dequantize(dtype)

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from quire.engine.models.checkpoint.checkpoint import WeightTaker
-from quire.engine.models.checkpoint.formats.weight_format import PackableWeight, Window
+from quire.engine.models.checkpoint.formats.weight_format import PackableWeight, StackedWeight, Window
 from quire.engine.models.checkpoint.norm_gains import NormGains, normed_linears
 from quire.engine.models.errors import BrokenFolder, UnsupportedModel, WeightMismatch
 from quire.engine.models.layers.linear import Linear, Packable
 from quire.engine.models.networks.transformer import Transformer
-from quire.engine.models.specs.tensor_names import WeightNames, WeightTarget, unstack_expert
+from quire.engine.models.specs.tensor_names import WeightNames, WeightTarget, rows_of_expert, unstack_expert
 from quire.kernels.linear import PackedWeight, Quantization
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"  # in checkpoints
@@ -136,11 +136,26 @@ class WeightFiller(WeightTaker):
         return ()
 
     @override
-    def take(self, name: str, weight: PackableWeight) -> bool:
+    def take(self, name: str, weight: PackableWeight | StackedWeight) -> bool:
         target = None if name in self._read_elsewhere else self._names.target(name, self.targets)
-        if target is None or target.stacked or target.convert is not None or self._beyond(name):
+        if target is None or target.convert is not None or self._beyond(name):
             return False
-        return self._take(name, target, [weight])
+        if isinstance(weight, StackedWeight):
+            return target.stacked and self._take_stacked(name, target, weight)
+        return not target.stacked and self._take(name, target, [weight])
+
+    def _take_stacked(self, name: str, target: WeightTarget, weight: StackedWeight) -> bool:
+        """Take the weights of experts, one by one."""
+        experts, indices = weight.experts(), self.stacked_experts(name, target)
+        if experts is None:
+            return False
+        _check_experts(name, (len(experts), *weight.shape[1:]), len(indices))
+        for index, expert in zip(indices, experts, strict=True):
+            parameter = target.parameter.format(expert=index)
+            for part, rows in rows_of_expert(parameter):
+                if not self._take(name, WeightTarget(parameter, part), [expert.part((rows, slice(None)))]):
+                    return False  # which the first says, if any: their layers and formats are alike
+        return True
 
     def _take(self, name: str, target: WeightTarget, parts: Sequence[PackableWeight]) -> bool:
         """Take a weight whose rows are those of all `parts`, if all layers that have it can multiply with it."""
@@ -215,8 +230,7 @@ class WeightFiller(WeightTaker):
 
     def _copy_stacked(self, name: str, target: WeightTarget, tensor: Tensor) -> None:
         experts = self.stacked_experts(name, target)
-        if tensor.dim() < 2 or len(tensor) != len(experts):
-            raise WeightMismatch(f"{name} has shape {tuple(tensor.shape)}, but the model has {len(experts)} experts")
+        _check_experts(name, tensor.shape, len(experts))
         for expert, weights in zip(experts, tensor, strict=True):
             parameter = target.parameter.format(expert=expert)
             for part, weight in unstack_expert(parameter, weights):
@@ -301,6 +315,11 @@ class WeightFiller(WeightTaker):
     def _beyond(self, name: str) -> bool:
         match = re.match(r"model\.layers\.(\d+)\.", name)
         return match is not None and 0 <= int(match[1]) - self.num_layers < self._extra_layers
+
+
+def _check_experts(name: str, shape: Sequence[int], experts: int) -> None:
+    if len(shape) < 2 or shape[0] != experts:
+        raise WeightMismatch(f"{name} has shape {tuple(shape)}, but the model has {experts} experts")
 
 
 def _check_shape(name: str, shape: Sequence[int], expected: Sequence[int]) -> None:

@@ -11,7 +11,7 @@ from quire.engine.models.errors import BrokenFolder
 
 _SECTIONS = ("quantization_config", "compression_config")  # the second: of older versions of compressed-tensors
 # What tools wrote beside a config without a section.
-_FILES = ("quantize_config.json", "quant_config.json", "quantization_config.json")
+_FILES = ("quantize_config.json", "quant_config.json", "quantization_config.json", "hf_quant_config.json")
 # Other names of methods in checkpoints.
 _ALIASES = {
     "intel/auto-round": "auto-round",
@@ -19,6 +19,7 @@ _ALIASES = {
     "auto_gptq": "gptq",
     "auto_awq": "awq",
     "compressed_tensors": "compressed-tensors",
+    **dict.fromkeys(("modelopt_fp4", "modelopt_fp8", "modelopt_mxfp8", "modelopt_mixed"), "modelopt"),
 }
 # Values of vLLM's --quantization for checkpoints of a method, beside its name.
 _VLLM_NAMES = {
@@ -26,6 +27,8 @@ _VLLM_NAMES = {
     "awq": ("auto_awq", "awq_marlin", "moe_wna16"),
     "auto-round": ("inc", "auto_round", "intel/auto-round"),
     "compressed-tensors": ("compressed_tensors",),
+    "modelopt": ("modelopt_fp4", "modelopt_mxfp8", "modelopt_mixed"),
+    "mxfp4": ("gpt_oss_mxfp4",),
 }
 
 
@@ -49,6 +52,21 @@ def quantization_section(config: Any, folder: Path) -> Mapping[str, Any] | None:
     return _named(str(getattr(method, "value", method)), values)
 
 
+def cache_scheme(section: Mapping[str, Any] | None) -> str | None:
+    """The format of the KV cache that a checkpoint was made for: "fp8", or the name of another one; None: any."""
+    if section is None:
+        return None
+    inner = section.get("quantization")
+    section = {**section, **inner} if isinstance(inner, Mapping) else section
+    if algorithm := section.get("kv_cache_quant_algo"):  # of ModelOpt
+        return str(algorithm).lower()
+    scheme = section.get("kv_cache_scheme")
+    if not isinstance(scheme, Mapping):
+        return None
+    kind, bits = str(scheme.get("type", "int")), scheme.get("num_bits", 8)
+    return "fp8" if (kind, bits) == ("float", 8) else f"{kind}{bits}"
+
+
 def vllm_names(section: Mapping[str, Any]) -> frozenset[str]:
     """The values of vLLM's --quantization that describe a checkpoint with this section."""
     method = section["quant_method"]
@@ -59,9 +77,15 @@ def _section_in_file(folder: Path) -> Mapping[str, Any] | None:
     for name in _FILES:
         values = read_json(folder / name, BrokenFolder)
         if values:
-            method = values.get("quant_method") or ("awq" if "w_bit" in values or "version" in values else "gptq")
-            return _named(str(method), values)
+            return _named(str(values.get("quant_method") or _method_of(values)), values)
     return None
+
+
+def _method_of(values: Mapping[str, Any]) -> str:
+    """The method of a file that does not name it."""
+    if "quant_algo" in values or isinstance(values.get("quantization"), Mapping):
+        return "modelopt"
+    return "awq" if "w_bit" in values or "version" in values else "gptq"
 
 
 def _named(method: str, values: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -20,6 +20,7 @@ class GroupedAttentionLayer(nn.Module):
 
     Attributes:
         key_scale: scale of keys in a KV cache of float8, like value_scale; 1 if the checkpoint has none.
+        head_scales: (2, kv_heads) float32: the same for keys and values of each head, beside those of all; None: 1.
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class GroupedAttentionLayer(nn.Module):
         self.q_norm, self.k_norm = (self._norm(size, model) for size in (queries, keys))
         self.sinks = nn.Parameter(torch.empty(spec.heads), requires_grad=False) if spec.sinks else None
         self.key_scale = self.value_scale = 1.0
+        self.head_scales: Tensor | None = None
         self.alibi = None if spec.alibi is None else torch.tensor(spec.alibi, dtype=torch.float32, device="cpu")
 
     def forward(self, x: Tensor, step: StepContext, *, last_layer: bool = False) -> Tensor:
@@ -53,6 +55,8 @@ class GroupedAttentionLayer(nn.Module):
         rope = None if spec.rope is None else step.ropes[spec.rope]
         if self.alibi is not None and self.alibi.device != qkv.device:
             self.alibi = self.alibi.to(qkv.device)
+        if self.head_scales is not None and self.head_scales.device != qkv.device:
+            self.head_scales = self.head_scales.to(qkv.device)
         params = AttentionParams(
             spec.scale,
             spec.window,
@@ -62,6 +66,7 @@ class GroupedAttentionLayer(nn.Module):
             step.relative_bias,
             self.key_scale,
             self.value_scale,
+            self.head_scales,
         )
         last_token_only = last_layer and step.last_token_only
         heads = ProjectedHeads(qkv, spec.heads, spec.kv_heads, norms, rope)

@@ -39,11 +39,15 @@ def unstack_expert(parameter: str, tensor: Tensor) -> Iterator[tuple[int | None,
 
     `tensor`: (inputs, outputs), or a bias (outputs,); outputs of gate and up alternate.
     """
+    for part, rows in rows_of_expert(parameter):
+        yield part, tensor[..., rows].mT if tensor.dim() == 2 else tensor[rows]
+
+
+def rows_of_expert(parameter: str) -> Sequence[tuple[int | None, slice]]:
+    """The projections of one expert: their index in the fused weight, and their outputs; see `unstack_expert`."""
     if ".gate_up." in parameter:
-        for part in (0, 1):
-            yield part, tensor[..., part::2].mT if tensor.dim() == 2 else tensor[part::2]
-    else:
-        yield None, tensor.mT if tensor.dim() == 2 else tensor
+        return (0, slice(0, None, 2)), (1, slice(1, None, 2))
+    return ((None, slice(None)),)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -135,6 +136,25 @@ def test_scales_of_the_checkpoint_keep_large_values_in_range(case: str, tmp_path
         assert (actual - rounded).abs().max() < 0.1 * (rounded - exact).abs().max() or dtype == "auto"
         # A rounded input may let a router choose another expert for some token.
         assert (actual - exact).abs().mean() < 0.2 * (saturated - exact).abs().mean()
+
+
+@pytest.mark.parametrize("per_head", [False, True])
+def test_auto_is_what_the_checkpoint_was_made_for(per_head: bool, tmp_path: Path) -> None:
+    """On a device that computes float8; elsewhere, and if it is named, the cache has the model's data type."""
+    folder = save_model(make_model("llama", num_hidden_layers=1), tmp_path / "model")
+    scale = torch.tensor([0.01, 0.03]) if per_head else torch.tensor([0.02])
+    names = (f"model.layers.0.self_attn.{kind}_scale" for kind in "kv")
+    oracle.change_weights(folder, {name: scale.clone() for name in names})
+    path = folder / "config.json"
+    scheme = {"num_bits": 8, "type": "float", "strategy": "attn_head" if per_head else "tensor", "dynamic": False}
+    section = {"quant_method": "compressed-tensors", "config_groups": {}, "kv_cache_scheme": scheme}
+    path.write_text(json.dumps({**json.loads(path.read_text()), "quantization_config": section}))
+    engine = Engine(folder, model=MODEL, device=gpu_device(), enforce_eager=True, **SMALL)
+    actual, rounded = logprobs(engine), logprobs(reference_engine(folder, "auto"))
+    exact = logprobs(Engine(folder, model=MODEL.model_copy(update={"device": "reference"})))
+    assert (rounded - exact).abs().max() > 0
+    assert (actual - rounded).abs().max() < 0.1 * (rounded - exact).abs().max()
+    assert torch.equal(logprobs(reference_engine(folder, "fp8")), rounded)
 
 
 def test_cross_attention_and_alignment_read_float8(tmp_path: Path) -> None:

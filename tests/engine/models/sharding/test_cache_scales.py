@@ -72,7 +72,7 @@ def test_latent_pages_of_float8_have_one_scale(tmp_path: Path, monkeypatch: pyte
     change_weights(folder, {f"{prefix}.k_scale": torch.tensor(0.5), f"{prefix}.v_scale": torch.tensor(0.25)})
     monkeypatch.setattr(gpu, "computes_float8", lambda _: True)
     model = ModelOptions(device="reference")
-    message = "--kv-cache-dtype fp8: layer 1 has k_scale 0.5 and v_scale 0.25, but .* auto and int8 are accepted here"
+    message = "--kv-cache-dtype fp8: layer 1 has k_scale 0.5 and v_scale 0.25, but .* accepted here are int8, and"
     with pytest.raises(UnsupportedModel, match=message):
         Engine(folder, model=model, kv_cache_dtype="fp8")
     assert len(Engine(folder, model=model).generate(random_prompt(1, 5), greedy(2)).tokens) == 2
@@ -98,7 +98,8 @@ def test_a_pipeline_stage_has_the_scales_of_its_layers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("scale", "complaint"),
     [
-        ([1.0, 2.0], r"layers.0.self_attn.k_scale must be one number, but has shape \(2,\)"),
+        ([1.0, 2.0, 3.0], r"layers.0.self_attn.k_scale must be one number, or .* each of 2 KV heads, but .* \(3,\)"),
+        ([1.0, -2.0], "k_scale must be a positive number, not -2.0"),
         (0.0, "k_scale must be a positive number, not 0.0"),
         (float("nan"), "k_scale must be a positive number, not nan"),
     ],
@@ -107,6 +108,67 @@ def test_scales_that_cannot_be_used_are_refused(scale: float | list[float], comp
     folder = save_model(make_model("llama"), tmp_path / "model")
     change_weights(folder, {"model.layers.0.self_attn.k_scale": torch.tensor(scale)})
     with pytest.raises(BrokenFolder, match=complaint):
+        load(folder)
+
+
+@pytest.mark.parametrize("shape", [(2,), (2, 1, 1), (1, 2, 1)])
+def test_each_head_has_its_scales(shape: tuple[int, ...], tmp_path: Path) -> None:
+    """Where only keys or values have such, the others have one for all heads."""
+    folder = save_model(make_model("llama", num_hidden_layers=2), tmp_path / "model")
+    of_heads = torch.tensor([0.5, 2.0]).reshape(shape)
+    prefix = "model.layers"
+    change_weights(
+        folder,
+        {
+            f"{prefix}.0.self_attn.k_scale": of_heads,
+            f"{prefix}.0.self_attn.v_scale": torch.tensor(4.0),
+            f"{prefix}.1.self_attn.v_scale": of_heads.bfloat16(),
+        },
+    )
+    layers = [layer.attn for layer in load(folder).model.layers]
+    assert [layer.head_scales.tolist() for layer in layers] == [[[0.5, 2.0], [4.0, 4.0]], [[1.0, 1.0], [0.5, 2.0]]]
+    assert scales_of(folder) == [(1.0, 1.0)] * 2
+
+
+@pytest.mark.parametrize(("ranks", "expected"), [(2, [[1.0], [2.0]]), (4, [[1.0], [1.0], [2.0], [2.0]])])
+def test_ranks_have_the_scales_of_their_heads(ranks: int, expected: list[list[float]], tmp_path: Path) -> None:
+    spec = read_model_config(save_model(make_model("llama", num_hidden_layers=1), tmp_path / "model")).spec
+    assert isinstance(spec, DecoderSpec)
+    scales = CacheScales(spec)
+    assert list(scales.without_scales([("model.layers.0.self_attn.kv_scale", torch.tensor([1.0, 2.0]))])) == []
+    for rank in range(ranks):
+        with torch.device("meta"):
+            part = ShardedDecoder(spec, RankGroups.of(Placement(rank, ranks)), torch.float32)
+        scales.apply(part)
+        layers: list[Any] = list(part.layers)
+        assert layers[0].attn.head_scales.tolist() == [expected[rank]] * 2
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("self_attn.k_scale", "self_attn.attn.k_scale", "self_attn.k_proj.k_scale", "self_attn.qkv_proj.k_scale"),
+        *("self_attn.k_proj.output_scale", "attn.k_scale", "attention.k_scale", "mixer.k_proj.k_scale"),
+    ],
+)
+def test_names_of_scales(name: str, tmp_path: Path) -> None:
+    """Those of queries and of probabilities are not needed, and zero points are 0."""
+    folder = save_model(make_model("llama", num_hidden_layers=1), tmp_path / "model")
+    others = ("q_scale", "prob_scale", "k_zero_point", "v_zero_point")
+    change_weights(
+        folder,
+        {
+            f"model.layers.0.{name}": torch.tensor(0.5),
+            **{f"model.layers.0.self_attn.{other}": torch.zeros(1) for other in others},
+        },
+    )
+    assert scales_of(folder) == [(0.5, 1.0)]
+
+
+def test_zero_points_are_refused(tmp_path: Path) -> None:
+    folder = save_model(make_model("llama"), tmp_path / "model")
+    change_weights(folder, {"model.layers.0.self_attn.v_zero_point": torch.tensor([0, 3], dtype=torch.int8)})
+    with pytest.raises(UnsupportedModel, match=r"layers\.0\.self_attn\.v_zero_point is not 0: .* only with scales"):
         load(folder)
 
 

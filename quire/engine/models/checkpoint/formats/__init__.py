@@ -7,10 +7,12 @@ from typing import Any
 
 from quire.engine.models.checkpoint.formats.auto_round import AutoRound
 from quire.engine.models.checkpoint.formats.awq import Awq
+from quire.engine.models.checkpoint.formats.bitsandbytes import BitsAndBytes
 from quire.engine.models.checkpoint.formats.compressed_tensors import CompressedTensors
 from quire.engine.models.checkpoint.formats.fp8 import Fp8
 from quire.engine.models.checkpoint.formats.gptq import Gptq
 from quire.engine.models.checkpoint.formats.hqq import Hqq
+from quire.engine.models.checkpoint.formats.modelopt import ModelOpt, Quark
 from quire.engine.models.checkpoint.formats.mxfp4 import Mxfp4
 from quire.engine.models.checkpoint.formats.torchao import TorchAO
 from quire.engine.models.checkpoint.formats.weight_format import WeightFormat
@@ -20,6 +22,11 @@ from quire.engine.models.errors import UnsupportedModel
 FORMATS: dict[str, Callable[[Mapping[str, Any]], WeightFormat]] = {
     "mxfp4": lambda _: Mxfp4(),
     "fp8": Fp8,
+    "fbgemm_fp8": Fp8,
+    "mxfp8": lambda section: Fp8({"weight_block_size": [1, 32], **section}),
+    "modelopt": ModelOpt,
+    "quark": Quark,
+    "bitsandbytes": BitsAndBytes,
     "compressed-tensors": CompressedTensors,
     "gptq": Gptq,
     "awq": Awq,

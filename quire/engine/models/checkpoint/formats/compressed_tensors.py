@@ -10,6 +10,11 @@ from typing import Any
 import torch
 from typing_extensions import override
 
+from quire.engine.models.checkpoint.formats.compressed_floats import (
+    FloatQuantized,
+    Mxfp4PackQuantized,
+    Nvfp4PackQuantized,
+)
 from quire.engine.models.checkpoint.formats.compressed_integers import IntQuantized, PackQuantized
 from quire.engine.models.checkpoint.formats.compressed_scheme import CompressedScheme, WeightArguments, read_arguments
 from quire.engine.models.checkpoint.formats.weight_format import NamedWeight, StoredTensors, WeightFormat
@@ -20,6 +25,11 @@ SCHEMES: dict[tuple[str, str], Callable[[WeightArguments], CompressedScheme]] = 
     ("pack-quantized", "int"): PackQuantized,
     ("int-quantized", "int"): IntQuantized,
     ("naive-quantized", "int"): IntQuantized,
+    ("float-quantized", "float"): FloatQuantized,
+    ("naive-quantized", "float"): FloatQuantized,
+    ("mxfp8-quantized", "float"): FloatQuantized,
+    ("nvfp4-pack-quantized", "float"): Nvfp4PackQuantized,
+    ("mxfp4-pack-quantized", "float"): Mxfp4PackQuantized,
 }
 _PLAIN = ("dense", "fakequant")  # formats that store weights as they are
 # The tensors of a module that are read with its codes, or that are not needed: activations are not quantized with them.
@@ -35,6 +45,7 @@ _PARTS = {
     "output_scale",
     "output_zero_point",
 }
+_OF_CACHE = re.compile(r".*\.[kv]_proj\.output_(scale|zero_point)")  # those of keys and values, see `CacheScales`
 _REGEX = "re:"
 _EMBEDDINGS = ("embed_tokens", "wte", "word_embeddings", "embed_in")  # modules of the class Embedding
 
@@ -53,9 +64,6 @@ class CompressedTensors(WeightFormat):
 
     Which modules are quantized is seen by their tensors, so that nothing depends on `ignore`: its names are those of
     modules in transformers, which are not always those in the checkpoint.
-
-    Attributes:
-        kv_cache_scheme: how the cache of keys and values was quantized; None: it was not.
     """
 
     def __init__(self, section: Mapping[str, Any]) -> None:
@@ -68,7 +76,6 @@ class CompressedTensors(WeightFormat):
         inner = section.get("quantization_config")  # as older versions nested it
         section = {**section, **inner} if isinstance(inner, Mapping) else section
         _check_names("ignore", section.get("ignore") or [])
-        self.kv_cache_scheme: Mapping[str, Any] | None = section.get("kv_cache_scheme")
         self._groups = _groups(section)
         self._schemes: dict[str, CompressedScheme] = {}  # by module
 
@@ -86,7 +93,7 @@ class CompressedTensors(WeightFormat):
 
     @override
     def is_part(self, name: str) -> bool:
-        return name.rpartition(".")[2] in _PARTS
+        return name.rpartition(".")[2] in _PARTS and _OF_CACHE.fullmatch(name) is None
 
     def _scheme_of(self, module: str, tensor: str) -> CompressedScheme:
         """The scheme of a module: that of a group which names it, else which has its pattern, else its class."""

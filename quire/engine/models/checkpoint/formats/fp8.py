@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from quire.engine.models.checkpoint.formats.fp4 import powers_of_two
 from quire.engine.models.checkpoint.formats.weight_format import (
     NamedWeight,
     StoredTensors,
@@ -21,11 +22,12 @@ from quire.engine.models.errors import BrokenFolder, UnsupportedModel
 from quire.kernels.gpu_weights import BLOCK
 from quire.kernels.linear import Quantization
 
-_DTYPES = (torch.float8_e4m3fn, torch.float8_e5m2)
+FP8_DTYPES = (torch.float8_e4m3fn, torch.float8_e5m2)
 # Suffixes of the names of a module's weight scales, and of its input scales, which are not needed.
 _WEIGHT_SCALES = (".weight_scale_inv", ".weight_scale", ".scale", ".qscale_weight")
-_INPUT_SCALES = (".activation_scale", ".input_scale", ".qscale_act")
-_BLOCK = (128, 128)
+_INPUT_SCALES = (".activation_scale", ".input_scale", ".input_scale_ub", ".qscale_act")
+DEFAULT_BLOCK = (128, 128)
+_DIMENSIONS_OF_BLOCKS = 4  # of ModelOpt's scales
 
 
 class Fp8(WeightFormat):
@@ -38,7 +40,7 @@ class Fp8(WeightFormat):
             UnsupportedModel: the block size is not a pair of numbers.
         """
         self._is_certain = section is not None
-        self._block = _BLOCK if section is None else _block(section)
+        self._block = DEFAULT_BLOCK if section is None else _block(section)
 
     @override
     def read(self, name: str, stored: StoredTensors) -> NamedWeight | None:
@@ -46,7 +48,7 @@ class Fp8(WeightFormat):
         scales = next((candidate for candidate in candidates if candidate in stored), None)
         if scales is not None:
             return NamedWeight(name, Fp8Weight(stored[name], stored[scales], self._block), (scales,))
-        if self._is_certain and (dtype := stored[name].dtype) in _DTYPES:
+        if self._is_certain and (dtype := stored[name].dtype) in FP8_DTYPES:
             raise BrokenFolder(f"{name} is {str(dtype).removeprefix('torch.')}, but {candidates[0]} is missing")
         return None
 
@@ -67,7 +69,7 @@ def _scales_of(name: str) -> tuple[str, ...]:
 
 
 def _block(section: Mapping[str, Any]) -> tuple[int, int] | None:
-    block = section.get("weight_block_size", _BLOCK)
+    block = section.get("weight_block_size", DEFAULT_BLOCK)
     if block is None:
         return None
     if not isinstance(block, Sequence) or len(block) != 2 or not all(type(size) is int and size > 0 for size in block):
@@ -81,14 +83,15 @@ class Fp8Weight(StoredWeight):
 
     Attributes:
         codes: the whole weight.
-        scales: one, one for each row, or one for each block.
+        scales: one, one for each row, or one for each block, of which ModelOpt has them as (n, 1, m, 1). Numbers, or
+            exponents of 2 (uint8 or E8M0).
         block: rows and columns that share a scale; None: there are no blocks.
         window: the part of the weight that this is.
     """
 
     codes: Tensor
     scales: Tensor
-    block: tuple[int, int] | None = _BLOCK
+    block: tuple[int, int] | None = DEFAULT_BLOCK
     window: Window = ()
 
     @property
@@ -102,7 +105,8 @@ class Fp8Weight(StoredWeight):
 
     @override
     def dequantize(self, dtype: torch.dtype) -> Tensor:
-        if self.codes.dtype not in _DTYPES or not self.scales.dtype.is_floating_point:
+        scales = self.scales.dtype
+        if self.codes.dtype not in FP8_DTYPES or not (scales.is_floating_point or scales is torch.uint8):
             raise ValueError(
                 f"weights are {self.codes.dtype} and scales {self.scales.dtype}, not 8-bit and other floating point"
             )
@@ -111,7 +115,10 @@ class Fp8Weight(StoredWeight):
 
     def _factors(self, window: Window) -> Tensor:
         """Scales in a shape that can be multiplied with the window of the weight."""
-        scales, weight = self.scales.float(), self.codes
+        weight = self.codes
+        scales = powers_of_two(self.scales) if self.scales.dtype is torch.uint8 else self.scales.float()
+        if scales.dim() == _DIMENSIONS_OF_BLOCKS and scales.shape[1] == scales.shape[3] == 1:
+            scales = scales[:, 0, :, 0]
         if scales.numel() == 1:
             return scales.flatten()
         if weight.dim() == 2 and tuple(scales.shape) in ((len(weight),), (len(weight), 1)):

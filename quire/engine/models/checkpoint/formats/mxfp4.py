@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -9,18 +10,20 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from quire.engine.models.checkpoint.formats.fp4 import MXFP4_GROUP, fp4_groups, fp4_values, powers_of_two
+from quire.engine.models.checkpoint.formats.integer_codes import check_tensor
+from quire.engine.models.checkpoint.formats.stored_groups import StoredGroups
 from quire.engine.models.checkpoint.formats.weight_format import (
     NamedWeight,
+    StackedWeight,
     StoredTensors,
-    StoredWeight,
     WeightFormat,
     Window,
 )
+from quire.engine.models.errors import BrokenFolder
+from quire.kernels.grouped_weight import GroupedWeight
 
-# The 16 values of FP4 (one sign, two exponent, one mantissa bit) in the order of their codes, OCP MX v1.0.
-_FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
-_E8M0_BIAS = 127
-_GROUP = 32  # codes with the same scale
+_DIMENSIONS = 4  # of codes: experts, outputs, groups, bytes
 
 
 class Mxfp4(WeightFormat):
@@ -32,7 +35,14 @@ class Mxfp4(WeightFormat):
         scales = f"{weight}_scales"
         if weight == name or scales not in stored:
             return None
-        return NamedWeight(weight, Mxfp4Weight(stored[name], stored[scales]), (scales,))
+        codes = stored[name]
+        if codes.dtype != torch.uint8 or codes.dim() != _DIMENSIONS or codes.shape[-1] != MXFP4_GROUP // 2:
+            raise BrokenFolder(
+                f"{name} is {str(codes.dtype).removeprefix('torch.')} of shape {tuple(codes.shape)}, not uint8 of "
+                f"(experts, outputs, groups, {MXFP4_GROUP // 2})"
+            )
+        check_tensor(scales, stored[scales], (torch.uint8,), codes.shape[:-1])
+        return NamedWeight(weight, Mxfp4Weight(codes, stored[scales]), (scales,))
 
     @override
     def is_part(self, name: str) -> bool:
@@ -40,7 +50,7 @@ class Mxfp4(WeightFormat):
 
 
 @dataclass(frozen=True, slots=True)
-class Mxfp4Weight(StoredWeight):
+class Mxfp4Weight(StackedWeight):
     """Two codes per byte, the low one first, and a power-of-two scale for each 32 codes.
 
     The weight is (experts, groups * 32, rows), the layout of unpacked experts in Hugging Face's models.
@@ -59,7 +69,7 @@ class Mxfp4Weight(StoredWeight):
     @override
     def shape(self) -> tuple[int, ...]:
         experts, rows, groups = self.codes.shape[:3]
-        return experts, groups * _GROUP, rows
+        return experts, groups * MXFP4_GROUP, rows
 
     @override
     def part(self, window: Window) -> Self:
@@ -67,12 +77,37 @@ class Mxfp4Weight(StoredWeight):
 
     @override
     def dequantize(self, dtype: torch.dtype) -> Tensor:
-        experts, columns, rows = self.window or (slice(None),) * 3
-        begin, end, _ = columns.indices(self.codes.shape[2] * _GROUP)
-        groups = slice(begin // _GROUP, -(-end // _GROUP))
+        experts, columns, rows = self._slices()
+        begin, end, _ = columns.indices(self.codes.shape[2] * MXFP4_GROUP)
+        groups = slice(begin // MXFP4_GROUP, -(-end // MXFP4_GROUP))
         codes, scales = self.codes[experts, rows, groups], self.scales[experts, rows, groups]
-        table = torch.tensor(_FP4, dtype=dtype)
         pairs = torch.stack((codes & 15, codes >> 4), -1).flatten(-2)
-        values = torch.ldexp(table[pairs.int()], (scales.int() - _E8M0_BIAS)[..., None])
-        first = groups.start * _GROUP
-        return values.flatten(-2).transpose(1, 2)[:, begin - first : end - first]
+        exact = torch.float32 if dtype == torch.float16 else dtype  # which has the exponents of scales
+        values = fp4_values().to(exact)[pairs.int()] * powers_of_two(scales)[..., None].to(exact)
+        first = groups.start * MXFP4_GROUP
+        return values.flatten(-2).transpose(1, 2)[:, begin - first : end - first].to(dtype)
+
+    @override
+    def experts(self) -> Sequence[StoredGroups] | None:
+        experts, columns, rows = self._slices()
+        begin, end, _ = columns.indices(self.codes.shape[2] * MXFP4_GROUP)
+        if begin % MXFP4_GROUP or end % MXFP4_GROUP:
+            return None
+        groups = slice(begin // MXFP4_GROUP, end // MXFP4_GROUP)
+        return [
+            _expert(codes.flatten(1), scales)
+            for codes, scales in zip(self.codes[experts, rows, groups], self.scales[experts, rows, groups], strict=True)
+        ]
+
+    def _slices(self) -> tuple[slice, slice, slice]:
+        experts, columns, rows = self.window or (slice(None),) * 3
+        return experts, columns, rows
+
+
+def _expert(codes: Tensor, scales: Tensor) -> StoredGroups:
+    """The weight of one expert. codes: (size_out, size_in / 2); scales: (size_out, groups)."""
+
+    def read(rows: slice, columns: slice) -> GroupedWeight:
+        return fp4_groups(codes, scales, MXFP4_GROUP, powers_of_two, rows, columns)
+
+    return StoredGroups(len(codes), 2 * codes.shape[1], read, codes.nbytes + scales.nbytes)

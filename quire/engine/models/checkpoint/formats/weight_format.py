@@ -82,6 +82,17 @@ class PackableWeight(StoredWeight):
         """
 
 
+class StackedWeight(StoredWeight):
+    """The weights of a layer's experts in one: (experts, size_in, size_out)."""
+
+    @abstractmethod
+    def experts(self) -> Sequence[PackableWeight] | None:
+        """The weight (size_out, size_in) of each expert; None: they are dequantized.
+
+        That is where a border is inside of a group.
+        """
+
+
 class NamedWeight(NamedTuple):
     """A weight and its name in a checkpoint of plain weights. `tensors`: names of its tensors after the first."""
 
