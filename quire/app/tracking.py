@@ -55,11 +55,10 @@ def request_tracking(
         def _tracked(scope: Scope, send: Send, answer: _Answer) -> Iterator[None]:
             """A context in which a request is answered."""
             set_origin(scope, operation_of(scope))
-            is_counted = scope["type"] == "http"
-            is_traced = tracing is not None and not is_page(scope, endpoint_path(scope))
+            traces = None if is_page(scope, endpoint_path(scope)) else tracing
             with (
-                _counted(scope, send, answer) if is_counted else nullcontext(),
-                _traced(tracing, scope, answer) if is_traced else nullcontext(),
+                _counted(scope, send, answer) if scope["type"] == "http" else nullcontext(),
+                nullcontext() if traces is None else _traced(traces, scope, answer),
             ):
                 yield
 

@@ -190,13 +190,10 @@ async def test_a_collector_that_is_down_does_not_hold_the_server_up(protocol: Pr
         await export.close()
 
 
-@pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
-def test_an_invalid_variable_of_the_sdk_is_an_error_at_start(
-    protocol: Protocol, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_invalid_variable_of_the_sdk_is_an_error_at_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "soon")
     with pytest.raises(OtlpSettingsError, match=r"a setting of OpenTelemetry is not valid: .*soon"):
-        OtlpExport(lambda: (), MetricSettings(Target("http://127.0.0.1:1", protocol)))
+        OtlpExport(lambda: (), MetricSettings(Target("http://127.0.0.1:1")))
 
 
 def test_wrong_settings_end_the_command(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from quire.otlp.settings import (
@@ -94,7 +96,6 @@ def test_other_values_are_refused(environment: dict[str, str], message: str) -> 
 
 
 @pytest.mark.parametrize("settings", [trace_settings, metric_settings])
-def test_an_endpoint_over_http_has_a_scheme(settings: object) -> None:
-    assert callable(settings)
+def test_an_endpoint_over_http_has_a_scheme(settings: Any) -> None:
     with pytest.raises(OtlpSettingsError, match=r"-endpoint expects a URL with http:// or https://, not 'collector"):
         settings("collector:4318", HTTP)

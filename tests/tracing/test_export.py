@@ -34,6 +34,12 @@ def unused_port() -> int:
         return port
 
 
+def exporter_process() -> psutil.Process:
+    children = psutil.Process().children()
+    (process,) = (child for child in children if any("quire.tracing.exporter" in part for part in child.cmdline()))
+    return process
+
+
 @pytest.mark.parametrize("protocol", ["grpc", pytest.param("http/protobuf", marks=pytest.mark.slow)])
 async def test_requests_go_on_while_the_collector_is_down(
     protocol: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
@@ -119,7 +125,7 @@ async def test_what_waits_at_the_end_is_exported_but_not_for_long() -> None:
 async def test_the_signals_of_a_supervisor_are_for_the_server_alone() -> None:
     with grpc_receiver() as receiver:
         with traces_to(receiver) as traces:
-            (process,) = psutil.Process().children()
+            process = exporter_process()
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
                 process.send_signal(number)
             traces.export.put(tree())
@@ -129,7 +135,7 @@ async def test_the_signals_of_a_supervisor_are_for_the_server_alone() -> None:
 async def test_a_process_that_was_killed_is_started_again(caplog: pytest.LogCaptureFixture) -> None:
     with grpc_receiver() as receiver:
         with traces_to(receiver, max_batch_size=1) as traces:
-            (process,) = psutil.Process().children()
+            process = exporter_process()
             process.kill()
             traces.export.put(tree("lost"))
             await until(lambda: traces.export.dropped == 1)
