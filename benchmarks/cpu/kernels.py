@@ -6,6 +6,7 @@ python -m benchmarks.cpu.kernels --out benchmarks/results/FILE.json
 from __future__ import annotations
 
 import argparse
+import copy
 import itertools
 import json
 from collections.abc import Callable, Sequence
@@ -21,8 +22,11 @@ from quire.engine.execution.cache import HostKVCache
 from quire.engine.execution.cache_layout import CacheLayout
 from quire.engine.models.specs.cache import CacheGroup, CacheShape, FullCache
 from quire.kernels import native
+from quire.kernels.capture import CapturedCalls, RowKind, Workspace
+from quire.kernels.grouped import pack_groups
+from quire.kernels.grouped_weight import GroupedWeight
 from quire.kernels.head_linear import pack_head_weight, reference
-from quire.kernels.linear import Quantization, pack_weight
+from quire.kernels.linear import PackedWeight, Quantization, pack_weight
 from quire.kernels.paged_attention import AttentionParams, paged_decode
 
 SHAPES = ((1024, 6144), (3072, 1024))  # inputs and outputs
@@ -38,6 +42,14 @@ CASES = (  # sequences, positions, heads, kv_heads, dim
 )
 HEADS = ((16, 128, 512), (16, 512, 128))  # heads, inputs and outputs: queries into a latent space, values out of it
 BLOCK = 16
+# Inputs and outputs of SmolLM2-135M, Qwen3-0.6B and Qwen3-4B: queries, keys and values; gate and up; down.
+GROUPED_SHAPES = (
+    ((576, 960), (576, 3072), (1536, 576)),
+    ((1024, 4096), (1024, 6144), (3072, 1024)),
+    ((2560, 6144), (2560, 19456), (9728, 2560)),
+)
+GROUPED_ROWS = (1, 16, 512)
+INT8_RATE = 2  # operations of the instructions for int8, in those for bfloat16
 
 
 def linear(size_in: int, size_out: int, rows: int, limits: Limits) -> dict[str, Any]:
@@ -54,6 +66,57 @@ def linear(size_in: int, size_out: int, rows: int, limits: Limits) -> dict[str, 
         result[weight_format] = _microseconds(calls, runs)
     floor = max(2 * size_in * size_out / limits.bandwidth, 2 * rows * size_in * size_out / limits.operations) * 1e6
     return {**result, "share_of_limit": round(floor / result["none"]["best"], 2)}
+
+
+def grouped_products(size_in: int, size_out: int, rows: int, limits: Limits) -> dict[str, Any]:
+    """Time linear layers whose weights are stored in groups, and panels of bfloat16.
+
+    Each with µs, bits of a weight, and shares of the limits of memory (the packed bytes) and of integer arithmetic.
+    """
+    x, result = torch.randn(rows, size_in).bfloat16(), dict[str, Any]()
+    operations = 2 * rows * size_in * size_out
+    for name, packed in _grouped_weights(size_in, size_out).items():
+        count = max(2, WEIGHT_BYTES // packed.nbytes if rows <= 64 else 2)
+        times = _replayed([packed, *(copy.deepcopy(packed) for _ in range(count - 1))], x)
+        rate = limits.operations if name == "bfloat16" else INT8_RATE * limits.operations
+        result[name] = {
+            **times,
+            "bits": round(8 * packed.nbytes / (size_in * size_out), 2),
+            "share_of_bandwidth": round(packed.nbytes / times["best"] * 1e6 / limits.bandwidth, 2),
+            "share_of_operations": round(operations / times["best"] * 1e6 / rate, 2),
+        }
+    return {"inputs": size_in, "outputs": size_out, "rows": rows, **result}
+
+
+def _grouped_weights(size_in: int, size_out: int) -> dict[str, PackedWeight]:
+    """Packed weights of each format, with the layouts of those of real ones."""
+    weight = torch.randn(size_out, size_in).bfloat16()
+    packed: dict[str, PackedWeight | None] = {
+        "bfloat16": pack_weight(weight, "none"),
+        "int8": pack_weight(weight, "int8"),
+        "int4": pack_weight(weight, "int4"),
+    }
+    table = torch.linspace(-1, 1, 16)
+    stored = {
+        "Q4_K": GroupedWeight(_nibbles(size_out, size_in), *(_two_levels(size_out, size_in, 32, 63) for _ in range(2))),
+        "Q6_K": GroupedWeight(
+            torch.randint(-32, 32, (size_out, size_in), dtype=torch.int8), _two_levels(size_out, size_in, 16, 127)
+        ),
+        "nf4": GroupedWeight(_nibbles(size_out, size_in), torch.rand(size_out, size_in // 64), table=table),
+    }
+    packed |= {name: pack_groups([groups], torch.bfloat16, weight.device) for name, groups in stored.items()}
+    return {name: kept for name, kept in packed.items() if kept is not None}
+
+
+def _nibbles(size_out: int, size_in: int) -> torch.Tensor:
+    return torch.randint(256, (size_out, size_in // 2), dtype=torch.uint8)
+
+
+def _two_levels(size_out: int, size_in: int, group: int, largest: int) -> torch.Tensor:
+    """Scales that are integers times a factor for each 256 inputs."""
+    integers = torch.randint(largest, (size_out, size_in // group))
+    integers[:, :: 256 // group] = largest
+    return integers * torch.rand(size_out, 1).half().float()
 
 
 def head_products(heads: int, size_in: int, size_out: int, rows: int, dtype: torch.dtype) -> dict[str, Any]:
@@ -98,6 +161,20 @@ def attention(sequences: int, positions: int, heads: int, kv_heads: int, dim: in
     }
 
 
+def _replayed(weights: Sequence[PackedWeight], x: torch.Tensor) -> dict[str, float]:
+    """Time products with weights that are captured together, as in decode steps: µs of one."""
+    counts = [len(x)] * len(RowKind)
+
+    def multiply() -> None:
+        for weight in weights:
+            weight(x, None)
+
+    calls = CapturedCalls(multiply, Workspace(), counts)
+    assert calls.complete
+    low, median = timed(lambda: calls.replay(counts), 7)
+    return {"best": round(low / len(weights) * 1e6, 1), "median": round(median / len(weights) * 1e6, 1)}
+
+
 def _microseconds(calls: Sequence[Callable[[], object]], runs: int) -> dict[str, float]:
     turns = itertools.cycle(calls)
     low, median = timed(lambda: next(turns)(), runs)  # noqa: PLW0108 a different call each time
@@ -117,6 +194,12 @@ def main() -> None:
         "read_gb_per_s": round(limits.bandwidth / 1e9, 1),
         "bfloat16_tflop_per_s": round(limits.operations / 1e12, 3),
         "linear": [linear(*shape, rows, limits) for shape in SHAPES for rows in ROWS],
+        "grouped": [
+            grouped_products(*shape, rows, limits)
+            for model in GROUPED_SHAPES
+            for shape in model
+            for rows in GROUPED_ROWS
+        ],
         "heads": [
             head_products(*shape, rows, dtype)
             for dtype in (torch.bfloat16, torch.float32)

@@ -84,7 +84,7 @@ def _layer(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 class RandomCheckpoint:
-    """Stand in for `Checkpoint`: random tensors that the GPU makes."""
+    """Stand in for a `Checkpoint`: random tensors that the GPU makes."""
 
     def __init__(
         self, folder: Path, quantization: Mapping[str, Any] | None = None, plain_name: PlainName = str
@@ -144,4 +144,4 @@ class RandomCheckpoint:
 
 def use_random_weights() -> None:
     """Load random weights in this process, whatever a folder has."""
-    loader.Checkpoint = RandomCheckpoint  # type: ignore[assignment,attr-defined]
+    loader.checkpoint_in = RandomCheckpoint  # type: ignore[assignment,attr-defined]

@@ -39,7 +39,8 @@ _FLUSH_SECONDS = 0.5  # for spans of the steps
 
 def weight_bytes(source: ModelSource) -> int:
     """Size of a model's weights in its files."""
-    return sum(file.stat().st_size for file in source.folder.glob("*.safetensors") if file.exists())
+    files = list(source.folder.glob("*.safetensors")) or source.folder.glob("*.gguf")
+    return sum(file.stat().st_size for file in files if file.exists())
 
 
 def host_share(sources: Sequence[ModelSource]) -> MemoryShare | None:

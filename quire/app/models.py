@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -9,8 +10,11 @@ from importlib.resources import files
 from pathlib import Path
 
 from quire.config.command import ConfigError
+from quire.engine.models.checkpoint.gguf.folder import gguf_models, model_folder, name_of
 from quire.engine.models.checkpoint.weight_files import NO_WEIGHTS, complaint_about, readable_weights
+from quire.engine.models.errors import ModelError
 
+logger = logging.getLogger(__name__)
 # name -> directory in the package
 BUNDLED = {
     "quire-nano": "nano",
@@ -18,6 +22,7 @@ BUNDLED = {
     "quire-nano-hear": "nano_hear",
     "quire-nano-see": "nano_see",
 }
+_GGUF = ".gguf"
 _MODULES = "modules.json"  # of sentence-transformers
 # A pattern also matches files in subdirectories, such as those of sentence-transformers' modules.
 _PATTERNS = ["*.json", "*.jinja", "*.safetensors", "tokenizer.model", "*.txt", "artifact.metadata"]
@@ -64,12 +69,14 @@ def find_folder(model: str, revision: str | None) -> Path:
     if model in BUNDLED:
         return Path(str(files("quire") / "bundled" / BUNDLED[model]))
     if _is_dir(model):
-        _check_format(model, _files_in(Path(model)))
-        return Path(model)
+        return _folder_of(model)
     if _is_file(model):
-        raise ConfigError(
-            f"quire: {model!r} is a file; expected a directory with config.json, tokenizer.json and .safetensors files"
-        )
+        if not model.endswith(_GGUF):
+            raise ConfigError(
+                f"quire: {model!r} is a file; expected a .gguf file, or a directory with config.json, tokenizer.json "
+                "and .safetensors files"
+            )
+        return _gguf_folder(Path(model))
     from httpx import HTTPError  # noqa: PLC0415
     from huggingface_hub import list_repo_files, snapshot_download  # noqa: PLC0415 slow, not needed for directories
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError  # noqa: PLC0415
@@ -83,6 +90,33 @@ def find_folder(model: str, revision: str | None) -> Path:
     if not _can_be_loaded(_files_in(folder)):  # weights of other formats are not downloaded
         with suppress(HfHubHTTPError, HTTPError, OSError):  # without a network
             _check_format(model, list_repo_files(model, revision=revision))
+    return folder
+
+
+def _folder_of(model: str) -> Path:
+    """The directory of a model in a directory: itself, unless it has a GGUF file only."""
+    names = _files_in(Path(model))
+    files = [] if _can_be_loaded(names) else gguf_models(names)
+    if not files:
+        _check_format(model, names)
+        return Path(model)
+    if len(files) > 1:
+        raise ConfigError(f"quire: {model!r} has several models; name the file of one: {', '.join(files)}")
+    logger.info("%s: the model is %s, the only GGUF file with one; there are no .safetensors files", model, files[0])
+    return _gguf_folder(Path(model) / files[0])
+
+
+def _gguf_folder(file: Path) -> Path:
+    """The directory that is made of a GGUF file, with the parts of a config and a tokenizer in its metadata.
+
+    Raises:
+        ConfigError: its model is not supported.
+    """
+    try:
+        folder = model_folder(file)
+    except ModelError as error:
+        raise ConfigError(f"quire: {error}") from error
+    logger.info("%s: config and tokenizer are those in the file, written to %s", file, folder)
     return folder
 
 
@@ -121,6 +155,8 @@ def _names(models: Sequence[str], served: Sequence[str], *, first_only: bool) ->
 
 def _default_names(model: str) -> tuple[str, ...]:
     """The id of a repository, or the name of a directory and its path."""
+    if model.endswith(_GGUF) and _is_file(model):
+        return name_of(Path(model)), model
     base = Path(model).name
     return (model,) if not _is_dir(model) or not base or base == model else (base, model)
 

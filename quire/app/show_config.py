@@ -106,10 +106,10 @@ def _readable_facts(folder: Path, config: ModelConfig, settings: Config) -> dict
 
 
 def _weights(folder: Path, config: ModelConfig, options: ModelOptions, device: Device) -> dict[str, Any]:
-    from quire.engine.models.checkpoint.checkpoint import Checkpoint  # noqa: PLC0415 imports torch
+    from quire.engine.models.checkpoint.opened import checkpoint_in  # noqa: PLC0415 imports torch
     from quire.engine.models.loader import computed_dtype  # noqa: PLC0415 like it
 
-    with Checkpoint(folder / (config.static or ""), config.quantization) as checkpoint:
+    with checkpoint_in(folder / (config.static or ""), config.quantization) as checkpoint:
         dtype = computed_dtype(options, checkpoint, device, exact=config.static is not None)
         stored = {
             "stored dtype": str(checkpoint.dtype()).removeprefix("torch."),

@@ -39,7 +39,7 @@ def kernel_activation(act: str) -> str | None:
 
 
 def activation(x: Tensor, act: str, *, in_place: bool = False) -> Tensor:
-    """act(x) of all elements of x (rows, size).
+    """act(x) of all elements of x, of any shape.
 
     Args:
         in_place: whether the result may overwrite x.

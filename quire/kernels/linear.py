@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -10,8 +10,9 @@ from torch import Tensor
 from quire.kernels import gpu, native
 from quire.kernels.capture import empty
 from quire.kernels.gpu_weights import GpuWeight, PlainGpuWeight, format_weight
+from quire.kernels.packed_groups import PackedGroups
 from quire.kernels.panels import pack_panels, take_panel_rows
-from quire.kernels.quantized import PackedInteger, bits_for
+from quire.kernels.quantized import quantize_groups
 
 # "fp8_blocks": float8 in blocks, for checkpoints that have such weights
 Quantization = Literal["none", "int8", "int4", "fp8", "fp8_blocks"]
@@ -38,11 +39,20 @@ class PackedWeight(Protocol):
             bias: (size_out,) float32.
             act: a name from `kernel_activation`; None for no activation.
             out_dtype: of the result: float32 or x's dtype, which is the default.
-            out: (rows, size_out), written to if given; `out_dtype` is ignored then.
+            out: (rows, size_out), written to if given; `out_dtype` is ignored then. On CPUs with quantized weights its
+                rows may have a stride.
 
         Returns:
             (rows, size_out)
         """
+
+
+@runtime_checkable
+class PackedTable(PackedWeight, Protocol):
+    """A weight whose rows can be read, so that it serves as a table of embeddings, too."""
+
+    def rows(self, indices: Tensor) -> Tensor:
+        """Rows of the weight by their indices: (n, size_in)."""
 
 
 class PackedBFloat16:
@@ -102,9 +112,9 @@ def pack_exact_weight(weight: Tensor) -> PackedWeight | None:
 
 
 def _packed_for_cpu(weight: Tensor, quantization: Quantization) -> PackedWeight | None:
-    bits = bits_for(weight.shape[1], quantization)
-    if bits is not None:
-        return PackedInteger(weight, bits)
+    groups = quantize_groups(weight, quantization)
+    if groups is not None:
+        return PackedGroups([groups], weight.dtype, compact=False)
     if weight.dtype == torch.bfloat16 and weight.shape[1] % 2 == 0:
         return PackedBFloat16(weight)
     return None

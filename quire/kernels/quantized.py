@@ -1,67 +1,78 @@
-"""Linear layers with weights of 8 or 4 bits. Inputs are quantized to 8 bits row by row, so products are of integers."""
+"""Rounding of weights to 8 and 4 bits."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from quire.kernels import native
-from quire.kernels.capture import empty
-from quire.kernels.panels import PANEL, pack_panels
+from quire.kernels.grouped_weight import GroupedWeight
 
-GROUP = 64  # inputs of 4-bit weights that share a scale
-_OUTPUTS = 32 * PANEL  # quantized at a time, which takes several times their memory
+GROUP = 64  # inputs of 4-bit weights that share a scale on GPUs
+_GROUP_INT4 = 32  # on CPUs
+_GROUPS_INT8 = (64, 32, 16)  # on CPUs, the first that divides the inputs
+_INT4_SPANS = (15, 14, 13, 12, 11, 10)  # codes that a group uses, tried in turn
+_OUTPUTS = 256  # quantized at a time, which takes several times their memory
 
 
 def bits_for(size_in: int, quantization: str) -> int | None:
-    """Bits per element of a weight with `size_in` inputs; None if it is not quantized."""
+    """Bits per element of a GPU's weight with `size_in` inputs; None if it is not quantized."""
     if quantization == "int4" and size_in % GROUP == 0:
         return 4
     return 8 if quantization in ("int8", "int4") and size_in % native.LANES == 0 else None
 
 
-class PackedInteger:
-    """A weight of 8 or 4 bits in the format of ``csrc/ops/quantized_linear.h``."""
-
-    def __init__(self, weight: Tensor, bits: int) -> None:
-        """Quantize a weight (size_out, size_in)."""
-        self.size_out = len(weight)
-        self._bits = bits
-        parts = [_QUANTIZE[bits](part.float()) for part in weight.split(_OUTPUTS)]
-        self._data, scales, corrections = (torch.cat(part) for part in zip(*parts, strict=True))
-        self._scales, self._corrections = scales.T.contiguous(), corrections
-        self.nbytes = self._data.nbytes + self._scales.nbytes + self._corrections.nbytes
-
-    def __call__(
-        self,
-        x: Tensor,
-        bias: Tensor | None,
-        *,
-        act: str | None = None,
-        out_dtype: torch.dtype | None = None,
-        out: Tensor | None = None,
-    ) -> Tensor:
-        """act(x W^T + b); see `PackedWeight`."""
-        x = x if x.stride(1) == 1 else x.contiguous()
-        if out is None:
-            out = empty((len(x), self.size_out), out_dtype or x.dtype)
-        native.kernels.quantized_linear(
-            x=x,
-            weight=self._data,
-            scales=self._scales,
-            corrections=self._corrections,
-            bias=bias,
-            out=out,
-            bits=self._bits,
-            act=act,
-        )
-        return out
+def quantize_groups(weight: Tensor, quantization: str) -> GroupedWeight | None:
+    """A CPU's weight (size_out, size_in) in groups; None if its size or `quantization` does not allow that."""
+    size_in = weight.shape[1]
+    quantize: Callable[[Tensor], GroupedWeight] = _to_int8_groups
+    group = next((group for group in _GROUPS_INT8 if size_in % group == 0), None)
+    if quantization == "int4" and size_in % _GROUP_INT4 == 0:
+        quantize, group = _to_int4_groups, _GROUP_INT4
+    if group is None or quantization not in ("int8", "int4"):
+        return None
+    parts = [quantize(part.float().unflatten(1, (-1, group))) for part in weight.split(_OUTPUTS)]
+    minimums = [part.minimums for part in parts if part.minimums is not None]
+    return GroupedWeight(
+        torch.cat([part.codes for part in parts]),
+        torch.cat([part.scales for part in parts]),
+        torch.cat(minimums) if minimums else None,
+    )
 
 
-_Quantized = tuple[Tensor, Tensor, Tensor]  # panels, scales (outputs, groups), corrections (outputs,)
+def _to_int8_groups(groups: Tensor) -> GroupedWeight:
+    """groups: (outputs, groups, inputs) float32. The largest magnitude of a group is 127."""
+    scales = groups.abs().amax(2, keepdim=True) / 127
+    return GroupedWeight((groups / _nonzero(scales)).round().to(torch.int8).flatten(1), scales[..., 0])
+
+
+def _to_int4_groups(groups: Tensor) -> GroupedWeight:
+    """groups: (outputs, groups, inputs) float32.
+
+    Of several spans of the codes, each with the scale and the minimum of the least squared error, the best is taken for
+    each group. Of weights that lie on a grid of 4 bits the grid is found again.
+    """
+    low, high = groups.aminmax(dim=2, keepdim=True)
+    means = groups.mean(2, keepdim=True)
+    centered = groups - means
+    best = torch.full_like(low, torch.inf)
+    scales, minimums = torch.zeros_like(low), means.clone()
+    codes = torch.zeros_like(groups)
+    for span in _INT4_SPANS:
+        tried = ((groups - low) * (span / _nonzero(high - low))).round_()
+        mean = tried.mean(2, keepdim=True)
+        tried_centered = tried - mean
+        scale = (tried_centered * centered).sum(2, keepdim=True)
+        scale /= _nonzero(tried_centered.square().sum(2, keepdim=True))
+        minimum = means - scale * mean
+        error = (tried * scale).add_(minimum - groups).square_().sum(2, keepdim=True)
+        better = error < best
+        for value, new in ((best, error), (scales, scale), (minimums, minimum), (codes, tried)):
+            torch.where(better, new, value, out=value)
+    packed = codes.to(torch.uint8).flatten(1)
+    return GroupedWeight(packed[:, 0::2] | packed[:, 1::2] << 4, scales[..., 0], minimums[..., 0])
 
 
 def to_8_bits(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -84,27 +95,5 @@ def to_4_bits(weight: Tensor) -> tuple[Tensor, Tensor]:
     return (groups / _nonzero(scale)).round().clamp(-8, 7), scale[..., 0]
 
 
-def _quantize_to_8_bits(weight: Tensor) -> _Quantized:
-    integers, scale = to_8_bits(weight)
-    corrections = 128 * integers.sum(1, keepdim=True) * scale
-    return pack_panels(integers.view(torch.int32)), _padded(scale), _padded(corrections)[:, 0]
-
-
-def _quantize_to_4_bits(weight: Tensor) -> _Quantized:
-    integers, scale = to_4_bits(weight)
-    corrections = (128 * integers.sum(2) * scale).sum(1, keepdim=True)
-    low, high = (integers + 8).to(torch.uint8).flatten(1).unflatten(1, (-1, 2, 4)).unbind(2)
-    words = (low | high << 4).flatten(1).view(torch.int32)
-    return pack_panels(words), _padded(scale), _padded(corrections)[:, 0]
-
-
-_QUANTIZE: dict[int, Callable[[Tensor], _Quantized]] = {8: _quantize_to_8_bits, 4: _quantize_to_4_bits}
-
-
 def _nonzero(scale: Tensor) -> Tensor:
     return torch.where(scale == 0, 1.0, scale)
-
-
-def _padded(rows: Tensor) -> Tensor:
-    """Rows with zeros appended up to a whole panel."""
-    return F.pad(rows, (0, 0, 0, -len(rows) % PANEL))

@@ -35,7 +35,7 @@ _LOGGERS = (  # of exporters
 _PROGRAM = f"import sys; sys.path = sys.argv[1:]; import {__name__} as exporter; exporter.main()"
 _SERVERS_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # which a terminal or supervisor sends to all
 _NICE = 19  # requests go first
-_END_SECONDS = 1.0
+_END_SECONDS = 10.0  # a process that is killed ends at once, unless the machine is busy
 
 
 class Exported(NamedTuple):

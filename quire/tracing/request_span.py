@@ -35,8 +35,10 @@ def request_span(trace: RequestTrace) -> Span:
     else:
         span.children += [_sequence(sequence) for sequence in sequences]
     if steps := trace.totals.search_steps:
-        tokens = trace.totals.output_tokens
-        search: Attributes = {"quire.beam_search.steps": steps, "gen_ai.usage.output_tokens": tokens}
+        search: Attributes = {
+            "quire.beam_search.steps": steps,
+            "gen_ai.usage.output_tokens": trace.totals.output_tokens,
+        }
         span.children.append(Span("beam_search", times.queued, times.last_token or times.sent, search))
     span.children += [
         Span(note.name, note.began, note.ended) for note in trace.notes.activities if note.began >= queued
@@ -56,8 +58,8 @@ def _has_failed(trace: RequestTrace) -> bool:
 
 def _name(trace: RequestTrace) -> str:
     model = trace.notes.model or trace.model
-    if operation := trace.notes.operation:
-        return f"{operation} {model}" if model else operation
+    if trace.operation:
+        return f"{trace.operation} {model}" if model else trace.operation
     return trace.name
 
 
@@ -67,9 +69,9 @@ def _attributes(trace: RequestTrace) -> Attributes:
         attributes["http.response.status_code"] = trace.status
     if error := _error_type(trace):
         attributes["error.type"] = error
-    if not trace.notes.operation:
+    if not trace.operation:
         return attributes
-    attributes |= {"gen_ai.operation.name": trace.notes.operation, "gen_ai.provider.name": PROVIDER}
+    attributes |= {"gen_ai.operation.name": trace.operation, "gen_ai.provider.name": PROVIDER}
     if model := trace.notes.model or trace.model:
         attributes["gen_ai.request.model"] = model
     if trace.notes.answer_id:

@@ -192,7 +192,7 @@ BROKEN: dict[str, Breaker] = {
     **{
         f"quantization_config {value!r}": config(quantization_config=value) for value in (5, "fp8", {"quant_method": 5})
     },
-    "an unsupported quantization": config(quantization_config={"quant_method": "gptq", "bits": 4}),
+    "an unsupported quantization": config(quantization_config={"quant_method": "vptq", "bits": 4}),
     "more layers than weights": config(num_hidden_layers=9999),
     "another size": config(hidden_size=128),
     "another vocabulary": config(vocab_size=1 << 30),

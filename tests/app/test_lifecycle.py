@@ -38,7 +38,7 @@ elif sys.argv[1] == "weights":
             time.sleep(0.01)
             progress(0)
         yield
-    module.Checkpoint.tensors = stand_still
+    module.SafetensorsCheckpoint.tensors = stand_still
 quire.app.cli.main(sys.argv[2:])
 """
 

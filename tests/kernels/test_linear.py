@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from quire.kernels import linear, native, quantized
+from quire.kernels import linear, native, packed_groups
 from quire.kernels.activation import ACTIVATIONS, kernel_activation
-from quire.kernels.linear import PackedBFloat16, pack_weight
-from quire.kernels.quantized import PackedInteger
+from quire.kernels.linear import PackedBFloat16, Quantization, pack_weight
+from quire.kernels.packed_groups import PackedGroups
 
 pytestmark = pytest.mark.skipif(native.instructions() is None, reason="installed without a compiler")
 ROWS = [1, 2, 6, 7, 11, 12, 13, 25, 150]
@@ -31,43 +31,22 @@ def test_rows_of_a_packed_weight() -> None:
     assert torch.equal(PackedBFloat16(weight).rows(rows), weight[rows])
 
 
-@pytest.mark.parametrize(("bits", "error"), [(8, 0.015), (4, 0.12)])
+@pytest.mark.parametrize(("quantization", "error"), [("int8", 0.012), ("int4", 0.09)])
 @pytest.mark.parametrize(("size_in", "size_out"), [(64, 96), (1024, 100), (256, 1100), (4096, 40)])
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_quantized_weights_are_close(
-    size_in: int, size_out: int, rows: int, bits: int, error: float, dtype: torch.dtype
+    size_in: int, size_out: int, rows: int, quantization: Quantization, error: float, dtype: torch.dtype
 ) -> None:
     torch.manual_seed(0)
     x, weight, bias = torch.randn(rows, size_in).to(dtype), torch.randn(size_out, size_in), torch.randn(size_out)
-    panels = PackedInteger(weight, bits)
-    expected = x.float() @ weight.T + bias
-    out = panels(x, bias, out_dtype=torch.float32)
+    packed = pack_weight(weight.to(dtype), quantization)
+    assert isinstance(packed, PackedGroups)
+    expected = x.float() @ weight.to(dtype).float().T + bias
+    out = packed(x, bias, out_dtype=torch.float32)
     assert (out - expected).norm() / expected.norm() < error
-    assert panels(x, bias).dtype == dtype
-    torch.testing.assert_close(panels(x, bias), out.to(dtype))
-
-
-@pytest.mark.parametrize("bits", [8, 4])
-def test_integers_in_range_are_exact(bits: int) -> None:
-    """Integers whose extremes are those of the format, and rows of zeros."""
-    torch.manual_seed(0)
-    low, high = (-127, 127) if bits == 8 else (-8, 7)
-    weight, x = torch.randint(low, high + 1, (70, 128)).float(), torch.randint(-127, 128, (9, 128)).float()
-    weight[:, 0], weight[:, 64], x[:, 0] = low, low, 127.0
-    weight[3], x[5] = 0.0, 0.0
-    torch.testing.assert_close(PackedInteger(weight, bits)(x, None), x @ weight.T, atol=0.05, rtol=1e-5)
-
-
-@pytest.mark.parametrize("bits", [8, 4])
-@pytest.mark.parametrize("odd", [torch.nan, torch.inf])
-def test_rows_with_nan_or_inf_become_nan(bits: int, odd: float) -> None:
-    torch.manual_seed(0)
-    x, panels = torch.randn(4, 64), PackedInteger(torch.randn(40, 64), bits)
-    x[2, 17] = odd
-    out = panels(x, None)
-    assert out[2].isnan().all()
-    assert out[[0, 1, 3]].isfinite().all()
+    assert packed(x, bias).dtype == dtype
+    torch.testing.assert_close(packed(x, bias), out.to(dtype))
 
 
 @pytest.mark.parametrize("act", ["gelu", "gelu_new", "quick_gelu", "silu", "relu"])
@@ -85,7 +64,7 @@ def test_an_activation_is_that_of_the_outputs(
     name = kernel_activation(act)
     assert panels is not None
     assert name is not None
-    for module in (linear, quantized):
+    for module in (linear, packed_groups):
         monkeypatch.setattr(module, "empty", lambda shape, dtype: torch.full(shape, torch.nan, dtype=dtype))
     plain = panels(x, bias, out_dtype=dtype)
     out = panels(x, bias, act=name, out_dtype=dtype)
@@ -106,6 +85,19 @@ def test_a_row_does_not_depend_on_the_batch(quantization: str) -> None:
 
 
 @pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
+@pytest.mark.parametrize(("rows", "size_out"), [(385, 1), (389, 33), (1001, 100), (770, 513)])
+def test_rows_of_a_product_with_few_outputs(rows: int, size_out: int, quantization: str) -> None:
+    """Threads share the rows as well; each row is written, with the bits that it has in a small batch."""
+    torch.manual_seed(0)
+    x, panels = torch.randn(rows, 64).bfloat16(), pack_weight(torch.randn(size_out, 64).bfloat16(), quantization)  # type: ignore[arg-type]
+    assert panels is not None
+    together = torch.full((rows, size_out), torch.nan)
+    panels(x, None, out=together)
+    parts = [panels(part, None, out_dtype=torch.float32) for part in x.split(50)]
+    assert torch.equal(together, torch.cat(parts))
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
 def test_strides_and_empty_inputs(quantization: str) -> None:
     torch.manual_seed(0)
     panels = pack_weight(torch.randn(32, 64).bfloat16(), quantization)  # type: ignore[arg-type]
@@ -115,13 +107,16 @@ def test_strides_and_empty_inputs(quantization: str) -> None:
     assert torch.equal(panels(part, None), panels(part.contiguous(), None))
     assert torch.equal(panels(part.T.contiguous().T, None), panels(part, None))
     assert panels(part[:0], None).shape == (0, 32)
+    no_outputs = pack_weight(torch.randn(0, 64).bfloat16(), quantization)  # type: ignore[arg-type]
+    assert no_outputs is not None
+    assert no_outputs(part, None).shape == (5, 0)
 
 
 def test_the_format_depends_on_sizes_and_dtypes() -> None:
     assert pack_weight(torch.randn(4, 4), "none") is None
     assert pack_weight(torch.randn(4, 3).bfloat16(), "none") is None
     assert pack_weight(torch.randn(4, 10), "int4") is None
-    assert isinstance(pack_weight(torch.randn(4, 16), "int4"), PackedInteger)
+    assert isinstance(pack_weight(torch.randn(4, 16), "int4"), PackedGroups)
     assert isinstance(pack_weight(torch.randn(4, 10).bfloat16(), "int8"), PackedBFloat16)
     with native.disabled():
         assert pack_weight(torch.randn(4, 4).bfloat16(), "none") is None

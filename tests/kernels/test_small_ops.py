@@ -103,7 +103,7 @@ def test_compiled_rms_norm(dim: int, offset: float, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("offset", [None, 0.0, 1.0])
-@pytest.mark.parametrize("pairs", [None, 4, 16, 32, 40])
+@pytest.mark.parametrize("pairs", [None, 4, 16, 20, 32, 37, 40])
 @pytest.mark.parametrize("tokens", [1, 30])
 def test_compiled_qk_norm_rope(tokens: int, pairs: int | None, offset: float | None, dtype: torch.dtype) -> None:
     """With and without norms; rotated completely, in part, or not at all."""

@@ -28,16 +28,20 @@ def tree(name: str = "one") -> SpanTree:
     return SpanTree(CONTEXT, None, 0, Span(name, 1.0, 2.0))
 
 
+def exporter_process() -> psutil.Process:
+    """The process that exports; those of other tests have other programs, or have ended."""
+    (process,) = (
+        child
+        for child in psutil.Process().children()
+        if child.status() != psutil.STATUS_ZOMBIE and any("quire.tracing.exporter" in part for part in child.cmdline())
+    )
+    return process
+
+
 def unused_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port: int = server.getsockname()[1]
         return port
-
-
-def exporter_process() -> psutil.Process:
-    children = psutil.Process().children()
-    (process,) = (child for child in children if any("quire.tracing.exporter" in part for part in child.cmdline()))
-    return process
 
 
 @pytest.mark.parametrize("protocol", ["grpc", pytest.param("http/protobuf", marks=pytest.mark.slow)])

@@ -22,6 +22,7 @@ from quire.engine.client.model_info import Generates, ModelKind
 from quire.engine.client.streaming import Streams
 from quire.engine.models.checkpoint.adapter import Adapter, AdapterLoader, without_adapters
 from quire.engine.models.checkpoint.checkpoint import Checkpoint, Progress
+from quire.engine.models.checkpoint.opened import checkpoint_in, is_gguf
 from quire.engine.models.checkpoint.safetensors import SafetensorsFile
 from quire.engine.models.checkpoint.weights import EMBEDDING, HEAD, WeightFiller, allocate, check_unpacked
 from quire.engine.models.config.checks import check_acts
@@ -61,7 +62,7 @@ logger = logging.getLogger(__name__)
 ProgressBar = Callable[[int], AbstractContextManager[Progress]]  # given the bytes to come
 _EMBEDDINGS = {EMBEDDING, EMBEDDING.removeprefix("model.")}
 _ITEM_LORA_ID, _PICTURE_LORA_ID = 0, 1  # of the adapters for requests with audio, and with pictures
-_MAX_EXPANSION = 16  # of weights when they are unpacked: from four bits with scales to float32 it is 8
+_MAX_EXPANSION = 32  # of weights when they are unpacked: from one bit with scales to float32 it is 28
 
 
 class LoadTarget(Protocol):
@@ -262,9 +263,13 @@ def _load_model(
             return _load_dual_encoder(load, config.spec)
         if config.spec is not None:
             return _load_transformer(load, config.spec, groups)
+        if is_gguf(config.quantization):
+            raise UnsupportedModel(
+                f"models in GGUF files run with Quire's own implementation, which does not support {config.unsupported}"
+            )
         for name in checkpoint.names():
             if name.endswith("weight"):  # masks may be integers
-                check_unpacked(name, checkpoint.dtype_of(name))
+                _check_for_transformers(name, checkpoint.dtype_of(name), config)
         if quantize:
             raise UnsupportedModel(
                 f"--quantization works with Quire's own decoder only, which does not support {config.unsupported}"
@@ -280,6 +285,17 @@ def _load_model(
             raise UnsupportedModel(reason) from error
 
 
+def _check_for_transformers(name: str, dtype: torch.dtype, config: ModelConfig) -> None:
+    """Raise UnsupportedModel for a packed weight of a model that transformers runs."""
+    if config.quantization is not None and not dtype.is_floating_point:
+        raise UnsupportedModel(
+            f"{name} is stored as {str(dtype).removeprefix('torch.')}: weights of quantization method "
+            f"{config.quantization['quant_method']!r} are read for Quire's own decoder only, which does not support "
+            f"{config.unsupported}"
+        )
+    check_unpacked(name, dtype)
+
+
 def open_checkpoint(folder: Path, config: ModelConfig, options: ModelOptions) -> Checkpoint:
     """Open the checkpoint in a folder as `load_model` does.
 
@@ -293,7 +309,7 @@ def _open_checkpoint(folder: Path, config: ModelConfig, shell: CompositeShell | 
     plain: Callable[[str], str | None] = str if config.spec is None else partial(plain_name, config.spec, config.facts)
     if shell is not None:
         plain = shell.renamed(plain)
-    return Checkpoint(folder / (config.static or ""), config.quantization, plain)
+    return checkpoint_in(folder / (config.static or ""), config.quantization, plain)
 
 
 def _with_pictures_of_stage(config: ModelConfig, placement: Placement) -> ModelConfig:
@@ -366,6 +382,8 @@ def _load_transformer(load: _Load, spec: DecoderSpec | EncoderSpec, groups: Rank
     with torch.device("meta"):
         model = _empty_model(spec, groups, dtype)
         model.heads = PoolerHeads(pooler, spec.hidden, spec.vocab)
+    if pooler.sparse_head is not None:
+        model.embed.is_exact = True  # the head multiplies with the table
     vision = _vision_encoder(load, spec)
     if vision is not None and isinstance(model, Decoder):
         model.vision = vision

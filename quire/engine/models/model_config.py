@@ -152,7 +152,7 @@ def read_model_config(
         if tower is None or not isinstance(spec, DecoderSpec) or language_model_only:
             return known
         return _with_pictures(known, folder, config, tower, spec)
-    quantization, extra = quantization_section(config), _extra_layers(config)
+    quantization, extra = quantization_section(config, folder), _extra_layers(config)
     if refusal is None and (pooler := _pooler_of_transformers(folder, config, pooling)) is not None:
         return ModelConfig(config.model_type, None, extra, quantization, Facts(pooler=pooler))
     if getattr(config, "is_encoder_decoder", False):
@@ -165,7 +165,8 @@ def _known_config(
     folder: Path, config: Any, family: AnyFamily, spec: DecoderSpec | EncoderSpec, pooling: PoolingOptions
 ) -> ModelConfig:
     """The config of a language model or an encoder of text that Quire runs."""
-    kind, quantization, extra = config.model_type, quantization_section(config), _extra_layers(text_config_of(config))
+    kind, extra = config.model_type, _extra_layers(text_config_of(config))
+    quantization = quantization_section(config, folder)
     pooler = read_pooler(folder, config, spec, pooling, _heads(config))
     if pooler is None and isinstance(spec, EncoderSpec):
         raise UnsupportedModel(f"{kind} is an encoder, which cannot generate")
@@ -243,7 +244,8 @@ def _speech_config(
     _check_transcribes(config, family.head, implementation, pooling)
     spec = _built(config)
     assert family.facts is not None
-    return ModelConfig(config.model_type, spec, 0, quantization_section(config), family.facts(folder, config, spec))
+    quantization = quantization_section(config, folder)
+    return ModelConfig(config.model_type, spec, 0, quantization, family.facts(folder, config, spec))
 
 
 def _dual_encoder_config(
@@ -264,7 +266,7 @@ def _dual_encoder_config(
         config.model_type,
         spec,
         0,
-        quantization_section(config),
+        quantization_section(config, folder),
         Facts(pooler=pooler, pictures=family.pictures(folder, config)),
     )
 

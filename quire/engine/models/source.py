@@ -14,6 +14,7 @@ from typing_extensions import override
 from quire.config.options import ModelOptions
 from quire.engine.models.checkpoint.checkpoint import Progress, WeightTaker, weight_files
 from quire.engine.models.checkpoint.formats.weight_format import PackableWeight, Window
+from quire.engine.models.checkpoint.opened import is_gguf
 from quire.engine.models.checkpoint.safetensors import SafetensorsFile
 from quire.engine.models.checkpoint.weights import check_finite
 from quire.engine.models.distributed.group import RankGroups
@@ -300,7 +301,13 @@ def _check_formats(model: nn.Module) -> None:
 
 
 def _read_headers(folder: Path, config: ModelConfig) -> dict[str, _Header]:
-    """The dtypes and shapes of all tensors that a model is loaded from."""
+    """The dtypes and shapes of all tensors that a model is loaded from.
+
+    Raises:
+        UnsupportedModel: it is a GGUF file, whose weights cannot be replaced.
+    """
+    if is_gguf(config.quantization):
+        raise UnsupportedModel("weights that were loaded from a GGUF file cannot be replaced while the model runs")
     files = [("", path) for path in weight_files(folder / (config.static or ""))]
     files += [(f"{name}: ", folder / name) for name in extra_files(config)]
     headers: dict[str, _Header] = {}

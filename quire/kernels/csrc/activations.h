@@ -41,7 +41,7 @@ void with_activation(Activation act, Body body) {
     }
 }
 
-// act(x) of rows of `count` elements, a multiple of 16; `out` may be x.
+// act(x) of rows of `count` elements; `out` may be x.
 template <class T>
 void activate_rows(Activation act, const typename T::Element *x, typename T::Element *out, int64_t rows, int64_t count,
                    int64_t stride) {

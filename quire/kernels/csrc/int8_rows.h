@@ -3,10 +3,9 @@
 
 typedef uint8_t Bytes __attribute__((vector_size(16)));
 
-// Quantizes a row to unsigned bytes with an offset of 128, or to int8 if `flip` is 128, which turns the highest bit.
-// Returns the scale: NaN if an element is NaN or infinite.
-template <class T, uint8_t flip = 0>
-float quantize_row(const typename T::Element *x, uint8_t *out, int64_t size) {
+// Quantizes a row to int8. Returns the scale: NaN if an element is NaN or infinite.
+template <class T>
+float quantize_row(const typename T::Element *x, int8_t *out, int64_t size) {
     Floats largest = broadcast(0.0f), not_finite = broadcast(0.0f);
     for (int64_t i = 0; i < size; i += LANES) {
         Floats v = T::load(x + i);
@@ -19,7 +18,7 @@ float quantize_row(const typename T::Element *x, uint8_t *out, int64_t size) {
     float scale = top > 1e-36f ? top / 127.0f : 1.0f, inverse = 1.0f / scale;
     for (int64_t i = 0; i < size; i += LANES) {
         Ints integers = __builtin_convertvector(T::load(x + i) * inverse + 128.5f, Ints);  // positive: truncation rounds
-        Bytes bytes = __builtin_convertvector(integers, Bytes) ^ flip;
+        Bytes bytes = __builtin_convertvector(integers, Bytes) ^ uint8_t(128);  // 128 less
         std::memcpy(out + i, &bytes, sizeof bytes);
     }
     return scale + horizontal_sum(not_finite);
@@ -74,7 +73,7 @@ struct Int8Rows {
         T::store(to, a), T::store(to + LANES, b);
     }
     static inline void write(const typename T::Element *from, Element *row, int64_t dim) {
-        float scale = quantize_row<T, 128>(from, (uint8_t *)row + PREFIX, dim);
+        float scale = quantize_row<T>(from, row + PREFIX, dim);
         std::memcpy(row, &scale, sizeof scale);
     }
 };

@@ -38,8 +38,8 @@ struct Tiling {
         items = groups * chunks;
     }
     // Calls body(first row, rows, panel, prefetch) for all tiles and panels of an item. The prefetch is of the same panel
-    // of the next item: all of it if there is one tile, else one half beside each of the first two tiles. A tile's first
-    // panel prefetches the rows of the next tile if there is nothing else to prefetch.
+    // of the next item, if its group is another: all of it if there is one tile, else one half beside each of the first
+    // two tiles. A tile's first panel prefetches the rows of the next tile if there is nothing else to prefetch.
     template <class Body>
     void for_each(int64_t item, int64_t next, const char *x, const char *weight, Body body) const {
         int64_t first = item / chunks * group, end = std::min(panels, first + group), skipped = next / chunks * group - first;
@@ -154,7 +154,7 @@ class OutputEpilogue {
         for (int64_t r = 0; r < rows; r++)  // all of them first: one store after the other would miss
             prefetch_for_write(out_ + r * stride_, count_);
     }
-    // Call: Linear or QuantizedLinear.
+    // Call: Linear.
     template <class Call>
     OutputEpilogue(const Call &a, int64_t row, int64_t rows, int64_t output)
         : OutputEpilogue((Element *)a.out + row * a.size_out + output, a.size_out, rows, a.size_out - output) {

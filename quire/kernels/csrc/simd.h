@@ -176,12 +176,6 @@ inline void transpose(Words *x) {
     for (int i = 0; i < LANES; i += 2) exchange_halves<1>(x[i], x[i + 1]);
 }
 
-// a - b for each byte.
-inline Ints subtract_bytes(Ints a, Ints b) {
-    typedef int8_t Small __attribute__((vector_size(64)));
-    return (Ints)((Small)a - (Small)b);
-}
-
 // e^r for |r| <= ln(2) / 2: the minimax polynomial of Cephes' expf, relative error below 2e-7.
 inline Floats exp_reduced(Floats r) {
     Floats p = broadcast(1.9875691500e-4f);

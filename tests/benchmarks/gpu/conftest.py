@@ -34,7 +34,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         experts = {"moe_intermediate_size": 16, "num_experts": 4, "num_experts_per_tok": 2}
         monkeypatch.setitem(models.SHAPES, name, {**shape, **SMALL, **(experts if "num_experts" in shape else {})})
     monkeypatch.setattr(models, "DEVICE", "cpu")
-    monkeypatch.setattr("quire.engine.models.loader.Checkpoint", models.RandomCheckpoint)  # is restored afterwards
+    monkeypatch.setattr("quire.engine.models.loader.checkpoint_in", models.RandomCheckpoint)  # is restored afterwards
     monkeypatch.setattr("quire.engine.build.engine.find_device", lambda _: InterpretedDevice())
     with fake_cuda(monkeypatch):
         yield

@@ -17,7 +17,7 @@ from torch import nn
 from quire.config.options import ModelOptions, ParallelOptions
 from quire.engine.client.pooling_params import PoolingParams
 from quire.engine.client.protocol import AddRequest, Ping, Pong, RunCommand, UpdateWeights, Wake
-from quire.engine.models.checkpoint.checkpoint import Checkpoint
+from quire.engine.models.checkpoint.checkpoint import SafetensorsCheckpoint
 from quire.engine.models.checkpoint.weights import WeightFiller
 from quire.engine.models.source import ReplacedInPart, tensors_in
 from tests.support.audio_models import make_audio_model, save_audio_model
@@ -340,7 +340,7 @@ def test_a_weight_is_moved_before_the_next_is_read(folders: tuple[Path, Path], m
     old, new = folders
     engine = Engine(old, weight_update_path=old.parent)
     models: list[nn.Module] = []
-    tensors = Checkpoint.tensors
+    tensors = SafetensorsCheckpoint.tensors
     init = WeightFiller.__init__
 
     def seen(filler: WeightFiller, model: nn.Module, *arguments: Any, **options: Any) -> None:
@@ -349,7 +349,7 @@ def test_a_weight_is_moved_before_the_next_is_read(folders: tuple[Path, Path], m
 
     held: list[int] = []
 
-    def counted(checkpoint: Checkpoint, *arguments: Any) -> Any:
+    def counted(checkpoint: SafetensorsCheckpoint, *arguments: Any) -> Any:
         for name, tensor in tensors(checkpoint, *arguments):
             if models and ".layers." in name:
                 linears = [t for path, t in tensors_in(models[0]) if "layers" in path and "norm" not in path]
@@ -357,7 +357,7 @@ def test_a_weight_is_moved_before_the_next_is_read(folders: tuple[Path, Path], m
             yield name, tensor
 
     monkeypatch.setattr(WeightFiller, "__init__", seen)
-    monkeypatch.setattr(Checkpoint, "tensors", counted)
+    monkeypatch.setattr(SafetensorsCheckpoint, "tensors", counted)
     do(engine, UpdateWeights(str(new)))
     assert held
     assert held[-1] < held[0] / 4

@@ -232,8 +232,8 @@ def test_models_that_do_not_generate_are_rejected(folder: Path) -> None:
 
 
 def test_unsupported_quantization_methods_are_reported(folder: Path) -> None:
-    change_config(folder, quantization_config={"quant_method": "gptq", "bits": 4})
-    with pytest.raises(UnsupportedModel, match="gptq"):
+    change_config(folder, quantization_config={"quant_method": "vptq", "bits": 4})
+    with pytest.raises(UnsupportedModel, match="vptq"):
         load(folder)
     change_config(folder, quantization_config=None, rope_parameters={"rope_type": "default", "rope_theta": 1e4})
     load(folder)

@@ -13,6 +13,7 @@ import torch
 from quire.config.options import ModelOptions
 from quire.engine.models.errors import UnsupportedModel
 from quire.kernels import native
+from quire.kernels.quantized import quantize_groups
 from tests.support.engine import Engine, greedy, load, random_prompt
 from tests.support.models import DECODERS, FALLBACKS, make_model, save_model
 from tests.support.oracle import generated
@@ -100,11 +101,9 @@ def round_weights(model: Any, quantization: str) -> None:
     """Round the weights of a model's linear layers as quantization rounds them while loading."""
     for layer in model.modules():
         if isinstance(layer, torch.nn.Linear):
-            int4 = quantization == "int4" and layer.in_features % 64 == 0
-            groups = layer.weight.data.unflatten(1, (-1, 64 if int4 else layer.in_features))
-            extreme = groups.gather(2, groups.abs().argmax(2, keepdim=True))
-            scale, low, high = (extreme / -8, -8, 7) if int4 else (extreme / 127, -127, 127)
-            layer.weight.data = ((groups / scale).round().clamp(low, high) * scale).flatten(1)
+            groups = quantize_groups(layer.weight.data, quantization)
+            assert groups is not None
+            layer.weight.data = groups.dequantize(torch.float32)
 
 
 @pytest.mark.parametrize("fields", [{"dtype": "bfloat16"}, {"quantization": "int8"}, {"quantization": "int4"}])

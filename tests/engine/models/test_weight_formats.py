@@ -190,5 +190,5 @@ def test_broken_weights(
 def test_a_method_that_is_not_registered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = saved(tmp_path)
     monkeypatch.delitem(FORMATS, METHOD)
-    with pytest.raises(UnsupportedModel, match="method 'toy' is not supported; supported are mxfp4 and fp8"):
+    with pytest.raises(UnsupportedModel, match=r"method 'toy' is not supported; supported are .*mxfp4"):
         load(folder)

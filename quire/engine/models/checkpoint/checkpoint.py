@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from quire.engine.models.checkpoint.formats import formats_of
 from quire.engine.models.checkpoint.formats.weight_format import (
@@ -68,8 +70,59 @@ def _files_without_index(folder: Path) -> list[Path]:
     raise BrokenFolder(f"{folder} {complaint_about(names)}")
 
 
-class Checkpoint:
+class Checkpoint(ABC):
     """All tensors of a folder; a context manager. A tensor is valid until the next one is read."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    @abstractmethod
+    def __exit__(self, *_: object) -> None:
+        """Close the files."""
+
+    @property
+    @abstractmethod
+    def num_tensors(self) -> int:
+        """Number of tensors."""
+
+    @property
+    @abstractmethod
+    def total_bytes(self) -> int:
+        """Size of all tensors in bytes."""
+
+    @abstractmethod
+    def dtype(self) -> torch.dtype:
+        """The dtype of at least 16 bits that most bytes of the floating-point tensors have."""
+
+    @abstractmethod
+    def names(self) -> Set[str]:
+        """Names of all tensors."""
+
+    @abstractmethod
+    def dtype_of(self, name: str) -> torch.dtype:
+        """The dtype that a tensor is stored in."""
+
+    @abstractmethod
+    def equal(self, first: str, second: str) -> bool:
+        """Whether two tensors have the same values, as they are stored."""
+
+    @abstractmethod
+    def requantized(self, quantization: Quantization) -> Quantization:
+        """The quantization of weights that loses least, if they are quantized as asked for; see `WeightFormat`."""
+
+    @abstractmethod
+    def tensors(
+        self, dtype: torch.dtype, progress: Progress, taker: WeightTaker | None = None
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Yield names and tensors in file order, as they are stored. Of weights in another format, `dtype` is yielded.
+
+        Plain tensors are views of the files, of which nothing is read before it is used. Of a weight in another format
+        only the part is dequantized that `taker` wants and does not take.
+        """
+
+
+class SafetensorsCheckpoint(Checkpoint):
+    """The tensors of safetensors files."""
 
     def __init__(
         self, folder: Path, quantization: Mapping[str, Any] | None = None, plain_name: PlainName = str
@@ -86,43 +139,44 @@ class Checkpoint:
         self._files = [self._stack.enter_context(SafetensorsFile(path, plain_name)) for path in weight_files(folder)]
         self._file_of = {name: file for file in self._files for name in file.names()}
         self._stored: StoredTensors = _StoredTensors(self._file_of)
+        metadata = {name: text for file in self._files for name, text in file.metadata.items()}
+        for weight_format in self._formats:
+            weight_format.use_metadata(metadata)
 
-    def __enter__(self) -> Checkpoint:
-        return self
-
+    @override
     def __exit__(self, *_: object) -> None:
         self._file_of.clear()
         self._stack.close()
         self._files.clear()
 
     @property
+    @override
     def num_tensors(self) -> int:
-        """Number of tensors."""
         return len(self._file_of)
 
     @property
+    @override
     def total_bytes(self) -> int:
-        """Size of all tensors in bytes."""
         return sum(file.size(name) for name, file in self._file_of.items())
 
+    @override
     def dtype(self) -> torch.dtype:
-        """The dtype of at least 16 bits that most bytes of the floating-point tensors have."""
         sizes: dict[torch.dtype, int] = {}
         for name, file in self._file_of.items():
             if (dtype := file.dtype(name)).is_floating_point and dtype.itemsize > 1:
                 sizes[dtype] = sizes.get(dtype, 0) + file.size(name)
         return max(sizes, key=lambda dtype: sizes[dtype], default=torch.bfloat16)
 
+    @override
     def names(self) -> Set[str]:
-        """Names of all tensors."""
         return self._file_of.keys()
 
+    @override
     def dtype_of(self, name: str) -> torch.dtype:
-        """The dtype that a tensor is stored in."""
         return self._file_of[name].dtype(name)
 
+    @override
     def equal(self, first: str, second: str) -> bool:
-        """Whether two tensors have the same values, as they are stored."""
         names = first, second
         files = self._file_of[first], self._file_of[second]
         left, right = (file.tensor(name) for file, name in zip(files, names, strict=True))
@@ -131,25 +185,21 @@ class Checkpoint:
             file.release(name)
         return same
 
+    @override
     def requantized(self, quantization: Quantization) -> Quantization:
-        """The quantization of weights that loses least, if they are quantized as asked for; see `WeightFormat`."""
         return self._formats[0].requantized(quantization)
 
+    @override
     def tensors(
         self, dtype: torch.dtype, progress: Progress, taker: WeightTaker | None = None
     ) -> Iterator[tuple[str, Tensor]]:
-        """Yield names and tensors in file order, as they are stored. Of weights in another format, `dtype` is yielded.
-
-        Plain tensors are views of the files, of which nothing is read before it is used. Of a weight in another format
-        only the part is dequantized that `taker` wants and does not take.
-        """
         for file in self._files:
             for name in file.names():
                 if not any(weight_format.is_part(name) for weight_format in self._formats):
                     weight = self._read(file, name)
                     if weight is None:
                         yield name, file.tensor(name)
-                    elif (tensor := _dequantized(file, name, weight, dtype, taker)) is not None:
+                    elif (tensor := wanted(file.path.name, name, weight, dtype, taker)) is not None:
                         yield weight.name, tensor
                 file.release(name)
                 progress(file.size(name))
@@ -162,10 +212,11 @@ class Checkpoint:
             raise BrokenFolder(f"{file.path.name}: {error}") from error
 
 
-def _dequantized(
-    file: SafetensorsFile, first: str, named: NamedWeight, dtype: torch.dtype, taker: WeightTaker | None
-) -> Tensor | None:
-    """The wanted part of a weight; None if nothing of it is wanted, or if it was taken."""
+def wanted(file: str, first: str, named: NamedWeight, dtype: torch.dtype, taker: WeightTaker | None) -> Tensor | None:
+    """The wanted part of a weight, dequantized; None if nothing of it is wanted, or if it was taken.
+
+    `file`, `first`: names of the file and of the weight's first tensor, for errors.
+    """
     name, weight, _ = named
     with _named_errors(file, first, named):
         window = () if taker is None else taker.window(name, weight.shape)
@@ -179,15 +230,15 @@ def _dequantized(
 
 
 @contextmanager
-def _named_errors(file: SafetensorsFile, first: str, named: NamedWeight) -> Iterator[None]:
+def _named_errors(file: str, first: str, named: NamedWeight) -> Iterator[None]:
     """Say in errors of a weight which tensors cannot be used."""
     try:
         yield
     except UnsupportedModel as error:
-        raise UnsupportedModel(f"{file.path.name}: {named.name}: {error}") from error
+        raise UnsupportedModel(f"{file}: {named.name}: {error}") from error
     except (RuntimeError, ValueError, IndexError, TypeError) as error:  # shapes or dtypes that do not match
-        tensors = " and ".join(named.tensors)
-        raise BrokenFolder(f"{file.path.name}: {first} cannot be dequantized with {tensors}: {error}") from error
+        others = f" with {' and '.join(named.tensors)}" if named.tensors else ""
+        raise BrokenFolder(f"{file}: {first} cannot be dequantized{others}: {error}") from error
 
 
 class _StoredTensors(Mapping[str, Tensor]):

@@ -41,7 +41,11 @@ _LFS_POINTER = b"version https://git-lfs"  # the start of the file that a clone 
 
 
 class SafetensorsFile:
-    """One open file. The format: header length (8 bytes, little-endian), JSON header, data."""
+    """One open file. The format: header length (8 bytes, little-endian), JSON header, data.
+
+    Attributes:
+        metadata: what the header says of tensors, by the names under which they are known.
+    """
 
     def __init__(self, path: Path, plain_name: PlainName = str) -> None:
         """Open the file and read its header.
@@ -65,12 +69,13 @@ class SafetensorsFile:
                 raise ValueError("its header is not a JSON object")
         except (OSError, ValueError, RecursionError, struct.error) as error:
             raise BrokenFolder(f"{path.name} is not a safetensors file: {error}") from error
-        header.pop("__metadata__", None)
+        metadata = header.pop("__metadata__", None)
         self._start = 8 + length
         self._entries = header
         self._check_entries()
         self._check_size()
         self._rename(plain_name)
+        self.metadata = _of_tensors(metadata, plain_name)
 
     def __enter__(self) -> Self:
         return self
@@ -149,6 +154,13 @@ class SafetensorsFile:
             raise BrokenFolder(
                 f"{self.path.name} is truncated: expected {self._start + end} bytes, found {len(self._map)}"
             )
+
+
+def _of_tensors(metadata: object, plain_name: PlainName) -> dict[str, str]:
+    """The metadata under names of tensors, which have dots."""
+    entries = metadata.items() if isinstance(metadata, dict) else ()
+    texts = {name: text for name, text in entries if "." in name and isinstance(text, str)}
+    return {plain: text for name, text in texts.items() if (plain := plain_name(name)) is not None}
 
 
 def _aligned(data: Tensor, dtype: torch.dtype) -> Tensor:

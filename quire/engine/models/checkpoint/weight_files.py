@@ -13,7 +13,7 @@ NO_WEIGHTS = "contains no .safetensors files"
 _UNREADABLE = (
     ("consolidated*.safetensors", "is in Mistral's own format; use the checkpoint in Hugging Face's format"),
     ("adapter_*.safetensors", "is an adapter; merge it into the model that it was trained on"),
-    ("*.gguf", "is in the GGUF format; use the safetensors checkpoint that it was made from"),
+    ("*.gguf", "is in the GGUF format; download the file, and give its path"),
     *((pattern, "is in PyTorch's pickle format; convert it to safetensors") for pattern in ("*.bin", "*.pt", "*.pth")),
     ("*.ckpt", "is in PyTorch's pickle format; convert it to safetensors"),
     *((pattern, "is of another framework; convert it to safetensors") for pattern in ("*.h5", "*.msgpack", "*.onnx")),

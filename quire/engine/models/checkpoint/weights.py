@@ -145,7 +145,7 @@ class WeightFiller(WeightTaker):
     def _take(self, name: str, target: WeightTarget, parts: Sequence[PackableWeight]) -> bool:
         """Take a weight whose rows are those of all `parts`, if all layers that have it can multiply with it."""
         layers = self._packable.get(target.parameter, ())
-        takes = [isinstance(layer, Linear) and not layer.is_exact for layer in layers]
+        takes = [not layer.is_exact for layer in layers]
         if self._quantization != "none" or not takes or not all(takes):
             return False
         parameter = self._parameters[target.parameter]
@@ -155,9 +155,10 @@ class WeightFiller(WeightTaker):
         self._mark_loaded(name, target)
         shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
         _check_shape(name, shape, (self._rows(target)[1], *parameter.shape[1:]))
-        if not all(part.is_finite() for part in parts):
+        copies = [part.copied() for part in parts]  # what is checked, as reading a part may mean to unpack it
+        if not all(part.is_finite() for part in copies):
             raise BrokenFolder(f"{name} {_NOT_FINITE}")
-        self._taken.setdefault(target.parameter, {})[target.part] = [part.copied() for part in parts]
+        self._taken.setdefault(target.parameter, {})[target.part] = copies
         if not self._missing[target.parameter]:
             self._complete(target.parameter)
         return True
@@ -204,7 +205,8 @@ class WeightFiller(WeightTaker):
             return
         check_unpacked(name, tensor.dtype)
         if target is None:
-            if tensor.numel():  # a shared expert of size 0 has weights, too
+            # A shared expert of size 0 has weights, too. Tools of GPTQ write biases of zeros for layers without biases.
+            if tensor.numel() and not (name.endswith(".bias") and not tensor.any()):
                 self._extra.append(name)
         elif target.stacked:
             self._copy_stacked(name, target, tensor)
@@ -271,7 +273,7 @@ class WeightFiller(WeightTaker):
         for layer in self._gains.loaded(parameter, self._packable.get(parameter, ())):
             if packed is None:
                 layer.pack_weights(self._quantization)
-            elif isinstance(layer, Linear):
+            else:
                 layer.use(packed)
             layers.append(layer)
         if self._on_packed is not None:
@@ -289,7 +291,7 @@ class WeightFiller(WeightTaker):
         shape, dtype, device = (getattr(self._parameters[parameter], name) for name in ("shape", "dtype", "device"))
         if parts and sum(part.shape[0] for part in parts) == shape[0] and len({type(part) for part in parts}) == 1:
             packed = parts[0].pack(parts, dtype, device)
-            if packed is not None:
+            if packed is not None and all(layer.can_use(packed) for layer in self._packable[parameter]):
                 return packed
         for index, weights in taken.items():
             tensor = torch.cat([weight.dequantize(dtype) for weight in weights])

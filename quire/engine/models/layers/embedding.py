@@ -10,7 +10,7 @@ from quire.engine.models.layers.linear import Linear, Packable
 from quire.engine.models.layers.norm import make_norm
 from quire.engine.models.specs.decoder import TransformerSpec
 from quire.kernels.add_scaled import add_scaled, scaled
-from quire.kernels.linear import ExactWeight, Quantization
+from quire.kernels.linear import ExactWeight, PackedTable, PackedWeight, Quantization
 from quire.kernels.take_rows import take_rows
 
 
@@ -73,13 +73,17 @@ def _table(rows: int, size: int) -> nn.Parameter | None:
 
 
 class Embedding(Packable):
-    """An embedding table, which a tied head multiplies with. If the head's packed weight is exact, it serves both."""
+    """An embedding table, which a tied head multiplies with. If the head's packed weight is exact, it serves both.
+
+    So does a weight that was packed as the checkpoint stores it, of a table with or without a head.
+    """
 
     def __init__(self, vocab: int, hidden: int, tied: Linear | None = None) -> None:
         """`tied`: the head that shares the table."""
         super().__init__()
         # Not nn.Embedding: it initializes its table, which on the meta device imports a second's worth of torch.
         self.weight = nn.Parameter(torch.empty(vocab, hidden), requires_grad=False)
+        self._packed: PackedTable | None = None
         self._tied = () if tied is None else (tied,)  # in a tuple: not a submodule of this one
         if tied is not None:
             tied.weight = self.weight
@@ -88,23 +92,25 @@ class Embedding(Packable):
         """Pack the tied head."""
         for head in self._tied:
             head.pack_weights(quantization)
-        if self._shared is not None:
-            self.weight = None
+            if isinstance(head.packed, ExactWeight):
+                self.use(head.packed)
+
+    def can_use(self, packed: PackedWeight) -> bool:
+        return not self.is_exact and isinstance(packed, PackedTable)
+
+    def use(self, packed: PackedWeight | None) -> None:
+        if packed is not None:
+            assert isinstance(packed, PackedTable)
+            self._packed, self.weight = packed, None
 
     @property
     def packed_bytes(self) -> int:
-        """0: a shared packed weight counts as the head's."""
-        return 0
+        """0 with a head: a shared packed weight counts as the head's."""
+        return 0 if self._packed is None or self._tied else self._packed.nbytes
 
     def forward(self, tokens: Tensor) -> Tensor:
         """(tokens,) ids to (tokens, hidden)."""
-        if self._shared is not None:
-            return self._shared.rows(tokens)
+        if self._packed is not None:
+            return self._packed.rows(tokens)
         assert self.weight is not None
         return take_rows(self.weight, tokens)
-
-    @property
-    def _shared(self) -> ExactWeight | None:
-        """The head's packed weight, if rows of the table can be read from it without loss."""
-        weights = [head.packed for head in self._tied if isinstance(head.packed, ExactWeight)]
-        return weights[0] if weights else None

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from typing_extensions import override
 
 from quire.kernels import gpu
 from quire.kernels.activation import activation, kernel_activation
@@ -24,14 +25,24 @@ class Packable(nn.Module, ABC):
     """A layer whose weight can be packed for the compiled kernels once it is loaded.
 
     Attributes:
+        is_exact: the weight is never quantized, also not as a checkpoint stores it.
         weight: None once it is packed.
     """
 
+    is_exact = False
     weight: nn.Parameter | None
 
     @abstractmethod
     def pack_weights(self, quantization: Quantization) -> None:
         """Replace complete parameters by packed weights, quantized if asked for, where the kernels support it."""
+
+    @abstractmethod
+    def can_use(self, packed: PackedWeight) -> bool:
+        """Whether a weight that was packed as a checkpoint stores it can replace the layer's."""
+
+    @abstractmethod
+    def use(self, packed: PackedWeight | None) -> None:
+        """Replace the weight by a packed one; None: keep it."""
 
     @property
     @abstractmethod
@@ -43,14 +54,11 @@ class Linear(Packable):
     """y = x W^T + b, where the rows of W are the outputs of one or more projections.
 
     Attributes:
-        is_exact: the weight is never quantized, also not as a checkpoint stores it.
         size_in: inputs.
         parts: rows of each projection, in order.
         packed: the packed weight; `weight` is then None.
         lora: weights of adapters, whose products are added for some rows; None for most layers.
     """
-
-    is_exact = False
 
     def __init__(self, size_in: int, *parts: int, bias: bool = False) -> None:
         super().__init__()
@@ -65,8 +73,10 @@ class Linear(Packable):
         if self.weight is not None:
             self.use(pack_weight(self.weight, quantization))
 
+    def can_use(self, packed: PackedWeight) -> bool:
+        return not self.is_exact
+
     def use(self, packed: PackedWeight | None) -> None:
-        """Replace the weight by a packed one; None: keep it."""
         self.packed = packed
         if packed is not None:
             self.weight = None
@@ -110,6 +120,14 @@ class Linear(Packable):
         y = _activated(F.linear(x, self.weight, self.bias), act)
         y = y if out_dtype is None else y.to(out_dtype)
         return y if out is None else out.copy_(y)
+
+
+class Head(Linear):
+    """The projection to logits. It keeps 8 bits with int4: an error of a logit changes the token that is chosen."""
+
+    @override
+    def pack_weights(self, quantization: Quantization) -> None:
+        super().pack_weights("int8" if quantization == "int4" else quantization)
 
 
 def _activated(y: Tensor, act: str | None) -> Tensor:

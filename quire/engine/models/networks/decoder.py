@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from quire.engine.models.distributed.group import RankGroup
 from quire.engine.models.layers.inputs import ModelInputs, StepAttention, StepCrossAttention
-from quire.engine.models.layers.linear import Linear
+from quire.engine.models.layers.linear import Head, Linear
 from quire.engine.models.networks.audio_encoder import AudioEncoder
 from quire.engine.models.networks.stack import TransformerLayer
 from quire.engine.models.networks.transformer import Transformer
@@ -122,7 +122,7 @@ class Decoder(Transformer):
 
     def __init__(self, spec: DecoderSpec, group: RankGroup | None = None) -> None:
         """`group`: see `Transformer`."""
-        head = Linear(spec.hidden, spec.vocab, bias=spec.head_bias)
+        head = Head(spec.hidden, spec.vocab, bias=spec.head_bias)
         super().__init__(spec, head if spec.tied else None, group)
         self.head = head
         self.lm_head = LMHead(spec, head)

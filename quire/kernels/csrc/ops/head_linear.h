@@ -83,7 +83,7 @@ void head_linear(const HeadLinear &a) {
                 OutputEpilogue<T>(out, a.out_stride, rows, a.size_out - output));
         };
         items.for_each([&](int64_t item, int64_t next) {
-            const Element *first = (const Element *)a.x + item * tiling.group / a.panels * a.x_head;
+            const Element *first = (const Element *)a.x + item / tiling.chunks * tiling.group / a.panels * a.x_head;
             tiling.for_each(item, next, (const char *)first, (const char *)a.weight, body);
         });
     });

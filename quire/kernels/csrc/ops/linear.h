@@ -49,6 +49,6 @@ void linear(const Linear &a) {
 }
 
 inline void Linear::run() const {
-    if (rows == 0) return;
+    if (rows == 0 || size_out == 0) return;
     out_dtype == DType::FLOAT32 ? linear<Float32>(*this) : linear<BFloat16>(*this);
 }

@@ -64,6 +64,11 @@ void qk_norm_rope(const QKNormRope &a) {
                 for (int64_t i = 0; i < a.dim; i += LANES)
                     Float32::store(values + i, Float32::load(values + i) * scale * (T::load(weight + i) + a.offset));
             }
+            if (weight)  // before the others, with which the last 16 may overlap
+                for (int64_t i = 2 * a.pairs; i < a.dim; i += LANES) {
+                    int64_t at = std::min(i, a.dim - LANES);
+                    T::store(x + at, Float32::load(values + at));
+                }
             for (int64_t i = 0; i < a.pairs; i += LANES) {
                 int64_t at = std::min(i, a.pairs - LANES);
                 Floats c = Float32::load(cos + at), s = Float32::load(sin + at);
@@ -71,8 +76,6 @@ void qk_norm_rope(const QKNormRope &a) {
                 T::store(x + at, first * c - second * s);
                 T::store(x + a.pairs + at, second * c + first * s);
             }
-            if (weight)
-                for (int64_t i = 2 * a.pairs; i < a.dim; i += LANES) T::store(x + i, Float32::load(values + i));
         }
     });
 }

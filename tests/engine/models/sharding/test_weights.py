@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from quire.config.options import ModelOptions
 from quire.engine.execution.devices.host import ReferenceDevice
-from quire.engine.models.checkpoint.checkpoint import Checkpoint
+from quire.engine.models.checkpoint.checkpoint import SafetensorsCheckpoint
 from quire.engine.models.checkpoint.formats.fp8 import Fp8Weight
 from quire.engine.models.checkpoint.formats.mxfp4 import Mxfp4Weight
 from quire.engine.models.checkpoint.weights import allocate
@@ -39,7 +39,7 @@ def fill(folder: Path, placement: Placement) -> tuple[ShardedDecoder, ShardedWei
         parameter.data.fill_(torch.nan)  # what is not filled is noticed
     names = weight_names(config.spec, config.facts)
     filler = ShardedWeightFiller(model, names, WeightShards(model), tied=config.spec.tied)
-    with ReferenceDevice().activate(), Checkpoint(folder) as checkpoint:
+    with ReferenceDevice().activate(), SafetensorsCheckpoint(folder) as checkpoint:
         filler.fill(checkpoint.tensors(torch.float32, lambda _: None, filler))
     return model, filler
 

@@ -96,6 +96,10 @@ class WeightFormat(ABC):
     To add one: a module in this package, and its method in `FORMATS`.
     """
 
+    def use_metadata(self, metadata: Mapping[str, str]) -> None:
+        """Take what the metadata of files say of weights, by their names, before any weight is read."""
+        del metadata  # most formats need none
+
     @abstractmethod
     def read(self, name: str, stored: StoredTensors) -> NamedWeight | None:
         """The weight whose first tensor is `name`; None if this format has none there.

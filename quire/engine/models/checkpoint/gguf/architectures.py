@@ -1,0 +1,553 @@
+"""Configs of Hugging Face's kind from the metadata of GGUF files, one function for each architecture.
+
+What a file leaves out, since llama.cpp has it in code, is said here: patterns of sliding windows, scales, activations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from quire.engine.models.checkpoint.gguf.facts import GgufFacts
+from quire.engine.models.errors import BrokenFolder, UnknownArchitecture, UnsupportedModel
+
+Config = dict[str, Any]
+EMBEDDING, HEAD = "token_embd.weight", "output.weight"
+ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+_THETA = 10000.0  # where a file has no base
+_SLIDING, _FULL = "sliding_attention", "full_attention"
+_SIGMOID = 2  # value of expert_gating_func
+_DEEPSEEK_V3_EXPERTS, _DEEPSEEK_V3_GROUPS = 256, (8, 4)  # of files that are older than the keys of groups
+_GEMMA_27B = {"gemma2": 46, "gemma3": 62}  # layers of the models whose scores are scaled by the width of all heads
+_STARCODER2_WINDOW = 4096  # of all models that were published; files do not have it
+_POOLING = {1: "mean", 2: "cls", 3: "lasttoken"}
+_RANK = 4
+
+
+def config_of(facts: GgufFacts) -> Config:
+    """The config of a file's model.
+
+    Raises:
+        UnknownArchitecture: the architecture is not supported.
+        UnsupportedModel: a variant of it is not.
+        BrokenFolder: a value is missing, or of a wrong kind.
+    """
+    name = facts.architecture
+    if name not in CONFIGS:
+        raise UnknownArchitecture(
+            f"{facts.file} is a GGUF file of the architecture {name!r}, which is not supported; supported are "
+            f"{', '.join(sorted(CONFIGS))}"
+        )
+    return CONFIGS[name](facts)
+
+
+def pooling_of(facts: GgufFacts) -> str | None:
+    """How the model pools, as sentence-transformers names it; None: it generates.
+
+    Raises:
+        UnsupportedModel: it has a head for scores.
+    """
+    kind = facts.optional_integer(".pooling_type")
+    if kind == _RANK or any(name.startswith("cls") for name in facts.shapes):
+        raise UnsupportedModel(f"{facts.file} is a GGUF file of a reranker or classifier, which is not supported")
+    return _POOLING.get(kind or 0)
+
+
+def num_layers(facts: GgufFacts) -> int:
+    """Layers, without those that predict further tokens."""
+    return facts.integer(".block_count") - (facts.optional_integer(".nextn_predict_layers") or 0)
+
+
+def head_dim(facts: GgufFacts) -> int:
+    """Elements of a head."""
+    heads = facts.integer(".attention.head_count")
+    if heads < 1:
+        raise BrokenFolder(f"{facts.file}: {facts.architecture}.attention.head_count must be above 0, not {heads}")
+    return facts.optional_integer(".attention.key_length") or facts.integer(".embedding_length") // heads
+
+
+def _decoder(facts: GgufFacts, model_type: str, head: str, **fields: Any) -> Config:
+    """What the configs of all decoders have."""
+    heads = facts.integer(".attention.head_count")
+    return {
+        "architectures": [f"{head}ForCausalLM"],
+        "model_type": model_type,
+        "hidden_size": facts.integer(".embedding_length"),
+        "intermediate_size": facts.optional_integer(".feed_forward_length"),
+        "num_hidden_layers": num_layers(facts),
+        "num_attention_heads": heads,
+        "num_key_value_heads": facts.optional_integer(".attention.head_count_kv") or heads,
+        "max_position_embeddings": facts.integer(".context_length"),
+        "vocab_size": facts.shape(EMBEDDING)[0],
+        "hidden_act": "silu",
+        "tie_word_embeddings": HEAD not in facts.shapes,
+        "rope_parameters": _rope(facts),
+        **_special_tokens(facts),
+        **fields,
+    }
+
+
+def _rms_decoder(facts: GgufFacts, model_type: str, head: str, **fields: Any) -> Config:
+    eps = facts.number(".attention.layer_norm_rms_epsilon")
+    return _decoder(facts, model_type, head, rms_norm_eps=eps, **fields)
+
+
+def _special_tokens(facts: GgufFacts) -> Config:
+    """Ids of special tokens, which replace those of transformers' defaults."""
+    names = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
+    return {name: facts.optional_integer(f"tokenizer.ggml.{stored}_token_id") for name, stored in names.items()}
+
+
+def _rope(facts: GgufFacts) -> Config:
+    """The parameters of the rope.
+
+    Raises:
+        UnsupportedModel: it is scaled in an unknown way.
+    """
+    theta = facts.optional_number(".rope.freq_base") or _THETA
+    kind = facts.optional_text(".rope.scaling.type") or "none"
+    trained = facts.optional_integer(".rope.scaling.original_context_length")
+    factors = {side: f"rope_factors_{side}.weight" for side in ("short", "long")}
+    rope: Config = {"rope_theta": theta}
+    if all(name in facts.shapes for name in factors.values()):
+        scale = facts.optional_number(".rope.scaling.attn_factor")
+        rope |= {f"{side}_factor": list(facts.values(name)) for side, name in factors.items()}
+        return {
+            **rope,
+            "rope_type": "longrope",
+            "original_max_position_embeddings": trained or facts.integer(".context_length"),
+            **({} if scale is None else {"attention_factor": scale}),
+        }
+    if "rope_freqs.weight" in facts.shapes:  # Llama 3's scaling, as factors by which frequencies are divided
+        divisors = list(facts.values("rope_freqs.weight"))
+        return {
+            **rope,
+            "rope_type": "longrope",
+            "short_factor": divisors,
+            "long_factor": divisors,
+            "attention_factor": 1.0,
+            "original_max_position_embeddings": facts.integer(".context_length"),
+        }
+    if kind == "none":
+        return {**rope, "rope_type": "default"}
+    if kind == "linear":
+        return {**rope, "rope_type": kind, "factor": facts.number(".rope.scaling.factor")}
+    if kind == "yarn":
+        return {**rope, "rope_type": kind, **_yarn(facts, trained)}
+    raise UnsupportedModel(
+        f"{facts.file}: {facts.architecture}.rope.scaling.type {kind!r} is not supported; supported are none, linear, "
+        "yarn and longrope with its factors"
+    )
+
+
+def _yarn(facts: GgufFacts, trained: int | None) -> Config:
+    optional = {
+        "attention_factor": facts.optional_number(".rope.scaling.attn_factor"),
+        "beta_fast": facts.optional_number(".rope.scaling.yarn_beta_fast"),
+        "beta_slow": facts.optional_number(".rope.scaling.yarn_beta_slow"),
+    }
+    return {
+        "factor": facts.number(".rope.scaling.factor"),
+        "original_max_position_embeddings": trained or facts.integer(".context_length"),
+        **{name: value for name, value in optional.items() if value is not None},
+    }
+
+
+def _partial(facts: GgufFacts, rope: Config) -> Config:
+    """The parameters of a rope that may rotate a part of each head only."""
+    dim = facts.optional_integer(".rope.dimension_count")
+    return rope if dim is None else {**rope, "partial_rotary_factor": dim / head_dim(facts)}
+
+
+def _check_whole_heads(facts: GgufFacts) -> None:
+    dim, whole = facts.optional_integer(".rope.dimension_count"), head_dim(facts)
+    if dim not in (None, whole):
+        raise UnsupportedModel(
+            f"{facts.file}: {facts.architecture}.rope.dimension_count is {dim}, but models of this architecture rotate "
+            f"whole heads, of {whole} elements"
+        )
+
+
+def _alternating(layers: int, period: int) -> list[str]:
+    """Types of layers, of which every `period`-th attends to all positions."""
+    return [_SLIDING if (index + 1) % period else _FULL for index in range(layers)]
+
+
+def _llama(facts: GgufFacts) -> Config:
+    """Llama, Mistral and Mixtral, which share an architecture. Windows of Mistral's first model are not in files."""
+    _check_whole_heads(facts)
+    dim = head_dim(facts)
+    experts = facts.optional_integer(".expert_count") or 0
+    if experts:
+        return _rms_decoder(
+            facts,
+            "mixtral",
+            "Mixtral",
+            head_dim=dim,
+            num_local_experts=experts,
+            num_experts_per_tok=facts.integer(".expert_used_count"),
+            sliding_window=None,
+        )
+    return _rms_decoder(facts, "llama", "Llama", head_dim=dim, **_biases(facts))
+
+
+def _biases(facts: GgufFacts) -> Config:
+    return {
+        "attention_bias": "blk.0.attn_q.bias" in facts.shapes,
+        "mlp_bias": "blk.0.ffn_gate.bias" in facts.shapes,
+    }
+
+
+def _qwen2(facts: GgufFacts) -> Config:
+    return _rms_decoder(facts, "qwen2", "Qwen2", use_sliding_window=False, head_dim=head_dim(facts))
+
+
+def _qwen3(facts: GgufFacts) -> Config:
+    bias = "blk.0.attn_q.bias" in facts.shapes
+    return _rms_decoder(
+        facts, "qwen3", "Qwen3", use_sliding_window=False, head_dim=head_dim(facts), attention_bias=bias
+    )
+
+
+def _qwen3moe(facts: GgufFacts) -> Config:
+    config = _rms_decoder(
+        facts,
+        "qwen3_moe",
+        "Qwen3Moe",
+        head_dim=head_dim(facts),
+        num_experts=facts.integer(".expert_count"),
+        num_experts_per_tok=facts.integer(".expert_used_count"),
+        moe_intermediate_size=facts.integer(".expert_feed_forward_length"),
+        norm_topk_prob=True,
+        decoder_sparse_step=1,
+        mlp_only_layers=[],
+        use_sliding_window=False,
+    )
+    config["intermediate_size"] = config["intermediate_size"] or config["moe_intermediate_size"]
+    return config
+
+
+def _gemma(facts: GgufFacts) -> Config:
+    return _rms_decoder(facts, "gemma", "Gemma", head_dim=head_dim(facts), hidden_act="gelu_pytorch_tanh")
+
+
+def _gemma2(facts: GgufFacts) -> Config:
+    layers = num_layers(facts)
+    return _rms_decoder(
+        facts,
+        "gemma2",
+        "Gemma2",
+        head_dim=head_dim(facts),
+        hidden_activation="gelu_pytorch_tanh",
+        query_pre_attn_scalar=_gemma_scalar(facts),
+        sliding_window=facts.integer(".attention.sliding_window"),
+        layer_types=_alternating(layers, 2),
+        attn_logit_softcapping=facts.optional_number(".attn_logit_softcapping"),
+        final_logit_softcapping=facts.optional_number(".final_logit_softcapping"),
+    )
+
+
+def _gemma3(facts: GgufFacts) -> Config:
+    local = facts.optional_number(".rope.freq_base_swa") or _THETA
+    return _rms_decoder(
+        facts,
+        "gemma3_text",
+        "Gemma3",
+        head_dim=head_dim(facts),
+        hidden_activation="gelu_pytorch_tanh",
+        query_pre_attn_scalar=_gemma_scalar(facts),
+        sliding_window=facts.integer(".attention.sliding_window"),
+        layer_types=_layer_types(facts, 6),
+        final_logit_softcapping=facts.optional_number(".final_logit_softcapping"),
+        rope_parameters={_SLIDING: {"rope_type": "default", "rope_theta": local}, _FULL: _rope(facts)},
+    )
+
+
+def _gemma_scalar(facts: GgufFacts) -> int:
+    """The number whose root scores are divided by. It is not in files."""
+    if num_layers(facts) == _GEMMA_27B[facts.architecture]:
+        return facts.integer(".embedding_length") // facts.integer(".attention.head_count")
+    return head_dim(facts)
+
+
+def _layer_types(facts: GgufFacts, period: int) -> list[str]:
+    """Types of layers: as the file says, or every `period`-th attends to all positions."""
+    layers, key = num_layers(facts), ".attention.sliding_window_pattern"
+    stored = facts.metadata.get(facts.architecture + key)
+    if stored is None or type(stored) is int:
+        return _alternating(layers, stored or period)
+    flags = facts.sequence(key)
+    if len(flags) != layers:
+        raise BrokenFolder(f"{facts.file}: {facts.architecture}{key} has {len(flags)} values for {layers} layers")
+    return [_SLIDING if flag else _FULL for flag in flags]
+
+
+def _phi3(facts: GgufFacts) -> Config:
+    rope = _rope(facts)
+    trained = rope.get("original_max_position_embeddings", facts.integer(".context_length"))
+    return _rms_decoder(
+        facts,
+        "phi3",
+        "Phi3",
+        sliding_window=facts.optional_integer(".attention.sliding_window") or None,
+        original_max_position_embeddings=trained,
+        rope_parameters=_partial(facts, rope),
+    )
+
+
+def _phi2(facts: GgufFacts) -> Config:
+    return _decoder(
+        facts,
+        "phi",
+        "Phi",
+        layer_norm_eps=facts.number(".attention.layer_norm_epsilon"),
+        hidden_act="gelu_new",
+        qk_layernorm=False,
+        rope_parameters=_partial(facts, _rope(facts)),
+    )
+
+
+def _smollm3(facts: GgufFacts) -> Config:
+    _check_whole_heads(facts)
+    layers = num_layers(facts)
+    return _rms_decoder(
+        facts,
+        "smollm3",
+        "SmolLM3",
+        no_rope_layers=[int((index + 1) % 4 != 0) for index in range(layers)],
+        layer_types=[_FULL] * layers,
+        use_sliding_window=False,
+        sliding_window=None,
+        **_biases(facts),
+    )
+
+
+def _granite(facts: GgufFacts) -> Config:
+    if facts.optional_integer(".expert_count"):
+        raise UnsupportedModel(f"{facts.file} is a Granite model with experts, which is not supported")
+    _check_whole_heads(facts)
+    scale = facts.optional_number(".attention.scale")
+    return _rms_decoder(
+        facts,
+        "granite",
+        "Granite",
+        attention_multiplier=head_dim(facts) ** -0.5 if scale is None else scale,
+        embedding_multiplier=facts.optional_number(".embedding_scale") or 1.0,
+        residual_multiplier=facts.optional_number(".residual_scale") or 1.0,
+        logits_scaling=facts.optional_number(".logit_scale") or 1.0,
+        **_biases(facts),
+    )
+
+
+def _olmo2(facts: GgufFacts) -> Config:
+    if facts.optional_integer(".attention.sliding_window"):
+        raise UnsupportedModel(f"{facts.file} is an OLMo 3 model, with sliding windows, which is not supported")
+    return _rms_decoder(facts, "olmo2", "Olmo2", attention_bias=False)
+
+
+def _falcon(facts: GgufFacts) -> Config:
+    """Falcon: models with several key heads have the new architecture."""
+    kv_heads = facts.optional_integer(".attention.head_count_kv") or 1
+    two_norms = "blk.0.attn_norm_2.weight" in facts.shapes
+    hidden = facts.integer(".embedding_length")
+    config = _decoder(
+        facts,
+        "falcon",
+        "Falcon",
+        num_kv_heads=kv_heads,
+        new_decoder_architecture=kv_heads > 1 or two_norms,
+        num_ln_in_parallel_attn=2 if two_norms else 1 if kv_heads > 1 else None,
+        multi_query=kv_heads == 1,
+        parallel_attn=True,
+        bias="blk.0.attn_qkv.bias" in facts.shapes,
+        alibi=False,
+        activation="gelu",
+        layer_norm_epsilon=facts.number(".attention.layer_norm_epsilon"),
+        ffn_hidden_size=facts.optional_integer(".feed_forward_length") or 4 * hidden,
+    )
+    return {name: value for name, value in config.items() if name not in ("num_key_value_heads", "intermediate_size")}
+
+
+def _starcoder2(facts: GgufFacts) -> Config:
+    return _decoder(
+        facts,
+        "starcoder2",
+        "Starcoder2",
+        norm_epsilon=facts.number(".attention.layer_norm_epsilon"),
+        hidden_act="gelu_pytorch_tanh",
+        use_bias="blk.0.attn_q.bias" in facts.shapes,
+        sliding_window=facts.optional_integer(".attention.sliding_window") or _STARCODER2_WINDOW,
+    )
+
+
+def _stablelm(facts: GgufFacts) -> Config:
+    parallel = facts.flag(".use_parallel_residual")
+    return _decoder(
+        facts,
+        "stablelm",
+        "StableLm",
+        layer_norm_eps=facts.number(".attention.layer_norm_epsilon"),
+        use_qkv_bias="blk.0.attn_q.bias" in facts.shapes,
+        qk_layernorm="blk.0.attn_q_norm.weight" in facts.shapes,
+        use_parallel_residual="blk.0.ffn_norm.weight" not in facts.shapes if parallel is None else parallel,
+        rope_parameters=_partial(facts, _rope(facts)),
+    )
+
+
+def _command_r(facts: GgufFacts) -> Config:
+    return _decoder(
+        facts,
+        "cohere",
+        "Cohere",
+        layer_norm_eps=facts.number(".attention.layer_norm_epsilon"),
+        logit_scale=facts.number(".logit_scale"),
+        use_qk_norm="blk.0.attn_q_norm.weight" in facts.shapes,
+        attention_bias="blk.0.attn_q.bias" in facts.shapes,
+    )
+
+
+def _cohere2(facts: GgufFacts) -> Config:
+    return _decoder(
+        facts,
+        "cohere2",
+        "Cohere2",
+        layer_norm_eps=facts.number(".attention.layer_norm_epsilon"),
+        logit_scale=facts.number(".logit_scale"),
+        sliding_window=facts.integer(".attention.sliding_window"),
+        layer_types=_layer_types(facts, 4),
+        attention_bias="blk.0.attn_q.bias" in facts.shapes,
+    )
+
+
+def _deepseek2(facts: GgufFacts) -> Config:
+    """DeepSeek V3 and R1. V2 has the same architecture in files, with another router."""
+    if facts.optional_integer(".expert_gating_func") != _SIGMOID:
+        raise UnsupportedModel(
+            f"{facts.file} is a DeepSeek V2 model (its router is not a sigmoid), which is not supported; V3 and R1 are"
+        )
+    rotated = facts.integer(".rope.dimension_count")
+    keys = facts.optional_integer(".attention.key_length_mla") or facts.integer(".attention.key_length")
+    values = facts.optional_integer(".attention.value_length_mla") or facts.integer(".attention.value_length")
+    experts, heads = facts.integer(".expert_count"), facts.integer(".attention.head_count")
+    groups, top_groups = _DEEPSEEK_V3_GROUPS if experts == _DEEPSEEK_V3_EXPERTS else (1, 1)
+    rope = _rope(facts)
+    if (multiplier := facts.optional_number(".rope.scaling.yarn_log_multiplier")) is not None:
+        rope |= {"mscale": 10 * multiplier, "mscale_all_dim": 10 * multiplier}
+        rope.pop("attention_factor", None)
+    return _rms_decoder(
+        facts,
+        "deepseek_v3",
+        "DeepseekV3",
+        num_key_value_heads=heads,
+        q_lora_rank=facts.optional_integer(".attention.q_lora_rank"),
+        kv_lora_rank=facts.integer(".attention.kv_lora_rank"),
+        qk_rope_head_dim=rotated,
+        qk_nope_head_dim=keys - rotated,
+        v_head_dim=values,
+        n_routed_experts=experts,
+        n_shared_experts=facts.optional_integer(".expert_shared_count") or 0,
+        num_experts_per_tok=facts.integer(".expert_used_count"),
+        moe_intermediate_size=facts.integer(".expert_feed_forward_length"),
+        first_k_dense_replace=facts.optional_integer(".leading_dense_block_count") or 0,
+        routed_scaling_factor=facts.optional_number(".expert_weights_scale") or 1.0,
+        norm_topk_prob=bool(facts.flag(".expert_weights_norm")),
+        n_group=facts.optional_integer(".expert_group_count") or groups,
+        topk_group=facts.optional_integer(".expert_group_used_count") or top_groups,
+        num_nextn_predict_layers=0,
+        attention_bias=False,
+        rope_interleave=True,
+        rope_parameters=rope,
+    )
+
+
+def _gpt_oss(facts: GgufFacts) -> Config:
+    rope = _rope(facts)
+    if rope["rope_type"] == "yarn":
+        rope["truncate"] = False
+    return _rms_decoder(
+        facts,
+        "gpt_oss",
+        "GptOss",
+        head_dim=head_dim(facts),
+        intermediate_size=facts.integer(".expert_feed_forward_length"),
+        num_local_experts=facts.integer(".expert_count"),
+        num_experts_per_tok=facts.integer(".expert_used_count"),
+        sliding_window=facts.integer(".attention.sliding_window"),
+        layer_types=_layer_types(facts, 2),
+        attention_bias=True,
+        rope_parameters=rope,
+    )
+
+
+def _bert(facts: GgufFacts) -> Config:
+    """BERT, and RoBERTa and its relatives, whose rows of positions before the first token are not in files."""
+    tokenizer = facts.optional_text("tokenizer.ggml.model")
+    is_roberta = tokenizer != "bert"
+    positions = facts.shape("position_embd.weight")[0]
+    pad = facts.optional_integer("tokenizer.ggml.padding_token_id")
+    head = "XLMRoberta" if is_roberta else "Bert"
+    return {
+        **_encoder(facts, "xlm-roberta" if is_roberta else "bert", head),
+        "max_position_embeddings": positions + roberta_offset(facts),
+        "hidden_act": "gelu",
+        "pad_token_id": (1 if is_roberta else 0) if pad is None else pad,
+    }
+
+
+def roberta_offset(facts: GgufFacts) -> int:
+    """How many rows of positions a file lacks, those up to the padding token's."""
+    if facts.architecture != "bert" or facts.optional_text("tokenizer.ggml.model") == "bert":
+        return 0
+    pad = facts.optional_integer("tokenizer.ggml.padding_token_id")
+    return (1 if pad is None else pad) + 1
+
+
+def _nomic_bert(facts: GgufFacts) -> Config:
+    return {
+        **_encoder(facts, "nomic_bert", "NomicBert"),
+        "max_position_embeddings": facts.integer(".context_length"),
+        "hidden_act": "silu",
+        "pad_token_id": facts.optional_integer("tokenizer.ggml.padding_token_id") or 0,
+        "rope_parameters": _rope(facts),
+    }
+
+
+def _encoder(facts: GgufFacts, model_type: str, head: str) -> Config:
+    types = facts.shapes.get("token_types.weight", (0,))[0]
+    return {
+        "architectures": [f"{head}Model"],
+        "model_type": model_type,
+        "hidden_size": facts.integer(".embedding_length"),
+        "intermediate_size": facts.integer(".feed_forward_length"),
+        "num_hidden_layers": num_layers(facts),
+        "num_attention_heads": facts.integer(".attention.head_count"),
+        "layer_norm_eps": facts.number(".attention.layer_norm_epsilon"),
+        "vocab_size": facts.shape(EMBEDDING)[0],
+        "type_vocab_size": types,
+        **_special_tokens(facts),
+    }
+
+
+CONFIGS: dict[str, Callable[[GgufFacts], Config]] = {
+    "bert": _bert,
+    "cohere2": _cohere2,
+    "command-r": _command_r,
+    "deepseek2": _deepseek2,
+    "falcon": _falcon,
+    "gemma": _gemma,
+    "gemma2": _gemma2,
+    "gemma3": _gemma3,
+    "gpt-oss": _gpt_oss,
+    "granite": _granite,
+    "llama": _llama,
+    "nomic-bert": _nomic_bert,
+    "olmo2": _olmo2,
+    "phi2": _phi2,
+    "phi3": _phi3,
+    "qwen2": _qwen2,
+    "qwen3": _qwen3,
+    "qwen3moe": _qwen3moe,
+    "smollm3": _smollm3,
+    "stablelm": _stablelm,
+    "starcoder2": _starcoder2,
+}

@@ -1,0 +1,170 @@
+"""GgufCheckpoint: the tensors of GGUF files, as the weights of a Hugging Face checkpoint."""
+
+from __future__ import annotations
+
+import mmap
+import warnings
+from collections.abc import Iterator, Set
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from quire.engine.models.checkpoint.checkpoint import Checkpoint, Progress, WeightTaker, wanted
+from quire.engine.models.checkpoint.formats.weight_format import NamedWeight, StoredWeight
+from quire.engine.models.checkpoint.gguf.blocks import PLAIN, stored_blocks
+from quire.engine.models.checkpoint.gguf.container import TensorInfo, open_parts
+from quire.engine.models.checkpoint.gguf.facts import facts_of
+from quire.engine.models.checkpoint.gguf.folder import gguf_models
+from quire.engine.models.checkpoint.gguf.tensor_names import GgufNames, Piece
+from quire.engine.models.checkpoint.safetensors import PlainName
+from quire.engine.models.errors import BrokenFolder
+from quire.kernels.linear import Quantization
+
+
+class GgufCheckpoint(Checkpoint):
+    """The tensors of GGUF files."""
+
+    def __init__(self, folder: Path, plain_name: PlainName = str) -> None:
+        """Open the files.
+
+        Args:
+            folder: one that was made of them, see `gguf.folder`.
+            plain_name: see `SafetensorsFile`.
+
+        Raises:
+            BrokenFolder: a file is missing or cannot be read.
+        """
+        names = gguf_models(path.name for path in folder.iterdir())
+        if len(names) != 1:
+            raise BrokenFolder(f"{folder} must have one GGUF file, but has {len(names)}")
+        self._files = open_parts(folder / names[0])
+        facts = facts_of(self._files)
+        self._owner = {name: file for file in self._files for name in file.tensors}
+        gguf_names = GgufNames(facts)
+        self._pieces = {
+            tensor: [
+                (name, piece) for piece in gguf_names.pieces(tensor) if (name := plain_name(piece.name)) is not None
+            ]
+            for tensor in self._owner
+        }
+        self._tensor_of = {name: tensor for tensor, pieces in self._pieces.items() for name, _ in pieces}
+
+    @override
+    def __exit__(self, *_: object) -> None:
+        # Tensors may still be views of the maps; they are closed with the last of them.
+        self._owner.clear()
+        self._files.clear()
+
+    @property
+    @override
+    def num_tensors(self) -> int:
+        return len(self._tensor_of)
+
+    @property
+    @override
+    def total_bytes(self) -> int:
+        return sum(info.end - info.begin for file in self._files for info in file.tensors.values())
+
+    @override
+    def dtype(self) -> torch.dtype:
+        """bfloat16 where most bytes are those of quantized weights."""
+        sizes: dict[torch.dtype, int] = {}
+        for file in self._files:
+            for info in file.tensors.values():
+                dtype = PLAIN.get(info.kind.name, torch.bfloat16)
+                sizes[dtype] = sizes.get(dtype, 0) + info.end - info.begin
+        return max(sizes, key=lambda dtype: sizes[dtype], default=torch.bfloat16)
+
+    @override
+    def names(self) -> Set[str]:
+        return self._tensor_of.keys()
+
+    @override
+    def dtype_of(self, name: str) -> torch.dtype:
+        return PLAIN.get(self._info(self._tensor_of[name]).kind.name, torch.bfloat16)
+
+    @override
+    def equal(self, first: str, second: str) -> bool:
+        tensors = self._tensor_of[first], self._tensor_of[second]
+        kinds = {self._info(tensor).kind for tensor in tensors}
+        left, right = (self._bytes(tensor) for tensor in tensors)
+        same = len(kinds) == 1 and torch.equal(left, right)
+        for tensor in tensors:
+            self._release(tensor)
+        return same
+
+    @override
+    def requantized(self, quantization: Quantization) -> Quantization:
+        return quantization
+
+    @override
+    def tensors(
+        self, dtype: torch.dtype, progress: Progress, taker: WeightTaker | None = None
+    ) -> Iterator[tuple[str, Tensor]]:
+        for tensor, pieces in self._pieces.items():
+            for name, piece in pieces:
+                weight = self._made(tensor, piece) if piece.make is not None else self._part(tensor, piece)
+                if isinstance(weight, Tensor):
+                    yield name, weight
+                    continue
+                named = NamedWeight(name, weight, ())
+                file = self._owner[tensor].path.name
+                if (numbers := wanted(file, tensor, named, dtype, taker)) is not None:
+                    yield name, numbers
+            self._release(tensor)
+            progress(self._info(tensor).end - self._info(tensor).begin)
+
+    def _made(self, tensor: str, piece: Piece) -> Tensor:
+        """A weight that is computed from tensors.
+
+        Raises:
+            BrokenFolder: one of them is missing, or their shapes do not match.
+        """
+        assert piece.make is not None
+        if missing := [name for name in piece.others if name not in self._owner]:
+            raise BrokenFolder(f"{tensor} is there, but {missing[0]} is missing")
+        try:
+            return piece.make([self._numbers(name) for name in (tensor, *piece.others)])
+        except (RuntimeError, ValueError, IndexError) as error:
+            raise BrokenFolder(f"{self._owner[tensor].path.name}: {tensor} has a wrong shape: {error}") from error
+
+    def _numbers(self, tensor: str) -> Tensor:
+        """All numbers of a tensor."""
+        weight = self._part(tensor, Piece(tensor))
+        shape = self._info(tensor).shape
+        return weight if isinstance(weight, Tensor) else weight.dequantize(torch.float32).view(shape)
+
+    def _part(self, tensor: str, piece: Piece) -> Tensor | StoredWeight:
+        """The part of a tensor that a weight has, with its rows in order."""
+        info = self._info(tensor)
+        data = self._bytes(tensor)
+        rows = piece.rows
+        if (dtype := PLAIN.get(info.kind.name)) is not None:
+            plain = data.view(dtype).view(info.shape)
+            plain = plain if piece.expert is None else plain[piece.expert]
+            return plain if rows is None else plain[rows]
+        blocks = data.view(*info.shape[:-1], info.shape[-1] // info.kind.values, info.kind.nbytes)
+        blocks = blocks[None] if blocks.dim() == 2 else blocks
+        blocks = blocks.flatten(0, -3) if piece.expert is None else blocks[piece.expert]
+        return stored_blocks(blocks, info.kind, rows)
+
+    def _info(self, tensor: str) -> TensorInfo:
+        return self._owner[tensor].tensors[tensor]
+
+    def _bytes(self, tensor: str) -> Tensor:
+        file, info = self._owner[tensor], self._info(tensor)
+        if info.begin == info.end:
+            return torch.empty(0, dtype=torch.uint8)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="The given buffer is not writable")
+            data = torch.frombuffer(file.map, dtype=torch.uint8, count=info.end - info.begin, offset=info.begin)
+        return data if data.data_ptr() % 4 == 0 else data.clone()
+
+    def _release(self, tensor: str) -> None:
+        """Allow the operating system to drop the pages of a tensor from memory."""
+        file, info = self._owner[tensor], self._info(tensor)
+        first, last = -(-info.begin // mmap.PAGESIZE) * mmap.PAGESIZE, info.end // mmap.PAGESIZE * mmap.PAGESIZE
+        if last > first:
+            file.map.madvise(mmap.MADV_DONTNEED, first, last - first)

@@ -1,0 +1,179 @@
+"""Makes model folders of GGUF files, so that everything that reads a model's folder works for them too.
+
+A folder has config.json, the files of a tokenizer, and links to the GGUF files. It lies in the user's cache, under a
+key of the files' paths, sizes and times, so that it is made once; the folders that were used last are kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from quire.engine.models.checkpoint.gguf.architectures import config_of, pooling_of
+from quire.engine.models.checkpoint.gguf.container import open_parts, parts_of
+from quire.engine.models.checkpoint.gguf.facts import GgufFacts, facts_of
+from quire.engine.models.checkpoint.gguf.tokenizer import GgufTokenizer
+from quire.engine.models.errors import BrokenFolder
+
+logger = logging.getLogger(__name__)
+METHOD = "gguf"  # `quant_method` in the config of such a folder
+_VERSION = 1  # of what is written; folders of others are not used
+_MOST_FOLDERS = 32
+_SPLIT = re.compile(r"-\d{5}-of-\d{5}$")
+_PROJECTOR = "mmproj"  # begins the names of files with the part of a model that reads pictures
+# Files beside a GGUF file that take the place of what it says about its tokenizer.
+_TOKENIZER, _TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
+_BESIDE = (_TOKENIZER, _TOKENIZER_CONFIG, "chat_template.jinja")
+
+
+def gguf_models(names: Iterable[str]) -> list[str]:
+    """The files of a folder that hold a model each; of one that is split into several, the first."""
+    files = sorted(name for name in names if name.endswith(".gguf") and not name.startswith(_PROJECTOR))
+    return [name for name in files if not _SPLIT.search(name[:-5]) or "-00001-of-" in name]
+
+
+def name_of(file: Path) -> str:
+    """The name of a model by that of its file."""
+    return _SPLIT.sub("", file.stem)
+
+
+def model_folder(file: Path) -> Path:
+    """The model folder of a GGUF file, which is made if there is none yet.
+
+    `file`: if the model is split into several, the first.
+
+    Raises:
+        ModelError: the file cannot be read, or its model is not supported.
+    """
+    files = parts_of(file.absolute())
+    cache = _cache()
+    key = cache / _key(files)
+    folder = key / name_of(files[0])
+    if folder.is_dir():
+        with suppress(OSError):
+            os.utime(key)
+        return folder
+    facts = facts_of(open_parts(files[0]))
+    made = Path(tempfile.mkdtemp(prefix=".", dir=cache))
+    try:
+        inner = made / folder.name
+        inner.mkdir()
+        _write(inner, files, facts)
+        with suppress(OSError):  # another process was faster
+            made.rename(key)
+    except OSError as error:
+        raise BrokenFolder(f"{folder} cannot be written: {error}") from error
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+    if not folder.is_dir():
+        raise BrokenFolder(f"{folder} cannot be written")
+    _remove_oldest(cache)
+    return folder
+
+
+def _cache() -> Path:
+    """The directory of all such folders; in the system's directory of temporary files if the user's is not writable."""
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    for parent in (base / "quire", Path(tempfile.gettempdir()) / f"quire-{os.getuid()}"):
+        cache = parent / METHOD
+        try:
+            cache.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError:
+            continue
+        if os.access(cache, os.W_OK) and cache.stat().st_uid == os.getuid():
+            return cache
+    raise BrokenFolder(f"no directory is writable for what GGUF files say about their models: {base / 'quire'}")
+
+
+def _key(files: Sequence[Path]) -> str:
+    """A name for files as they are now, and for what lies beside them."""
+    digest = hashlib.sha256(f"{_VERSION}".encode())
+    for file in (*files, *_beside(files[0])):
+        try:
+            status = file.stat()
+        except OSError as error:
+            raise BrokenFolder(f"{file} cannot be read: {error}") from error
+        digest.update(f"\0{file}\0{status.st_size}\0{status.st_mtime_ns}".encode(errors="surrogateescape"))
+    return digest.hexdigest()[:32]
+
+
+def _beside(file: Path) -> list[Path]:
+    return [path for name in _BESIDE if (path := file.parent / name).is_file()]
+
+
+def _write(folder: Path, files: Sequence[Path], facts: GgufFacts) -> None:
+    """Write the files of a model's folder.
+
+    Raises:
+        ModelError: the model is not supported.
+    """
+    config = {**config_of(facts), "quantization_config": {"quant_method": METHOD}}
+    _dump(folder / "config.json", config)
+    tokenizer = GgufTokenizer(facts)
+    links = {path.name: path for path in _beside(files[0])}
+    if _TOKENIZER in links:
+        logger.info("the tokenizer of %s is that of %s", files[0].name, links[_TOKENIZER])
+    else:
+        links.pop(_TOKENIZER_CONFIG, None)
+        _dump(folder / _TOKENIZER, tokenizer.tokenizer())
+        _check_tokenizer(folder / _TOKENIZER, files[0].name)
+    if _TOKENIZER_CONFIG not in links:
+        _dump(folder / _TOKENIZER_CONFIG, tokenizer.config())
+    _dump(folder / "generation_config.json", tokenizer.generation())
+    if (pooling := pooling_of(facts)) is not None:
+        _write_modules(folder, config, pooling)
+    for path in (*files, *links.values()):
+        (folder / path.name).symlink_to(path)
+
+
+def _check_tokenizer(path: Path, file: str) -> None:
+    try:
+        tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # it has no kind of its own for broken files
+        raise BrokenFolder(f"{file}: its tokenizer cannot be used: {error}") from error
+
+
+def _write_modules(folder: Path, config: Mapping[str, Any], pooling: str) -> None:
+    """Write the modules that sentence-transformers has behind the model."""
+    names = {"mean": "pooling_mode_mean_tokens", "cls": "pooling_mode_cls_token", "lasttoken": "pooling_mode_lasttoken"}
+    kinds = {"": "Transformer", "1_Pooling": "Pooling", "2_Normalize": "Normalize"}
+    modules = [
+        {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for index, (path, kind) in enumerate(kinds.items())
+    ]
+    _dump(folder / "modules.json", modules)
+    (folder / "1_Pooling").mkdir()
+    _dump(
+        folder / "1_Pooling" / "config.json",
+        {"word_embedding_dimension": config["hidden_size"], names[pooling]: True},
+    )
+
+
+def _dump(path: Path, content: Any) -> None:
+    path.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
+
+
+def _remove_oldest(cache: Path) -> None:
+    """Keep the folders that were used last."""
+    with suppress(OSError):
+        used = sorted((path for path in cache.iterdir() if not path.name.startswith(".")), key=_time, reverse=True)
+        for path in used[_MOST_FOLDERS:]:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _time(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:  # another process removes it
+        return 0.0

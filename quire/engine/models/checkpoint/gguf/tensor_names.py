@@ -1,0 +1,272 @@
+"""GgufNames: which weights of a Hugging Face checkpoint the tensors of a GGUF file are, and how their rows lie."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from quire.engine.models.checkpoint.gguf.architectures import ROPE_TENSORS, head_dim, num_layers, roberta_offset
+from quire.engine.models.checkpoint.gguf.facts import GgufFacts
+
+Make = Callable[[Sequence[Tensor]], Tensor]
+_TENSOR = re.compile(r"(?:blk\.(?P<layer>\d+)\.)?(?P<module>\w+?)(?:\.(?P<expert>\d+))?\.(?P<kind>weight|bias)")
+_DECODER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_ATTENTION = {
+    "attn_norm": "input_layernorm",
+    **{f"attn_{side}": f"self_attn.{side}_proj" for side in ("q", "k", "v", "qkv")},
+    "attn_output": "self_attn.o_proj",
+    **{f"attn_{side}_norm": f"self_attn.{side}_norm" for side in ("q", "k")},
+}
+_MLP = {f"ffn_{side}": f"mlp.{side}_proj" for side in ("gate", "up", "down")}
+_LLAMA = {**_ATTENTION, **_MLP, "ffn_norm": "post_attention_layernorm"}
+_OUTPUT_NORMS = {
+    **_LLAMA,
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+_EXPERTS = {"ffn_gate_inp": "mlp.gate", **{f"{name}_exps": f"mlp.experts.{{}}.{_MLP[name][4:]}" for name in _MLP}}
+_MIXTRAL = {
+    "ffn_gate_inp": "block_sparse_moe.gate",
+    **{f"{name}_exps": f"block_sparse_moe.experts.{{}}.w{index}" for name, index in zip(_MLP, (1, 3, 2), strict=True)},
+}
+_LATENT = {
+    **{f"attn_{side}": f"self_attn.{side}_proj" for side in ("q_a", "q_b", "kv_b")},
+    **{f"attn_{side}_a_norm": f"self_attn.{side}_a_layernorm" for side in ("q", "kv")},
+    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+    **{f"{name}_shexp": f"mlp.shared_experts.{_MLP[name][4:]}" for name in _MLP},
+}
+_FALCON = {
+    "attn_qkv": "self_attention.query_key_value",
+    "attn_output": "self_attention.dense",
+    "ffn_up": "mlp.dense_h_to_4h",
+    "ffn_down": "mlp.dense_4h_to_h",
+}
+_BERT_MODULES = {
+    "token_embd": "embeddings.word_embeddings",
+    "position_embd": "embeddings.position_embeddings",
+    "token_types": "embeddings.token_type_embeddings",
+    "token_embd_norm": "embeddings.LayerNorm",
+}
+_BERT = {
+    "attn_q": "attention.self.query",
+    "attn_k": "attention.self.key",
+    "attn_v": "attention.self.value",
+    "attn_output": "attention.output.dense",
+    "attn_output_norm": "attention.output.LayerNorm",
+    "ffn_up": "intermediate.dense",
+    "ffn_down": "output.dense",
+    "layer_output_norm": "output.LayerNorm",
+}
+_NOMIC = {
+    "attn_qkv": "attn.Wqkv",
+    "attn_output": "attn.out_proj",
+    "attn_output_norm": "norm1",
+    "ffn_up": "mlp.fc11",
+    "ffn_gate": "mlp.fc12",
+    "ffn_down": "mlp.fc2",
+    "layer_output_norm": "norm2",
+}
+# Weights whose names have no kind at the end.
+_WHOLE = {"exp_probs_b.bias": "mlp.gate.e_score_correction_bias", "attn_sinks.weight": "self_attn.sinks"}
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A weight of the checkpoint in a tensor of the file.
+
+    Attributes:
+        name: in Hugging Face's checkpoints.
+        expert: index in a stack of experts; None: the tensor is no stack.
+        rows: the rows of the tensor that it has, in this order; None: all of them.
+        make: computes it from the numbers of the tensor, and of `others`; None: it is these rows as they are.
+        others: further tensors that it is made of.
+    """
+
+    name: str
+    expert: int | None = None
+    rows: Tensor | None = None
+    make: Make | None = None
+    others: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Rules:
+    """How an architecture's files name modules, and what else differs.
+
+    Attributes:
+        layer: names of modules of layers, by those of the file; "{}" stands for an expert.
+        modules: names of the other modules.
+        prefix: of the names of layers' modules.
+        pairs: queries and keys of each head lie in pairs that are rotated together, not in two halves.
+        norm_offset: what files add to the weights of norms.
+    """
+
+    layer: Mapping[str, str]
+    modules: Mapping[str, str] = field(default_factory=lambda: _DECODER)
+    prefix: str = "model.layers."
+    pairs: bool = False
+    norm_offset: float = 0.0
+
+
+_PHI3 = {**_LLAMA, "ffn_up": "mlp.gate_up_proj"}
+_PHI2 = {**_LLAMA, "attn_output": "self_attn.dense", "ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2"}
+_GPT_OSS = {**_ATTENTION, **_EXPERTS, "ffn_gate_inp": "mlp.router", "post_attention_norm": "post_attention_layernorm"}
+_STARCODER2 = {**_LLAMA, "ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}
+_FALCON_MODULES = {
+    "token_embd": "transformer.word_embeddings",
+    "output_norm": "transformer.ln_f",
+    "output": "lm_head",
+}
+_RULES = {
+    "bert": _Rules(_BERT, _BERT_MODULES, "encoder.layer."),
+    "cohere2": _Rules(_LLAMA),
+    "command-r": _Rules(_LLAMA),
+    "deepseek2": _Rules({**_LLAMA, **_EXPERTS, **_LATENT}),
+    "falcon": _Rules(_FALCON, _FALCON_MODULES, "transformer.h."),
+    "gemma": _Rules(_LLAMA, norm_offset=1.0),
+    "gemma2": _Rules(_OUTPUT_NORMS, norm_offset=1.0),
+    "gemma3": _Rules(_OUTPUT_NORMS, norm_offset=1.0),
+    "gpt-oss": _Rules(_GPT_OSS),
+    "granite": _Rules(_LLAMA, pairs=True),
+    "llama": _Rules({**_LLAMA, **_MIXTRAL}, pairs=True),
+    "nomic-bert": _Rules(_NOMIC, {**_BERT_MODULES, "token_embd_norm": "emb_ln"}, "encoder.layers."),
+    "olmo2": _Rules(_OUTPUT_NORMS),
+    "phi2": _Rules(_PHI2, {**_DECODER, "output_norm": "model.final_layernorm"}),
+    "phi3": _Rules(_PHI3),
+    "qwen2": _Rules(_LLAMA),
+    "qwen3": _Rules(_LLAMA),
+    "qwen3moe": _Rules({**_LLAMA, **_EXPERTS}),
+    "smollm3": _Rules(_LLAMA, pairs=True),
+    "stablelm": _Rules(_LLAMA),
+    "starcoder2": _Rules(_STARCODER2),
+}
+
+
+class GgufNames:
+    """The weights in the tensors of a file whose architecture is supported."""
+
+    def __init__(self, facts: GgufFacts) -> None:
+        self._facts = facts
+        self._rules = _RULES[facts.architecture]
+        self._layers = num_layers(facts)
+
+    def pieces(self, tensor: str) -> list[Piece]:
+        """The weights in a tensor; none if it is not needed. One that no rule names is there under its own name."""
+        match = _TENSOR.fullmatch(tensor)
+        if tensor in ROPE_TENSORS or match is None:
+            return [] if tensor in ROPE_TENSORS else [Piece(tensor)]
+        if match["layer"] is not None and int(match["layer"]) >= self._layers:
+            return []  # predicts further tokens
+        module, kind, expert = match["module"], match["kind"], match["expert"]
+        if module == "attn_rot_embd" or module == "attn_v_b":  # the second is read with attn_k_b
+            return []
+        if module == "attn_k_b":
+            return [self._latent_projection(tensor)]
+        prefix = "" if match["layer"] is None else f"{self._rules.prefix}{match['layer']}."
+        if (whole := _WHOLE.get(f"{module}.{kind}")) is not None:
+            return [Piece(prefix + whole)]
+        if module == "ffn_gate_up_exps":
+            return self._fused_experts(tensor, prefix, kind)
+        if self._facts.architecture == "bert" and module == "attn_qkv":
+            return self._thirds(tensor, prefix, kind)
+        name = self._module(module, expert is not None, is_layer=match["layer"] is not None)
+        if name is None:
+            return [Piece(tensor)]
+        piece = Piece(f"{prefix}{name}.{kind}")
+        if "{}" not in name:
+            return [self._with_order(piece, tensor, module)]
+        if expert is not None:
+            return [replace(piece, name=piece.name.format(expert))]
+        shape = self._facts.shape(tensor)
+        if len(shape) != (3 if kind == "weight" else 2):
+            return [Piece(tensor)]
+        return [replace(piece, name=piece.name.format(index), expert=index) for index in range(shape[0])]
+
+    def _module(self, module: str, of_expert: bool, *, is_layer: bool) -> str | None:
+        """The name of a module; None if no rule has it. `of_expert`: it is one of several of that name in a layer."""
+        if not is_layer:
+            return self._rules.modules.get(module)
+        if self._facts.architecture == "falcon" and module.startswith("attn_norm"):
+            has_two = "blk.0.attn_norm_2.weight" in self._facts.shapes
+            return {"attn_norm": "ln_mlp" if has_two else "input_layernorm", "attn_norm_2": "ln_attn"}.get(module)
+        return self._rules.layer.get(f"{module}_exps" if of_expert else module)
+
+    def _with_order(self, piece: Piece, tensor: str, module: str) -> Piece:
+        """The weight with the order of its rows, and with what is to be computed."""
+        rows = self._facts.shape(tensor)[0]
+        if self._rules.pairs and module in ("attn_q", "attn_k"):
+            heads = self._facts.integer(".attention.head_count")
+            if module == "attn_k":
+                heads = self._facts.optional_integer(".attention.head_count_kv") or heads
+            return replace(piece, rows=_halves(rows, heads))
+        if self._facts.architecture == "falcon" and module == "attn_qkv":
+            heads = self._facts.integer(".attention.head_count")
+            kv_heads = self._facts.optional_integer(".attention.head_count_kv") or 1
+            dim = head_dim(self._facts)
+            fits = heads % kv_heads == 0 and (heads + 2 * kv_heads) * dim == rows
+            return replace(piece, rows=_by_key_head(heads, kv_heads, dim)) if fits else piece
+        if self._rules.norm_offset and module.endswith("norm"):
+            return replace(piece, make=partial(_without, self._rules.norm_offset))
+        if module == "position_embd" and (offset := roberta_offset(self._facts)):
+            return replace(piece, make=partial(_behind_zeros, offset))
+        return piece
+
+    def _latent_projection(self, tensor: str) -> Piece:
+        """DeepSeek's up-projection of keys and values, of which newer files have two tensors."""
+        layer = tensor.split(".")[1]
+        heads = self._facts.integer(".attention.head_count")
+        values = f"blk.{layer}.attn_v_b.weight"
+        name = f"{self._rules.prefix}{layer}.self_attn.kv_b_proj.weight"
+        return Piece(name, make=partial(_joined_latents, heads), others=(values,))
+
+    def _fused_experts(self, tensor: str, prefix: str, kind: str) -> list[Piece]:
+        shape = self._facts.shape(tensor)
+        if len(shape) != 3:
+            return [Piece(tensor)]
+        count, rows, _ = shape
+        halves = zip(("ffn_gate_exps", "ffn_up_exps"), torch.arange(rows).tensor_split(2), strict=True)
+        return [
+            Piece(f"{prefix}{self._rules.layer[module].format(index)}.{kind}", expert=index, rows=half)
+            for module, half in halves
+            for index in range(count)
+        ]
+
+    def _thirds(self, tensor: str, prefix: str, kind: str) -> list[Piece]:
+        parts = torch.arange(self._facts.shape(tensor)[0]).tensor_split(3)
+        names = (self._rules.layer[f"attn_{side}"] for side in "qkv")
+        return [Piece(f"{prefix}{name}.{kind}", rows=rows) for name, rows in zip(names, parts, strict=True)]
+
+
+def _halves(rows: int, heads: int) -> Tensor:
+    """The rows of heads in which the elements that are rotated together lie in two halves, from pairs."""
+    if heads < 1 or rows % (2 * heads):  # the shape is refused when it is compared with the model's
+        return torch.arange(rows)
+    return torch.arange(rows).view(heads, -1, 2).transpose(1, 2).flatten()
+
+
+def _by_key_head(heads: int, kv_heads: int, dim: int) -> Tensor:
+    """The rows of each key head's queries, its key and its value, from all queries, all keys and all values."""
+    parts = torch.arange((heads + 2 * kv_heads) * dim).split([heads * dim, kv_heads * dim, kv_heads * dim])
+    return torch.cat([part.view(kv_heads, -1) for part in parts], 1).flatten()
+
+
+def _without(offset: float, tensors: Sequence[Tensor]) -> Tensor:
+    return tensors[0].float() - offset
+
+
+def _behind_zeros(rows: int, tensors: Sequence[Tensor]) -> Tensor:
+    return torch.cat([tensors[0].new_zeros((rows, tensors[0].shape[1])), tensors[0]])
+
+
+def _joined_latents(heads: int, tensors: Sequence[Tensor]) -> Tensor:
+    """(heads * (keys + values), rank), from (heads, rank, keys) and (heads, values, rank)."""
+    keys, values = tensors
+    rank = values.shape[-1]
+    by_head = keys.reshape(heads, rank, -1).transpose(1, 2), values.reshape(heads, -1, rank)
+    return torch.cat(by_head, 1).flatten(0, 1)

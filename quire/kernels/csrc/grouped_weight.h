@@ -1,0 +1,150 @@
+// Weights of 4, 6 or 8 bits whose groups of inputs share a scale, in panels of 32 outputs: a weight is
+// (code - offset) * scale + minimum, both times the output's factor, which is a power of two.
+//
+// A panel is one stretch of memory: codes, scales, minimums if there are any. Codes are unsigned, in steps of 16 inputs. A
+// step is four quads of inputs, and a quad is 32 words, whose bytes are the codes of four inputs for an output.
+//   8 bits: the quads.
+//   4 bits: quads 0 and 1 in the lower and the upper halves of the same bytes, then quads 2 and 3 likewise. With a table
+//           its 16 bytes are the codes.
+//   6 bits: the lower four bits as with 4 bits; then 32 words whose bytes have the upper two bits of all quads, those of
+//           quad q in bits 2q and 2q + 1.
+// Scales and minimums are float16 (groups, 32); or int8 (groups, 32), padded to whole lines, with a float16 factor for
+// each SUPER inputs behind them: (ceil(size_in / SUPER), 32).
+#pragma once
+
+#include "int8_rows.h"
+#include "panel_matmul.h"
+
+constexpr int64_t STEP = 16;         // inputs whose codes lie together
+constexpr int64_t INPUT_GROUP = 32;  // inputs that are quantized with the same scale
+constexpr int64_t SUPER = 256;       // inputs whose scales of 8 bits share a factor
+
+enum class Codes { FOUR, TABLE, SIX, EIGHT };
+
+inline Floats load_float16(const void *from) {
+#if defined(HAVE_AVX512)
+    return (Floats)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)from));
+#else
+    Halves x;
+    std::memcpy(&x, from, sizeof x);
+    Words bits = __builtin_convertvector(x, Words);
+    Floats magnitude = (Floats)((bits & 0x7fff) << 13) * 0x1p112f;  // neither infinite nor NaN
+    return (Floats)((Words)magnitude | (bits & 0x8000) << 16);
+#endif
+}
+
+// Scales or minimums of a panel.
+struct ScaleRows {
+    const uint8_t *at;
+    const uint8_t *factors;  // of each SUPER inputs; null: `at` is float16
+    int shift;               // groups of inputs in SUPER, as power of two
+
+    // Those of a group of inputs, for the 32 outputs.
+    void load(int64_t group, Floats &low, Floats &high) const {
+        if (!factors) {
+            low = load_float16(at + group * 64), high = load_float16(at + group * 64 + 32);
+        } else {
+            const auto *codes = (const int8_t *)at + group * PANEL;
+            const uint8_t *factor = factors + (group >> shift) * 64;
+            low = Int8Rows<Float32>::load(codes) * load_float16(factor);
+            high = Int8Rows<Float32>::load(codes + LANES) * load_float16(factor + 32);
+        }
+    }
+};
+
+struct GroupedWeight {
+    // The arguments that describe a weight, as Python passes them. table: int8, the codes as bytes. order: the layer's input
+    // that each input of the weight belongs to.
+    static GroupedWeight check(const Tensor &weight, const Tensor &factors, const OptionalTensor &table,
+                               const OptionalTensor &order, int64_t bits, int64_t group, int64_t offset,
+                               int64_t scale_bits, int64_t minimums, int64_t size_in, int64_t size_out) {
+        require(size_in > 0, "size_in", "at least one input is expected");
+        require(bits == 4 || bits == 6 || bits == 8, "bits", "4, 6 or 8 is expected");
+        require(!table || bits == 4, "table", "only codes of 4 bits have one");
+        require(group == STEP || (group > 0 && group % INPUT_GROUP == 0), "group", "16 or a multiple of 32 is expected");
+        require(scale_bits == 16 || (scale_bits == 8 && group <= INPUT_GROUP), "scale_bits",
+                "16, or 8 with groups of 16 or 32, is expected");
+        require(offset >= -1024 && offset <= 1024, "offset", "a number that sums of 32 bits have room for is expected");
+        GroupedWeight w;
+        w.kind = table ? Codes::TABLE : bits == 4 ? Codes::FOUR : bits == 6 ? Codes::SIX : Codes::EIGHT;
+        w.data = weight.data<uint8_t>(), w.factors = factors.data<float>();
+        w.order = data_or_null<int32_t>(order);
+        w.size_in = size_in, w.size_out = size_out, w.offset = int32_t(offset);
+        w.blocks = (size_in + INPUT_GROUP - 1) / INPUT_GROUP, w.group = group;
+        w.groups = (w.blocks * INPUT_GROUP + group - 1) / group;
+        w.code_bytes = w.blocks * INPUT_GROUP * PANEL * bits / 8;
+        w.scale_shift = group == STEP ? 4 : 3;
+        w.scale_factors = scale_bits == 8 ? (w.groups * PANEL + LINE - 1) / LINE * LINE : 0;
+        w.scale_bytes = scale_bits == 16 ? w.groups * PANEL * 2
+                                         : w.scale_factors + (size_in + SUPER - 1) / SUPER * PANEL * 2;
+        w.minimums = minimums != 0;
+        w.panel_bytes = w.code_bytes + w.scale_bytes * (1 + w.minimums);
+        Size panels("panels", (size_out + PANEL - 1) / PANEL), words("words", w.panel_bytes / 4);
+        Size padded("panels * 32", panels * PANEL), codes("codes", 16), inputs("size_in", size_in);
+        weight.has_dtype({DType::INT32}).has_shape(panels, words).is_contiguous();
+        factors.has_dtype({DType::FLOAT32}).has_shape(padded).is_contiguous();
+        if (table) table->has_dtype({DType::INT8}).has_shape(codes).is_contiguous();
+        if (table) std::memcpy(w.table, table->data(), sizeof w.table);
+        if (order) order->has_dtype({DType::INT32}).has_shape(inputs).is_contiguous();
+        return w;
+    }
+    const uint8_t *panel(int64_t index) const { return data + index * panel_bytes; }
+    ScaleRows scales(const uint8_t *panel) const { return rows_at(panel + code_bytes); }
+    ScaleRows minimums_of(const uint8_t *panel) const { return rows_at(panel + code_bytes + scale_bytes); }
+
+    const uint8_t *data;
+    const float *factors;
+    const int32_t *order;  // or null
+    uint8_t table[16] = {};
+    int64_t size_in, size_out, blocks, group, groups;  // blocks of INPUT_GROUP inputs
+    int64_t code_bytes, scale_bytes, scale_factors, panel_bytes;
+    int32_t offset;
+    int scale_shift;
+    bool minimums;
+    Codes kind;
+
+  private:
+    ScaleRows rows_at(const uint8_t *at) const { return {at, scale_factors ? at + scale_factors : nullptr, scale_shift}; }
+};
+
+constexpr int64_t step_bytes(Codes kind) { return kind == Codes::EIGHT ? 512 : kind == Codes::SIX ? 384 : 256; }
+
+inline Ints load_ints(const void *from) {
+    Ints out;
+    std::memcpy(&out, from, sizeof out);
+    return out;
+}
+
+// The bytes of a table of 16 at indices below 16. The table is in each 16 bytes of its vector.
+inline Ints look_up(Ints table, Ints indices) {
+#if defined(HAVE_AVX512)
+    return (Ints)_mm512_shuffle_epi8((__m512i)table, (__m512i)indices);
+#else
+    Bytes from[4], at[4];
+    std::memcpy(from, &table, sizeof from);
+    std::memcpy(at, &indices, sizeof at);
+    for (int i = 0; i < 4; i++) {
+#if defined(HAVE_AVX2)
+        at[i] = (Bytes)_mm_shuffle_epi8((__m128i)from[i], (__m128i)at[i]);
+#else
+        at[i] = __builtin_shuffle(from[i], at[i]);
+#endif
+    }
+    return load_ints(at);
+#endif
+}
+
+// The codes of a quad for the first or second 16 outputs, as unsigned bytes.
+template <Codes kind>
+inline Ints unpack(const uint8_t *step, int quad, int half, Ints table) {
+    if constexpr (kind == Codes::EIGHT) return load_ints(step + quad * 128 + half * 64);
+    Words packed = (Words)load_ints(step + quad / 2 * 128 + half * 64);
+    Ints codes = (Ints)(quad % 2 ? packed >> 4 : packed) & 0x0f0f0f0f;
+    if constexpr (kind == Codes::TABLE) return look_up(table, codes);
+    if constexpr (kind == Codes::SIX) {
+        Words upper = (Words)load_ints(step + 256 + half * 64);
+        upper = quad == 0 ? upper << 4 : quad == 1 ? upper << 2 : quad == 3 ? upper >> 2 : upper;
+        codes |= (Ints)(upper & 0x30303030);
+    }
+    return codes;
+}

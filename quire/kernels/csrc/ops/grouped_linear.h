@@ -1,0 +1,316 @@
+// Linear layers whose weights have 4, 6 or 8 bits and scales of groups of inputs; see ../grouped_weight.h. Inputs are
+// quantized to int8, each 32 of a row with a scale of their own, so that products are of integers.
+#pragma once
+
+#include "../grouped_weight.h"
+
+// Rows whose sums of integers and of floats fit into registers beside the weights.
+#if defined(HAVE_AVX512)
+constexpr int64_t MAX_GROUPED_ROWS = 6;
+#else
+constexpr int64_t MAX_GROUPED_ROWS = 2;
+#endif
+
+struct GroupedLinear {
+    static constexpr const char *NAME = "grouped_linear";
+    static constexpr const char *PARAMETERS[] = {"x",     "weight", "factors",    "table",    "order", "bits", "group",
+                                                 "offset", "scale_bits", "minimums", "bias", "out", "act"};
+    static GroupedLinear check(const Tensor &x, const Tensor &weight, const Tensor &factors, const OptionalTensor &table,
+                               const OptionalTensor &order, int64_t bits, int64_t group, int64_t offset,
+                               int64_t scale_bits, int64_t minimums, const OptionalTensor &bias, const Tensor &out,
+                               std::optional<std::string_view> act) {
+        Size rows("rows"), size_in("size_in"), size_out("size_out");
+        x.is_floating().has_shape(rows, size_in).is_dense(1);
+        out.has_dtype({x.dtype, DType::FLOAT32}).has_shape(rows, size_out).is_dense(1);
+        if (bias) bias->has_dtype({DType::FLOAT32}).has_shape(size_out).is_contiguous();
+        return {x.dtype, out.dtype, x.data(), data_or_null<float>(bias), out.data(), rows, x.strides[0], out.strides[0],
+                GroupedWeight::check(weight, factors, table, order, bits, group, offset, scale_bits, minimums, size_in,
+                                     size_out),
+                output_activation(act)};
+    }
+    void run() const;
+    int64_t work() const { return weight.size_in * weight.size_out; }
+    int64_t &row_count() { return rows; }
+
+    DType dtype, out_dtype;
+    const void *x;
+    const float *bias;  // or null
+    void *out;
+    int64_t rows, x_stride, out_stride;
+    GroupedWeight weight;
+    std::optional<Activation> act;
+};
+REGISTER_OP(GroupedLinear);
+
+// INPUT_GROUP inputs of a row.
+struct InputBlock {
+    int8_t codes[INPUT_GROUP];
+    float scale;        // NaN if one of the inputs is not finite
+    int32_t starts[2];  // what offsets of weights add to products with each 16 inputs, negative; the first: with all of them
+};
+
+// The largest magnitude of 32 floats; NaN or infinite if one is.
+inline float largest_magnitude(Floats a, Floats b) {
+    Ints first = (Ints)a & 0x7fffffff, second = (Ints)b & 0x7fffffff;  // as integers they have the order of magnitudes
+#if defined(HAVE_AVX512)
+    int32_t bits = _mm512_reduce_max_epi32(_mm512_max_epi32((__m512i)first, (__m512i)second));
+#else
+    first = first > second ? first : second;
+    int32_t bits = 0;
+    for (int i = 0; i < LANES; i++) bits = std::max(bits, first[i]);
+#endif
+    float out;
+    std::memcpy(&out, &bits, sizeof out);
+    return out;
+}
+
+// Rounds 16 floats of magnitudes up to 127. Returns the sum of the integers.
+inline int32_t round_to_bytes(Floats x, int8_t *out) {
+#if defined(HAVE_AVX512)
+    __m512i integers = _mm512_cvtps_epi32((__m512)x);
+    _mm_storeu_si128((__m128i *)out, _mm512_cvtepi32_epi8(integers));
+    return _mm512_reduce_add_epi32(integers);
+#else
+    typedef int8_t Int8s __attribute__((vector_size(16)));
+    Ints integers = __builtin_convertvector(x + 128.5f, Ints) - 128;  // positive: truncation rounds
+    Int8s bytes = __builtin_convertvector(integers, Int8s);
+    std::memcpy(out, &bytes, sizeof bytes);
+    int32_t sum = 0;
+    for (int i = 0; i < LANES; i++) sum += integers[i];
+    return sum;
+#endif
+}
+
+// Quantizes 32 inputs, and sums the integers of each 16.
+inline void quantize_block(Floats a, Floats b, InputBlock &block, int32_t *sums) {
+    float largest = largest_magnitude(a, b);
+    if (!std::isfinite(largest)) a = b = broadcast(0.0f);
+    bool rounds = largest > 1e-36f && std::isfinite(largest);  // below, 127 / largest may be infinite
+    block.scale = rounds ? largest / 127.0f : std::isfinite(largest) ? 0.0f : NAN;
+    float inverse = rounds ? 127.0f / largest : 0.0f;
+    sums[0] = round_to_bytes(a * inverse, block.codes);
+    sums[1] = round_to_bytes(b * inverse, block.codes + LANES);
+}
+
+// Quantizes a row, and sums what is to be multiplied with minimums: (groups,), 0 before.
+template <class T>
+void quantize_inputs(const GroupedWeight &w, const typename T::Element *x, InputBlock *blocks, float *group_sums) {
+    typedef typename T::Element Element;
+    bool halves = w.group == STEP;
+    int64_t per_group = w.group / INPUT_GROUP, group = 0, begun = 0;
+    for (int64_t block = 0; block < w.blocks; block++) {
+        const Element *from = x + block * INPUT_GROUP;
+        int64_t count = std::min(INPUT_GROUP, w.size_in - block * INPUT_GROUP);
+        Element part[INPUT_GROUP];
+        if (w.order || count < INPUT_GROUP) {
+            for (int64_t i = 0; i < INPUT_GROUP; i++)
+                part[i] = i >= count ? Element(0) : w.order ? x[w.order[block * INPUT_GROUP + i]] : from[i];
+            from = part;
+        }
+        int32_t sums[2];
+        InputBlock &to = blocks[block];
+        quantize_block(T::load(from), T::load(from + LANES), to, sums);
+        int32_t both = sums[0] + sums[1];
+        to.starts[0] = -w.offset * (halves ? sums[0] : both), to.starts[1] = -w.offset * sums[1];
+        if (!w.minimums) continue;
+        if (halves) {
+            group_sums[2 * block] = to.scale * float(sums[0]), group_sums[2 * block + 1] = to.scale * float(sums[1]);
+        } else {
+            group_sums[group] += to.scale * float(both);
+            if (++begun == per_group) group++, begun = 0;
+        }
+    }
+}
+
+// Adds the products of four inputs, the signed bytes of x, with the unsigned bytes of `weights` to 16 outputs. Weights are
+// below 128 unless `wide`.
+template <bool wide>
+inline Ints dot_bytes(Ints total, Ints weights, int32_t x) {
+#if defined(HAVE_INT8_DOT)
+    return (Ints)_mm512_dpbusd_epi32((__m512i)total, (__m512i)weights, _mm512_set1_epi32(x));
+#elif defined(HAVE_AVX512)  // sums of two products have 16 bits: weights of 8 bits do not fit, their halves do
+    __m512i bytes = (__m512i)weights, inputs = _mm512_set1_epi32(x), ones = _mm512_set1_epi16(1);
+    if (wide) {
+        __m512i top = _mm512_and_si512(bytes, _mm512_set1_epi8(-128));
+        total += (Ints)_mm512_madd_epi16(_mm512_maddubs_epi16(top, inputs), ones);
+        bytes = _mm512_xor_si512(bytes, top);
+    }
+    return total + (Ints)_mm512_madd_epi16(_mm512_maddubs_epi16(bytes, inputs), ones);
+#elif defined(HAVE_AVX2)
+    __m256i parts[2], inputs = _mm256_set1_epi32(x), ones = _mm256_set1_epi16(1);
+    std::memcpy(parts, &weights, sizeof parts);
+    for (__m256i &part : parts) {
+        __m256i top = _mm256_and_si256(part, _mm256_set1_epi8(wide ? -128 : 0));
+        __m256i sum = _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_xor_si256(part, top), inputs), ones);
+        if (wide) sum = _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(top, inputs), ones));
+        part = sum;
+    }
+    return total + load_ints(parts);
+#elif defined(__SSE2__)  // which has no products of 32 bits: bytes 0 and 2, then 1 and 3, as numbers of 16 bits
+    __m128i parts[4], inputs = _mm_set1_epi32(x), low_bytes = _mm_set1_epi16(255);
+    __m128i even = _mm_srai_epi16(_mm_slli_epi16(inputs, 8), 8), odd = _mm_srai_epi16(inputs, 8);
+    std::memcpy(parts, &weights, sizeof parts);
+    for (__m128i &part : parts)
+        part = _mm_add_epi32(_mm_madd_epi16(_mm_and_si128(part, low_bytes), even),
+                             _mm_madd_epi16(_mm_srli_epi16(part, 8), odd));
+    return total + load_ints(parts);
+#else
+    for (int i = 0; i < 4; i++)
+        total += (Ints)((Words)weights >> (8 * i) & 255) * (int32_t(uint32_t(x) << (24 - 8 * i)) >> 24);
+    return total;
+#endif
+}
+
+inline int32_t load_four(const int8_t *x) {
+    int32_t out;
+    std::memcpy(&out, x, sizeof out);
+    return out;
+}
+
+// Products of `rows` rows, `stride` blocks apart, with one panel: (rows, 32) floats. `sums`: (rows, groups), for minimums.
+// Each output is one chain of sums, over minimums and then over inputs. With `halves` each 16 inputs have a scale. Loops
+// over rows are unrolled early; see panel_matmul.
+template <Codes kind, bool halves, int rows>
+void grouped_matmul(const GroupedWeight &w, const InputBlock *x, int64_t stride, const float *sums, const uint8_t *panel,
+                    PrefetchStream prefetch, float *out) {
+    constexpr bool wide = kind == Codes::TABLE || kind == Codes::EIGHT;
+    constexpr int fetches = step_bytes(kind) / (2 * LINE);
+    Floats low[rows], high[rows];
+#pragma GCC unroll 12
+    for (int row = 0; row < rows; row++) low[row] = high[row] = broadcast(0.0f);
+    if (w.minimums) {
+        ScaleRows minimums = w.minimums_of(panel);
+        for (int64_t group = 0; group < w.groups; group++) {
+            Floats first, second;
+            minimums.load(group, first, second);
+#pragma GCC unroll 12
+            for (int row = 0; row < rows; row++) {
+                Floats sum = broadcast(sums[row * w.groups + group]);
+                low[row] += first * sum;
+                high[row] += second * sum;
+            }
+        }
+    }
+    Ints table{};
+    if constexpr (kind == Codes::TABLE)
+        for (int i = 0; i < 4; i++) std::memcpy((uint8_t *)&table + 16 * i, w.table, sizeof w.table);
+    ScaleRows scales = w.scales(panel);
+    int64_t blocks = w.blocks, per_group = halves ? 1 : w.group / INPUT_GROUP, group = 0, begun = 0;
+    int64_t block_scale_bytes = (w.panel_bytes - w.code_bytes) / blocks, unfetched = 0;
+    for (int64_t block = 0; block < blocks; block++, x++) {
+        for (int part = 0; part < (halves ? 2 : 1); part++) {
+            Ints first_sum[rows], second_sum[rows];
+#pragma GCC unroll 12
+            for (int row = 0; row < rows; row++) first_sum[row] = second_sum[row] = Ints{} + x[row * stride].starts[part];
+            for (int step = 0; step < (halves ? 1 : 2); step++, panel += step_bytes(kind)) {
+                const int8_t *inputs = x->codes + (halves ? part : step) * STEP;
+#pragma GCC unroll 4
+                for (int quad = 0; quad < 4; quad++) {
+                    Ints first = unpack<kind>(panel, quad, 0, table), second = unpack<kind>(panel, quad, 1, table);
+                    if (quad < fetches) prefetch.fetch();
+#pragma GCC unroll 12
+                    for (int row = 0; row < rows; row++) {
+                        int32_t four = load_four(inputs + row * stride * int64_t(sizeof *x) + 4 * quad);
+                        first_sum[row] = dot_bytes<wide>(first_sum[row], first, four);
+                        second_sum[row] = dot_bytes<wide>(second_sum[row], second, four);
+                    }
+                }
+            }
+            Floats first_scale, second_scale;
+            scales.load(group, first_scale, second_scale);
+#pragma GCC unroll 12
+            for (int row = 0; row < rows; row++) {
+                Floats scale = broadcast(x[row * stride].scale);
+                low[row] += __builtin_convertvector(first_sum[row], Floats) * (first_scale * scale);
+                high[row] += __builtin_convertvector(second_sum[row], Floats) * (second_scale * scale);
+            }
+            if (++begun == per_group) group++, begun = 0;
+        }
+        unfetched += block_scale_bytes;
+        if (unfetched >= 2 * LINE) prefetch.fetch(), unfetched -= 2 * LINE;
+    }
+#pragma GCC unroll 12
+    for (int row = 0; row < rows; row++) Float32::store2(out + row * PANEL, low[row], high[row]);
+}
+
+typedef void GroupedMatmul(const GroupedWeight &, const InputBlock *, int64_t, const float *, const uint8_t *,
+                           PrefetchStream, float *);
+
+template <Codes kind, bool halves, int... rows>
+GroupedMatmul *grouped_matmul_for(int64_t count, std::integer_sequence<int, rows...>) {
+    static GroupedMatmul *const functions[] = {grouped_matmul<kind, halves, rows + 1>...};
+    return functions[count - 1];
+}
+
+template <Codes kind>
+GroupedMatmul *grouped_matmul_for(bool halves, int64_t rows) {
+    auto counts = std::make_integer_sequence<int, int(MAX_GROUPED_ROWS)>{};
+    return halves ? grouped_matmul_for<kind, true>(rows, counts) : grouped_matmul_for<kind, false>(rows, counts);
+}
+
+// grouped_matmul for a weight and a number of rows that are known at run time.
+inline GroupedMatmul *grouped_matmul_for(const GroupedWeight &w, int64_t rows) {
+    bool halves = w.group == STEP;
+    switch (w.kind) {
+        case Codes::FOUR: return grouped_matmul_for<Codes::FOUR>(halves, rows);
+        case Codes::TABLE: return grouped_matmul_for<Codes::TABLE>(halves, rows);
+        case Codes::SIX: return grouped_matmul_for<Codes::SIX>(halves, rows);
+        case Codes::EIGHT: return grouped_matmul_for<Codes::EIGHT>(halves, rows);
+    }
+    return nullptr;
+}
+
+// Multiplies with the factors of outputs, then does as OutputEpilogue, and activates.
+template <class T>
+void write_outputs(const GroupedLinear &a, const OutputEpilogue<T> &outputs, const float *products, int64_t row,
+                   int64_t rows, int64_t output) {
+    alignas(64) float bias[PANEL] = {};
+    int64_t count = std::min(PANEL, a.weight.size_out - output);
+    if (a.bias) std::memcpy(bias, a.bias + output, count * sizeof *bias);
+    const float *factors = a.weight.factors + output;
+    Floats low_factor = Float32::load(factors), high_factor = Float32::load(factors + LANES);
+    Floats low_bias = Float32::load(bias), high_bias = Float32::load(bias + LANES);
+    for (int64_t r = 0; r < rows; r++)
+        outputs(int(r), Float32::load(products + r * PANEL) * low_factor + low_bias,
+                Float32::load(products + r * PANEL + LANES) * high_factor + high_bias);
+    if (!a.act) return;
+    auto *out = (typename T::Element *)a.out + row * a.out_stride + output;
+    activate_rows<T>(*a.act, out, out, rows, count, a.out_stride);
+}
+
+template <class T, class Out>
+void grouped_linear(const GroupedLinear &a) {
+    const GroupedWeight &w = a.weight;
+    int64_t stride = w.blocks + DealiasedRows::aliases(w.blocks * int64_t(sizeof(InputBlock)));
+    int64_t sum_count = w.minimums ? w.groups : 0;
+    Tiling tiling(a.rows, w.size_out, w.panel_bytes, stride * int64_t(sizeof(InputBlock)), MAX_GROUPED_ROWS);
+    WorkItems items(tiling.items);
+    std::unique_ptr<InputBlock[]> x(new InputBlock[a.rows * stride]);
+    std::unique_ptr<float[]> sums(new float[a.rows * sum_count]());
+    parallel_for(a.rows, a.rows * w.size_in > SERIAL, [&](int64_t row) {
+        const auto *from = (const typename T::Element *)a.x + row * a.x_stride;
+        quantize_inputs<T>(w, from, &x[row * stride], &sums[row * sum_count]);
+    });
+    auto body = [&](int64_t row, int64_t rows, int64_t panel, PrefetchStream prefetch) {
+        auto *out = (typename Out::Element *)a.out + row * a.out_stride + panel * PANEL;
+        OutputEpilogue<Out> outputs(out, a.out_stride, rows, w.size_out - panel * PANEL);
+        alignas(64) float products[MAX_GROUPED_ROWS * PANEL];
+        grouped_matmul_for(w, rows)(w, &x[row * stride], stride, &sums[row * sum_count], w.panel(panel), prefetch, products);
+        write_outputs<Out>(a, outputs, products, row, rows, panel * PANEL);
+    };
+    run_parallel([&](int) {
+        items.for_each([&](int64_t item, int64_t next) {
+            tiling.for_each(item, next, (const char *)x.get(), (const char *)w.data, body);
+        });
+    });
+}
+
+template <class T>
+void grouped_linear(const GroupedLinear &a) {
+    a.out_dtype == DType::FLOAT32 ? grouped_linear<T, Float32>(a) : grouped_linear<T, T>(a);
+}
+
+inline void GroupedLinear::run() const {
+    if (rows == 0 || weight.size_out == 0) return;
+    dtype == DType::BFLOAT16 ? grouped_linear<BFloat16>(*this) : grouped_linear<Float32>(*this);
+}

@@ -1,0 +1,115 @@
+"""GroupedWeight: weights of 4 or 8 bits whose groups of inputs share a scale, as formats give them to kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedWeight:
+    """A weight (size_out, size_in): value(code) * scale + minimum, with a scale and a minimum for each group of inputs.
+
+    Attributes:
+        codes: of 8 bits, (size_out, size_in) int8; of 4 bits, (size_out, size_in / 2) uint8, the lower half of a byte
+            belonging to the input of the even index.
+        scales: (size_out, groups) float32. All groups have size_in / groups inputs.
+        minimums: (size_out, groups) float32; None: 0.
+        table: (16,) float32 values of the codes of 4 bits; None: codes stand for themselves, that is for 0 to 15.
+        order: (size_in,) int64, the layer's input that each input of the weight belongs to; None: they are the same.
+    """
+
+    codes: Tensor
+    scales: Tensor
+    minimums: Tensor | None = None
+    table: Tensor | None = None
+    order: Tensor | None = None
+
+    @property
+    def bits(self) -> int:
+        """Bits of a code."""
+        return 4 if self.codes.dtype == torch.uint8 else 8
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(size_out, size_in)."""
+        return len(self.codes), self.codes.shape[1] * 8 // self.bits
+
+    @property
+    def group(self) -> int:
+        """Inputs that share a scale."""
+        return self.shape[1] // self.scales.shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        tensors = self.codes, self.scales, self.minimums, self.table, self.order
+        return sum(tensor.nbytes for tensor in tensors if tensor is not None)
+
+    def is_finite(self) -> bool:
+        """Whether there are neither NaN nor infinite values among what it stands for."""
+        tensors = self.scales, self.minimums, self.table
+        return all(bool(tensor.isfinite().all()) for tensor in tensors if tensor is not None)
+
+    def values(self) -> Tensor:
+        """The values of the codes: (size_out, size_in) float32."""
+        if self.bits == 8:
+            return self.codes.float()
+        codes = torch.stack((self.codes & 15, self.codes >> 4), 2).flatten(1)
+        values: Tensor = codes.float() if self.table is None else self.table[codes.int()]
+        return values
+
+    def dequantize(self, dtype: torch.dtype) -> Tensor:
+        """The numbers that the weight stands for: (size_out, size_in), in the order of the layer's inputs."""
+        weight: Tensor = self.values().unflatten(1, (-1, self.group)) * self.scales[..., None]
+        if self.minimums is not None:
+            weight += self.minimums[..., None]
+        weight = weight.flatten(1)
+        if self.order is not None:
+            weight = torch.empty_like(weight).index_copy_(1, self.order, weight)
+        return weight.to(dtype)
+
+    def copied(self) -> GroupedWeight:
+        """The weight with tensors of its own."""
+        return replace(
+            self,
+            codes=self.codes.clone(),
+            scales=self.scales.clone(),
+            minimums=None if self.minimums is None else self.minimums.clone(),
+        )
+
+
+def joined(parts: Sequence[GroupedWeight]) -> GroupedWeight | None:
+    """The weight whose rows are those of all parts; None if these differ in more than that."""
+    first = parts[0]
+    if any(not alike(first, part) for part in parts[1:]):
+        return None
+    minimums = [part.minimums for part in parts if part.minimums is not None]
+    return GroupedWeight(
+        torch.cat([part.codes for part in parts]),
+        torch.cat([part.scales for part in parts]),
+        torch.cat(minimums) if minimums else None,
+        first.table,
+        first.order,
+    )
+
+
+def alike(first: GroupedWeight, second: GroupedWeight) -> bool:
+    """Whether two weights differ in their rows alone, so that they can be `joined`."""
+    return (
+        first.codes.dtype == second.codes.dtype
+        and first.shape[1] == second.shape[1]
+        and first.group == second.group
+        and (first.minimums is None) == (second.minimums is None)
+        and _equal(first.table, second.table)
+        and _equal(first.order, second.order)
+    )
+
+
+def _equal(first: Tensor | None, second: Tensor | None) -> bool:
+    if first is None or second is None:
+        return first is second
+    return torch.equal(first, second)

@@ -1,0 +1,277 @@
+"""Models in GGUF files compute what their dequantized twins in Hugging Face's format compute."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from quire.config.options import ModelOptions, ParallelOptions
+from quire.engine.models.checkpoint.formats import stored_groups
+from quire.engine.models.checkpoint.gguf.architectures import CONFIGS
+from quire.engine.models.checkpoint.gguf.folder import gguf_models, model_folder
+from quire.engine.models.errors import BrokenFolder, ModelError, UnknownArchitecture, UnsupportedModel
+from quire.engine.models.layers.linear import Linear
+from quire.engine.models.model_config import read_model_config
+from quire.kernels.grouped_weight import GroupedWeight
+from tests.support import models
+from tests.support.engine import Engine, greedy, load, random_prompt
+from tests.support.gguf_models import ARCHITECTURES, write_gguf
+from tests.support.hf_encoders import hidden_states, make_encoder, random_text
+from tests.support.models import make_model, save_model
+from tests.support.variants import slow_but
+
+TOKENS = 12
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+# Values that files have no room for, so that all models of the architecture have them.
+_GEMMA = {"query_pre_attn_scalar": 32}
+DECODERS: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "llama-biased-tied": {},
+    "llama-linear": {},
+    "llama-llama3": {},
+    "llama-yarn": {},
+    "mixtral": {"sliding_window": None},
+    "qwen2": {},
+    "qwen3": {},
+    "qwen3_moe": {"mlp_only_layers": []},
+    "phi": {},
+    "phi3": {},
+    "phi3-partial-rope": {},
+    "phi3-longrope": {},
+    "gemma": {},
+    "gemma2": _GEMMA,
+    "gemma3": _GEMMA,
+    "olmo2": {},
+    "granite": {},
+    "smollm3": {},
+    "gpt_oss": {},
+    "deepseek_v3": {},
+    "deepseek_v3-yarn": {},
+    "falcon": {},
+    "falcon-new": {},
+    "starcoder2": {},
+    "stablelm": {},
+    "stablelm-parallel": {},
+    "cohere": {},
+    "cohere2": {},
+}
+ENCODERS = {"bert": "bert", "xlm-roberta": "t5", "nomic_bert": "bert"}  # with the kind of their tokenizers
+
+
+def twins(tmp_path: Path, case: str, changes: dict[str, Any] | None = None, **options: Any) -> tuple[Path, Path]:
+    """The folder that is made of a GGUF file, and that of its twin."""
+    twin = save_model(make_model(case, **(DECODERS[case] if changes is None else changes)), tmp_path / "twin")
+    return model_folder(write_gguf(twin, tmp_path / f"{case}.gguf", **options)), twin
+
+
+def check_tokens(folder: Path, twin: Path, **fields: Any) -> None:
+    """Check that both give the same tokens with the same probabilities."""
+    engines = [Engine(each, model=ModelOptions(**fields), kv_cache_memory_bytes=8 << 20) for each in (folder, twin)]
+    for seed, length in ((1, 5), (2, 60)):
+        prompt = random_prompt(seed, length)
+        results = [engine.generate(prompt, greedy(TOKENS, logprobs=1)) for engine in engines]
+        assert results[0].tokens == results[1].tokens
+    for engine in engines:
+        engine.core.close()
+
+
+@pytest.mark.parametrize("case", slow_but(DECODERS, "gemma3", "qwen3"))
+def test_decoders(tmp_path: Path, case: str) -> None:
+    check_tokens(*twins(tmp_path, case))
+
+
+def test_all_architectures_are_tried() -> None:
+    tried = [models.DECODERS[case][0] for case in DECODERS]
+    assert {ARCHITECTURES[kind] for kind in (*tried, *ENCODERS)} == set(CONFIGS)
+
+
+@pytest.mark.parametrize("case", slow_but(ENCODERS, "bert"))
+def test_encoders(tmp_path: Path, case: str) -> None:
+    def write(writer: gguf.GGUFWriter) -> None:
+        tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *(f"\u2581w{index}" for index in range(257))]
+        writer.add_tokenizer_model(ENCODERS[case])
+        writer.add_token_list(tokens)
+        writer.add_token_scores([0.0] * len(tokens))
+        writer.add_unk_token_id(1)
+        writer.add_pad_token_id(0 if ENCODERS[case] == "bert" else 1)
+
+    twin = tmp_path / "twin"
+    make_encoder(case).save_pretrained(twin)
+    folder = model_folder(write_gguf(twin, tmp_path / "encoder.gguf", tokenizer=write))
+    prompts = [random_text(seed, length) for seed, length in ((1, 5), (2, 40))]
+    states, expected = (hidden_states(Engine(each), prompts) for each in (folder, twin))
+    for state, other in zip(states, expected, strict=True):
+        np.testing.assert_array_equal(state, other)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [None, gguf.GGMLQuantizationType.Q4_0, gguf.GGMLQuantizationType.Q4_1], ids=str)
+def test_kinds_of_blocks(tmp_path: Path, kind: gguf.GGMLQuantizationType | None) -> None:
+    check_tokens(*twins(tmp_path, "llama", kind=kind))
+
+
+class Grouped:
+    """Multiply with a weight in groups as it is."""
+
+    def __init__(self, parts: Sequence[GroupedWeight]) -> None:
+        self.parts = parts
+        self.nbytes = sum(part.nbytes for part in parts)
+
+    def __call__(self, x: torch.Tensor, bias: torch.Tensor | None, **options: Any) -> torch.Tensor:
+        weight = torch.cat([part.dequantize(x.dtype) for part in self.parts])
+        y = F.linear(x, weight, bias)
+        out = options.get("out")
+        return y.to(options.get("out_dtype") or x.dtype) if out is None else out.copy_(y)
+
+
+@pytest.mark.parametrize("case", slow_but(["llama", "mixtral"], "mixtral"))
+def test_weights_stay_in_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
+    """Also those whose rows lie in another order in files, and experts."""
+    monkeypatch.setattr(stored_groups, "can_pack_groups", lambda *_: True)
+    monkeypatch.setattr(stored_groups, "pack_groups", lambda parts, *_: Grouped([part.copied() for part in parts]))
+    folder, twin = twins(tmp_path, case)
+    layers = {
+        name.rpartition(".")[2]
+        for name, module in load(folder).model.named_modules()
+        if isinstance(module, Linear) and isinstance(module.packed, Grouped)
+    }
+    assert layers == {"qkv", "out", "gate_up", "down", "head"}
+    check_tokens(folder, twin)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{"dtype": "bfloat16"}, {"quantization": "int8", "dtype": "bfloat16"}], ids=str)
+def test_other_dtypes(tmp_path: Path, options: dict[str, Any]) -> None:
+    """Kernels may read blocks as they are, so that only the model's size is sure."""
+    folder, twin = twins(tmp_path, "llama")
+    sizes = [load(each, **options).weight_bytes for each in (folder, twin)]
+    assert sizes[0] <= sizes[1]
+
+
+@pytest.mark.parametrize("case", slow_but(["llama", "qwen3_moe", "phi3", "deepseek_v3"], "llama"))
+def test_ranks(tmp_path: Path, case: str) -> None:
+    sizes = {"intermediate_size": 128, **({"moe_intermediate_size": 64} if "_" in case else {})}  # whole groups
+    folder, twin = twins(tmp_path, case, {**DECODERS[case], **sizes})
+    parallel = ParallelOptions(tensor_parallel_size=2)
+    prompt = random_prompt(3, 30)
+    tokens = []
+    for each, ranks in ((folder, parallel), (twin, ParallelOptions())):
+        engine = Engine(each, parallel=ranks, model=ModelOptions(), kv_cache_memory_bytes=8 << 20)
+        tokens.append(engine.generate(prompt, greedy(TOKENS)).tokens)
+        engine.core.close()
+    assert tokens[0] == tokens[1]
+
+
+def test_pooling_of_the_file_decides_what_the_model_does(tmp_path: Path) -> None:
+    """As of embedders that are decoders."""
+    folder, _ = twins(tmp_path, "qwen3", metadata={".pooling_type": 3})
+    pooler = read_model_config(folder).facts.pooler
+    assert pooler is not None
+    assert "embed" in pooler.tasks
+
+
+def write_header(path: Path, metadata: dict[str, Any], architecture: str = "llama") -> Path:
+    """Write a file of an architecture with some metadata, and one tensor."""
+    writer = gguf.GGUFWriter(path, architecture)
+    for key, value in metadata.items():
+        (writer.add_uint32 if isinstance(value, int) else writer.add_string)(key, value)
+    writer.add_tensor("token_embd.weight", np.zeros((4, 32), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def test_other_architectures_are_refused_with_those_that_are_accepted(tmp_path: Path) -> None:
+    path = write_header(tmp_path / "m.gguf", {}, "mamba")
+    with pytest.raises(UnknownArchitecture, match=r"m\.gguf .*architecture 'mamba'.* bert, .*llama.*starcoder2"):
+        model_folder(path)
+
+
+REFUSED: dict[str, tuple[dict[str, Any], type[ModelError], str]] = {
+    "no context length": ({}, BrokenFolder, "no llama.attention.head_count"),
+    "text for a number": (
+        {"llama.attention.head_count": "four"},
+        BrokenFolder,
+        "head_count must be an integer, not 'four'",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_metadata_that_is_missing_or_wrong_is_named(tmp_path: Path, case: str) -> None:
+    metadata, error, message = REFUSED[case]
+    with pytest.raises(error, match=message):
+        model_folder(write_header(tmp_path / "m.gguf", metadata))
+
+
+def test_scalings_that_are_not_known_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        UnsupportedModel, match=r"rope\.scaling\.type 'su' is not supported; supported are none, linear"
+    ):
+        twins(tmp_path, "llama", metadata={".rope.scaling.type": "su"})
+
+
+def test_rerankers_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModel, match="reranker or classifier"):
+        twins(tmp_path, "qwen3", metadata={".pooling_type": 4})
+
+
+def test_a_tensor_that_no_rule_names_is_named(tmp_path: Path) -> None:
+    folder, _ = twins(tmp_path, "qwen3", changes={"attention_bias": True})
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "attention_bias": False}))
+    with pytest.raises(ModelError, match="unexpected weights in the checkpoint: "):
+        load(folder)
+
+
+def test_transformers_does_not_run_files(tmp_path: Path) -> None:
+    folder, _ = twins(tmp_path, "llama")
+    with pytest.raises(UnsupportedModel, match="GGUF files run with Quire's own implementation"):
+        load(folder, model_impl="transformers")
+
+
+def test_a_folder_is_made_once_for_a_file_as_it_is(tmp_path: Path) -> None:
+    folder, twin = twins(tmp_path, "llama")
+    path = tmp_path / "llama.gguf"
+    assert model_folder(path) == folder
+    write_gguf(twin, path, metadata={".context_length": 128})
+    other = model_folder(path)
+    assert other != folder
+    assert json.loads((other / "config.json").read_text())["max_position_embeddings"] == 128
+    tokenizer = {"version": "1.0", "model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    assert json.loads((model_folder(path) / "tokenizer.json").read_text()) == tokenizer  # it wins
+
+
+def test_files_of_a_folder_with_models() -> None:
+    names = ["a.gguf", "b-00002-of-00002.gguf", "b-00001-of-00002.gguf", "mmproj-a.gguf", "config.json"]
+    assert gguf_models(names) == ["a.gguf", "b-00001-of-00002.gguf"]
+
+
+def test_files_that_are_split(tmp_path: Path) -> None:
+    twin = save_model(make_model("llama"), tmp_path / "twin")
+    write_gguf(twin, tmp_path / "llama.gguf", split_max_tensors=9)
+    first, *others = sorted(tmp_path.glob("llama-*.gguf"))
+    assert others
+    folder = model_folder(first)
+    assert folder.name == "llama"
+    check_tokens(folder, twin)
+    others[-1].unlink()
+    with pytest.raises(BrokenFolder, match=others[-1].name):
+        model_folder(first)

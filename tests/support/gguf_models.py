@@ -1,0 +1,336 @@
+"""GGUF files of tiny models, written with the package `gguf` as llama.cpp writes them.
+
+A model's folder becomes the dequantized twin of its file: its matrices are rounded to what the file has.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import load_file, save_file
+
+from tests.support.tokenizer import ALPHABET, CHAT_TEMPLATE, SPECIAL
+
+Array = NDArray[Any]
+Q8_0 = gguf.GGMLQuantizationType.Q8_0
+ARCHITECTURES = {
+    "bert": "bert",
+    "cohere": "command-r",
+    "cohere2": "cohere2",
+    "deepseek_v3": "deepseek2",
+    "falcon": "falcon",
+    "gemma": "gemma",
+    "gemma2": "gemma2",
+    "gemma3_text": "gemma3",
+    "gpt_oss": "gpt-oss",
+    "granite": "granite",
+    "llama": "llama",
+    "mixtral": "llama",
+    "nomic_bert": "nomic-bert",
+    "olmo2": "olmo2",
+    "phi": "phi2",
+    "phi3": "phi3",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "qwen3_moe": "qwen3moe",
+    "smollm3": "smollm3",
+    "stablelm": "stablelm",
+    "starcoder2": "starcoder2",
+    "xlm-roberta": "bert",
+}
+TOKENS = [*ALPHABET, *SPECIAL, "he", "th"]
+KINDS = [*(1 for _ in ALPHABET), *(3 for _ in SPECIAL), 1, 1]
+_EXPERT = re.compile(r"(?P<before>.*experts)\.(?P<index>\d+)\.(?P<after>.*)")
+_LATENT = re.compile(r"(?P<before>.*self_attn)\.kv_b_proj\.weight")
+_PAIRS = ("granite", "llama", "mixtral", "smollm3")  # model types whose rope rotates neighbours in files
+_NEVER_QUANTIZED = ("norm", "position_embeddings", "token_type", ".gate.weight", "router", "sinks", "kv_b_proj")
+
+
+def write_gguf(
+    folder: Path,
+    path: Path,
+    *,
+    kind: gguf.GGMLQuantizationType | None = Q8_0,
+    metadata: Mapping[str, Any] | None = None,
+    tokenizer: Callable[[gguf.GGUFWriter], None] | None = None,
+    **options: Any,
+) -> Path:
+    """Write the model in a folder to a file, and round its weights in the folder to those of the file.
+
+    Args:
+        folder: of a tiny model.
+        path: of the file.
+        kind: of the blocks of matrices; None: they stay float32.
+        metadata: values to add or replace; keys without a dot at the beginning are whole.
+        tokenizer: writes the tokenizer; None: one of bytes.
+        options: of `GGUFWriter`.
+    """
+    config = json.loads((folder / "config.json").read_text())
+    weights = {name: tensor.float().numpy() for name, tensor in load_file(folder / "model.safetensors").items()}
+    blocks: dict[str, Array] = {}
+    for name, weight in weights.items():
+        if kind is not None and _is_quantized(name, weight, kind):
+            blocks[name] = gguf.quantize(weight, kind)
+            weights[name] = gguf.dequantize(blocks[name], kind)
+    save_file(
+        {name: torch.from_numpy(np.ascontiguousarray(weight)) for name, weight in weights.items()},
+        folder / "model.safetensors",
+        metadata={"format": "pt"},
+    )
+    architecture = ARCHITECTURES[config["model_type"]]
+    writer = gguf.GGUFWriter(path, architecture, **options)
+    values = {**_metadata(config, weights), **(metadata or {})}
+    for key, value in values.items():
+        if value is not None:
+            _add(writer, architecture + key if key.startswith(".") else key, value)
+    (tokenizer or _write_tokenizer)(writer)
+    names = _names(architecture, config)
+    for name, array in _converted(config, {**weights, **blocks}).items():
+        writer.add_tensor(names(name), np.ascontiguousarray(array), raw_dtype=kind if array.dtype == np.uint8 else None)
+    for name, array in _rope_tensors(config).items():
+        writer.add_tensor(name, np.asarray(array, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _is_quantized(name: str, weight: Array, kind: gguf.GGMLQuantizationType) -> bool:
+    if any(part in name for part in _NEVER_QUANTIZED) or "gate_up_proj" in name or "experts.down_proj" in name:
+        return False  # the last two are gpt-oss's, whose inputs lie before the outputs
+    return weight.ndim > 1 and weight.shape[-1] % gguf.GGML_QUANT_SIZES[kind][0] == 0
+
+
+def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+    if isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, int):
+        writer.add_uint32(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    elif isinstance(value, str):
+        writer.add_string(key, value)
+    else:
+        writer.add_array(key, value)
+
+
+def _write_tokenizer(writer: gguf.GGUFWriter) -> None:
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(TOKENS)
+    writer.add_token_types(KINDS)
+    writer.add_token_merges(["h e", "t h"])
+    writer.add_eos_token_id(TOKENS.index("<|im_end|>"))
+    writer.add_pad_token_id(TOKENS.index("<|endoftext|>"))
+    writer.add_add_bos_token(value=False)
+    writer.add_chat_template(CHAT_TEMPLATE)
+
+
+def _names(architecture: str, config: dict[str, Any]) -> Callable[[str], str]:
+    """The names of tensors in files by those in checkpoints, as the package has them."""
+    arch = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    mapped = gguf.get_tensor_name_map(arch, config["num_hidden_layers"])
+
+    def name_of(name: str) -> str:
+        found = mapped.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert found is not None, name
+        return found if found.endswith((".weight", ".bias")) else f"{found}.weight"
+
+    return name_of
+
+
+def _converted(config: dict[str, Any], weights: Mapping[str, Array]) -> dict[str, Array]:
+    """The arrays of a file, by the names of modules in checkpoints."""
+    kind, heads = config["model_type"], config["num_attention_heads"]
+    kv_heads = config.get("num_key_value_heads") or heads
+    stacks: dict[str, dict[int, Array]] = {}
+    arrays: dict[str, Array] = {}
+    for name, weight in weights.items():
+        if "rotary_emb" in name or "pooler" in name or "position_ids" in name:
+            continue
+        if (match := _EXPERT.fullmatch(name)) is not None:
+            stacks.setdefault(f"{match['before']}.{match['after']}", {})[int(match["index"])] = weight
+        elif kind == "gpt_oss" and ".experts." in name:
+            arrays |= _gpt_oss_experts(name, weight)
+        elif ".experts." in name:
+            arrays |= _stacked_experts(name, weight)
+        elif (match := _LATENT.fullmatch(name)) is not None:
+            arrays |= _latents(match["before"], weight, config)
+        elif kind in _PAIRS and (".q_proj." in name or ".k_proj." in name):
+            arrays[name] = _in_pairs(weight, heads if ".q_proj." in name else kv_heads)
+        elif kind == "falcon" and "query_key_value" in name:
+            arrays[name] = _parts(weight, config)
+        elif kind.startswith("gemma") and name.endswith("norm.weight"):
+            arrays[name] = weight + np.float32(1)
+        elif kind == "xlm-roberta" and "position_embeddings" in name:
+            arrays[name] = weight[config["pad_token_id"] + 1 :]
+        else:
+            arrays[name.replace("e_score_correction_bias", "e_score_correction.bias")] = weight
+    arrays |= {name: np.stack([stack[i] for i in range(len(stack))]) for name, stack in stacks.items()}
+    return arrays
+
+
+def _in_pairs(weight: Array, heads: int) -> Array:
+    """Both halves of each head interleaved."""
+    return weight.reshape(heads, 2, -1, *weight.shape[1:]).swapaxes(1, 2).reshape(weight.shape)
+
+
+def _parts(weight: Array, config: dict[str, Any]) -> Array:
+    """Falcon's projection with all queries before all keys before all values."""
+    heads = config["num_attention_heads"]
+    groups = config["num_kv_heads"] if config["new_decoder_architecture"] else 1
+    by_group = weight.reshape(groups, heads // groups + 2, config["hidden_size"] // heads, *weight.shape[1:])
+    parts = by_group[:, :-2], by_group[:, -2:-1], by_group[:, -1:]
+    return np.concatenate([part.reshape(-1, *weight.shape[1:]) for part in parts])
+
+
+def _latents(before: str, weight: Array, config: dict[str, Any]) -> dict[str, Array]:
+    """DeepSeek's up-projections of keys, which are transposed, and of values."""
+    heads, keys = config["num_attention_heads"], config["qk_nope_head_dim"]
+    by_head = weight.reshape(heads, -1, weight.shape[-1])
+    return {
+        f"{before}.k_b_proj.weight": by_head[:, :keys].swapaxes(1, 2),
+        f"{before}.v_b_proj.weight": by_head[:, keys:],
+    }
+
+
+def _gpt_oss_experts(name: str, weight: Array) -> dict[str, Array]:
+    """Gates and ups, which alternate in the checkpoint, and everything with outputs before inputs."""
+    before, _, last = name.rpartition(".")
+    suffix = "bias" if last.endswith("_bias") else "weight"
+    parts = (
+        {"gate_proj": weight[..., ::2], "up_proj": weight[..., 1::2]} if "gate_up" in last else {"down_proj": weight}
+    )
+    return {
+        f"{before}.{part}.{suffix}": array if suffix == "bias" else array.swapaxes(1, 2)
+        for part, array in parts.items()
+    }
+
+
+def _stacked_experts(name: str, weight: Array) -> dict[str, Array]:
+    """Experts that are stacked in the checkpoint."""
+    before, _, last = name.rpartition(".")
+    if last != "gate_up_proj":
+        return {f"{before}.{last}.weight": weight}
+    gate, up = np.split(weight, 2, axis=1)
+    return {f"{before}.gate_proj.weight": gate, f"{before}.up_proj.weight": up}
+
+
+def _rope_tensors(config: dict[str, Any]) -> dict[str, Any]:
+    """Factors by which frequencies are divided."""
+    rope = config.get("rope_parameters") or {}
+    if rope.get("rope_type") == "longrope":
+        return {f"rope_factors_{side}.weight": rope[f"{side}_factor"] for side in ("short", "long")}
+    if rope.get("rope_type") != "llama3":
+        return {}
+    dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    lengths = [2 * math.pi * rope["rope_theta"] ** (2 * i / dim) for i in range(dim // 2)]
+    low, high = (rope["original_max_position_embeddings"] / rope[f"{side}_freq_factor"] for side in ("low", "high"))
+    factors = []
+    for length in lengths:
+        smooth = min(
+            1.0,
+            max(
+                0.0,
+                (rope["original_max_position_embeddings"] / length - rope["low_freq_factor"])
+                / (rope["high_freq_factor"] - rope["low_freq_factor"]),
+            ),
+        )
+        factors.append(
+            1.0 if length < high else rope["factor"] if length > low else 1 / ((1 - smooth) / rope["factor"] + smooth)
+        )
+    return {"rope_freqs.weight": factors}
+
+
+def _metadata(config: dict[str, Any], weights: Mapping[str, Array]) -> dict[str, Any]:
+    """What llama.cpp's scripts write of a config. Keys with a dot at the beginning follow the architecture's name."""
+    get, kind = config.get, config["model_type"]
+    heads, hidden = config["num_attention_heads"], config["hidden_size"]
+    dim = get("head_dim") or hidden // heads
+    ropes = get("rope_parameters") or {}
+    rope = ropes.get("full_attention", ropes)
+    layer_norm = next(
+        (get(name) for name in ("layer_norm_eps", "norm_epsilon", "layer_norm_epsilon") if get(name)), None
+    )
+    kv_heads = (get("num_kv_heads") if get("new_decoder_architecture") else 1) if kind == "falcon" else None
+    values = {
+        ".context_length": config["max_position_embeddings"],
+        ".embedding_length": hidden,
+        ".block_count": config["num_hidden_layers"],
+        ".feed_forward_length": get("ffn_hidden_size") or get("intermediate_size") or 4 * hidden,
+        ".attention.head_count": heads,
+        ".attention.head_count_kv": kv_heads or get("num_key_value_heads") or heads,
+        ".attention.key_length": get("head_dim"),
+        ".attention.layer_norm_rms_epsilon": get("rms_norm_eps"),
+        ".attention.layer_norm_epsilon": layer_norm,
+        ".attention.sliding_window": get("sliding_window") if kind in _WINDOWED else None,
+        ".rope.freq_base": rope.get("rope_theta"),
+        ".rope.dimension_count": int(dim * rope.get("partial_rotary_factor", 1.0)),
+        ".attn_logit_softcapping": get("attn_logit_softcapping"),
+        ".final_logit_softcapping": get("final_logit_softcapping"),
+        ".logit_scale": get("logit_scale", get("logits_scaling")),
+        ".attention.scale": get("attention_multiplier"),
+        ".embedding_scale": get("embedding_multiplier"),
+        ".residual_scale": get("residual_multiplier"),
+        ".expert_count": get("num_local_experts") or get("num_experts"),
+        ".expert_used_count": get("num_experts_per_tok"),
+        ".expert_feed_forward_length": get("moe_intermediate_size")
+        or (get("intermediate_size") if kind == "gpt_oss" else None),
+        ".use_parallel_residual": get("use_parallel_residual"),
+        **_scaling(rope, config),
+        **(_deepseek(config, rope) if kind == "deepseek_v3" else {}),
+    }
+    return {key: float(value) if key.endswith("_scale") and value else value for key, value in values.items()}
+
+
+_WINDOWED = ("cohere2", "gemma2", "gemma3_text", "gpt_oss", "starcoder2")
+
+
+def _scaling(rope: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
+    kind = rope.get("rope_type", "default")
+    trained: Any = rope.get("original_max_position_embeddings")
+    if kind == "longrope":
+        scale = config["max_position_embeddings"] / trained
+        factor = math.sqrt(1 + math.log(scale) / math.log(trained)) if scale > 1 else 1.0
+        return {".rope.scaling.attn_factor": factor, ".rope.scaling.original_context_length": trained}
+    if kind not in ("linear", "yarn"):
+        return {}
+    return {
+        ".rope.scaling.type": kind,
+        ".rope.scaling.factor": float(rope["factor"]),
+        ".rope.scaling.original_context_length": trained,
+    }
+
+
+def _deepseek(config: dict[str, Any], rope: dict[str, Any]) -> dict[str, Any]:
+    """With the keys of latent attention, of which a token has the keys of one head in its cache."""
+    multiplier = 0.1 * rope["mscale_all_dim"] if "mscale_all_dim" in rope else None
+    return {
+        ".attention.head_count_kv": 1,
+        ".attention.q_lora_rank": config["q_lora_rank"],
+        ".attention.kv_lora_rank": config["kv_lora_rank"],
+        ".attention.key_length": config["kv_lora_rank"] + config["qk_rope_head_dim"],
+        ".attention.value_length": config["kv_lora_rank"],
+        ".attention.key_length_mla": config["qk_nope_head_dim"] + config["qk_rope_head_dim"],
+        ".attention.value_length_mla": config["v_head_dim"],
+        ".rope.dimension_count": config["qk_rope_head_dim"],
+        ".rope.scaling.yarn_log_multiplier": multiplier,
+        ".leading_dense_block_count": config["first_k_dense_replace"],
+        ".expert_count": config["n_routed_experts"],
+        ".expert_shared_count": config["n_shared_experts"],
+        ".expert_weights_scale": config["routed_scaling_factor"],
+        ".expert_weights_norm": config["norm_topk_prob"],
+        ".expert_gating_func": 2,
+        ".expert_group_count": config["n_group"],
+        ".expert_group_used_count": config["topk_group"],
+    }
