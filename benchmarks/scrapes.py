@@ -11,10 +11,11 @@ from statistics import median
 from quire.engine.client.origin import Origin
 from quire.engine.client.protocol import StepStats
 from quire.engine.client.records import RequestRecord, RequestTimes
+from quire.engine.client.trace_context import TraceContext
 from quire.metrics.exposition import Exposition
 from quire.metrics.prometheus import Metrics, ModelMetrics
 
-TRACED = Origin("request", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
+TRACED = Origin("request", TraceContext("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"))
 FORMATS = {"text": "", "openmetrics": "application/openmetrics-text"}
 
 

@@ -6,7 +6,8 @@ Two servers of one model run throughout, one with metrics and with a trace of ea
 loaded in turns, as the speed of a shared machine changes over minutes; the order changes from turn to turn. The
 collector is a process that takes spans without reading them. Then one server each has a collector that works, is
 down, never answers, or refuses; the memory of the server is read after each tenth of the requests. It grows until all
-of the KV cache has been used once.
+of the KV cache has been used once. Memory and processor time are those of the server and of the processes that it has
+started, of which one exports spans.
 """
 
 from __future__ import annotations
@@ -107,16 +108,15 @@ class Server:
         if collector_port is not None:
             command += ["--otlp-traces-endpoint", f"http://127.0.0.1:{collector_port}"]
         self._process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        self._process_info = psutil.Process(self._process.pid)
         self._await_ready()
 
     @property
     def megabytes(self) -> float:
-        """The memory of the process."""
-        return round(float(self._process_info.memory_info().rss) / 1e6, 1)
+        """The memory of all processes."""
+        return round(sum(process.memory_info().rss for process in self._processes()) / 1e6, 1)
 
     def load(self, requests: int, options: argparse.Namespace, seed: int) -> dict[str, float]:
-        """Tokens per second, percentiles of the time to the first token, and processor time of the server."""
+        """Tokens per second, percentiles of the time to the first token, and processor time of all processes."""
         settings = BenchServe(
             url=f"{self.url}/v1",
             num_requests=requests,
@@ -151,8 +151,12 @@ class Server:
         self._process.wait()
 
     def _cpu_seconds(self) -> float:
-        times = self._process_info.cpu_times()
-        return float(times.user + times.system)
+        times = [process.cpu_times() for process in self._processes()]
+        return float(sum(time.user + time.system for time in times))
+
+    def _processes(self) -> list[psutil.Process]:
+        server = psutil.Process(self._process.pid)
+        return [server, *server.children(recursive=True)]
 
     def _model(self) -> str:
         name: str = httpx.get(f"{self.url}/v1/models").json()["data"][0]["id"]

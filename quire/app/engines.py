@@ -26,11 +26,11 @@ from quire.engine.execution.memory import MemoryShare, free_memory
 from quire.engine.models.family import WithoutCache
 from quire.engine.models.model_config import ModelConfig, model_config_of
 from quire.multimodal.memory import MediaMemory
+from quire.otlp.settings import TraceSettings
 from quire.rendering.renderer import Renderer
 from quire.rendering.tokenizer import Tokenizer
 from quire.serving.defaults import read_defaults
 from quire.serving.models import GeneratingModel, ModelParts, ServedModel, served_model
-from quire.tracing.settings import TraceSettings
 
 logger = logging.getLogger(__name__)
 _STOP_TIMEOUT = 2.0  # seconds; part of the time that a shutdown may take after the drain

@@ -37,12 +37,11 @@ from quire.app.middleware import (
     orca_header,
     probes,
     refusal_while_draining,
-    request_tracking,
     timing_allowance,
 )
 from quire.app.rate_limits import rate_limits
-from quire.app.request_traces import request_traces
 from quire.app.server_timing import HEADER as SERVER_TIMING
+from quire.app.tracking import request_tracking
 from quire.config.options import LogOptions, ServerOptions
 from quire.metrics.exposition import Exposition
 from quire.metrics.prometheus import Metrics
@@ -67,9 +66,7 @@ def create_app(
     tracing: Tracing | None = None,
 ) -> ASGIApp:
     """The app with all routes and middleware. `tracing`: traces requests; None: they are not traced."""
-    layers: list[Middleware] = [request_tracking(state, metrics, AccessLog(logs))]
-    if tracing is not None:
-        layers.append(request_traces(tracing))
+    layers: list[Middleware] = [request_tracking(state, metrics, AccessLog(logs), tracing)]
     if (check := host_check(server)) is not None:
         layers.append(check)
     if server.allowed_origins:

@@ -47,17 +47,16 @@ from quire.config.options import (
 from quire.config.types import urls_by_label
 from quire.engine.client.errors import EngineDead
 from quire.engine.models.errors import ModelError
-from quire.metrics.otlp_settings import otlp_settings
 from quire.metrics.prometheus import Metrics, ModelMetrics
 from quire.multimodal.documents import DocumentReader
 from quire.multimodal.errors import ModelFileError, PromptError
 from quire.multimodal.memory import MediaMemory
 from quire.multimodal.sources import MediaSources
+from quire.otlp.settings import OtlpSettingsError, metric_settings, trace_settings
 from quire.realtime.sessions import Sessions
 from quire.realtime.transcribers import transcriber_factory
 from quire.serving.models import ServedModel, ServerState
 from quire.serving.result_memory import ResultMemory
-from quire.tracing.settings import TraceSettingsError, trace_settings
 
 if TYPE_CHECKING:  # it imports OpenTelemetry
     from quire.tracing.start import RunningTraces
@@ -86,8 +85,8 @@ def serve(
             settings.uds.unlink(missing_ok=True)
         end_process(status)  # all is closed; Python's own exit takes seconds with torch, and waits for busy threads
     except (
-        *(EngineDead, KeyFileError, ModelError, ModelFileError, PromptError),
-        *(StoreFailed, TlsError, TraceSettingsError),
+        *(EngineDead, KeyFileError, ModelError, ModelFileError, OtlpSettingsError),
+        *(PromptError, StoreFailed, TlsError),
     ) as error:
         logger.error("cannot serve: %s", error)
     return 1
@@ -222,7 +221,7 @@ def _state(settings: Serve, models: Sequence[ServedModel], media_memory: MediaMe
 @asynccontextmanager
 async def _otlp_metrics(settings: Serve, metrics: Metrics, models: Sequence[ServedModel]) -> AsyncIterator[None]:
     """Send metrics over OTLP meanwhile, if that is asked for."""
-    otlp = otlp_settings(settings.otlp_metrics_endpoint, os.environ)
+    otlp = metric_settings(settings.otlp_metrics_endpoint, os.environ)
     if otlp is None:
         yield
         return

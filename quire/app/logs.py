@@ -19,8 +19,7 @@ from typing import Any
 from typing_extensions import override
 
 from quire.config.types import LogFormat
-from quire.engine.client.origin import Origin, current_origin
-from quire.engine.client.trace_context import TraceContext
+from quire.engine.client.origin import current_origin
 
 _QUIET = ("httpx", "httpx2", "uvicorn.error")  # loggers whose `info` is not worth a line
 # Of the client of MCP servers: it raises what it logs, and a server could fill the log.
@@ -61,7 +60,7 @@ class JsonLines(logging.Formatter):
         }
         if record.exc_text:
             entry["exception"] = record.exc_text
-        line = json.dumps(entry, ensure_ascii=False)  # which escapes only what JSON does not allow
+        line = json.dumps(entry, ensure_ascii=False, default=str)  # which escapes only what JSON does not allow
         return _CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", line)
 
 
@@ -77,12 +76,6 @@ def _about(record: logging.LogRecord) -> Iterator[tuple[str, str]]:
 
 def _escaped(text: str) -> str:
     return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
-
-
-def _trace_of(origin: Origin) -> tuple[str, str]:
-    """The ids of the trace and of the span of a request, here or only at its client; empty without them."""
-    trace = origin.trace or TraceContext.parse(origin.traceparent or "")
-    return ("", "") if trace is None else (trace.trace_id, trace.span_id)
 
 
 class BackgroundHandler(QueueHandler):
@@ -113,7 +106,8 @@ class BackgroundHandler(QueueHandler):
         origin = current_origin()
         if not hasattr(record, "request_id"):
             message.request_id = origin.request_id
-        message.trace_id, message.span_id = _trace_of(origin)
+        if (span := origin.span) is not None:
+            message.trace_id, message.span_id = span.trace_id, span.span_id
         return message
 
     @override
@@ -137,14 +131,21 @@ class BackgroundHandler(QueueHandler):
             if isinstance(entry, threading.Event):
                 entry.set()
                 continue
-            lines = [self._lines.format(entry)]
+            lines = [self._formatted(entry)]
             dropped = self.dropped
             if dropped > reported:
-                lines.append(self._lines.format(_dropped(dropped - reported)))
+                text = "%d log messages were dropped, as they could not be written"
+                lines.append(self._formatted(_warning(text, dropped - reported)))
             if self._write("".join(f"{line}\n" for line in lines).encode(errors="backslashreplace")):
                 reported = dropped
             else:
                 self.dropped += 1
+
+    def _formatted(self, entry: logging.LogRecord) -> str:
+        try:
+            return self._lines.format(entry)
+        except Exception as error:  # noqa: BLE001 the edge of the thread, without which nothing is logged any more
+            return self._lines.format(_warning("a message of %s could not be formatted: %r", entry.name, error))
 
     def _write(self, data: bytes) -> bool:
         """Write without Python's file objects, whose lock would have to be free when the process ends."""
@@ -158,9 +159,8 @@ class BackgroundHandler(QueueHandler):
         return True
 
 
-def _dropped(count: int) -> logging.LogRecord:
-    text = "%d log messages were dropped, as they could not be written"
-    return logging.LogRecord("quire", logging.WARNING, __file__, 0, text, (count,), None)
+def _warning(text: str, *arguments: object) -> logging.LogRecord:
+    return logging.LogRecord("quire", logging.WARNING, __file__, 0, text, arguments, None)
 
 
 def start_logging(level: str, log_format: LogFormat = "text") -> None:

@@ -1,12 +1,9 @@
-"""ASGI middleware: metrics, limits, host names, the header with the load."""
+"""ASGI middleware: limits, host names, headers with the load and for pages of other origins."""
 
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from http import HTTPStatus
+from collections.abc import Callable, Mapping, Sequence
 from ipaddress import ip_address
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -14,15 +11,9 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.api.health import probe_response
-from quire.api.http.request_head import endpoint_path, set_origin
-from quire.api.http.sse import RAW_SEND
-from quire.app.access_log import AccessLog
-from quire.app.server_timing import HEADER as SERVER_TIMING
-from quire.app.server_timing import server_timing
+from quire.api.http.request_head import endpoint_path
 from quire.config.options import ServerOptions
-from quire.engine.client.origin import current_origin
 from quire.engine.client.protocol import StepStats
-from quire.metrics.prometheus import Metrics, exemplar_of
 from quire.protocol.errors import Misdirected, TooLarge, Unavailable
 from quire.serving.models import ServerState
 
@@ -42,80 +33,6 @@ def apply_middleware(app: ASGIApp, layers: Sequence[Middleware]) -> ASGIApp:
     for layer in reversed(layers):
         app = layer(app)
     return app
-
-
-def request_tracking(state: ServerState, metrics: Metrics, access_log: AccessLog) -> Middleware:
-    """Record the count and duration of requests, and say in each answer where its time went."""
-
-    def layer(app: ASGIApp) -> ASGIApp:
-        async def handle(scope: Scope, receive: Receive, send: Send) -> None:
-            if scope["type"] == "lifespan":
-                await app(scope, receive, send)
-                return
-            is_logged = access_log.includes(scope)
-            is_counted = scope["type"] == "http" and endpoint_path(scope) not in UNTRACKED_PATHS
-            if not is_logged and not is_counted:
-                await app(scope, receive, send)
-                return
-            answer = _Answer(send, with_timing=is_counted)
-            try:
-                with _counted(scope, send, answer) if is_counted else nullcontext():
-                    await app(scope, receive, answer.send)
-            finally:
-                if is_logged:
-                    access_log.write(scope, answer.status, is_complete=answer.is_complete)
-
-        @contextmanager
-        def _counted(scope: Scope, send: Send, answer: _Answer) -> Iterator[None]:
-            """A context in which a request is answered."""
-            set_origin(scope)
-            scope[RAW_SEND] = send
-            started = time.monotonic()
-            state.in_flight += 1
-            try:
-                yield
-            finally:
-                del scope[RAW_SEND]  # a cycle: what sends refers to the scope
-                state.in_flight -= 1
-                handler = getattr(scope.get("route"), "path", "unmatched")
-                metrics.http_requests.labels(scope["method"], handler, f"{answer.status // 100}xx").inc()
-                seconds = time.monotonic() - started
-                metrics.http_seconds.labels(scope["method"], handler).observe(seconds, exemplar_of(current_origin()))
-
-        return handle
-
-    return layer
-
-
-class _Answer:
-    """Send the answer to a request, with the header Server-Timing.
-
-    Attributes:
-        status: its status; 499 if the client disconnects before it begins.
-        is_complete: all of it was sent.
-    """
-
-    def __init__(self, send: Send, *, with_timing: bool) -> None:
-        self.status = 499
-        self.is_complete = False
-        self._send = send
-        self._with_timing = with_timing
-
-    async def send(self, message: Message) -> None:
-        """Send a part of the answer."""
-        match message["type"]:
-            case "http.response.start":
-                self.status = message["status"]
-                origin = current_origin()
-                if self._with_timing and origin.arrived:
-                    MutableHeaders(scope=message)[SERVER_TIMING] = server_timing(origin)
-            case "http.response.body" | "websocket.http.response.body":
-                self.is_complete = not message.get("more_body", False)
-            case "websocket.http.response.start":
-                self.status = message["status"]
-            case "websocket.accept":
-                self.status, self.is_complete = HTTPStatus.SWITCHING_PROTOCOLS, True
-        await self._send(message)
 
 
 def timing_allowance(origins: Sequence[str]) -> Middleware:

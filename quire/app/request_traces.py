@@ -1,23 +1,20 @@
-"""Middleware that traces requests: what their heads say, and how they end."""
+"""Traces of HTTP requests and realtime sessions: what their heads say, and how they end."""
 
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Scope
 
-from quire.api.http.request_head import ARRIVED, NOTES, TRACE, endpoint_path
-from quire.app.doors import is_page
-from quire.app.middleware import UNTRACKED_PATHS, Middleware
-from quire.engine.client.trace_context import TraceContext
+from quire.api.http.request_head import endpoint_path
+from quire.engine.client.origin import current_origin, set_current_origin
 from quire.realtime.routes import PATH as REALTIME
 from quire.tracing.requests import RequestTrace
 from quire.tracing.span import Attributes
 from quire.tracing.tracing import TRANSCRIPTION, Tracing
 
 _SHOWN = 256  # characters of what clients choose
-_MOST_PARENT = 128  # bytes of a traceparent that may be valid
-_SWITCHING_PROTOCOLS = 101
 _DISCONNECTED = 499  # status for logs and metrics; the response is not read
 _CLIENT_GONE = "client_disconnected"
 _CHAT, _EMBEDDINGS, _COMPLETION = "chat", "embeddings", "text_completion"
@@ -57,81 +54,40 @@ _OPERATIONS_OF_ANSWERS = {
 _ANY_OPERATION = ("/", "/invocations")
 
 
-def request_traces(tracing: Tracing) -> Middleware:
-    """Trace requests and realtime sessions, except probes, metrics and the files of the page."""
-
-    def layer(app: ASGIApp) -> ASGIApp:
-        async def handle(scope: Scope, receive: Receive, send: Send) -> None:
-            path = endpoint_path(scope)
-            if scope["type"] == "lifespan" or path in UNTRACKED_PATHS or is_page(scope, path):
-                await app(scope, receive, send)
-                return
-            state = scope["state"]
-            trace = _begin(tracing, scope)
-            state[TRACE], state[NOTES] = trace.context, trace.notes
-            if not trace.context.sampled:
-                await app(scope, receive, send)
-                return
-            complete = False
-
-            async def observed(message: Message) -> None:
-                nonlocal complete
-                match message["type"]:
-                    case "http.response.start" | "websocket.http.response.start":
-                        trace.status = message["status"]
-                    case "websocket.accept":
-                        trace.status = _SWITCHING_PROTOCOLS
-                    case "http.response.body" | "websocket.http.response.body":
-                        complete = not message.get("more_body", False)
-                await send(message)
-
-            try:
-                await app(scope, receive, observed)
-            except BaseException as error:
-                trace.error, trace.failed = type(error).__name__, True
-                raise
-            finally:
-                _end(tracing, trace, scope, complete=complete)
-
-        return handle
-
-    return layer
+def operation_of(scope: Scope) -> str:
+    """What a request or a realtime session asks for; empty if it is no work of a model, or its path does not tell."""
+    path = endpoint_path(scope)
+    if scope["type"] == "websocket":
+        return "realtime" if path == REALTIME else ""
+    return _OPERATIONS.get(path, "") if scope["method"] == "POST" else ""
 
 
-def _begin(tracing: Tracing, scope: Scope) -> RequestTrace:
-    """The trace of a request of which nothing is known but its head."""
-    parents, states = list[bytes](), list[bytes]()
+def begin_trace(tracing: Tracing, scope: Scope) -> RequestTrace:
+    """The trace of a request or a realtime session, of which its head is known. It is that of the current task now."""
+    origin = current_origin()
     attributes: Attributes = {
         "http.request.method": scope.get("method", "GET"),
         "url.path": scope["path"][:_SHOWN],
         "url.scheme": scope["scheme"],
-        "gen_ai.request.id": scope["state"]["request_id"],
+        "gen_ai.request.id": origin.request_id,
     }
     if client := scope.get("client"):
         attributes["client.address"] = client[0]
     for name, value in scope["headers"]:
-        match name:
-            case b"traceparent":
-                parents.append(value)
-            case b"tracestate":
-                states.append(value)
-            case b"user-agent":
-                attributes["user_agent.original"] = value[:_SHOWN].decode("latin-1")
-            case b"host":
-                attributes |= _address(value[:_SHOWN].decode("latin-1"))
-    parent = None
-    if len(parents) == 1 and len(parents[0]) <= _MOST_PARENT:
-        parent = TraceContext.parse(parents[0].decode("latin-1"), b",".join(states).decode("latin-1"))
-    began = scope["state"].get(ARRIVED) or time.monotonic()
-    path = endpoint_path(scope)
-    if scope["type"] == "websocket":
-        operation = "realtime" if path == REALTIME else ""
-    else:
-        operation = _OPERATIONS.get(path, "") if scope["method"] == "POST" else ""
-    return tracing.begin(began, attributes, parent=parent, operation=operation)
+        if name == b"user-agent":
+            attributes["user_agent.original"] = value[:_SHOWN].decode("latin-1")
+        elif name == b"host":
+            attributes |= _address(value[:_SHOWN].decode("latin-1"))
+    began = origin.arrived or time.monotonic()
+    trace = tracing.begin(began, attributes, parent=origin.client_span, notes=origin.notes)
+    set_current_origin(replace(origin, trace=trace.context))
+    return trace
 
 
-def _end(tracing: Tracing, trace: RequestTrace, scope: Scope, *, complete: bool) -> None:
+def end_trace(tracing: Tracing, trace: RequestTrace, scope: Scope, *, is_complete: bool) -> None:
+    """Export the trace of a request, if it is sampled. `is_complete`: all of its answer was sent."""
+    if not trace.context.sampled:
+        return
     route = getattr(scope.get("route"), "path", "")
     method = str(trace.attributes["http.request.method"])
     trace.name = f"{method} {route}" if route else method
@@ -139,8 +95,8 @@ def _end(tracing: Tracing, trace: RequestTrace, scope: Scope, *, complete: bool)
         trace.attributes["http.route"] = route
     if endpoint_path(scope) in _ANY_OPERATION and method == "POST":
         kind = trace.notes.answer_id.partition("-")[0]
-        trace.operation = _OPERATIONS_OF_ANSWERS.get(kind, kind)
-    if scope["type"] == "http" and not trace.error and (not complete or trace.status == _DISCONNECTED):
+        trace.notes.operation = _OPERATIONS_OF_ANSWERS.get(kind, kind)
+    if scope["type"] == "http" and not trace.error and (not is_complete or trace.status == _DISCONNECTED):
         trace.error = _CLIENT_GONE
     tracing.end(trace)
 

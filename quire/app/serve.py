@@ -19,8 +19,7 @@ from quire.config.key_file import KeyFileError
 from quire.config.options import ServerOptions, TlsOptions
 from quire.engine.models.config.pooling import PoolingOptions
 from quire.engine.models.model_config import start_reading_configs
-from quire.metrics.otlp_settings import OtlpSettingsError, otlp_settings
-from quire.tracing.settings import TraceSettingsError, trace_settings
+from quire.otlp.settings import OtlpSettingsError, metric_settings, trace_settings
 
 INT4_COST = (
     "--quantization int4 worsens answers of small models: it raises the perplexity of Gemma 3 270M by 18 %; int8 "
@@ -75,7 +74,6 @@ def _check(settings: Serve) -> None:
     _check_overrides(settings)
     _check_certificate(settings)
     _check_otlp(settings)
-    _check_traces(settings)
     _check_keys(settings)
 
 
@@ -126,15 +124,9 @@ def _check_certificate(settings: Serve) -> None:
 
 def _check_otlp(settings: Serve) -> None:
     try:
-        otlp_settings(settings.otlp_metrics_endpoint, os.environ)
-    except OtlpSettingsError as error:
-        raise ConfigError(f"quire serve: {error}") from error
-
-
-def _check_traces(settings: Serve) -> None:
-    try:
+        metric_settings(settings.otlp_metrics_endpoint, os.environ)
         traces = trace_settings(settings.otlp_traces_endpoint, os.environ)
-    except TraceSettingsError as error:
+    except OtlpSettingsError as error:
         raise ConfigError(f"quire serve: {error}") from error
     if traces is None and settings.collect_detailed_traces and settings.otlp_traces_endpoint is None:
         raise ConfigError("quire serve: --collect-detailed-traces needs --otlp-traces-endpoint")

@@ -14,6 +14,7 @@ _SECRET_NAME = re.compile(
     r".*(?:KEYS?|TOKENS?|SECRETS?|HEADERS|AUTH)|.*(?:PASSWORD|SECRET|CREDENTIAL).*", re.IGNORECASE
 )
 _PASSWORD = re.compile(r"(?<=://)[^/@\s]+(?=@)")  # and the name of the user
+_PASSWORD_OF_PROXY = re.compile(r"^[^/@\s]+(?=@)")  # of a URL without a scheme, which variables of proxies may have
 
 
 def is_secret(field: FieldInfo) -> bool:
@@ -28,4 +29,7 @@ def without_passwords(text: str) -> str:
 
 def shown_variable(name: str, value: str) -> str:
     """Return the value of a variable as it may be shown."""
-    return HIDDEN if value and _SECRET_NAME.fullmatch(name) else without_passwords(value)
+    if value and _SECRET_NAME.fullmatch(name):
+        return HIDDEN
+    text = without_passwords(value)
+    return _PASSWORD_OF_PROXY.sub(HIDDEN, text) if name.upper().endswith("_PROXY") else text

@@ -11,7 +11,10 @@ from quire.engine.client.records import Observer, RequestRecord
 _DURATION = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
 _FIRST_TOKEN = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
 _PER_TOKEN = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
-_OPERATIONS = {"generate": "chat", "pool": "embeddings"}  # by the kind of a request to the engine
+_OPERATIONS = {
+    "generate": "chat",
+    "pool": "embeddings",
+}  # by the kind of a request to the engine, if nothing else tells
 
 
 class GenAiInstruments:
@@ -55,7 +58,8 @@ class GenAiMetrics(Observer):
         if record.is_search_step:
             return
         times = record.times
-        attributes = {**self._attributes, "gen_ai.operation.name": _OPERATIONS[record.kind]}
+        operation = record.origin.notes.operation or _OPERATIONS[record.kind]
+        attributes = {**self._attributes, "gen_ai.operation.name": operation}
         has_failed = record.finish_reason == "error"
         ended = {**attributes, "error.type": "_OTHER"} if has_failed else attributes
         self._instruments.duration.record(times.sent - times.queued, ended)

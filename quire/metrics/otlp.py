@@ -24,12 +24,12 @@ from opentelemetry.sdk.metrics.export import (
     ScopeMetrics,
     Sum,
 )
-from opentelemetry.sdk.resources import SERVICE_NAME, Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from quire import __version__
 from quire.metrics.gen_ai import GenAiInstruments
-from quire.metrics.otlp_settings import OtlpSettings
+from quire.otlp.service import service_of
+from quire.otlp.settings import Collector, MetricSettings, OtlpSettingsError
 
 logger = logging.getLogger(__name__)
 _SCOPE, _GEN_AI_SCOPE = "quire.metrics", "quire.gen_ai"  # of two equal ones the exporters send the last alone
@@ -48,17 +48,20 @@ class OtlpExport:
         gen_ai: records metrics that are sent only here.
     """
 
-    def __init__(self, collect: Collect, settings: OtlpSettings) -> None:
+    def __init__(self, collect: Collect, settings: MetricSettings) -> None:
         """Prepare the export.
 
         Args:
             collect: gives all metrics of Prometheus; it is called in the thread.
             settings: where they are sent to, and how often.
+
+        Raises:
+            OtlpSettingsError: a variable of OpenTelemetry's SDK is not valid.
         """
         self._collect = collect
         self._settings = settings
-        self._exporter = _exporter(settings)
-        self._resource = _resource()
+        self._exporter = _exporter(settings.collector)
+        self._resource = service_of(settings.instance)
         self._reader = InMemoryMetricReader()
         provider = MeterProvider([self._reader], self._resource, shutdown_on_exit=False)
         self.gen_ai = GenAiInstruments(provider.get_meter(_GEN_AI_SCOPE, __version__))
@@ -154,20 +157,17 @@ def _distributions(metric: prometheus_client.Metric, started: int, now: int) -> 
         )
 
 
-def _exporter(settings: OtlpSettings) -> MetricExporter:
-    """The exporter of a protocol; what the settings leave out it reads from variables."""
-    if settings.protocol == "grpc":
-        from opentelemetry.exporter.otlp.proto.grpc import metric_exporter as over_grpc  # noqa: PLC0415 takes 100 ms
+def _exporter(collector: Collector) -> MetricExporter:
+    """The exporter of a protocol, which reads everything but the endpoint from its variables.
 
-        return over_grpc.OTLPMetricExporter(endpoint=settings.endpoint)
-    from opentelemetry.exporter.otlp.proto.http import metric_exporter as over_http  # noqa: PLC0415
-
-    return over_http.OTLPMetricExporter(endpoint=settings.endpoint)
-
-
-def _resource() -> Resource:
-    """What the metrics are of: from variables, else Quire."""
-    resource = Resource.create({"service.version": __version__})
-    if str(resource.attributes.get(SERVICE_NAME, "")).startswith("unknown_service"):
-        resource = resource.merge(Resource({SERVICE_NAME: "quire"}))
-    return resource
+    Raises:
+        OtlpSettingsError: one is not valid.
+    """
+    if collector.protocol == "grpc":
+        from opentelemetry.exporter.otlp.proto.grpc import metric_exporter as exporters  # noqa: PLC0415 takes 100 ms
+    else:
+        from opentelemetry.exporter.otlp.proto.http import metric_exporter as exporters  # type: ignore[no-redef]  # noqa: PLC0415
+    try:
+        return exporters.OTLPMetricExporter(endpoint=collector.endpoint)
+    except Exception as error:  # error boundary: exporters have exceptions of their own for each variable
+        raise OtlpSettingsError(f"a setting of OpenTelemetry is not valid: {error}") from error

@@ -23,7 +23,6 @@ from quire.engine.client.records import (
     SleepOperation,
     ToolRequest,
 )
-from quire.engine.client.trace_context import TraceContext
 from quire.metrics import buckets
 from quire.metrics.aliases import PREFIX, Aliases, is_in_vllm
 from quire.metrics.buckets import buckets_by_family
@@ -54,8 +53,8 @@ _FrontWait = Literal["preprocessing", "grammar"]  # what a request waits for bef
 
 def exemplar_of(origin: Origin) -> dict[str, str] | None:
     """Return the labels of the exemplar of a request; None if it is part of no trace that is recorded."""
-    trace = origin.trace or TraceContext.parse(origin.traceparent or "")
-    return {"trace_id": trace.trace_id} if trace is not None and trace.sampled else None
+    span = origin.span
+    return {"trace_id": span.trace_id} if span is not None and span.sampled else None
 
 
 class ResidencyHistograms(NamedTuple):
@@ -385,6 +384,7 @@ class ModelMetrics(Observer):
                 *("mm_queries", "mm_hits"),
             )
         }
+        self._in_step = 0  # tokens of the step whose outputs arrive
         self._in_engine = 0  # sequences that wait there
         self._in_front: dict[_FrontWait, int] = {"preprocessing": 0, "grammar": 0}
         reasons = ("capacity", "deferred", *self._in_front)
@@ -407,7 +407,6 @@ class ModelMetrics(Observer):
         residency = () if metrics.residency is None else metrics.residency
         self._residency = [histogram.labels(*labels) for histogram in residency]
         self._itl = self._histograms["itl"]
-        self._generated = self._counters["generation_tokens"]
 
     def describe(self, info: ModelInfo, options: EngineOptions) -> None:
         """Publish the settings of the engine's KV cache, and zeros of what will be counted for such a model."""
@@ -425,6 +424,9 @@ class ModelMetrics(Observer):
     @override
     def on_step(self, stats: StepStats) -> None:
         gauges, counters = self._gauges, self._counters
+        if self._in_step:
+            counters["generation_tokens"].inc(self._in_step)
+            self._in_step = 0
         gauges["running"].set(stats.running)
         self._in_engine = stats.waiting
         gauges["waiting"].set(stats.waiting + sum(self._in_front.values()))
@@ -445,7 +447,7 @@ class ModelMetrics(Observer):
 
     @override
     def on_tokens(self, origin: Origin, times: RequestTimes, now: float, count: int) -> None:
-        self._generated.inc(count)
+        self._in_step += count
         if times.first_token:
             self._itl.observe(now - times.last_token)
         else:

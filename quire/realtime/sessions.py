@@ -17,7 +17,6 @@ from quire.api.http.request_head import (
     endpoint_path,
     foreign_origin,
     key_of,
-    set_origin,
     subprotocols,
 )
 from quire.api.http.tenant import set_tenant
@@ -135,7 +134,6 @@ class Sessions:
         """
         secret = self._secret(websocket)
         set_tenant(websocket.scope)
-        set_origin(websocket.scope)
         self._check_places(current_tenant())
         if secret is None:
             self._check_origin(websocket)

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import msgspec
 from typing_extensions import override
 
+from quire.otlp.settings import OtlpSettingsError, TraceSettings
 from quire.tracing.exporter import Exported, ExporterProcess
-from quire.tracing.settings import TraceSettings, TraceSettingsError
 from quire.tracing.span import SpanQueue, SpanTree
 
 logger = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ class SpanExport(SpanQueue):
         """Start the process and the thread.
 
         Raises:
-            TraceSettingsError: a variable of OpenTelemetry's SDK is not valid.
+            OtlpSettingsError: a variable of OpenTelemetry's SDK is not valid.
         """
         self.dropped = 0
         self.settings = settings
@@ -132,7 +132,7 @@ class SpanExport(SpanQueue):
             if (exporter := self._exporter) is None:
                 raise EOFError
             return exporter.export([tree.content for tree in batch])
-        except (EOFError, OSError, TraceSettingsError) as error:
+        except (EOFError, OSError, OtlpSettingsError) as error:
             self._stop_exporter()
             return Exported(sum(tree.spans for tree in batch), f"their process has ended ({type(error).__name__})")
 

@@ -21,8 +21,8 @@ import msgspec
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from typing_extensions import override
 
+from quire.otlp.settings import Collector, OtlpSettingsError, TraceSettings
 from quire.tracing.sdk import SpanMaker
-from quire.tracing.settings import TraceSettings, TraceSettingsError
 from quire.tracing.span import SpanTree
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class ExporterProcess:
         """Start it.
 
         Raises:
-            TraceSettingsError: a variable of OpenTelemetry's SDK is not valid.
+            OtlpSettingsError: a variable of OpenTelemetry's SDK is not valid.
         """
         ours, its = socket.socketpair()
         with its:
@@ -68,7 +68,7 @@ class ExporterProcess:
         started = self._ask(settings)
         if started.complaint:
             self.kill()
-            raise TraceSettingsError(f"a setting of OpenTelemetry is not valid: {started.complaint}")
+            raise OtlpSettingsError(f"a setting of OpenTelemetry is not valid: {started.complaint}")
 
     def export(self, trees: Sequence[msgspec.Raw]) -> Exported:
         """Export a batch of encoded trees, and wait for it.
@@ -119,7 +119,7 @@ def main() -> None:
     settings = msgspec.msgpack.decode(connection.recv_bytes(), type=TraceSettings)
     batches = msgspec.msgpack.Decoder(list[SpanTree])
     try:
-        maker, exporter = SpanMaker(), _exporter(settings)
+        maker, exporter = SpanMaker(settings.instance), _exporter(settings.collector)
     except Exception as error:  # noqa: BLE001 error boundary: exporters have exceptions of their own for each variable
         _send(connection, Exported(0, str(error) or type(error).__name__))
         return
@@ -152,12 +152,12 @@ def _export(trees: list[SpanTree], maker: SpanMaker, exporter: SpanExporter, com
     return Exported(broken.spans + len(spans), complaint.text)
 
 
-def _exporter(settings: TraceSettings) -> SpanExporter:
+def _exporter(collector: Collector) -> SpanExporter:
     """The exporter of a protocol, which reads everything but the endpoint from its variables."""
-    if settings.protocol == "grpc":
+    if collector.protocol == "grpc":
         from opentelemetry.exporter.otlp.proto.grpc import trace_exporter as grpc  # noqa: PLC0415 the other is not used
 
-        return grpc.OTLPSpanExporter(endpoint=settings.endpoint)
+        return grpc.OTLPSpanExporter(endpoint=collector.endpoint)
     from opentelemetry.exporter.otlp.proto.http import trace_exporter as http  # noqa: PLC0415 as above
 
-    return http.OTLPSpanExporter(endpoint=settings.endpoint)
+    return http.OTLPSpanExporter(endpoint=collector.endpoint)

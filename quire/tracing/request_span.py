@@ -35,10 +35,8 @@ def request_span(trace: RequestTrace) -> Span:
     else:
         span.children += [_sequence(sequence) for sequence in sequences]
     if steps := trace.totals.search_steps:
-        search: Attributes = {
-            "quire.beam_search.steps": steps,
-            "gen_ai.usage.output_tokens": trace.totals.output_tokens,
-        }
+        tokens = trace.totals.output_tokens
+        search: Attributes = {"quire.beam_search.steps": steps, "gen_ai.usage.output_tokens": tokens}
         span.children.append(Span("beam_search", times.queued, times.last_token or times.sent, search))
     span.children += [
         Span(note.name, note.began, note.ended) for note in trace.notes.activities if note.began >= queued
@@ -58,8 +56,8 @@ def _has_failed(trace: RequestTrace) -> bool:
 
 def _name(trace: RequestTrace) -> str:
     model = trace.notes.model or trace.model
-    if trace.operation:
-        return f"{trace.operation} {model}" if model else trace.operation
+    if operation := trace.notes.operation:
+        return f"{operation} {model}" if model else operation
     return trace.name
 
 
@@ -69,9 +67,9 @@ def _attributes(trace: RequestTrace) -> Attributes:
         attributes["http.response.status_code"] = trace.status
     if error := _error_type(trace):
         attributes["error.type"] = error
-    if not trace.operation:
+    if not trace.notes.operation:
         return attributes
-    attributes |= {"gen_ai.operation.name": trace.operation, "gen_ai.provider.name": PROVIDER}
+    attributes |= {"gen_ai.operation.name": trace.notes.operation, "gen_ai.provider.name": PROVIDER}
     if model := trace.notes.model or trace.model:
         attributes["gen_ai.request.model"] = model
     if trace.notes.answer_id:

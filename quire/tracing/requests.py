@@ -99,7 +99,7 @@ class RequestTrace:
         context: its own span.
         parent: the span of the client that it is part of.
         link: a span that it belongs to without being part of it: the session of an utterance.
-        operation: what it asks for, by the name of the conventions; empty if not a model's work.
+        notes: what the front end has learnt about it.
         began, ended: monotonic seconds.
         wall_offset: nanoseconds from monotonic time to that of the day.
         attributes: those that are known when it arrives.
@@ -115,8 +115,7 @@ class RequestTrace:
     parent: TraceContext | None = None
     link: TraceContext | None = None
     kind: SpanKind = "server"
-    operation: str = ""
-    notes: RequestNotes = field(default_factory=RequestNotes)
+    notes: RequestNotes
     began: float
     ended: float = 0.0
     wall_offset: int = 0

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterator
 
 from opentelemetry.context import Context
-from opentelemetry.sdk.resources import SERVICE_NAME, Resource
+from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.sdk.trace.sampling import Decision
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import (
@@ -25,11 +25,11 @@ from typing_extensions import override
 
 from quire import __version__
 from quire.engine.client.trace_context import TraceContext
+from quire.otlp.service import service_of
 from quire.tracing.span import Attributes, Span, SpanTree
 from quire.tracing.tracing import Sampler
 
 _SCOPE = InstrumentationScope("quire", __version__)
-_NO_SERVICE = "unknown_service"  # how the SDK's own name of a service begins
 _KINDS = {"server": SpanKind.SERVER, "internal": SpanKind.INTERNAL}
 _UNSET, _ERROR = Status(StatusCode.UNSET), Status(StatusCode.ERROR)
 
@@ -70,17 +70,12 @@ class OpenTelemetry(Sampler):
 
 
 class SpanMaker:
-    """Make spans in the form that exporters take, with the attributes of the service that the SDK's variables say."""
+    """Make spans in the form that exporters take."""
 
-    def __init__(self) -> None:
-        """Read the variables.
-
-        Raises:
-            ValueError: one is not valid.
-        """
-        provider = TracerProvider(shutdown_on_exit=False)
-        self._ids = provider.id_generator
-        self._resource = _HashedResource(_service(provider.resource), provider.resource.schema_url)
+    def __init__(self, instance: str) -> None:
+        """`instance`: see `service_of`."""
+        self._ids = RandomIdGenerator()
+        self._resource = _HashedResource(service_of(instance))
 
     def spans(self, tree: SpanTree) -> list[ReadableSpan]:
         """The spans of a tree."""
@@ -114,22 +109,13 @@ class SpanMaker:
 class _HashedResource(Resource):
     """The attributes of the service. Exporters hash them for each span, for which the SDK would write JSON."""
 
-    def __init__(self, attributes: Attributes, schema_url: str) -> None:
-        super().__init__(attributes, schema_url)
+    def __init__(self, service: Resource) -> None:
+        super().__init__(service.attributes, service.schema_url)
         self._hash = super().__hash__()
 
     @override
     def __hash__(self) -> int:
         return self._hash
-
-
-def _service(resource: Resource) -> Attributes:
-    """The attributes of the service: those of the environment, then Quire's."""
-    attributes = dict(resource.attributes)
-    if str(attributes.get(SERVICE_NAME, _NO_SERVICE)).startswith(_NO_SERVICE):
-        attributes[SERVICE_NAME] = "quire"
-    own = {"service.version": __version__, "service.instance.id": str(uuid.uuid4())}
-    return {**own, **attributes}  # type: ignore[dict-item]  # values of the environment are text
 
 
 def _span_context(context: TraceContext, *, is_remote: bool = False) -> SpanContext:

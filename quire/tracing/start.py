@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from quire.engine.client.step_observer import StepObserver
+from quire.otlp.settings import OtlpSettingsError, TraceSettings
 from quire.tracing.engine_spans import EngineSpans
 from quire.tracing.export import SpanExport
 from quire.tracing.sdk import OpenTelemetry
-from quire.tracing.settings import TraceSettings, TraceSettingsError
 from quire.tracing.tracing import Sampler, Tracing
 
 
@@ -29,11 +29,11 @@ def start_traces(settings: TraceSettings) -> RunningTraces:
     """Trace requests, and export what is known of them when they end.
 
     Raises:
-        TraceSettingsError: a variable of OpenTelemetry's SDK is not valid.
+        OtlpSettingsError: a variable of OpenTelemetry's SDK is not valid.
     """
     try:
         sampler = OpenTelemetry()
     except ValueError as error:
-        raise TraceSettingsError(f"a setting of OpenTelemetry is not valid: {error}") from error
+        raise OtlpSettingsError(f"a setting of OpenTelemetry is not valid: {error}") from error
     export = SpanExport(settings)
     return RunningTraces(Tracing(sampler, export), export, sampler)

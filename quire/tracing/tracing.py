@@ -10,7 +10,7 @@ from typing import Protocol
 
 from typing_extensions import override
 
-from quire.engine.client.origin import current_origin, set_current_origin
+from quire.engine.client.origin import RequestNotes, current_origin, set_current_origin
 from quire.engine.client.records import Observer, RequestRecord
 from quire.engine.client.trace_context import TraceContext
 from quire.tracing.request_span import request_span
@@ -49,7 +49,7 @@ class Tracing:
         attributes: Attributes,
         *,
         parent: TraceContext | None = None,
-        operation: str = "",
+        notes: RequestNotes,
     ) -> RequestTrace:
         """The trace of a request that has arrived. Nothing is exported of it unless its `context` is sampled.
 
@@ -57,10 +57,10 @@ class Tracing:
             began: monotonic seconds.
             attributes: what is known of it; a sampler may read them.
             parent: the span of the client.
-            operation: see `RequestTrace`.
+            notes: what will be learnt about it.
         """
         context = self._sampler.begin(parent, attributes)
-        trace = RequestTrace(context=context, parent=parent, began=began, attributes=attributes, operation=operation)
+        trace = RequestTrace(context=context, parent=parent, began=began, attributes=attributes, notes=notes)
         if context.sampled:
             self._open[context.span_id] = trace
         return trace
@@ -80,7 +80,7 @@ class Tracing:
         """A context in which an utterance of the current task's session is transcribed: a trace of its own."""
         session = current_origin()
         began = time.monotonic()
-        trace = self.begin(began, {"gen_ai.request.id": session.request_id}, operation=TRANSCRIPTION)
+        trace = self.begin(began, {"gen_ai.request.id": session.request_id}, notes=RequestNotes(TRANSCRIPTION))
         trace.link = session.trace
         if session.trace is not None and not session.trace.sampled:
             self._open.pop(trace.context.span_id, None)
@@ -107,7 +107,7 @@ class Tracing:
             context=self._sampler.child(context),
             parent=context,
             kind="internal",
-            operation="chat" if record.kind == "generate" else "pooling",
+            notes=RequestNotes("chat" if record.kind == "generate" else "pooling"),
             began=record.times.queued,
         )
         late.add(record, model)

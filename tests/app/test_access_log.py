@@ -7,13 +7,32 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typing_extensions import override
 
+from quire.app.logs import BackgroundHandler
+from quire.tracing.sdk import OpenTelemetry
+from quire.tracing.tracing import Tracing
 from tests.support.fake_core import FakeCore, says
 from tests.support.raw import connected, on_uvloop
 from tests.support.realtime import speech_server
 from tests.support.server import running_server, until
+from tests.support.traces import Trees
 
 COMPLETIONS = "/v1/completions"
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+PARENT = f"00-{TRACE}-b7ad6b7169203331-01"
+
+
+class Prepared(BackgroundHandler):
+    """Keeps messages as they would be written."""
+
+    def __init__(self) -> None:
+        super().__init__(descriptor=-1)
+        self.records: list[logging.LogRecord] = []
+
+    @override
+    def enqueue(self, record: logging.LogRecord) -> None:
+        self.records.append(record)
 
 
 @pytest.fixture(autouse=True)
@@ -53,6 +72,18 @@ async def test_requests_are_logged_with_their_tokens_and_probes_are_not(
     line = caplog.records[0].getMessage()
     assert f'"POST {COMPLETIONS} HTTP/1.1" 200, in ' in line
     assert line.endswith("4 + 4 tokens")
+
+
+async def test_what_is_refused_before_its_endpoint_has_the_ids_of_its_own_span(tmp_path: Path) -> None:
+    trees, log = Trees(), Prepared()
+    logging.getLogger("quire.access").addHandler(log)
+    tracing = Tracing(OpenTelemetry(), trees)
+    async with running_server(tmp_path, api_key=("k",), tracing=tracing) as server:
+        assert (await server.http.get("/v1/models", headers={"traceparent": PARENT})).status_code == 401
+        await until(lambda: log.records)
+    logging.getLogger("quire.access").removeHandler(log)
+    ((tree,), (record,)) = trees.trees, log.records
+    assert (record.__dict__["trace_id"], record.__dict__["span_id"]) == (TRACE, tree.context.span_id)
 
 
 async def test_other_paths_can_be_left_out_and_all_be_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

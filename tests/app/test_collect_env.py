@@ -26,6 +26,8 @@ def test_a_report_has_what_matters_and_nothing_secret(
     monkeypatch.setenv("HF_TOKEN", "hf_s3cret")
     monkeypatch.setenv("QUIRE_PORT", "9")
     monkeypatch.setenv("HOME_ADDRESS", "private")
+    monkeypatch.setenv("HTTP_PROXY", "http://user:pr0xy@proxy:3128")
+    monkeypatch.setenv("https_proxy", "user:pr0xy@proxy:3128")
     text = printed(capsys, "collect-env")
     report = json.loads(printed(capsys, "collect-env", "--format", "json"))
     assert report["Quire"]["version"] == __version__
@@ -35,9 +37,11 @@ def test_a_report_has_what_matters_and_nothing_secret(
     assert report["packages"]["torch"]
     assert report["variables"]["QUIRE_PORT"] == "9"
     assert report["variables"]["HF_TOKEN"] == "(hidden)"
+    assert report["variables"]["HTTP_PROXY"] == "http://(hidden)@proxy:3128"
+    assert report["variables"]["https_proxy"] == "(hidden)@proxy:3128"
     for section in report:
         assert f"{section}:" in text
-    for secret in ("hf_s3cret", "private"):
+    for secret in ("hf_s3cret", "private", "pr0xy"):
         assert secret not in text + json.dumps(report)
 
 

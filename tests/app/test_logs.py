@@ -7,12 +7,14 @@ import logging
 import os
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from quire.app import logs
 from quire.app.logs import BackgroundHandler
 from quire.engine.client.origin import Origin, set_current_origin
+from quire.engine.client.trace_context import TraceContext
 from tests.support.process import eventually
 
 
@@ -77,7 +79,7 @@ def test_text_of_clients_makes_no_line_of_its_own(logger: logging.Logger, pipe: 
 
 async def test_messages_name_the_request_in_whose_task_they_are(logger: logging.Logger, pipe: tuple[int, int]) -> None:
     handlers = [BackgroundHandler(pipe[1], "text"), BackgroundHandler(pipe[1], "json")]
-    set_current_origin(Origin("mine", PARENT))
+    set_current_origin(Origin("mine", TraceContext.parse(PARENT)))
     for handler in handlers:
         logger.handlers = [handler]
         logger.info("hello", extra={"fields": {"status": 200}})
@@ -109,6 +111,17 @@ def test_json_has_an_object_in_each_line(logger: logging.Logger, pipe: tuple[int
     assert failed["exception"].startswith("Traceback")
     assert f"ValueError: {FORGED}" in failed["exception"]
     assert odd["message"] == "odd \ud800 \x85"
+
+
+def test_fields_that_are_no_json_stop_no_later_message(logger: logging.Logger, pipe: tuple[int, int]) -> None:
+    handler = BackgroundHandler(pipe[1], "json")
+    logger.addHandler(handler)
+    logger.info("one", extra={"fields": {"folder": Path("/models")}})
+    logger.info("two", extra={"fields": "of another library"})
+    logger.info("three")
+    handler.flush()
+    one, two, three = map(json.loads, os.read(pipe[0], 1 << 16).decode().splitlines())
+    assert (one["folder"], two["level"], three["message"]) == ("/models", "warning", "three")
 
 
 def test_a_pipe_that_nobody_reads_blocks_nobody(logger: logging.Logger, pipe: tuple[int, int]) -> None:

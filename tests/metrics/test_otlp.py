@@ -25,25 +25,26 @@ from starlette.types import Receive, Scope, Send
 
 from quire.config.command import ConfigError
 from quire.config.commands import Serve
-from quire.engine.client.origin import Origin
+from quire.engine.client.origin import Origin, RequestNotes
 from quire.engine.client.protocol import FinishReason, StepStats
 from quire.engine.client.records import RequestRecord, RequestTimes
 from quire.metrics.gen_ai import GenAiMetrics
 from quire.metrics.otlp import OtlpExport
-from quire.metrics.otlp_settings import OtlpSettings, OtlpSettingsError, Protocol, otlp_settings
 from quire.metrics.prometheus import Metrics, ModelMetrics
+from quire.otlp.settings import Collector as Target
+from quire.otlp.settings import MetricSettings, OtlpSettingsError, Protocol
 from tests.support.server import listening, until
 
 LABELS = {"model_name": "model", "engine": "0"}
 SECONDS = ("queued", "scheduled", "first_token", "last_token", "sent")
 
 
-def record(finish_reason: FinishReason = "stop") -> RequestRecord:
+def record(finish_reason: FinishReason = "stop", operation: str = "") -> RequestRecord:
     """A request with 5 tokens, of which the first came after 0.3 s and the last after 2.3 s."""
     times = RequestTimes(queued=10.0, scheduled=10.1, first_token=10.3, last_token=12.3, sent=12.5)
     return RequestRecord(
         request_id="one",
-        origin=Origin(),
+        origin=Origin(notes=RequestNotes(operation)),
         kind="generate",
         times=times,
         finish_reason=finish_reason,
@@ -101,19 +102,15 @@ def grpc_server(collector: Collector) -> Iterator[str]:
 
 
 @asynccontextmanager
-async def collecting(protocol: Protocol) -> AsyncIterator[tuple[Collector, OtlpSettings]]:
+async def collecting(protocol: Protocol) -> AsyncIterator[tuple[Collector, MetricSettings]]:
     """A collector, and the settings with which metrics are sent to it."""
     collector = Collector()
     if protocol == "grpc":
         with grpc_server(collector) as url:
-            yield collector, OtlpSettings(url, "grpc", interval=0.05)
+            yield collector, MetricSettings(Target(url), interval=0.05)
     else:
         async with listening(collector) as url:
-            settings = otlp_settings(
-                url, {"OTEL_EXPORTER_OTLP_PROTOCOL": protocol, "OTEL_METRIC_EXPORT_INTERVAL": "50"}
-            )
-            assert settings is not None
-            yield collector, settings
+            yield collector, MetricSettings(Target(f"{url}/v1/metrics", protocol), interval=0.05)
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
@@ -148,7 +145,7 @@ async def test_a_collector_gets_all_metrics_under_their_names(protocol: Protocol
         item.key: item.value.string_value for item in collector.messages[-1].resource_metrics[0].resource.attributes
     }
     assert resource["service.name"] == "quire"
-    assert resource["service.instance.id"]
+    assert resource["service.instance.id"] == settings.instance
 
 
 async def test_the_metrics_of_the_conventions(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,7 +155,7 @@ async def test_the_metrics_of_the_conventions(monkeypatch: pytest.MonkeyPatch) -
         gen_ai = GenAiMetrics(export.gen_ai, "model")
         export.start()
         gen_ai.on_finish(record())
-        gen_ai.on_finish(record("error"))
+        gen_ai.on_finish(record("error", "text_completion"))
         await export.close()
         latest = collector.latest
     attributes = {"gen_ai.operation.name": "chat", "gen_ai.provider.name": "quire"}
@@ -168,7 +165,10 @@ async def test_the_metrics_of_the_conventions(monkeypatch: pytest.MonkeyPatch) -
     seen = [
         {item.key: item.value.string_value for item in point.attributes} for point in durations.histogram.data_points
     ]
-    assert sorted(seen, key=len) == [attributes, {**attributes, "error.type": "_OTHER"}]
+    assert sorted(seen, key=len) == [
+        attributes,
+        {**attributes, "gen_ai.operation.name": "text_completion", "error.type": "_OTHER"},
+    ]
     assert list(durations.histogram.data_points[0].explicit_bounds)[-1] == 81.92
     (first,) = latest["gen_ai.server.time_to_first_token"].histogram.data_points
     assert (first.count, round(first.sum, 6)) == (1, 0.3)
@@ -184,61 +184,16 @@ async def test_the_metrics_of_the_conventions(monkeypatch: pytest.MonkeyPatch) -
 async def test_a_collector_that_is_down_does_not_hold_the_server_up(protocol: Protocol) -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         url = f"http://127.0.0.1:{closed.getsockname()[1]}/v1/metrics"
-    export = OtlpExport(lambda: (), OtlpSettings(url, protocol, interval=0.01, timeout=60.0))
+    export = OtlpExport(lambda: (), MetricSettings(Target(url, protocol), interval=0.01, timeout=60.0))
     export.start()
     async with asyncio.timeout(10):
         await export.close()
 
 
-ON = {"OTEL_METRICS_EXPORTER": "otlp"}
-
-
-@pytest.mark.parametrize(
-    ("endpoint", "environment", "expected"),
-    [
-        (None, {}, None),
-        (None, {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4317"}, None),
-        (None, ON, OtlpSettings(None)),
-        (None, {"OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": "http://c:4317"}, OtlpSettings(None)),
-        ("http://c:4317", {}, OtlpSettings("http://c:4317")),
-        ("http://c:4317", {"OTEL_SDK_DISABLED": "TRUE"}, None),
-        ("http://c:4317", {"OTEL_METRICS_EXPORTER": "none"}, None),
-        (
-            "http://c",
-            {"OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"},
-            OtlpSettings("http://c/v1/metrics", "http/protobuf"),
-        ),
-        (
-            "http://c/own",
-            {"OTEL_EXPORTER_OTLP_METRICS_PROTOCOL": "http/protobuf", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"},
-            OtlpSettings("http://c/own", "http/protobuf"),
-        ),
-        (
-            None,
-            {**ON, "OTEL_METRIC_EXPORT_INTERVAL": "500", "OTEL_METRIC_EXPORT_TIMEOUT": "250"},
-            OtlpSettings(None, interval=0.5, timeout=0.25),
-        ),
-    ],
-)
-def test_what_starts_the_export(
-    endpoint: str | None, environment: dict[str, str], expected: OtlpSettings | None
-) -> None:
-    assert otlp_settings(endpoint, environment) == expected
-
-
-@pytest.mark.parametrize(
-    ("environment", "message"),
-    [
-        ({"OTEL_METRICS_EXPORTER": "console"}, "OTEL_METRICS_EXPORTER expects otlp or none"),
-        ({**ON, "OTEL_EXPORTER_OTLP_PROTOCOL": "http/json"}, "expects grpc or http/protobuf"),
-        ({**ON, "OTEL_METRIC_EXPORT_INTERVAL": "1s"}, "OTEL_METRIC_EXPORT_INTERVAL expects milliseconds"),
-        ({**ON, "OTEL_METRIC_EXPORT_INTERVAL": "0"}, "OTEL_METRIC_EXPORT_INTERVAL expects milliseconds"),
-        ({**ON, "OTEL_METRIC_EXPORT_TIMEOUT": "9" * 5000}, "OTEL_METRIC_EXPORT_TIMEOUT expects milliseconds"),
-    ],
-)
-def test_wrong_settings_are_refused(environment: dict[str, str], message: str) -> None:
-    with pytest.raises(OtlpSettingsError, match=message):
-        otlp_settings(None, environment)
+def test_an_invalid_variable_of_the_sdk_is_an_error_at_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "soon")
+    with pytest.raises(OtlpSettingsError, match=r"a setting of OpenTelemetry is not valid: .*soon"):
+        OtlpExport(lambda: (), MetricSettings(Target("http://127.0.0.1:1")))
 
 
 def test_wrong_settings_end_the_command(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 from typing_extensions import override
 
-from quire.tracing.settings import Protocol, TraceSettings
+from quire.otlp.settings import Collector, Protocol, TraceSettings
 from quire.tracing.start import RunningTraces, start_traces
 from tests.support.patience import PATIENCE
 from tests.support.server import Server, running_server
@@ -81,7 +81,7 @@ class Receiver:
         return not self.refuses
 
     def settings(self, **settings: Any) -> TraceSettings:
-        return TraceSettings(self.endpoint, self.protocol, **{"delay": 0.02, **settings})
+        return TraceSettings(Collector(self.endpoint, self.protocol), **{"delay": 0.02, **settings})
 
     def tree(self) -> tuple[ReceivedSpan, dict[str, list[ReceivedSpan]]]:
         """The only span whose parent is not here, and the children of each span by its id."""

@@ -11,10 +11,11 @@ from typing_extensions import override
 from quire.engine.client.pooling_params import PoolingParams
 from quire.engine.client.trace_context import TraceContext
 from quire.tracing.engine_spans import EngineSpans
-from quire.tracing.span import Attributes, Span, SpanQueue, SpanTree
+from quire.tracing.span import Attributes
 from quire.tracing.tracing import Sampler
 from tests.support.engine import Engine, greedy, random_prompt
 from tests.support.models import make_model, save_model
+from tests.support.traces import Trees
 
 PARENT = TraceContext("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331", state="a=1")
 
@@ -33,21 +34,6 @@ class Ids(Sampler):
     def child(self, parent: TraceContext) -> TraceContext:
         self._last += 1
         return TraceContext(parent.trace_id, f"{self._last:016x}", True, parent.state)
-
-
-class Trees(SpanQueue):
-    """Keeps the spans."""
-
-    def __init__(self) -> None:
-        self.trees: list[SpanTree] = []
-
-    @override
-    def put(self, tree: SpanTree) -> None:
-        self.trees.append(tree)
-
-    @property
-    def spans(self) -> list[Span]:
-        return [tree.span for tree in self.trees]
 
 
 @pytest.fixture(scope="module")

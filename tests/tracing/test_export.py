@@ -13,7 +13,7 @@ import pytest
 
 from quire.engine.client.trace_context import TraceContext
 from quire.metrics.prometheus import Metrics
-from quire.tracing.settings import TraceSettings, TraceSettingsError
+from quire.otlp.settings import Collector, OtlpSettingsError, TraceSettings
 from quire.tracing.span import Span, SpanTree
 from quire.tracing.start import start_traces
 from tests.support.otlp import grpc_receiver, http_receiver, traces_to
@@ -49,8 +49,8 @@ async def test_requests_go_on_while_the_collector_is_down(
     protocol: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")  # after which the exporter gives up
-    endpoint = f"http://127.0.0.1:{unused_port()}"
-    traces = start_traces(TraceSettings(endpoint, protocol, max_queue_size=20, max_batch_size=10, delay=0.02))
+    collector = Collector(f"http://127.0.0.1:{unused_port()}", protocol)
+    traces = start_traces(TraceSettings(collector, max_queue_size=20, max_batch_size=10, delay=0.02))
     async with running_server(tmp_path, tracing=traces.tracing) as server:
         for _ in range(20):
             answer = await server.post("/v1/completions", {"prompt": "ab", "stream": True})
@@ -160,5 +160,5 @@ def test_a_trace_that_cannot_be_made_costs_no_other(caplog: pytest.LogCaptureFix
 
 def test_an_invalid_variable_of_the_sdk_is_an_error_at_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "soon")
-    with pytest.raises(TraceSettingsError, match=r"a setting of OpenTelemetry is not valid: .*soon"):
-        start_traces(TraceSettings("http://127.0.0.1:1", "grpc"))
+    with pytest.raises(OtlpSettingsError, match=r"a setting of OpenTelemetry is not valid: .*soon"):
+        start_traces(TraceSettings(Collector("http://127.0.0.1:1")))

@@ -141,7 +141,8 @@ async def test_the_span_of_a_chat_has_its_parameters_tokens_and_latencies_but_no
     assert all(0 <= value <= latencies["gen_ai.latency.e2e"] for value in latencies.values())
     assert not any("secret" in str(value).lower() for span in receiver.spans for value in span.attributes.values())
     assert root.service["service.name"] == "quire"
-    assert {"service.version", "service.instance.id", "telemetry.sdk.name"} <= set(root.service)
+    assert {"service.version", "telemetry.sdk.name"} <= set(root.service)
+    assert root.service["service.instance.id"] == receiver.settings().instance
 
 
 async def test_phases_have_the_tokens_of_their_sequence(receiver: Receiver, tmp_path: Path) -> None:

@@ -11,19 +11,15 @@ from starlette.requests import Request
 from starlette.types import Scope
 
 from quire import __version__
-from quire.api.http.keys import API_KEY, ApiKey
 from quire.engine.client.origin import Origin, RequestNotes, current_origin, set_current_origin
-from quire.engine.client.timeline import Timeline
+from quire.engine.client.trace_context import TraceContext
 
 REQUEST_ID = "x-request-id"
 ARRIVED = "arrived"  # key of a request's state: monotonic seconds when its head had been read
-TRACE = "trace"  # key of a request's state: its `TraceContext`, if the server traces requests
-NOTES = "notes"  # key of a request's state: its `RequestNotes`, if the server traces requests
-_TIMELINE = "timeline"  # key of a request's state: where its time went
-_TRACE_PARENT = b"traceparent"
+_TRACE_PARENT, _TRACE_STATE = b"traceparent", b"tracestate"
 _HEADER = REQUEST_ID.encode()
 _UNSAFE = re.compile(r"[^\w.:-]")
-_MAX_LENGTH = 128
+_MAX_LENGTH = 128  # of an id, and of a traceparent that may be valid
 
 
 def new_request_id() -> str:
@@ -37,29 +33,23 @@ def request_id_of(headers: Iterable[tuple[bytes, bytes]]) -> str:
     return clean_request_id(header.decode("latin-1")) if header else new_request_id()
 
 
-def set_origin(scope: Scope) -> None:
+def set_origin(scope: Scope, operation: str) -> None:
     """Set the origin of the current task's requests to the engine from the HTTP request or handshake.
 
-    It may be set again when more is known of the request, whose timeline stays the same.
+    `operation`: see `RequestNotes`.
     """
     state = scope.get("state", {})  # Quire's own server has put the id and the time into it
-    timeline = state.setdefault(_TIMELINE, Timeline())
-    parent = next((value for name, value in scope["headers"] if name == _TRACE_PARENT), None)
-    if parent is not None and len(parent) > _MAX_LENGTH:
-        parent = None
-    traceparent = None if parent is None else parent.decode("latin-1")
-    key: ApiKey | None = scope.get(API_KEY)
-    set_current_origin(
-        Origin(
-            state.get("request_id", ""),
-            traceparent,
-            state.get(ARRIVED, 0.0),
-            state.get(TRACE),
-            state.get(NOTES) or RequestNotes(),
-            timeline,
-            key_name="" if key is None else key.name,
-        )
-    )
+    notes = RequestNotes(operation)
+    set_current_origin(Origin(state.get("request_id", ""), _client_span(scope), state.get(ARRIVED, 0.0), notes=notes))
+
+
+def _client_span(scope: Scope) -> TraceContext | None:
+    """The span of the client of which a request is a part; None without one, or with several."""
+    parents = [value for name, value in scope["headers"] if name == _TRACE_PARENT]
+    if len(parents) != 1 or len(parents[0]) > _MAX_LENGTH:
+        return None
+    states = [value for name, value in scope["headers"] if name == _TRACE_STATE]
+    return TraceContext.parse(parents[0].decode("latin-1"), b",".join(states).decode("latin-1"))
 
 
 def clean_request_id(request_id: str) -> str:

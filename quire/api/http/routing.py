@@ -17,7 +17,6 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from quire.api.http.body import JsonRequest, check_media_type
-from quire.api.http.request_head import set_origin
 from quire.api.http.tenant import set_tenant
 from quire.protocol import fields
 
@@ -78,7 +77,6 @@ class CheckedRoute(APIRoute):
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, then release its resources."""
         set_tenant(scope)
-        set_origin(scope)
         with ExitStack() as resources:
             scope[_RESOURCES] = resources
             await super().handle(scope, receive, send)

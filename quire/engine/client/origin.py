@@ -25,9 +25,11 @@ class Activity:
 
 @dataclass(slots=True)
 class RequestNotes:
-    """What the front end learns about a request while it answers it, for those who watch: traces.
+    """What the front end learns about a request while it answers it, for those who watch: traces and metrics.
 
     Attributes:
+        operation: what it asks for, by the name of OpenTelemetry's conventions; empty if that is no work of a model, or
+            its path does not tell.
         model: the name by which it asks for its model.
         answer_id: the id of its answer.
         reasoning_tokens: reasoning tokens of its answers.
@@ -35,6 +37,7 @@ class RequestNotes:
         activities: what was done for it, the first of it.
     """
 
+    operation: str = ""
     model: str = ""
     answer_id: str = ""
     reasoning_tokens: int = 0
@@ -53,7 +56,7 @@ class Origin:
 
     Attributes:
         request_id: id of the HTTP request, which its response has as well; empty outside of requests.
-        traceparent: the header of this name (W3C Trace Context) as the client has sent it; None if there is none.
+        client_span: the span of the client that it is a part of; None if the client says none.
         arrived: monotonic seconds when its head had been read; 0 outside of requests.
         trace: the request's own span, the parent of all others that it has here; None without tracing.
         notes: what is learnt about it.
@@ -62,7 +65,7 @@ class Origin:
     """
 
     request_id: str = ""
-    traceparent: str | None = None
+    client_span: TraceContext | None = None
     arrived: float = 0.0
     trace: TraceContext | None = None
     notes: RequestNotes = field(default_factory=RequestNotes, compare=False, repr=False)
@@ -70,10 +73,9 @@ class Origin:
     key_name: str = ""
 
     @property
-    def trace_id(self) -> str:
-        """The id of the trace that it is part of, here or only at its client; empty if it is part of none."""
-        trace = self.trace or TraceContext.parse(self.traceparent or "")
-        return "" if trace is None else trace.trace_id
+    def span(self) -> TraceContext | None:
+        """The span that tells most of it: its own, or without tracing that of the client."""
+        return self.trace or self.client_span
 
     @property
     def trace_headers(self) -> dict[str, str]:

@@ -9,6 +9,7 @@ import pytest
 from typing_extensions import override
 
 from quire.engine.client.records import Observer, RequestRecord
+from quire.engine.client.trace_context import TraceContext
 from tests.support.fake_core import INFO, FakeCore
 from tests.support.pooling import pooling_info
 from tests.support.server import running_server, until
@@ -47,17 +48,19 @@ async def test_records_have_the_ids_and_the_trace_of_their_request(
         assert answer.status_code == 200, answer.text
         await until(lambda: len(observer.records) == records)
         for record in observer.records:
-            assert (record.origin.request_id, record.origin.traceparent) == ("mine", PARENT)
+            assert (record.origin.request_id, record.origin.client_span) == ("mine", TraceContext.parse(PARENT))
             assert 0.0 < record.times.arrived <= record.times.rendered <= record.times.queued <= record.times.sent
         assert len({record.request_id for record in observer.records}) == records
 
 
-@pytest.mark.parametrize("headers", [{}, {"traceparent": "x" * 200}])
-async def test_a_request_without_a_usable_trace_has_none(headers: dict[str, str], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "headers", [{}, {"traceparent": "x" * 200}, [("traceparent", PARENT), ("traceparent", PARENT)]]
+)
+async def test_a_request_without_a_usable_trace_has_none(headers: Any, tmp_path: Path) -> None:
     async with running_server(tmp_path) as server:
         server.state.models[0].client.observers.add(observer := Records())
         answer = await server.post("/v1/completions", {"prompt": "a"}, headers=headers)
         await until(lambda: observer.records)
         (record,) = observer.records
-        assert record.origin.traceparent is None
+        assert record.origin.client_span is None
         assert record.origin.request_id == answer.headers["x-request-id"]

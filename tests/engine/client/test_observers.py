@@ -10,6 +10,7 @@ from quire.engine.client.protocol import StepStats
 from quire.engine.client.records import Observer, RequestRecord, RequestTimes
 from quire.engine.client.sampling_params import SamplingParams
 from quire.engine.client.stream import GenerateRequest
+from quire.engine.client.trace_context import TraceContext
 from tests.support.fake_core import FakeCore, prompt_of, running_client
 from tests.support.observers import Records
 from tests.support.tokenizer import EOS
@@ -64,7 +65,7 @@ async def test_an_observer_that_fails_takes_nothing_from_requests_and_other_obse
 
 
 async def test_a_record_has_its_ids_and_the_times_of_all_borders() -> None:
-    origin = Origin("request", PARENT, 1.0)
+    origin = Origin("request", TraceContext.parse(PARENT), 1.0)
     async with running_client(FakeCore()) as client:
         client.observers.add(records := Records())
         async for _ in client.generate(request(origin=origin)):

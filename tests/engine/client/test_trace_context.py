@@ -40,7 +40,6 @@ def test_a_valid_header_is_read(traceparent: str, sampled: bool) -> None:
 )
 def test_an_invalid_header_begins_no_trace(traceparent: str) -> None:
     assert TraceContext.parse(traceparent) is None
-    assert Origin("request", traceparent).trace_id == ""
 
 
 def test_a_context_is_passed_on_as_headers() -> None:
@@ -55,8 +54,9 @@ def test_a_state_beyond_the_length_that_must_be_passed_on_is_dropped() -> None:
     assert context.state == ""
 
 
-def test_the_trace_of_an_origin_is_that_of_its_span_or_else_of_the_client() -> None:
-    assert Origin("request", f"00-{TRACE}-{SPAN}-01").trace_id == TRACE
-    assert Origin("request", None, trace=TraceContext("1" * 32, SPAN)).trace_id == "1" * 32
-    assert Origin("request").trace_id == ""
-    assert Origin("request", f"00-{TRACE}-{SPAN}-01").trace_headers == {}  # without tracing, nobody learns of it
+def test_the_span_of_an_origin_is_its_own_or_else_that_of_the_client() -> None:
+    client, own = TraceContext(TRACE, SPAN), TraceContext(TRACE, "1" * 16)
+    assert Origin("request", client).span == client
+    assert Origin("request", client, trace=own).span == own
+    assert Origin("request").span is None
+    assert Origin("request", client).trace_headers == {}  # without tracing, nobody learns of it
