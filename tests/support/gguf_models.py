@@ -40,8 +40,12 @@ ARCHITECTURES = {
     "phi": "phi2",
     "phi3": "phi3",
     "qwen2": "qwen2",
+    "qwen2_5_vl_text": "qwen2vl",
+    "qwen2_vl_text": "qwen2vl",
     "qwen3": "qwen3",
     "qwen3_moe": "qwen3moe",
+    "qwen3_vl_moe_text": "qwen3vlmoe",
+    "qwen3_vl_text": "qwen3vl",
     "smollm3": "smollm3",
     "stablelm": "stablelm",
     "starcoder2": "starcoder2",
@@ -91,7 +95,7 @@ def write_gguf(
     values = {**_metadata(config, weights), **(metadata or {})}
     for key, value in values.items():
         if value is not None:
-            _add(writer, architecture + key if key.startswith(".") else key, value)
+            add_value(writer, architecture + key if key.startswith(".") else key, value)
     (tokenizer or _write_tokenizer)(writer)
     names = _names(architecture, config)
     for name, array in _converted(config, {**weights, **blocks}).items():
@@ -111,7 +115,8 @@ def _is_quantized(name: str, weight: Array, kind: gguf.GGMLQuantizationType) -> 
     return weight.ndim > 1 and weight.shape[-1] % gguf.GGML_QUANT_SIZES[kind][0] == 0
 
 
-def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+def add_value(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+    """Add a value of the metadata, of the kind that it has."""
     if isinstance(value, bool):
         writer.add_bool(key, value)
     elif isinstance(value, int):

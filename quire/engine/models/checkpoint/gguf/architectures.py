@@ -546,7 +546,10 @@ CONFIGS: dict[str, Callable[[GgufFacts], Config]] = {
     "phi3": _phi3,
     "qwen2": _qwen2,
     "qwen3": _qwen3,
+    "qwen2vl": _qwen2,  # without pictures, and with them: see `projector`
     "qwen3moe": _qwen3moe,
+    "qwen3vl": _qwen3,
+    "qwen3vlmoe": _qwen3moe,
     "smollm3": _smollm3,
     "stablelm": _stablelm,
     "starcoder2": _starcoder2,

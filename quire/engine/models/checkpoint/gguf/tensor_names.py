@@ -141,7 +141,10 @@ _RULES = {
     "phi3": _Rules(_PHI3),
     "qwen2": _Rules(_LLAMA),
     "qwen3": _Rules(_LLAMA),
+    "qwen2vl": _Rules(_LLAMA),
     "qwen3moe": _Rules({**_LLAMA, **_EXPERTS}),
+    "qwen3vl": _Rules(_LLAMA),
+    "qwen3vlmoe": _Rules({**_LLAMA, **_EXPERTS}),
     "smollm3": _Rules(_LLAMA, pairs=True),
     "stablelm": _Rules(_LLAMA),
     "starcoder2": _Rules(_STARCODER2),
@@ -212,7 +215,7 @@ class GgufNames:
             fits = heads % kv_heads == 0 and (heads + 2 * kv_heads) * dim == rows
             return replace(piece, rows=_by_key_head(heads, kv_heads, dim)) if fits else piece
         if self._rules.norm_offset and module.endswith("norm"):
-            return replace(piece, make=partial(_without, self._rules.norm_offset))
+            return replace(piece, make=partial(without, self._rules.norm_offset))
         if module == "position_embd" and (offset := roberta_offset(self._facts)):
             return replace(piece, make=partial(_behind_zeros, offset))
         return piece
@@ -256,7 +259,8 @@ def _by_key_head(heads: int, kv_heads: int, dim: int) -> Tensor:
     return torch.cat([part.view(kv_heads, -1) for part in parts], 1).flatten()
 
 
-def _without(offset: float, tensors: Sequence[Tensor]) -> Tensor:
+def without(offset: float, tensors: Sequence[Tensor]) -> Tensor:
+    """The weight from which `offset` is taken."""
     return tensors[0].float() - offset
 
 
