@@ -56,7 +56,17 @@ KINDS = [*(1 for _ in ALPHABET), *(3 for _ in SPECIAL), 1, 1]
 _EXPERT = re.compile(r"(?P<before>.*experts)\.(?P<index>\d+)\.(?P<after>.*)")
 _LATENT = re.compile(r"(?P<before>.*self_attn)\.kv_b_proj\.weight")
 _PAIRS = ("granite", "llama", "mixtral", "smollm3")  # model types whose rope rotates neighbours in files
-_NEVER_QUANTIZED = ("norm", "position_embeddings", "token_type", ".gate.weight", "router", "sinks", "kv_b_proj")
+_NEVER_QUANTIZED = (
+    "norm",
+    "position_embeddings",
+    "token_type",
+    ".gate.weight",
+    "router",
+    "sinks",
+    "kv_b_proj",
+    "classifier",
+    "pooler",
+)
 
 
 def write_gguf(
@@ -65,6 +75,7 @@ def write_gguf(
     *,
     kind: gguf.GGMLQuantizationType | None = Q8_0,
     metadata: Mapping[str, Any] | None = None,
+    tensors: Mapping[str, Array] | None = None,
     tokenizer: Callable[[gguf.GGUFWriter], None] | None = None,
     **options: Any,
 ) -> Path:
@@ -75,6 +86,7 @@ def write_gguf(
         path: of the file.
         kind: of the blocks of matrices; None: they stay float32.
         metadata: values to add or replace; keys without a dot at the beginning are whole.
+        tensors: further ones, by the names that they have in files.
         tokenizer: writes the tokenizer; None: one of bytes.
         options: of `GGUFWriter`.
     """
@@ -100,7 +112,7 @@ def write_gguf(
     names = _names(architecture, config)
     for name, array in _converted(config, {**weights, **blocks}).items():
         writer.add_tensor(names(name), np.ascontiguousarray(array), raw_dtype=kind if array.dtype == np.uint8 else None)
-    for name, array in _rope_tensors(config).items():
+    for name, array in {**_rope_tensors(config), **(tensors or {})}.items():
         writer.add_tensor(name, np.asarray(array, np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -161,7 +173,7 @@ def _converted(config: dict[str, Any], weights: Mapping[str, Array]) -> dict[str
     stacks: dict[str, dict[int, Array]] = {}
     arrays: dict[str, Array] = {}
     for name, weight in weights.items():
-        if "rotary_emb" in name or "pooler" in name or "position_ids" in name:
+        if "rotary_emb" in name or "pooler" in name or "classifier" in name or "position_ids" in name:
             continue
         if (match := _EXPERT.fullmatch(name)) is not None:
             stacks.setdefault(f"{match['before']}.{match['after']}", {})[int(match["index"])] = weight

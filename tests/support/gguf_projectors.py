@@ -163,7 +163,7 @@ def _split(kind: str, weights: dict[str, Array]) -> dict[str, Array]:
         elif kind == "internvl" and name.endswith(("cls_token", "position_embeddings")):
             arrays["v.class_embd" if name.endswith("token") else "v.position_embd.weight"] = weight[0]
         elif kind == "internvl" and "lambda_" in name:
-            arrays[f"v.blk.{name.split('.')[4]}.ls{name[-1]}.weight"] = weight
+            arrays[f"v.blk.{name.split('.')[-2]}.ls{name[-1]}.weight"] = weight
         elif "soft_emb_norm" in name:
             arrays[name] = weight + np.float32(1)
         else:
@@ -186,11 +186,11 @@ def _name(names: gguf.TensorNameMap, kind: str, name: str, vision: dict[str, Any
         return f"v.deepstack.{vision['deepstack_visual_indexes'][int(index)]}.{_DEEPSTACK[part]}.{suffix}"
     if name.startswith("visual.merger.") and kind.startswith("qwen3"):
         return f"{_MERGER[module.split('.')[2]]}.{suffix}"
-    if name == "visual.patch_embed.proj.bias":
-        return "v.patch_embd.bias"
+    if name == "visual.patch_embed.proj.bias" or "patch_embeddings.projection." in name:
+        return f"v.patch_embd.{suffix}"
     if kind == "internvl" and "multi_modal_projector" in name:
         return f"{_INTERN[module.rpartition('.')[2]]}.{suffix}"
-    for spelled in (name, name.replace("vision_tower.", "vision_tower.vision_model.", 1), f"{name}.weight"):
+    for spelled in (name, name.replace("vision_tower.", "vision_tower.vision_model.", 1), f"model.{name}"):
         mapped = names.get_name(spelled, try_suffixes=(".weight", ".bias"))
         if mapped is not None:
             return mapped

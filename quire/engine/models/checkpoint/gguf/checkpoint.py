@@ -12,7 +12,8 @@ from torch import Tensor
 from typing_extensions import override
 
 from quire.engine.models.checkpoint.checkpoint import Checkpoint, Progress, WeightTaker, wanted
-from quire.engine.models.checkpoint.formats.weight_format import NamedWeight, StoredWeight
+from quire.engine.models.checkpoint.formats.stored_groups import StoredGroups
+from quire.engine.models.checkpoint.formats.weight_format import NamedWeight
 from quire.engine.models.checkpoint.gguf.blocks import PLAIN, stored_blocks
 from quire.engine.models.checkpoint.gguf.container import GgufFile, TensorInfo, open_parts
 from quire.engine.models.checkpoint.gguf.facts import facts_of
@@ -139,8 +140,31 @@ class GgufCheckpoint(Checkpoint):
         shape = self._info(tensor).shape
         return weight if isinstance(weight, Tensor) else weight.dequantize(torch.float32).view(shape)
 
-    def _part(self, tensor: str, piece: Piece) -> Tensor | StoredWeight:
+    def _part(self, tensor: str, piece: Piece) -> Tensor | StoredGroups:
         """The part of a tensor that a weight has, with its rows in order."""
+        weight = self._stored_part(tensor, piece)
+        factor = self._factor(tensor, piece)
+        if factor is None:
+            return weight
+        return weight.times(factor) if isinstance(weight, StoredGroups) else weight.float() * factor
+
+    def _factor(self, tensor: str, piece: Piece) -> float | None:
+        """The scale of a whole weight, as of NVFP4; None: it has none.
+
+        Raises:
+            BrokenFolder: there is not one scale for each expert.
+        """
+        name = f"{tensor.removesuffix('.weight')}.scale"
+        if name == tensor or name not in self._owner or not tensor.endswith(".weight"):
+            return None
+        scales = self._numbers(name).flatten()
+        index = 0 if piece.expert is None or len(scales) == 1 else piece.expert
+        experts = 1 if piece.expert is None else self._info(tensor).shape[0]
+        if len(scales) not in (1, experts):
+            raise BrokenFolder(f"{self._owner[name].path.name}: {name} has {len(scales)} values for {experts} weights")
+        return float(scales[index])
+
+    def _stored_part(self, tensor: str, piece: Piece) -> Tensor | StoredGroups:
         info = self._info(tensor)
         data = self._bytes(tensor)
         rows = piece.rows

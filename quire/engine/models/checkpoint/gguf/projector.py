@@ -248,7 +248,7 @@ def _qwen(projector: Projector, kind: str, head: str, vision: Config) -> Config:
 
 def _with_sections(projector: Projector, text: Config, kind: str, **fields: Any) -> None:
     """Make the language model's config one with rotary positions of time, height and width."""
-    sections = [value for value in projector.text.sequence(".rope.dimension_sections")][:3]
+    sections = list(projector.text.sequence(".rope.dimension_sections"))[:3]
     if len(sections) != 3 or any(type(value) is not int for value in sections):
         raise BrokenFolder(
             f"{projector.text.file}: {projector.text.architecture}.rope.dimension_sections must have 3 numbers"
