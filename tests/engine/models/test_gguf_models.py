@@ -24,6 +24,7 @@ from quire.engine.models.checkpoint.gguf.folder import gguf_models, model_folder
 from quire.engine.models.errors import BrokenFolder, ModelError, UnknownArchitecture, UnsupportedModel
 from quire.engine.models.layers.linear import Linear
 from quire.engine.models.model_config import read_model_config
+from quire.kernels.grouped import can_pack_groups
 from quire.kernels.grouped_weight import GroupedWeight
 from tests.support import models
 from tests.support.engine import Engine, greedy, load, random_prompt
@@ -33,6 +34,7 @@ from tests.support.models import make_model, save_model
 from tests.support.variants import slow_but
 
 TOKENS = 12
+Q4_0 = gguf.GGMLQuantizationType.Q4_0
 
 
 @pytest.fixture(autouse=True)
@@ -130,7 +132,7 @@ def test_encoders(tmp_path: Path, case: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [None, gguf.GGMLQuantizationType.Q4_0, gguf.GGMLQuantizationType.Q4_1], ids=str)
+@pytest.mark.parametrize("kind", [None, Q4_0, gguf.GGMLQuantizationType.Q4_1], ids=str)
 def test_kinds_of_blocks(tmp_path: Path, kind: gguf.GGMLQuantizationType | None) -> None:
     check_tokens(*twins(tmp_path, "llama", kind=kind))
 
@@ -162,6 +164,14 @@ def test_weights_stay_in_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     }
     assert layers == {"qkv", "out", "gate_up", "down", "head"}
     check_tokens(folder, twin)
+
+
+@pytest.mark.skipif(not can_pack_groups(torch.bfloat16, torch.device("cpu")), reason="there are no kernels")
+@pytest.mark.parametrize("case", slow_but(["qwen3_moe", "mixtral"], "qwen3_moe"))
+def test_experts_take_the_memory_of_the_file(tmp_path: Path, case: str) -> None:
+    folder, twin = twins(tmp_path, case, {**DECODERS[case], "hidden_size": 256, "intermediate_size": 256}, kind=Q4_0)
+    stored = (tmp_path / f"{case}.gguf").stat().st_size
+    assert load(folder, dtype="bfloat16").weight_bytes < 1.1 * stored < 0.8 * load(twin, dtype="bfloat16").weight_bytes
 
 
 @pytest.mark.slow

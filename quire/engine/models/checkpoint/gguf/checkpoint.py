@@ -128,7 +128,7 @@ class GgufCheckpoint(Checkpoint):
         """
         assert piece.make is not None
         if missing := [name for name in piece.others if name not in self._owner]:
-            raise BrokenFolder(f"{tensor} is there, but {missing[0]} is missing")
+            raise BrokenFolder(f"{self._owner[tensor].path.name}: {tensor} is there, but {missing[0]} is missing")
         try:
             return piece.make([self._numbers(name) for name in (tensor, *piece.others)])
         except (RuntimeError, ValueError, IndexError) as error:
