@@ -15,7 +15,7 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import tokenizers
@@ -33,18 +33,29 @@ PROJECTOR = "mmproj.gguf"  # name of the link to the file with the part that rea
 _VERSION = 2  # of what is written; folders of others are not used
 _MOST_FOLDERS = 32
 _SPLIT = re.compile(r"-\d{5}-of-\d{5}$")
-_IN_NAME = "mmproj"  # is in the names of files with the part of a model that reads pictures
+_PROJECTOR = "mmproj"  # in the names of files with the part of a model that reads pictures
 _EXACT = ("BF16", "F16", "F32")  # kinds of numbers in such files, best first
 # Files beside a GGUF file that take the place of what it says about its tokenizer.
 _TOKENIZER, _TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
-_BESIDE = (_TOKENIZER, _TOKENIZER_CONFIG, "chat_template.jinja")
+BESIDE = (_TOKENIZER, _TOKENIZER_CONFIG, "chat_template.jinja")
 _PREPROCESSOR = "preprocessor_config.json"  # and one that says how pictures are resized
 
 
 def gguf_models(names: Iterable[str]) -> list[str]:
-    """The files of a folder that hold a model each; of one that is split into several, the first."""
-    files = sorted(name for name in names if name.endswith(".gguf") and _IN_NAME not in name.lower())
+    """The files that hold a model each, of the files of a folder; of one that is split into several, the first."""
+    files = sorted(name for name in names if name.endswith(".gguf") and not is_projector(name))
     return [name for name in files if not _SPLIT.search(name[:-5]) or "-00001-of-" in name]
+
+
+def is_projector(name: str) -> bool:
+    """Whether this is the name of a GGUF file with the part of a model that reads pictures."""
+    base = PurePosixPath(name).name
+    return base.endswith(".gguf") and _PROJECTOR in base
+
+
+def projectors(names: Iterable[str]) -> list[str]:
+    """The files with parts that read pictures, those first whose numbers seem to be exactest."""
+    return sorted(filter(is_projector, names), key=_exactness)
 
 
 def name_of(file: Path) -> str:
@@ -63,8 +74,8 @@ def model_folder(file: Path) -> Path:
     files = parts_of(file.absolute())
     cache = _cache()
     beside = _names_beside(files[0])
-    projectors = [files[0].parent / name for name in beside if name.endswith(".gguf") and _IN_NAME in name.lower()]
-    key = cache / _key([*files, *projectors])
+    seeing = [files[0].parent / name for name in projectors(beside)]
+    key = cache / _key([*files, *seeing])
     folder = key / name_of(files[0])
     if folder.is_dir():
         with suppress(OSError):
@@ -75,7 +86,7 @@ def model_folder(file: Path) -> Path:
     try:
         inner = made / folder.name
         inner.mkdir()
-        _write(inner, files, facts, _projector(projectors, facts, is_only=len(gguf_models(beside)) == 1))
+        _write(inner, files, facts, _projector(seeing, facts, is_only=len(gguf_models(beside)) == 1))
         with suppress(OSError):  # another process was faster
             made.rename(key)
     except OSError as error:
@@ -99,7 +110,10 @@ def _names_beside(file: Path) -> list[str]:
 def _projector(candidates: Sequence[Path], text: GgufFacts, *, is_only: bool) -> Projector | None:
     """The part of a model that reads pictures; None if there is none.
 
-    `is_only`: no other model lies beside these files, so that they belong to this one.
+    Args:
+        candidates: files that may have it, the best first.
+        text: facts of the language model.
+        is_only: no other model lies beside these files, so that they belong to this one.
 
     Raises:
         ModelError: there are files, of which none can be used.
@@ -110,7 +124,7 @@ def _projector(candidates: Sequence[Path], text: GgufFacts, *, is_only: bool) ->
             "model, and leave this one beside it"
         )
     refusal: ModelError | None = None
-    for path in sorted(candidates, key=_exactness):
+    for path in candidates:
         try:
             projector = Projector(path, facts_of(open_parts(path)), text)
             projector.check_fits()
@@ -126,10 +140,10 @@ def _projector(candidates: Sequence[Path], text: GgufFacts, *, is_only: bool) ->
     return None
 
 
-def _exactness(path: Path) -> tuple[int, str]:
-    """The exacter its numbers seem to be, the less."""
-    words = re.split(r"[^A-Z0-9]", path.stem.upper())
-    return next((index for index, kind in enumerate(_EXACT) if kind in words), len(_EXACT)), path.name
+def _exactness(name: str) -> tuple[int, str]:
+    """A key by which the exactest numbers come first."""
+    words = re.split(r"[^A-Z0-9]", PurePosixPath(name).stem.upper())
+    return next((index for index, kind in enumerate(_EXACT) if kind in words), len(_EXACT)), name
 
 
 def _cache() -> Path:
@@ -159,7 +173,7 @@ def _key(files: Sequence[Path]) -> str:
 
 
 def _beside(file: Path) -> list[Path]:
-    return [path for name in (*_BESIDE, _PREPROCESSOR) if (path := file.parent / name).is_file()]
+    return [path for name in (*BESIDE, _PREPROCESSOR) if (path := file.parent / name).is_file()]
 
 
 def _write(folder: Path, files: Sequence[Path], facts: GgufFacts, projector: Projector | None) -> None:
