@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Protocol
 
 import gguf
 import numpy as np
@@ -40,7 +41,19 @@ from tests.support.vision_models import make_composite, save_seeing
 
 MOST_MEMORY = 400 << 20  # by which the process grows: the files have some hundred kilobytes
 MOST_CHARACTERS = 4000
-Try = Callable[[random.Random], None]
+
+
+class Attempt(Protocol):
+    """Changes a checkpoint, and reads it.
+
+    Attributes:
+        subjects: what an error must name.
+    """
+
+    subjects: tuple[str, ...]
+
+    def __call__(self, source: random.Random) -> None: ...
+
 
 VARIANTS: dict[str, Variant] = {
     **float_checkpoints.VARIANTS,
@@ -62,6 +75,7 @@ class Formats:
     """Changes the section of a config, the tensors of a weight, or the bytes of its file."""
 
     def __init__(self, folder: Path) -> None:
+        self.subjects: tuple[str, ...] = ()
         self._folder = folder
         self._bases = []
         for variant in VARIANTS.values():
@@ -73,6 +87,7 @@ class Formats:
     def __call__(self, source: random.Random) -> None:
         section, tensors, metadata = source.choice(self._bases)
         kind = source.randrange(3)
+        self.subjects = ("model.safetensors: ", MODULE) if kind == 1 else ()
         section = changed_tree(section, source) if kind == 0 else section
         tensors = changed_tensors(tensors, source) if kind == 1 else tensors
         if metadata and not source.randrange(4):
@@ -95,6 +110,7 @@ class Gguf:
     """Changes the metadata, the names and shapes, or the bytes of a model's file or of its tower's."""
 
     def __init__(self, folder: Path) -> None:
+        self.subjects: tuple[str, ...] = ()
         self._folder = folder / "changed"
         self._folder.mkdir()
         for name in ("text", "seeing"):
@@ -190,10 +206,10 @@ class Contents:
         writer.close()
 
 
-KINDS: dict[str, Callable[[Path], Try]] = {"formats": Formats, "gguf": Gguf}
+KINDS: dict[str, Callable[[Path], Attempt]] = {"formats": Formats, "gguf": Gguf}
 
 
-def fuzz(attempt: Try, seeds: range | None, seconds: float) -> int:
+def fuzz(attempt: Attempt, seeds: range | None, seconds: float) -> int:
     """Read changed checkpoints, for all seeds or for some seconds. Returns how many were read as a whole."""
     end, before, whole = time.monotonic() + seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, 0
     for seed in seeds or range(1 << 62):
@@ -208,6 +224,8 @@ def fuzz(attempt: Try, seeds: range | None, seconds: float) -> int:
         except Exception as error:
             raise AssertionError(f"seed {seed}") from error
         assert len(refused) < MOST_CHARACTERS, seed
+        if refused:
+            assert all(subject in refused for subject in attempt.subjects), f"seed {seed}: {refused}"
         grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
         assert grown << 10 < MOST_MEMORY, f"seed {seed}: the process has grown by {grown} KiB"
     return whole
