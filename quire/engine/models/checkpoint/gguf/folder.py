@@ -15,7 +15,7 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
+from pathlib import Path, PurePath, PurePosixPath
 from typing import Any
 
 import tokenizers
@@ -31,19 +31,25 @@ METHOD = "gguf"  # `quant_method` in the config of such a folder
 _VERSION = 1  # of what is written; folders of others are not used
 _MOST_FOLDERS = 32
 _SPLIT = re.compile(r"-\d{5}-of-\d{5}$")
-_PROJECTOR = "mmproj"  # begins the names of files with the part of a model that reads pictures
+_PROJECTOR = "mmproj"  # in the names of files with the part of a model that reads pictures
 # Files beside a GGUF file that take the place of what it says about its tokenizer.
 _TOKENIZER, _TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
-_BESIDE = (_TOKENIZER, _TOKENIZER_CONFIG, "chat_template.jinja")
+BESIDE = (_TOKENIZER, _TOKENIZER_CONFIG, "chat_template.jinja")
 
 
 def gguf_models(names: Iterable[str]) -> list[str]:
-    """The files of a folder that hold a model each; of one that is split into several, the first."""
-    files = sorted(name for name in names if name.endswith(".gguf") and not name.startswith(_PROJECTOR))
+    """The files that hold a model each, of the files of a folder; of one that is split into several, the first."""
+    files = sorted(name for name in names if name.endswith(".gguf") and not is_projector(name))
     return [name for name in files if not _SPLIT.search(name[:-5]) or "-00001-of-" in name]
 
 
-def name_of(file: Path) -> str:
+def is_projector(name: str) -> bool:
+    """Whether this is the name of a GGUF file with the part of a model that reads pictures."""
+    base = PurePosixPath(name).name
+    return base.endswith(".gguf") and _PROJECTOR in base
+
+
+def name_of(file: PurePath) -> str:
     """The name of a model by that of its file."""
     return _SPLIT.sub("", file.stem)
 
@@ -109,7 +115,7 @@ def _key(files: Sequence[Path]) -> str:
 
 
 def _beside(file: Path) -> list[Path]:
-    return [path for name in _BESIDE if (path := file.parent / name).is_file()]
+    return [path for name in BESIDE if (path := file.parent / name).is_file()]
 
 
 def _write(folder: Path, files: Sequence[Path], facts: GgufFacts) -> None:
