@@ -83,13 +83,12 @@ def _named(files: Sequence[str], variant: str) -> str:
     Raises:
         ValueError: there is none, or there are several.
     """
-    wanted = variant.upper()
-    wanted = _ALIASES.get(wanted, wanted)
+    label = _ALIASES.get(variant.upper(), variant.upper())
     stem = variant.removesuffix(".gguf")
     tries = (
         [file for file in files if file == variant or name_of(PurePosixPath(file)) == stem],
-        [file for file in files if label_of(file) == wanted],
-        [file for file in files if label_of(file).removeprefix(_DYNAMIC) == wanted],
+        [file for file in files if label_of(file) == label],
+        [file for file in files if label_of(file).removeprefix(_DYNAMIC) == label],
     )
     matching = next(filter(None, tries), [])
     if not matching:
