@@ -104,8 +104,8 @@ def check_scales(model: Transformer) -> None:
         if isinstance(attention, LatentAttentionLayer) and attention.key_scale != attention.value_scale:
             raise UnsupportedModel(
                 f"--kv-cache-dtype fp8: layer {index} has k_scale {attention.key_scale} and v_scale "
-                f"{attention.value_scale}, but latent attention has one scale for both; accepted here are int8, and the data "
-                "type of the model: bfloat16 or float16, or auto if the checkpoint does not ask for fp8"
+                f"{attention.value_scale}, but latent attention has one scale for both; accepted here are int8, and "
+                "the data type of the model: bfloat16 or float16, or auto if the checkpoint does not ask for fp8"
             )
 
 
