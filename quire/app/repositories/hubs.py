@@ -238,7 +238,7 @@ def _bar() -> Any:
             if options.get("name") != _BYTES_BAR:
                 options["disable"] = True
             log = {"file": _LogLines(), "mininterval": _LOG_SECONDS, "leave": False}
-            super().__init__(*arguments, **{**options, **log})
+            super().__init__(*arguments, **{**options, **log})  # type: ignore[no-untyped-call]
 
     return LoggedBar
 
