@@ -252,8 +252,8 @@ class _LogLines(io.StringIO):
 
     @override
     def write(self, text: str, /) -> int:
-        if line := text.strip():
-            logger.info("%s", line)
+        if "%" in text:  # the others are escape sequences, and bars of nothing
+            logger.info("%s", text.strip())
         return len(text)
 
 
