@@ -15,7 +15,7 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path, PurePosixPath
+from pathlib import Path, PurePath, PurePosixPath
 from typing import Any
 
 import tokenizers
@@ -58,7 +58,7 @@ def projectors(names: Iterable[str]) -> list[str]:
     return sorted(filter(is_projector, names), key=_exactness)
 
 
-def name_of(file: Path) -> str:
+def name_of(file: PurePath) -> str:
     """The name of a model by that of its file."""
     return _SPLIT.sub("", file.stem)
 
