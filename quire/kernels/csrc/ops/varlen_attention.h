@@ -287,7 +287,7 @@ class PackedAttention {
 
     void write_panel(const QueryBlock &block, const QueryPanel &panel) const {
         for (int64_t half = 0; half < PANEL; half += LANES) {
-            int64_t query = panel.query + half, count = std::min(LANES + int64_t(0), block.last - query);
+            int64_t query = panel.query + half, count = std::min<int64_t>(LANES, block.last - query);
             Floats factors = 1.0f / Float32::load(panel.totals + half);
             Element *out = (Element *)a_.out + ((block.begin + query) * a_.heads + panel.head) * a_.dim;
             for (int64_t d = 0; d < a_.dim; d += LANES) {
