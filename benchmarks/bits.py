@@ -1,10 +1,10 @@
-"""What 8 and 4 bits cost models that do not write text: a table of whisper's word errors and an embedder's similarities.
+"""What 8 and 4 bits cost models that do not write text: whisper's word errors, an embedder's similarities.
 
     python -m benchmarks.bits --whisper FOLDER --speech FOLDER --embedder FOLDER --out benchmarks/results/FILE.json
 
 Whisper transcribes recordings that are joined to two files, without pauses and with pauses of up to 8 s. The embedder
-embeds the sentences of benchmarks/texts. Its similarities are cosines of each embedding with that of 16 bits; neighbours
-are the closest other sentence of each, which agree if they are the same as with 16 bits.
+embeds the sentences of benchmarks/texts. Similarities are cosines of each embedding with that of 16 bits. The neighbour
+of a sentence is the closest other one.
 """
 
 from __future__ import annotations

@@ -2,12 +2,13 @@
 
     python -m benchmarks.perplexity --run "FOLDER" --run "FOLDER --quantization int8" --run "FILE.gguf"
 
-Each run is the arguments of one `quire serve`. The first tokens of each text are one prompt, whose log probabilities the
-server returns. Differences to the first run are in percent, with their standard error: both runs see the same tokens, so
-that it is that of a mean of differences. Bits are those of all weights in memory for each weight of the first folder.
+Each run is the arguments of one `quire serve`. The first tokens of each text are one prompt, whose log probabilities
+the server returns. Differences to the first run are in percent, with their standard error: both runs see the same
+tokens, so that it is that of a mean of differences. Bits are those of all weights in memory for each weight of the
+first folder.
 
-Without other texts there are three: prose of benchmarks/texts, chapters of the Python reference (pydoc_data, which comes
-with Python), and two documents of decisions.
+Without other texts there are three: prose of benchmarks/texts, chapters of the Python reference (pydoc_data, which
+comes with Python), and two documents of decisions.
 """
 
 from __future__ import annotations

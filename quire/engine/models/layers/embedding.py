@@ -73,9 +73,9 @@ def _table(rows: int, size: int) -> nn.Parameter | None:
 
 
 class Embedding(Packable):
-    """An embedding table, which a tied head multiplies with. If rows of the head's packed weight can be read, it serves both.
+    """An embedding table, which a tied head multiplies with. A packed head whose rows can be read is both.
 
-    So does a weight that was packed as the checkpoint stores it, of a table with or without a head.
+    So is a weight that was packed as the checkpoint stores it, of a table with or without a head.
     """
 
     def __init__(self, vocab: int, hidden: int, tied: Linear | None = None) -> None:

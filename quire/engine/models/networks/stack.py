@@ -36,7 +36,6 @@ from quire.engine.models.specs.decoder import (
 from quire.kernels.add_scaled import add_scaled
 from quire.kernels.take_rows import take_rows
 
-
 # Hidden sizes below which int4 is 6 bits for all weights of a layer, and for more of them than for the largest models.
 _SMALL, _LARGE = 1536, 3072
 
