@@ -51,7 +51,7 @@ def small_files(names: Iterable[str], directories: Sequence[str] = ()) -> list[s
 
 
 def gguf_files(names: Iterable[str], file: str) -> list[str]:
-    """A GGUF file with its other parts, and files beside it: the vision tower, and what takes the place of its tokenizer."""
+    """A GGUF file with its other parts, and what is beside it: a vision tower, what replaces its tokenizer."""
     parts = parts_of(Path(file))
     beside = [name for name in names if PurePosixPath(name).parent == PurePosixPath(parts[0].parent)]
     instead = [name for name in beside if PurePosixPath(name).name in BESIDE]
