@@ -29,7 +29,7 @@ BUNDLED = {
 }
 _GGUF = ".gguf"
 _CONFIG = "config.json"
-_PROJECTOR = "is a part of a model that reads pictures (mmproj), which is not read: GGUF files are served for text only"
+_PROJECTOR = "is a part of a model that reads pictures (mmproj); name the file with the model"
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,16 +150,13 @@ def _chosen(model: str, names: Sequence[str], variant: str) -> str | None:
         choice = choose_gguf(names, variant)
     except ValueError as error:
         raise ConfigError(f"quire: {model!r} {error}") from error
-    projectors = sorted(filter(is_projector, names))
     if choice is None:
-        if projectors:
-            raise ConfigError(f"quire: {model!r} has no GGUF file with a model: {projectors[0]} {_PROJECTOR}")
+        if parts := sorted(filter(is_projector, names)):
+            raise ConfigError(f"quire: {model!r} has no GGUF file with a model: {parts[0]} {_PROJECTOR}")
         if variant:
             raise ConfigError(f"quire: {model!r}: there is no GGUF file with a model, of which {variant} could be one")
         return None
     logger.info("%s: the model is %s, %s", model, choice.file, choice.reason)
-    if projectors:
-        logger.warning("%s: the model reads no pictures: %s %s", model, ", ".join(projectors), _PROJECTOR)
     return choice.file
 
 
