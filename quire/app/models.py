@@ -15,7 +15,7 @@ from quire.app.repositories.names import ModelName, parse_name, split_variant
 from quire.app.repositories.needed_files import gguf_files, needed_files, small_files
 from quire.config.command import ConfigError
 from quire.config.options import HubName, LoadFormat, ModelOptions
-from quire.engine.models.checkpoint.gguf.folder import is_projector, model_folder, name_of, projectors
+from quire.engine.models.checkpoint.gguf.folder import is_projector, model_folder, name_of
 from quire.engine.models.checkpoint.weight_files import MODULES, NO_WEIGHTS, complaint_about, readable_weights
 from quire.engine.models.errors import ModelError
 
@@ -29,9 +29,7 @@ BUNDLED = {
 }
 _GGUF = ".gguf"
 _CONFIG = "config.json"
-_PROJECTOR = (
-    "is the part of a model that reads pictures (mmproj); name the file of its language model, and leave it beside that"
-)
+_PROJECTOR = "is a part of a model that reads pictures (mmproj); name the file with the model"
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +151,8 @@ def _chosen(model: str, names: Sequence[str], variant: str) -> str | None:
     except ValueError as error:
         raise ConfigError(f"quire: {model!r} {error}") from error
     if choice is None:
-        if towers := projectors(names):
-            raise ConfigError(f"quire: {model!r} has no GGUF file with a model: {towers[0]} {_PROJECTOR}")
+        if parts := sorted(filter(is_projector, names)):
+            raise ConfigError(f"quire: {model!r} has no GGUF file with a model: {parts[0]} {_PROJECTOR}")
         if variant:
             raise ConfigError(f"quire: {model!r}: there is no GGUF file with a model, of which {variant} could be one")
         return None

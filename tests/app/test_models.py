@@ -70,7 +70,6 @@ def test_a_folder_with_several_quantizations(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     models = tmp_path / "models"
     models.mkdir()
-    (models / "mmproj-F16.gguf").touch()
     write_gguf(save_model(make_model("llama"), tmp_path / "twin"), models / "tiny-Q8_0.gguf")
     (models / "Q4_K_M").mkdir()
     for name in ("tiny-BF16.gguf", "Q4_K_M/tiny-Q4_K_M.gguf"):
@@ -81,13 +80,14 @@ def test_a_folder_with_several_quantizations(
     source = resolve_models([f"{models}:Q8_0"], [], ANY)[0]
     assert source.folder.name == "tiny-Q8_0"
     assert source.names == ("models:Q8_0", f"{models}:Q8_0")
+    (tmp_path / "mmproj-F16.gguf").touch()
     (models / "model.safetensors").touch()
     assert find_folder(str(models), ANY) == models
     assert find_folder(str(models), Lookup(load_format="gguf")).name == "tiny-Q4_K_M"
     for model, load_format, complaint in (
         (f"{models}:Q2_K", "auto", "has no GGUF file 'Q2_K'; it has Q4_K_M, BF16, Q8_0"),
         (str(models / "tiny-Q8_0.gguf"), "safetensors", "is a GGUF file, but --load-format is safetensors"),
-        (str(models / "mmproj-F16.gguf"), "auto", "is the part of a model that reads pictures"),
+        (str(tmp_path / "mmproj-F16.gguf"), "auto", "part of a model that reads pictures"),
     ):
         with pytest.raises(ConfigError, match=complaint):
-            find_folder(model, Lookup(load_format=load_format))
+            find_folder(model, Lookup(load_format=load_format))  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from quire.engine.models.checkpoint.gguf.container import parts_of
-from quire.engine.models.checkpoint.gguf.folder import BESIDE, projectors
+from quire.engine.models.checkpoint.gguf.folder import BESIDE, PREPROCESSOR, projectors
 from quire.engine.models.checkpoint.weight_files import INDEX, MODULES, WHOLE, readable_weights
 
 # Files that say which others are needed.
@@ -51,11 +51,12 @@ def small_files(names: Iterable[str], directories: Sequence[str] = ()) -> list[s
 
 
 def gguf_files(names: Iterable[str], file: str) -> list[str]:
-    """A GGUF file with its other parts, and what is beside it: a vision tower, what replaces its tokenizer."""
+    """A GGUF file with its other parts, its vision tower, and files beside it that take the place of what it says."""
+    listed = set(names)
     parts = parts_of(Path(file))
-    beside = [name for name in names if PurePosixPath(name).parent == PurePosixPath(parts[0].parent)]
-    instead = [name for name in beside if PurePosixPath(name).name in BESIDE]
-    return [part.as_posix() for part in parts] + instead + projectors(beside)[:1]
+    beside = [(parts[0].parent / name).as_posix() for name in (*BESIDE, PREPROCESSOR)]
+    towers = projectors(name for name in listed if PurePosixPath(name).parent == PurePosixPath(parts[0].parent))
+    return [part.as_posix() for part in parts] + [name for name in beside if name in listed] + towers[:1]
 
 
 def _weights(names: Sequence[str], directory: str, folder: Path) -> list[str]:

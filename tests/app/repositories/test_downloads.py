@@ -233,7 +233,7 @@ def test_modelscope(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         "modelscope_hub.errors": {"HubError": RuntimeError},
     }.items():
         module = ModuleType(name)
-        vars(module).update(contents)
+        module.__dict__.update(dict(contents))  # type: ignore[call-overload]
         monkeypatch.setitem(sys.modules, name, module)
     assert find_folder("some/model", lookup) == tmp_path
     assert asked == [

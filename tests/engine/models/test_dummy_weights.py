@@ -36,7 +36,7 @@ def folder_without_weights(case: str, tmp_path: Path) -> Path:
 def test_random_weights(case: str, quantization: str, ranks: int, tmp_path: Path) -> None:
     """They give numbers, the same ones at each start."""
     folder = folder_without_weights(case, tmp_path)
-    options = ModelOptions(dtype="bfloat16", load_format="dummy", quantization=quantization)  # type: ignore[arg-type]
+    options = ModelOptions(dtype="bfloat16", load_format="dummy", quantization=quantization)
     tokens = []
     for _ in range(2):
         engine = Engine(folder, model=options, parallel=ParallelOptions(tensor_parallel_size=ranks))

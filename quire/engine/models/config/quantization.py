@@ -68,9 +68,10 @@ def cache_scheme(section: Mapping[str, Any] | None) -> str | None:
     return "fp8" if (kind, bits) == ("float", 8) else f"{kind}{bits}"
 
 
-def vllm_names(method: str) -> tuple[str, ...]:
-    """The values of vLLM's --quantization that describe a checkpoint of a method."""
-    return method, *_VLLM_NAMES.get(method, ())
+def vllm_names(section: Mapping[str, Any]) -> frozenset[str]:
+    """The values of vLLM's --quantization that describe a checkpoint with this section."""
+    method = section["quant_method"]
+    return frozenset({method, *_VLLM_NAMES.get(method, ())})
 
 
 def chosen_quantization(options: ModelOptions, section: Mapping[str, Any] | None, *, has_float8: bool) -> ModelOptions:
@@ -85,12 +86,12 @@ def chosen_quantization(options: ModelOptions, section: Mapping[str, Any] | None
         UnsupportedModel: the checkpoint has another format.
     """
     named = options.quantization
-    accepted = () if section is None else vllm_names(section["quant_method"])
+    accepted = frozenset[str]() if section is None else vllm_names(section)
     if options.online_quantization == named and not (named == "fp8" and named in accepted and not has_float8):
         return options
     if named not in accepted:
         has = "it is not quantized" if section is None else f"its quantization is {section['quant_method']}"
-        names = ", ".join((*accepted, *get_args(OnlineQuantization)))
+        names = ", ".join((*sorted(accepted), *get_args(OnlineQuantization)))
         raise UnsupportedModel(f"--quantization {named} does not describe the checkpoint: {has}; accepted are {names}")
     return options.model_copy(update={"quantization": "none"})
 

@@ -17,12 +17,12 @@ from tests.support.models import make_model, save_model
 
 
 def chosen(quantization: str, section: dict[str, Any] | None, *, has_float8: bool = False) -> str:
-    options = ModelOptions(quantization=quantization)  # type: ignore[arg-type]
+    options = ModelOptions(quantization=quantization)
     return chosen_quantization(options, section, has_float8=has_float8).quantization
 
 
 def test_all_formats_have_names() -> None:
-    names = {name for method in (*FORMATS, METHOD) for name in vllm_names(method)}
+    names = {name for method in (*FORMATS, METHOD) for name in vllm_names({"quant_method": method})}
     assert names - {"fp8"} == set(get_args(CheckpointQuantization))
     assert not set(get_args(CheckpointQuantization)) & set(get_args(OnlineQuantization))
 
@@ -46,5 +46,5 @@ def test_names_of_other_formats_are_refused(tmp_path: Path) -> None:
     folder = save_model(make_model("llama"), tmp_path)
     with pytest.raises(UnsupportedModel, match="gptq does not describe the checkpoint: it is not quantized; accepted"):
         Engine(folder, model=ModelOptions(quantization="gptq"))
-    with pytest.raises(UnsupportedModel, match="its quantization is awq; accepted are awq, auto_awq, awq_marlin"):
+    with pytest.raises(UnsupportedModel, match="its quantization is awq; accepted are auto_awq, awq, awq_marlin"):
         chosen("gptq", {"quant_method": "awq"})

@@ -38,7 +38,7 @@ _EXACT = ("BF16", "F16", "F32")  # kinds of numbers in such files, best first
 # Files beside a GGUF file that take the place of what it says about its tokenizer.
 _TOKENIZER, _TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
 BESIDE = (_TOKENIZER, _TOKENIZER_CONFIG, "chat_template.jinja")
-_PREPROCESSOR = "preprocessor_config.json"  # and one that says how pictures are resized
+PREPROCESSOR = "preprocessor_config.json"  # and one that says how pictures are resized
 
 
 def gguf_models(names: Iterable[str]) -> list[str]:
@@ -173,7 +173,7 @@ def _key(files: Sequence[Path]) -> str:
 
 
 def _beside(file: Path) -> list[Path]:
-    return [path for name in (*BESIDE, _PREPROCESSOR) if (path := file.parent / name).is_file()]
+    return [path for name in (*BESIDE, PREPROCESSOR) if (path := file.parent / name).is_file()]
 
 
 def _write(folder: Path, files: Sequence[Path], facts: GgufFacts, projector: Projector | None) -> None:
@@ -199,11 +199,11 @@ def _write(folder: Path, files: Sequence[Path], facts: GgufFacts, projector: Pro
     if (pooling := pooling_of(facts)) is not None:
         _write_modules(folder, config, pooling)
     if projector is None:
-        links.pop(_PREPROCESSOR, None)
+        links.pop(PREPROCESSOR, None)
     else:
         (folder / PROJECTOR).symlink_to(projector.path)
-        if _PREPROCESSOR not in links:
-            _dump(folder / _PREPROCESSOR, projector.preprocessor())
+        if PREPROCESSOR not in links:
+            _dump(folder / PREPROCESSOR, projector.preprocessor())
     for path in (*files, *links.values()):
         (folder / path.name).symlink_to(path)
 
