@@ -307,9 +307,9 @@ def test_weights_have_scales_of_their_own(tmp_path: Path) -> None:
     twin = save_model(make_model("mixtral", sliding_window=None), tmp_path / "twin")
     experts = json.loads((twin / "config.json").read_text())["num_local_experts"]
     scales = {
-        "blk.0.attn_output.scale": np.float32([2]),
-        "blk.0.attn_output.input_scale": np.float32([3]),
-        "blk.1.ffn_up_exps.scale": np.float32([2**index for index in range(experts)]),
+        "blk.0.attn_output.scale": np.array([2], np.float32),
+        "blk.0.attn_output.input_scale": np.array([3], np.float32),
+        "blk.1.ffn_up_exps.scale": np.array([2**index for index in range(experts)], np.float32),
     }
     folder = model_folder(write_gguf(twin, tmp_path / "m.gguf", tensors=scales))
     weights = load_file(twin / "model.safetensors")

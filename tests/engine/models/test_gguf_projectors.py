@@ -194,4 +194,5 @@ def test_how_pictures_are_resized_may_lie_beside(seeing: Path, tmp_path: Path) -
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(beside | {"max_image_size": {"longest_edge": 56}}))
     pictures = read_model_config(model_folder(file)).facts.pictures
     assert pictures is not None
+    assert pictures.normalization is not None
     assert pictures.normalization.mean == (0.1, 0.1, 0.1)
