@@ -2,8 +2,8 @@
 
     python -m benchmarks.gguf_models qwen3-0.6b TOKENIZER.json --out qwen3-0.6b.gguf
 
-Blocks are random integers with scales that keep activations of usual size. Which tensors have 6 bits is as in llama.cpp's
-files of this type. The tokenizer is one of byte-level BPE with as many tokens as the shape has.
+Blocks are random integers with scales that keep activations of usual size. Which tensors have 6 bits is as in
+llama.cpp's files of this type. The tokenizer is one of byte-level BPE with as many tokens as the shape has.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def q6_k(rng: np.random.Generator, rows: int, columns: int) -> Blocks:
 def has_six_bits(layer: int, layers: int) -> bool:
     """Return whether a layer's values and down projection have 6 bits."""
     eighth = layers // 8
-    return layer < eighth or layer >= 7 * eighth or (layer - eighth) % 3 == 2  # noqa: PLR2004
+    return layer < eighth or layer >= 7 * eighth or (layer - eighth) % 3 == 2
 
 
 def matrices(shape: Shape) -> Iterator[tuple[str, int, int, bool]]:

@@ -2,15 +2,16 @@
 
     python -m benchmarks.gguf_peers FILE.gguf --out RESULT.json quire='COMMAND' llama='COMMAND'
 
-All servers run at the same time, and are loaded in turn; the others wait meanwhile. In commands {model} and {port} stand
-for the file and the port. Prompts are random tokens, so that no cache helps, and requests are streamed:
+All servers run at the same time, and are loaded in turn; the others wait meanwhile. In commands {model} and {port}
+stand for the file and the port. Prompts are random tokens, so that no cache helps, and requests are streamed:
 
 - decode: one stream; the time of 128 more tokens than one,
 - streams: 16 requests at once of 32 tokens, 64 tokens out; output tokens per second of all,
 - prompts: 1,024 tokens and one token out; prompt tokens per second.
 
-Bandwidth is that of reading memory larger than caches with as many threads as cores. A ratio is the first server's median
-over the best other one's. A floor share is the time of reading the file's tensors once, over that of a token.
+Bandwidth is that of reading memory larger than caches with as many threads as cores, before and after each load. A
+ratio is the first server's rate over the best other one's in the same round, the median of all rounds. A floor share
+is the time of reading the file's matrices once, over that of a token. Loads beside other busy processes are ignored.
 """
 
 from __future__ import annotations
@@ -143,10 +144,10 @@ def token_bytes(model: Path) -> int:
     return sum(int(tensor.n_bytes) for tensor in tensors if tied or tensor.name != "token_embd.weight")
 
 
-def measure(options: argparse.Namespace, say: Callable[[str], None]) -> tuple[list[dict[str, Any]], list[float]]:
-    """Return the rows of all rounds, and the bandwidth before and after each."""
+def measure(options: argparse.Namespace, say: Callable[[str], None]) -> list[dict[str, Any]]:
+    """Return the rows of all rounds."""
     commands = dict(text.split("=", 1) for text in options.servers)
-    rows, limits = [], [bandwidth()]
+    rows = []
     with ExitStack() as stack:
         servers: dict[str, Server] = {}
         for index, (label, command) in enumerate(commands.items()):
@@ -158,6 +159,7 @@ def measure(options: argparse.Namespace, say: Callable[[str], None]) -> tuple[li
         }
         for client in clients.values():  # what a first request costs
             asyncio.run(client.seconds(2, STREAM_PROMPT, 4))
+        read = bandwidth()
         for number in range(options.rounds):
             for load in options.loads:
                 for label, client in clients.items():
@@ -166,26 +168,40 @@ def measure(options: argparse.Namespace, say: Callable[[str], None]) -> tuple[li
                     started = time.perf_counter()
                     rate = asyncio.run(client.measure(load))
                     foreign = busy_seconds() - sum(map(session_seconds, sessions)) - before
+                    seconds, read_before, read = time.perf_counter() - started, read, bandwidth()
                     row = {
                         "round": number,
                         "load": load,
                         "server": label,
                         "tokens_per_s": round(rate, 2),
-                        "foreign_cores": round(max(0.0, foreign) / (time.perf_counter() - started), 2),
+                        "read_gb_per_s": round((read_before + read) / 2e9, 2),
+                        "foreign_cores": round(max(0.0, foreign) / seconds, 2),
                     }
                     say(str(row))
                     rows.append(row)
-            limits.append(bandwidth())
-    return rows, limits
+    return rows
 
 
-def medians(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """Return the median of each load by server, without measurements beside other processes."""
-    rates: dict[str, dict[str, list[float]]] = {}
+def medians(rows: Sequence[dict[str, Any]], value: Callable[[dict[str, Any]], float]) -> dict[str, dict[str, float]]:
+    """Return the median of a value of rows by load and server."""
+    values: dict[str, dict[str, list[float]]] = {}
     for row in rows:
-        if row["foreign_cores"] <= FOREIGN_CORES:
-            rates.setdefault(row["load"], {}).setdefault(row["server"], []).append(row["tokens_per_s"])
-    return {load: {label: median(values) for label, values in by.items()} for load, by in rates.items()}
+        values.setdefault(row["load"], {}).setdefault(row["server"], []).append(value(row))
+    return {load: {label: round(median(of), 3) for label, of in by.items()} for load, by in values.items()}
+
+
+def ratios(rows: Sequence[dict[str, Any]], first: str) -> dict[str, list[float]]:
+    """Return the first server's rate over that of the best other one by load, of each round that has all of them."""
+    rates: dict[tuple[str, int], dict[str, float]] = {}
+    for row in rows:
+        rates.setdefault((row["load"], row["round"]), {})[row["server"]] = row["tokens_per_s"]
+    servers = max(map(len, rates.values()))
+    compared: dict[str, list[float]] = {}
+    for (load, _), by in rates.items():
+        if len(by) == servers:
+            best_other = max(rate for label, rate in by.items() if label != first)
+            compared.setdefault(load, []).append(round(by[first] / best_other, 3))
+    return compared
 
 
 def main() -> None:
@@ -199,22 +215,20 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=8400)
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
-    rows, limits = measure(options, lambda line: print(line, flush=True))
-    size, rates = token_bytes(options.model), medians(rows)
-    first = options.servers[0].partition("=")[0]
+    rows = measure(options, lambda line: print(line, flush=True))
+    size, valid = token_bytes(options.model), [row for row in rows if row["foreign_cores"] <= FOREIGN_CORES]
+    by_round = ratios(valid, options.servers[0].partition("=")[0]) if len(options.servers) > 1 else {}
+    shares = medians(valid, lambda row: row["tokens_per_s"] * size / row["read_gb_per_s"] / 1e9)
     report = {
         "date": date.today().isoformat(),
         "model": options.model.name,
         "cores": os.cpu_count(),
         "token_mb": round(size / 1e6, 1),
-        "read_gb_per_s": {"median": round(median(limits) / 1e9, 2), "best": round(max(limits) / 1e9, 2)},
-        "medians": rates,
-        "floor_share": {label: round(rate * size / median(limits), 3) for label, rate in rates.get("decode", {}).items()},
-        "ratio": {
-            load: round(by[first] / max(rate for label, rate in by.items() if label != first), 3)
-            for load, by in rates.items()
-            if first in by and len(by) > 1
-        },
+        "medians": medians(valid, lambda row: float(row["tokens_per_s"])),
+        "read_gb_per_s": medians(valid, lambda row: float(row["read_gb_per_s"])),
+        "floor_share": shares.get("decode"),
+        "ratio": {load: round(median(values), 3) for load, values in by_round.items()},
+        "ratio_by_round": by_round,
         "rows": rows,
     }
     options.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
