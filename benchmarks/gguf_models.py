@@ -51,7 +51,7 @@ def q4_k(rng: np.random.Generator, rows: int, columns: int) -> Blocks:
     scales = rng.integers(24, 64, (rows, columns // _SUPER, 8), np.uint8)
     scales[..., 0] = 63
     d = _WEIGHT_SIZE / (4.6 * 44)  # 4.6: of codes; 44: the mean scale
-    factors = np.broadcast_to(np.float16([d, 7.5 * d]).view(np.uint8), (*scales.shape[:2], 4))
+    factors = np.broadcast_to(np.array([d, 7.5 * d], np.float16).view(np.uint8), (*scales.shape[:2], 4))
     low, high = scales[..., :4], scales[..., 4:]
     first = low | (high >> 4) << 6  # of scales, and equally of minimums
     packed = np.concatenate([first, first, (high & 15) | (high & 15) << 4], -1)
@@ -64,7 +64,7 @@ def q6_k(rng: np.random.Generator, rows: int, columns: int) -> Blocks:
     blocks = rng.integers(0, 256, (rows, columns // _SUPER, 192), np.uint8)
     scales = rng.integers(48, 128, (*blocks.shape[:2], 16), np.uint8)
     scales[..., 0] = 128  # -128, which the largest one has in real files
-    d = np.float16([_WEIGHT_SIZE / (18.5 * 87)]).view(np.uint8)
+    d = np.array([_WEIGHT_SIZE / (18.5 * 87)], np.float16).view(np.uint8)
     return np.concatenate([blocks, scales, np.broadcast_to(d, (*blocks.shape[:2], 2))], -1).reshape(rows, -1)
 
 
