@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+import zlib
 from collections.abc import Callable, Container, Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from quire.engine.models.checkpoint.checkpoint import WeightTaker
+from quire.engine.models.checkpoint.checkpoint import Progress, WeightTaker
 from quire.engine.models.checkpoint.formats.weight_format import PackableWeight, StackedWeight, Window
 from quire.engine.models.checkpoint.norm_gains import NormGains, normed_linears
 from quire.engine.models.errors import BrokenFolder, UnsupportedModel, WeightMismatch
@@ -20,6 +21,8 @@ from quire.kernels.linear import PackedWeight, Quantization
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"  # in checkpoints
 _MAX_NAMES = 5  # in an error message
+_RANDOM_STD = 0.02
+_RANDOM_NUMBERS = (1 << 20) - 3  # a prime, so that rows of a weight differ
 _NOT_FINITE = "has NaN or infinite values: the checkpoint is damaged"
 
 
@@ -193,6 +196,29 @@ class WeightFiller(WeightTaker):
             named = [name for parameter in missing[:_MAX_NAMES] for name in self._lacking(parameter)]
             raise WeightMismatch(f"weights missing from the checkpoint: {_some(named + missing[_MAX_NAMES:])}")
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the parameters that are not complete yet, before they are packed."""
+        return sum(parameter.nbytes for parameter in self._parameters.values())
+
+    def fill_at_random(self, progress: Progress) -> None:
+        """Fill all parameters with numbers as trained models have them, and pack them, as if they had been read.
+
+        `progress`: is called with the size of each.
+        """
+        generator = torch.Generator().manual_seed(0)
+        numbers = torch.empty(_RANDOM_NUMBERS).normal_(std=_RANDOM_STD, generator=generator)
+        for name, parameter in list(self._parameters.items()):
+            data = _with_memory(parameter.data)
+            if data.dim() < 2:
+                data.fill_(0 if name.endswith("bias") else 1)  # gains of norms, mostly
+            else:
+                _repeat(numbers.roll(zlib.crc32(name.encode())), data.view(-1))
+            nbytes = data.nbytes
+            self._missing[name].clear()
+            self._complete(name)
+            progress(nbytes)
+
     def _lacking(self, parameter: str) -> list[str]:
         """The names that the missing tensors of a parameter have in checkpoints."""
         whole = len(self._missing[parameter]) == len(self._parts(parameter))
@@ -325,6 +351,13 @@ def _check_experts(name: str, shape: Sequence[int], experts: int) -> None:
 def _check_shape(name: str, shape: Sequence[int], expected: Sequence[int]) -> None:
     if tuple(shape) != tuple(expected):
         raise WeightMismatch(f"{name} has shape {tuple(shape)}, but the model's is {tuple(expected)}")
+
+
+def _repeat(numbers: Tensor, into: Tensor) -> None:
+    """Fill a row with numbers, again and again."""
+    numbers = numbers.to(into.device, into.dtype)
+    for part in into.split(len(numbers)):
+        part.copy_(numbers[: len(part)])
 
 
 def _with_memory(parameter: Tensor) -> Tensor:
