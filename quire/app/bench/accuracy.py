@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -147,12 +147,10 @@ def _texts(settings: BenchAccuracy) -> dict[str, str]:
 
 
 def _score_run(candidate: Run, texts: dict[str, str], settings: BenchAccuracy) -> list[ScoredText]:
-    if candidate.is_url:
-        model = candidate.words[1] if len(candidate.words) > 1 else None
-        scorer = connect_scorer(candidate.words[0], settings.api_key, settings.timeout, model)
+    with ExitStack() as stack:
+        url, *names = candidate.words if candidate.is_url else [stack.enter_context(_serving(candidate.words))]
+        scorer = stack.enter_context(connect_scorer(url, settings.api_key, settings.timeout, *names))
         return _score_texts(scorer, texts, settings, candidate.label)
-    with _serving(candidate.words) as url:
-        return _score_texts(connect_scorer(url, settings.api_key, settings.timeout), texts, settings, candidate.label)
 
 
 @contextmanager

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -61,8 +62,9 @@ class Scorer(Protocol):
         """Return the scores of the tokens from `start` on, which is above 0, with the `top` most probable ones."""
 
 
-def connect_scorer(url: str, api_key: str | None, seconds: float, model: str | None = None) -> Scorer:
-    """Return a client that fits a server.
+@contextmanager
+def connect_scorer(url: str, api_key: str | None, seconds: float, model: str | None = None) -> Iterator[Scorer]:
+    """Connect with a server, and yield a client that fits it.
 
     Args:
         url: base URL of the server, with or without /v1.
@@ -74,11 +76,13 @@ def connect_scorer(url: str, api_key: str | None, seconds: float, model: str | N
         ServerError: the server cannot be reached, or does not have the model.
     """
     root = url.rstrip("/").removesuffix("/v1")
-    api = _Api(connect(root, api_key, httpx.Timeout(seconds, connect=_CONNECT_SECONDS)))
-    card = _model_card(api, model)
-    if card.get("owned_by") == "llamacpp":
-        return _LlamaScorer(api, card.get("meta"))
-    return _OpenAIScorer(api, str(card["id"]), card.get("max_model_len"))
+    with connect(root, api_key, httpx.Timeout(seconds, connect=_CONNECT_SECONDS)) as client:
+        api = _Api(client)
+        card = _model_card(api, model)
+        if card.get("owned_by") == "llamacpp":
+            yield _LlamaScorer(api, card.get("meta"))
+        else:
+            yield _OpenAIScorer(api, str(card["id"]), card.get("max_model_len"))
 
 
 def split_text(scorer: Scorer, text: str) -> TokenizedText:
