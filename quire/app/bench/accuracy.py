@@ -161,16 +161,17 @@ def _serving(words: Sequence[str]) -> Iterator[str]:
         ServerError: it ended before it was ready.
     """
     command = [sys.executable, "-m", "quire", "serve", *words, "--host", "127.0.0.1", "--port", "0"]
-    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:  # noqa: S603 our own command
+    with subprocess.Popen(  # noqa: S603 our own command
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    ) as process:
         assert process.stderr is not None
         lines: deque[str] = deque(maxlen=_LAST_LINES)
+        reader = Thread(target=lines.extend, args=(process.stderr,), daemon=True)  # a full pipe would stop the server
         try:
             url = _address(process.stderr, lines)
             if url is None:
                 raise ServerError(f"`quire serve` ended: {' '.join(' '.join(lines).split())}")
-            Thread(
-                target=lines.extend, args=(process.stderr,), daemon=True
-            ).start()  # a full pipe would stop the server
+            reader.start()
             yield url
         finally:
             process.terminate()
@@ -178,6 +179,8 @@ def _serving(words: Sequence[str]) -> Iterator[str]:
                 process.wait(_EXIT_SECONDS)
             except subprocess.TimeoutExpired:
                 process.kill()
+            if reader.ident is not None:
+                reader.join(_EXIT_SECONDS)
 
 
 def _address(log: IO[str], lines: deque[str]) -> str | None:
