@@ -2,12 +2,14 @@
 
     python -m benchmarks.tracing --requests 5000 --out benchmarks/results/FILE.json
 
-Two servers of one model run throughout, one with metrics and with a trace of each request, one with neither. They are
-loaded in turns, as the speed of a shared machine changes over minutes; the order changes from turn to turn. The
-collector is a process that takes spans without reading them. Then one server each has a collector that works, is
-down, never answers, or refuses; the memory of the server is read after each tenth of the requests. It grows until all
-of the KV cache has been used once. Memory and processor time are those of the server and of the processes that it has
-started, of which one exports spans.
+Two servers of one model run at a time, one with metrics and with a trace of each request, one with neither. They are
+loaded in turns, as the speed of a shared machine changes over minutes; the order changes from turn to turn. They are
+started several times, as processes of one program differ in speed, too. Percentiles
+of the time to the first token are of all turns together; requests wait for each other while a server is full, so they
+are also measured while requests arrive at a rate. The collector is a process that takes spans without reading
+them. Then one server each has a collector that works, is down, never answers, or refuses; the memory of the server is
+read after each tenth of the requests. It grows until all of the KV cache has been used once. Memory and processor time
+are those of the server and of the processes that it has started, of which one exports spans.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import importlib
+import itertools
 import json
 import os
 import platform
@@ -25,9 +28,10 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import mean, median, quantiles, stdev
 from typing import Any, Literal
 
 import grpc
@@ -95,6 +99,20 @@ def collector(kind: Collector) -> Iterator[int]:
             process.kill()
 
 
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What was measured while a server answered requests.
+
+    Attributes:
+        cpu: milliseconds of processor time of all processes, for each request.
+        ttfts: milliseconds to the first token of each request.
+    """
+
+    tokens_per_second: float
+    cpu: float
+    ttfts: list[float]
+
+
 class Server:
     """A server on a free port."""
 
@@ -115,12 +133,13 @@ class Server:
         """The memory of all processes."""
         return round(sum(process.memory_info().rss for process in self._processes()) / 1e6, 1)
 
-    def load(self, requests: int, options: argparse.Namespace, seed: int) -> dict[str, float]:
-        """Tokens per second, percentiles of the time to the first token, and processor time of all processes."""
+    def load(self, requests: int, options: argparse.Namespace, seed: int, rate: float | None = None) -> Turn:
+        """Have requests answered; `rate`: how many arrive per second, at most. None: `concurrency` all the time."""
         settings = BenchServe(
             url=f"{self.url}/v1",
             num_requests=requests,
-            concurrency=options.concurrency,
+            concurrency=options.concurrency if rate is None else requests,
+            request_rate=rate,
             input_len=options.input_len,
             output_len=options.output_len,
             workload_seed=seed,
@@ -131,14 +150,8 @@ class Server:
         samples = [sample for sample in result.samples if not sample.error]
         if len(samples) < _ANSWERED * requests:  # few answers of a small model have tokens that are no text
             raise RuntimeError(next(sample.error for sample in result.samples if sample.error))
-        ttft = quantiles((sample.ttft * 1e3 for sample in samples), n=100)
         tokens = sum(sample.output_tokens for sample in samples)
-        return {
-            "tokens_per_s": round(tokens / result.seconds, 1),
-            "ttft_p50_ms": round(ttft[49], 2),
-            "ttft_p99_ms": round(ttft[98], 2),
-            "cpu_ms_per_request": round(cpu_seconds / requests * 1e3, 3),
-        }
+        return Turn(tokens / result.seconds, cpu_seconds / requests * 1e3, [sample.ttft * 1e3 for sample in samples])
 
     def metric(self, name: str) -> float:
         """The value of a metric without labels."""
@@ -185,41 +198,57 @@ def free_port() -> int:
 
 
 def compare(options: argparse.Namespace) -> dict[str, Any]:
-    """The turns of both servers, and medians of the differences."""
-    turns: list[dict[str, Any]] = []
+    """How much more a server with traces and metrics takes: while it is full, and while requests arrive at a rate."""
+    rates: dict[str, float | None] = {"full": None, **({"at_a_rate": options.rate} if options.rate else {})}
+    turns: dict[str, dict[str, list[Turn]]] = {kind: {"traced": [], "plain": []} for kind in rates}
+    dropped = 0.0
     with collector("takes") as port:
-        servers = {
-            "traced": Server(options.model, port),
-            "plain": Server(options.model, None, metrics=False),
-        }
-        try:
-            for server in servers.values():
-                server.load(max(1, options.requests // 50), options, seed=options.turns)
-            for turn in range(options.turns):
-                order = list(servers) if turn % 2 == 0 else list(servers)[::-1]
-                count = options.requests // options.turns
-                turns.append({name: servers[name].load(count, options, seed=turn) for name in order})
-                print(json.dumps(turns[-1]), flush=True)
-            dropped = servers["traced"].metric("quire:trace_spans_dropped_total")
-        finally:
-            for server in servers.values():
-                server.stop()
+        for pair in range(options.pairs):
+            with _pair_of_servers(options, port, is_first_traced=pair % 2 == 0) as servers:
+                for kind, number in itertools.product(rates, range(pair, options.turns, options.pairs)):
+                    for name in list(servers) if number // options.pairs % 2 == 0 else list(servers)[::-1]:
+                        turn = servers[name].load(options.requests // options.turns, options, number, rates[kind])
+                        turns[kind][name].append(turn)
+                        print(f"{kind} {number} {name}: {turn.tokens_per_second:.0f} tokens/s", flush=True)
+                dropped += servers["traced"].metric("quire:trace_spans_dropped_total")
+    return {**{kind: _differences(turns[kind]) for kind in rates}, "spans_dropped": dropped}
+
+
+@contextmanager
+def _pair_of_servers(options: argparse.Namespace, port: int, *, is_first_traced: bool) -> Iterator[dict[str, Server]]:
+    """A server with traces and metrics, and one without. `is_first_traced`: that one is started first."""
+    servers: dict[str, Server] = {}
+    try:
+        for name in ("traced", "plain") if is_first_traced else ("plain", "traced"):
+            traced = name == "traced"
+            servers[name] = Server(options.model, port if traced else None, metrics=traced)
+            servers[name].load(max(1, options.requests // 50), options, seed=options.turns)
+        yield servers
+    finally:
+        for server in servers.values():
+            server.stop()
+
+
+def _differences(turns: dict[str, list[Turn]]) -> dict[str, Any]:
+    pairs = list(zip(turns["traced"], turns["plain"], strict=True))
+    ratios = [traced.tokens_per_second / plain.tokens_per_second for traced, plain in pairs]
+    percentiles = {name: quantiles(itertools.chain(*(turn.ttfts for turn in turns[name])), n=100) for name in turns}
     return {
-        "turns": turns,
-        "throughput_ratio": round(
-            median(turn["traced"]["tokens_per_s"] / turn["plain"]["tokens_per_s"] for turn in turns), 4
-        ),
-        "cpu_ratio": round(
-            median(turn["traced"]["cpu_ms_per_request"] / turn["plain"]["cpu_ms_per_request"] for turn in turns), 4
-        ),
-        "ttft_p50_more_ms": round(
-            median(turn["traced"]["ttft_p50_ms"] - turn["plain"]["ttft_p50_ms"] for turn in turns), 2
-        ),
-        "ttft_p99_more_ms": round(
-            median(turn["traced"]["ttft_p99_ms"] - turn["plain"]["ttft_p99_ms"] for turn in turns), 2
-        ),
-        "spans_dropped": dropped,
+        "tokens_per_second": {name: [round(turn.tokens_per_second, 1) for turn in turns[name]] for name in turns},
+        "throughput_ratio": _with_error(ratios),
+        "cpu_ms_per_request": {name: round(mean(turn.cpu for turn in turns[name]), 3) for name in turns},
+        "cpu_ms_more": _with_error([traced.cpu - plain.cpu for traced, plain in pairs]),
+        **{
+            f"ttft_p{percent}_ms": {name: round(percentiles[name][percent - 1], 2) for name in turns}
+            for percent in (50, 90, 99)
+        },
     }
+
+
+def _with_error(values: list[float]) -> dict[str, float]:
+    """The mean of values of all turns, and its standard error."""
+    error = stdev(values) / len(values) ** 0.5
+    return {"mean": round(mean(values), 4), "standard_error": round(error, 4), "median": round(median(values), 4)}
 
 
 def memory(kind: Collector | Literal["down"], options: argparse.Namespace) -> dict[str, Any]:
@@ -247,8 +276,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, default=_NANO)
     parser.add_argument("--requests", type=int, default=5000)
-    parser.add_argument("--turns", type=int, default=10)
+    parser.add_argument("--turns", type=int, default=50)
+    parser.add_argument("--pairs", type=int, default=5, help="how often both servers are started")
     parser.add_argument("--concurrency", type=int, default=16)
+    parser.add_argument("--rate", type=float, default=20.0, help="requests per second; 0: only while servers are full")
     parser.add_argument("--input-len", type=int, default=64)
     parser.add_argument("--output-len", type=int, default=32)
     parser.add_argument("--no-memory", action="store_true", help="measure the cost only")
@@ -262,7 +293,7 @@ def main() -> None:
     report = {
         "date": date.today().isoformat(),
         "machine": platform.processor() or platform.machine(),
-        **{name: getattr(options, name) for name in ("requests", "concurrency", "input_len", "output_len")},
+        **{name: getattr(options, name) for name in ("requests", "concurrency", "rate", "input_len", "output_len")},
         "cost": compare(options),
         "memory": {} if options.no_memory else {kind: memory(kind, options) for kind in _KINDS},
     }

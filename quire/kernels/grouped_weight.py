@@ -72,6 +72,12 @@ class GroupedWeight:
             weight = torch.empty_like(weight).index_copy_(1, self.order, weight)
         return weight.to(dtype)
 
+    def times(self, factor: float) -> GroupedWeight:
+        """The weight multiplied by a number."""
+        return replace(
+            self, scales=self.scales * factor, minimums=None if self.minimums is None else self.minimums * factor
+        )
+
     def copied(self) -> GroupedWeight:
         """The weight with tensors of its own."""
         return replace(

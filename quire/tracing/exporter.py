@@ -1,4 +1,4 @@
-"""The process that exports spans. Encoding and sending them takes an interpreter half a millisecond for each request.
+"""The process that exports spans. Encoding and sending them would keep the interpreter of the server busy.
 
 Messages to it are the settings, then batches: lists of trees, in MessagePack. It answers each with an `Exported`. It
 ends when the other end of its connection, file descriptor 0, is closed.
@@ -15,18 +15,16 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 import msgspec
-from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from opentelemetry.proto.trace.v1.trace_pb2 import Span as SpanMessage
+from opentelemetry.sdk.trace.export import SpanExportResult
 from typing_extensions import override
 
 from quire.otlp.settings import Collector, OtlpSettingsError, TraceSettings
-from quire.tracing.sdk import SpanMaker
+from quire.tracing.encoding import SpanEncoder, span_messages
 from quire.tracing.span import SpanTree
-
-if TYPE_CHECKING:
-    from opentelemetry.sdk.trace import ReadableSpan
 
 _LOGGERS = (  # of exporters
     "opentelemetry.exporter.otlp.proto.grpc.exporter",
@@ -34,6 +32,7 @@ _LOGGERS = (  # of exporters
 )
 _PROGRAM = f"import sys; sys.path = sys.argv[1:]; import {__name__} as exporter; exporter.main()"
 _SERVERS_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # which a terminal or supervisor sends to all
+_ENCODER = "encode_spans"  # the name of their encoder in modules of exporters
 _NICE = 19  # requests go first
 _END_SECONDS = 10.0  # a process that is killed ends at once, unless the machine is busy
 
@@ -93,6 +92,13 @@ def _send(connection: Connection, message: object) -> None:
     connection.send_bytes(msgspec.msgpack.encode(message))
 
 
+class _Exporter(Protocol):
+    """An exporter of OpenTelemetry's that takes messages in the place of the SDK's spans."""
+
+    def export(self, spans: Sequence[SpanMessage], /) -> SpanExportResult:
+        """Send spans, and try again for some time if the collector does not take them."""
+
+
 class _Complaint(logging.Filter):
     """Keeps the last message that the exporter logs, as a collector that is down would fill the log with them."""
 
@@ -119,7 +125,7 @@ def main() -> None:
     settings = msgspec.msgpack.decode(connection.recv_bytes(), type=TraceSettings)
     batches = msgspec.msgpack.Decoder(list[SpanTree])
     try:
-        maker, exporter = SpanMaker(settings.instance), _exporter(settings.collector)
+        exporter = _exporter(settings.collector, SpanEncoder(settings.instance))
     except Exception as error:  # noqa: BLE001 error boundary: exporters have exceptions of their own for each variable
         _send(connection, Exported(0, str(error) or type(error).__name__))
         return
@@ -128,17 +134,17 @@ def main() -> None:
     try:
         while True:
             _send(connection, exported)
-            exported = _export(batches.decode(connection.recv_bytes()), maker, exporter, complaint)
+            exported = _export(batches.decode(connection.recv_bytes()), exporter, complaint)
     except (EOFError, OSError):
         os._exit(0)  # what an exporter still tries is of no use to anyone
 
 
-def _export(trees: list[SpanTree], maker: SpanMaker, exporter: SpanExporter, complaint: _Complaint) -> Exported:
-    spans: list[ReadableSpan] = []
+def _export(trees: list[SpanTree], exporter: _Exporter, complaint: _Complaint) -> Exported:
+    spans: list[SpanMessage] = []
     broken = Exported()
     for tree in trees:
         try:
-            spans += maker.spans(tree)
+            spans += span_messages(tree)
         except Exception as error:  # noqa: BLE001 error boundary: other trees are exported
             broken = Exported(broken.spans + tree.span.count, f"{type(error).__name__}: {error}")
     if not spans:
@@ -152,12 +158,13 @@ def _export(trees: list[SpanTree], maker: SpanMaker, exporter: SpanExporter, com
     return Exported(broken.spans + len(spans), complaint.text)
 
 
-def _exporter(collector: Collector) -> SpanExporter:
-    """The exporter of a protocol, which reads everything but the endpoint from its variables."""
+def _exporter(collector: Collector, encoder: SpanEncoder) -> _Exporter:
+    """The exporter of a protocol, which reads everything but the endpoint from its variables, with our encoder."""
     if collector.protocol == "grpc":
-        from opentelemetry.exporter.otlp.proto.grpc import trace_exporter as grpc  # noqa: PLC0415 the other is not used
-
-        return grpc.OTLPSpanExporter(endpoint=collector.endpoint)
-    from opentelemetry.exporter.otlp.proto.http import trace_exporter as http  # noqa: PLC0415 as above
-
-    return http.OTLPSpanExporter(endpoint=collector.endpoint)
+        from opentelemetry.exporter.otlp.proto.grpc import trace_exporter as exporters  # noqa: PLC0415 the other is not used
+    else:
+        from opentelemetry.exporter.otlp.proto.http import trace_exporter as exporters  # type: ignore[no-redef]  # noqa: PLC0415
+    if not hasattr(exporters, _ENCODER):
+        raise TypeError("this version of OpenTelemetry's exporter cannot be given an encoder")
+    setattr(exporters, _ENCODER, encoder.request)  # there is no other way in
+    return exporters.OTLPSpanExporter(endpoint=collector.endpoint)

@@ -217,9 +217,9 @@ class EngineCore:
         stats = self._stats(step.plan)
         stats.step, stats.ended_at = next(self._steps), time.monotonic()
         stats.step_seconds = stats.ended_at - step.started
+        self._channel.send(StepOutput(outputs, stats))
         if self.step_observer is not None:
             self.step_observer.on_step(_shares(step.plan), outputs, step.started, stats.ended_at)
-        self._channel.send(StepOutput(outputs, stats))
         self._can_prefault = True
         self._restart_idle_timers()
 

@@ -212,6 +212,8 @@ class SafetensorsCheckpoint(Checkpoint):
             return next(filter(None, (weight_format.read(name, self._stored) for weight_format in self._formats)), None)
         except BrokenFolder as error:
             raise BrokenFolder(f"{file.path.name}: {error}") from error
+        except UnsupportedModel as error:
+            raise UnsupportedModel(f"{file.path.name}: {error}") from error
 
 
 def wanted(file: str, first: str, named: NamedWeight, dtype: torch.dtype, taker: WeightTaker | None) -> Tensor | None:

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <new>
 #include <vector>
 
@@ -129,13 +130,45 @@ bool has_dot_products() {
 #endif
 }
 
+// The weights of whole rows.
+struct RowWeights {
+    RowWeights(int64_t before, int64_t after, int filter)
+        : before(before), after(after), filter(filter), weights(before, after, filter, 0, after) {
+#ifdef HAS_QUADS
+        grouped = quads::GroupedWeights(weights);
+#endif
+    }
+
+    int64_t before, after;
+    int filter;
+    Weights weights;
+#ifdef HAS_QUADS
+    quads::GroupedWeights grouped;
+#endif
+};
+
+// Returns weights that a thread has computed, or computes them: bands of a picture, frames of a video and pictures of one size
+// need the same ones, and their sines take longer than the products of a band. A thread keeps the last few, if they are small.
+std::shared_ptr<const RowWeights> row_weights(int64_t before, int64_t after, int filter) {
+    constexpr size_t KEPT = 4;
+    constexpr int64_t SMALL = 1 << 13;  // pixels of a row; their weights take less than 1 MB
+    thread_local std::vector<std::shared_ptr<const RowWeights>> kept;
+    for (const auto &weights : kept)
+        if (weights->before == before && weights->after == after && weights->filter == filter) return weights;
+    auto weights = std::make_shared<const RowWeights>(before, after, filter);
+    if (std::max(before, after) <= SMALL) {
+        if (kept.size() == KEPT) kept.erase(kept.begin());
+        kept.push_back(weights);
+    }
+    return weights;
+}
+
 // Resizes rows.
 class Rows {
 public:
     Rows(int64_t before, int64_t after, int filter, bool dot_products)
-        : before_(before), after_(after), dot_products_(dot_products), weights_(before, after, filter, 0, after) {
+        : before_(before), after_(after), dot_products_(dot_products), weights_(row_weights(before, after, filter)) {
 #ifdef HAS_QUADS
-        grouped_ = quads::GroupedWeights(weights_);
         mixed_ = quads::Vectors((before + quads::TAPS - 1) / quads::TAPS * COLORS * quads::VECTOR);
 #endif
         across_.resize(dot_products ? 0 : size_t(before * COLORS * LANES));
@@ -154,17 +187,16 @@ public:
 private:
     void resize_16(const uint8_t *from) {
 #ifdef HAS_QUADS
-        if (dot_products_) return quads::resize_rows(from, vectors_.data(), before_, grouped_, mixed_.data());
+        if (dot_products_) return quads::resize_rows(from, vectors_.data(), before_, weights_->grouped, mixed_.data());
 #endif
-        resize_rows(from, vectors_.data(), before_, weights_, across_.data());
+        resize_rows(from, vectors_.data(), before_, weights_->weights, across_.data());
     }
 
     int64_t before_, after_;
     bool dot_products_;
-    Weights weights_;
+    std::shared_ptr<const RowWeights> weights_;
     std::vector<uint8_t> across_, vectors_;
 #ifdef HAS_QUADS
-    quads::GroupedWeights grouped_;
     quads::Vectors mixed_;
 #endif
 };
