@@ -3,8 +3,8 @@
     python -m benchmarks.bits --whisper FOLDER --speech FOLDER --embedder FOLDER --out benchmarks/results/FILE.json
 
 Whisper transcribes recordings that are joined to two files, without pauses and with pauses of up to 8 s. The embedder
-embeds the sentences of benchmarks/texts. Similarities are cosines of each embedding with that of 16 bits. The neighbour
-of a sentence is the closest other one.
+embeds the sentences of the prose in `benchmarks.texts`. Similarities are cosines of each embedding with that of 16 bits.
+The neighbour of a sentence is the closest other one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import httpx
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.perplexity import default_texts
+from benchmarks.texts import english_texts
 from benchmarks.transcripts.client import post, serving
 from benchmarks.transcripts.recordings import join, read_recordings
 from benchmarks.transcripts.scores import word_errors
@@ -34,7 +34,7 @@ _PATIENCE = 300
 
 def sentences() -> list[str]:
     """Those of the benchmark's prose."""
-    text = " ".join(default_texts()["prose"].split())
+    text = " ".join(english_texts()["prose"].split())
     return [sentence for sentence in re.split(r"(?<=[.?!]) ", text) if len(sentence) > 20]
 
 

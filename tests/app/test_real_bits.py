@@ -1,37 +1,33 @@
-"""Real weights in 8 and 4 bits: what they cost. The whole tables: benchmarks.bits and benchmarks.perplexity."""
+"""Real weights in 8 and 4 bits: what they cost. The whole tables: benchmarks.bits and `quire bench accuracy`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from pathlib import Path
 
 import pytest
 
 from benchmarks.bits import FORMATS, embedded, heard, sentences, similarity
-from benchmarks.perplexity import default_texts, difference, serving
+from benchmarks.texts import write_texts
+from quire.app import cli
 from tests.support.process import serving as running
 from tests.support.real import real_files
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
 
-_TOKENS = 700  # of each text: standard errors are below half a percent with 8 bits, and below one with 4
+_CHARACTERS = 3000  # of each text: standard errors are below half a percent with 8 bits, and below one with 4
 
 
 @pytest.mark.parametrize("name", ["smollm2", "gemma3"])
-def test_perplexity(name: str) -> None:
-    folder = str(real_files(name))
-    exact = _log_probabilities(folder)
-    for flags, most in (
-        (("--quantization", "int8"), 2.0),
-        (("--quantization", "int4"), 5.0),
-        (("--kv-cache-dtype", "int8"), 2.0),
-    ):
-        percent, error = difference(_log_probabilities(folder, *flags), exact)
-        assert percent - 2 * error < most, flags
-
-
-def _log_probabilities(*arguments: str) -> Sequence[float]:
-    with serving(arguments) as server:
-        return [value for text in default_texts().values() for value in server.log_probabilities(text, _TOKENS)]
+def test_perplexity(name: str, tmp_path: Path) -> None:
+    model = str(real_files(name))
+    texts = [str(path) for path in write_texts(tmp_path, _CHARACTERS)]
+    most = {"--quantization int8": 2.0, "--quantization int4": 5.0, "--kv-cache-dtype int8": 2.0}
+    runs = [argument for flags in ("", *most) for argument in ("--run", f"{model} {flags}")]
+    result = tmp_path / "result.json"
+    assert cli.main(["bench", "accuracy", *texts, *runs, "--result", str(result)]) == 0
+    for row, (flags, percent) in zip(json.loads(result.read_text())["runs"][1:], most.items(), strict=True):
+        assert row["difference_percent"] - 2 * row["standard_error_percent"] < percent, flags
 
 
 @pytest.mark.parametrize("bits", FORMATS)
