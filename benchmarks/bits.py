@@ -3,8 +3,8 @@
     python -m benchmarks.bits --whisper FOLDER --speech FOLDER --embedder FOLDER --out benchmarks/results/FILE.json
 
 Whisper transcribes recordings that are joined to two files, without pauses and with pauses of up to 8 s. The embedder
-embeds the sentences of the prose in `benchmarks.texts`. Similarities are cosines of each embedding with that of 16 bits.
-The neighbour of a sentence is the closest other one.
+embeds the sentences of the prose in `benchmarks.texts`. Similarities are cosines of each embedding with that of
+16 bits. The neighbour of a sentence is the closest other one.
 """
 
 from __future__ import annotations

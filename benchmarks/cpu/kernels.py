@@ -98,7 +98,11 @@ def _grouped_weights(size_in: int, size_out: int) -> dict[str, PackedWeight]:
     }
     table = torch.linspace(-1, 1, 16)
     stored = {
-        "Q4_K": GroupedWeight(_nibbles(size_out, size_in), *(_two_levels(size_out, size_in, 32, 63) for _ in range(2))),
+        "Q4_K": GroupedWeight(
+            _nibbles(size_out, size_in),
+            _two_levels(size_out, size_in, 32, 63),
+            minimums=_two_levels(size_out, size_in, 32, 63),
+        ),
         "Q6_K": GroupedWeight(
             torch.randint(-32, 32, (size_out, size_in), dtype=torch.int8), _two_levels(size_out, size_in, 16, 127)
         ),

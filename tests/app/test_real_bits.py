@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from benchmarks.bits import FORMATS, embedded, heard, sentences, similarity
 from benchmarks.texts import write_texts
-from quire.app import cli
 from tests.support.process import serving as running
 from tests.support.real import real_files
 
@@ -25,7 +26,8 @@ def test_perplexity(name: str, tmp_path: Path) -> None:
     most = {"--quantization int8": 2.0, "--quantization int4": 5.0, "--kv-cache-dtype int8": 2.0}
     runs = [argument for flags in ("", *most) for argument in ("--run", f"{model} {flags}")]
     result = tmp_path / "result.json"
-    assert cli.main(["bench", "accuracy", *texts, *runs, "--result", str(result)]) == 0
+    command = [sys.executable, "-m", "quire", "bench", "accuracy", *texts, *runs, "--result", str(result)]
+    subprocess.run(command, check=True)
     for row, (flags, percent) in zip(json.loads(result.read_text())["runs"][1:], most.items(), strict=True):
         assert row["difference_percent"] - 2 * row["standard_error_percent"] < percent, flags
 

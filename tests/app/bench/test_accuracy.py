@@ -41,7 +41,7 @@ def most_probable(entries: dict[int, float], count: int) -> dict[int, float]:
 
 def letters(body: dict[str, Any], *, pairs: bool) -> dict[str, Any]:
     """Tokens of letters; `pairs`: of two letters each."""
-    text = body.get("prompt", body.get("content"))
+    text = body["prompt"] if "prompt" in body else body["content"]
     return {"tokens": [ALPHABET.index(letter) for letter in text][:: 2 if pairs else 1]}
 
 
@@ -287,7 +287,9 @@ def test_the_divergence_is_a_lower_bound() -> None:
     exact = (first.exp() * (first - second)).sum().item()
     bounds = []
     for count in (1, 5, 20, 50):
-        tops = [{int(i): float(values[i]) for i in values.topk(count).indices} for values in (first, second)]
+        tops: list[dict[int | str, float]] = [
+            {int(i): float(values[i]) for i in values.topk(count).indices} for values in (first, second)
+        ]
         bounds.append(divergence(tops[0], tops[1]))
     assert all(0 <= bound <= exact + 1e-9 for bound in bounds)
     assert bounds[-1] == pytest.approx(exact)
