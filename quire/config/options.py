@@ -358,6 +358,11 @@ class ModelOptions(Options):
         description="quantization of the weights of linear layers while they are loaded; int8 raises perplexity by "
         "less than 1 %, int4 that of small models by up to 18 %; fp8: on GPUs of compute capability 8.9 or more",
     )
+    packed_weight_cache_size: SizeOrNone = Field(
+        ByteSize(32 << 30),
+        description="disk space for packed weights of quantized models on CPUs, in quire/packed of the user's cache, "
+        "from which the next start maps them; those used least recently are removed; 0: no cache",
+    )
     device: Literal["auto", "cpu", "cuda", "reference"] = Field(
         "auto",
         description="what runs the model; auto: cuda if there is a CUDA device and triton is installed, otherwise cpu; "

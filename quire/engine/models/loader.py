@@ -22,6 +22,7 @@ from quire.engine.client.model_info import Generates, ModelKind
 from quire.engine.client.streaming import Streams
 from quire.engine.models.checkpoint.adapter import Adapter, AdapterLoader, without_adapters
 from quire.engine.models.checkpoint.checkpoint import Checkpoint, Progress
+from quire.engine.models.checkpoint.model_cache import ModelCache, model_cache
 from quire.engine.models.checkpoint.opened import checkpoint_in, is_gguf
 from quire.engine.models.checkpoint.safetensors import SafetensorsFile
 from quire.engine.models.checkpoint.weights import EMBEDDING, HEAD, WeightFiller, allocate, check_unpacked
@@ -53,7 +54,7 @@ from quire.engine.models.specs.dual_encoder import DualEncoderSpec
 from quire.engine.models.specs.pooler import PoolerSpec
 from quire.engine.models.specs.speech_to_text import SpeechToTextSpec
 from quire.engine.models.specs.tensor_names import WeightNames
-from quire.kernels import gpu
+from quire.kernels import gpu, native
 
 if TYPE_CHECKING:
     from quire.engine.models.fallback.composite import CompositeShell
@@ -174,6 +175,17 @@ class _Load:
         allocate(model, self.dtype, self.target.torch_device)
         if self.observer is not None:
             self.observer.on_allocated(model)
+
+    def cache(self, model: nn.Module, *facts: object) -> AbstractContextManager[ModelCache]:
+        """The cache of packed weights. `facts`: what beside config and options decides how they are packed."""
+        limit = int(self.options.packed_weight_cache_size)
+        # Adapters that are merged into weights come from other files, and other devices pack in other ways.
+        if self.config.task_adapter is not None or not native.supports(torch.empty(0, dtype=self.dtype)):
+            limit = 0
+        limit = limit if self.target.torch_device.type == "cpu" else 0
+        options = self.options.model_dump_json(exclude={"packed_weight_cache_size"})
+        folder = self.folder / (self.config.static or "")
+        return model_cache(folder, limit, self.checkpoint.total_bytes, model, str(self.dtype), options, *facts)
 
     def loaded(
         self,
@@ -398,14 +410,16 @@ def _load_transformer(load: _Load, spec: DecoderSpec | EncoderSpec, groups: Rank
         "embeds_with_head": all(names.target(name, {"embed.weight"}) is None for name in checkpoint.names()),
         "on_packed": load.on_packed,
     }
-    filler = (
-        ShardedWeightFiller(model, names, WeightShards(model), **filler_options)
-        if isinstance(model, ShardedDecoder)
-        else WeightFiller(model, names, **filler_options)
-    )
     loaders = _adapter_loaders(config, names, folder)
     scales = CacheScales(spec) if isinstance(spec, DecoderSpec) else None
-    with load.bar(checkpoint.total_bytes) as progress:
+    placement = None if groups is None else groups.placement
+    with load.cache(model, placement) as cache, load.bar(checkpoint.total_bytes) as progress:
+        filler_options["cache"] = cache
+        filler = (
+            ShardedWeightFiller(model, names, WeightShards(model), **filler_options)
+            if isinstance(model, ShardedDecoder)
+            else WeightFiller(model, names, **filler_options)
+        )
         tensors = _tensors(config, names, checkpoint.tensors(dtype, progress, filler), loaders.values())
         if scales is not None:
             tensors = scales.without_scales(tensors)

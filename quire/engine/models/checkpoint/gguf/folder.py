@@ -24,6 +24,7 @@ from quire.engine.models.checkpoint.gguf.architectures import config_of, pooling
 from quire.engine.models.checkpoint.gguf.container import open_parts, parts_of
 from quire.engine.models.checkpoint.gguf.facts import GgufFacts, facts_of
 from quire.engine.models.checkpoint.gguf.tokenizer import GgufTokenizer
+from quire.engine.models.checkpoint.user_cache import user_cache
 from quire.engine.models.errors import BrokenFolder
 
 logger = logging.getLogger(__name__)
@@ -57,7 +58,7 @@ def model_folder(file: Path) -> Path:
         ModelError: the file cannot be read, or its model is not supported.
     """
     files = parts_of(file.absolute())
-    cache = _cache()
+    cache = user_cache(METHOD)
     key = cache / _key(files)
     folder = key / name_of(files[0])
     if folder.is_dir():
@@ -80,20 +81,6 @@ def model_folder(file: Path) -> Path:
         raise BrokenFolder(f"{folder} cannot be written")
     _remove_oldest(cache)
     return folder
-
-
-def _cache() -> Path:
-    """The directory of all such folders; in the system's directory of temporary files if the user's is not writable."""
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    for parent in (base / "quire", Path(tempfile.gettempdir()) / f"quire-{os.getuid()}"):
-        cache = parent / METHOD
-        try:
-            cache.mkdir(parents=True, exist_ok=True, mode=0o700)
-        except OSError:
-            continue
-        if os.access(cache, os.W_OK) and cache.stat().st_uid == os.getuid():
-            return cache
-    raise BrokenFolder(f"no directory is writable for what GGUF files say about their models: {base / 'quire'}")
 
 
 def _key(files: Sequence[Path]) -> str:
