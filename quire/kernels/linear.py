@@ -71,7 +71,7 @@ class PackedBFloat16:
     def restored(cls, saved: SavedWeight) -> Self:
         """The weight that was `saved`. Its tensors are used as they are, and not checked."""
         weight = cls.__new__(cls)
-        weight._set(saved.facts["size_out"], saved.tensors["data"])  # noqa: SLF001 its own kind
+        weight._set(saved.facts["size_out"], saved.tensors["data"])
         return weight
 
     def _set(self, size_out: int, data: Tensor) -> None:

@@ -64,7 +64,7 @@ class PackedGroups:
         for index, facts in enumerate(saved.facts["parts"]):
             names = {name.partition(".")[2]: x for name, x in saved.tensors.items() if name.startswith(f"{index}.")}
             parts.append(_Panels.restored(facts, names))
-        weight._set(getattr(torch, saved.facts["dtype"]), parts)  # noqa: SLF001 its own kind
+        weight._set(getattr(torch, saved.facts["dtype"]), parts)
         return weight
 
     def _set(self, dtype: torch.dtype, parts: list[_Panels]) -> None:
@@ -158,8 +158,8 @@ class _Panels:
         """The part with these facts and tensors."""
         part = cls.__new__(cls)
         part.size_out, part.size_in = facts["size_out"], facts["size_in"]
-        part._table, part._order = tensors.get("table"), tensors.get("order")  # noqa: SLF001 its own kind
-        part._set(dict(facts["format"]), tensors["data"], tensors["factors"])  # noqa: SLF001
+        part._table, part._order = tensors.get("table"), tensors.get("order")
+        part._set(dict(facts["format"]), tensors["data"], tensors["factors"])
         return part
 
     def _set(self, layout: dict[str, int], data: Tensor, factors: Tensor) -> None:

@@ -1,8 +1,8 @@
 """PackedCache: packed weights of models in files, which are mapped when a model starts again.
 
-A file has the packed weights of one model, as one rank loads it: their tensors, then an index in JSON, its digest and its
-length. It is written beside the others under a name of its own and renamed once it is whole, so that nobody sees half of
-one. Mappings are private: who writes to a weight gets a copy of that page, and the file stays as it is.
+A file has the packed weights of one model, as one rank loads it: their tensors, then an index in JSON, its digest and
+its length. It is written beside the others under a name of its own and renamed once it is whole, so that nobody sees
+half of one. Mappings are private: who writes to a weight gets a copy of that page, and the file stays as it is.
 """
 
 from __future__ import annotations
