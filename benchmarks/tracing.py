@@ -21,11 +21,12 @@ import itertools
 import json
 import os
 import platform
+import random
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -47,6 +48,8 @@ Collector = Literal["takes", "refuses", "slow"]
 _NANO = Path(__file__).parents[1] / "quire" / "bundled" / "nano"
 _WITH_METRICS, _WITHOUT_METRICS = "with-metrics", "without-metrics"  # how a server is started
 _PARTS = 10  # in which memory is read
+_PERCENTS = (50, 90, 99)
+_RESAMPLES = 200  # of pairs of turns, for the standard errors of percentiles
 _ANSWERED = 0.995  # of the requests, at least
 _KINDS: tuple[Collector | Literal["down"], ...] = ("takes", "down", "slow", "refuses")
 
@@ -232,7 +235,9 @@ def _pair_of_servers(options: argparse.Namespace, port: int, *, is_first_traced:
 def _differences(turns: dict[str, list[Turn]]) -> dict[str, Any]:
     pairs = list(zip(turns["traced"], turns["plain"], strict=True))
     ratios = [traced.tokens_per_second / plain.tokens_per_second for traced, plain in pairs]
-    percentiles = {name: quantiles(itertools.chain(*(turn.ttfts for turn in turns[name])), n=100) for name in turns}
+    percentiles = {name: _ttft_percentiles(turns[name]) for name in turns}
+    resampled = [random.choices(pairs, k=len(pairs)) for _ in range(_RESAMPLES)]
+    more = [[_ttft_percentiles(side) for side in zip(*sample, strict=True)] for sample in resampled]
     return {
         "tokens_per_second": {name: [round(turn.tokens_per_second, 1) for turn in turns[name]] for name in turns},
         "throughput_ratio": _with_error(ratios),
@@ -240,9 +245,18 @@ def _differences(turns: dict[str, list[Turn]]) -> dict[str, Any]:
         "cpu_ms_more": _with_error([traced.cpu - plain.cpu for traced, plain in pairs]),
         **{
             f"ttft_p{percent}_ms": {name: round(percentiles[name][percent - 1], 2) for name in turns}
-            for percent in (50, 90, 99)
+            for percent in _PERCENTS
+        },
+        "ttft_more_ms_standard_error": {
+            f"p{percent}": round(stdev(traced[percent - 1] - plain[percent - 1] for traced, plain in more), 2)
+            for percent in _PERCENTS
         },
     }
+
+
+def _ttft_percentiles(turns: Iterable[Turn]) -> list[float]:
+    """The times to the first token of all turns, from that of 1 % to that of 99 %."""
+    return quantiles(itertools.chain(*(turn.ttfts for turn in turns)), n=100)
 
 
 def _with_error(values: list[float]) -> dict[str, float]:

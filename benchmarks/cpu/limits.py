@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-_READ = 1 << 29  # bytes, more than any cache
+READ_BYTES = 1 << 29  # bytes, more than any cache
 _SIDE = 2048
 
 
@@ -22,11 +22,11 @@ class Limits:
     @classmethod
     def measured(cls) -> Limits:
         """Measure the limits with torch's current number of threads."""
-        memory = torch.ones(_READ // 8, dtype=torch.int64)
+        memory = torch.ones(READ_BYTES // 8, dtype=torch.int64)
         first, second = (torch.randn(_SIDE, _SIDE).bfloat16() for _ in range(2))
         read = best(memory.max, 8)
         product = best(lambda: first @ second, 8)
-        return cls(_READ / read, 2 * _SIDE**3 / product)
+        return cls(READ_BYTES / read, 2 * _SIDE**3 / product)
 
 
 def best(call: Callable[[], object], runs: int) -> float:

@@ -25,6 +25,7 @@ _MODULES = {
     "bench serve": "quire.app.bench.serve",
     "bench pooling": "quire.app.bench.pooling",
     "bench startup": "quire.app.bench.startup",
+    "bench accuracy": "quire.app.bench.accuracy",
 }
 _HELP: tuple[list[str], ...] = ([], ["--help"], ["-h"])
 _USAGE_ERROR = 2  # exit status, as of argparse

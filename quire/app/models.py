@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
+from typing import Self
 
+from quire.app.repositories.gguf_choice import choose_gguf
+from quire.app.repositories.hubs import HubError, NotOnThisMachine, Snapshot, fetch, hub_named
+from quire.app.repositories.names import ModelName, parse_name, split_variant
+from quire.app.repositories.needed_files import gguf_files, needed_files, small_files
 from quire.config.command import ConfigError
-from quire.engine.models.checkpoint.gguf.folder import gguf_models, model_folder, name_of
-from quire.engine.models.checkpoint.weight_files import NO_WEIGHTS, complaint_about, readable_weights
+from quire.config.options import HubName, LoadFormat, ModelOptions
+from quire.engine.models.checkpoint.gguf.folder import is_projector, model_folder, name_of
+from quire.engine.models.checkpoint.weight_files import MODULES, NO_WEIGHTS, complaint_about, readable_weights
 from quire.engine.models.errors import ModelError
 
 logger = logging.getLogger(__name__)
@@ -23,9 +28,8 @@ BUNDLED = {
     "quire-nano-see": "nano_see",
 }
 _GGUF = ".gguf"
-_MODULES = "modules.json"  # of sentence-transformers
-# A pattern also matches files in subdirectories, such as those of sentence-transformers' modules.
-_PATTERNS = ["*.json", "*.jinja", "*.safetensors", "tokenizer.model", "*.txt", "artifact.metadata"]
+_CONFIG = "config.json"
+_PROJECTOR = "is a part of a model that reads pictures (mmproj); name the file with the model"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +46,33 @@ class ModelSource:
         return str(self.folder) if self.argument in BUNDLED else self.argument
 
 
-def resolve_models(arguments: Sequence[str], served_names: Sequence[str], revision: str | None) -> list[ModelSource]:
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """How models are looked up.
+
+    Attributes:
+        revision: of repositories; None: that in the name, or the newest.
+        load_format: which files are wanted.
+        hub: where repositories are.
+        is_offline: nothing is downloaded.
+    """
+
+    revision: str | None = None
+    load_format: LoadFormat = "auto"
+    hub: HubName = "huggingface"
+    is_offline: bool = False
+
+    @classmethod
+    def of(cls, options: ModelOptions, *, is_offline: bool = False) -> Self:
+        """How the settings look them up."""
+        return cls(options.revision, options.load_format, options.model_hub, is_offline)
+
+
+class NotHere(ConfigError):
+    """A model is not on this machine, and must not be downloaded."""
+
+
+def resolve_models(arguments: Sequence[str], served_names: Sequence[str], lookup: Lookup) -> list[ModelSource]:
     """Find all models, downloading those that are neither directories nor cached.
 
     Raises:
@@ -52,7 +82,7 @@ def resolve_models(arguments: Sequence[str], served_names: Sequence[str], revisi
     if twice := [model for model in models if models.count(model) > 1]:
         raise ConfigError(f"quire serve: MODEL contains {twice[0]!r} twice")
     names = _names(models, served_names, first_only=not arguments)
-    sources = [ModelSource(find_folder(model, revision), model, names[model]) for model in models]
+    sources = [ModelSource(find_folder(model, lookup), model, names[model]) for model in models]
     all_names = [name for source in sources for name in source.names]
     for name in all_names:
         if all_names.count(name) > 1:
@@ -60,7 +90,7 @@ def resolve_models(arguments: Sequence[str], served_names: Sequence[str], revisi
     return sources
 
 
-def find_folder(model: str, revision: str | None) -> Path:
+def find_folder(model: str, lookup: Lookup) -> Path:
     """The directory of a model.
 
     Raises:
@@ -69,41 +99,104 @@ def find_folder(model: str, revision: str | None) -> Path:
     if model in BUNDLED:
         return Path(str(files("quire") / "bundled" / BUNDLED[model]))
     if _is_dir(model):
-        return _folder_of(model)
+        return _folder_of(model, Path(model), "", lookup.load_format)
     if _is_file(model):
-        if not model.endswith(_GGUF):
-            raise ConfigError(
-                f"quire: {model!r} is a file; expected a .gguf file, or a directory with config.json, tokenizer.json "
-                "and .safetensors files"
-            )
-        return _gguf_folder(Path(model))
-    from httpx import HTTPError  # noqa: PLC0415
-    from huggingface_hub import list_repo_files, snapshot_download  # noqa: PLC0415 slow, not needed for directories
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError  # noqa: PLC0415
+        return _folder_of_file(model, lookup.load_format)
+    directory, variant = split_variant(model)
+    if variant and _is_dir(directory):
+        return _folder_of(model, Path(directory), variant, lookup.load_format)
+    if Path(model).is_absolute() or model.startswith((".", "~")):
+        raise ConfigError(f"quire: {model!r} is neither a file nor a directory")
+    return _downloaded(model, lookup)
 
-    try:
-        folder = Path(snapshot_download(model, revision=revision, allow_patterns=_PATTERNS))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+
+def _folder_of_file(model: str, load_format: LoadFormat) -> Path:
+    """The directory of a model in a file."""
+    if not model.endswith(_GGUF):
         raise ConfigError(
-            f"quire: {model!r} is not a directory, and cannot be downloaded from the Hugging Face Hub: {error}"
-        ) from error
-    if not _can_be_loaded(_files_in(folder)):  # weights of other formats are not downloaded
-        with suppress(HfHubHTTPError, HTTPError, OSError):  # without a network
-            _check_format(model, list_repo_files(model, revision=revision))
-    return folder
+            f"quire: {model!r} is a file; expected a .gguf file, or a directory with config.json, tokenizer.json "
+            "and .safetensors files"
+        )
+    if load_format == "safetensors":
+        raise ConfigError(f"quire: {model!r} is a GGUF file, but --load-format is safetensors")
+    if is_projector(model):
+        raise ConfigError(f"quire: {model!r} {_PROJECTOR}")
+    return _gguf_folder(Path(model))
 
 
-def _folder_of(model: str) -> Path:
-    """The directory of a model in a directory: itself, unless it has a GGUF file only."""
-    names = _files_in(Path(model))
-    files = [] if _can_be_loaded(names) else gguf_models(names)
-    if not files:
+def _folder_of(model: str, folder: Path, variant: str, load_format: LoadFormat) -> Path:
+    """The directory of a model in a directory: itself, unless a GGUF file is wanted or there are no other weights."""
+    names = _files_in(folder)
+    if not variant and _wants_safetensors(names, load_format):
+        return folder
+    inner = [f"{path.parent.name}/{path.name}" for path in sorted(folder.glob(f"*/*{_GGUF}"))]
+    file = None if load_format == "safetensors" else _chosen(model, [*names, *inner], variant)
+    if file is None:
         _check_format(model, names)
-        return Path(model)
-    if len(files) > 1:
-        raise ConfigError(f"quire: {model!r} has several models; name the file of one: {', '.join(files)}")
-    logger.info("%s: the model is %s, the only GGUF file with one; there are no .safetensors files", model, files[0])
-    return _gguf_folder(Path(model) / files[0])
+        return folder
+    return _gguf_folder(folder / file)
+
+
+def _wants_safetensors(names: Sequence[str], load_format: LoadFormat) -> bool:
+    """Return whether a model is loaded from safetensors files. `names`: those in its directory, without others."""
+    if load_format == "dummy":
+        return _CONFIG in names
+    return load_format != "gguf" and _can_be_loaded(names)
+
+
+def _chosen(model: str, names: Sequence[str], variant: str) -> str | None:
+    """The GGUF file that is served; None if there is none with a model."""
+    try:
+        choice = choose_gguf(names, variant)
+    except ValueError as error:
+        raise ConfigError(f"quire: {model!r} {error}") from error
+    if choice is None:
+        if parts := sorted(filter(is_projector, names)):
+            raise ConfigError(f"quire: {model!r} has no GGUF file with a model: {parts[0]} {_PROJECTOR}")
+        if variant:
+            raise ConfigError(f"quire: {model!r}: there is no GGUF file with a model, of which {variant} could be one")
+        return None
+    logger.info("%s: the model is %s, %s", model, choice.file, choice.reason)
+    return choice.file
+
+
+def _downloaded(model: str, lookup: Lookup) -> Path:
+    """The directory of a model in a repository, of which the needed files are downloaded."""
+    name = parse_name(model)
+    if name.revision is not None and lookup.revision not in (None, name.revision):
+        raise ConfigError(f"quire: --revision is {lookup.revision}, but {model!r} has the revision {name.revision}")
+    try:
+        hub = hub_named(lookup.hub)
+        snapshot = hub.open(name.repository, name.revision or lookup.revision, is_offline=lookup.is_offline)
+        file, needed = _needed(model, name, snapshot, lookup.load_format)
+        if not lookup.is_offline:
+            fetch(hub, snapshot, needed)
+    except NotOnThisMachine as error:
+        raise NotHere(f"quire: {model!r} {error}") from error
+    except HubError as error:
+        raise ConfigError(f"quire: {model!r} is not a directory, and {error}") from error
+    if any(not (snapshot.folder / path).exists() for path in needed):
+        raise NotHere(f"quire: files of {model!r} are not on this machine, and nothing may be downloaded")
+    return snapshot.folder if file is None else _gguf_folder(snapshot.folder / file)
+
+
+def _needed(
+    model: str, name: ModelName, snapshot: Snapshot, load_format: LoadFormat
+) -> tuple[str | None, Sequence[str]]:
+    """The GGUF file with the model, if that is wanted or there are no other weights, and all files that it needs."""
+    names = list(snapshot.sizes)
+    outer = [path for path in names if "/" not in path]
+    if not name.variant and not name.path and _wants_safetensors(outer, load_format):
+        is_dummy = load_format == "dummy"
+        return None, small_files(names) if is_dummy else needed_files(names, snapshot.folder)
+    inside = [path for path in names if f"{path}/".startswith(f"{name.path}/" if name.path else "")]
+    file = None if load_format == "safetensors" else _chosen(model, inside, name.variant)
+    if file is not None:
+        return file, gguf_files(names, file)
+    if name.path:
+        raise ConfigError(f"quire: {model!r}: there is no GGUF file with a model at {name.path}")
+    _check_format(model, outer)
+    return None, small_files(names)
 
 
 def _gguf_folder(file: Path) -> Path:
@@ -129,7 +222,7 @@ def _files_in(folder: Path) -> list[str]:
 
 def _can_be_loaded(names: Sequence[str]) -> bool:
     """Return whether there are weights; those of modules are in subdirectories."""
-    return _MODULES in names or bool(readable_weights(names))
+    return MODULES in names or bool(readable_weights(names))
 
 
 def _check_format(model: str, names: Sequence[str]) -> None:
@@ -157,8 +250,13 @@ def _default_names(model: str) -> tuple[str, ...]:
     """The id of a repository, or the name of a directory and its path."""
     if model.endswith(_GGUF) and _is_file(model):
         return name_of(Path(model)), model
+    if model in BUNDLED:
+        return (model,)
+    directory, _ = split_variant(model)
+    if not _is_dir(model) and not _is_dir(directory):
+        return tuple(dict.fromkeys((parse_name(model).short, model)))
     base = Path(model).name
-    return (model,) if not _is_dir(model) or not base or base == model else (base, model)
+    return (model,) if not base or base == model else (base, model)
 
 
 def _is_file(model: str) -> bool:

@@ -10,13 +10,13 @@ from quire.api.http.keys import KeyRing
 from quire.app.exits import end_on_signals
 from quire.app.files import check_readable, check_template
 from quire.app.logs import start_logging
-from quire.app.models import resolve_models
+from quire.app.models import Lookup, resolve_models
 from quire.app.sockets import bind_sockets
 from quire.app.tls import Tls, TlsError
 from quire.config.command import ConfigError
 from quire.config.commands import Serve
 from quire.config.key_file import KeyFileError
-from quire.config.options import ServerOptions, TlsOptions
+from quire.config.options import ModelOptions, ServerOptions, TlsOptions
 from quire.engine.models.config.pooling import PoolingOptions
 from quire.engine.models.model_config import start_reading_configs
 from quire.otlp.settings import OtlpSettingsError, metric_settings, trace_settings
@@ -40,7 +40,7 @@ def run(settings: Serve) -> int:
     end_on_signals()  # until the server handles them itself
     _check(settings)
     with bind_sockets(ServerOptions.of(settings)) as sockets:
-        sources = resolve_models(settings.model, settings.served_model_name, settings.revision)
+        sources = resolve_models(settings.model, settings.served_model_name, Lookup.of(ModelOptions.of(settings)))
         model_configs = start_reading_configs(
             [source.folder for source in sources],
             settings.model_impl,

@@ -9,12 +9,13 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quire.app.models import BUNDLED, find_folder
+from quire.app.models import Lookup, NotHere, find_folder
 from quire.config.command import ConfigError
 from quire.config.commands import Config
 from quire.config.options import ModelOptions
 from quire.config.resolved import as_json, as_text, as_toml, resolved_settings
 from quire.engine.models.config.pooling import PoolingOptions
+from quire.engine.models.config.quantization import chosen_quantization
 from quire.engine.models.errors import ModelError
 from quire.engine.models.model_config import ModelConfig, model_config_of, start_reading_configs
 
@@ -42,7 +43,8 @@ def run(settings: Config) -> int:
 
 def _models(settings: Config) -> dict[str, Mapping[str, Any]]:
     """What the settings make of each model that is named, by its name."""
-    folders = {model: _local_folder(model, settings.revision) for model in settings.model}
+    lookup = Lookup.of(ModelOptions.of(settings), is_offline=True)
+    folders = {model: _local_folder(model, lookup) for model in settings.model}
     local = [folder for folder in folders.values() if isinstance(folder, Path)]
     pooling = PoolingOptions(settings.task, settings.convert, settings.pooler_config)
     readings = iter(
@@ -62,20 +64,14 @@ def _models(settings: Config) -> dict[str, Mapping[str, Any]]:
     }
 
 
-def _local_folder(model: str, revision: str | None) -> Path | str:
+def _local_folder(model: str, lookup: Lookup) -> Path | str:
     """The directory of a model, or why there is none."""
-    if model in BUNDLED or os.path.exists(model):  # a name may be no path at all
-        try:
-            return find_folder(model, revision)
-        except ConfigError as error:
-            return str(error)
-    from huggingface_hub import snapshot_download  # noqa: PLC0415 slow, not needed for directories
-    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError  # noqa: PLC0415
-
     try:
-        return Path(snapshot_download(model, revision=revision, local_files_only=True))
-    except (HFValidationError, LocalEntryNotFoundError):
+        return find_folder(model, lookup)
+    except NotHere:
         return "it is not on this machine yet"
+    except ConfigError as error:
+        return str(error)
 
 
 def _facts(folder: Path, reading: Connection, settings: Config) -> dict[str, Any]:
@@ -106,15 +102,19 @@ def _readable_facts(folder: Path, config: ModelConfig, settings: Config) -> dict
 
 
 def _weights(folder: Path, config: ModelConfig, options: ModelOptions, device: Device) -> dict[str, Any]:
-    from quire.engine.models.checkpoint.opened import checkpoint_in  # noqa: PLC0415 imports torch
-    from quire.engine.models.loader import computed_dtype  # noqa: PLC0415 like it
+    from quire.engine.models.loader import computed_dtype, open_checkpoint  # noqa: PLC0415 imports torch
+    from quire.kernels.gpu import computes_float8  # noqa: PLC0415 like it
 
-    with checkpoint_in(folder / (config.static or ""), config.quantization) as checkpoint:
+    has_float8 = computes_float8(device.torch_device)
+    options = chosen_quantization(options, config.quantization, has_float8=has_float8)
+    stored = {}
+    with open_checkpoint(folder, config, options) as checkpoint:
         dtype = computed_dtype(options, checkpoint, device, exact=config.static is not None)
-        stored = {
-            "stored dtype": str(checkpoint.dtype()).removeprefix("torch."),
-            "stored bytes": checkpoint.total_bytes,
-        }
+        if options.load_format != "dummy":
+            stored = {
+                "stored dtype": str(checkpoint.dtype()).removeprefix("torch."),
+                "stored bytes": checkpoint.total_bytes,
+            }
     method = None if config.quantization is None else config.quantization["quant_method"]
     return {
         "dtype": str(dtype).removeprefix("torch."),

@@ -286,6 +286,36 @@ class BenchStartup(Command):
     result: Path | None = Field(None, description="JSON file to write the results to")
 
 
+class BenchAccuracy(Command):
+    """Compare models, formats and servers: perplexity of texts, and agreement of the most probable tokens."""
+
+    name = "bench accuracy"
+    positional = frozenset({"texts"})
+
+    texts: CliPositionalArg[tuple[Path, ...]] = Field(
+        (), description="files of UTF-8 text; default: a story that is bundled"
+    )
+    run: Names = Field(
+        (),
+        description="a model to compare; repeat the flag, the first is the one that the others are compared with: "
+        "a model with flags of `quire serve`, as one quoted string, or the base URL of a server and, behind it, a name "
+        "of one of its models",
+    )
+    api_key: str | None = Field(None, description="API key of the servers")
+    window: Annotated[int, Field(ge=2)] = Field(
+        1024, description="number of tokens that a model reads at once, with special tokens in front"
+    )
+    stride: PositiveInt = Field(
+        512, description="tokens by which windows move on; the tokens of a window before the last ones are context"
+    )
+    top_logprobs: PositiveInt = Field(
+        10, description="most probable tokens to ask for at each place, for the divergence of models"
+    )
+    timeout: Seconds = Field(600.0, description="timeout of a request in seconds")
+    result: Path | None = Field(None, description="JSON file to write the results to")
+    plot: Path | None = Field(None, description="PNG or SVG file to write a plot of the differences to")
+
+
 COMMANDS: tuple[type[Command], ...] = (
     Serve,
     Key,
@@ -297,4 +327,5 @@ COMMANDS: tuple[type[Command], ...] = (
     BenchServe,
     BenchPooling,
     BenchStartup,
+    BenchAccuracy,
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BaseModel, ByteSize, ConfigDict, Field
 
@@ -344,6 +344,40 @@ class RealtimeOptions(Options):
     )
 
 
+LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
+HubName = Literal["huggingface", "modelscope"]
+OnlineQuantization = Literal["none", "int8", "int4", "fp8"]
+# vLLM's names of the formats of checkpoints; fp8 is one, too.
+CheckpointQuantization = Literal[
+    "auto-round",
+    "auto_awq",
+    "auto_gptq",
+    "auto_round",
+    "awq",
+    "awq_marlin",
+    "bitsandbytes",
+    "compressed-tensors",
+    "compressed_tensors",
+    "fbgemm_fp8",
+    "gguf",
+    "gpt_oss_mxfp4",
+    "gptq",
+    "gptq_bitblas",
+    "gptq_marlin",
+    "hqq",
+    "inc",
+    "modelopt",
+    "modelopt_fp4",
+    "modelopt_mixed",
+    "modelopt_mxfp8",
+    "moe_wna16",
+    "mxfp4",
+    "mxfp8",
+    "quark",
+    "torchao",
+]
+
+
 class ModelOptions(Options):
     """How models are loaded."""
 
@@ -353,10 +387,17 @@ class ModelOptions(Options):
         "without bfloat16 instructions, or float16 for float16 checkpoints on GPUs; float16 on CPUs: the same as auto, "
         "with a warning",
     )
-    quantization: Literal["none", "int8", "int4", "fp8"] = Field(
+    quantization: Literal[OnlineQuantization, CheckpointQuantization] = Field(
         "none",
         description="quantization of the weights of linear layers while they are loaded; int8 raises perplexity by "
-        "less than 1 %, int4 that of small models by up to 18 %; fp8: on GPUs of compute capability 8.9 or more",
+        "less than 1 %, int4 that of small models by up to 18 %; fp8: on GPUs of compute capability 8.9 or more. The "
+        "other values are vLLM's names of formats of checkpoints: accepted if the checkpoint has this format, which is "
+        "read from its files in any case",
+    )
+    load_format: LoadFormat = Field(
+        "auto",
+        description="files that weights are read from; auto: .safetensors files, or one .gguf file if there are none; "
+        "dummy: none, weights are random, for benchmarks",
     )
     packed_weight_cache_size: SizeOrNone = Field(
         ByteSize(32 << 30),
@@ -373,7 +414,12 @@ class ModelOptions(Options):
     max_model_len: PositiveInt | None = Field(
         None, description="context length in tokens; default: that of the model, reduced if the KV cache is smaller"
     )
-    revision: str | None = Field(None, description="branch, tag or commit of a Hugging Face repository")
+    revision: str | None = Field(None, description="branch, tag or commit of the repository of a model")
+    model_hub: HubName = Field(
+        "huggingface",
+        description="where repositories of models are downloaded from; huggingface: the Hugging Face Hub or the mirror "
+        "in HF_ENDPOINT, with all variables HF_* of huggingface_hub; modelscope: needs quire[modelscope]",
+    )
     hf_overrides: JsonObject = Field(
         {}, description="JSON object of values that replace those of the model's config.json"
     )
@@ -404,6 +450,12 @@ class ModelOptions(Options):
         "or STEP), use_activation, dimensions, enable_chunked_processing, max_embed_len, logit_mean, logit_sigma, "
         "step_tag_id, returned_token_ids",
     )
+
+    @property
+    def online_quantization(self) -> OnlineQuantization:
+        """How weights are quantized while they are loaded; none if `quantization` names the checkpoint's format."""
+        online: tuple[OnlineQuantization, ...] = get_args(OnlineQuantization)
+        return next((method for method in online if method == self.quantization), "none")
 
 
 class ParallelOptions(Options):

@@ -20,6 +20,7 @@ class GroupedWeight:
         minimums: (size_out, groups) float32; None: 0.
         table: (16,) float32 values of the codes of 4 bits; None: codes stand for themselves, that is for 0 to 15.
         order: (size_in,) int64, the layer's input that each input of the weight belongs to; None: they are the same.
+        six_bits: codes of 8 bits are from -32 to 31, as are those of all weights that may take its place.
     """
 
     codes: Tensor
@@ -27,6 +28,7 @@ class GroupedWeight:
     minimums: Tensor | None = None
     table: Tensor | None = None
     order: Tensor | None = None
+    six_bits: bool = False
 
     @property
     def bits(self) -> int:
@@ -71,6 +73,12 @@ class GroupedWeight:
         if self.order is not None:
             weight = torch.empty_like(weight).index_copy_(1, self.order, weight)
         return weight.to(dtype)
+
+    def times(self, factor: float) -> GroupedWeight:
+        """The weight multiplied by a number."""
+        return replace(
+            self, scales=self.scales * factor, minimums=None if self.minimums is None else self.minimums * factor
+        )
 
     def copied(self) -> GroupedWeight:
         """The weight with tensors of its own."""

@@ -105,15 +105,16 @@ SAVED_KINDS: Mapping[str, type[SavableWeight]] = {"groups": PackedGroups, "bfloa
 ExactWeight = PackedBFloat16 | PlainGpuWeight  # formats that lose nothing, whose rows can be read
 
 
-def pack_weight(weight: Tensor, quantization: Quantization) -> PackedWeight | None:
+def pack_weight(weight: Tensor, quantization: Quantization, *, six_bit_rows: int = 0) -> PackedWeight | None:
     """The weight in the fastest format for its device; None if that is the plain tensor.
 
     Args:
         weight: (size_out, size_in).
         quantization: the lowest precision that is accepted.
+        six_bit_rows: rows at the end that get 6 bits instead of 4 on CPUs.
     """
     if native.supports(weight):
-        return _packed_for_cpu(weight, quantization)
+        return _packed_for_cpu(weight, quantization, six_bit_rows)
     if not gpu.supports(weight) or (quantization == "none" and weight.dtype == torch.float32):
         return None  # torch multiplies float32, whose exact products have no tensor cores; its last bits may differ
     return PlainGpuWeight(weight) if quantization == "none" else GpuWeight(format_weight(weight, quantization))
@@ -129,10 +130,15 @@ def pack_exact_weight(weight: Tensor) -> PackedWeight | None:
     return PlainGpuWeight(weight) if gpu.supports(weight) else None
 
 
-def _packed_for_cpu(weight: Tensor, quantization: Quantization) -> PackedWeight | None:
-    groups = quantize_groups(weight, quantization)
-    if groups is not None:
-        return PackedGroups([groups], weight.dtype, compact=False)
+def _packed_for_cpu(weight: Tensor, quantization: Quantization, six_bit_rows: int = 0) -> PackedWeight | None:
+    parts = [(weight, str(quantization))]
+    if quantization == "int4" and six_bit_rows:
+        first, last = weight.split([len(weight) - six_bit_rows, six_bit_rows])
+        parts = [(first, "int4"), (last, "int6")] if len(first) else [(last, "int6")]
+    groups = [quantize_groups(part, bits) for part, bits in parts]
+    packable = [part for part in groups if part is not None]
+    if packable:
+        return PackedGroups(packable, weight.dtype, compact=False)
     if weight.dtype == torch.bfloat16 and weight.shape[1] % 2 == 0:
         return PackedBFloat16(weight)
     return None

@@ -249,6 +249,8 @@ def _bits_and_added(weight: GroupedWeight, *, compact: bool) -> tuple[int, int]:
     """Bits of a code as it is packed, and what is added so that there are no negative ones."""
     if weight.bits == 4:
         return 4, 0
+    if weight.six_bits:
+        return 6, 32
     low, high = (int(extreme) for extreme in weight.codes.aminmax()) if weight.codes.numel() else (0, 0)
     if compact and low >= -32 and high < 32:
         return 6, 32

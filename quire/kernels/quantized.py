@@ -11,7 +11,7 @@ from quire.kernels import native
 from quire.kernels.grouped_weight import GroupedWeight
 
 GROUP = 64  # inputs of 4-bit weights that share a scale on GPUs
-_GROUP_INT4 = 32  # on CPUs
+_GROUP_INT4 = 32  # on CPUs, and of 6 bits
 _GROUPS_INT8 = (64, 32, 16)  # on CPUs, the first that divides the inputs
 _INT4_SPANS = (15, 14, 13, 12, 11, 10)  # codes that a group uses, tried in turn
 _OUTPUTS = 256  # quantized at a time, which takes several times their memory
@@ -25,13 +25,16 @@ def bits_for(size_in: int, quantization: str) -> int | None:
 
 
 def quantize_groups(weight: Tensor, quantization: str) -> GroupedWeight | None:
-    """A CPU's weight (size_out, size_in) in groups; None if its size or `quantization` does not allow that."""
+    """A CPU's weight (size_out, size_in) in groups; None if its size or `quantization` does not allow that.
+
+    `quantization`: "int8", "int6", "int4" or another.
+    """
     size_in = weight.shape[1]
     quantize: Callable[[Tensor], GroupedWeight] = _to_int8_groups
     group = next((group for group in _GROUPS_INT8 if size_in % group == 0), None)
-    if quantization == "int4" and size_in % _GROUP_INT4 == 0:
-        quantize, group = _to_int4_groups, _GROUP_INT4
-    if group is None or quantization not in ("int8", "int4"):
+    if quantization in _QUANTIZE and size_in % _GROUP_INT4 == 0:
+        quantize, group = _QUANTIZE[quantization], _GROUP_INT4
+    if group is None or quantization not in ("int8", *_QUANTIZE):
         return None
     parts = [quantize(part.float().unflatten(1, (-1, group))) for part in weight.split(_OUTPUTS)]
     minimums = [part.minimums for part in parts if part.minimums is not None]
@@ -39,6 +42,7 @@ def quantize_groups(weight: Tensor, quantization: str) -> GroupedWeight | None:
         torch.cat([part.codes for part in parts]),
         torch.cat([part.scales for part in parts]),
         torch.cat(minimums) if minimums else None,
+        six_bits=parts[0].six_bits,
     )
 
 
@@ -46,6 +50,24 @@ def _to_int8_groups(groups: Tensor) -> GroupedWeight:
     """groups: (outputs, groups, inputs) float32. The largest magnitude of a group is 127."""
     scales = groups.abs().amax(2, keepdim=True) / 127
     return GroupedWeight((groups / _nonzero(scales)).round().to(torch.int8).flatten(1), scales[..., 0])
+
+
+def _to_int6_groups(groups: Tensor) -> GroupedWeight:
+    """groups: (outputs, groups, inputs) float32. The element of the largest magnitude is -32 or 31.
+
+    Of both, each with the scale of the least squared error, the better is taken for each group.
+    """
+    extremes = groups.gather(2, groups.abs().argmax(2, keepdim=True))
+    best = torch.full_like(extremes, torch.inf)
+    scales, codes = torch.zeros_like(extremes), torch.zeros_like(groups)
+    for largest in (-32, 31):
+        tried = (groups * (largest / _nonzero(extremes))).round_().clamp_(-32, 31)
+        scale = (tried * groups).sum(2, keepdim=True) / _nonzero(tried.square().sum(2, keepdim=True))
+        error = (tried * scale).sub_(groups).square_().sum(2, keepdim=True)
+        better = error < best
+        for value, new in ((best, error), (scales, scale), (codes, tried)):
+            torch.where(better, new, value, out=value)
+    return GroupedWeight(codes.to(torch.int8).flatten(1), scales[..., 0], six_bits=True)
 
 
 def _to_int4_groups(groups: Tensor) -> GroupedWeight:
@@ -73,6 +95,9 @@ def _to_int4_groups(groups: Tensor) -> GroupedWeight:
             torch.where(better, new, value, out=value)
     packed = codes.to(torch.uint8).flatten(1)
     return GroupedWeight(packed[:, 0::2] | packed[:, 1::2] << 4, scales[..., 0], minimums[..., 0])
+
+
+_QUANTIZE = {"int6": _to_int6_groups, "int4": _to_int4_groups}  # by quantization, in groups of _GROUP_INT4
 
 
 def to_8_bits(weight: Tensor) -> tuple[Tensor, Tensor]:

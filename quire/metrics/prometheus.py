@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections import Counter as Counts
+from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import Literal, NamedTuple, get_args
 
@@ -55,6 +57,16 @@ def exemplar_of(origin: Origin) -> dict[str, str] | None:
     """Return the labels of the exemplar of a request; None if it is part of no trace that is recorded."""
     span = origin.span
     return {"trace_id": span.trace_id} if span is not None and span.sampled else None
+
+
+class BatchHistogram(Histogram):
+    """A histogram that takes many values at once, in a fifth of the time."""
+
+    def observe_all(self, values: Sequence[float]) -> None:
+        """Observe values, without exemplars."""
+        self._sum.inc(sum(values))
+        for bucket, count in Counts(bisect_left(self._upper_bounds, value) for value in values).items():
+            self._buckets[bucket].inc(count)
 
 
 class ResidencyHistograms(NamedTuple):
@@ -306,10 +318,13 @@ class Metrics:
         self.ttft = self._histogram(
             "time_to_first_token_seconds", "Time from arrival to the first token", "time_to_first_token"
         )
-        self.itl = self._histogram(
-            "inter_token_latency_seconds",
+        self.histogram_families["inter_token_latency"].append("inter_token_latency_seconds")
+        self.itl = BatchHistogram(
+            PREFIX + "inter_token_latency_seconds",
             "Time between two outputs of a sequence, which have one token each, or more with speculation",
-            "inter_token_latency",
+            _LABELS,
+            buckets=self._buckets["inter_token_latency"],
+            registry=self._engine,
         )
         self.tpot = self._histogram(
             "request_time_per_output_token_seconds",
@@ -400,13 +415,14 @@ class ModelMetrics(Observer):
         self._cached_on_device = metrics.cached_by_source.labels(*labels, "device")
         names = (
             *("step_tokens", "step_seconds", "request_prompt", "request_output", "request_max", "request_n", "ttft"),
-            *("itl", "tpot", "e2e", "queue", "inference", "prefill", "decode", "request_computed", "request_longest"),
+            *("tpot", "e2e", "queue", "inference", "prefill", "decode", "request_computed", "request_longest"),
             *("request_preemptions", "preprocess", "grammar"),
         )
         self._histograms: dict[str, Histogram] = {name: getattr(metrics, name).labels(*labels) for name in names}
         residency = () if metrics.residency is None else metrics.residency
         self._residency = [histogram.labels(*labels) for histogram in residency]
-        self._itl = self._histograms["itl"]
+        self._itl: BatchHistogram = metrics.itl.labels(*labels)
+        self._gaps: list[float] = []  # seconds between tokens in that step
 
     def describe(self, info: ModelInfo, options: EngineOptions) -> None:
         """Publish the settings of the engine's KV cache, and zeros of what will be counted for such a model."""
@@ -427,6 +443,9 @@ class ModelMetrics(Observer):
         if self._in_step:
             counters["generation_tokens"].inc(self._in_step)
             self._in_step = 0
+        if self._gaps:
+            self._itl.observe_all(self._gaps)
+            self._gaps.clear()
         gauges["running"].set(stats.running)
         self._in_engine = stats.waiting
         gauges["waiting"].set(stats.waiting + sum(self._in_front.values()))
@@ -449,7 +468,7 @@ class ModelMetrics(Observer):
     def on_tokens(self, origin: Origin, times: RequestTimes, now: float, count: int) -> None:
         self._in_step += count
         if times.first_token:
-            self._itl.observe(now - times.last_token)
+            self._gaps.append(now - times.last_token)
         else:
             self._histograms["ttft"].observe(now - times.queued, exemplar_of(origin))
 

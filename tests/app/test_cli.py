@@ -9,7 +9,7 @@ import pytest
 
 from quire import __version__
 from quire.app.cli import main
-from quire.app.models import resolve_models
+from quire.app.models import Lookup, resolve_models
 from quire.config.command import ConfigError
 
 
@@ -93,7 +93,7 @@ def test_names_of_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         (tmp_path / name).mkdir(parents=True)
 
     def names(models: list[str], served: list[str]) -> list[tuple[str, ...]]:
-        return [source.names for source in resolve_models(models, served, None)]
+        return [source.names for source in resolve_models(models, served, Lookup())]
 
     assert names([], []) == [("quire-nano",), ("quire-nano-embed",), ("quire-nano-hear",), ("quire-nano-see",)]
     assert names([], ["x", "y=quire-nano-embed"]) == [("x",), ("y",), ("quire-nano-hear",), ("quire-nano-see",)]

@@ -110,7 +110,13 @@ def test_variables_of_vllm_are_obeyed_or_named(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     texts = {"VLLM_LOGGING_LEVEL": "DEBUG", "VLLM_ATTENTION_BACKEND": "FLASH_ATTN", "VLLM_CPU_KVCACHE_SPACE": "4"}
-    options = {"log_level": "debug", "attention_backend": "flash_attn", "kv_cache_memory_bytes": 4 << 30}
+    texts["VLLM_USE_MODELSCOPE"] = "True"
+    options: dict[str, object] = {
+        "log_level": "debug",
+        "model_hub": "modelscope",
+        "attention_backend": "flash_attn",
+        "kv_cache_memory_bytes": 4 << 30,
+    }
     for name, variable in VARIABLES.items():
         if name != "VLLM_API_KEY":
             monkeypatch.setenv(name, texts.get(name, "7"))

@@ -111,6 +111,13 @@ COMMON: list[tuple[str, dict[str, Any]]] = [
     ("m --runner=pooling --convert auto", {"task": "auto", "convert": "embed"}),
     ("m --runner auto", {"task": "auto", "convert": "none"}),
     ("m --runner generate", {"task": "generate", "convert": "none"}),
+    ("m --quantization gptq_marlin", {"quantization": "gptq_marlin"}),
+    ("m -q bitsandbytes --load-format bitsandbytes", {"quantization": "bitsandbytes", "load_format": "auto"}),
+    ("m --load-format dummy --revision v1", {"load_format": "dummy", "revision": "v1"}),
+    ("-m some/file.gguf --alias x", {"model": ("some/file.gguf",), "served_model_name": ("x",)}),
+    ("-hf user/model-GGUF:Q8_0 --port 9", {"model": ("user/model-GGUF:Q8_0",), "port": 9}),
+    ("--port 9 -hf user/model:Q8_0 -hff a/x.gguf", {"model": ("user/model/a/x.gguf",), "port": 9}),
+    ("-mu https://hf.co/user/model", {"model": ("https://hf.co/user/model",)}),
     ("m --spec-method ngram --spec-tokens 3", {"speculative_method": "ngram", "num_speculative_tokens": 3}),
 ]
 
@@ -141,7 +148,10 @@ def test_flags_of_vllm_are_understood(line: str, expected: dict[str, Any]) -> No
         ("m -dpr 1", "-dpr of vLLM is not supported: Quire runs one copy of a model; for more, start several servers"),
         ("m -tp 0", "--tensor-parallel-size expects an integer from 1 to 64, not '0'"),
         ("m --enable-lora --lora-modules a=b", "--enable-lora of vLLM is not supported: LoRA adapters"),
-        ("m --quantization awq", "--quantization expects none, int8, int4 or fp8, not 'awq'"),
+        ("m --quantization exl3", "--quantization expects none, int8, int4, fp8, auto-round, "),
+        ("m --load-format pt", "--load-format expects auto, safetensors, gguf or dummy, not 'pt'"),
+        ("-hff x-Q8_0.gguf", "--hf-file of llama-server needs --hf-repo"),
+        ("-hf a/b -hft x", "-hft of llama-server is not supported: set the environment variable HF_TOKEN"),
         (
             "m --kv-cache-dtype fp8_e5m2",
             "--kv-cache-dtype fp8_e5m2 is not supported: Quire has auto, bf",

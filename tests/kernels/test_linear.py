@@ -49,6 +49,22 @@ def test_quantized_weights_are_close(
     torch.testing.assert_close(packed(x, bias), out.to(dtype))
 
 
+def test_some_rows_of_4_bits_get_6() -> None:
+    torch.manual_seed(0)
+    x, weight = torch.randn(3, 256).bfloat16(), torch.randn(96, 256).bfloat16()
+    mixed, plain = pack_weight(weight, "int4", six_bit_rows=32), pack_weight(weight, "int4")
+    six, eight = pack_weight(weight, "int4", six_bit_rows=96), pack_weight(weight, "int8")
+    assert mixed is not None
+    assert plain is not None
+    assert six is not None
+    assert eight is not None
+    assert torch.equal(mixed(x, None)[:, :64], plain(x, None)[:, :64])
+    assert torch.equal(mixed(x, None)[:, 64:], six(x, None)[:, 64:])
+    expected = x.float() @ weight.float().T
+    assert (six(x, None, out_dtype=torch.float32) - expected).norm() / expected.norm() < 0.025
+    assert plain.nbytes < mixed.nbytes < six.nbytes < eight.nbytes
+
+
 @pytest.mark.parametrize("act", ["gelu", "gelu_new", "quick_gelu", "silu", "relu"])
 @pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -40,8 +40,12 @@ ARCHITECTURES = {
     "phi": "phi2",
     "phi3": "phi3",
     "qwen2": "qwen2",
+    "qwen2_5_vl_text": "qwen2vl",
+    "qwen2_vl_text": "qwen2vl",
     "qwen3": "qwen3",
     "qwen3_moe": "qwen3moe",
+    "qwen3_vl_moe_text": "qwen3vlmoe",
+    "qwen3_vl_text": "qwen3vl",
     "smollm3": "smollm3",
     "stablelm": "stablelm",
     "starcoder2": "starcoder2",
@@ -52,7 +56,17 @@ KINDS = [*(1 for _ in ALPHABET), *(3 for _ in SPECIAL), 1, 1]
 _EXPERT = re.compile(r"(?P<before>.*experts)\.(?P<index>\d+)\.(?P<after>.*)")
 _LATENT = re.compile(r"(?P<before>.*self_attn)\.kv_b_proj\.weight")
 _PAIRS = ("granite", "llama", "mixtral", "smollm3")  # model types whose rope rotates neighbours in files
-_NEVER_QUANTIZED = ("norm", "position_embeddings", "token_type", ".gate.weight", "router", "sinks", "kv_b_proj")
+_NEVER_QUANTIZED = (
+    "norm",
+    "position_embeddings",
+    "token_type",
+    ".gate.weight",
+    "router",
+    "sinks",
+    "kv_b_proj",
+    "classifier",
+    "pooler",
+)
 
 
 def write_gguf(
@@ -61,6 +75,7 @@ def write_gguf(
     *,
     kind: gguf.GGMLQuantizationType | None = Q8_0,
     metadata: Mapping[str, Any] | None = None,
+    tensors: Mapping[str, Array] | None = None,
     tokenizer: Callable[[gguf.GGUFWriter], None] | None = None,
     **options: Any,
 ) -> Path:
@@ -71,6 +86,7 @@ def write_gguf(
         path: of the file.
         kind: of the blocks of matrices; None: they stay float32.
         metadata: values to add or replace; keys without a dot at the beginning are whole.
+        tensors: further ones, by the names that they have in files.
         tokenizer: writes the tokenizer; None: one of bytes.
         options: of `GGUFWriter`.
     """
@@ -91,12 +107,12 @@ def write_gguf(
     values = {**_metadata(config, weights), **(metadata or {})}
     for key, value in values.items():
         if value is not None:
-            _add(writer, architecture + key if key.startswith(".") else key, value)
+            add_value(writer, architecture + key if key.startswith(".") else key, value)
     (tokenizer or _write_tokenizer)(writer)
     names = _names(architecture, config)
     for name, array in _converted(config, {**weights, **blocks}).items():
         writer.add_tensor(names(name), np.ascontiguousarray(array), raw_dtype=kind if array.dtype == np.uint8 else None)
-    for name, array in _rope_tensors(config).items():
+    for name, array in {**_rope_tensors(config), **(tensors or {})}.items():
         writer.add_tensor(name, np.asarray(array, np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -111,11 +127,13 @@ def _is_quantized(name: str, weight: Array, kind: gguf.GGMLQuantizationType) -> 
     return weight.ndim > 1 and weight.shape[-1] % gguf.GGML_QUANT_SIZES[kind][0] == 0
 
 
-def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+def add_value(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+    """Add a value of the metadata, of the kind that it has."""
     if isinstance(value, bool):
         writer.add_bool(key, value)
     elif isinstance(value, int):
-        writer.add_uint32(key, value)
+        add = writer.add_int32 if value < 0 else writer.add_uint32 if value < 1 << 32 else writer.add_uint64
+        add(key, value)
     elif isinstance(value, float):
         writer.add_float32(key, value)
     elif isinstance(value, str):
@@ -156,7 +174,7 @@ def _converted(config: dict[str, Any], weights: Mapping[str, Array]) -> dict[str
     stacks: dict[str, dict[int, Array]] = {}
     arrays: dict[str, Array] = {}
     for name, weight in weights.items():
-        if "rotary_emb" in name or "pooler" in name or "position_ids" in name:
+        if "rotary_emb" in name or "pooler" in name or "classifier" in name or "position_ids" in name:
             continue
         if (match := _EXPERT.fullmatch(name)) is not None:
             stacks.setdefault(f"{match['before']}.{match['after']}", {})[int(match["index"])] = weight

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 
 from quire.app.bench.load import LoadResult
+from quire.app.files import check_writable, file_error
+from quire.config.command import Command
 from quire.config.commands import BenchPooling, BenchServe
 
 _PERCENTILES = (50, 90, 95, 99)
@@ -105,11 +107,19 @@ def write_json(figures: dict[str, Any], path: Path) -> None:
     path.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
 
 
-def plot_formats() -> Sequence[str]:
-    """File extensions that `write_plot` supports."""
-    from matplotlib.backend_bases import FigureCanvasBase  # noqa: PLC0415 slow
+def check_plot(settings: Command, path: Path | None) -> None:
+    """Refuse a file of --plot that cannot be written, before the benchmark runs.
 
-    return sorted(FigureCanvasBase.get_supported_filetypes())
+    Raises:
+        ConfigError: it cannot be written, or there are no plots of its format.
+    """
+    check_writable(settings, "plot")
+    if path is not None and path.suffix:
+        from matplotlib.backend_bases import FigureCanvasBase  # noqa: PLC0415 slow
+
+        formats = sorted(FigureCanvasBase.get_supported_filetypes())
+        if path.suffix[1:].lower() not in formats:
+            raise file_error(settings, "plot", "a writable file", f"plots are written as {', '.join(formats)}")
 
 
 def write_plot(result: LoadResult, title: str, path: Path) -> None:

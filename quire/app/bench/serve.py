@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import httpx
 from tqdm import tqdm
 
-from quire.app.files import check_writable, file_error
+from quire.app.files import check_writable
 from quire.app.openai_client import ServerError, connect, error_text, first_model
 from quire.config.command import ConfigError
 from quire.config.commands import BenchServe
@@ -51,11 +51,7 @@ def run(settings: BenchServe) -> int:
 def _check(settings: BenchServe) -> None:
     """Refuse files that cannot be written, before the benchmark runs."""
     check_writable(settings, "result")
-    check_writable(settings, "plot")
-    if settings.plot is not None and settings.plot.suffix:
-        formats = report.plot_formats()
-        if settings.plot.suffix[1:].lower() not in formats:
-            raise file_error(settings, "plot", "a writable file", f"plots are written as {', '.join(formats)}")
+    report.check_plot(settings, settings.plot)
 
 
 def _first_model(settings: BenchServe) -> str:

@@ -13,10 +13,11 @@ from quire.api.pooling.prepare import embed_params, prefix_of, text_group, trunc
 from quire.api.pooling.run import PoolingContext, run_pooling
 from quire.app.embed.embedders import Embedder, TextRefused, new_id
 from quire.app.engines import RunningEngine
-from quire.app.models import resolve_models
+from quire.app.models import Lookup, resolve_models
 from quire.app.openai_client import ServerError
 from quire.config.command import ConfigError
 from quire.config.commands import Embed, Serve
+from quire.config.options import ModelOptions
 from quire.engine.client.errors import EngineDead, EngineError
 from quire.engine.models.config.pooling import PoolingOptions
 from quire.engine.models.errors import ModelError
@@ -68,7 +69,7 @@ async def local_embedder(settings: Embed) -> AsyncIterator[Embedder]:
     except ValueError as error:
         raise ConfigError(f"quire embed: --serve-args expects flags, not {settings.serve_args!r}: {error}") from error
     serve = Serve.parse([settings.model_name or _BUNDLED, *flags])
-    source = resolve_models(serve.model, serve.served_model_name, serve.revision)[0]
+    source = resolve_models(serve.model, serve.served_model_name, Lookup.of(ModelOptions.of(serve)))[0]
     pooling = PoolingOptions(serve.task, serve.convert, serve.pooler_config)
     try:
         config = read_model_config(

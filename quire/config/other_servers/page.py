@@ -18,9 +18,9 @@ flag for it if there is one. Underscores may be written for dashes. The keys of 
 Of vLLM's environment variables, those in the first table are obeyed if nothing else sets Quire's setting. All others
 that are set are named in a warning at start, as they have no effect.
 
-Flags of llama-server, which has other names and units, are refused with the name of Quire's flag. For ollama, the table
-has the environment variables of `ollama serve` and the lines of a Modelfile. All flags of Quire are in
-[settings](configuration.md).
+Of llama-server, the flags that name a model are translated. The others, of which many have other units, are refused
+with the name of Quire's flag. For ollama, the table has the environment variables of `ollama serve` and the lines of a
+Modelfile. All flags of Quire are in [settings](configuration.md).
 
 This page is written by `python -m quire.config.other_servers.page`; a test keeps it up to date.
 """
@@ -46,7 +46,7 @@ def _variables() -> str:
 
 
 def _section(title: str, column: str, flags: Sequence[OtherServerFlag]) -> str:
-    rows = [_row(flag, accepted=title == "vLLM") for flag in flags]
+    rows = [_row(flag, accepted=title != "ollama") for flag in flags]
     return "\n".join([f"## {title}", "", f"| {column} | Quire's | |", "|---|---|---|", *rows, ""])
 
 

@@ -25,12 +25,15 @@ _CONVERTERS: Mapping[str, Callable[[str], list[str]]] = {
     "--speculative-config": values.speculative_config,
     "--structured-outputs-config": values.structured_outputs,
     "--model": lambda value: [value],
+    "--hf-repo": lambda value: [value],
+    "--model-url": lambda value: [value],
     "--runner": values.runner,
     "--convert": lambda value: [] if value == "auto" else ["--convert", value],
 }
 
 
 _SERVERS: tuple[Server, ...] = ("llama_server", "vllm")  # vLLM's meaning of a name comes first
+_HF_FLAGS = {"--hf-repo": ("--hf-repo", "-hf", "-hfr"), "--hf-file": ("--hf-file", "-hff")}
 # Flags whose values are JSON objects.
 _OBJECTS = (
     "--attention-config",
@@ -56,7 +59,7 @@ def translate_flags(arguments: Sequence[str], our_flags: frozenset[str]) -> tupl
     Raises:
         ConfigError: a flag of another server has no counterpart, or not with this value.
     """
-    remaining = merge_dotted_keys(arguments, _object_flag)
+    remaining = _with_hf_file(merge_dotted_keys(arguments, _object_flag))
     models = list[str]()
     result = list[str]()
     notes = list[str]()
@@ -91,6 +94,31 @@ def translate_flags(arguments: Sequence[str], our_flags: frozenset[str]) -> tupl
             (models if entry.ours == "MODEL" else result).extend(replaced)
         notes += note
     return [*models, *result], notes
+
+
+def _with_hf_file(arguments: Sequence[str]) -> list[str]:
+    """The arguments with the file of llama-server's --hf-file in the name of the repository in --hf-repo.
+
+    Raises:
+        ConfigError: one of these flags is there without the other, or has no value.
+    """
+    values_by_flag: dict[str, str] = {}
+    result = list[str]()
+    left = list(arguments)
+    while left:
+        name, equals, value = _parts(left[0])
+        flag = next((flag for flag, names in _HF_FLAGS.items() if name in names), None)
+        if flag is None:
+            result.append(left.pop(0))
+            continue
+        left.pop(0)
+        values_by_flag[flag] = value if equals else _next_value(name, left)
+    if "--hf-file" not in values_by_flag:
+        return list(arguments)
+    if "--hf-repo" not in values_by_flag:
+        raise ConfigError("quire serve: --hf-file of llama-server needs --hf-repo")
+    repository = values_by_flag["--hf-repo"].partition(":")[0]
+    return ["--hf-repo", f"{repository}/{values_by_flag['--hf-file']}", *result]
 
 
 def _parts(argument: str) -> tuple[str, str, str]:

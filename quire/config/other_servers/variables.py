@@ -47,6 +47,10 @@ def _interval(text: str) -> str | None:
     return None if text.strip().startswith("-") or not text.strip("0. ") else text
 
 
+def _hub(text: str) -> str | None:
+    return "modelscope" if text.strip().lower() in ("1", "true") else None
+
+
 def _level(text: str) -> str:
     return _LEVELS.get(text.lower(), text.lower())
 
@@ -56,6 +60,7 @@ VARIABLES: Mapping[str, VllmVariable] = {
     "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": VllmVariable("timeout_keep_alive"),
     "VLLM_LOGGING_LEVEL": VllmVariable("log_level", _level),
     "VLLM_LOG_STATS_INTERVAL": VllmVariable("log_stats_interval", _interval, note="0 is the default"),
+    "VLLM_USE_MODELSCOPE": VllmVariable("model_hub", _hub, note="True is modelscope"),
     "VLLM_ATTENTION_BACKEND": VllmVariable("attention_backend"),
     "VLLM_CPU_KVCACHE_SPACE": VllmVariable("kv_cache_memory_bytes", _gib, note="in GiB; 0 is the default"),
     "VLLM_AUDIO_FETCH_TIMEOUT": VllmVariable("media_fetch_timeout"),

@@ -51,6 +51,7 @@ from quire.engine.execution.ranks.errors import RankDied
 from quire.engine.execution.ranks.workers import Launcher, rank_process
 from quire.engine.execution.sampling.compiler import GrammarCompiler
 from quire.engine.models.checkpoint.checkpoint import Progress
+from quire.engine.models.config.quantization import chosen_quantization
 from quire.engine.models.errors import ModelError, UnsupportedModel
 from quire.engine.models.loader import LoadedModel
 from quire.engine.models.networks.audio_encoder import CTCModel
@@ -65,6 +66,7 @@ from quire.engine.scheduling.encoder_scheduler import EncoderScheduler
 from quire.engine.scheduling.limits import SchedulerLimits
 from quire.engine.scheduling.residency import BlockResidency
 from quire.engine.scheduling.scheduler import Scheduler
+from quire.kernels import gpu
 
 logger = logging.getLogger(__name__)
 tqdm.set_lock(threading.RLock())  # its own is a semaphore for several processes, which a killed process leaves behind
@@ -129,6 +131,7 @@ def build_core(
     config = with_attention_backend(config, device)
     with device.activate():
         config = with_cache_dtype(config, device)
+        config = _with_quantization(config, device)
     if config.parallel.tensor_parallel_size * config.parallel.pipeline_parallel_size == 1:
         return _build_core(config, channel, device, None)
     ranks = Ranks(config, device, launch)
@@ -138,6 +141,16 @@ def build_core(
     except BaseException:
         ranks.close()
         raise
+
+
+def _with_quantization(config: CoreConfig, device: Device) -> CoreConfig:
+    """The configuration with the quantization that weights get while they are loaded. The device is active.
+
+    Raises:
+        UnsupportedModel: --quantization names a format that the checkpoint does not have.
+    """
+    section, has_float8 = config.model_config.quantization, gpu.computes_float8(device.torch_device)
+    return replace(config, model=chosen_quantization(config.model, section, has_float8=has_float8))
 
 
 def _check_sleep(config: CoreConfig) -> None:
@@ -212,6 +225,8 @@ def _weight_format(config: CoreConfig) -> str:
     """See `ModelInfo`."""
     if config.model.quantization != "none":
         return f"{config.model.quantization} (--quantization)"
+    if config.model.load_format == "dummy":
+        return "random numbers (--load-format dummy)"
     section = config.model_config.quantization
     return "" if section is None else f"{section['quant_method']} (checkpoint)"
 

@@ -22,6 +22,7 @@ from quire.engine.client.model_info import Generates, ModelKind
 from quire.engine.client.streaming import Streams
 from quire.engine.models.checkpoint.adapter import Adapter, AdapterLoader, without_adapters
 from quire.engine.models.checkpoint.checkpoint import Checkpoint, Progress
+from quire.engine.models.checkpoint.dummy import DummyCheckpoint
 from quire.engine.models.checkpoint.model_cache import ModelCache, model_cache
 from quire.engine.models.checkpoint.opened import checkpoint_in, is_gguf
 from quire.engine.models.checkpoint.safetensors import SafetensorsFile
@@ -182,10 +183,27 @@ class _Load:
         # Adapters that are merged into weights come from other files, and other devices pack in other ways.
         if self.config.task_adapter is not None or not native.supports(torch.empty(0, dtype=self.dtype)):
             limit = 0
-        limit = limit if self.target.torch_device.type == "cpu" else 0
+        limit = limit if not self.is_dummy and self.target.torch_device.type == "cpu" else 0
         options = self.options.model_dump_json(exclude={"packed_weight_cache_size"})
         folder = self.folder / (self.config.static or "")
         return model_cache(folder, limit, self.checkpoint.total_bytes, model, str(self.dtype), options, *facts)
+
+    @property
+    def is_dummy(self) -> bool:
+        """Weights are random."""
+        return self.options.load_format == "dummy"
+
+    def fill(self, filler: WeightFiller, tensors: Callable[[Progress], Iterable[tuple[str, Tensor]]]) -> None:
+        """Fill a model with the tensors of the checkpoint, of which `tensors` tells the progress, or at random.
+
+        Raises:
+            ModelError: they do not fit.
+        """
+        with self.bar(filler.nbytes if self.is_dummy else self.checkpoint.total_bytes) as progress:
+            if self.is_dummy:
+                filler.fill_at_random(progress)
+            else:
+                filler.fill(tensors(progress))
 
     def loaded(
         self,
@@ -252,8 +270,11 @@ def _load_model(
     if groups is not None:
         check_parallel(config)
         config = _with_pictures_of_stage(config, groups.placement)
-    quantize = options.quantization != "none"
-    if options.quantization == "fp8" and not gpu.computes_float8(target.torch_device):
+    quantization = options.online_quantization
+    if options.load_format == "dummy" and config.quantization is not None:
+        logger.warning("random weights are not in the format %s of the checkpoint", config.quantization["quant_method"])
+    quantize = quantization != "none"
+    if quantization == "fp8" and not gpu.computes_float8(target.torch_device):
         raise UnsupportedModel(
             "--quantization fp8 needs a GPU of compute capability 8.9 or more; none, int8 and int4 are accepted here"
         )
@@ -263,7 +284,7 @@ def _load_model(
             "reinstall Quire with a C++ compiler)"
         )
     shell = _composite_shell(folder, config, options)
-    with _open_checkpoint(folder, config, shell) as checkpoint:
+    with _open_checkpoint(folder, config, options, shell) as checkpoint:
         dtype = computed_dtype(options, checkpoint, target, exact=config.static is not None)
         if quantize and dtype not in target.quantizable_dtypes:
             names = sorted(str(supported_dtype).removeprefix("torch.") for supported_dtype in target.quantizable_dtypes)
@@ -278,6 +299,11 @@ def _load_model(
         if is_gguf(config.quantization):
             raise UnsupportedModel(
                 f"models in GGUF files run with Quire's own implementation, which does not support {config.unsupported}"
+            )
+        if options.load_format == "dummy":
+            raise UnsupportedModel(
+                "--load-format dummy works with Quire's own implementation only, which does not support "
+                f"{config.unsupported}"
             )
         for name in checkpoint.names():
             if name.endswith("weight"):  # masks may be integers
@@ -314,10 +340,14 @@ def open_checkpoint(folder: Path, config: ModelConfig, options: ModelOptions) ->
     Raises:
         ModelError: it cannot be read.
     """
-    return _open_checkpoint(folder, config, _composite_shell(folder, config, options))
+    return _open_checkpoint(folder, config, options, _composite_shell(folder, config, options))
 
 
-def _open_checkpoint(folder: Path, config: ModelConfig, shell: CompositeShell | None) -> Checkpoint:
+def _open_checkpoint(
+    folder: Path, config: ModelConfig, options: ModelOptions, shell: CompositeShell | None
+) -> Checkpoint:
+    if options.load_format == "dummy":
+        return DummyCheckpoint(folder)
     plain: Callable[[str], str | None] = str if config.spec is None else partial(plain_name, config.spec, config.facts)
     if shell is not None:
         plain = shell.renamed(plain)
@@ -403,30 +433,33 @@ def _load_transformer(load: _Load, spec: DecoderSpec | EncoderSpec, groups: Rank
     if vision is not None:
         vision.make_buffers(load.target.torch_device)
     filler_options: dict[str, Any] = {
-        "quantization": checkpoint.requantized(load.options.quantization),
+        "quantization": checkpoint.requantized(load.options.online_quantization),
         "tied": isinstance(spec, DecoderSpec) and spec.tied,
         "extra_layers": config.extra_layers,
         "read_elsewhere": {HEAD, *_EMBEDDINGS} if pooler.label_tokens else (),
         "embeds_with_head": all(names.target(name, {"embed.weight"}) is None for name in checkpoint.names()),
         "on_packed": load.on_packed,
     }
-    loaders = _adapter_loaders(config, names, folder)
+    filler = (
+        ShardedWeightFiller(model, names, WeightShards(model), **filler_options)
+        if isinstance(model, ShardedDecoder)
+        else WeightFiller(model, names, **filler_options)
+    )
+    loaders = {} if load.is_dummy else _adapter_loaders(config, names, folder)
     scales = CacheScales(spec) if isinstance(spec, DecoderSpec) else None
-    placement = None if groups is None else groups.placement
-    with load.cache(model, placement) as cache, load.bar(checkpoint.total_bytes) as progress:
-        filler_options["cache"] = cache
-        filler = (
-            ShardedWeightFiller(model, names, WeightShards(model), **filler_options)
-            if isinstance(model, ShardedDecoder)
-            else WeightFiller(model, names, **filler_options)
-        )
+
+    def tensors_of(progress: Progress) -> Iterable[tuple[str, Tensor]]:
         tensors = _tensors(config, names, checkpoint.tensors(dtype, progress, filler), loaders.values())
         if scales is not None:
             tensors = scales.without_scales(tensors)
         if pooler.sparse_head is not None:
             superseded = names.superseded(checkpoint.names(), dict(model.named_parameters()))
             tensors = ((name, tensor) for name, tensor in tensors if name not in superseded)
-        filler.fill(itertools.chain(_with_label_rows(tensors, pooler), _extra_weights(folder, pooler)))
+        return itertools.chain(_with_label_rows(tensors, pooler), _extra_weights(folder, pooler))
+
+    with load.cache(model, None if groups is None else groups.placement) as cache:
+        filler.use_cache(cache)
+        load.fill(filler, tensors_of)
     if vision is not None:
         vision.check()
     if scales is not None:
@@ -542,9 +575,8 @@ def _load_audio_model(load: _Load, spec: CTCSpec | TransducerSpec) -> LoadedMode
         model = CTCModel(spec) if isinstance(spec, CTCSpec) else TransducerModel(spec)
     load.allocate(model)
     names = weight_names(spec, load.config.facts)
-    filler = WeightFiller(model, names, options.quantization, on_packed=load.on_packed)
-    with load.bar(checkpoint.total_bytes) as progress:
-        filler.fill(names.prepare(checkpoint.tensors(load.dtype, progress)))
+    filler = WeightFiller(model, names, options.online_quantization, on_packed=load.on_packed)
+    load.fill(filler, lambda progress: names.prepare(checkpoint.tensors(load.dtype, progress)))
     longest = encoder.max_positions
     return load.loaded(model, spec.vocab, longest if isinstance(spec, CTCSpec) else _context_len(options, longest))
 
@@ -555,7 +587,7 @@ def _load_dual_encoder(load: _Load, spec: DualEncoderSpec) -> LoadedModel:
     checkpoint, options, facts = load.checkpoint, load.options, load.config.facts
     assert facts.pictures is not None
     assert facts.pooler is not None
-    if options.quantization != "none":
+    if options.online_quantization != "none":
         raise UnsupportedModel(f"--quantization is not supported for {load.config.model_type}")
     _check_layers(spec.layers, checkpoint)
     family = two_towers_of(spec)
@@ -568,8 +600,7 @@ def _load_dual_encoder(load: _Load, spec: DualEncoderSpec) -> LoadedModel:
     vision.make_buffers(load.target.torch_device)
     names = weight_names(spec, facts)
     filler = WeightFiller(model, names, on_packed=load.on_packed)
-    with load.bar(checkpoint.total_bytes) as progress:
-        filler.fill(names.prepare(checkpoint.tensors(load.dtype, progress)))
+    load.fill(filler, lambda progress: names.prepare(checkpoint.tensors(load.dtype, progress)))
     return load.loaded(model, spec.vocab, _shortened(load, spec.max_positions))
 
 

@@ -91,6 +91,8 @@ class WeightSource:
             ModelError: it cannot be loaded.
         """
         if self._is_replaceable and not self._headers:
+            if self._options.load_format == "dummy":
+                raise UnsupportedModel("--weight-update-path does not work with --load-format dummy")
             self._headers = _read_headers(self.folder, self._config)
             self._hf_config = self._read_config(self.folder)
         return self._load(self.folder, bar, self._parameters if self._is_replaceable else None)

@@ -15,7 +15,7 @@ Floats activated(Floats x) {
     if constexpr (act == Activation::SILU) return x / (1.0f + vector_exp(-x));
     if constexpr (act == Activation::GELU) return gelu(x);
     if constexpr (act == Activation::GELU_TANH)
-        return 0.5f * x * (1.0f + vector_tanh(0.7978845608f * (x + 0.044715f * x * x * x)));
+        return x / (1.0f + vector_exp(x * (-1.5957691216f - 0.0713548163f * x * x)));  // (1 + tanh y) / 2 = 1 / (1 + e^-2y)
     if constexpr (act == Activation::QUICK_GELU) return x / (1.0f + vector_exp(-1.702f * x));
     return maximum(broadcast(0.0f), x);
 }

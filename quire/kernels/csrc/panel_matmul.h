@@ -58,6 +58,44 @@ struct Tiling {
 // Adds the products of two inputs, the halves of x, to 16 outputs.
 inline Floats dot_add(Floats total, Words weights, uint32_t x) { return dot_add(total, weights, Words{} + x); }
 
+// The words of up to 12 rows at the same inputs. Three pointers and two distances stay in registers; of a pointer for each
+// row the compiler would keep some elsewhere, and fetch them in every turn of the loop.
+class RowWords {
+  public:
+    // stride: bytes between rows.
+    RowWords(const void *x, int64_t stride)
+        : first_((const char *)x), second_(first_ + 4 * stride), third_(second_ + 4 * stride), stride_(stride), thrice_(3 * stride) {}
+    uint32_t operator[](int row) const {
+        const char *at = row < 4 ? first_ : row < 8 ? second_ : third_;
+        at += row % 4 == 3 ? thrice_ : row % 4 * stride_;
+        uint32_t word;
+        std::memcpy(&word, at, sizeof word);
+        return word;
+    }
+    void advance() {
+        first_ += sizeof(uint32_t), second_ += sizeof(uint32_t), third_ += sizeof(uint32_t);
+        // The compiler is not to know what they have in common.
+        asm volatile("" : "+r"(first_), "+r"(second_), "+r"(third_), "+r"(stride_), "+r"(thrice_));
+    }
+
+  private:
+    const char *first_, *second_, *third_;
+    int64_t stride_, thrice_;
+};
+
+// The same of rows whose words at the same inputs lie together.
+class ColumnWords {
+  public:
+    // stride: words between inputs.
+    ColumnWords(const uint32_t *x, int64_t stride) : at_(x), stride_(stride) {}
+    uint32_t operator[](int row) const { return at_[row]; }
+    void advance() { at_ += stride_; }
+
+  private:
+    const uint32_t *at_;
+    int64_t stride_;
+};
+
 // Products of `rows` rows with one panel. Passes each row's 32 sums to epilogue(row, first 16, second 16) while they are in
 // registers. Loops over rows are unrolled early, else the compiler keeps the sums in memory because of the prefetches.
 template <int rows, class Epilogue>
@@ -66,15 +104,15 @@ void panel_matmul(const uint16_t *x, int64_t stride, const uint16_t *panel, int6
     Floats low[rows], high[rows];
 #pragma GCC unroll 12
     for (int row = 0; row < rows; row++) low[row] = high[row] = broadcast(0.0f);
-    for (int64_t i = 0; i < size_in; i += 2) {
+    RowWords inputs(x, stride * int64_t(sizeof *x));
+    for (int64_t i = 0; i < size_in; i += 2, inputs.advance()) {
         Words first = load_words(panel + i * PANEL), second = load_words(panel + i * PANEL + PAIR);
         prefetch.fetch();
 #pragma GCC unroll 12
         for (int row = 0; row < rows; row++) {
-            uint32_t inputs;
-            std::memcpy(&inputs, x + row * stride + i, sizeof inputs);
-            low[row] = dot_add(low[row], first, inputs);
-            high[row] = dot_add(high[row], second, inputs);
+            uint32_t pair = inputs[row];
+            low[row] = dot_add(low[row], first, pair);
+            high[row] = dot_add(high[row], second, pair);
         }
     }
 #pragma GCC unroll 12
@@ -106,41 +144,39 @@ struct NoPrefetch {
     void fetch() {}
 };
 
-// See panel_matmul. Rows, their stride and the panel (words, 32) are counted in words: one float32 or two bfloat16 elements.
-template <class T, int rows, class Prefetch, class Epilogue>
-void word_matmul(const uint32_t *x, int64_t stride, const uint32_t *panel, int64_t words, Prefetch prefetch,
-                 const Epilogue &epilogue) {
+// See panel_matmul. Inputs and the panel (words, 32) are words: one float32 or two bfloat16 elements.
+template <class T, int rows, class Inputs, class Prefetch, class Epilogue>
+void word_matmul(Inputs inputs, const uint32_t *panel, int64_t words, Prefetch prefetch, const Epilogue &epilogue) {
     Floats low[rows], high[rows];
 #pragma GCC unroll 12
     for (int row = 0; row < rows; row++) low[row] = high[row] = broadcast(0.0f);
-    for (int64_t i = 0; i < words; i++) {
+    for (int64_t i = 0; i < words; i++, inputs.advance()) {
         Words first = load_words(panel + i * PANEL), second = load_words(panel + i * PANEL + LANES);
         prefetch.fetch();
 #pragma GCC unroll 12
         for (int row = 0; row < rows; row++) {
-            uint32_t inputs;
-            std::memcpy(&inputs, x + row * stride + i, sizeof inputs);
-            low[row] = dot_word<T>(low[row], first, inputs);
-            high[row] = dot_word<T>(high[row], second, inputs);
+            uint32_t word = inputs[row];
+            low[row] = dot_word<T>(low[row], first, word);
+            high[row] = dot_word<T>(high[row], second, word);
         }
     }
 #pragma GCC unroll 12
     for (int row = 0; row < rows; row++) epilogue(row, low[row], high[row]);
 }
 
-template <class Prefetch, class Epilogue>
-using WordMatmul = void(const uint32_t *, int64_t, const uint32_t *, int64_t, Prefetch, const Epilogue &);
+template <class Inputs, class Prefetch, class Epilogue>
+using WordMatmul = void(Inputs, const uint32_t *, int64_t, Prefetch, const Epilogue &);
 
-template <class T, class Prefetch, class Epilogue, int... rows>
-WordMatmul<Prefetch, Epilogue> *word_matmul_for(int64_t count, std::integer_sequence<int, rows...>) {
-    static WordMatmul<Prefetch, Epilogue> *const functions[] = {word_matmul<T, rows + 1, Prefetch, Epilogue>...};
+template <class T, class Inputs, class Prefetch, class Epilogue, int... rows>
+WordMatmul<Inputs, Prefetch, Epilogue> *word_matmul_for(int64_t count, std::integer_sequence<int, rows...>) {
+    static WordMatmul<Inputs, Prefetch, Epilogue> *const functions[] = {word_matmul<T, rows + 1, Inputs, Prefetch, Epilogue>...};
     return functions[count - 1];
 }
 
 // word_matmul for a number of rows that is known at run time.
-template <class T, class Prefetch, class Epilogue>
-WordMatmul<Prefetch, Epilogue> *word_matmul_for(int64_t rows) {
-    return word_matmul_for<T, Prefetch, Epilogue>(rows, std::make_integer_sequence<int, int(MAX_ROWS)>{});
+template <class T, class Inputs, class Prefetch, class Epilogue>
+WordMatmul<Inputs, Prefetch, Epilogue> *word_matmul_for(int64_t rows) {
+    return word_matmul_for<T, Inputs, Prefetch, Epilogue>(rows, std::make_integer_sequence<int, int(MAX_ROWS)>{});
 }
 
 // Adds the bias and stores 32 outputs of some rows, or as many of them as there are.

@@ -86,6 +86,18 @@ struct BFloat16 {
 // Words of what is in bfloat16 already: a in the lower halves, b in the upper ones.
 inline Words pack_floats(Floats a, Floats b) { return (Words)a >> 16 | ((Words)b & 0xffff0000); }
 
+// Words of bfloat16: the rounded elements of a in the lower halves, those of b in the upper ones.
+inline Words round_pairs(Floats a, Floats b) {
+#if defined(HAVE_BF16_DOT)  // in the order of vectors first: two operations instead of four
+    typedef uint16_t Elements __attribute__((vector_size(64)));
+    return (Words)__builtin_shuffle((Elements)_mm512_cvtne2ps_pbh((__m512)b, (__m512)a),
+                                    Elements{0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23,
+                                             8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31});
+#else
+    return __builtin_convertvector(BFloat16::to_bfloat16(a), Words) | __builtin_convertvector(BFloat16::to_bfloat16(b), Words) << 16;
+#endif
+}
+
 inline Floats broadcast(float x) {
     return Floats{x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x};
 }
@@ -224,6 +236,20 @@ inline Floats vector_exp2(Floats given) {
     return (Floats)_mm512_scalef_ps((__m512)p, (__m512)n);
 #else
     return given < -125.0f ? broadcast(0.0f) : given == given ? p * (Floats)((whole + 127) << 23) : given;
+#endif
+}
+
+// The same to be rounded to bfloat16: relative error below 1.1e-4.
+inline Floats rough_exp2(Floats x) {
+#if defined(HAVE_AVX512)
+    Floats r = (Floats)_mm512_reduce_ps((__m512)x, _MM_FROUND_TO_NEG_INF);  // x - floor(x), 0 of infinity; scalef takes floor(x)
+    Floats p = broadcast(0.078024522f);
+    p = p * r + 0.22606716f;
+    p = p * r + 0.69583354f;
+    p = p * r + 0.99992522f;
+    return (Floats)_mm512_scalef_ps((__m512)p, (__m512)x);
+#else
+    return vector_exp2(x);
 #endif
 }
 

@@ -21,6 +21,7 @@ from torch import Tensor
 from quire.engine.models.checkpoint.gguf.blocks import PLAIN, stored_blocks
 from quire.engine.models.checkpoint.gguf.container import GgufFile, open_parts
 from quire.engine.models.errors import BrokenFolder, ModelError, UnsupportedModel
+from tests.support.changed_files import changed_bytes
 from tests.support.gguf_broken import KINDS, broken, parts, whole
 from tests.support.gguf_bytes import Container, Place, number
 from tests.support.real import real_files
@@ -90,31 +91,6 @@ def check_readable(files: list[GgufFile]) -> None:
             numbers_of(file, name)
 
 
-def mutated(data: bytes, source: random.Random) -> bytes:
-    """A file with one to four changes, mostly in what comes before the tensors."""
-    changed = bytearray(data)
-    for _ in range(source.randint(1, 4)):
-        at = source.randrange(source.choice((24, 700, len(changed) or 1))) % max(1, len(changed))
-        match source.randrange(6):
-            case 0:
-                changed[at : at + 1] = source.randbytes(1)
-            case 1:
-                width = source.choice((1, 2, 4, 8))
-                changed[at : at + width] = source.choice((b"\0", b"\xff", b"\x7f", b"\x80")) * width
-            case 2:
-                size = source.choice((1, 4, 8, 40))
-                del changed[at : at + size]
-            case 3:
-                size = source.choice((1, 4, 8, 40))
-                changed[at:at] = changed[at : at + size]
-            case 4:
-                other = source.randrange(len(changed) or 1)
-                changed[at : at + 8] = changed[other : other + 8]
-            case _:
-                del changed[len(changed) - source.randrange(64) :]
-    return bytes(changed)
-
-
 def fuzz(folder: Path, seeds: range | None, seconds: float) -> int:
     """Read changed files, for all seeds or for some seconds. Returns how many there were."""
     bases = [whole().encoded(), *parts().values()]
@@ -125,7 +101,7 @@ def fuzz(folder: Path, seeds: range | None, seconds: float) -> int:
             break
         source = random.Random(seed)
         path = folder / "fuzzed.gguf"
-        path.write_bytes(mutated(source.choice(bases), source))
+        path.write_bytes(changed_bytes(source.choice(bases), source))
         try:
             check_any(path)
         except Exception as error:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,23 +13,28 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForSequenceClassification
 
 from quire.config.options import ModelOptions, ParallelOptions
+from quire.engine.client.pooling_params import PoolingParams
 from quire.engine.models.checkpoint.formats import stored_groups
 from quire.engine.models.checkpoint.gguf.architectures import CONFIGS
 from quire.engine.models.checkpoint.gguf.folder import gguf_models, model_folder
 from quire.engine.models.errors import BrokenFolder, ModelError, UnknownArchitecture, UnsupportedModel
 from quire.engine.models.layers.linear import Linear
 from quire.engine.models.model_config import read_model_config
+from quire.kernels.grouped import can_pack_groups
 from quire.kernels.grouped_weight import GroupedWeight
 from tests.support import models
 from tests.support.engine import Engine, greedy, load, random_prompt
 from tests.support.gguf_models import ARCHITECTURES, write_gguf
-from tests.support.hf_encoders import hidden_states, make_encoder, random_text
+from tests.support.hf_encoders import hidden_states, make_encoder, pool, random_text
 from tests.support.models import make_model, save_model
 from tests.support.variants import slow_but
 
 TOKENS = 12
+Q4_0 = gguf.GGMLQuantizationType.Q4_0
 
 
 @pytest.fixture(autouse=True)
@@ -69,6 +75,7 @@ DECODERS: dict[str, dict[str, Any]] = {
     "cohere": {},
     "cohere2": {},
 }
+SEEING = {"qwen2vl", "qwen3vl", "qwen3vlmoe"}  # are tried with their towers, in `test_gguf_projectors`
 ENCODERS = {"bert": "bert", "xlm-roberta": "t5", "nomic_bert": "bert"}  # with the kind of their tokenizers
 
 
@@ -96,11 +103,12 @@ def test_decoders(tmp_path: Path, case: str) -> None:
 
 def test_all_architectures_are_tried() -> None:
     tried = [models.DECODERS[case][0] for case in DECODERS]
-    assert {ARCHITECTURES[kind] for kind in (*tried, *ENCODERS)} == set(CONFIGS)
+    assert {ARCHITECTURES[kind] for kind in (*tried, *ENCODERS)} | SEEING == set(CONFIGS)
 
 
-@pytest.mark.parametrize("case", slow_but(ENCODERS, "bert"))
-def test_encoders(tmp_path: Path, case: str) -> None:
+def encoder_tokenizer(case: str) -> Callable[[gguf.GGUFWriter], None]:
+    """Writes the tokenizer of an encoder."""
+
     def write(writer: gguf.GGUFWriter) -> None:
         tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *(f"\u2581w{index}" for index in range(257))]
         writer.add_tokenizer_model(ENCODERS[case])
@@ -109,9 +117,14 @@ def test_encoders(tmp_path: Path, case: str) -> None:
         writer.add_unk_token_id(1)
         writer.add_pad_token_id(0 if ENCODERS[case] == "bert" else 1)
 
+    return write
+
+
+@pytest.mark.parametrize("case", slow_but(ENCODERS, "bert"))
+def test_encoders(tmp_path: Path, case: str) -> None:
     twin = tmp_path / "twin"
     make_encoder(case).save_pretrained(twin)
-    folder = model_folder(write_gguf(twin, tmp_path / "encoder.gguf", tokenizer=write))
+    folder = model_folder(write_gguf(twin, tmp_path / "encoder.gguf", tokenizer=encoder_tokenizer(case)))
     prompts = [random_text(seed, length) for seed, length in ((1, 5), (2, 40))]
     states, expected = (hidden_states(Engine(each), prompts) for each in (folder, twin))
     for state, other in zip(states, expected, strict=True):
@@ -119,7 +132,7 @@ def test_encoders(tmp_path: Path, case: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [None, gguf.GGMLQuantizationType.Q4_0, gguf.GGMLQuantizationType.Q4_1], ids=str)
+@pytest.mark.parametrize("kind", [None, Q4_0, gguf.GGMLQuantizationType.Q4_1], ids=str)
 def test_kinds_of_blocks(tmp_path: Path, kind: gguf.GGMLQuantizationType | None) -> None:
     check_tokens(*twins(tmp_path, "llama", kind=kind))
 
@@ -151,6 +164,14 @@ def test_weights_stay_in_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     }
     assert layers == {"qkv", "out", "gate_up", "down", "head"}
     check_tokens(folder, twin)
+
+
+@pytest.mark.skipif(not can_pack_groups(torch.bfloat16, torch.device("cpu")), reason="there are no kernels")
+@pytest.mark.parametrize("case", slow_but(["qwen3_moe", "mixtral"], "qwen3_moe"))
+def test_experts_take_the_memory_of_the_file(tmp_path: Path, case: str) -> None:
+    folder, twin = twins(tmp_path, case, {**DECODERS[case], "hidden_size": 256, "intermediate_size": 256}, kind=Q4_0)
+    stored = (tmp_path / f"{case}.gguf").stat().st_size
+    assert load(folder, dtype="bfloat16").weight_bytes < 1.1 * stored < 0.8 * load(twin, dtype="bfloat16").weight_bytes
 
 
 @pytest.mark.slow
@@ -227,9 +248,87 @@ def test_scalings_that_are_not_known_are_refused(tmp_path: Path) -> None:
         twins(tmp_path, "llama", metadata={".rope.scaling.type": "su"})
 
 
-def test_rerankers_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedModel, match="reranker or classifier"):
-        twins(tmp_path, "qwen3", metadata={".pooling_type": 4})
+def scores(folder: Path) -> list[Any]:
+    """What a reranker gives for two prompts."""
+    prompts = [random_text(seed, length) for seed, length in ((1, 5), (2, 40))]
+    return [score.tolist() for score in pool(Engine(folder), prompts, PoolingParams(task="score"))]
+
+
+@pytest.mark.parametrize("case", slow_but(["bert", "xlm-roberta"], "xlm-roberta"))
+def test_rerankers_that_are_encoders(tmp_path: Path, case: str) -> None:
+    """Their heads have two layers in files."""
+    twin = tmp_path / "twin"
+    model = make_encoder(case, AutoModelForSequenceClassification, num_labels=1)
+    weights = {re.sub(r"^(bert|roberta)\.", "", name): tensor for name, tensor in model.state_dict().items()}
+    model.save_pretrained(twin, state_dict=dict(weights))
+    dense, output = ("pooler.dense", "classifier") if case == "bert" else ("classifier.dense", "classifier.out_proj")
+    head = {
+        f"{module}.{kind}": weights[f"{name}.{kind}"].numpy()
+        for module, name in (("cls", dense), ("cls.output", output))
+        for kind in ("weight", "bias")
+    }
+    metadata = {".pooling_type": 4}
+    path = tmp_path / "m.gguf"
+    write_gguf(twin, path, tensors=head, tokenizer=encoder_tokenizer(case), metadata=metadata)
+    folder = model_folder(path)
+    assert scores(folder) == scores(twin)
+
+
+def test_rerankers_that_are_decoders(tmp_path: Path) -> None:
+    """The probability of one of two words."""
+    twin = save_model(make_model("qwen3"), tmp_path / "twin")
+    rows = np.random.default_rng(0).standard_normal((2, 64), np.float32)
+    metadata = {".pooling_type": 4, ".classifier.output_labels": ["yes", "no"]}
+    folder = model_folder(write_gguf(twin, tmp_path / "m.gguf", metadata=metadata, tensors={"cls.output.weight": rows}))
+    config = json.loads((twin / "config.json").read_text())
+    classifier = {"architectures": ["Qwen3ForSequenceClassification"], "id2label": {"0": "LABEL_0"}}
+    (twin / "config.json").write_text(json.dumps({**config, **classifier}))
+    weights = {**load_file(twin / "model.safetensors"), "score.weight": torch.from_numpy(rows[:1] - rows[1:])}
+    save_file(weights, twin / "model.safetensors", metadata={"format": "pt"})
+    assert scores(folder) == scores(twin)
+
+
+RANKERS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "without a head": ("qwen3", {}, r"no tensor cls\.output\.weight"),
+    "of another architecture": ("llama", {}, "reranker or classifier of the architecture 'llama'.*bert and qwen3"),
+    "with other labels": ("qwen3", {".classifier.output_labels": ["a", "b"]}, "labels a, b, which is not supported"),
+}
+
+
+@pytest.mark.parametrize("case", RANKERS)
+def test_other_rerankers_are_refused(tmp_path: Path, case: str) -> None:
+    name, metadata, message = RANKERS[case]
+    with pytest.raises(ModelError, match=message):
+        twins(tmp_path, name, metadata={".pooling_type": 4, **metadata})
+
+
+def test_weights_have_scales_of_their_own(tmp_path: Path) -> None:
+    """As NVFP4 has them; those of inputs do not change what is computed."""
+    twin = save_model(make_model("mixtral", sliding_window=None), tmp_path / "twin")
+    experts = json.loads((twin / "config.json").read_text())["num_local_experts"]
+    scales = {
+        "blk.0.attn_output.scale": np.array([2], np.float32),
+        "blk.0.attn_output.input_scale": np.array([3], np.float32),
+        "blk.1.ffn_up_exps.scale": np.array([2**index for index in range(experts)], np.float32),
+    }
+    folder = model_folder(write_gguf(twin, tmp_path / "m.gguf", tensors=scales))
+    weights = load_file(twin / "model.safetensors")
+    weights["model.layers.0.self_attn.o_proj.weight"] *= 2
+    for name, weight in weights.items():
+        if match := re.fullmatch(r"model\.layers\.1\..*experts\.(\d+)\.(?:w3|up_proj)\.weight", name):
+            weight *= 2 ** int(match[1])
+        elif re.fullmatch(r"model\.layers\.1\..*experts\.gate_up_proj", name):
+            for index, expert in enumerate(weight):
+                expert[len(expert) // 2 :] *= 2**index
+    save_file(weights, twin / "model.safetensors", metadata={"format": "pt"})
+    check_tokens(folder, twin)
+
+
+def test_scales_that_do_not_fit_are_named(tmp_path: Path) -> None:
+    scales = {"blk.0.attn_output.scale": np.ones(3, np.float32)}
+    folder, _ = twins(tmp_path, "llama", tensors=scales)
+    with pytest.raises(BrokenFolder, match=r"llama\.gguf: blk\.0\.attn_output\.scale has 3 values for 1 weights"):
+        load(folder)
 
 
 def test_a_tensor_that_no_rule_names_is_named(tmp_path: Path) -> None:

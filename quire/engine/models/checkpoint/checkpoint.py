@@ -22,12 +22,10 @@ from quire.engine.models.checkpoint.formats.weight_format import (
     Window,
 )
 from quire.engine.models.checkpoint.safetensors import PlainName, SafetensorsFile
-from quire.engine.models.checkpoint.weight_files import complaint_about, readable_weights
+from quire.engine.models.checkpoint.weight_files import INDEX, WHOLE, complaint_about, readable_weights
 from quire.engine.models.errors import BrokenFolder, UnsupportedModel
 from quire.kernels.linear import Quantization
 
-_WHOLE = "model.safetensors"
-_INDEX = "model.safetensors.index.json"
 Progress = Callable[[int], None]  # called with the size in bytes of each tensor that was read
 
 
@@ -47,24 +45,24 @@ def weight_files(folder: Path) -> list[Path]:
     Raises:
         BrokenFolder: there are no weight files, or one that the index lists is missing.
     """
-    index = folder / _INDEX
+    index = folder / INDEX
     try:
         if not index.exists():
             return _files_without_index(folder)
         names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
     except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
-        raise BrokenFolder(f"{_INDEX} cannot be read: {error}") from error
+        raise BrokenFolder(f"{INDEX} cannot be read: {error}") from error
     if not names or not all(isinstance(name, str) for name in names):
-        raise BrokenFolder(f"{_INDEX} cannot be used: its weight_map must map tensors to names of files")
+        raise BrokenFolder(f"{INDEX} cannot be used: its weight_map must map tensors to names of files")
     missing = [name for name in names if not (folder / name).is_file()]
     if missing:
-        raise BrokenFolder(f"{_INDEX} lists files that are missing in {folder}: {', '.join(missing)}")
+        raise BrokenFolder(f"{INDEX} lists files that are missing in {folder}: {', '.join(missing)}")
     return [folder / name for name in names]
 
 
 def _files_without_index(folder: Path) -> list[Path]:
-    if (folder / _WHOLE).is_file():
-        return [folder / _WHOLE]
+    if (folder / WHOLE).is_file():
+        return [folder / WHOLE]
     names = sorted(path.name for path in folder.iterdir())
     if readable := readable_weights(names):
         return [folder / name for name in readable]
@@ -212,6 +210,8 @@ class SafetensorsCheckpoint(Checkpoint):
             return next(filter(None, (weight_format.read(name, self._stored) for weight_format in self._formats)), None)
         except BrokenFolder as error:
             raise BrokenFolder(f"{file.path.name}: {error}") from error
+        except UnsupportedModel as error:
+            raise UnsupportedModel(f"{file.path.name}: {error}") from error
 
 
 def wanted(file: str, first: str, named: NamedWeight, dtype: torch.dtype, taker: WeightTaker | None) -> Tensor | None:

@@ -8,12 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from fnmatch import fnmatch
 
+WHOLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"  # of a checkpoint in several files
+MODULES = "modules.json"  # of sentence-transformers, whose weights may be in subdirectories
 NO_WEIGHTS = "contains no .safetensors files"
 # Files that hold weights but no model that can be loaded, and why.
 _UNREADABLE = (
     ("consolidated*.safetensors", "is in Mistral's own format; use the checkpoint in Hugging Face's format"),
     ("adapter_*.safetensors", "is an adapter; merge it into the model that it was trained on"),
-    ("*.gguf", "is in the GGUF format; download the file, and give its path"),
+    ("*.gguf", "is in the GGUF format"),
     *((pattern, "is in PyTorch's pickle format; convert it to safetensors") for pattern in ("*.bin", "*.pt", "*.pth")),
     ("*.ckpt", "is in PyTorch's pickle format; convert it to safetensors"),
     *((pattern, "is of another framework; convert it to safetensors") for pattern in ("*.h5", "*.msgpack", "*.onnx")),

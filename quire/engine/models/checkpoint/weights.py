@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+import zlib
 from collections.abc import Callable, Container, Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from quire.engine.models.checkpoint.checkpoint import WeightTaker
+from quire.engine.models.checkpoint.checkpoint import Progress, WeightTaker
 from quire.engine.models.checkpoint.formats.weight_format import PackableWeight, StackedWeight, Window
 from quire.engine.models.checkpoint.model_cache import NO_CACHE, ModelCache
 from quire.engine.models.checkpoint.norm_gains import NormGains, normed_linears
@@ -21,6 +22,8 @@ from quire.kernels.linear import PackedWeight, Quantization
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"  # in checkpoints
 _MAX_NAMES = 5  # in an error message
+_RANDOM_STD = 0.02
+_RANDOM_NUMBERS = (1 << 20) - 3  # a prime, so that rows of a weight differ
 _NOT_FINITE = "has NaN or infinite values: the checkpoint is damaged"
 
 
@@ -99,7 +102,6 @@ class WeightFiller(WeightTaker):
         embeds_with_head: bool = False,
         read_elsewhere: Container[str] = (),
         on_packed: Callable[[str, Packable], None] | None = None,
-        cache: ModelCache = NO_CACHE,
     ) -> None:
         """Prepare to fill a model.
 
@@ -112,7 +114,6 @@ class WeightFiller(WeightTaker):
             embeds_with_head: the checkpoint has a tied weight under the head's name only.
             read_elsewhere: tensors that are read on their way from the checkpoint, so that they are always plain.
             on_packed: is called with each layer whose weight is complete, and its path in the model.
-            cache: packed weights of an earlier load; what it has is not read. It gets those that it has not.
         """
         self._quantization = quantization
         self._read_elsewhere = read_elsewhere
@@ -128,13 +129,19 @@ class WeightFiller(WeightTaker):
         self._taken: dict[str, dict[int | None, Sequence[PackableWeight]]] = {}  # parts of parameters, as stored
         pairs = [*normed_linears(model)] if quantization == "int8" else []
         self._gains = NormGains(model, pairs)
-        self._cache = NO_CACHE if pairs else cache  # norms are changed, too
+        self._changes_norms = bool(pairs)
+        self._cache = NO_CACHE
         self._missing = {name: set(range(len(self._parts(name)))) for name in self._parameters}
         self.targets: Container[str] = self._missing
         self.num_layers = len(model.layers) if isinstance(model, Transformer) else 0
         self._zero_keys()
         self._extra: list[str] = []
         self._seen: list[str] = []  # names of all tensors, for errors
+
+    def use_cache(self, cache: ModelCache) -> None:
+        """Read nothing that a cache has, and give it what it has not. Norms that change with weights prevent that."""
+        if not self._changes_norms:
+            self._cache = cache
 
     @override
     def window(self, name: str, shape: Sequence[int]) -> Window | None:
@@ -210,6 +217,29 @@ class WeightFiller(WeightTaker):
         if missing:
             named = [name for parameter in missing[:_MAX_NAMES] for name in self._lacking(parameter)]
             raise WeightMismatch(f"weights missing from the checkpoint: {_some(named + missing[_MAX_NAMES:])}")
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the parameters that are not complete yet, before they are packed."""
+        return sum(parameter.nbytes for parameter in self._parameters.values())
+
+    def fill_at_random(self, progress: Progress) -> None:
+        """Fill all parameters with numbers as trained models have them, and pack them, as if they had been read.
+
+        `progress`: is called with the size of each.
+        """
+        generator = torch.Generator().manual_seed(0)
+        numbers = torch.empty(_RANDOM_NUMBERS).normal_(std=_RANDOM_STD, generator=generator)
+        for name, parameter in list(self._parameters.items()):
+            data = _with_memory(parameter.data)
+            if data.dim() < 2:
+                data.fill_(0 if name.endswith("bias") else 1)  # gains of norms, mostly
+            else:
+                _repeat(numbers.roll(zlib.crc32(name.encode())), data.view(-1))
+            nbytes = data.nbytes
+            self._missing[name].clear()
+            self._complete(name)
+            progress(nbytes)
 
     def _lacking(self, parameter: str) -> list[str]:
         """The names that the missing tensors of a parameter have in checkpoints."""
@@ -352,6 +382,13 @@ def _check_experts(name: str, shape: Sequence[int], experts: int) -> None:
 def _check_shape(name: str, shape: Sequence[int], expected: Sequence[int]) -> None:
     if tuple(shape) != tuple(expected):
         raise WeightMismatch(f"{name} has shape {tuple(shape)}, but the model's is {tuple(expected)}")
+
+
+def _repeat(numbers: Tensor, into: Tensor) -> None:
+    """Fill a row with numbers, again and again."""
+    numbers = numbers.to(into.device, into.dtype)
+    for part in into.split(len(numbers)):
+        part.copy_(numbers[: len(part)])
 
 
 def _with_memory(parameter: Tensor) -> Tensor:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
+from quire.config.options import ModelOptions, OnlineQuantization
 from quire.engine.client.json_file import read_json
-from quire.engine.models.errors import BrokenFolder
+from quire.engine.models.errors import BrokenFolder, UnsupportedModel
 
 _SECTIONS = ("quantization_config", "compression_config")  # the second: of older versions of compressed-tensors
 # What tools wrote beside a config without a section.
@@ -25,7 +26,7 @@ _ALIASES = {
 _VLLM_NAMES = {
     "gptq": ("auto_gptq", "gptq_marlin", "gptq_bitblas", "moe_wna16"),
     "awq": ("auto_awq", "awq_marlin", "moe_wna16"),
-    "auto-round": ("inc", "auto_round", "intel/auto-round"),
+    "auto-round": ("inc", "auto_round"),
     "compressed-tensors": ("compressed_tensors",),
     "modelopt": ("modelopt_fp4", "modelopt_mxfp8", "modelopt_mixed"),
     "mxfp4": ("gpt_oss_mxfp4",),
@@ -71,6 +72,28 @@ def vllm_names(section: Mapping[str, Any]) -> frozenset[str]:
     """The values of vLLM's --quantization that describe a checkpoint with this section."""
     method = section["quant_method"]
     return frozenset({method, *_VLLM_NAMES.get(method, ())})
+
+
+def chosen_quantization(options: ModelOptions, section: Mapping[str, Any] | None, *, has_float8: bool) -> ModelOptions:
+    """The options with the quantization that weights get while they are loaded.
+
+    Args:
+        options: how the model is loaded. Its quantization may name the format that the checkpoint has already.
+        section: that of the model's config; None: there is none.
+        has_float8: the device multiplies float8 numbers, so that fp8 means to do so.
+
+    Raises:
+        UnsupportedModel: the checkpoint has another format.
+    """
+    named = options.quantization
+    accepted = frozenset[str]() if section is None else vllm_names(section)
+    if options.online_quantization == named and not (named == "fp8" and named in accepted and not has_float8):
+        return options
+    if named not in accepted:
+        has = "it is not quantized" if section is None else f"its quantization is {section['quant_method']}"
+        names = ", ".join((*sorted(accepted), *get_args(OnlineQuantization)))
+        raise UnsupportedModel(f"--quantization {named} does not describe the checkpoint: {has}; accepted are {names}")
+    return options.model_copy(update={"quantization": "none"})
 
 
 def _section_in_file(folder: Path) -> Mapping[str, Any] | None:

@@ -13,6 +13,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 from typing_extensions import override
 
+from quire.engine.models.errors import UnsupportedModel
 from quire.engine.models.family import Tower
 from quire.engine.models.layers.linear import Linear, LoRARows
 from quire.engine.models.layers.norm import LayerNorm, RMSNorm
@@ -179,11 +180,17 @@ def empty_tower(config: Any, tower: Tower | None) -> Any:
     """transformers' model for the config of a checkpoint, on the meta device.
 
     It is without its language model and other modules that the `tower` does not need; None: it needs all.
+
+    Raises:
+        UnsupportedModel: transformers cannot build it.
     """
     config = config if tower is None else tower.config(config)
     config._attn_implementation = _NAME
     with torch.device("meta"):
-        model = AutoModel.from_config(config)
+        try:
+            model = AutoModel.from_config(config)
+        except (RuntimeError, ValueError, TypeError, ArithmeticError, LookupError) as error:  # sizes that do not fit
+            raise UnsupportedModel(f"the model's config cannot be built: {error}") from error
         model.config._attn_implementation = _PACKED_NAME  # building it would import a library of that name
         for name in () if tower is None else (tower.language_model, *tower.unused):
             owner, _, attribute = name.rpartition(".")

@@ -73,9 +73,9 @@ def _table(rows: int, size: int) -> nn.Parameter | None:
 
 
 class Embedding(Packable):
-    """An embedding table, which a tied head multiplies with. If the head's packed weight is exact, it serves both.
+    """An embedding table, which a tied head multiplies with. A packed head whose rows can be read is both.
 
-    So does a weight that was packed as the checkpoint stores it, of a table with or without a head.
+    So is a weight that was packed as the checkpoint stores it, of a table with or without a head.
     """
 
     def __init__(self, vocab: int, hidden: int, tied: Linear | None = None) -> None:
@@ -92,7 +92,7 @@ class Embedding(Packable):
         """Pack the tied head."""
         for head in self._tied:
             head.pack_weights(quantization)
-            if isinstance(head.packed, ExactWeight):
+            if isinstance(head.packed, ExactWeight) or (head.packed is not None and self.can_use(head.packed)):
                 self.use(head.packed)
 
     def can_use(self, packed: PackedWeight) -> bool:

@@ -59,6 +59,7 @@ class Linear(Packable):
         size_in: inputs.
         parts: rows of each projection, in order.
         packed: the packed weight; `weight` is then None.
+        six_bit_rows: rows at the end that get 6 bits with int4 on CPUs.
         lora: weights of adapters, whose products are added for some rows; None for most layers.
     """
 
@@ -69,11 +70,12 @@ class Linear(Packable):
         self.weight = nn.Parameter(torch.empty(sum(parts), size_in), requires_grad=False)
         self.bias = nn.Parameter(torch.empty(sum(parts)), requires_grad=False) if bias else None
         self.packed: PackedWeight | None = None
+        self.six_bit_rows = 0
         self.lora: LoRA | None = None
 
     def pack_weights(self, quantization: Quantization) -> None:
         if self.weight is not None:
-            self.use(pack_weight(self.weight, quantization))
+            self.use(pack_weight(self.weight, quantization, six_bit_rows=self.six_bit_rows))
 
     def can_use(self, packed: PackedWeight) -> bool:
         return not self.is_exact

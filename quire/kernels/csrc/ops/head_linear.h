@@ -78,9 +78,9 @@ void head_linear(const HeadLinear &a) {
         auto body = [&](int64_t row, int64_t rows, int64_t index, PrefetchStream prefetch) {
             int64_t head = index / a.panels, output = index % a.panels * PANEL;
             Element *out = (Element *)a.out + row * a.out_stride + head * a.out_head + output;
-            word_matmul_for<T, PrefetchStream, OutputEpilogue<T>>(rows)(
-                x.at(row, rows, head), x.stride(), a.weight + index * panel_words, a.words, prefetch,
-                OutputEpilogue<T>(out, a.out_stride, rows, a.size_out - output));
+            word_matmul_for<T, RowWords, PrefetchStream, OutputEpilogue<T>>(rows)(
+                RowWords(x.at(row, rows, head), x.stride() * int64_t(sizeof(uint32_t))), a.weight + index * panel_words,
+                a.words, prefetch, OutputEpilogue<T>(out, a.out_stride, rows, a.size_out - output));
         };
         items.for_each([&](int64_t item, int64_t next) {
             const Element *first = (const Element *)a.x + item / tiling.chunks * tiling.group / a.panels * a.x_head;

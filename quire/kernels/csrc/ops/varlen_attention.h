@@ -1,8 +1,10 @@
-// Attention of packed sequences to themselves, without a cache: encoders. Flash attention (Dao et al. 2022) with keys and
-// values in panels as weights of linear layers (see panel_matmul.h), so that scores and outputs are matrix products. A
+// Attention of packed sequences to themselves, without a cache: encoders. Flash attention (Dao et al. 2022) of 32 queries
+// at a time: they are a panel as weights of linear layers are (see panel_matmul.h), and keys are the rows that are
+// multiplied with it. Scores lie as (keys, queries), so that their maximum and sum are those of vectors, without any across
+// one. They become weights in the same place, again a panel, with which the values are multiplied: (dim, queries). A
 // sequence's result does not depend on the others.
 //
-// Rows are read as words of 32 bits: one element of float32 or two of bfloat16.
+// Elements are read as words of 32 bits: one of float32, or two of bfloat16.
 #pragma once
 
 #include "../panel_matmul.h"
@@ -50,34 +52,45 @@ struct VarlenAttention {
 };
 REGISTER_OP(VarlenAttention);
 
-constexpr int64_t KEYS = 128;               // that are packed at a time, as fit into the first-level cache; a multiple of PANEL
-constexpr int64_t QUERIES = 42 * MAX_ROWS;  // about as many share packed keys
-constexpr int64_t SCORE_STRIDE = KEYS + LANES, WEIGHT_STRIDE = KEYS + PAIR;
+constexpr int64_t KEYS = 12 * MAX_ROWS;     // at most, that are packed at a time: their scores fit into the first-level cache
+constexpr int64_t QUERIES = 16 * PANEL;     // about as many share packed keys
 constexpr float LOWEST = -1e30f;            // finite, so that differences to -inf are -inf
 constexpr float LOG2_E = 1.44269504088896341f;
 
 inline int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
+// The size of `count` in as few equal parts of at most `limit` as there can be, rounded up to a multiple of `unit`.
+inline int64_t equal_part(int64_t count, int64_t limit, int64_t unit) {
+    int64_t parts = std::max<int64_t>(1, (count + limit - 1) / limit);
+    return round_up((count + parts - 1) / parts, unit);
+}
 
-struct StoreScores {
-    float *scores;
-    void operator()(int row, Floats low, Floats high) const { Float32::store2(scores + row * SCORE_STRIDE, low, high); }
+struct StorePanel {
+    float *panel;
+    void operator()(int row, Floats low, Floats high) const { Float32::store2(panel + row * PANEL, low, high); }
 };
 
 // Adds to sums that are scaled first.
 struct AddValues {
     float *sums;
-    int64_t stride;
-    const float *factors;
+    Floats low_factors, high_factors;
     void operator()(int row, Floats low, Floats high) const {
-        float *at = sums + row * stride;
-        Float32::store2(at, Float32::load(at) * factors[row] + low, Float32::load(at + LANES) * factors[row] + high);
+        float *at = sums + row * PANEL;
+        Float32::store2(at, Float32::load(at) * low_factors + low, Float32::load(at + LANES) * high_factors + high);
     }
 };
 
 // What an item has of one sequence: some queries of the heads that share a head of keys and values.
 struct QueryBlock {
     int64_t begin, length;  // the sequence's first token, its tokens
-    int64_t first, last;    // queries
+    int64_t first, last;    // queries; the first is a multiple of PANEL
+};
+
+// 32 queries of a head and what is known of them after some keys. Those past the last query are 0 and of no interest.
+struct QueryPanel {
+    int64_t head, query;       // the first one
+    uint32_t *q;               // (words, 32)
+    float *sums;               // (padded dim, 32): of weighted values
+    float *tops, *totals;      // (32,): largest score, sum of weights
 };
 
 // One thread's buffers, and its work on an item. All sizes are those of the call.
@@ -88,180 +101,217 @@ class PackedAttention {
 
   public:
     explicit PackedAttention(const VarlenAttention &a)
-        : a_(a), copies_(a.q_stride % PER_WORD || DealiasedRows::aliases(a.q_stride * sizeof(Element))), words_(a.dim / PER_WORD), padded_dim_(round_up(a.dim, PANEL)), group_(a.heads / a.kv_heads),
-          keys_(new uint32_t[KEYS * words_]), values_(new uint32_t[KEYS / PER_WORD * padded_dim_]),
-          q_(new Element[MAX_ROWS * a.dim]), sums_(new float[group_ * queries(a) * padded_dim_]),
+        : a_(a), words_(a.dim / PER_WORD), padded_dim_(round_up(a.dim, LANES)),
+          key_stride_(words_ + DealiasedRows::aliases(words_ * sizeof(uint32_t))), group_(a.heads / a.kv_heads),
+          keys_(new uint32_t[KEYS * key_stride_]), values_(new uint32_t[KEYS / PER_WORD * padded_dim_]),
+          q_(new uint32_t[group_ * queries(a) * words_]), sums_(new float[group_ * queries(a) * padded_dim_]),
           tops_(new float[group_ * queries(a)]), totals_(new float[group_ * queries(a)]) {}
 
-    // Queries of a head in one item.
+    // Queries of a head in one item, at most.
     static int64_t queries(const VarlenAttention &a) {
-        return std::max<int64_t>(1, QUERIES / MAX_ROWS * a.kv_heads / a.heads) * MAX_ROWS;
+        return std::max<int64_t>(1, QUERIES / PANEL * a.kv_heads / a.heads) * PANEL;
     }
 
     void attend(const QueryBlock &block, int64_t kv_head) {
-        int64_t count = block.last - block.first;
-        std::fill_n(sums_.get(), group_ * count * padded_dim_, 0.0f);
-        std::fill_n(tops_.get(), group_ * count, LOWEST);
-        std::fill_n(totals_.get(), group_ * count, 0.0f);
+        int64_t panels = (block.last - block.first + PANEL - 1) / PANEL, count = group_ * panels;
+        std::fill_n(sums_.get(), count * PANEL * padded_dim_, 0.0f);
+        std::fill_n(tops_.get(), count * PANEL, LOWEST);
+        std::fill_n(totals_.get(), count * PANEL, 0.0f);
+        for (int64_t i = 0; i < count; i++) pack_queries(block, panel_at(block, kv_head, panels, i));
         int64_t begin = first_seen(block.first), end = last_seen(block, block.last - 1);
-        int64_t tiles = (count + MAX_ROWS - 1) / MAX_ROWS, tile = (count + tiles - 1) / tiles;
-        for (int64_t key = begin / KEYS * KEYS; key < end; key += KEYS) {
-            int64_t from = std::max(key, begin / PANEL * PANEL), to = std::min(key + KEYS, end);
-            for (int64_t panel = from; panel < to; panel += PANEL) pack_panel(block, kv_head, key, panel);
-            for (int64_t member = 0; member < group_; member++)
-                for (int64_t row = 0; row < count; row += tile)
-                    attend_tile(block, kv_head * group_ + member, member * count + row, block.first + row,
-                                std::min(tile, count - row), key, from, to);
+        int64_t size = equal_part(block.length, KEYS, PER_WORD);
+        for (int64_t key = begin / size * size; key < end; key += size) {
+            int64_t from = std::max(key, begin / PER_WORD * PER_WORD), to = std::min(key + size, end);
+            pack_keys(block, kv_head, from, to);
+            for (int64_t i = 0; i < count; i++) attend_panel(block, panel_at(block, kv_head, panels, i), from, to);
         }
-        for (int64_t row = 0; row < group_ * count; row++) {
-            int64_t token = block.begin + block.first + row % count, head = kv_head * group_ + row / count;
-            write_row(row, (Element *)a_.out + (token * a_.heads + head) * a_.dim);
-        }
+        for (int64_t i = 0; i < count; i++) write_panel(block, panel_at(block, kv_head, panels, i));
     }
 
   private:
     // Keys that a query sees: [first_seen, last_seen).
     int64_t first_seen(int64_t query) const { return a_.window < 0 ? 0 : std::max<int64_t>(0, query - a_.window); }
     int64_t last_seen(const QueryBlock &block, int64_t query) const {
-        int64_t end = a_.causal ? query + 1 : block.length;
+        int64_t end = a_.causal ? std::min(block.length, query + 1) : block.length;
         return a_.window < 0 ? end : std::min(end, query + a_.window + 1);
     }
 
-    // Packs the keys and values of 32 positions; 0 past the end of the sequence.
-    void pack_panel(const QueryBlock &block, int64_t kv_head, int64_t origin, int64_t panel) {
-        const Element *k = (const Element *)a_.k + block.begin * a_.k_stride + kv_head * a_.dim;
-        const Element *v = (const Element *)a_.v + block.begin * a_.v_stride + kv_head * a_.dim;
+    QueryPanel panel_at(const QueryBlock &block, int64_t kv_head, int64_t panels, int64_t index) const {
+        int64_t slot = index * PANEL;
+        return {kv_head * group_ + index / panels, block.first + index % panels * PANEL, &q_[slot * words_],
+                &sums_[slot * padded_dim_], &tops_[slot], &totals_[slot]};
+    }
+
+    void pack_queries(const QueryBlock &block, const QueryPanel &panel) {
+        const Element *q = (const Element *)a_.q + (block.begin + panel.query) * a_.q_stride + panel.head * a_.dim;
         int64_t whole = words_ / LANES * LANES;
         for (int64_t half = 0; half < PANEL; half += LANES) {
-            uint32_t *keys = &keys_[(panel - origin) * words_ + half];
-            int64_t count = std::clamp<int64_t>(block.length - panel - half, 0, LANES);
-            const Element *rows = k + (panel + half) * a_.k_stride;
+            uint32_t *out = panel.q + half;
+            int64_t count = std::clamp<int64_t>(block.last - panel.query - half, 0, LANES);
+            const Element *rows = q + half * a_.q_stride;
             for (int64_t i = 0; i < whole; i += LANES) {
                 Words x[LANES] = {};
-                for (int64_t at = 0; at < count; at++) x[at] = load_words(rows + at * a_.k_stride + i * PER_WORD);
+                for (int64_t at = 0; at < count; at++) x[at] = load_words(rows + at * a_.q_stride + i * PER_WORD);
                 transpose(x);
-                for (int64_t at = 0; at < LANES; at++) std::memcpy(keys + (i + at) * PANEL, &x[at], sizeof *x);
+                for (int64_t at = 0; at < LANES; at++) std::memcpy(out + (i + at) * PANEL, &x[at], sizeof *x);
             }
             for (int64_t i = whole; i < words_; i++)
                 for (int64_t at = 0; at < LANES; at++) {
                     uint32_t word = 0;
-                    if (at < count) std::memcpy(&word, rows + at * a_.k_stride + i * PER_WORD, sizeof word);
-                    keys[i * PANEL + at] = word;
+                    if (at < count) std::memcpy(&word, rows + at * a_.q_stride + i * PER_WORD, sizeof word);
+                    out[i * PANEL + at] = word;
                 }
         }
-        for (int64_t position = panel; position < panel + PANEL; position += PER_WORD)
-            for (int64_t d = 0; d < padded_dim_; d += PANEL)
-                pack_values(v, block.length, position, d, &values_[d * (KEYS / PER_WORD) + (position - origin) / PER_WORD * PANEL]);
     }
 
-    // 32 elements of the values of as many positions as a word has elements.
-    void pack_values(const Element *v, int64_t length, int64_t position, int64_t d, uint32_t *out) const {
-        Element parts[PER_WORD][PANEL];
-        const Element *rows[PER_WORD];
-        for (int64_t i = 0; i < PER_WORD; i++) {
-            rows[i] = v + (position + i) * a_.v_stride + d;
-            if (position + i < length && d + PANEL <= a_.dim) continue;
-            std::fill_n(parts[i], PANEL, Element(0));
-            if (position + i < length) std::memcpy(parts[i], rows[i], (a_.dim - d) * sizeof(Element));
-            rows[i] = parts[i];
+    // Packs keys as they are, and the values of as many positions as a word has elements together; 0 past the end of the
+    // sequence.
+    void pack_keys(const QueryBlock &block, int64_t kv_head, int64_t from, int64_t to) {
+        const Element *k = key_row(block, kv_head, 0), *v = value_row(block, kv_head, 0);
+        for (int64_t key = from; key < to; key++)
+            std::memcpy(&keys_[(key - from) * key_stride_], k + key * a_.k_stride, a_.dim * sizeof *k);
+        for (int64_t key = from; key < to; key += PER_WORD) {
+            uint32_t *out = &values_[(key - from) / PER_WORD * padded_dim_];
+            const Element *row = v + key * a_.v_stride;
+            if constexpr (PER_WORD == 1) std::memcpy(out, row, a_.dim * sizeof *row);
+            else pair_values(row, key + 1 < block.length ? row + a_.v_stride : nullptr, out);
         }
-        if constexpr (PER_WORD == 1) std::memcpy(out, rows[0], PANEL * sizeof *out);
-        else
-            for (int64_t i = 0; i < PANEL; i += LANES) {
-                Words low = (Words)BFloat16::load(rows[0] + i) >> 16, high = (Words)BFloat16::load(rows[1] + i);
-                Words both = low | high;
-                std::memcpy(out + i, &both, sizeof both);
+    }
+
+    // Words of the elements of two positions; of the second, if it is null, they are 0.
+    void pair_values(const uint16_t *first, const uint16_t *second, uint32_t *out) const {
+        int64_t whole = a_.dim / LANES * LANES;
+        for (int64_t d = 0; d < whole; d += LANES) {
+            Words both = (Words)BFloat16::load(first + d) >> 16;
+            if (second) both |= (Words)BFloat16::load(second + d);
+            std::memcpy(out + d, &both, sizeof both);
+        }
+        for (int64_t d = whole; d < a_.dim; d++) out[d] = first[d] | (second ? uint32_t(second[d]) << 16 : 0);
+    }
+
+    const Element *key_row(const QueryBlock &block, int64_t kv_head, int64_t key) const {
+        return (const Element *)a_.k + (block.begin + key) * a_.k_stride + kv_head * a_.dim;
+    }
+    const Element *value_row(const QueryBlock &block, int64_t kv_head, int64_t key) const {
+        return (const Element *)a_.v + (block.begin + key) * a_.v_stride + kv_head * a_.dim;
+    }
+
+    // Queries attend to those of the packed keys [from, to) that one of them sees.
+    void attend_panel(const QueryBlock &block, const QueryPanel &panel, int64_t from, int64_t to) {
+        int64_t last = std::min(block.last, panel.query + PANEL) - 1;
+        int64_t begin = std::max(from, first_seen(panel.query) / PER_WORD * PER_WORD);
+        int64_t end = std::min(to, last_seen(block, last));
+        if (begin >= end) return;
+        for (int64_t key = begin, tile = equal_part(end - begin, MAX_ROWS, 1); key < end; key += tile) {
+            RowWords keys(&keys_[(key - from) * key_stride_], key_stride_ * int64_t(sizeof(uint32_t)));
+            word_matmul_for<T, RowWords, NoPrefetch, StorePanel>(std::min(tile, end - key))(
+                keys, panel.q, words_, {}, {scores_ + (key - begin) * PANEL});
+        }
+        bool scaled = a_.softcap > 0.0f || a_.alibi_slopes || a_.biases;
+        float scale = scaled ? LOG2_E : a_.scale * LOG2_E;
+        if (scaled) scale_scores(panel, begin, end);
+        if (a_.causal || a_.window >= 0) hide_scores(panel, begin, end);
+        Floats low_factors, high_factors;
+        raise_tops(panel.tops, end - begin, scale, low_factors, high_factors);
+        for (int64_t lane = 0; lane < PANEL; lane += LANES)
+            exponentiate(panel.tops + lane, panel.totals + lane, scores_ + lane, end - begin, scale,
+                         lane ? high_factors : low_factors);
+        int64_t first_word = (begin - from) / PER_WORD, used = (end - begin + PER_WORD - 1) / PER_WORD;
+        for (int64_t d = 0, tile = equal_part(a_.dim, MAX_ROWS, 1); d < a_.dim; d += tile) {
+            ColumnWords values(&values_[first_word * padded_dim_ + d], padded_dim_);
+            word_matmul_for<T, ColumnWords, NoPrefetch, AddValues>(std::min(tile, a_.dim - d))(
+                values, (const uint32_t *)scores_, used, {}, {panel.sums + d * PANEL, low_factors, high_factors});
+        }
+    }
+
+    // Scores of [begin, end) as they are in the softmax: scaled, capped, and with what depends on the distance.
+    void scale_scores(const QueryPanel &panel, int64_t begin, int64_t end) {
+        const Floats lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+        const float *biases = a_.biases ? a_.biases + panel.head * (2 * a_.reach + 1) + a_.reach : nullptr;
+        for (int64_t key = begin; key < end; key++)
+            for (int64_t lane = 0; lane < PANEL; lane += LANES) {
+                float *scores = scores_ + (key - begin) * PANEL + lane;
+                int64_t ahead = key - panel.query - lane;  // of the first of these queries
+                Floats x = Float32::load(scores) * a_.scale;
+                if (a_.softcap > 0.0f) x = a_.softcap * vector_tanh(x / a_.softcap);
+                Floats distance = float(ahead) - lanes;
+                if (a_.alibi_slopes) x -= a_.alibi_slopes[panel.head] * maximum(distance, -distance);
+                Float32::store(scores, x);
+                for (int64_t i = 0; biases && i < LANES; i++) scores[i] += biases[std::clamp(ahead - i, -a_.reach, a_.reach)];
             }
     }
 
-    // Queries [query, query + rows) of a head attend to the packed keys [from, to). slot: where their state is.
-    void attend_tile(const QueryBlock &block, int64_t head, int64_t slot, int64_t query, int64_t rows, int64_t origin,
-                     int64_t from, int64_t to) {
-        int64_t begin = std::max(from, first_seen(query)) / PANEL * PANEL;
-        int64_t end = round_up(std::min(to, last_seen(block, query + rows - 1)), PANEL);
-        if (begin >= end) return;
-        const Element *q = (const Element *)a_.q + (block.begin + query) * a_.q_stride + head * a_.dim;
-        for (int64_t row = 0; copies_ && row < rows; row++)
-            std::memcpy(&q_[row * a_.dim], q + row * a_.q_stride, a_.dim * sizeof *q);
-        if (copies_) q = q_.get();
-        auto score = word_matmul_for<T, NoPrefetch, StoreScores>(rows);
-        for (int64_t key = begin; key < end; key += PANEL)
-            score((const uint32_t *)q, copies_ ? words_ : a_.q_stride / PER_WORD, &keys_[(key - origin) * words_], words_, {},
-                  {scores_ + key - origin});
-        bool scaled = a_.softcap > 0.0f || a_.alibi_slopes || a_.biases;
-        float scale = scaled ? LOG2_E : a_.scale * LOG2_E;
-        alignas(64) float before[LANES] = {}, largest[LANES] = {}, factors[LANES];
-        for (int64_t row = 0; row < rows; row++) {
-            float *scores = scores_ + row * SCORE_STRIDE - origin;
-            int64_t first = first_seen(query + row), last = last_seen(block, query + row);
-            if (scaled) scale_scores(scores, begin, end, head, query + row);
-            std::fill(scores + begin, scores + std::clamp(first, begin, end), -INFINITY);
-            std::fill(scores + std::clamp(last, begin, end), scores + end, -INFINITY);
-            before[row] = tops_[slot + row];
-            largest[row] = tops_[slot + row] = largest_score(scores, begin, end, before[row]);
+    // Makes scores of [begin, end) -inf where a query does not see the key.
+    void hide_scores(const QueryPanel &panel, int64_t begin, int64_t end) {
+        const Ints lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+        int64_t limit = PANEL;  // of numbers below, that 32 bits have room for
+        for (int64_t key = begin; key < end; key++) {
+            int64_t first = 0, last = limit;  // queries that see it, from the panel's first one
+            if (a_.causal) first = key - panel.query;
+            if (a_.window >= 0) first = std::max(first, key - a_.window - panel.query), last = key + a_.window - panel.query;
+            if (first <= 0 && last >= PANEL - 1) continue;
+            int32_t low = int32_t(std::clamp(first, -limit, limit)), high = int32_t(std::clamp(last, -limit, limit));
+            for (int64_t lane = 0; lane < PANEL; lane += LANES) {
+                float *scores = scores_ + (key - begin) * PANEL + lane;
+                Ints query = lanes + int32_t(lane), seen = (query >= low) & (query <= high);
+                Float32::store(scores, seen ? Float32::load(scores) : broadcast(-INFINITY));
+            }
         }
-        Float32::store(factors, vector_exp2((Float32::load(before) - Float32::load(largest)) * scale));
-        for (int64_t row = 0; row < rows; row++) {
-            float total = exponentiate(scores_ + row * SCORE_STRIDE - origin, weights_ + row * WEIGHT_STRIDE - origin,
-                                       begin, end, scale, largest[row] * scale);
-            totals_[slot + row] = totals_[slot + row] * factors[row] + total;
-        }
-        auto accumulate = word_matmul_for<T, NoPrefetch, AddValues>(rows);
-        int64_t word = (begin - origin) / PER_WORD, used = (std::min(end, block.length) - begin + PER_WORD - 1) / PER_WORD;
-        for (int64_t d = 0; d < padded_dim_; d += PANEL)
-            accumulate((const uint32_t *)weights_ + word, WEIGHT_STRIDE / PER_WORD,
-                       &values_[d * (KEYS / PER_WORD) + word * PANEL], used, {}, {&sums_[slot * padded_dim_ + d], padded_dim_, factors});
     }
 
-    // Scores of a query as they are in the softmax: scaled, capped, and with what depends on the distance.
-    void scale_scores(float *scores, int64_t begin, int64_t end, int64_t head, int64_t query) const {
-        const Floats lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-        for (int64_t key = begin; key < end; key += LANES) {
-            Floats x = Float32::load(scores + key) * a_.scale;
-            if (a_.softcap > 0.0f) x = a_.softcap * vector_tanh(x / a_.softcap);
-            Floats distance = lanes + float(key - query);
-            if (a_.alibi_slopes) x -= a_.alibi_slopes[head] * maximum(distance, -distance);
-            Float32::store(scores + key, x);
+    // Includes some more keys in the largest scores. Factors: what sums of weights are to be multiplied with for that.
+    void raise_tops(float *tops, int64_t keys, float scale, Floats &low_factors, Floats &high_factors) const {
+        Floats low = Float32::load(tops), high = Float32::load(tops + LANES), low_before = low, high_before = high;
+        for (int64_t key = 0; key < keys; key++) {
+            low = maximum(low, Float32::load(scores_ + key * PANEL));
+            high = maximum(high, Float32::load(scores_ + key * PANEL + LANES));
         }
-        if (!a_.biases) return;
-        const float *biases = a_.biases + head * (2 * a_.reach + 1) + a_.reach;
-        for (int64_t key = begin; key < end; key++) scores[key] += biases[std::clamp(key - query, -a_.reach, a_.reach)];
+        low_factors = vector_exp2((low_before - low) * scale), high_factors = vector_exp2((high_before - high) * scale);
+        Float32::store2(tops, low, high);
     }
 
-    // The largest of some scores and one more.
-    static float largest_score(const float *scores, int64_t begin, int64_t end, float other) {
-        Floats largest = broadcast(other);
-        for (int64_t i = begin; i < end; i += LANES) largest = maximum(largest, Float32::load(scores + i));
-        return horizontal_max(largest);
-    }
-
-    // Weights 2^(x * scale - shift) of scores x; returns their sum.
-    static float exponentiate(const float *scores, Element *weights, int64_t begin, int64_t end, float scale, float shift) {
-        Floats sums = broadcast(0.0f);
-        for (int64_t i = begin; i < end; i += LANES) {
-            Floats weight = vector_exp2(Float32::load(scores + i) * scale - shift);
-            T::store(weights + i, weight);
-            sums += weight;
+    // Puts weights in the place of the scores of 16 queries, and adds them to sums that are multiplied with factors first.
+    static void exponentiate(const float *tops, float *totals, float *scores, int64_t keys, float scale, Floats factors) {
+        Floats shift = Float32::load(tops) * scale, total = broadcast(0.0f);
+        auto weight = [&](int64_t key) {
+            Floats x = Float32::load(scores + key * PANEL) * scale - shift;
+            return PER_WORD == 1 ? vector_exp2(x) : rough_exp2(x);
+        };
+        for (int64_t key = 0; key < keys; key += PER_WORD) {
+            Floats first = weight(key), second = PER_WORD == 2 && key + 1 < keys ? weight(key + 1) : broadcast(0.0f);
+            total += first + second;
+            Float32::store(scores + key / PER_WORD * PANEL, PER_WORD == 1 ? first : (Floats)round_pairs(first, second));
         }
-        return horizontal_sum(sums);
+        Float32::store(totals, Float32::load(totals) * factors + total);
     }
 
-    void write_row(int64_t row, Element *out) const {
-        const float *sums = &sums_[row * padded_dim_];
-        float factor = 1.0f / totals_[row];
-        int64_t whole = a_.dim / LANES * LANES;
-        for (int64_t i = 0; i < whole; i += LANES) T::store(out + i, Float32::load(sums + i) * factor);
-        for (int64_t i = whole; i < a_.dim; i++) out[i] = T::from_float(sums[i] * factor);
+    void write_panel(const QueryBlock &block, const QueryPanel &panel) const {
+        for (int64_t half = 0; half < PANEL; half += LANES) {
+            int64_t query = panel.query + half, count = std::min<int64_t>(LANES, block.last - query);
+            Floats factors = 1.0f / Float32::load(panel.totals + half);
+            Element *out = (Element *)a_.out + ((block.begin + query) * a_.heads + panel.head) * a_.dim;
+            for (int64_t d = 0; d < a_.dim; d += LANES) {
+                Words x[LANES];
+                for (int64_t i = 0; i < LANES; i++) x[i] = (Words)(Float32::load(panel.sums + (d + i) * PANEL + half) * factors);
+                transpose(x);
+                for (int64_t i = 0; i < count; i++) store_part(out + i * a_.heads * a_.dim + d, (Floats)x[i], a_.dim - d);
+            }
+        }
+    }
+
+    // Stores 16 elements, or as many as there are.
+    static void store_part(Element *out, Floats x, int64_t count) {
+        if (count >= LANES) return T::store(out, x);
+        Element part[LANES];
+        T::store(part, x);
+        std::memcpy(out, part, count * sizeof *part);
     }
 
     const VarlenAttention &a_;
-    bool copies_;  // the queries of a tile; see DealiasedRows
-    int64_t words_, padded_dim_, group_;
-    std::unique_ptr<uint32_t[]> keys_, values_;
-    std::unique_ptr<Element[]> q_;
-    std::unique_ptr<float[]> sums_, tops_, totals_;  // of each query of the item
-    alignas(64) float scores_[MAX_ROWS * SCORE_STRIDE];
-    alignas(64) Element weights_[MAX_ROWS * WEIGHT_STRIDE];
+    int64_t words_, padded_dim_, key_stride_, group_;
+    std::unique_ptr<uint32_t[]> keys_, values_, q_;  // keys (keys, words), values (keys / elements of a word, padded dim)
+    std::unique_ptr<float[]> sums_, tops_, totals_;  // of all panels of the item
+    alignas(64) float scores_[KEYS * PANEL];         // (keys, 32), and then weights
 };
 
 template <class T>
@@ -271,8 +321,9 @@ void varlen_attention(const VarlenAttention &a) {
     for (int64_t s = 0; s < a.sequences; s++) {
         int64_t begin = a.cu_seqlens[s], length = a.cu_seqlens[s + 1] - begin;
         products += length * length * a.heads * a.dim;
-        for (int64_t first = 0; first < length; first += size)
-            blocks.push_back({begin, length, first, std::min(length, first + size)});
+        int64_t part = equal_part(length, size, PANEL);
+        for (int64_t first = 0; first < length; first += part)
+            blocks.push_back({begin, length, first, std::min(length, first + part)});
     }
     std::stable_sort(blocks.begin(), blocks.end(), [](const QueryBlock &x, const QueryBlock &y) {
         return (x.last - x.first) * x.length > (y.last - y.first) * y.length;  // the longest work first

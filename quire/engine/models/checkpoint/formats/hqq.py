@@ -67,13 +67,15 @@ class Hqq(WeightFormat):
         scales, zeros, shape, axis, packing = (needed(name, part, stored) for part in names)
         check_tensor(names[0], scales, FLOATS)
         check_tensor(names[1], zeros, FLOATS, scales.shape)
+        if axis.numel() != 1:
+            raise BrokenFolder(f"{names[3]} has {axis.numel()} values, not 1")
         integers = _PackedIntegers(stored[name], _packing(names[4], packing))
         size_out, size_in = read_shape(names[2], shape)
         integers.check(name, size_out * size_in)
         groups, rest = divmod(size_out * size_in, max(1, scales.numel()))
         if rest or not scales.numel():
             raise BrokenFolder(f"{names[0]} has {scales.numel()} values, which do not divide {size_out} x {size_in}")
-        weight = _HqqWeight(integers, scales, zeros, (size_out, size_in), along_inputs=int(axis.flatten()[0]) == 1)
+        weight = _HqqWeight(integers, scales, zeros, (size_out, size_in), along_inputs=bool((axis == 1).all()))
         stored_bytes = stored[name].nbytes + scales.nbytes + zeros.nbytes
         return NamedWeight(f"{module}.weight", weight.in_groups(groups, stored_bytes), names)
 

@@ -60,6 +60,10 @@ class StoredGroups(PackableWeight):
         """What it is as groups."""
         return self.read(*self._slices())
 
+    def times(self, factor: float) -> Self:
+        """The weight multiplied by a number."""
+        return replace(self, read=lambda rows, columns: self.read(rows, columns).times(factor))
+
     @override
     def dequantize(self, dtype: torch.dtype) -> Tensor:
         return self.groups().dequantize(dtype)

@@ -13,6 +13,7 @@ from quire.engine.models.errors import BrokenFolder, UnknownArchitecture, Unsupp
 
 Config = dict[str, Any]
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
+DENSE, LABELS = "cls.weight", "cls.output.weight"  # of heads for labels
 ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 _THETA = 10000.0  # where a file has no base
 _SLIDING, _FULL = "sliding_attention", "full_attention"
@@ -38,19 +39,52 @@ def config_of(facts: GgufFacts) -> Config:
             f"{facts.file} is a GGUF file of the architecture {name!r}, which is not supported; supported are "
             f"{', '.join(sorted(CONFIGS))}"
         )
-    return CONFIGS[name](facts)
+    config = CONFIGS[name](facts)
+    return {**config, **_head_for_labels(facts)} if _has_labels(facts) else config
 
 
 def pooling_of(facts: GgufFacts) -> str | None:
-    """How the model pools, as sentence-transformers names it; None: it generates.
+    """How the model pools, as sentence-transformers names it; None: it generates, or has a head for labels."""
+    return None if _has_labels(facts) else _POOLING.get(facts.optional_integer(".pooling_type") or 0)
+
+
+def _has_labels(facts: GgufFacts) -> bool:
+    is_cls = any(name.startswith("cls.") for name in facts.shapes)
+    return is_cls or facts.optional_integer(".pooling_type") == _RANK
+
+
+def _head_for_labels(facts: GgufFacts) -> Config:
+    """What the configs of rerankers and classifiers have besides.
 
     Raises:
-        UnsupportedModel: it has a head for scores.
+        UnsupportedModel: the head is not supported.
     """
-    kind = facts.optional_integer(".pooling_type")
-    if kind == _RANK or any(name.startswith("cls") for name in facts.shapes):
-        raise UnsupportedModel(f"{facts.file} is a GGUF file of a reranker or classifier, which is not supported")
-    return _POOLING.get(kind or 0)
+    labels = list(facts.texts(".classifier.output_labels"))
+    if facts.architecture == "qwen3":
+        if labels not in ([], ["yes", "no"]) or facts.shape(LABELS)[0] != 2:
+            raise UnsupportedModel(
+                f"{facts.file} is a GGUF file of a Qwen 3 with the labels {', '.join(labels)}, which is not supported; "
+                'supported are those of rerankers, "yes" and "no"'
+            )
+        return {"architectures": ["Qwen3ForSequenceClassification"], "id2label": {"0": "LABEL_0"}}
+    if facts.architecture != "bert":
+        raise UnsupportedModel(
+            f"{facts.file} is a GGUF file of a reranker or classifier of the architecture {facts.architecture!r}, "
+            "which is not supported; supported are bert and qwen3"
+        )
+    if missing := [name for name in (DENSE, LABELS) if name not in facts.shapes]:
+        raise UnsupportedModel(
+            f"{facts.file} is a GGUF file of a reranker or classifier without {missing[0]}, a part of its head; its "
+            "scores would not be those of the model"
+        )
+    count = facts.shape(LABELS)[0]
+    if labels and len(labels) != count:
+        raise BrokenFolder(f"{facts.file}: bert.classifier.output_labels has {len(labels)} labels for {count} outputs")
+    named = labels or [f"LABEL_{index}" for index in range(count)]
+    return {
+        "architectures": [f"{'XLMRoberta' if is_roberta(facts) else 'Bert'}ForSequenceClassification"],
+        "id2label": {str(index): label for index, label in enumerate(named)},
+    }
 
 
 def num_layers(facts: GgufFacts) -> int:
@@ -481,22 +515,25 @@ def _gpt_oss(facts: GgufFacts) -> Config:
 
 def _bert(facts: GgufFacts) -> Config:
     """BERT, and RoBERTa and its relatives, whose rows of positions before the first token are not in files."""
-    tokenizer = facts.optional_text("tokenizer.ggml.model")
-    is_roberta = tokenizer != "bert"
     positions = facts.shape("position_embd.weight")[0]
     pad = facts.optional_integer("tokenizer.ggml.padding_token_id")
-    head = "XLMRoberta" if is_roberta else "Bert"
+    head = "XLMRoberta" if is_roberta(facts) else "Bert"
     return {
-        **_encoder(facts, "xlm-roberta" if is_roberta else "bert", head),
+        **_encoder(facts, "xlm-roberta" if is_roberta(facts) else "bert", head),
         "max_position_embeddings": positions + roberta_offset(facts),
         "hidden_act": "gelu",
-        "pad_token_id": (1 if is_roberta else 0) if pad is None else pad,
+        "pad_token_id": (1 if is_roberta(facts) else 0) if pad is None else pad,
     }
+
+
+def is_roberta(facts: GgufFacts) -> bool:
+    """Whether a file of the architecture `bert` has RoBERTa or one of its relatives."""
+    return facts.optional_text("tokenizer.ggml.model") != "bert"
 
 
 def roberta_offset(facts: GgufFacts) -> int:
     """How many rows of positions a file lacks, those up to the padding token's."""
-    if facts.architecture != "bert" or facts.optional_text("tokenizer.ggml.model") == "bert":
+    if facts.architecture != "bert" or not is_roberta(facts):
         return 0
     pad = facts.optional_integer("tokenizer.ggml.padding_token_id")
     return (1 if pad is None else pad) + 1
@@ -546,7 +583,10 @@ CONFIGS: dict[str, Callable[[GgufFacts], Config]] = {
     "phi3": _phi3,
     "qwen2": _qwen2,
     "qwen3": _qwen3,
+    "qwen2vl": _qwen2,  # without pictures, and with them: see `projector`
     "qwen3moe": _qwen3moe,
+    "qwen3vl": _qwen3,
+    "qwen3vlmoe": _qwen3moe,
     "smollm3": _smollm3,
     "stablelm": _stablelm,
     "starcoder2": _starcoder2,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 import warnings
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Sequence, Set
 from pathlib import Path
 
 import torch
@@ -12,11 +12,13 @@ from torch import Tensor
 from typing_extensions import override
 
 from quire.engine.models.checkpoint.checkpoint import Checkpoint, Progress, WeightTaker, wanted
-from quire.engine.models.checkpoint.formats.weight_format import NamedWeight, StoredWeight
+from quire.engine.models.checkpoint.formats.stored_groups import StoredGroups
+from quire.engine.models.checkpoint.formats.weight_format import NamedWeight
 from quire.engine.models.checkpoint.gguf.blocks import PLAIN, stored_blocks
-from quire.engine.models.checkpoint.gguf.container import TensorInfo, open_parts
+from quire.engine.models.checkpoint.gguf.container import GgufFile, TensorInfo, open_parts
 from quire.engine.models.checkpoint.gguf.facts import facts_of
-from quire.engine.models.checkpoint.gguf.folder import gguf_models
+from quire.engine.models.checkpoint.gguf.folder import PROJECTOR, gguf_models
+from quire.engine.models.checkpoint.gguf.projector_names import ProjectorNames
 from quire.engine.models.checkpoint.gguf.tensor_names import GgufNames, Piece
 from quire.engine.models.checkpoint.safetensors import PlainName
 from quire.engine.models.errors import BrokenFolder
@@ -39,15 +41,17 @@ class GgufCheckpoint(Checkpoint):
         names = gguf_models(path.name for path in folder.iterdir())
         if len(names) != 1:
             raise BrokenFolder(f"{folder} must have one GGUF file, but has {len(names)}")
-        self._files = open_parts(folder / names[0])
-        facts = facts_of(self._files)
+        text, projector = open_parts(folder / names[0]), _projector(folder)
+        self._files = [*text, *projector]
         self._owner = {name: file for file in self._files for name in file.tensors}
-        gguf_names = GgufNames(facts)
+        if len(self._owner) < sum(len(file.tensors) for file in self._files):
+            raise BrokenFolder(f"{names[0]} and the file with its projector both have tensors of some name")
+        pieces = _pieces(GgufNames(facts_of(text)), text)
+        if projector:
+            pieces |= _pieces(ProjectorNames(facts_of(projector)), projector)
         self._pieces = {
-            tensor: [
-                (name, piece) for piece in gguf_names.pieces(tensor) if (name := plain_name(piece.name)) is not None
-            ]
-            for tensor in self._owner
+            tensor: [(name, piece) for piece in own if (name := plain_name(piece.name)) is not None]
+            for tensor, own in pieces.items()
         }
         self._tensor_of = {name: tensor for tensor, pieces in self._pieces.items() for name, _ in pieces}
 
@@ -124,7 +128,7 @@ class GgufCheckpoint(Checkpoint):
         """
         assert piece.make is not None
         if missing := [name for name in piece.others if name not in self._owner]:
-            raise BrokenFolder(f"{tensor} is there, but {missing[0]} is missing")
+            raise BrokenFolder(f"{self._owner[tensor].path.name}: {tensor} is there, but {missing[0]} is missing")
         try:
             return piece.make([self._numbers(name) for name in (tensor, *piece.others)])
         except (RuntimeError, ValueError, IndexError) as error:
@@ -136,8 +140,31 @@ class GgufCheckpoint(Checkpoint):
         shape = self._info(tensor).shape
         return weight if isinstance(weight, Tensor) else weight.dequantize(torch.float32).view(shape)
 
-    def _part(self, tensor: str, piece: Piece) -> Tensor | StoredWeight:
+    def _part(self, tensor: str, piece: Piece) -> Tensor | StoredGroups:
         """The part of a tensor that a weight has, with its rows in order."""
+        weight = self._stored_part(tensor, piece)
+        factor = self._factor(tensor, piece)
+        if factor is None:
+            return weight
+        return weight.times(factor) if isinstance(weight, StoredGroups) else weight.float() * factor
+
+    def _factor(self, tensor: str, piece: Piece) -> float | None:
+        """The scale of a whole weight, as of NVFP4; None: it has none.
+
+        Raises:
+            BrokenFolder: there is not one scale for each expert.
+        """
+        name = f"{tensor.removesuffix('.weight')}.scale"
+        if name == tensor or name not in self._owner or not tensor.endswith(".weight"):
+            return None
+        scales = self._numbers(name).flatten()
+        index = 0 if piece.expert is None or len(scales) == 1 else piece.expert
+        experts = 1 if piece.expert is None else self._info(tensor).shape[0]
+        if len(scales) not in (1, experts):
+            raise BrokenFolder(f"{self._owner[name].path.name}: {name} has {len(scales)} values for {experts} weights")
+        return float(scales[index])
+
+    def _stored_part(self, tensor: str, piece: Piece) -> Tensor | StoredGroups:
         info = self._info(tensor)
         data = self._bytes(tensor)
         rows = piece.rows
@@ -168,3 +195,13 @@ class GgufCheckpoint(Checkpoint):
         first, last = -(-info.begin // mmap.PAGESIZE) * mmap.PAGESIZE, info.end // mmap.PAGESIZE * mmap.PAGESIZE
         if last > first:
             file.map.madvise(mmap.MADV_DONTNEED, first, last - first)
+
+
+def _projector(folder: Path) -> list[GgufFile]:
+    """The file with the part that reads pictures; empty: the model has none."""
+    path = folder / PROJECTOR
+    return open_parts(path) if path.is_symlink() else []
+
+
+def _pieces(names: GgufNames | ProjectorNames, files: Sequence[GgufFile]) -> dict[str, list[Piece]]:
+    return {tensor: names.pieces(tensor) for file in files for tensor in file.tensors}

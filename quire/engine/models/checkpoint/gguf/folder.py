@@ -15,7 +15,7 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
+from pathlib import Path, PurePath, PurePosixPath
 from typing import Any
 
 import tokenizers
@@ -23,28 +23,43 @@ import tokenizers
 from quire.engine.models.checkpoint.gguf.architectures import config_of, pooling_of
 from quire.engine.models.checkpoint.gguf.container import open_parts, parts_of
 from quire.engine.models.checkpoint.gguf.facts import GgufFacts, facts_of
+from quire.engine.models.checkpoint.gguf.projector import ARCHITECTURE, Projector
 from quire.engine.models.checkpoint.gguf.tokenizer import GgufTokenizer
 from quire.engine.models.checkpoint.user_cache import user_cache
-from quire.engine.models.errors import BrokenFolder
+from quire.engine.models.errors import BrokenFolder, ModelError, UnsupportedModel
 
 logger = logging.getLogger(__name__)
 METHOD = "gguf"  # `quant_method` in the config of such a folder
-_VERSION = 1  # of what is written; folders of others are not used
+PROJECTOR = "mmproj.gguf"  # name of the link to the file with the part that reads pictures
+_VERSION = 2  # of what is written; folders of others are not used
 _MOST_FOLDERS = 32
 _SPLIT = re.compile(r"-\d{5}-of-\d{5}$")
-_PROJECTOR = "mmproj"  # begins the names of files with the part of a model that reads pictures
+_PROJECTOR = "mmproj"  # in the names of files with the part of a model that reads pictures
+_EXACT = ("BF16", "F16", "F32")  # kinds of numbers in such files, best first
 # Files beside a GGUF file that take the place of what it says about its tokenizer.
 _TOKENIZER, _TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
-_BESIDE = (_TOKENIZER, _TOKENIZER_CONFIG, "chat_template.jinja")
+BESIDE = (_TOKENIZER, _TOKENIZER_CONFIG, "chat_template.jinja")
+PREPROCESSOR = "preprocessor_config.json"  # and one that says how pictures are resized
 
 
 def gguf_models(names: Iterable[str]) -> list[str]:
-    """The files of a folder that hold a model each; of one that is split into several, the first."""
-    files = sorted(name for name in names if name.endswith(".gguf") and not name.startswith(_PROJECTOR))
+    """The files that hold a model each, of the files of a folder; of one that is split into several, the first."""
+    files = sorted(name for name in names if name.endswith(".gguf") and not is_projector(name))
     return [name for name in files if not _SPLIT.search(name[:-5]) or "-00001-of-" in name]
 
 
-def name_of(file: Path) -> str:
+def is_projector(name: str) -> bool:
+    """Whether this is the name of a GGUF file with the part of a model that reads pictures."""
+    base = PurePosixPath(name).name
+    return base.endswith(".gguf") and _PROJECTOR in base
+
+
+def projectors(names: Iterable[str]) -> list[str]:
+    """The files with parts that read pictures, those first whose numbers seem to be exactest."""
+    return sorted(filter(is_projector, names), key=_exactness)
+
+
+def name_of(file: PurePath) -> str:
     """The name of a model by that of its file."""
     return _SPLIT.sub("", file.stem)
 
@@ -52,14 +67,16 @@ def name_of(file: Path) -> str:
 def model_folder(file: Path) -> Path:
     """The model folder of a GGUF file, which is made if there is none yet.
 
-    `file`: if the model is split into several, the first.
+    `file`: if the model is split into several, the first. A file with a part that reads pictures lies beside it.
 
     Raises:
         ModelError: the file cannot be read, or its model is not supported.
     """
     files = parts_of(file.absolute())
     cache = user_cache(METHOD)
-    key = cache / _key(files)
+    beside = _names_beside(files[0])
+    seeing = [files[0].parent / name for name in projectors(beside)]
+    key = cache / _key([*files, *seeing])
     folder = key / name_of(files[0])
     if folder.is_dir():
         with suppress(OSError):
@@ -70,7 +87,7 @@ def model_folder(file: Path) -> Path:
     try:
         inner = made / folder.name
         inner.mkdir()
-        _write(inner, files, facts)
+        _write(inner, files, facts, _projector(seeing, facts, is_only=len(gguf_models(beside)) == 1))
         with suppress(OSError):  # another process was faster
             made.rename(key)
     except OSError as error:
@@ -81,6 +98,53 @@ def model_folder(file: Path) -> Path:
         raise BrokenFolder(f"{folder} cannot be written")
     _remove_oldest(cache)
     return folder
+
+
+def _names_beside(file: Path) -> list[str]:
+    """The names of the files in the directory of a file."""
+    try:
+        return sorted(path.name for path in file.parent.iterdir())
+    except OSError:  # no permission
+        return [file.name]
+
+
+def _projector(candidates: Sequence[Path], text: GgufFacts, *, is_only: bool) -> Projector | None:
+    """The part of a model that reads pictures; None if there is none.
+
+    Args:
+        candidates: files that may have it, the best first.
+        text: facts of the language model.
+        is_only: no other model lies beside these files, so that they belong to this one.
+
+    Raises:
+        ModelError: there are files, of which none can be used.
+    """
+    if text.architecture == ARCHITECTURE:
+        raise UnsupportedModel(
+            f"{text.file} is the part of a model that reads pictures; give the path of the file with its language "
+            "model, and leave this one beside it"
+        )
+    refusal: ModelError | None = None
+    for path in candidates:
+        try:
+            projector = Projector(path, facts_of(open_parts(path)), text)
+            projector.check_fits()
+        except ModelError as error:
+            refusal = refusal or error
+            continue
+        logger.info("%s reads pictures with %s, which lies beside it", text.file, path.name)
+        return projector
+    if refusal is not None and is_only:
+        raise refusal
+    if refusal is not None:
+        logger.info("%s reads no pictures: no file beside it is the part for that (%s)", text.file, refusal)
+    return None
+
+
+def _exactness(name: str) -> tuple[int, str]:
+    """A key by which the exactest numbers come first."""
+    words = re.split(r"[^A-Z0-9]", PurePosixPath(name).stem.upper())
+    return next((index for index, kind in enumerate(_EXACT) if kind in words), len(_EXACT)), name
 
 
 def _key(files: Sequence[Path]) -> str:
@@ -96,17 +160,18 @@ def _key(files: Sequence[Path]) -> str:
 
 
 def _beside(file: Path) -> list[Path]:
-    return [path for name in _BESIDE if (path := file.parent / name).is_file()]
+    return [path for name in (*BESIDE, PREPROCESSOR) if (path := file.parent / name).is_file()]
 
 
-def _write(folder: Path, files: Sequence[Path], facts: GgufFacts) -> None:
+def _write(folder: Path, files: Sequence[Path], facts: GgufFacts, projector: Projector | None) -> None:
     """Write the files of a model's folder.
 
     Raises:
         ModelError: the model is not supported.
     """
-    config = {**config_of(facts), "quantization_config": {"quant_method": METHOD}}
-    _dump(folder / "config.json", config)
+    config = config_of(facts)
+    whole = config if projector is None else projector.config(config)
+    _dump(folder / "config.json", {**whole, "quantization_config": {"quant_method": METHOD}})
     tokenizer = GgufTokenizer(facts)
     links = {path.name: path for path in _beside(files[0])}
     if _TOKENIZER in links:
@@ -120,6 +185,12 @@ def _write(folder: Path, files: Sequence[Path], facts: GgufFacts) -> None:
     _dump(folder / "generation_config.json", tokenizer.generation())
     if (pooling := pooling_of(facts)) is not None:
         _write_modules(folder, config, pooling)
+    if projector is None:
+        links.pop(PREPROCESSOR, None)
+    else:
+        (folder / PROJECTOR).symlink_to(projector.path)
+        if PREPROCESSOR not in links:
+            _dump(folder / PREPROCESSOR, projector.preprocessor())
     for path in (*files, *links.values()):
         (folder / path.name).symlink_to(path)
 

@@ -10,11 +10,22 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from quire.engine.models.checkpoint.gguf.architectures import ROPE_TENSORS, head_dim, num_layers, roberta_offset
+from quire.engine.models.checkpoint.gguf.architectures import (
+    LABELS,
+    ROPE_TENSORS,
+    head_dim,
+    is_roberta,
+    num_layers,
+    roberta_offset,
+)
 from quire.engine.models.checkpoint.gguf.facts import GgufFacts
 
 Make = Callable[[Sequence[Tensor]], Tensor]
 _TENSOR = re.compile(r"(?:blk\.(?P<layer>\d+)\.)?(?P<module>\w+?)(?:\.(?P<expert>\d+))?\.(?P<kind>weight|bias)")
+_SCALE = re.compile(r"(?P<module>blk\.\d+\.\w+)\.(?:input_)?scale")  # of weights and of inputs, as NVFP4 has them
+_HEAD = re.compile(r"(?P<module>cls|cls\.output)\.(?P<kind>weight|bias)")
+_ROBERTA_HEAD = {"cls": "classifier.dense", "cls.output": "classifier.out_proj"}
+_BERT_HEAD = {"cls": "pooler.dense", "cls.output": "classifier"}
 _DECODER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _ATTENTION = {
     "attn_norm": "input_layernorm",
@@ -141,7 +152,10 @@ _RULES = {
     "phi3": _Rules(_PHI3),
     "qwen2": _Rules(_LLAMA),
     "qwen3": _Rules(_LLAMA),
+    "qwen2vl": _Rules(_LLAMA),
     "qwen3moe": _Rules({**_LLAMA, **_EXPERTS}),
+    "qwen3vl": _Rules(_LLAMA),
+    "qwen3vlmoe": _Rules({**_LLAMA, **_EXPERTS}),
     "smollm3": _Rules(_LLAMA, pairs=True),
     "stablelm": _Rules(_LLAMA),
     "starcoder2": _Rules(_STARCODER2),
@@ -158,9 +172,13 @@ class GgufNames:
 
     def pieces(self, tensor: str) -> list[Piece]:
         """The weights in a tensor; none if it is not needed. One that no rule names is there under its own name."""
-        match = _TENSOR.fullmatch(tensor)
-        if tensor in ROPE_TENSORS or match is None:
-            return [] if tensor in ROPE_TENSORS else [Piece(tensor)]
+        match, scale, head = (pattern.fullmatch(tensor) for pattern in (_TENSOR, _SCALE, _HEAD))
+        if tensor in ROPE_TENSORS or (scale is not None and f"{scale['module']}.weight" in self._facts.shapes):
+            return []  # the checkpoint multiplies weights with their scales
+        if head is not None:
+            return [self._head_for_labels(tensor, head["module"], head["kind"])]
+        if match is None:
+            return [Piece(tensor)]
         if match["layer"] is not None and int(match["layer"]) >= self._layers:
             return []  # predicts further tokens
         module, kind, expert = match["module"], match["kind"], match["expert"]
@@ -212,10 +230,15 @@ class GgufNames:
             fits = heads % kv_heads == 0 and (heads + 2 * kv_heads) * dim == rows
             return replace(piece, rows=_by_key_head(heads, kv_heads, dim)) if fits else piece
         if self._rules.norm_offset and module.endswith("norm"):
-            return replace(piece, make=partial(_without, self._rules.norm_offset))
+            return replace(piece, make=partial(without, self._rules.norm_offset))
         if module == "position_embd" and (offset := roberta_offset(self._facts)):
             return replace(piece, make=partial(_behind_zeros, offset))
         return piece
+
+    def _head_for_labels(self, tensor: str, module: str, kind: str) -> Piece:
+        if self._facts.architecture == "qwen3":
+            return Piece("score.weight", make=_yes_without_no) if tensor == LABELS else Piece(tensor)
+        return Piece(f"{(_ROBERTA_HEAD if is_roberta(self._facts) else _BERT_HEAD)[module]}.{kind}")
 
     def _latent_projection(self, tensor: str) -> Piece:
         """DeepSeek's up-projection of keys and values, of which newer files have two tensors."""
@@ -256,7 +279,8 @@ def _by_key_head(heads: int, kv_heads: int, dim: int) -> Tensor:
     return torch.cat([part.view(kv_heads, -1) for part in parts], 1).flatten()
 
 
-def _without(offset: float, tensors: Sequence[Tensor]) -> Tensor:
+def without(offset: float, tensors: Sequence[Tensor]) -> Tensor:
+    """The weight from which `offset` is taken."""
     return tensors[0].float() - offset
 
 
@@ -270,3 +294,8 @@ def _joined_latents(heads: int, tensors: Sequence[Tensor]) -> Tensor:
     rank = values.shape[-1]
     by_head = keys.reshape(heads, rank, -1).transpose(1, 2), values.reshape(heads, -1, rank)
     return torch.cat(by_head, 1).flatten(0, 1)
+
+
+def _yes_without_no(tensors: Sequence[Tensor]) -> Tensor:
+    """The row whose product is the difference of both rows' products: its sigmoid is the softmax of the first."""
+    return tensors[0][:1] - tensors[0][1:]

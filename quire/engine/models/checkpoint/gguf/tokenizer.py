@@ -30,6 +30,7 @@ _ENDS = (
     *("<EOT>", "<|end_of_text|>", "<end_of_utterance>", "<|END_OF_TURN_TOKEN|>", "<｜end▁of▁sentence｜>"),
 )
 _HARMONY = {"<|return|>", "<|call|>"}  # with both of them, <|end|> ends a message, and not the turn
+_RERANK = "rerank"  # name of what llama.cpp makes prompts of rerankers of; it is no template of a chat
 _SAMPLING = {
     "temp": "temperature",
     "top_k": "top_k",
@@ -317,7 +318,8 @@ class GgufTokenizer:
         named = {
             name: template
             for name in self._facts.texts("tokenizer.chat_templates")
-            if (template := self._facts.optional_text(f"tokenizer.chat_template.{name}")) is not None
+            if name != _RERANK
+            and (template := self._facts.optional_text(f"tokenizer.chat_template.{name}")) is not None
         }
         if named:
             templates = {**named, **({} if main is None else {"default": main})}

@@ -1,0 +1,345 @@
+"""Configs of models whose part that reads pictures lies in a GGUF file of its own ("mmproj"), beside the text's.
+
+What a file leaves out is said here, as in `architectures`: how pictures are resized, windows, and which tokens stand
+for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from quire.engine.models.checkpoint.gguf.architectures import EMBEDDING
+from quire.engine.models.checkpoint.gguf.facts import GgufFacts
+from quire.engine.models.errors import BrokenFolder, UnsupportedModel
+
+Config = dict[str, Any]
+ARCHITECTURE = "clip"  # of the files
+PATCHES = "v.patch_embd.weight"
+_BICUBIC, _BILINEAR, _LANCZOS = 3, 2, 1  # Pillow's numbers
+_QWEN_AREA = {"min_pixels": 56 * 56, "max_pixels": 28 * 28 * 128 * 128}  # of Qwen2-VL and Qwen2.5-VL; not in files
+_QWEN3_AREA = {"min_pixels": 256 * 256, "max_pixels": 4096 * 4096}
+_MERGED, _FRAMES, _WINDOW = 2, 2, 112  # of Qwen-VL
+_GEMMA_POOLED = 4  # patches along the edge of a token of Gemma 3
+_INTERN_TILES = (1, 12)
+
+
+@dataclass(frozen=True)
+class Projector:
+    """The part of a model that reads pictures.
+
+    Attributes:
+        path: of its file.
+        facts: those of its file.
+        text: those of the file with the language model.
+    """
+
+    path: Path
+    facts: GgufFacts
+    text: GgufFacts
+
+    @property
+    def kind(self) -> str:
+        """What llama.cpp calls the kind of its projector."""
+        kind = kind_of(self.facts)
+        if kind not in _KINDS:
+            raise UnsupportedModel(
+                f"{self.facts.file} has a projector of the type {kind!r}, which is not supported; supported are "
+                f"{', '.join(sorted(_KINDS))}. Move the file to another folder to serve the model without it"
+            )
+        return kind
+
+    def check_fits(self) -> None:
+        """Check that it belongs to the language model.
+
+        Raises:
+            UnsupportedModel: it does not, or its kind is not supported.
+        """
+        accepted, text = _KINDS[self.kind].architectures, self.text
+        if text.architecture not in accepted:
+            raise UnsupportedModel(
+                f"{self.facts.file} has a projector of the type {self.kind!r} for models of the architecture "
+                f"{' or '.join(accepted)}, but {text.file} is of {text.architecture!r}"
+            )
+        widths = self.facts.integer(".vision.projection_dim"), text.integer(".embedding_length")
+        if widths[0] != widths[1]:
+            raise UnsupportedModel(
+                f"{self.facts.file} makes embeddings of {widths[0]} values, but those of {text.file} have {widths[1]}"
+            )
+
+    def config(self, text: Config) -> Config:
+        """The config of the whole model. `text`: that of the language model.
+
+        Raises:
+            UnsupportedModel: the vocabulary has no token that stands for pictures.
+            BrokenFolder: a value is missing, or of a wrong kind.
+        """
+        inner = {name: value for name, value in text.items() if name != "architectures"}
+        special = {name: value for name, value in text.items() if name.endswith("_token_id")}
+        config = _KINDS[self.kind].config(self, inner)
+        return {**special, "tie_word_embeddings": text["tie_word_embeddings"], "text_config": inner, **config}
+
+    def preprocessor(self) -> Config:
+        """The config of the image processor; raises as `config` does."""
+        numbers = {name: self._colors(name) for name in ("image_mean", "image_std")}
+        return {**numbers, **_KINDS[self.kind].preprocessor(self)}
+
+    def token(self, *texts: str) -> int:
+        """The id of the first of some tokens that the vocabulary has."""
+        for text in texts:
+            if text in self.tokens:
+                return self.tokens.index(text)
+        raise UnsupportedModel(f"{self.text.file} has no token {texts[0]!r}, which stands for a picture")
+
+    @cached_property
+    def tokens(self) -> Sequence[str]:
+        """The vocabulary of the language model."""
+        return self.text.texts("tokenizer.ggml.tokens")
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        """The integer above 0 under a key of the file, or the default if it has none; None: it must have one."""
+        value = self.facts.integer(key) if default is None else self.facts.optional_integer(key)
+        value = default if value is None else value
+        if value is None or value < 1:
+            raise BrokenFolder(f"{self.facts.file}: {ARCHITECTURE}{key} must be above 0, not {value}")
+        return value
+
+    def layers(self) -> int:
+        """Number of the encoder's layers."""
+        layers = self.integer(".vision.block_count")
+        if layers > len(self.facts.shapes):
+            raise BrokenFolder(
+                f"{self.facts.file} has {len(self.facts.shapes)} tensors, but its metadata {layers} layers"
+            )
+        return layers
+
+    def patches(self) -> int:
+        """Number of patches along the edge of an image."""
+        return self.integer(".vision.image_size") // self.integer(".vision.patch_size")
+
+    def _colors(self, name: str) -> list[float]:
+        values = self.facts.sequence(f".vision.{name}")
+        if len(values) != 3 or any(type(value) is not float for value in values):
+            raise BrokenFolder(f"{self.facts.file}: {ARCHITECTURE}.vision.{name} must have 3 numbers")
+        return list(values)
+
+
+def kind_of(facts: GgufFacts) -> str:
+    """What llama.cpp calls the kind of a file's projector."""
+    return facts.optional_text(".projector_type") or facts.text(".vision.projector_type")
+
+
+def _encoder(projector: Projector) -> Config:
+    """What the configs of all encoders have."""
+    return {
+        "hidden_size": projector.integer(".vision.embedding_length"),
+        "intermediate_size": projector.integer(".vision.feed_forward_length"),
+        "num_hidden_layers": projector.layers(),
+        "num_attention_heads": projector.integer(".vision.attention.head_count"),
+        "image_size": projector.integer(".vision.image_size"),
+        "patch_size": projector.integer(".vision.patch_size"),
+        "layer_norm_eps": projector.facts.number(".vision.attention.layer_norm_epsilon"),
+    }
+
+
+def _square(projector: Projector) -> dict[str, int]:
+    edge = projector.integer(".vision.image_size")
+    return {"height": edge, "width": edge}
+
+
+def _gemma3(projector: Projector, _: Config) -> Config:
+    pooled = projector.integer(".vision.projector.scale_factor", _GEMMA_POOLED)
+    return {
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "model_type": "gemma3",
+        "vision_config": {"model_type": "siglip_vision_model", "vision_use_head": False, **_encoder(projector)},
+        "mm_tokens_per_image": (projector.patches() // pooled) ** 2,
+        "image_token_index": _soft_token(projector),
+        "boi_token_index": projector.token("<start_of_image>"),
+        "eoi_token_index": projector.token("<end_of_image>"),
+    }
+
+
+def _soft_token(projector: Projector) -> int:
+    """Gemma's token for pictures. Some files end before it: a token that is not used stands for them there."""
+    known = projector.tokens[: projector.text.shape(EMBEDDING)[0]]
+    unused = [token for token in known if token.startswith("<unused")]
+    return projector.token("<image_soft_token>", *unused[-1:])
+
+
+def _gemma3_preprocessor(projector: Projector) -> Config:
+    return {"image_processor_type": "Gemma3ImageProcessor", "resample": _BILINEAR, "size": _square(projector)}
+
+
+def _idefics3(projector: Projector, _: Config) -> Config:
+    return {
+        "architectures": ["Idefics3ForConditionalGeneration"],
+        "model_type": "idefics3",
+        "vision_config": {"model_type": "idefics3_vision", **_encoder(projector)},
+        "scale_factor": projector.integer(".vision.projector.scale_factor", 2),
+        "image_token_id": projector.token("<image>"),
+    }
+
+
+def _idefics3_preprocessor(projector: Projector) -> Config:
+    tile = projector.integer(".vision.image_size")
+    return {
+        "image_processor_type": "Idefics3ImageProcessor",
+        "resample": _LANCZOS,
+        "max_image_size": {"longest_edge": tile},
+        "size": {"longest_edge": projector.integer(".vision.preproc_image_size", 4 * tile)},
+    }
+
+
+def _internvl(projector: Projector, _: Config) -> Config:
+    shapes, width = projector.facts.shapes, projector.integer(".vision.embedding_length")
+    vision = {
+        "model_type": "internvl_vision",
+        **_encoder(projector),
+        "attention_bias": "v.blk.0.attn_q.bias" in shapes,
+        "use_qk_norm": "v.blk.0.attn_q_norm.weight" in shapes,
+        "norm_type": "layer_norm" if "v.blk.0.ln1.bias" in shapes else "rms_norm",
+    }
+    merged = projector.integer(".vision.projector.scale_factor", 2)
+    if projector.facts.shape("mm.model.mlp.1.weight")[-1] != width * merged**2:
+        raise BrokenFolder(f"{projector.facts.file}: mm.model.mlp.1.weight does not read {merged}x{merged} patches")
+    return {
+        "architectures": ["InternVLForConditionalGeneration"],
+        "model_type": "internvl",
+        "vision_config": vision,
+        "downsample_ratio": 1 / merged,
+        "image_token_id": projector.token("<IMG_CONTEXT>"),
+    }
+
+
+def _internvl_preprocessor(projector: Projector) -> Config:
+    least, most = _INTERN_TILES
+    return {
+        "image_processor_type": "GotOcr2ImageProcessor",
+        "resample": _BICUBIC,
+        "size": _square(projector),
+        "crop_to_patches": True,
+        "min_patches": projector.integer(".vision.preproc_min_tiles", least),
+        "max_patches": projector.integer(".vision.preproc_max_tiles", most),
+    }
+
+
+def _qwen(projector: Projector, kind: str, head: str, vision: Config) -> Config:
+    common = {
+        "depth": projector.layers(),
+        "num_heads": projector.integer(".vision.attention.head_count"),
+        "patch_size": projector.integer(".vision.patch_size"),
+        "spatial_merge_size": projector.integer(".vision.spatial_merge_size", _MERGED),
+        "temporal_patch_size": _FRAMES,
+    }
+    return {
+        "architectures": [f"{head}ForConditionalGeneration"],
+        "model_type": kind,
+        "vision_config": {**common, **vision},
+        "image_token_id": projector.token("<|image_pad|>"),
+        "video_token_id": projector.token("<|video_pad|>"),
+        "vision_start_token_id": projector.token("<|vision_start|>"),
+        "vision_end_token_id": projector.token("<|vision_end|>"),
+    }
+
+
+def _with_sections(projector: Projector, text: Config, kind: str, **fields: Any) -> None:
+    """Make the language model's config one with rotary positions of time, height and width."""
+    sections = list(projector.text.sequence(".rope.dimension_sections"))[:3]
+    if len(sections) != 3 or any(type(value) is not int for value in sections):
+        raise BrokenFolder(
+            f"{projector.text.file}: {projector.text.architecture}.rope.dimension_sections must have 3 numbers"
+        )
+    text["model_type"] = kind
+    text["rope_parameters"] = {**text["rope_parameters"], "mrope_section": sections, **fields}
+
+
+def _qwen2_vl(projector: Projector, text: Config) -> Config:
+    """Qwen2-VL. The width of its feed-forwards is not in files."""
+    _with_sections(projector, text, "qwen2_vl_text")
+    width = projector.integer(".vision.embedding_length")
+    vision = {
+        "embed_dim": width,
+        "hidden_size": projector.integer(".vision.projection_dim"),
+        "mlp_ratio": max(projector.facts.shape("v.blk.0.ffn_up.weight")) // width,
+    }
+    return _qwen(projector, "qwen2_vl", "Qwen2VL", vision)
+
+
+def _qwen2_5_vl(projector: Projector, text: Config) -> Config:
+    _with_sections(projector, text, "qwen2_5_vl_text")
+    period, layers = projector.integer(".vision.n_wa_pattern"), projector.layers()
+    vision = {
+        "hidden_size": projector.integer(".vision.embedding_length"),
+        "intermediate_size": projector.integer(".vision.feed_forward_length"),
+        "out_hidden_size": projector.integer(".vision.projection_dim"),
+        "window_size": projector.integer(".vision.window_size", _WINDOW),
+        "fullatt_block_indexes": [*range(period - 1, layers, period)],
+    }
+    return _qwen(projector, "qwen2_5_vl", "Qwen2_5_VL", vision)
+
+
+def _qwen3_vl(projector: Projector, text: Config) -> Config:
+    """Qwen3-VL, and that with experts."""
+    moe = "_moe" if "num_experts" in text else ""
+    _with_sections(projector, text, f"qwen3_vl{moe}_text", mrope_interleaved=True)
+    facts = projector.facts
+    vision = {
+        "hidden_size": projector.integer(".vision.embedding_length"),
+        "intermediate_size": projector.integer(".vision.feed_forward_length"),
+        "out_hidden_size": projector.integer(".vision.projection_dim"),
+        "num_position_embeddings": facts.shape("v.position_embd.weight")[0],
+        "deepstack_visual_indexes": deepstack_layers(facts),
+    }
+    return _qwen(projector, f"qwen3_vl{moe}", f"Qwen3VL{'Moe' if moe else ''}", vision)
+
+
+def deepstack_layers(facts: GgufFacts) -> list[int]:
+    """The layers of Qwen3-VL whose values go to the language model's first layers."""
+    flags = facts.sequence(".vision.is_deepstack_layers")
+    return [index for index, flag in enumerate(flags) if flag]
+
+
+def _qwen_preprocessor(projector: Projector) -> Config:
+    areas = _QWEN3_AREA if _is_qwen3(projector.facts) else _QWEN_AREA
+    names = {"min_pixels": ".vision.image_min_pixels", "max_pixels": ".vision.image_max_pixels"}
+    return {
+        "image_processor_type": "Qwen2VLImageProcessor",
+        "resample": _BICUBIC,
+        "patch_size": projector.integer(".vision.patch_size"),
+        "merge_size": projector.integer(".vision.spatial_merge_size", _MERGED),
+        "temporal_patch_size": _FRAMES,
+        **{name: projector.integer(key, areas[name]) for name, key in names.items()},
+    }
+
+
+def _is_qwen3(facts: GgufFacts) -> bool:
+    return kind_of(facts) == "qwen3vl_merger"
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """A kind of projectors.
+
+    Attributes:
+        architectures: those of the language models that it is for.
+        config: makes the config of the whole model; given that of the language model, which it may change.
+        preprocessor: makes the config of the image processor.
+    """
+
+    architectures: tuple[str, ...]
+    config: Callable[[Projector, Config], Config]
+    preprocessor: Callable[[Projector], Config]
+
+
+_KINDS: Mapping[str, _Kind] = {
+    "gemma3": _Kind(("gemma3",), _gemma3, _gemma3_preprocessor),
+    "idefics3": _Kind(("llama",), _idefics3, _idefics3_preprocessor),
+    "internvl": _Kind(("llama", "qwen2", "qwen3"), _internvl, _internvl_preprocessor),
+    "qwen2vl_merger": _Kind(("qwen2vl",), _qwen2_vl, _qwen_preprocessor),
+    "qwen2.5vl_merger": _Kind(("qwen2vl",), _qwen2_5_vl, _qwen_preprocessor),
+    "qwen3vl_merger": _Kind(("qwen3vl", "qwen3vlmoe"), _qwen3_vl, _qwen_preprocessor),
+}
