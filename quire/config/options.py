@@ -399,6 +399,11 @@ class ModelOptions(Options):
         description="files that weights are read from; auto: .safetensors files, or one .gguf file if there are none; "
         "dummy: none, weights are random, for benchmarks",
     )
+    packed_weight_cache_size: SizeOrNone = Field(
+        ByteSize(32 << 30),
+        description="disk space for packed weights of quantized models on CPUs, in quire/packed of the user's cache, "
+        "from which the next start maps them; those used least recently are removed; 0: no cache",
+    )
     device: Literal["auto", "cpu", "cuda", "reference"] = Field(
         "auto",
         description="what runs the model; auto: cuda if there is a CUDA device and triton is installed, otherwise cpu; "

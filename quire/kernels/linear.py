@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal, Protocol, runtime_checkable
+from collections.abc import Mapping
+from typing import Literal, Protocol, Self, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from quire.kernels.gpu_weights import GpuWeight, PlainGpuWeight, format_weight
 from quire.kernels.packed_groups import PackedGroups
 from quire.kernels.panels import pack_panels, take_panel_rows
 from quire.kernels.quantized import quantize_groups
+from quire.kernels.saved_weight import SavedWeight
 
 # "fp8_blocks": float8 in blocks, for checkpoints that have such weights
 Quantization = Literal["none", "int8", "int4", "fp8", "fp8_blocks"]
@@ -59,9 +61,23 @@ class PackedBFloat16:
     """(panels, size_in / 2, 32, 2): one load brings the weights of two inputs for 16 outputs."""
 
     def __init__(self, weight: Tensor) -> None:
-        self.size_out = len(weight)
-        self._data = pack_panels(weight.view(torch.int32))
-        self.nbytes = self._data.nbytes
+        self._set(len(weight), pack_panels(weight.view(torch.int32)))
+
+    def saved(self) -> SavedWeight:
+        """The weight as tensors and facts; `restored` makes it of them."""
+        return SavedWeight("bfloat16", {"size_out": self.size_out}, {"data": self._data})
+
+    @classmethod
+    def restored(cls, saved: SavedWeight) -> Self:
+        """The weight that was `saved`. Its tensors are used as they are, and not checked."""
+        weight = cls.__new__(cls)
+        weight._set(saved.facts["size_out"], saved.tensors["data"])
+        return weight
+
+    def _set(self, size_out: int, data: Tensor) -> None:
+        self.size_out, self.size_in = size_out, 2 * data.shape[1]
+        self._data = data
+        self.nbytes = data.nbytes
 
     def __call__(
         self,
@@ -84,6 +100,8 @@ class PackedBFloat16:
         return take_panel_rows(self._data, indices, torch.bfloat16)
 
 
+SavableWeight = PackedGroups | PackedBFloat16  # whose tensors are known, so that they can be written to a file
+SAVED_KINDS: Mapping[str, type[SavableWeight]] = {"groups": PackedGroups, "bfloat16": PackedBFloat16}
 ExactWeight = PackedBFloat16 | PlainGpuWeight  # formats that lose nothing, whose rows can be read
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +13,7 @@ from quire.kernels import native
 from quire.kernels.capture import empty
 from quire.kernels.grouped_weight import GroupedWeight
 from quire.kernels.panels import PANEL, pack_panels
+from quire.kernels.saved_weight import SavedWeight
 
 _STEP = 16  # inputs of the smallest group
 _BLOCK = 32  # inputs that weights are padded to whole numbers of
@@ -46,8 +48,29 @@ class PackedGroups:
             compact: look for what the weights' values allow: codes of 6 bits, scales of 8 bits, no minimums. Otherwise
                 the layout depends on that of the parts alone, so that other weights can take their place.
         """
+        self._set(dtype, [_Panels(part, compact=compact) for part in parts])
+
+    def saved(self) -> SavedWeight:
+        """The weight as tensors and facts; `restored` makes it of them."""
+        facts = [part.facts() for part in self._parts]
+        tensors = {f"{index}.{name}": x for index, part in enumerate(self._parts) for name, x in part.tensors().items()}
+        return SavedWeight("groups", {"dtype": str(self._dtype).removeprefix("torch."), "parts": facts}, tensors)
+
+    @classmethod
+    def restored(cls, saved: SavedWeight) -> Self:
+        """The weight that was `saved`. Its tensors are used as they are, and not checked."""
+        weight = cls.__new__(cls)
+        parts = []
+        for index, facts in enumerate(saved.facts["parts"]):
+            names = {name.partition(".")[2]: x for name, x in saved.tensors.items() if name.startswith(f"{index}.")}
+            parts.append(_Panels.restored(facts, names))
+        weight._set(getattr(torch, saved.facts["dtype"]), parts)
+        return weight
+
+    def _set(self, dtype: torch.dtype, parts: list[_Panels]) -> None:
         self._dtype = dtype
-        self._parts = [_Panels(part, compact=compact) for part in parts]
+        self._parts = parts
+        self.size_in = parts[0].size_in
         self.size_out = sum(part.size_out for part in self._parts)
         self.nbytes = sum(part.nbytes for part in self._parts)
 
@@ -110,18 +133,41 @@ class _Panels:
         levels = [scales] if minimums is None else [scales, minimums]
         pairs = [_two_levels(level, _SUPER // group) for level in levels] if compact and group <= _BLOCK else [None]
         factors, sections = _scale_sections(levels, pairs, -(-self.size_in // _BLOCK), group)
-        self._format = {
+        layout = {
             "bits": bits,
             "group": group,
             "offset": offset,
             "scale_bits": 16 if None in pairs else 8,
             "minimums": int(minimums is not None),
         }
+        self._set(layout, _packed(weight, bits, added, sections), factors)
+
+    def facts(self) -> Mapping[str, Any]:
+        """What it is beside its tensors."""
+        return {"size_out": self.size_out, "size_in": self.size_in, "format": self._format}
+
+    def tensors(self) -> Mapping[str, Tensor]:
+        """Its tensors by name."""
+        tensors = {
+            "data": self._data[self._layout], "factors": self._factors, "table": self._table, "order": self._order
+        }  # fmt: skip
+        return {name: tensor for name, tensor in tensors.items() if tensor is not None}
+
+    @classmethod
+    def restored(cls, facts: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Self:
+        """The part with these facts and tensors."""
+        part = cls.__new__(cls)
+        part.size_out, part.size_in = facts["size_out"], facts["size_in"]
+        part._table, part._order = tensors.get("table"), tensors.get("order")
+        part._set(dict(facts["format"]), tensors["data"], tensors["factors"])
+        return part
+
+    def _set(self, layout: dict[str, int], data: Tensor, factors: Tensor) -> None:
+        self._format = layout
         # Named for its layout: weights of another one that are to take its place are refused for want of the name.
-        self._layout = ", ".join(f"{name} {value}" for name, value in self._format.items())
-        self._data, self._factors = {self._layout: _packed(weight, bits, added, sections)}, factors
-        tensors = self._data[self._layout], self._factors, self._table, self._order
-        self.nbytes = sum(tensor.nbytes for tensor in tensors if tensor is not None)
+        self._layout = ", ".join(f"{name} {value}" for name, value in layout.items())
+        self._data, self._factors = {self._layout: data}, factors
+        self.nbytes = sum(tensor.nbytes for tensor in self.tensors().values())
 
     def multiply(self, x: Tensor, bias: Tensor | None, act: str | None, out: Tensor) -> None:
         native.kernels.grouped_linear(

@@ -23,6 +23,7 @@ from quire.engine.client.streaming import Streams
 from quire.engine.models.checkpoint.adapter import Adapter, AdapterLoader, without_adapters
 from quire.engine.models.checkpoint.checkpoint import Checkpoint, Progress
 from quire.engine.models.checkpoint.dummy import DummyCheckpoint
+from quire.engine.models.checkpoint.model_cache import ModelCache, model_cache
 from quire.engine.models.checkpoint.opened import checkpoint_in, is_gguf
 from quire.engine.models.checkpoint.safetensors import SafetensorsFile
 from quire.engine.models.checkpoint.weights import EMBEDDING, HEAD, WeightFiller, allocate, check_unpacked
@@ -54,7 +55,7 @@ from quire.engine.models.specs.dual_encoder import DualEncoderSpec
 from quire.engine.models.specs.pooler import PoolerSpec
 from quire.engine.models.specs.speech_to_text import SpeechToTextSpec
 from quire.engine.models.specs.tensor_names import WeightNames
-from quire.kernels import gpu
+from quire.kernels import gpu, native
 
 if TYPE_CHECKING:
     from quire.engine.models.fallback.composite import CompositeShell
@@ -175,6 +176,17 @@ class _Load:
         allocate(model, self.dtype, self.target.torch_device)
         if self.observer is not None:
             self.observer.on_allocated(model)
+
+    def cache(self, model: nn.Module, *facts: object) -> AbstractContextManager[ModelCache]:
+        """The cache of packed weights. `facts`: what beside config and options decides how they are packed."""
+        limit = int(self.options.packed_weight_cache_size)
+        # Adapters that are merged into weights come from other files, and other devices pack in other ways.
+        if self.config.task_adapter is not None or not native.supports(torch.empty(0, dtype=self.dtype)):
+            limit = 0
+        limit = limit if not self.is_dummy and self.target.torch_device.type == "cpu" else 0
+        options = self.options.model_dump_json(exclude={"packed_weight_cache_size"})
+        folder = self.folder / (self.config.static or "")
+        return model_cache(folder, limit, self.checkpoint.total_bytes, model, str(self.dtype), options, *facts)
 
     @property
     def is_dummy(self) -> bool:
@@ -445,7 +457,9 @@ def _load_transformer(load: _Load, spec: DecoderSpec | EncoderSpec, groups: Rank
             tensors = ((name, tensor) for name, tensor in tensors if name not in superseded)
         return itertools.chain(_with_label_rows(tensors, pooler), _extra_weights(folder, pooler))
 
-    load.fill(filler, tensors_of)
+    with load.cache(model, None if groups is None else groups.placement) as cache:
+        filler.use_cache(cache)
+        load.fill(filler, tensors_of)
     if vision is not None:
         vision.check()
     if scales is not None:

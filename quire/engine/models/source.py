@@ -141,7 +141,7 @@ class WeightSource:
         model = _module_of(loaded)
         mover = _WeightMover(model, self._parameters)
         try:
-            other = _module_of(self._load(folder, bar, mover))
+            other = _module_of(self._load(folder, bar, mover, caches=False))
             with torch.inference_mode():
                 _copy_tensors(other, model)
         except (ModelError, OSError, RuntimeError, MemoryError) as error:
@@ -155,8 +155,12 @@ class WeightSource:
                 setattr(module, name, None)
         self.folder = folder
 
-    def _load(self, folder: Path, bar: ProgressBar, observer: LoadObserver | None) -> LoadedModel:
-        return load_model(folder, self._config, self._options, self._target, bar, self._groups, observer)
+    def _load(
+        self, folder: Path, bar: ProgressBar, observer: LoadObserver | None, *, caches: bool = True
+    ) -> LoadedModel:
+        """`caches`: packed weights are cached; those that replace others are hardly loaded twice."""
+        options = self._options if caches else self._options.model_copy(update={"packed_weight_cache_size": 0})
+        return load_model(folder, self._config, options, self._target, bar, self._groups, observer)
 
     def _read_config(self, folder: Path) -> Mapping[str, Any]:
         """The values of a model's config, defaults included; of a table of embeddings there is none."""

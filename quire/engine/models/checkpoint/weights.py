@@ -12,6 +12,7 @@ from typing_extensions import override
 
 from quire.engine.models.checkpoint.checkpoint import Progress, WeightTaker
 from quire.engine.models.checkpoint.formats.weight_format import PackableWeight, StackedWeight, Window
+from quire.engine.models.checkpoint.model_cache import NO_CACHE, ModelCache
 from quire.engine.models.checkpoint.norm_gains import NormGains, normed_linears
 from quire.engine.models.errors import BrokenFolder, UnsupportedModel, WeightMismatch
 from quire.engine.models.layers.linear import Linear, Packable
@@ -126,13 +127,21 @@ class WeightFiller(WeightTaker):
         self._on_packed = on_packed
         self._paths = {} if on_packed is None else {module: path for path, module in model.named_modules()}
         self._taken: dict[str, dict[int | None, Sequence[PackableWeight]]] = {}  # parts of parameters, as stored
-        self._gains = NormGains(model, normed_linears(model) if quantization == "int8" else ())
+        pairs = [*normed_linears(model)] if quantization == "int8" else []
+        self._gains = NormGains(model, pairs)
+        self._changes_norms = bool(pairs)
+        self._cache = NO_CACHE
         self._missing = {name: set(range(len(self._parts(name)))) for name in self._parameters}
         self.targets: Container[str] = self._missing
         self.num_layers = len(model.layers) if isinstance(model, Transformer) else 0
         self._zero_keys()
         self._extra: list[str] = []
         self._seen: list[str] = []  # names of all tensors, for errors
+
+    def use_cache(self, cache: ModelCache) -> None:
+        """Read nothing that a cache has, and give it what it has not. Norms that change with weights prevent that."""
+        if not self._changes_norms:
+            self._cache = cache
 
     @override
     def window(self, name: str, shape: Sequence[int]) -> Window | None:
@@ -162,6 +171,12 @@ class WeightFiller(WeightTaker):
 
     def _take(self, name: str, target: WeightTarget, parts: Sequence[PackableWeight]) -> bool:
         """Take a weight whose rows are those of all `parts`, if all layers that have it can multiply with it."""
+        if self._is_cached(target.parameter):
+            self._seen.append(name)
+            self._mark_loaded(name, target)
+            _check_shape(name, (sum(part.shape[0] for part in parts), parts[0].shape[1]), self._shape(target))
+            self._complete_if_loaded(target.parameter)
+            return True
         layers = self._packable.get(target.parameter, ())
         takes = [not layer.is_exact for layer in layers]
         if self._quantization != "none" or not takes or not all(takes):
@@ -172,14 +187,21 @@ class WeightFiller(WeightTaker):
         self._seen.append(name)
         self._mark_loaded(name, target)
         shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
-        _check_shape(name, shape, (self._rows(target)[1], *parameter.shape[1:]))
+        _check_shape(name, shape, self._shape(target))
         copies = [part.copied() for part in parts]  # what is checked, as reading a part may mean to unpack it
         if not all(part.is_finite() for part in copies):
             raise BrokenFolder(f"{name} {_NOT_FINITE}")
         self._taken.setdefault(target.parameter, {})[target.part] = copies
-        if not self._missing[target.parameter]:
-            self._complete(target.parameter)
+        self._complete_if_loaded(target.parameter)
         return True
+
+    def _is_cached(self, parameter: str) -> bool:
+        """Whether the packed weight of a parameter is cached."""
+        return parameter in self._packable and self._cache.has(parameter, self._parameters[parameter].shape)
+
+    def _shape(self, target: WeightTarget) -> tuple[int, ...]:
+        """The shape of a tensor that fills a parameter, or its part of one."""
+        return self._rows(target)[1], *self._parameters[target.parameter].shape[1:]
 
     def fill(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Copy all tensors to their parameters, and pack each layer's weights once they are complete.
@@ -270,9 +292,11 @@ class WeightFiller(WeightTaker):
 
     def _copy(self, name: str, target: WeightTarget, tensor: Tensor) -> None:
         self._mark_loaded(name, target)
-        self._write(name, target, tensor if target.convert is None else target.convert(tensor))
-        if not self._missing[target.parameter]:
-            self._complete(target.parameter)
+        if not self._is_cached(target.parameter):
+            self._write(name, target, tensor if target.convert is None else target.convert(tensor))
+        elif target.convert is None:
+            _check_shape(name, tensor.shape, self._shape(target))
+        self._complete_if_loaded(target.parameter)
 
     def _write(self, name: str, target: WeightTarget, tensor: Tensor) -> None:
         """Copy a tensor to its parameter, or to its part of it."""
@@ -302,12 +326,17 @@ class WeightFiller(WeightTaker):
             raise WeightMismatch(f"{name} occurs more than once in the checkpoint")
         missing -= loaded
 
+    def _complete_if_loaded(self, parameter: str) -> None:
+        if not self._missing[parameter]:
+            self._complete(parameter)
+
     def _complete(self, parameter: str) -> None:
         """Release a complete parameter and pack the layers that use it, which frees its memory.
 
         A layer does not wait for its bias: of all experts stacked in one tensor only one is not packed at a time.
         """
-        packed = self._packed(parameter)
+        is_cached = self._is_cached(parameter)
+        packed = self._cache.weight(parameter) if is_cached else self._packed(parameter)
         del self._parameters[parameter]
         layers = []
         for layer in self._gains.loaded(parameter, self._packable.get(parameter, ())):
@@ -316,6 +345,8 @@ class WeightFiller(WeightTaker):
             else:
                 layer.use(packed)
             layers.append(layer)
+        if not is_cached:
+            self._cache.add(parameter, layers)
         if self._on_packed is not None:
             for layer in layers:  # once all of them are packed: they may share a weight
                 self._on_packed(self._paths[layer], layer)

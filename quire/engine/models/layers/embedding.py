@@ -83,7 +83,7 @@ class Embedding(Packable):
         super().__init__()
         # Not nn.Embedding: it initializes its table, which on the meta device imports a second's worth of torch.
         self.weight = nn.Parameter(torch.empty(vocab, hidden), requires_grad=False)
-        self._packed: PackedTable | None = None
+        self.packed: PackedTable | None = None
         self._tied = () if tied is None else (tied,)  # in a tuple: not a submodule of this one
         if tied is not None:
             tied.weight = self.weight
@@ -101,16 +101,16 @@ class Embedding(Packable):
     def use(self, packed: PackedWeight | None) -> None:
         if packed is not None:
             assert isinstance(packed, PackedTable)
-            self._packed, self.weight = packed, None
+            self.packed, self.weight = packed, None
 
     @property
     def packed_bytes(self) -> int:
         """0 with a head: a shared packed weight counts as the head's."""
-        return 0 if self._packed is None or self._tied else self._packed.nbytes
+        return 0 if self.packed is None or self._tied else self.packed.nbytes
 
     def forward(self, tokens: Tensor) -> Tensor:
         """(tokens,) ids to (tokens, hidden)."""
-        if self._packed is not None:
-            return self._packed.rows(tokens)
+        if self.packed is not None:
+            return self.packed.rows(tokens)
         assert self.weight is not None
         return take_rows(self.weight, tokens)

@@ -27,10 +27,12 @@ class Packable(nn.Module, ABC):
     Attributes:
         is_exact: the weight is never quantized, also not as a checkpoint stores it.
         weight: None once it is packed.
+        packed: the packed weight.
     """
 
     is_exact = False
     weight: nn.Parameter | None
+    packed: PackedWeight | None
 
     @abstractmethod
     def pack_weights(self, quantization: Quantization) -> None:

@@ -25,6 +25,7 @@ from quire.engine.models.checkpoint.gguf.container import open_parts, parts_of
 from quire.engine.models.checkpoint.gguf.facts import GgufFacts, facts_of
 from quire.engine.models.checkpoint.gguf.projector import ARCHITECTURE, Projector
 from quire.engine.models.checkpoint.gguf.tokenizer import GgufTokenizer
+from quire.engine.models.checkpoint.user_cache import user_cache
 from quire.engine.models.errors import BrokenFolder, ModelError, UnsupportedModel
 
 logger = logging.getLogger(__name__)
@@ -72,7 +73,7 @@ def model_folder(file: Path) -> Path:
         ModelError: the file cannot be read, or its model is not supported.
     """
     files = parts_of(file.absolute())
-    cache = _cache()
+    cache = user_cache(METHOD)
     beside = _names_beside(files[0])
     seeing = [files[0].parent / name for name in projectors(beside)]
     key = cache / _key([*files, *seeing])
@@ -144,20 +145,6 @@ def _exactness(name: str) -> tuple[int, str]:
     """A key by which the exactest numbers come first."""
     words = re.split(r"[^A-Z0-9]", PurePosixPath(name).stem.upper())
     return next((index for index, kind in enumerate(_EXACT) if kind in words), len(_EXACT)), name
-
-
-def _cache() -> Path:
-    """The directory of all such folders; in the system's directory of temporary files if the user's is not writable."""
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    for parent in (base / "quire", Path(tempfile.gettempdir()) / f"quire-{os.getuid()}"):
-        cache = parent / METHOD
-        try:
-            cache.mkdir(parents=True, exist_ok=True, mode=0o700)
-        except OSError:
-            continue
-        if os.access(cache, os.W_OK) and cache.stat().st_uid == os.getuid():
-            return cache
-    raise BrokenFolder(f"no directory is writable for what GGUF files say about their models: {base / 'quire'}")
 
 
 def _key(files: Sequence[Path]) -> str:
