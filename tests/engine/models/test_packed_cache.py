@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from quire.config.options import ModelOptions
+from quire.config.options import ModelOptions, ParallelOptions
 from quire.engine.client.protocol import UpdateWeights
 from quire.engine.models.checkpoint import model_cache
 from quire.engine.models.checkpoint.packed_cache import PackedCache
@@ -72,6 +72,21 @@ def test_a_model_that_starts_again_is_mapped(tmp_path: Path, cache: Path, quanti
     assert [path.stat().st_ino for path in files(cache)] == [written]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["llama", "llama-biased-tied", "mixtral"])
+def test_each_rank_has_a_file(tmp_path: Path, cache: Path, case: str) -> None:
+    folder = save_model(make_model(case, num_hidden_layers=2), tmp_path / "model")
+    parallel = ParallelOptions(tensor_parallel_size=2)
+    generated = []
+    for _ in range(2):
+        engine = Engine(folder, model=INT8, parallel=parallel)
+        generated.append(engine.generate(PROMPT, greedy(16)).tokens)
+        engine.core.close()
+        wait_until_written()
+    assert generated[0] == generated[1]
+    assert len(files(cache)) == 2
+
+
 def test_other_weights_in_the_same_folder_are_not_mistaken_for_cached_ones(tmp_path: Path, cache: Path) -> None:
     folder = llama(tmp_path / "model")
     before = tokens(folder)
@@ -83,7 +98,10 @@ def test_other_weights_in_the_same_folder_are_not_mistaken_for_cached_ones(tmp_p
     assert len(files(cache)) == 2
 
 
-@pytest.mark.parametrize("damage", ["truncated", "index", "empty"])
+@pytest.mark.parametrize(
+    "damage",
+    ["index", pytest.param("truncated", marks=pytest.mark.slow), pytest.param("empty", marks=pytest.mark.slow)],
+)
 def test_a_damaged_file_is_replaced(tmp_path: Path, cache: Path, damage: str) -> None:
     folder = llama(tmp_path / "model")
     expected = tokens(folder)

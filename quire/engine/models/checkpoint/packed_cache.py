@@ -198,7 +198,7 @@ class WrittenWeights:
         assert self._file is not None
         self._file.write(bytes(-self._file.tell() % _ALIGNMENT))
         begin = self._file.tell()
-        self._file.write(memoryview(tensor.contiguous().flatten().view(torch.uint8).numpy()))
+        self._file.write(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
         return str(tensor.dtype).removeprefix("torch."), [*tensor.shape], begin
 
     def _finish(self) -> None:
