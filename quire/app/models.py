@@ -29,7 +29,7 @@ BUNDLED = {
 }
 _GGUF = ".gguf"
 _CONFIG = "config.json"
-_PROJECTOR = "is a part of a model that reads pictures (mmproj); name the file with the model"
+_PROJECTOR = "is the part of a model that reads pictures (mmproj); name the file with its language model"
 
 
 @dataclass(frozen=True, slots=True)

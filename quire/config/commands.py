@@ -292,9 +292,7 @@ class BenchAccuracy(Command):
     name = "bench accuracy"
     positional = frozenset({"texts"})
 
-    texts: CliPositionalArg[tuple[Path, ...]] = Field(
-        (), description="files of UTF-8 text; default: a story that is bundled"
-    )
+    texts: CliPositionalArg[Names] = Field((), description="files of UTF-8 text; default: a story that is bundled")
     run: Names = Field(
         (),
         description="a model to compare; repeat the flag, the first is the one that the others are compared with: "

@@ -137,10 +137,10 @@ def _texts(settings: BenchAccuracy) -> dict[str, str]:
     if not settings.texts:
         return {_BUNDLED_TEXT: (files("quire.app.bench") / "texts" / _BUNDLED_TEXT).read_text(encoding="utf-8")}
     texts = {}
-    for path in settings.texts:
+    for path in map(Path, settings.texts):
         try:
             text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+        except (OSError, ValueError) as error:  # no UTF-8, or a null character in a name
             raise ConfigError(f"quire bench accuracy: TEXTS expects readable files of UTF-8 text: {error}") from error
         texts[path.name if path.name not in texts else str(path)] = text
     return texts

@@ -386,9 +386,9 @@ def test_each_expert_is_packed_before_the_next_one_is_copied(
             most_plain = max(most_plain, plain)
         copy_weight(filler, name, target, tensor)
 
-    def pack_and_count(weight: torch.Tensor, quantization: Any) -> Any:
+    def pack_and_count(weight: torch.Tensor, quantization: Any, *, six_bit_rows: int) -> Any:
         nonlocal plain
-        packed = pack_weight(weight, quantization)
+        packed = pack_weight(weight, quantization, six_bit_rows=six_bit_rows)
         plain -= packed is not None and plain > 0
         return packed
 
