@@ -21,10 +21,6 @@ from quire.engine.models.config.pooling import PoolingOptions
 from quire.engine.models.model_config import start_reading_configs
 from quire.otlp.settings import OtlpSettingsError, metric_settings, trace_settings
 
-INT4_COST = (
-    "--quantization int4 worsens answers of small models: it raises the perplexity of Gemma 3 270M by 18 %; int8 "
-    "raises it by less than 1 %"
-)
 logger = logging.getLogger("quire")
 
 
@@ -33,8 +29,6 @@ def run(settings: Serve) -> int:
     start_logging(settings.log_level, settings.log_format)
     for note in settings.notes:
         logger.info("%s", note)
-    if settings.quantization == "int4":
-        logger.warning("%s", INT4_COST)
     for warning in settings.warnings:
         logger.warning("%s", warning)
     end_on_signals()  # until the server handles them itself

@@ -269,11 +269,6 @@ def test_a_name_with_two_addresses_is_served_at_both(folder: Path) -> None:
             assert httpx.get(f"http://[::1]:{port}/health", timeout=PATIENCE).status_code == 200
 
 
-def test_the_log_says_what_int4_costs() -> None:
-    said = failing("no/such-model", "--port", "0", "--quantization", "int4")
-    assert any("perplexity of Gemma 3 270M by 18 %" in line for line in said.splitlines())
-
-
 def test_a_pod_beside_a_service_of_the_same_name_starts_and_keeps_vllms_key(folder: Path) -> None:
     links = {
         "QUIRE_SERVICE_HOST": "10.96.0.12",
