@@ -391,8 +391,8 @@ class ModelOptions(Options):
         "none",
         description="quantization of the weights of linear layers while they are loaded; int8 raises perplexity by "
         "less than 1 %, int4 by 1 to 2 % on CPUs, where small models get 6 bits, and by more on GPUs; fp8: on GPUs of "
-        "compute capability 8.9 or more. The other values are vLLM's names of formats of checkpoints: accepted if the checkpoint has this format, which is "
-        "read from its files in any case",
+        "compute capability 8.9 or more. The other values are vLLM's names of formats of checkpoints: accepted if the "
+        "checkpoint has this format, which is read from its files in any case",
     )
     load_format: LoadFormat = Field(
         "auto",
