@@ -74,7 +74,7 @@ def test_all_weights_stay_as_they_are_stored(tmp_path: Path, tied: bool) -> None
     loaded, plain = load(folder, dtype="bfloat16"), load(twin, dtype="bfloat16")
     assert packed_names(loaded.model) == ALL
     assert loaded.model.embed.weight is None
-    assert (loaded.model.embed._packed is loaded.model.head.packed) == tied
+    assert (loaded.model.embed.packed is loaded.model.head.packed) == tied
     assert loaded.weight_bytes < 0.5 * plain.weight_bytes
     tokens = torch.tensor([0, 5, 255])
     torch.testing.assert_close(loaded.model.embed(tokens), plain.model.embed(tokens), rtol=2**-7, atol=2**-9)
