@@ -21,16 +21,13 @@ import asyncio
 import json
 import os
 import random
-import shlex
-import signal
-import subprocess
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from datetime import date
 from pathlib import Path
 from statistics import median
-from typing import Any, Self
+from typing import Any
 
 import aiohttp
 import httpx
@@ -38,49 +35,26 @@ import torch
 from gguf import GGUFReader
 
 from benchmarks.cpu.limits import READ_BYTES, best
-from benchmarks.processes import session_seconds
+from benchmarks.processes import Server, busy_seconds, session_seconds
 
 TOKENS = range(1000, 15000)  # that prompts are made of: usual ones in all vocabularies
 LOADS = ("decode", "streams", "prompts")
 STREAMS, STREAM_PROMPT, STREAM_TOKENS = 16, 32, 64
 DECODED, LONG_PROMPT, LONG_PROMPTS = 128, 1024, 2
 FOREIGN_CORES = 0.25
-_STOP_SECONDS = 20
 
 
-class Server:
-    """A server in a process session of its own."""
-
-    def __init__(self, command: str, model: Path, port: int, log: Path) -> None:
-        for placeholder, value in (("model", str(model)), ("port", str(port))):
-            command = command.replace(f"{{{placeholder}}}", value)
-        self.url = f"http://127.0.0.1:{port}/v1"
-        self._log = log
-        with log.open("wb") as file:
-            self.process = subprocess.Popen(shlex.split(command), stdout=file, stderr=file, start_new_session=True)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            with suppress(ProcessLookupError):
-                os.killpg(self.process.pid, number)
-            with suppress(subprocess.TimeoutExpired):
-                self.process.wait(_STOP_SECONDS)
-
-    def wait(self, seconds: float) -> str:
-        """Wait until it answers, and return its model's name."""
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            if self.process.poll() is not None:
-                raise SystemExit(f"it ended with code {self.process.returncode}: see {self._log}")
-            with suppress(httpx.TransportError):
-                response = httpx.get(f"{self.url}/models")
-                if response.status_code == httpx.codes.OK:
-                    return str(response.json()["data"][0]["id"])
-            time.sleep(0.2)
-        raise SystemExit(f"no answer within {seconds:.0f} s: see {self._log}")
+def wait_for_model(server: Server, seconds: float) -> str:
+    """Wait until a server answers, and return its model's name; raises RuntimeError if it ends, or takes too long."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        server.check_running()
+        with suppress(httpx.TransportError):
+            response = httpx.get(f"{server.url}/models")
+            if response.status_code == httpx.codes.OK:
+                return str(response.json()["data"][0]["id"])
+        time.sleep(0.2)
+    raise RuntimeError(f"no answer within {seconds:.0f} s")
 
 
 class Client:
@@ -123,14 +97,6 @@ class Client:
         return LONG_PROMPT / median([await self.seconds(1, LONG_PROMPT, 1) for _ in range(LONG_PROMPTS)])
 
 
-def busy_seconds() -> float:
-    """CPU time of all processes of the machine."""
-    user, nice, system, _, _, interrupts, soft_interrupts, *_ = (
-        int(field) for field in Path("/proc/stat").read_text(encoding="utf-8").splitlines()[0].split()[1:]
-    )
-    return (user + nice + system + interrupts + soft_interrupts) / os.sysconf("SC_CLK_TCK")
-
-
 def bandwidth() -> float:
     """Return bytes per second of reading memory."""
     memory = torch.ones(READ_BYTES // 8, dtype=torch.int64)
@@ -152,9 +118,9 @@ def measure(options: argparse.Namespace, say: Callable[[str], None]) -> list[dic
         servers: dict[str, Server] = {}
         for index, (label, command) in enumerate(commands.items()):
             log = options.out.with_suffix(f".{label}.log")
-            servers[label] = stack.enter_context(Server(command, options.model, options.port + index, log))
+            servers[label] = stack.enter_context(Server(command, options.port + index, log, model=options.model))
         clients = {
-            label: Client(server.url, server.wait(options.start_timeout), seed)
+            label: Client(server.url, wait_for_model(server, options.start_timeout), seed)
             for seed, (label, server) in enumerate(servers.items())
         }
         for client in clients.values():  # what a first request costs
@@ -163,11 +129,10 @@ def measure(options: argparse.Namespace, say: Callable[[str], None]) -> list[dic
         for number in range(options.rounds):
             for load in options.loads:
                 for label, client in clients.items():
-                    sessions = [servers[label].process.pid, os.getsid(0)]
-                    before = busy_seconds() - sum(map(session_seconds, sessions))
+                    before = busy_seconds() - servers[label].cpu_seconds() - session_seconds(os.getsid(0))
                     started = time.perf_counter()
                     rate = asyncio.run(client.measure(load))
-                    foreign = busy_seconds() - sum(map(session_seconds, sessions)) - before
+                    foreign = busy_seconds() - servers[label].cpu_seconds() - session_seconds(os.getsid(0)) - before
                     seconds, read_before, read = time.perf_counter() - started, read, bandwidth()
                     row = {
                         "round": number,

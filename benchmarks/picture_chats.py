@@ -14,24 +14,19 @@ import argparse
 import asyncio
 import base64
 import json
-import os
 import random
-import shlex
-import signal
-import subprocess
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from datetime import date
 from pathlib import Path
 from statistics import median
-from typing import Any, Self
+from typing import Any
 
 import httpx
 import numpy as np
 from PIL import Image
 
-from benchmarks.processes import session_seconds
+from benchmarks.processes import Server, busy_seconds
 from quire.app.bench.load import Send, request_body, send_all, stream_answer
 from quire.app.bench.report import summarize
 from quire.config.commands import BenchServe
@@ -40,60 +35,24 @@ from tests.support.pictures import encoded
 NAME = "bench"
 FOREIGN_CORES = 0.25  # of other processes: a repetition with more is ignored
 HIGHER_IS_BETTER = {"requests_per_s": True, "output_tokens_per_s": True, "ttft_p50_ms": False, "ttft_p99_ms": False}
-_STOP_SECONDS = 20
 
 
-class Server:
-    """A server that runs a command, in a process session of its own."""
-
-    def __init__(self, command: str, model: Path, port: int, log: Path) -> None:
-        for placeholder, value in (("model", str(model)), ("name", NAME), ("port", str(port))):
-            command = command.replace(f"{{{placeholder}}}", value)
-        self.url = f"http://127.0.0.1:{port}/v1"
-        self._log = log
-        with log.open("ab") as file:
-            self._process = subprocess.Popen(shlex.split(command), stdout=file, stderr=file, start_new_session=True)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, number)
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(_STOP_SECONDS)
-
-    def wait_until_it_answers(self, body: dict[str, Any], seconds: float) -> None:
-        """Send a chat until it is answered; raises RuntimeError if the server refuses it, ends, or takes too long."""
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            if self._process.poll() is not None:
-                raise RuntimeError(f"it ended with code {self._process.returncode}: see {self._log}")
-            try:
-                response = httpx.post(f"{self.url}/chat/completions", json=body, timeout=600)
-            except httpx.TransportError:  # it does not listen yet
-                time.sleep(0.5)
-                continue
-            if response.status_code == httpx.codes.OK:
-                return
-            if response.status_code != httpx.codes.SERVICE_UNAVAILABLE:  # llama-server's while it loads
-                raise RuntimeError(f"it answers {response.status_code}: {response.text[:300]}")
+def wait_until_it_answers(server: Server, body: dict[str, Any], seconds: float) -> None:
+    """Send a chat until it is answered; raises RuntimeError if the server refuses it, ends, or takes too long."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        server.check_running()
+        try:
+            response = httpx.post(f"{server.url}/chat/completions", json=body, timeout=600)
+        except httpx.TransportError:  # it does not listen yet
             time.sleep(0.5)
-        raise RuntimeError(f"no answer within {seconds:.0f} s: see {self._log}")
-
-    def cpu_seconds(self) -> float:
-        """CPU time of its processes."""
-        return session_seconds(self._process.pid)
-
-
-def busy_seconds() -> float:
-    """CPU time of all processes of the machine, without this one."""
-    user, nice, system, _, _, interrupts, soft_interrupts, *_ = (
-        int(field) for field in Path("/proc/stat").read_text(encoding="utf-8").splitlines()[0].split()[1:]
-    )
-    ticks = user + nice + system + interrupts + soft_interrupts
-    return ticks / os.sysconf("SC_CLK_TCK") - time.process_time()
+            continue
+        if response.status_code == httpx.codes.OK:
+            return
+        if response.status_code != httpx.codes.SERVICE_UNAVAILABLE:  # llama-server's while it loads
+            raise RuntimeError(f"it answers {response.status_code}: {response.text[:300]}")
+        time.sleep(0.5)
+    raise RuntimeError(f"no answer within {seconds:.0f} s")
 
 
 def picture(seed: int, edge: int) -> str:
@@ -119,9 +78,9 @@ def load(server: Server, settings: BenchServe, bodies: list[dict[str, Any]]) -> 
         body = next(left)
         return lambda session: stream_answer(session, settings, body)
 
-    before = busy_seconds() - server.cpu_seconds()
+    before = busy_seconds() - server.cpu_seconds() - time.process_time()
     result = asyncio.run(send_all(settings, random.Random(0), prepare, lambda _: None))
-    foreign = busy_seconds() - server.cpu_seconds() - before
+    foreign = busy_seconds() - server.cpu_seconds() - time.process_time() - before
     figures = summarize(result, settings, NAME)
     ttft = figures["ttft_ms"] or {"p50": float("nan"), "p99": float("nan")}
     return {
@@ -156,10 +115,11 @@ def measure(options: argparse.Namespace, say: Callable[[str], None]) -> list[dic
                 request_body(settings, NAME, parts(round_number * 1000 + seed, options.edge))
                 for seed in range(options.requests + 1)
             )
-            with Server(command, options.model, port, options.out.with_suffix(f".{label}.log")) as server:
+            log = options.out.with_suffix(f".{label}.log")
+            with Server(command, port, log, model=options.model, name=NAME) as server:
                 started = time.monotonic()
                 try:
-                    server.wait_until_it_answers(first, options.start_timeout)
+                    wait_until_it_answers(server, first, options.start_timeout)
                 except RuntimeError as error:  # the others are measured all the same
                     rows.append({"server": label, "errors": str(error)})
                 else:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from starlette.types import Scope
 
+from quire.api.http.error_handlers import CLIENT_CLOSED
 from quire.api.http.request_head import endpoint_path
 from quire.engine.client.origin import current_origin, set_current_origin
 from quire.realtime.routes import PATH as REALTIME
@@ -15,7 +16,6 @@ from quire.tracing.span import Attributes
 from quire.tracing.tracing import TRANSCRIPTION, Tracing
 
 _SHOWN = 256  # characters of what clients choose
-_DISCONNECTED = 499  # status for logs and metrics; the response is not read
 _CLIENT_GONE = "client_disconnected"
 _CHAT, _EMBEDDINGS, _COMPLETION = "chat", "embeddings", "text_completion"
 # By the names of the conventions, where they have one.
@@ -96,7 +96,7 @@ def end_trace(tracing: Tracing, trace: RequestTrace, scope: Scope, *, is_complet
     if endpoint_path(scope) in _ANY_OPERATION and method == "POST":
         kind = trace.notes.answer_id.partition("-")[0]
         trace.notes.operation = _OPERATIONS_OF_ANSWERS.get(kind, kind)
-    if scope["type"] == "http" and not trace.error and (not is_complete or trace.status == _DISCONNECTED):
+    if scope["type"] == "http" and not trace.error and (not is_complete or trace.status == CLIENT_CLOSED):
         trace.error = _CLIENT_GONE
     tracing.end(trace)
 

@@ -10,6 +10,7 @@ from http import HTTPStatus
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from quire.api.http.error_handlers import CLIENT_CLOSED
 from quire.api.http.request_head import endpoint_path, set_origin
 from quire.api.http.sse import RAW_SEND
 from quire.app.access_log import AccessLog
@@ -22,8 +23,6 @@ from quire.engine.client.origin import current_origin
 from quire.metrics.prometheus import Metrics, exemplar_of
 from quire.serving.models import ServerState
 from quire.tracing.tracing import Tracing
-
-_DISCONNECTED = 499  # the client has left before its answer began
 
 
 def request_tracking(
@@ -49,7 +48,7 @@ def request_tracking(
                     await app(scope, receive, answer.send)
             finally:
                 if is_logged:
-                    access_log.write(scope, answer.status or _DISCONNECTED, is_complete=answer.is_complete)
+                    access_log.write(scope, answer.status or CLIENT_CLOSED, is_complete=answer.is_complete)
 
         @contextmanager
         def _tracked(scope: Scope, send: Send, answer: _Answer) -> Iterator[None]:
@@ -73,7 +72,7 @@ def request_tracking(
                 del scope[RAW_SEND]  # a cycle: what sends refers to the scope
                 state.in_flight -= 1
                 handler = getattr(scope.get("route"), "path", "unmatched")
-                status = answer.status or _DISCONNECTED
+                status = answer.status or CLIENT_CLOSED
                 metrics.http_requests.labels(scope["method"], handler, f"{status // 100}xx").inc()
                 seconds = time.monotonic() - started
                 metrics.http_seconds.labels(scope["method"], handler).observe(seconds, exemplar_of(current_origin()))

@@ -284,7 +284,7 @@ def _common_factors(supers: Tensor) -> tuple[Tensor, Tensor] | None:
     integers, factors = torch.zeros(supers.shape, dtype=torch.int8), torch.zeros_like(extremes)
     pending = extremes[:, 0].nonzero()[:, 0]
     for largest in _LARGEST:
-        rest = []
+        unsolved = []
         for some in pending.split(_TRIED // (len(largest) * supers.shape[1])):
             factor = extremes[some] / largest[:, None, None]  # (largest, n, 1)
             quotients = supers[some] / factor
@@ -295,8 +295,8 @@ def _common_factors(supers: Tensor) -> tuple[Tensor, Tensor] | None:
             chosen = some[fitting]
             integers[chosen] = rounded[first, indices][fitting].to(torch.int8)
             factors[chosen] = factor[first, indices][fitting]
-            rest.append(some[~fitting])
-        pending = torch.cat(rest) if rest else pending
+            unsolved.append(some[~fitting])
+        pending = torch.cat(unsolved) if unsolved else pending
     return None if len(pending) else (integers, factors)
 
 
@@ -317,8 +317,8 @@ def _scale_sections(
         blocks: blocks of inputs, whole ones.
         group: inputs that share a scale.
     """
-    found = [pair for pair in pairs if pair is not None]
-    floats = [factors for _, factors in found] if len(found) == len(levels) else levels
+    two_levels = [pair for pair in pairs if pair is not None]
+    floats = [factors for _, factors in two_levels] if len(two_levels) == len(levels) else levels
     largest = torch.stack([values.abs().amax(1) for values in floats]).amax(0)
     exponents = torch.where(largest > 0, largest.frexp().exponent - _HALF_EXPONENT, 0).clamp(-100, 100)
     inverses = (-exponents).float().exp2()[:, None]
@@ -329,7 +329,7 @@ def _scale_sections(
     ]
     if floats is levels:
         return factors, halves
-    integers = [_panel_words(values, groups + groups % 2) for values, _ in found]
+    integers = [_panel_words(values, groups + groups % 2) for values, _ in two_levels]
     return factors, [section for both in zip(integers, halves, strict=True) for section in both]
 
 
@@ -349,8 +349,8 @@ def _packed(weight: GroupedWeight, bits: int, added: int, sections: Sequence[Ten
     words = blocks * _BLOCK * bits // 32 * PANEL
     widths = [words, *(section.shape[1] for section in sections)]
     data = torch.empty(-(-size_out // PANEL), sum(widths), dtype=torch.int32)
-    codes, *rest = data.split(widths, 1)
-    for into, section in zip(rest, sections, strict=True):
+    codes, *places = data.split(widths, 1)
+    for into, section in zip(places, sections, strict=True):
         into.copy_(section)
     padding = blocks * _BLOCK * weight.bits // 8 - weight.codes.shape[1]
     for begin in range(0, size_out, _OUTPUTS):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import collections
 from bisect import bisect_left
-from collections import Counter as Counts
 from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import Literal, NamedTuple, get_args
@@ -60,21 +60,21 @@ def exemplar_of(origin: Origin) -> dict[str, str] | None:
 
 
 class BatchHistogram(Histogram):
-    """A histogram that takes many values at once, in a fifth of the time."""
+    """A histogram that takes many values at once, in a quarter of the time."""
 
     def observe_all(self, values: Sequence[float]) -> None:
         """Observe values, without exemplars."""
         self._sum.inc(sum(values))
-        for bucket, count in Counts(bisect_left(self._upper_bounds, value) for value in values).items():
+        for bucket, count in collections.Counter(bisect_left(self._upper_bounds, value) for value in values).items():
             self._buckets[bucket].inc(count)
 
 
 class ResidencyHistograms(NamedTuple):
     """How long KV blocks stay in the prefix cache."""
 
-    lifetime: Histogram
-    idle: Histogram
-    reuse_gap: Histogram
+    lifetime: BatchHistogram
+    idle: BatchHistogram
+    reuse_gap: BatchHistogram
 
 
 class Metrics:
@@ -155,9 +155,9 @@ class Metrics:
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(PREFIX + name, text, (*_LABELS, *labels), registry=self._engine)
 
-    def _histogram(self, name: str, text: str, family: BucketFamily) -> Histogram:
+    def _histogram(self, name: str, text: str, family: BucketFamily) -> BatchHistogram:
         self.histogram_families[family].append(name)
-        return Histogram(PREFIX + name, text, _LABELS, buckets=self._buckets[family], registry=self._engine)
+        return BatchHistogram(PREFIX + name, text, _LABELS, buckets=self._buckets[family], registry=self._engine)
 
     def _define_engine(self) -> None:
         self.running = self._gauge("num_requests_running", "Running sequences")
@@ -318,13 +318,10 @@ class Metrics:
         self.ttft = self._histogram(
             "time_to_first_token_seconds", "Time from arrival to the first token", "time_to_first_token"
         )
-        self.histogram_families["inter_token_latency"].append("inter_token_latency_seconds")
-        self.itl = BatchHistogram(
-            PREFIX + "inter_token_latency_seconds",
+        self.itl = self._histogram(
+            "inter_token_latency_seconds",
             "Time between two outputs of a sequence, which have one token each, or more with speculation",
-            _LABELS,
-            buckets=self._buckets["inter_token_latency"],
-            registry=self._engine,
+            "inter_token_latency",
         )
         self.tpot = self._histogram(
             "request_time_per_output_token_seconds",
@@ -415,13 +412,12 @@ class ModelMetrics(Observer):
         self._cached_on_device = metrics.cached_by_source.labels(*labels, "device")
         names = (
             *("step_tokens", "step_seconds", "request_prompt", "request_output", "request_max", "request_n", "ttft"),
-            *("tpot", "e2e", "queue", "inference", "prefill", "decode", "request_computed", "request_longest"),
+            *("itl", "tpot", "e2e", "queue", "inference", "prefill", "decode", "request_computed", "request_longest"),
             *("request_preemptions", "preprocess", "grammar"),
         )
-        self._histograms: dict[str, Histogram] = {name: getattr(metrics, name).labels(*labels) for name in names}
+        self._histograms: dict[str, BatchHistogram] = {name: getattr(metrics, name).labels(*labels) for name in names}
         residency = () if metrics.residency is None else metrics.residency
         self._residency = [histogram.labels(*labels) for histogram in residency]
-        self._itl: BatchHistogram = metrics.itl.labels(*labels)
         self._gaps: list[float] = []  # seconds between tokens in that step
 
     def describe(self, info: ModelInfo, options: EngineOptions) -> None:
@@ -444,7 +440,7 @@ class ModelMetrics(Observer):
             counters["generation_tokens"].inc(self._in_step)
             self._in_step = 0
         if self._gaps:
-            self._itl.observe_all(self._gaps)
+            self._histograms["itl"].observe_all(self._gaps)
             self._gaps.clear()
         gauges["running"].set(stats.running)
         self._in_engine = stats.waiting
@@ -549,11 +545,9 @@ class ModelMetrics(Observer):
 
     def _observe_residency(self, stats: StepStats) -> None:
         lifetime, idle, reuse_gap = self._residency
-        for block in stats.evicted_blocks:
-            lifetime.observe(block.lifetime)
-            idle.observe(block.idle)
-        for gap in stats.block_reuse_gaps:
-            reuse_gap.observe(gap)
+        lifetime.observe_all([block.lifetime for block in stats.evicted_blocks])
+        idle.observe_all([block.idle for block in stats.evicted_blocks])
+        reuse_gap.observe_all(stats.block_reuse_gaps)
 
     def _count_prompt(self, record: RequestRecord) -> None:
         self._counters["prompt_tokens"].inc(record.prompt_tokens)

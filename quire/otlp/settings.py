@@ -130,12 +130,12 @@ def _collector(
         return None
     if chosen not in ("", "otlp"):
         raise OtlpSettingsError(f"{exporter} expects otlp or none, not {chosen!r}")
-    own = f"OTEL_EXPORTER_OTLP_{signal.upper()}"
-    if not (endpoint or starts or chosen or variable(f"{own}_ENDPOINT")):
+    prefix = f"OTEL_EXPORTER_OTLP_{signal.upper()}"
+    if not (endpoint or starts or chosen or variable(f"{prefix}_ENDPOINT")):
         return None
-    protocol = variable(f"{own}_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL") or "grpc"
+    protocol = variable(f"{prefix}_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL") or "grpc"
     if protocol not in get_args(Protocol):
-        raise OtlpSettingsError(f"{own}_PROTOCOL expects {' or '.join(get_args(Protocol))}, not {protocol!r}")
+        raise OtlpSettingsError(f"{prefix}_PROTOCOL expects {' or '.join(get_args(Protocol))}, not {protocol!r}")
     if endpoint and protocol != "grpc":
         endpoint = _http_endpoint(signal, endpoint)
     return Collector(endpoint or None, cast("Protocol", protocol))

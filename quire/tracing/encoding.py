@@ -27,7 +27,8 @@ _FAILED = trace_pb2.Status(code=trace_pb2.Status.STATUS_CODE_ERROR)
 _LOCAL = int(trace_pb2.SPAN_FLAGS_CONTEXT_HAS_IS_REMOTE_MASK)  # what the parent of a span is
 _REMOTE = _LOCAL | int(trace_pb2.SPAN_FLAGS_CONTEXT_IS_REMOTE_MASK)
 _SPAN_ID_BYTES = 8
-_KEPT = 4096  # attributes
+_KEPT = 4096  # attributes of short texts, which take a megabyte or two
+_SHORT = 64  # characters; longer texts are chosen by clients
 
 
 class SpanEncoder:
@@ -93,6 +94,8 @@ def _link(context: TraceContext) -> SpanMessage.Link:
 def _attribute(name: str, value: AttributeValue) -> KeyValue:
     if isinstance(value, float):  # the seconds of one request
         return KeyValue(key=name, value=AnyValue(double_value=value))
+    if isinstance(value, str) and len(value) > _SHORT:
+        return KeyValue(key=name, value=AnyValue(string_value=value))
     return _frequent_attribute(name, value)
 
 

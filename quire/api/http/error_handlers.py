@@ -31,7 +31,7 @@ from quire.workers.errors import WorkerError
 logger = logging.getLogger(__name__)
 _MAX_PROBLEMS = 10
 _NO_STRING = "Input should be a valid string"
-_CLIENT_CLOSED = 499  # status for logs and metrics; the response is not read
+CLIENT_CLOSED = 499  # status for logs and metrics; the response is not read
 
 
 def install_error_handlers(app: FastAPI) -> None:
@@ -55,7 +55,7 @@ def install_error_handlers(app: FastAPI) -> None:
         return (cause if isinstance(cause, ApiError) else _from_http(error)).response(endpoint_path(request.scope))
 
     async def disconnected(request: Request, error: Exception) -> Response:
-        return Response(status_code=_CLIENT_CLOSED)
+        return Response(status_code=CLIENT_CLOSED)
 
     app.add_exception_handler(ApiError, api_error)
     app.add_exception_handler(ClientDisconnected, disconnected)

@@ -12,9 +12,8 @@ import httpx
 from quire.app.openai_client import ServerError, connect, error_text
 
 _CONNECT_SECONDS = 10
-_LLAMA_CANDIDATES = (
-    1000  # most probable tokens in llama-server's answers; a rarer token of a text costs a second request
-)
+# Most probable tokens in llama-server's answers; a rarer token of a text costs a second request.
+_LLAMA_CANDIDATES = 1000
 _ALL_CANDIDATES = 1 << 30
 _ID_NAME = "token_id:"  # how the names of tokens begin that are given by id
 
@@ -174,19 +173,18 @@ class _OpenAIScorer:
         Raises:
             ServerError: the server gives neither.
         """
-        try:
-            if not self._echoes:
-                return self._by_prompt_logprobs(tokens, start, top)
-        except _Refusal as refusal:
-            without = refusal
-        else:
+        if self._echoes:
             return self._by_echo(tokens, start, top)
+        try:
+            return self._by_prompt_logprobs(tokens, start, top)
+        except _Refusal as refusal:
+            first_refusal = refusal
         try:
             scores = self._by_echo(tokens, start, top)
         except _Refusal as refusal:
             raise ServerError(
                 f"{self._api.client.base_url} gives no log probabilities of prompts, neither with `prompt_logprobs` "
-                f"({without}) nor with `echo` and `logprobs` ({refusal})"
+                f"({first_refusal}) nor with `echo` and `logprobs` ({refusal})"
             ) from refusal
         self._echoes = True
         return scores

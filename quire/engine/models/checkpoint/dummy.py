@@ -12,7 +12,6 @@ from typing_extensions import override
 from quire.engine.client.json_file import read_json
 from quire.engine.models.checkpoint.checkpoint import Checkpoint, Progress, WeightTaker
 from quire.engine.models.errors import BrokenFolder
-from quire.kernels.linear import Quantization
 
 _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, torch.bfloat16, torch.float16)}
 _MOST_LAYERS = 1 << 12
@@ -56,10 +55,6 @@ class DummyCheckpoint(Checkpoint):
     @override
     def equal(self, first: str, second: str) -> bool:
         raise KeyError(first)
-
-    @override
-    def requantized(self, quantization: Quantization) -> Quantization:
-        return quantization
 
     @override
     def tensors(

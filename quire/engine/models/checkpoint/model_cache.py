@@ -92,8 +92,8 @@ def _opened(folder: Path, limit: int, nbytes: int, model: nn.Module, facts: Sequ
         files = sorted(path for path in folder.iterdir() if path.suffix in _FILES)
         key = key_of(files, type(model).__name__, parameters, *facts)
         cache = PackedCache(user_cache(_DIRECTORY), limit)
+        mapped = cache.open(key)
+        return ModelCache(mapped, None if mapped is not None else cache.create(key, nbytes))
     except (OSError, BrokenFolder) as error:  # a model is loaded without a cache then
         logger.warning("packed weights are not cached: %s", error)
         return NO_CACHE
-    mapped = cache.open(key)
-    return ModelCache(mapped, None if mapped is not None else cache.create(key, nbytes))

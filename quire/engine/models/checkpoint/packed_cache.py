@@ -242,8 +242,11 @@ def key_of(files: Iterable[Path], *facts: object) -> str:
 
 
 def _code_digest() -> bytes:
-    """What the version of the kernels is known by: their source, and that of what reads checkpoints."""
+    """What the version of the kernels is known by: the library, their source, and that of what reads checkpoints."""
     digest, package = hashlib.sha256(), Path(quire.__file__).parent
+    if native.kernels is not None:
+        library = Path(native.kernels.__file__).stat()
+        digest.update(f"{library.st_size} {library.st_mtime_ns}".encode())
     for path in sorted(path for inner in _CODE for path in (package / inner).rglob("*.py")):
         digest.update(path.name.encode() + path.read_bytes())
     return digest.digest()

@@ -72,8 +72,8 @@ class Hqq(WeightFormat):
         integers = _PackedIntegers(stored[name], _packing(names[4], packing))
         size_out, size_in = read_shape(names[2], shape)
         integers.check(name, size_out * size_in)
-        groups, rest = divmod(size_out * size_in, max(1, scales.numel()))
-        if rest or not scales.numel():
+        groups, remainder = divmod(size_out * size_in, max(1, scales.numel()))
+        if remainder or not scales.numel():
             raise BrokenFolder(f"{names[0]} has {scales.numel()} values, which do not divide {size_out} x {size_in}")
         weight = _HqqWeight(integers, scales, zeros, (size_out, size_in), along_inputs=bool((axis == 1).all()))
         stored_bytes = stored[name].nbytes + scales.nbytes + zeros.nbytes

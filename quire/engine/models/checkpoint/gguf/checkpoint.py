@@ -22,7 +22,6 @@ from quire.engine.models.checkpoint.gguf.projector_names import ProjectorNames
 from quire.engine.models.checkpoint.gguf.tensor_names import GgufNames, Piece
 from quire.engine.models.checkpoint.safetensors import PlainName
 from quire.engine.models.errors import BrokenFolder
-from quire.kernels.linear import Quantization
 
 
 class GgufCheckpoint(Checkpoint):
@@ -50,8 +49,8 @@ class GgufCheckpoint(Checkpoint):
         if projector:
             pieces |= _pieces(ProjectorNames(facts_of(projector)), projector)
         self._pieces = {
-            tensor: [(name, piece) for piece in own if (name := plain_name(piece.name)) is not None]
-            for tensor, own in pieces.items()
+            tensor: [(name, piece) for piece in tensor_pieces if (name := plain_name(piece.name)) is not None]
+            for tensor, tensor_pieces in pieces.items()
         }
         self._tensor_of = {name: tensor for tensor, pieces in self._pieces.items() for name, _ in pieces}
 
@@ -98,10 +97,6 @@ class GgufCheckpoint(Checkpoint):
         for tensor in tensors:
             self._release(tensor)
         return same
-
-    @override
-    def requantized(self, quantization: Quantization) -> Quantization:
-        return quantization
 
     @override
     def tensors(

@@ -347,8 +347,8 @@ class GgufTokenizer:
         control = self._control_tokens if self._kinds else set(self._tokens)
         if control >= _HARMONY:
             ends.remove("<|end|>")
-        found = [index for index, token in enumerate(self._tokens) if token in ends and token in control]
-        valid = (index for index in (*listed, *found) if index is not None and 0 <= index < len(self._tokens))
+        by_text = [index for index, token in enumerate(self._tokens) if token in ends and token in control]
+        valid = (index for index in (*listed, *by_text) if index is not None and 0 <= index < len(self._tokens))
         yield from dict.fromkeys(valid)
 
 
