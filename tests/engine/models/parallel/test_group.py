@@ -19,11 +19,13 @@ Result = TypeVar("Result")
 
 
 def on_ranks(size: int, folder: Path, function: Callable[[RankGroup], Result]) -> list[Result]:
-    """The results of a function on connected ranks."""
+    """Return the results of a function on connected ranks."""
+    all_connected = Barrier(size)
 
     def run(rank: int) -> Result:
         group = RankGroup(rank, size)
         group.connect(folder / "store", torch.device("cpu"))
+        all_connected.wait(60)  # a rank that ends while another connects to it is an error of connecting
         try:
             return function(group)
         finally:
