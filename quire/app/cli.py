@@ -15,7 +15,7 @@ from quire.config.environment import misspelt
 
 # Modules are imported when their command runs: `quire chat` does not need torch.
 _MODULES = {
-    "serve": "quire.app.serve",
+    "serve": "quire.app.start",
     "key": "quire.app.key",
     "config": "quire.app.show_config",
     "collect-env": "quire.app.collect_env",

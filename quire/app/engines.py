@@ -8,7 +8,6 @@ import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from multiprocessing.connection import Connection
 
 from quire.app.logs import flush_logs, start_logging
 from quire.app.models import ModelSource
@@ -24,13 +23,14 @@ from quire.engine.client.transport import ClientChannel, flush_messages
 from quire.engine.execution.devices.select import uses_gpu
 from quire.engine.execution.memory import MemoryShare, free_memory
 from quire.engine.models.family import WithoutCache
-from quire.engine.models.model_config import ModelConfig, model_config_of
+from quire.engine.models.config_reader import ConfigReader
+from quire.engine.models.model_config import ModelConfig
 from quire.multimodal.memory import MediaMemory
 from quire.otlp.settings import TraceSettings
 from quire.rendering.renderer import Renderer
 from quire.rendering.tokenizer import Tokenizer
 from quire.serving.defaults import read_defaults
-from quire.serving.models import GeneratingModel, ModelParts, ServedModel, served_model
+from quire.serving.models import ModelParts, ServedModel, served_model
 
 logger = logging.getLogger(__name__)
 _STOP_TIMEOUT = 2.0  # seconds; part of the time that a shutdown may take after the drain
@@ -70,7 +70,7 @@ class StepTraces:
 async def start_engines(
     settings: Serve,
     sources: Sequence[ModelSource],
-    model_configs: Sequence[Connection],
+    configs: ConfigReader,
     traces: StepTraces | None = None,
 ) -> AsyncIterator[RunningEngine]:
     """Start an engine for each model; those on a GPU one after the other, so that each sees what others have taken.
@@ -83,13 +83,13 @@ async def start_engines(
     """
     if len(sources) < 2 or not uses_gpu(settings.device):
         share = host_share(sources)
-        for source, reading in zip(sources, model_configs, strict=True):
-            yield RunningEngine(source, model_config_of(reading), settings, share, traces)
+        for source in sources:
+            yield RunningEngine(source, configs.next(), settings, share, traces)
         return
-    configs = [model_config_of(reading) for reading in model_configs]
+    read = [configs.next() for _ in sources]
     steps: list[tuple[RunningEngine, int]] = []  # bytes of their intermediate results
-    for index, (source, config) in enumerate(zip(sources, configs, strict=True)):
-        share = gpu_share(sources[index:], configs[index:], sum(nbytes for _, nbytes in steps))
+    for index, (source, config) in enumerate(zip(sources, read, strict=True)):
+        share = gpu_share(sources[index:], read[index:], sum(nbytes for _, nbytes in steps))
         engine = RunningEngine(source, config, settings, share, traces)
         yield engine
         info = await engine.client.ready()
@@ -208,11 +208,8 @@ class RunningEngine:
             defaults=defaults,
             priority_scheduling=settings.scheduling_policy == "priority",
         )
-        model = served_model(parts, folder, settings, media_memory)
-        if isinstance(model, GeneratingModel):
-            model.grammars.start()
-        self._model = model
-        return model
+        self._model = served_model(parts, folder, settings, media_memory)
+        return self._model
 
     def set_memory_share(self, share: MemoryShare) -> None:
         """Set what a core that is started later may take, when all other engines are built."""

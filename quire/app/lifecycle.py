@@ -10,7 +10,6 @@ import os
 import socket
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager, nullcontext
-from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
 import uvloop
@@ -46,6 +45,7 @@ from quire.config.options import (
 )
 from quire.config.types import urls_by_label
 from quire.engine.client.errors import EngineDead
+from quire.engine.models.config_reader import ConfigReader
 from quire.engine.models.errors import ModelError
 from quire.metrics.prometheus import Metrics, ModelMetrics
 from quire.multimodal.documents import DocumentReader
@@ -55,20 +55,21 @@ from quire.multimodal.sources import MediaSources
 from quire.otlp.settings import OtlpSettingsError, metric_settings, trace_settings
 from quire.realtime.sessions import Sessions
 from quire.realtime.transcribers import transcriber_factory
-from quire.serving.models import ServedModel, ServerState
+from quire.serving.models import GeneratingModel, ServedModel, ServerState
 from quire.serving.result_memory import ResultMemory
 
 if TYPE_CHECKING:  # it imports OpenTelemetry
     from quire.tracing.start import RunningTraces
 
 logger = logging.getLogger("quire")
+_QUIET_SECONDS = 1.0
 _FLUSH_SECONDS = 0.7  # for spans that wait at the end; part of the time that a shutdown may take after the drain
 
 
 def serve(
     settings: Serve,
     sources: Sequence[ModelSource],
-    model_configs: Sequence[Connection],
+    configs: ConfigReader,
     sockets: list[socket.socket],
 ) -> int:
     """Serve the models, then end the process with its exit status. Returns the status if it did not get to serve.
@@ -76,11 +77,11 @@ def serve(
     Args:
         settings: settings of the command.
         sources: the models.
-        model_configs: configs of the models, which are being read.
+        configs: reads those of the models.
         sockets: sockets to listen on.
     """
     try:
-        status: int = uvloop.run(_serve(settings, sources, model_configs, sockets))
+        status: int = uvloop.run(_serve(settings, sources, configs, sockets))
         if settings.uds is not None:
             settings.uds.unlink(missing_ok=True)
         end_process(status)  # all is closed; Python's own exit takes seconds with torch, and waits for busy threads
@@ -95,7 +96,7 @@ def serve(
 async def _serve(
     settings: Serve,
     sources: Sequence[ModelSource],
-    model_configs: Sequence[Connection],
+    configs: ConfigReader,
     sockets: list[socket.socket],
 ) -> int:
     store = ResponseStore(
@@ -106,8 +107,8 @@ async def _serve(
         opening.add_done_callback(lambda task: task.cancelled() or task.exception())  # seen, if loading fails first
         if settings.response_store is not None:
             await opening
-        async with _traces(settings) as traces, _engines(settings, sources, model_configs, traces) as engines:
-            await opening  # a file in the default location is opened while the models load
+        async with _traces(settings) as traces, _engines(settings, sources, configs, traces) as engines:
+            await opening  # a file in the default location is checked while the models load
             return await _serve_models(settings, engines, store, sockets, traces)
 
 
@@ -169,6 +170,7 @@ async def _serve_models(
     ]
     watching += [asyncio.create_task(log.write_regularly(settings.log_stats_interval)) for log in stats_logs]
     watching += [asyncio.create_task(files.watch()) for files, regularly in watched if regularly]
+    watching.append(asyncio.create_task(_start_helpers(state, store)))
     watching.append(asyncio.create_task(state.malloc_trimmer.trim_regularly(lambda: state.in_flight == 0)))
     try:
         async with _otlp_metrics(settings, metrics, models):
@@ -181,6 +183,17 @@ async def _serve_models(
         await tool_servers.aclose()
         await state.close_media()
     return 1 if server.failed or not server.started else 0
+
+
+async def _start_helpers(state: ServerState, store: ResponseStore) -> None:
+    """Start what few requests need, and would wait for, once no request has come for a moment."""
+    await asyncio.sleep(_QUIET_SECONDS)
+    while state.in_flight:
+        await asyncio.sleep(_QUIET_SECONDS)
+    store.start_checks()
+    for model in state.models:
+        if isinstance(model, GeneratingModel):
+            model.grammars.start()
 
 
 def _watched_files(settings: Serve, tls: Tls | None, keys: KeyRing) -> Iterator[tuple[WatchedFiles, bool]]:
@@ -256,7 +269,7 @@ async def _traces(settings: Serve) -> AsyncIterator[RunningTraces | None]:
 
 @asynccontextmanager
 async def _engines(
-    settings: Serve, sources: Sequence[ModelSource], model_configs: Sequence[Connection], traces: RunningTraces | None
+    settings: Serve, sources: Sequence[ModelSource], configs: ConfigReader, traces: RunningTraces | None
 ) -> AsyncIterator[list[RunningEngine]]:
     """The engines of all models, which are stopped at the end."""
     engines: list[RunningEngine] = []
@@ -264,7 +277,7 @@ async def _engines(
     if traces is not None and settings.collect_detailed_traces:
         steps = StepTraces(traces.export.settings, traces.step_observer)
     try:
-        async for engine in start_engines(settings, sources, model_configs, steps):
+        async for engine in start_engines(settings, sources, configs, steps):
             engines.append(engine)  # noqa: PERF401 (those that have started are stopped if another one fails)
         yield engines
     finally:

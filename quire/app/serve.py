@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import logging
 import os
@@ -18,14 +19,15 @@ from quire.config.commands import Serve
 from quire.config.key_file import KeyFileError
 from quire.config.options import ModelOptions, ServerOptions, TlsOptions
 from quire.engine.models.config.pooling import PoolingOptions
-from quire.engine.models.model_config import start_reading_configs
+from quire.engine.models.config_reader import ConfigReader, ReadingOptions
+from quire.engine.models.torch_import import import_torch
 from quire.otlp.settings import OtlpSettingsError, metric_settings, trace_settings
 
 logger = logging.getLogger("quire")
 
 
-def run(settings: Serve) -> int:
-    """Serve until a signal arrives; returns the exit status."""
+def run(settings: Serve, configs: ConfigReader | None = None) -> int:
+    """Serve until a signal arrives; returns the exit status. `configs`: a reader that has been started."""
     start_logging(settings.log_level, settings.log_format)
     for note in settings.notes:
         logger.info("%s", note)
@@ -35,16 +37,18 @@ def run(settings: Serve) -> int:
     _check(settings)
     with bind_sockets(ServerOptions.of(settings)) as sockets:
         sources = resolve_models(settings.model, settings.served_model_name, Lookup.of(ModelOptions.of(settings)))
-        model_configs = start_reading_configs(
+        configs = configs or ConfigReader()
+        pooling = PoolingOptions(settings.task, settings.convert, settings.pooler_config)
+        configs.start(
             [source.folder for source in sources],
-            settings.model_impl,
-            settings.hf_overrides,
-            PoolingOptions(settings.task, settings.convert, settings.pooler_config),
-            language_model_only=settings.language_model_only,
+            ReadingOptions(settings.model_impl, settings.hf_overrides, pooling, settings.language_model_only),
         )
-        from quire.app.lifecycle import serve  # noqa: PLC0415 imports torch while the configs are read
+        import_torch()  # while the configs are read
+        from quire.app.lifecycle import serve  # noqa: PLC0415 like it
 
-        return serve(settings, sources, model_configs, sockets)
+        gc.freeze()  # a full collection would search all modules, for 150 ms
+        gc.enable()
+        return serve(settings, sources, configs, sockets)
 
 
 def _check(settings: Serve) -> None:

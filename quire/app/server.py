@@ -21,7 +21,8 @@ from quire.app.access_log import AccessLog
 from quire.app.connections import Connections
 from quire.app.exits import end_process, end_process_after, handling_signals
 from quire.app.http_protocol import BoundedProtocol
-from quire.app.sockets import accept_connections, listen_error
+from quire.app.listener import accept_connections
+from quire.app.sockets import listen_error
 from quire.app.tls import Tls, TlsHandshake
 from quire.app.websocket import BoundedWebSocket
 from quire.config.commands import Serve

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,8 @@ from quire.config.resolved import as_json, as_text, as_toml, resolved_settings
 from quire.engine.models.config.pooling import PoolingOptions
 from quire.engine.models.config.quantization import chosen_quantization
 from quire.engine.models.errors import ModelError
-from quire.engine.models.model_config import ModelConfig, model_config_of, start_reading_configs
+from quire.engine.models.config_reader import ConfigReader, ReadingOptions
+from quire.engine.models.model_config import ModelConfig
 
 if TYPE_CHECKING:
     from quire.engine.execution.devices.device import Device
@@ -47,19 +47,14 @@ def _models(settings: Config) -> dict[str, Mapping[str, Any]]:
     folders = {model: _local_folder(model, lookup) for model in settings.model}
     local = [folder for folder in folders.values() if isinstance(folder, Path)]
     pooling = PoolingOptions(settings.task, settings.convert, settings.pooler_config)
-    readings = iter(
-        start_reading_configs(
-            local,
-            settings.model_impl,
-            settings.hf_overrides,
-            pooling,
-            language_model_only=settings.language_model_only,
-        )
-        if local
-        else ()
+    if not local:
+        return {model: {"problem": problem} for model, problem in folders.items()}
+    configs = ConfigReader()
+    configs.start(
+        local, ReadingOptions(settings.model_impl, settings.hf_overrides, pooling, settings.language_model_only)
     )
     return {
-        model: _facts(folder, next(readings), settings) if isinstance(folder, Path) else {"problem": folder}
+        model: _facts(folder, configs, settings) if isinstance(folder, Path) else {"problem": folder}
         for model, folder in folders.items()
     }
 
@@ -74,9 +69,9 @@ def _local_folder(model: str, lookup: Lookup) -> Path | str:
         return str(error)
 
 
-def _facts(folder: Path, reading: Connection, settings: Config) -> dict[str, Any]:
+def _facts(folder: Path, configs: ConfigReader, settings: Config) -> dict[str, Any]:
     try:
-        return _readable_facts(folder, model_config_of(reading), settings)
+        return _readable_facts(folder, configs.next(), settings)
     except ModelError as error:
         return {"problem": str(error)}
 

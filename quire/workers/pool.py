@@ -22,6 +22,8 @@ _CLOSE_SECONDS = 10.0
 class WorkerPool:
     """Run jobs in processes that are replaced when a job ends them. For one event loop.
 
+    The first process starts with the pool, and each other one when jobs wait and all processes have one.
+
     A job that takes longer than `patience` continues with low priority, and another process takes the place of its own,
     so that long jobs do not block short ones. There are at most `size` of these; further long jobs start again when
     one of them has ended.
@@ -48,7 +50,7 @@ class WorkerPool:
                 does jobs. Its module should be quick to import.
             arguments: arguments of the factory.
             limits: limits of each job.
-            size: number of processes for short jobs, and greatest number of processes with long ones.
+            size: most processes for short jobs, and most with long ones.
             max_queued: jobs that may wait for a process.
             share: the largest part of these for one tenant; see `Shares`.
             patience: seconds after which a job is a long one.
@@ -67,14 +69,13 @@ class WorkerPool:
         self._threads = ThreadPoolExecutor(1, f"quire-{name}-spawn")  # starts processes and waits for their ends
         self._tasks: set[asyncio.Task[None]] = set()  # one for each process
         self._jobs: dict[Job, WorkerProcess | None] = {}  # all that have not ended, with the process of running ones
-        self._started = self._closed = False
+        self._processes = self._busy = 0  # those for short jobs, ready or not; those of them that have a job
+        self._closed = False
 
     def start(self) -> None:
-        """Start the processes in the background, so that the first job finds them ready."""
-        if not self._started and not self._closed:
-            self._started = True
-            for _ in range(self._size):
-                self._spawn(self._serve())
+        """Start a process in the background, so that the first job finds it ready."""
+        if not self._processes and not self._closed:
+            self._add_process()
 
     async def run(self, job: Any, *, tenant: str = "") -> Any:
         """Do a job in a worker process.
@@ -101,6 +102,8 @@ class WorkerPool:
         self.start()
         entry = Job(job, tenant)
         self._queue.put(entry)
+        if self._processes < self._size and len(self._queue) > self._processes - self._busy:
+            self._add_process()
         self._jobs[entry] = None
         try:
             return await self._result(entry)
@@ -139,6 +142,10 @@ class WorkerPool:
             await asyncio.wait(self._tasks, timeout=_CLOSE_SECONDS)
         self._threads.shutdown(wait=False)
 
+    def _add_process(self) -> None:
+        self._processes += 1
+        self._spawn(self._serve())
+
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work, name=f"quire-{self._name}")
         self._tasks.add(task)
@@ -169,6 +176,8 @@ class WorkerPool:
     async def _do(self, worker: WorkerProcess, entry: Job) -> bool:
         """Do a job; returns whether it was a long one and another process has taken this one's place."""
         working = asyncio.create_task(self._finish(worker, entry))
+        is_replaced = False
+        self._busy += 1
         try:
             while not (await asyncio.wait({working}, timeout=self._patience))[0]:
                 if not self._long.locked():
@@ -179,11 +188,15 @@ class WorkerPool:
             else:
                 return False
             async with self._long:  # not locked: does not wait
+                is_replaced = True
+                self._busy -= 1
                 self._spawn(self._serve())
                 worker.lower_priority()
                 await asyncio.wait({working})
             return True
         finally:
+            if not is_replaced:
+                self._busy -= 1
             working.cancel()
             with suppress(asyncio.CancelledError):
                 await working

@@ -76,15 +76,14 @@ class FakeEngine:
 @pytest.fixture
 def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[ModelSource]:
     monkeypatch.setattr(engines, "RunningEngine", FakeEngine)
-    monkeypatch.setattr(engines, "model_config_of", lambda _: SimpleNamespace(spec=None))
     for name, value in (("log", []), ("shares", []), ("later_shares", []), ("broken", "")):
         monkeypatch.setattr(FakeEngine, name, value)
     return [source(tmp_path / name, 100) for name in "abc"]
 
 
 async def started(sources: list[ModelSource], **options: Any) -> int:
-    readings: list[Any] = [None] * len(sources)
-    return len([engine async for engine in start_engines(Serve(**options), sources, readings)])
+    configs: Any = SimpleNamespace(next=lambda: SimpleNamespace(spec=None))
+    return len([engine async for engine in start_engines(Serve(**options), sources, configs)])
 
 
 @pytest.mark.parametrize("own_processes", [False, True])

@@ -130,11 +130,12 @@ async def test_a_stopped_engine_leaves_no_thread(tmp_path: Path, monkeypatch: py
 def test_a_store_that_cannot_be_used_is_said_at_start(
     tmp_path: Path, kind: str, where: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from quire.api.responses import database
+    from quire.api.responses import database, sqlite_file
     from quire.app import lifecycle
     from quire.config.commands import Serve
 
     monkeypatch.setattr(database, "LOCK_SECONDS", 0.0)
+    monkeypatch.setattr(sqlite_file, "LOCK_SECONDS", 0.0)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     file = tmp_path / "quire" / "responses.db"
     file.parent.mkdir()
@@ -147,7 +148,7 @@ def test_a_store_that_cannot_be_used_is_said_at_start(
             other.execute("BEGIN IMMEDIATE")
             file.symlink_to(tmp_path / "other.db")
         settings = Serve(response_store=f"sqlite:///{file}") if where == "given" else Serve()
-        assert lifecycle.serve(settings, [], [], []) == 1
+        assert lifecycle.serve(settings, [], cast("ConfigReader", None), []) == 1
     (message,) = [record.getMessage() for record in caplog.records]
     assert message.startswith("cannot serve: The store of responses ")
     assert str(file) in message

@@ -9,8 +9,8 @@ import socket
 
 import pytest
 
-from quire.app import sockets as module
-from quire.app.sockets import Listener
+from quire.app import listener as module
+from quire.app.listener import Listener
 from tests.support.iterations import Iterations
 from tests.support.patience import PATIENCE
 from tests.support.raw import on_uvloop

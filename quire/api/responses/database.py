@@ -18,13 +18,12 @@ from sqlalchemy.pool import StaticPool
 from sqlalchemy.schema import CreateColumn
 
 from quire.api.responses.errors import StoreBlocked, StoreFailed, TooLargeToStore
+from quire.api.responses.sqlite_file import LOCK_SECONDS, SCHEMA_VERSION, store_failure, version_failure
 
 T = TypeVar("T")
 
-SCHEMA_VERSION = 3
 ROW_BYTES = 300  # of a row besides its blobs: ids, numbers, its place in the indices
 _FILE_BYTES, _MEMORY_BYTES = 1 << 30, 256 << 20  # default limits
-LOCK_SECONDS = 5.0  # how long an operation waits for another writer of a SQLite file
 _LOCK_STEP = 0.25  # seconds after which a waiting operation sees that the database is being closed
 _BATCH = 100  # rows that one transaction deletes
 _VACUUM_PAGES = 1000  # that one transaction returns to the file system
@@ -72,18 +71,6 @@ _QUERIES = {
 }
 _ADDED_IN_2 = (_responses.c.stored, _responses.c.size)
 _ADDED_IN_3 = (_responses.c.owner,)
-_LOCKED = "is locked by another process"
-# What clients are told, by the beginning of SQLite's error names.
-_PROBLEMS = {
-    "SQLITE_BUSY": _LOCKED,
-    "SQLITE_LOCKED": _LOCKED,
-    "SQLITE_READONLY": "is read-only",
-    "SQLITE_FULL": "has no space left",
-    "SQLITE_CORRUPT": "is corrupt",
-    "SQLITE_NOTADB": "is not a SQLite database",
-    "SQLITE_IOERR": "cannot be read or written",
-    "SQLITE_CANTOPEN": "cannot be opened",
-}
 
 
 class Database:
@@ -362,10 +349,7 @@ def _add_columns(connection: sa.Connection, columns: Sequence[sa.Column[Any]]) -
 
 def _check_version(version: int | None) -> None:
     if version != SCHEMA_VERSION:
-        raise StoreFailed(
-            f"The store of responses was made by another version of Quire: its schema is {version}, this server uses "
-            f"{SCHEMA_VERSION}."
-        )
+        raise version_failure(version)
 
 
 def _enable_vacuum(connection: sa.Connection) -> None:
@@ -427,7 +411,4 @@ def _failing() -> Iterator[None]:
         yield
     except (SQLAlchemyError, sqlite3.Error, ArgumentError, NoSuchModuleError, ImportError) as error:
         cause = getattr(error, "orig", None) or error
-        name = str(getattr(cause, "sqlite_errorname", ""))
-        problem = next((text for start, text in _PROBLEMS.items() if name.startswith(start)), "cannot be used")
-        kind = StoreBlocked if problem == _LOCKED else StoreFailed
-        raise kind(f"The store of responses {problem}.", str(cause)) from error
+        raise store_failure(cause) from error

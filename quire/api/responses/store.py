@@ -5,6 +5,7 @@ SQLAlchemy is imported when the database is opened, because that is slow.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import re
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from quire.api.responses.errors import NoSuchResponse, StoreFailed
+from quire.api.responses.sqlite_file import check_file
 from quire.api.responses.worker import DatabaseWorker
 from quire.protocol.errors import InvalidRequest, Unavailable
 
@@ -129,16 +131,24 @@ class ResponseStore:
         return await self._worker.run(lambda database: database.delete(response_id, owner), write=True)
 
     async def open(self) -> None:
-        """Open the database, and check that it can be written.
+        """Open the database, and check that it can be written. A file in the default location is only checked.
 
         Raises:
             StoreFailed: it cannot. The message names the database and is not meant for clients.
         """
+        file = _default_file() if self._url is None else None
         try:
-            await self._worker.check()
+            if self._url is not None:
+                await self._worker.check()
+            elif file is not None:
+                await asyncio.to_thread(check_file, file)
         except StoreFailed as error:
             where = "in the default location" if self._url is None else "--response-store"
             raise StoreFailed(f"{error.message} ({where}: {self._shown_url()}) {error.detail}".rstrip()) from error
+
+    def start_checks(self) -> None:
+        """Open the database in the background, and check it again and again."""
+        self._worker.start_maintenance()
 
     async def aclose(self) -> None:
         """Close the database, if it was opened. Waits for operations for a few seconds at most."""
@@ -229,6 +239,12 @@ def _decode(data: bytes) -> list[dict[str, Any]]:
 
 def _default_url() -> str:
     """A SQLite file in the user's state directory; in-memory SQLite if that is not writable."""
+    file = _default_file()
+    return _IN_MEMORY if file is None else f"sqlite:///{file}"
+
+
+def _default_file() -> Path | None:
+    """The file in the user's state directory; None if that is not writable."""
     state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
     folder = state / "quire"
     try:
@@ -238,5 +254,5 @@ def _default_url() -> str:
         writable = False
     if not writable:
         logger.warning("responses are stored in memory only, as %s is not writable (see --response-store)", folder)
-        return _IN_MEMORY
-    return f"sqlite:///{folder / 'responses.db'}"
+        return None
+    return folder / "responses.db"

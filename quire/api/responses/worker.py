@@ -59,7 +59,7 @@ class DatabaseWorker:
         """
         kind: Kind = "write" if write else "read"
         self._check_refused(kind)
-        self._start_maintenance()
+        self.start_maintenance()
         try:
             return await self._submit(work, kind)
         except (TooLargeToStore, StoreShareExceeded):
@@ -76,7 +76,12 @@ class DatabaseWorker:
             StoreFailed: it cannot be used.
         """
         await self._submit(lambda database: database.check(write=True), "check")
-        self._start_maintenance()
+        self.start_maintenance()
+
+    def start_maintenance(self) -> None:
+        """Open the database in the background, check it again and again, and delete what has expired."""
+        if self._maintenance is None and not self._closed:
+            self._maintenance = asyncio.create_task(self._maintain())
 
     async def aclose(self) -> None:
         """Give running operations two seconds to finish, then close the database. Further operations fail."""
@@ -91,10 +96,6 @@ class DatabaseWorker:
             pool.shutdown(wait=False, cancel_futures=True)
         if self._database is not None:
             await asyncio.to_thread(self._database.close)  # at once, or when the operations that still use it end
-
-    def _start_maintenance(self) -> None:
-        if self._maintenance is None and not self._closed:
-            self._maintenance = asyncio.create_task(self._maintain())
 
     def _check_refused(self, kind: Kind) -> None:
         if self._refusal is not None and kind == "write":

@@ -13,6 +13,7 @@ import os
 import pickle
 import shutil
 import signal
+import sys
 import tempfile
 import threading
 import uuid
@@ -38,6 +39,17 @@ def child_process(
 ) -> BaseProcess:
     """Return a process that is not started yet. A daemon cannot start processes itself."""
     return _CHILDREN.Process(target=target, args=args, name=name, daemon=daemon)
+
+
+def forked_process(
+    target: Callable[..., None], args: tuple[Any, ...], name: str, *, daemon: bool = False
+) -> BaseProcess:
+    """Like `child_process`, for a process without other threads: its copy, if the system makes one safely.
+
+    It has all that is imported already: a new interpreter takes 0.3 s until it has.
+    """
+    context = multiprocessing.get_context("fork") if sys.platform == "linux" else _CHILDREN
+    return context.Process(target=target, args=args, name=name, daemon=daemon)
 
 
 class CoreHandle(Protocol):

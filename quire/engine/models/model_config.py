@@ -1,25 +1,20 @@
 """ModelConfig: the architecture of a model, read from its folder's config.json.
 
 Read without torch: where torch is installed, transformers' config classes import much of it, which takes two seconds.
-A server reads configs in a child process while it imports torch itself.
+A server reads configs in a child process while it imports torch itself (`ConfigReader`).
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import multiprocessing
-import os
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from multiprocessing.connection import Connection
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 from typing import Any, Literal
 
-from quire.engine.client.launch import child_process, end_with_parent
 from quire.engine.models.config.checks import check_acts, check_raw, check_spec
 from quire.engine.models.config.pooling import PoolingOptions, read_dual_pooler, read_pooler
 from quire.engine.models.config.quantization import quantization_section
@@ -387,62 +382,3 @@ def _merged(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str
         if isinstance(value, dict) and isinstance(before, dict):
             merged[name] = _merged(before, value)
     return merged
-
-
-def start_reading_configs(
-    folders: Sequence[Path],
-    implementation: ModelImplementation,
-    overrides: Mapping[str, Any] = _NO_OVERRIDES,
-    pooling: PoolingOptions = _NO_POOLING,
-    *,
-    language_model_only: bool = False,
-) -> list[Connection]:
-    """Read the configs of folders in a child process; `model_config_of` waits for each of them."""
-    pipes = [multiprocessing.Pipe(duplex=False) for _ in folders]
-    senders = [sender for _, sender in pipes]
-    arguments = (folders, senders, implementation, dict(overrides), pooling, language_model_only)
-    child_process(_read_all, arguments, "quire-configs", daemon=True).start()
-    for sender in senders:  # so that the end of the process ends the pipes
-        sender.close()
-    return [receiver for receiver, _ in pipes]
-
-
-def model_config_of(reading: Connection) -> ModelConfig:
-    """Wait for a config from `start_reading_configs`.
-
-    Raises:
-        ModelError: as `read_model_config` does.
-    """
-    try:
-        with reading:
-            result: ModelConfig | ModelError = reading.recv()
-    except EOFError as error:
-        raise BrokenFolder("the process that reads model configs ended unexpectedly") from error
-    if isinstance(result, ModelError):
-        raise result
-    return result
-
-
-def _read_all(
-    folders: Sequence[Path],
-    senders: Sequence[Connection],
-    implementation: ModelImplementation,
-    overrides: Mapping[str, Any],
-    pooling: PoolingOptions,
-    language_model_only: bool,
-) -> None:
-    """Body of the child process."""
-    end_with_parent()
-    # Makes `import torch` fail, unless it has been imported already.
-    sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
-    os.environ["TRANSFORMERS_VERBOSITY"] = "error"  # hides the warning that torch is missing
-    for folder, sender in zip(folders, senders, strict=True):
-        result: ModelConfig | ModelError
-        try:
-            result = read_model_config(
-                folder, implementation, overrides, pooling, language_model_only=language_model_only
-            )
-        except ModelError as error:
-            result = error
-        with sender:
-            sender.send(result)

@@ -20,7 +20,9 @@ from quire.engine.models.distributed.placement import Placement
 from quire.engine.models.errors import UnknownArchitecture, UnsupportedModel
 from quire.engine.models.families.llama import LLAMA, llama
 from quire.engine.models.family import Family
-from quire.engine.models.model_config import model_config_of, read_model_config, start_reading_configs
+from quire.engine.models.config.pooling import PoolingOptions
+from quire.engine.models.config_reader import ConfigReader, ReadingOptions
+from quire.engine.models.model_config import read_model_config
 from quire.engine.models.registry import Conflict, Registry, registry, weight_names
 from quire.engine.models.sharding.shard import check_divisible
 from quire.engine.models.specs.decoder import DecoderSpec
@@ -84,7 +86,9 @@ def test_attention_from_outside_is_refused_by_name_where_it_cannot_be_run(instal
 def test_a_server_reads_its_config_without_torch(installed: Install, tmp_path: Path) -> None:
     installed(outside=f"{_MODULE}:OUTSIDE")
     save_outside(tmp_path / "model")
-    config = model_config_of(start_reading_configs([tmp_path / "model"], "quire")[0])
+    configs = ConfigReader()
+    configs.start([tmp_path / "model"], ReadingOptions("quire", {}, PoolingOptions()))
+    config = configs.next()
     assert isinstance(config.spec, DecoderSpec)
     assert config.spec.family == "outside"
 

@@ -1,0 +1,55 @@
+"""Imports torch in less time: its library is loaded beside other imports, and what few models need is left out."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import importlib.util
+import sys
+import threading
+from contextlib import suppress
+from pathlib import Path
+from types import ModuleType
+
+# Shapes of results on the meta device, in Python, for tracing: a quarter of torch's own time. Factories, views and
+# copies, which are all that Quire's own modules use there, are compiled in.
+_META = "torch._meta_registrations"
+_LIBRARY = "libtorch_cpu.so"
+
+
+def start_loading_libraries() -> None:
+    """Load torch's largest library in a thread: it is dynamic linking, without the interpreter's lock."""
+    if "torch" in sys.modules:
+        return
+    spec = importlib.util.find_spec("torch")
+    folders = [] if spec is None else [Path(place) / "lib" for place in spec.submodule_search_locations or ()]
+    for library in (folder / _LIBRARY for folder in folders):
+        if library.exists():  # Linux
+            threading.Thread(target=_load, args=(library,), name="quire-load", daemon=True).start()
+
+
+def _load(library: Path) -> None:
+    with suppress(OSError):  # torch's own import says why
+        ctypes.CDLL(str(library))
+
+
+def import_torch() -> None:
+    """Import torch without shapes of results on the meta device, unless it has been imported; see `import_shapes`.
+
+    What traces, as torch.compile does, imports them itself.
+    """
+    if "torch" in sys.modules:
+        return
+    sys.modules[_META] = empty = ModuleType(_META)
+    try:
+        torch = importlib.import_module("torch")
+    finally:
+        del sys.modules[_META]
+    if getattr(torch, "_meta_registrations", None) is empty:
+        del torch._meta_registrations  # type: ignore[attr-defined]  # so that importing it imports it
+
+
+def import_shapes() -> None:
+    """Import what `import_torch` has left out, for models of transformers."""
+    with suppress(ModuleNotFoundError):  # of another version
+        importlib.import_module(_META)
