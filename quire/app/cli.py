@@ -1,34 +1,14 @@
-"""The `quire` command."""
+"""The `quire` command: what has to be set before anything is imported, and what takes long, come first."""
 
 from __future__ import annotations
 
-import importlib
+import gc
 import os
 import sys
 from collections.abc import Sequence
 
 from quire import __version__
 from quire.allocator import use_one_arena
-from quire.config.command import Command, ConfigError
-from quire.config.commands import COMMANDS
-from quire.config.environment import misspelt
-
-# Modules are imported when their command runs: `quire chat` does not need torch.
-_MODULES = {
-    "serve": "quire.app.start",
-    "key": "quire.app.key",
-    "config": "quire.app.show_config",
-    "collect-env": "quire.app.collect_env",
-    "chat": "quire.app.chat",
-    "listen": "quire.app.listen",
-    "embed": "quire.app.embed.command",
-    "bench serve": "quire.app.bench.serve",
-    "bench pooling": "quire.app.bench.pooling",
-    "bench startup": "quire.app.bench.startup",
-    "bench accuracy": "quire.app.bench.accuracy",
-}
-_HELP: tuple[list[str], ...] = ([], ["--help"], ["-h"])
-_USAGE_ERROR = 2  # exit status, as of argparse
 
 
 def prepare_process() -> None:
@@ -43,49 +23,21 @@ def prepare_process() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command and exit with its status."""
+    """Run a command and exit with its status. `arguments`: those after `quire`; None for those of this process."""
     prepare_process()
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words[:1] in (["--version"], ["-v"]):
         print(f"quire {__version__}")
         return
-    match = _find(words)
-    if match is None:
-        asked = (words[1:] if words[:1] == ["bench"] else words[:1]) in _HELP
-        print(_overview(), file=sys.stdout if asked else sys.stderr)
-        if not asked:
-            print(f"quire: there is no command {_command_words(words)!r}", file=sys.stderr)
-        sys.exit(0 if asked else _USAGE_ERROR)
-    command, options = match
+    gc.disable()  # imports leave little garbage, and each full collection would search all modules
+    configs = None
+    if arguments is None and words[:1] == ["serve"]:
+        from quire.app.start import start_early  # noqa: PLC0415 for this command only
+
+        configs = start_early()
+    from quire.app.commands import run_command  # noqa: PLC0415 a quarter of a second of imports
+
     try:
-        for name, nearest in misspelt(os.environ, {field for kind in COMMANDS for field in kind.model_fields}):
-            meant = f"; did you mean {nearest}?" if nearest else ""
-            raise ConfigError(f"quire: unknown environment variable {name}{meant}")
-        settings = command.parse(options)
-        status = importlib.import_module(_MODULES[command.name]).run(settings)
-    except ConfigError as error:
-        sys.exit(str(error))
-    except KeyboardInterrupt:
-        sys.exit(130)
-    sys.exit(status)
-
-
-def _find(words: Sequence[str]) -> tuple[type[Command], Sequence[str]] | None:
-    for command in COMMANDS:
-        name = command.name.split()
-        if list(words[: len(name)]) == name:
-            return command, words[len(name) :]
-    return None
-
-
-def _command_words(arguments: Sequence[str]) -> str:
-    """The arguments that were meant as a command."""
-    return " ".join(arguments[: 2 if arguments[0] == "bench" else 1])
-
-
-def _overview() -> str:
-    width = max(len(command.name) for command in COMMANDS)
-    lines = [f"  quire {command.name:<{width}}   {command.summary()}" for command in COMMANDS]
-    return "\n".join(
-        [f"Quire {__version__}, an inference server", "", *lines, "", "Use --help after a command for its settings."]
-    )
+        run_command(words, configs)
+    finally:
+        gc.enable()

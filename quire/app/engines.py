@@ -22,8 +22,8 @@ from quire.engine.client.step_observer import StepObserver
 from quire.engine.client.transport import ClientChannel, flush_messages
 from quire.engine.execution.devices.select import uses_gpu
 from quire.engine.execution.memory import MemoryShare, free_memory
-from quire.engine.models.family import WithoutCache
 from quire.engine.models.config_reader import ConfigReader
+from quire.engine.models.family import WithoutCache
 from quire.engine.models.model_config import ModelConfig
 from quire.multimodal.memory import MediaMemory
 from quire.otlp.settings import TraceSettings

@@ -187,9 +187,10 @@ async def _serve_models(
 
 async def _start_helpers(state: ServerState, store: ResponseStore) -> None:
     """Start what few requests need, and would wait for, once no request has come for a moment."""
-    await asyncio.sleep(_QUIET_SECONDS)
-    while state.in_flight:
+    is_idle = False
+    while not is_idle:
         await asyncio.sleep(_QUIET_SECONDS)
+        is_idle = not state.in_flight
     store.start_checks()
     for model in state.models:
         if isinstance(model, GeneratingModel):

@@ -15,8 +15,8 @@ from quire.config.options import ModelOptions
 from quire.config.resolved import as_json, as_text, as_toml, resolved_settings
 from quire.engine.models.config.pooling import PoolingOptions
 from quire.engine.models.config.quantization import chosen_quantization
-from quire.engine.models.errors import ModelError
 from quire.engine.models.config_reader import ConfigReader, ReadingOptions
+from quire.engine.models.errors import ModelError
 from quire.engine.models.model_config import ModelConfig
 
 if TYPE_CHECKING:

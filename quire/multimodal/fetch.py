@@ -8,18 +8,17 @@ import ipaddress
 import socket
 import ssl
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import httpx
 
 from quire.engine.client.origin import current_origin
 from quire.multimodal.errors import PromptError
+from quire.multimodal.size_limit import SizeLimit, shown
 from quire.workers.tenant import current_tenant
 from quire.workers.threads import FairThreads
 
 ANY_HOST = "*"  # in the allowed domains
-_SHOWN = 80  # characters of a URL in an error text
 _CHUNK = 1 << 16  # bytes that are read at once
 _MOST_ADDRESSES = 3  # of one name that are tried
 _LOOKUPS = 8  # at once: a name server may take many seconds
@@ -27,18 +26,6 @@ _QUEUED_LOOKUPS = 1024
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")  # addresses that end in one of IPv4
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
-
-
-@dataclass(frozen=True, slots=True)
-class SizeLimit:
-    """The largest content in bytes, and the flag that sets it."""
-
-    size: int
-    flag: str
-
-    def refusal(self, subject: str, where: str) -> PromptError:
-        """The error for content that is larger. `subject`: what it is, with its verb; `where`: the content part."""
-        return PromptError(f"{subject} too large (limit: {self.size} bytes, {self.flag}).", where)
 
 
 class Fetcher:
@@ -79,12 +66,6 @@ class Fetcher:
         Raises:
             PromptError: it is not allowed.
         """
-        if not self._domains:
-            raise PromptError(
-                "This server fetches no URLs: send the content as a data URL, or start the server with "
-                "--allowed-media-domains.",
-                where,
-            )
         try:
             address = httpx.URL(url)  # the parser of the client that fetches it
         except (httpx.InvalidURL, ValueError) as error:
@@ -200,11 +181,6 @@ def is_public(address: Address) -> bool:
         if address.teredo is not None or address.is_site_local:
             return False
     return address.is_global and not (address.is_multicast or address.is_reserved or address.is_unspecified)
-
-
-def shown(url: str) -> str:
-    """A URL for an error text: its beginning, if it is long."""
-    return repr(url if len(url) <= _SHOWN else f"{url[:_SHOWN]}...")
 
 
 def _literal(host: str) -> Address | None:

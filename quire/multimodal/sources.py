@@ -11,15 +11,18 @@ import stat
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from quire.config.options import AudioOptions, MediaOptions, VideoOptions
 from quire.multimodal.errors import PromptError
-from quire.multimodal.fetch import Fetcher, SizeLimit, shown
 from quire.multimodal.file_store import FileStore
+from quire.multimodal.size_limit import SizeLimit, shown
 from quire.multimodal.videos.formats import packed
 from quire.workers.tenant import current_owner
+
+if TYPE_CHECKING:  # it imports httpx
+    from quire.multimodal.fetch import Fetcher
 
 _LONGEST_SCHEME = 8  # characters, with the colon
 _FRAMES = "data:video/jpeg;base64"  # in front of frames in base64, with commas between: vLLM's form of a video
@@ -90,13 +93,7 @@ class MediaSources:
         self.embeddings = options.enable_mm_embeds
         self._folder = options.allowed_local_media_path
         self.files = FileStore(int(options.file_store_size), options.file_ttl, share)
-        self._fetcher = Fetcher(
-            frozenset(name.lower() for name in options.allowed_media_domains),
-            private_addresses=options.allow_private_media_addresses,
-            max_redirects=options.max_media_redirects,
-            seconds=options.media_fetch_timeout,
-            share=share,
-        )
+        self._fetcher = _fetcher(options, share) if options.allowed_media_domains else None
 
     def from_url(self, url: str, limit: SizeLimit, where: str) -> MediaSource:
         """Check a URL without fetching it.
@@ -114,8 +111,15 @@ class MediaSources:
             frames = url[: len(_FRAMES)].lower() == _FRAMES
             return MediaSource(lambda: asyncio.to_thread(_from_data_url, url, limit, where), 3 * len(url), frames)
         if scheme in ("http", "https"):
-            address = self._fetcher.checked(url, where)
-            return MediaSource(lambda: self._fetcher.fetch(address, limit, where), 2 * limit.size)
+            fetcher = self._fetcher
+            if fetcher is None:
+                raise PromptError(
+                    "This server fetches no URLs: send the content as a data URL, or start the server with "
+                    "--allowed-media-domains.",
+                    where,
+                )
+            address = fetcher.checked(url, where)
+            return MediaSource(lambda: fetcher.fetch(address, limit, where), 2 * limit.size)
         if scheme == "file":
             path = _checked_path(url, self._folder, where)
             return MediaSource(lambda: asyncio.to_thread(_read_file, path, limit, where), limit.size)
@@ -143,7 +147,21 @@ class MediaSources:
     def close(self) -> None:
         """End the threads that look up names, and delete uploaded files."""
         self.files.close()
-        self._fetcher.close()
+        if self._fetcher is not None:
+            self._fetcher.close()
+
+
+def _fetcher(options: MediaOptions, share: float) -> Fetcher:
+    """What fetches URLs."""
+    from quire.multimodal.fetch import Fetcher  # noqa: PLC0415 imports httpx, for servers that fetch only
+
+    return Fetcher(
+        frozenset(name.lower() for name in options.allowed_media_domains),
+        private_addresses=options.allow_private_media_addresses,
+        max_redirects=options.max_media_redirects,
+        seconds=options.media_fetch_timeout,
+        share=share,
+    )
 
 
 def _decode_base64(text: str, limit: SizeLimit, where: str) -> bytes:

@@ -15,7 +15,8 @@ import pytest
 from quire.engine.client.origin import Origin, set_current_origin
 from quire.engine.client.trace_context import TraceContext
 from quire.multimodal.errors import PromptError
-from quire.multimodal.fetch import ANY_HOST, Fetcher, SizeLimit, is_public
+from quire.multimodal.fetch import ANY_HOST, Fetcher, is_public
+from quire.multimodal.size_limit import SizeLimit
 from tests.support.certificates import make_pair
 
 LIMIT = SizeLimit(1000, "--max-image-size")

@@ -23,9 +23,9 @@ from quire.api.responses.store import ResponseStore
 from quire.app.access_log import AccessLog
 from quire.app.connections import Connections
 from quire.app.factory import create_app
+from quire.app.listener import accept_connections
 from quire.app.rate_limits import TokenCounter
 from quire.app.server import protocol_of
-from quire.app.listener import accept_connections
 from quire.app.tls import Tls
 from quire.app.websocket import BoundedWebSocket
 from quire.config.commands import Serve

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from quire.multimodal.audio.formats import NAMES, recognized_name
-from quire.multimodal.fetch import SizeLimit
+from quire.multimodal.size_limit import SizeLimit
 from quire.multimodal.sources import MediaSource, MediaSources
 from quire.protocol.chat import Message, part_type
 from quire.protocol.errors import InvalidRequest, shorten

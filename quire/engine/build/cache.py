@@ -33,6 +33,7 @@ from quire.kernels import gpu
 
 logger = logging.getLogger(__name__)
 _FLOAT8 = "fp8"  # float8_e4m3
+_AHEAD = 32 << 20  # bytes of a small model's cache that are mapped before they are used
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,7 @@ class CachePlan:
 
     def allocator(self, device: Device, blocks: int, weight_bytes: int) -> Callable[[], KVCache]:
         """Return a function that allocates the KV cache, and does not hold the model."""
-        prefault = min(4 * weight_bytes, blocks * self.block_bytes // 4)
+        prefault = min(max(_AHEAD, weight_bytes // 8), blocks * self.block_bytes // 4)
         return partial(device.allocate_cache, self.layout, blocks, self.block_size, self.dtype, prefault)
 
 

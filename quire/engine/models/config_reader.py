@@ -35,7 +35,7 @@ class ConfigReader:
     """
 
     def __init__(self, *, forks: bool = False) -> None:
-        """Start the process. `forks`: this process has no other thread, so that the child may be its copy."""
+        """Start the process. `forks`: the child may be a copy of this process, see `forked_process`."""
         self._connection, end = multiprocessing.Pipe()
         process = (forked_process if forks else child_process)(_read_all, (end,), "quire-configs", daemon=True)
         start_without_signals(process)

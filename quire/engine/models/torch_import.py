@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import importlib
 import importlib.util
+import os
 import sys
 import threading
 from contextlib import suppress
@@ -29,8 +30,10 @@ def start_loading_libraries() -> None:
 
 
 def _load(library: Path) -> None:
-    with suppress(OSError):  # torch's own import says why
-        ctypes.CDLL(str(library))
+    """Open a library. Called as a foreign function, unlike by ctypes.CDLL, dlopen runs without the lock."""
+    dlopen = ctypes.CDLL(None).dlopen
+    dlopen.argtypes, dlopen.restype = [ctypes.c_char_p, ctypes.c_int], ctypes.c_void_p
+    dlopen(os.fsencode(library), os.RTLD_NOW)  # if it fails, torch's own import says why
 
 
 def import_torch() -> None:

@@ -16,12 +16,12 @@ from quire.config.options import EngineOptions, ModelOptions
 from quire.engine.build.attention_checks import with_attention_backend
 from quire.engine.build.core_config import CoreConfig
 from quire.engine.models.config.checks import check_spec
+from quire.engine.models.config.pooling import PoolingOptions
+from quire.engine.models.config_reader import ConfigReader, ReadingOptions
 from quire.engine.models.distributed.placement import Placement
 from quire.engine.models.errors import UnknownArchitecture, UnsupportedModel
 from quire.engine.models.families.llama import LLAMA, llama
 from quire.engine.models.family import Family
-from quire.engine.models.config.pooling import PoolingOptions
-from quire.engine.models.config_reader import ConfigReader, ReadingOptions
 from quire.engine.models.model_config import read_model_config
 from quire.engine.models.registry import Conflict, Registry, registry, weight_names
 from quire.engine.models.sharding.shard import check_divisible
