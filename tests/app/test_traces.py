@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -55,10 +53,3 @@ def test_a_variable_with_another_value_is_an_error_at_start(
 def test_steps_cannot_be_traced_without_a_collector() -> None:
     output = failing("--collect-detailed-traces", "all")
     assert "quire serve: --collect-detailed-traces needs --otlp-traces-endpoint" in output
-
-
-@pytest.mark.slow  # a new interpreter that imports torch
-def test_without_traces_the_sdk_is_not_imported() -> None:
-    names = "opentelemetry.sdk", "opentelemetry.exporter", "grpc"
-    script = f"import sys, quire.app.lifecycle; print([n for n in sys.modules if n.startswith({names})])"
-    assert subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout == "[]\n"

@@ -64,7 +64,7 @@ class CachePlan:
 
     def allocator(self, device: Device, blocks: int, weight_bytes: int) -> Callable[[], KVCache]:
         """Return a function that allocates the KV cache, and does not hold the model."""
-        prefault = min(max(_AHEAD, weight_bytes // 8), blocks * self.block_bytes // 4)
+        prefault = min(max(_AHEAD, weight_bytes // 16), blocks * self.block_bytes // 4)
         return partial(device.allocate_cache, self.layout, blocks, self.block_size, self.dtype, prefault)
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
-import sys
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -362,8 +360,3 @@ async def test_calls_of_elsewhere_are_read(tmp_path: Path) -> None:
         await ask(server, items)
     for text in ("There is no result of this call.", "Error: old words", "Error: new words", "Error: [1]"):
         assert f"[tool:{text}]" in prompts(core)[0]
-
-
-def test_without_servers_their_library_is_not_imported() -> None:
-    code = "import sys, quire.app.lifecycle, quire.api.responses.routes; sys.exit('mcp' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
