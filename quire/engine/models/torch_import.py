@@ -49,7 +49,7 @@ def import_torch() -> None:
     finally:
         del sys.modules[_META]
     if getattr(torch, "_meta_registrations", None) is empty:
-        del torch._meta_registrations  # type: ignore[attr-defined]  # so that importing it imports it
+        del torch._meta_registrations  # so that importing it imports it
 
 
 def import_shapes() -> None:
