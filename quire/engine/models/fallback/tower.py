@@ -179,8 +179,8 @@ class PreNormLayer(nn.Module):
     self_attn: nn.Module
     mlp: nn.Module
 
-    @override
     def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None, **options: Any) -> Tensor:
+        """(images, tokens, hidden) to the same shape; see transformers' layers."""
         attended, _ = self.self_attn(
             hidden_states=self.layer_norm1(hidden_states), attention_mask=attention_mask, **options
         )
