@@ -5,9 +5,9 @@
 All servers run at the same time, and are loaded in turn; the others wait meanwhile. In commands {model} and {port}
 stand for the file and the port. Prompts are random tokens, so that no cache helps, and requests are streamed:
 
-- decode: one stream; the time of 128 more tokens than one,
+- decode: one stream; the time of 128 more tokens than one (`--decoded`),
 - streams: 16 requests at once of 32 tokens, 64 tokens out; output tokens per second of all,
-- prompts: 1,024 tokens and one token out; prompt tokens per second.
+- prompts: 1,024 tokens and one token out, twice (`--long-prompts`); prompt tokens per second.
 
 Bandwidth is that of reading memory larger than caches with as many threads as cores, before and after each load. A
 ratio is the first server's rate over the best other one's in the same round, the median of all rounds. A floor share
@@ -87,14 +87,14 @@ class Client:
             async for _ in response.content.iter_any():
                 pass
 
-    async def measure(self, load: str) -> float:
-        """Return the tokens per second of a load."""
+    async def measure(self, load: str, decoded: int, long_prompts: int) -> float:
+        """Return the tokens per second of a load; see the options."""
         if load == "decode":
             first = await self.seconds(1, STREAM_PROMPT, 1)
-            return DECODED / (await self.seconds(1, STREAM_PROMPT, 1 + DECODED) - first)
+            return decoded / (await self.seconds(1, STREAM_PROMPT, 1 + decoded) - first)
         if load == "streams":
             return STREAMS * STREAM_TOKENS / await self.seconds(STREAMS, STREAM_PROMPT, STREAM_TOKENS)
-        return LONG_PROMPT / median([await self.seconds(1, LONG_PROMPT, 1) for _ in range(LONG_PROMPTS)])
+        return LONG_PROMPT / median([await self.seconds(1, LONG_PROMPT, 1) for _ in range(long_prompts)])
 
 
 def bandwidth() -> float:
@@ -131,7 +131,7 @@ def measure(options: argparse.Namespace, say: Callable[[str], None]) -> list[dic
                 for label, client in clients.items():
                     before = busy_seconds() - servers[label].cpu_seconds() - session_seconds(os.getsid(0))
                     started = time.perf_counter()
-                    rate = asyncio.run(client.measure(load))
+                    rate = asyncio.run(client.measure(load, options.decoded, options.long_prompts))
                     foreign = busy_seconds() - servers[label].cpu_seconds() - session_seconds(os.getsid(0)) - before
                     seconds, read_before, read = time.perf_counter() - started, read, bandwidth()
                     row = {
@@ -176,6 +176,8 @@ def main() -> None:
     parser.add_argument("servers", nargs="+", metavar="NAME=COMMAND", help="ours first")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--loads", nargs="+", choices=LOADS, default=LOADS)
+    parser.add_argument("--decoded", type=int, default=DECODED, help="tokens that one stream decodes")
+    parser.add_argument("--long-prompts", type=int, default=LONG_PROMPTS)
     parser.add_argument("--start-timeout", type=float, default=120)
     parser.add_argument("--port", type=int, default=8400)
     parser.add_argument("--out", type=Path, required=True)

@@ -289,6 +289,28 @@ def test_calls_are_captured_and_replayed() -> None:
     assert torch.equal(results[0][4:], before[4:])
 
 
+def test_replays_of_several_weights_compute_what_their_calls_do() -> None:
+    """A replay prefetches the weight of the next call, which may be smaller, and the last of all has none."""
+    torch.manual_seed(0)
+    sizes = [(200, 256), (20, 200), (300, 20), (256, 300)]
+    weights = [pack(make("int8", size_out, None, size_in)) for size_out, size_in in sizes]
+    x = torch.randn(20, 256).bfloat16()
+
+    def products(rows: int) -> Tensor:
+        y = x[:rows]
+        for weight in weights:
+            y = weight(y, None)
+        return y
+
+    results = list[Tensor]()
+    calls = CapturedCalls(lambda: results.append(products(20)), Workspace(), [20, 20])
+    assert calls.complete
+    for rows in (1, 7, 20):
+        x.normal_()
+        calls.replay([rows, rows])
+        assert torch.equal(results[0][:rows], products(rows))
+
+
 def test_which_weights_are_packed() -> None:
     assert can_pack_groups(torch.bfloat16, CPU)
     assert can_pack_groups(torch.float16, CPU)

@@ -16,6 +16,11 @@ void Capture::add(int64_t rows, std::function<void(int64_t)> call) {
     else complete_ = false;
 }
 
+const char *const *Capture::add_weight(const char *weight) {
+    weights_.back() = weight;
+    return &weights_.emplace_back(nullptr);
+}
+
 void Capture::replay(const std::vector<int64_t> &counts) const {
     for (const Call &call : calls_) call.run(counts[call.kind]);
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <vector>
 
@@ -13,6 +14,9 @@ class Capture {
     void set_row_kind(size_t kind);
     // Keeps a call, or makes the capture incomplete if its rows are not as many as the present kind has.
     void add(int64_t rows, std::function<void(int64_t)> call);
+    // Tells that the next call that is added reads a weight. Returns where the address of the weight will be that is read
+    // after it, so that a kernel can prefetch it: null if there is none. Valid as long as the capture is.
+    const char *const *add_weight(const char *weight);
     void set_incomplete() { complete_ = false; }
     bool complete() const { return complete_; }
     size_t kinds() const { return counts_.size(); }
@@ -25,6 +29,7 @@ class Capture {
     };
     std::vector<int64_t> counts_;
     std::vector<Call> calls_;
+    std::deque<const char *> weights_ = {nullptr};  // that calls read, in order, and null
     size_t kind_ = 0;
     bool complete_ = true;
 };

@@ -30,26 +30,35 @@ inline int64_t panels_per_item(int64_t panels, int64_t limit) {
 // Threads work on the chunks of a group side by side, so that each of them reads the group once.
 struct Tiling {
     int64_t rows, panels, packed_bytes, row_bytes, tiles, tile, group, chunks, items;
-    Tiling(int64_t rows, int64_t size_out, int64_t packed_bytes, int64_t row_bytes, int64_t max_rows)
+    const char *following;  // weight that is read after this one, or null
+    Tiling(int64_t rows, int64_t size_out, int64_t packed_bytes, int64_t row_bytes, int64_t max_rows,
+           const char *const *following = nullptr)
         : rows(rows), panels((size_out + PANEL - 1) / PANEL), packed_bytes(packed_bytes), row_bytes(row_bytes),
           tiles((rows + max_rows - 1) / max_rows), tile((rows + tiles - 1) / tiles),
-          group(rows <= SMALL_BATCH ? 1 : panels_per_item(panels, std::clamp<int64_t>(L2_WEIGHT_BYTES / packed_bytes, 1, 4))) {
+          group(rows <= SMALL_BATCH ? 1 : panels_per_item(panels, std::clamp<int64_t>(L2_WEIGHT_BYTES / packed_bytes, 1, 4))),
+          following(following ? *following : nullptr) {
         int64_t groups = (panels + group - 1) / group;
         chunks = std::clamp<int64_t>(ITEMS_PER_THREAD * pool_threads() / groups, 1, std::max<int64_t>(1, tiles / CHUNK_TILES));
         items = groups * chunks;
     }
+    // Where a panel is. Those after the last one are of the following weight, as if its panels had the same size: null if
+    // there is none.
+    const char *panel_at(const char *weight, int64_t panel) const {
+        if (panel < panels) return weight + panel * packed_bytes;
+        return following ? following + (panel - panels) * packed_bytes : nullptr;
+    }
     // Calls body(first row, rows, panel, prefetch) for all tiles and panels of an item. The prefetch is of the same panel
     // of the next item, if its group is another: all of it if there is one tile, else one half beside each of the first
-    // two tiles. A tile's first panel prefetches the rows of the next tile if there is nothing else to prefetch.
+    // two tiles. The last items prefetch the first panels of the following weight. A tile's first panel prefetches the rows
+    // of the next tile if there is nothing else to prefetch.
     template <class Body>
     void for_each(int64_t item, int64_t next, const char *x, const char *weight, Body body) const {
         int64_t first = item / chunks * group, end = std::min(panels, first + group), skipped = next / chunks * group - first;
         int64_t chunk = item % chunks, begin = chunk * tiles / chunks, after = (chunk + 1) * tiles / chunks;
         for (int64_t t = begin; t < after && t * tile < rows; t++)
             for (int64_t panel = first; panel < end; panel++) {
-                int64_t then = panel + skipped;
-                const char *at = weight + panel * packed_bytes;
-                if (t < begin + 2 && skipped && then < panels) at = weight + then * packed_bytes + (t - begin) * packed_bytes / 2;
+                const char *at = weight + panel * packed_bytes, *then = skipped ? panel_at(weight, panel + skipped) : nullptr;
+                if (t < begin + 2 && then) at = then + (t - begin) * packed_bytes / 2;
                 else if (panel == first && t + 1 < tiles) at = x + (t + 1) * tile * row_bytes;
                 body(t * tile, std::min(tile, rows - t * tile), panel, PrefetchStream{at, tiles == 1 ? 2 * LINE : LINE});
             }

@@ -31,6 +31,7 @@ struct GroupedLinear {
     void run() const;
     int64_t work() const { return weight.size_in * weight.size_out; }
     int64_t &row_count() { return rows; }
+    const char *first_weight() const { return (const char *)weight.data; }
 
     DType dtype, out_dtype;
     const void *x;
@@ -39,6 +40,7 @@ struct GroupedLinear {
     int64_t rows, x_stride, out_stride;
     GroupedWeight weight;
     std::optional<Activation> act;
+    const char *const *following = nullptr;
 };
 REGISTER_OP(GroupedLinear);
 
@@ -180,9 +182,12 @@ void grouped_matmul(const GroupedWeight &w, const InputBlock *x, int64_t stride,
     for (int row = 0; row < rows; row++) low[row] = high[row] = broadcast(0.0f);
     if (w.minimums) {
         ScaleRows minimums = w.minimums_of(panel);
+        int64_t group_bytes = w.scale_bytes / w.groups, unfetched = 0;
         for (int64_t group = 0; group < w.groups; group++) {
             Floats first, second;
             minimums.load(group, first, second);
+            unfetched += group_bytes;
+            if (unfetched >= 2 * LINE) prefetch.fetch(), unfetched -= 2 * LINE;
 #pragma GCC unroll 12
             for (int row = 0; row < rows; row++) {
                 Floats sum = broadcast(sums[row * w.groups + group]);
@@ -196,7 +201,7 @@ void grouped_matmul(const GroupedWeight &w, const InputBlock *x, int64_t stride,
         for (int i = 0; i < 4; i++) std::memcpy((uint8_t *)&table + 16 * i, w.table, sizeof w.table);
     ScaleRows scales = w.scales(panel);
     int64_t blocks = w.blocks, per_group = halves ? 1 : w.group / INPUT_GROUP, group = 0, begun = 0;
-    int64_t block_scale_bytes = (w.panel_bytes - w.code_bytes) / blocks, unfetched = 0;
+    int64_t block_scale_bytes = w.scale_bytes / blocks, unfetched = 0;
     for (int64_t block = 0; block < blocks; block++, x++) {
         for (int part = 0; part < (halves ? 2 : 1); part++) {
             Ints first_sum[rows], second_sum[rows];
@@ -283,7 +288,8 @@ void grouped_linear(const GroupedLinear &a) {
     const GroupedWeight &w = a.weight;
     int64_t stride = w.blocks + DealiasedRows::aliases(w.blocks * int64_t(sizeof(InputBlock)));
     int64_t sum_count = w.minimums ? w.groups : 0;
-    Tiling tiling(a.rows, w.size_out, w.panel_bytes, stride * int64_t(sizeof(InputBlock)), MAX_GROUPED_ROWS);
+    Tiling tiling(a.rows, w.size_out, w.panel_bytes, stride * int64_t(sizeof(InputBlock)), MAX_GROUPED_ROWS,
+                  a.following);
     WorkItems items(tiling.items);
     std::unique_ptr<InputBlock[]> x(new InputBlock[a.rows * stride]);
     std::unique_ptr<float[]> sums(new float[a.rows * sum_count]());

@@ -21,6 +21,7 @@ struct Linear {
     void run() const;
     int64_t work() const { return size_in * size_out; }
     int64_t &row_count() { return rows; }
+    const char *first_weight() const { return (const char *)weight; }
 
     const void *x, *weight;  // bfloat16
     const float *bias;       // or null
@@ -28,13 +29,14 @@ struct Linear {
     DType out_dtype;
     int64_t rows, size_in, size_out, x_stride;
     std::optional<Activation> act;
+    const char *const *following = nullptr;
 };
 REGISTER_OP(Linear);
 
 template <class Out>
 void linear(const Linear &a) {
     DealiasedRows x(a.x, a.rows, a.size_in, a.x_stride);
-    Tiling tiling(a.rows, a.size_out, a.size_in * PANEL * 2, x.stride * 2, MAX_ROWS);
+    Tiling tiling(a.rows, a.size_out, a.size_in * PANEL * 2, x.stride * 2, MAX_ROWS, a.following);
     WorkItems items(tiling.items);
     const char *weight = (const char *)a.weight;
     auto body = [&](int64_t row, int64_t rows, int64_t panel, PrefetchStream prefetch) {

@@ -1,0 +1,145 @@
+"""A decode step of one sequence by its parts, beside a plain read of the bytes that its products read.
+
+The core runs without server and tokenizer. All are measured in turns, in one process and with the same threads:
+
+- read: all packed weights, each once, as fast as torch reads memory,
+- products: those of one row with each weight, in the order of loading, as in a step but without what lies between,
+- kernels: all kernels of a step,
+- step: a whole step.
+
+OMP_WAIT_POLICY=PASSIVE THP_MEM_ALLOC_ENABLE=1 python -m benchmarks.cpu.decode MODEL --out benchmarks/results/FILE.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import time
+from collections.abc import Callable, Sequence
+from datetime import date
+from pathlib import Path
+from statistics import quantiles
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+
+from benchmarks.cpu.steps import RecordingChannel
+from quire.config.options import EngineOptions, ModelOptions
+from quire.engine.build.core_config import CoreConfig
+from quire.engine.build.engine import build_core
+from quire.engine.client.protocol import AddRequest
+from quire.engine.client.sampling_params import SamplingParams
+from quire.engine.core.loop import EngineCore
+from quire.engine.models.model_config import read_model_config
+from quire.kernels import native
+from quire.kernels.capture import CapturedCalls, RowKind, Workspace
+from quire.kernels.packed_groups import PackedGroups
+
+ROUNDS, PROMPT, CONTEXT = 60, 32, 1024
+
+
+def loaded_core(folder: Path) -> EngineCore:
+    """Return the core of a model that has one sequence, which decodes."""
+    channel = RecordingChannel()
+    engine = EngineOptions(max_num_seqs=16, enable_prefix_caching=False, kv_cache_memory_bytes=1 << 30)
+    model = ModelOptions(dtype="bfloat16", max_model_len=CONTEXT)
+    config = CoreConfig(folder=folder, model_config=read_model_config(folder), model=model, engine=engine)
+    core, _ = build_core(config, channel)  # type: ignore[arg-type]
+    prompt = np.random.default_rng(0).integers(10, 1000, PROMPT).astype(np.int32)
+    core._handle(AddRequest("decoded", prompt, SamplingParams(max_tokens=CONTEXT - PROMPT, temperature=0.0)))
+    while "decoded" not in channel.started_requests:
+        core.step()
+    for _ in range(8):  # until steps are captured
+        core.step()
+    return core
+
+
+def packed_weights() -> list[PackedGroups]:
+    """Return all packed weights in memory, in the order in which they were made."""
+    return [made for made in gc.get_objects() if type(made) is PackedGroups]
+
+
+def captured_products(weights: Sequence[PackedGroups]) -> Callable[[], object]:
+    """Return what multiplies a row with each weight."""
+    rows = {weight.size_in: torch.randn(1, weight.size_in).bfloat16() for weight in weights}
+    counts = [1] * len(RowKind)
+
+    def multiply() -> None:
+        for weight in weights:
+            weight(rows[weight.size_in], None)
+
+    calls = CapturedCalls(multiply, Workspace(), counts)
+    assert calls.complete
+    return lambda: calls.replay(counts)
+
+
+class StepTimes:
+    """Steps of a core, with the seconds in which captured kernels were replayed."""
+
+    def __init__(self, core: EngineCore) -> None:
+        self._core = core
+        self.kernels: list[float] = []
+
+    def __call__(self) -> None:
+        """Take a step."""
+        replay = CapturedCalls.replay
+
+        def timed_replay(calls: CapturedCalls, counts: Sequence[int]) -> None:
+            started = time.perf_counter()
+            replay(calls, counts)
+            self.kernels.append(time.perf_counter() - started)
+
+        with mock.patch.object(CapturedCalls, "replay", timed_replay):
+            self._core.step()
+
+
+def measured(core: EngineCore, rounds: int) -> dict[str, Any]:
+    """Return the report: milliseconds of each part, the first quartile, and shares of the read."""
+    weights = packed_weights()
+    size = sum(weight.nbytes for weight in weights)
+    memory, steps = torch.ones(size // 8, dtype=torch.int64), StepTimes(core)
+    parts: dict[str, Callable[[], object]] = {
+        "read": memory.max,
+        "products": captured_products(weights),
+        "step": steps,
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in parts}
+    for _ in range(rounds):
+        for name, part in parts.items():
+            started = time.perf_counter()
+            part()
+            seconds[name].append(time.perf_counter() - started)
+    seconds["kernels"] = steps.kernels
+    quartiles = {name: quantiles(values, n=4)[0] for name, values in seconds.items()}
+    return {
+        "packed_mb": round(size / 1e6, 1),
+        "read_gb_per_s": round(size / quartiles["read"] / 1e9, 1),
+        "ms": {name: round(1e3 * value, 2) for name, value in quartiles.items()},
+        "share_of_read": {name: round(quartiles["read"] / value, 2) for name, value in quartiles.items()},
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the benchmark and print the report."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path, help="a folder, or that of a GGUF file in quire/gguf of the user's cache")
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args(arguments)
+    report = {
+        "date": date.today().isoformat(),
+        "model": options.model.name,
+        "threads": torch.get_num_threads(),
+        "instructions": native.instructions(),
+        **measured(loaded_core(options.model), options.rounds),
+    }
+    print(json.dumps(report, indent=1))
+    if options.out:
+        options.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
