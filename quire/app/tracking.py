@@ -20,7 +20,9 @@ from quire.app.request_traces import begin_trace, end_trace, operation_of
 from quire.app.server_timing import HEADER as SERVER_TIMING
 from quire.app.server_timing import server_timing
 from quire.engine.client.origin import current_origin
-from quire.metrics.prometheus import Metrics, exemplar_of
+from quire.metrics.batches import trace_of
+from quire.metrics.http import AnsweredRequest
+from quire.metrics.prometheus import Metrics
 from quire.serving.models import ServerState
 from quire.tracing.tracing import Tracing
 
@@ -71,11 +73,17 @@ def request_tracking(
             finally:
                 del scope[RAW_SEND]  # a cycle: what sends refers to the scope
                 state.in_flight -= 1
-                handler = getattr(scope.get("route"), "path", "unmatched")
-                status = answer.status or CLIENT_CLOSED
-                metrics.http_requests.labels(scope["method"], handler, f"{status // 100}xx").inc()
-                seconds = time.monotonic() - started
-                metrics.http_seconds.labels(scope["method"], handler).observe(seconds, exemplar_of(current_origin()))
+                ended = time.monotonic()
+                metrics.http.answered.add(
+                    AnsweredRequest(
+                        method=scope["method"],
+                        handler=getattr(scope.get("route"), "path", "unmatched"),
+                        status=answer.status or CLIENT_CLOSED,
+                        ended=ended,
+                        seconds=ended - started,
+                        trace_id=trace_of(current_origin()),
+                    )
+                )
 
         return handle
 

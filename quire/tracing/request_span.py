@@ -13,7 +13,7 @@ def request_span(trace: RequestTrace) -> Span:
     """The span of a request, and those of its parts.
 
     A request with one sequence has the phases of that sequence: queue, prefill and decode. One with several has a span
-    for each of them, up to a number, and phases in these.
+    for each of them, up to a number, and phases in these. Their number is `RequestTrace.count`.
     """
     span = Span(
         _name(trace),
@@ -30,7 +30,7 @@ def request_span(trace: RequestTrace) -> Span:
     if trace.kind == "server" and (times.queued or before):
         span.children.append(Span("preprocess", trace.began, queued, {}, before))
     sequences = list(trace.sequences)
-    if trace.totals.sequences == 1 and not trace.totals.search_steps:
+    if trace.has_one_sequence:
         span.children += _phases(sequences[0])
     else:
         span.children += [_sequence(sequence) for sequence in sequences]
@@ -58,11 +58,15 @@ def _name(trace: RequestTrace) -> str:
     model = trace.notes.model or trace.model
     if operation := trace.notes.operation:
         return f"{operation} {model}" if model else operation
-    return trace.name
+    if trace.head is None:
+        return ""
+    return f"{trace.head.method} {trace.route}" if trace.route else trace.head.method
 
 
 def _attributes(trace: RequestTrace) -> Attributes:
-    attributes = dict(trace.attributes)
+    attributes = {} if trace.head is None else trace.head.attributes()
+    if trace.route:
+        attributes["http.route"] = trace.route
     if trace.status is not None:
         attributes["http.response.status_code"] = trace.status
     if error := _error_type(trace):
@@ -75,7 +79,11 @@ def _attributes(trace: RequestTrace) -> Attributes:
     if trace.notes.answer_id:
         attributes["gen_ai.response.id"] = trace.notes.answer_id
     if trace.model:
-        attributes |= {"gen_ai.response.model": trace.model, **trace.params, **_usage(trace), **_latencies(trace)}
+        attributes["gen_ai.response.model"] = trace.model
+        if trace.params is not None:
+            attributes |= trace.params.attributes()
+        attributes |= _usage(trace)
+        attributes |= _latencies(trace)
     return attributes
 
 

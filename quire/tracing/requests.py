@@ -1,29 +1,112 @@
-"""RequestTrace: what is known of a request that is traced. Nothing in it has a size that a client chooses."""
+"""RequestTrace: what is known of a request that is traced. Nothing in it has a size that a client chooses.
+
+It is a message to the process that exports spans, which makes them of it: while a request is answered, nothing is done
+for its trace but to keep what would be gone later.
+"""
 
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Self
+from typing import TYPE_CHECKING, Self
+
+import msgspec
 
 from quire.engine.client.origin import RequestNotes
-from quire.engine.client.protocol import FinishReason
-from quire.engine.client.records import RequestRecord, RequestTimes
-from quire.engine.client.sampling_params import SamplingParams
+from quire.engine.client.timeline import RequestTimes
 from quire.engine.client.trace_context import TraceContext
 from quire.tracing.span import Attributes, SpanKind
+
+if TYPE_CHECKING:  # they import numpy, which the process that exports spans does not need
+    from quire.engine.client.records import RequestRecord
+    from quire.engine.client.sampling_params import SamplingParams
 
 _FIRST, _LAST = 8, 8  # of its sequences that have spans
 
 
-@dataclass(frozen=True, slots=True)
-class SequenceTrace:
+class RequestHead(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
+    """What the head of a request says.
+
+    Attributes:
+        method: of HTTP; empty for an utterance of a realtime session, which has nothing but the id.
+        client: its address.
+        user_agent, host: values of headers; None without them.
+    """
+
+    request_id: str
+    method: str = ""
+    path: str = ""
+    scheme: str = ""
+    client: str = ""
+    user_agent: bytes | None = None
+    host: bytes | None = None
+
+    def attributes(self) -> Attributes:
+        """Return them by their names in the conventions."""
+        if not self.method:
+            return {"gen_ai.request.id": self.request_id}
+        attributes: Attributes = {
+            "http.request.method": self.method,
+            "url.path": self.path,
+            "url.scheme": self.scheme,
+            "gen_ai.request.id": self.request_id,
+        }
+        if self.client:
+            attributes["client.address"] = self.client
+        if self.user_agent is not None:
+            attributes["user_agent.original"] = self.user_agent.decode("latin-1")
+        if self.host is not None:
+            attributes |= _address(self.host.decode("latin-1"))
+        return attributes
+
+
+class RequestParams(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The sampling parameters that spans tell; see `SamplingParams`."""
+
+    max_tokens: int
+    temperature: float
+    top_p: float
+    top_k: int
+    seed: int | None
+    frequency_penalty: float
+    presence_penalty: float
+
+    @classmethod
+    def of(cls, params: SamplingParams) -> Self:
+        """Return those of a sequence."""
+        return cls(
+            params.max_tokens,
+            params.temperature,
+            params.top_p,
+            params.top_k,
+            params.seed,
+            params.frequency_penalty,
+            params.presence_penalty,
+        )
+
+    def attributes(self) -> Attributes:
+        """Return them by their names in the conventions; those that have no effect are left out."""
+        attributes: Attributes = {
+            "gen_ai.request.max_tokens": self.max_tokens,
+            "gen_ai.request.temperature": self.temperature,
+            "gen_ai.request.top_p": self.top_p,
+        }
+        if self.top_k:
+            attributes["gen_ai.request.top_k"] = self.top_k
+        if self.seed is not None:
+            attributes["gen_ai.request.seed"] = self.seed
+        if self.frequency_penalty:
+            attributes["gen_ai.request.frequency_penalty"] = self.frequency_penalty
+        if self.presence_penalty:
+            attributes["gen_ai.request.presence_penalty"] = self.presence_penalty
+        return attributes
+
+
+class SequenceTrace(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A sequence that has ended."""
 
     times: RequestTimes
-    finish_reason: FinishReason
+    finish_reason: str
     prompt_tokens: int
     cached_tokens: int
     output_tokens: int
@@ -47,9 +130,13 @@ class SequenceTrace:
             record.preemptions,
         )
 
+    @property
+    def phases(self) -> int:
+        """The number of spans that tell what it went through."""
+        return 1 + (self.times.scheduled > 0) + (self.times.first_token > 0)
 
-@dataclass(slots=True)
-class Totals:
+
+class Totals(msgspec.Struct, array_like=True, gc=False):
     """Numbers of all sequences of a request.
 
     Attributes:
@@ -66,9 +153,9 @@ class Totals:
     input_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
-    finish_reasons: dict[FinishReason, None] = field(default_factory=dict)
+    finish_reasons: list[str] = []
     error: str = ""
-    times: RequestTimes = field(default_factory=RequestTimes)
+    times: RequestTimes = msgspec.field(default_factory=RequestTimes)
 
     def add(self, record: RequestRecord) -> None:
         """Count a sequence that has ended."""
@@ -78,21 +165,22 @@ class Totals:
             self.search_steps += 1
         else:
             self.sequences += 1
-            self.finish_reasons[record.finish_reason] = None
+            if record.finish_reason not in self.finish_reasons:
+                self.finish_reasons.append(record.finish_reason)
         self.output_tokens += record.output_tokens
         if record.kind == "pool" or record.answers:
             self.input_tokens += record.prompt_tokens
             self.cached_tokens += record.cached_tokens if record.kind == "pool" else record.least_cached
         self.error = self.error or record.error
-        mine, its = self.times, record.times
-        for name in ("queued", "scheduled", "first_token"):
-            if value := getattr(its, name):
-                setattr(mine, name, min(value, getattr(mine, name) or value))
-        mine.last_token, mine.sent = max(mine.last_token, its.last_token), max(mine.sent, its.sent)
+        whole, part = self.times, record.times
+        whole.queued = _earliest(whole.queued, part.queued)
+        whole.scheduled = _earliest(whole.scheduled, part.scheduled)
+        whole.first_token = _earliest(whole.first_token, part.first_token)
+        whole.last_token = max(whole.last_token, part.last_token)
+        whole.sent = max(whole.sent, part.sent)
 
 
-@dataclass(slots=True, kw_only=True)
-class RequestTrace:
+class RequestTrace(msgspec.Struct, kw_only=True, array_like=True, gc=False, tag="request"):
     """A request, a realtime session or an utterance in one, from its arrival on.
 
     Attributes:
@@ -102,7 +190,8 @@ class RequestTrace:
         notes: what the front end has learnt about it.
         began, ended: monotonic seconds.
         wall_offset: nanoseconds from monotonic time to that of the day.
-        attributes: those that are known when it arrives.
+        head: what is known when it arrives; None if it is a part of a request that had ended before.
+        route: the template of its path; empty if there is none.
         status: of the HTTP response; None if there was none.
         error: the class of the error that ended it although its response had begun, or why it has no whole response.
         failed: that is the server's fault.
@@ -119,26 +208,31 @@ class RequestTrace:
     began: float
     ended: float = 0.0
     wall_offset: int = 0
-    attributes: Attributes = field(default_factory=dict)
-    name: str = ""
+    head: RequestHead | None = None
+    route: str = ""
     status: int | None = None
     error: str = ""
     failed: bool = False
     model: str = ""
-    params: Attributes = field(default_factory=dict)
-    totals: Totals = field(default_factory=Totals)
-    first: list[SequenceTrace] = field(default_factory=list)
-    last: deque[SequenceTrace] = field(default_factory=lambda: deque(maxlen=_LAST))
+    params: RequestParams | None = None
+    totals: Totals = msgspec.field(default_factory=Totals)
+    first: list[SequenceTrace] = []
+    last: list[SequenceTrace] = []
 
     def add(self, record: RequestRecord, model: str) -> None:
         """Take note of a sequence that has ended."""
         if not self.model:
             self.model = model
-            self.params = {} if record.params is None else _attributes_of(record.params)
+            self.params = None if record.params is None else RequestParams.of(record.params)
         self.totals.add(record)
         if record.is_search_step:
             return
-        (self.first if len(self.first) < _FIRST else self.last).append(SequenceTrace.of(record))
+        if len(self.first) < _FIRST:
+            self.first.append(SequenceTrace.of(record))
+            return
+        if len(self.last) == _LAST:
+            del self.last[0]
+        self.last.append(SequenceTrace.of(record))
 
     def end(self, now: float) -> None:
         """Take note of its end."""
@@ -151,20 +245,38 @@ class RequestTrace:
         yield from self.first
         yield from self.last
 
+    @property
+    def has_one_sequence(self) -> bool:
+        """Whether its phases are those of its only sequence."""
+        return self.totals.sequences == 1 and not self.totals.search_steps
 
-def _attributes_of(params: SamplingParams) -> Attributes:
-    """Sampling parameters by their names in the conventions; those that have no effect are left out."""
-    attributes: Attributes = {
-        "gen_ai.request.max_tokens": params.max_tokens,
-        "gen_ai.request.temperature": params.temperature,
-        "gen_ai.request.top_p": params.top_p,
-    }
-    if params.top_k:
-        attributes["gen_ai.request.top_k"] = params.top_k
-    if params.seed is not None:
-        attributes["gen_ai.request.seed"] = params.seed
-    if params.frequency_penalty:
-        attributes["gen_ai.request.frequency_penalty"] = params.frequency_penalty
-    if params.presence_penalty:
-        attributes["gen_ai.request.presence_penalty"] = params.presence_penalty
-    return attributes
+    @property
+    def count(self) -> int:
+        """The number of spans that `request_span` makes of it."""
+        times = self.totals.times
+        count = 1 + (self.totals.search_steps > 0)
+        if self.has_one_sequence:
+            count += self.first[0].phases
+        else:
+            count += sum([1 + sequence.phases for sequence in self.sequences])
+        activities = self.notes.activities
+        queued = times.queued or self.ended
+        before = sum([activity.began < queued for activity in activities])
+        count += len(activities) - before
+        if self.kind == "server":
+            count += before + (times.queued > 0 or before > 0)
+            count += times.last_token > 0 or times.sent > 0
+        return count
+
+
+def _earliest(first: float, second: float) -> float:
+    """Return the earlier of two times, of which 0 is none."""
+    return min(first, second) if first and second else first or second
+
+
+def _address(host: str) -> Attributes:
+    """The server as the client has named it, with its port if that has one."""
+    name, colon, port = host.rpartition(":")
+    if colon and port.isascii() and port.isdigit():
+        return {"server.address": name.strip("[]"), "server.port": int(port)}
+    return {"server.address": host.strip("[]")}

@@ -12,7 +12,8 @@ from quire.engine.client.errors import TenantOverloaded
 from quire.engine.client.pooling_params import PoolingParams
 from quire.engine.client.protocol import BlockLife, StepStats
 from quire.engine.client.stream import PoolRequest
-from quire.metrics.prometheus import Metrics, ModelMetrics
+from quire.metrics.model_metrics import ModelMetrics
+from quire.metrics.prometheus import Metrics
 from tests.support.fake_core import INFO, FakeCore, prompt_of, says, says_in_turn
 from tests.support.scrapes import values, values_of
 from tests.support.server import running_server, until

@@ -8,14 +8,15 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
+import msgspec
+
 from quire.engine.client.timeline import Timeline
 from quire.engine.client.trace_context import TraceContext
 
 _MOST_ACTIVITIES = 32  # of a request that are noted
 
 
-@dataclass(frozen=True, slots=True)
-class Activity:
+class Activity(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Something that is done for a request, from one monotonic time to another, such as fetching its media."""
 
     name: str
@@ -23,8 +24,7 @@ class Activity:
     ended: float
 
 
-@dataclass(slots=True)
-class RequestNotes:
+class RequestNotes(msgspec.Struct, array_like=True, gc=False):
     """What the front end learns about a request while it answers it, for those who watch: traces and metrics.
 
     Attributes:
@@ -42,7 +42,7 @@ class RequestNotes:
     answer_id: str = ""
     reasoning_tokens: int = 0
     error: str = ""
-    activities: list[Activity] = field(default_factory=list)
+    activities: list[Activity] = []
 
     def add(self, name: str, began: float) -> None:
         """Note an activity that ends now."""
@@ -71,6 +71,10 @@ class Origin:
     notes: RequestNotes = field(default_factory=RequestNotes, compare=False, repr=False)
     timeline: Timeline = field(default_factory=Timeline, compare=False, repr=False)
     key_name: str = ""
+
+    def with_trace(self, trace: TraceContext) -> Origin:
+        """Return it with this span as its own. `dataclasses.replace` takes four times as long, for each request."""
+        return Origin(self.request_id, self.client_span, self.arrived, trace, self.notes, self.timeline, self.key_name)
 
     @property
     def span(self) -> TraceContext | None:
