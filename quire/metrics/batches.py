@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import threading
+import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from typing import Generic, NamedTuple, TypeVar
@@ -45,30 +46,33 @@ class Batch(Generic[_Event]):
 
 
 class Mark(NamedTuple):
-    """The exemplar of a value: the trace that it is of, and when it was measured in seconds of Unix time."""
+    """What the exemplar of a value tells: its trace, empty if it has none, and the monotonic time of measurement."""
 
     trace_id: str
-    seconds: float
+    at: float
 
 
 class BatchHistogram(Histogram):
     """A histogram that takes many values at once, in a quarter of the time."""
 
-    def observe_all(self, values: Sequence[float], marks: Sequence[Mark | None] = ()) -> None:
-        """Observe values, in the order in which they were measured. `marks`: their exemplars; empty: they have none."""
+    def observe_all(self, values: Sequence[float], marks: Sequence[Mark] = ()) -> None:
+        """Observe values, in the order in which they were measured. `marks`: of their exemplars; empty: of none."""
         if not values:
             return
         buckets = [bisect_left(self._upper_bounds, value) for value in values]
         self._sum.inc(sum(values))
         for bucket, count in collections.Counter(buckets).items():
             self._buckets[bucket].inc(count)
-        latest = {
-            bucket: Exemplar({"trace_id": mark.trace_id}, value, mark.seconds)
-            for bucket, value, mark in zip(buckets, values, marks, strict=False)
-            if mark is not None
-        }
-        for bucket, exemplar in latest.items():
-            self._buckets[bucket].set_exemplar(exemplar)
+        if marks:
+            self._set_exemplars(buckets, values, marks)
+
+    def _set_exemplars(self, buckets: Sequence[int], values: Sequence[float], marks: Sequence[Mark]) -> None:
+        """Set those of the last values of their buckets."""
+        to_wall = time.time() - time.monotonic()
+        latest = {bucket: index for index, bucket in enumerate(buckets) if marks[index].trace_id}
+        for bucket, index in latest.items():
+            trace_id, at = marks[index]
+            self._buckets[bucket].set_exemplar(Exemplar({"trace_id": trace_id}, values[index], at + to_wall))
 
 
 def trace_of(origin: Origin) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import time
 from collections.abc import Sequence
 
 import msgspec
@@ -59,10 +58,9 @@ class HttpMetrics:
         self.answered = Batch(self._count)
 
     def _count(self, answered: Sequence[AnsweredRequest]) -> None:
-        to_wall = time.time() - time.monotonic()
         for labels, count in collections.Counter(request.labels for request in answered).items():
             self.requests.labels(*labels).inc(count)
         for method, handler in dict.fromkeys((request.method, request.handler) for request in answered):
             same = [request for request in answered if request.method == method and request.handler == handler]
-            marks = [Mark(end.trace_id, end.ended + to_wall) if end.trace_id else None for end in same]
+            marks = [Mark(request.trace_id, request.ended) for request in same]
             self.seconds.labels(method, handler).observe_all([request.seconds for request in same], marks)

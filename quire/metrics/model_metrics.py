@@ -7,7 +7,6 @@ then, is counted at once.
 from __future__ import annotations
 
 import collections
-import time
 from collections.abc import Callable, Sequence
 from itertools import product
 from typing import Literal, Self, get_args
@@ -52,14 +51,13 @@ _FrontWait = Literal["preprocessing", "grammar"]  # what a request waits for bef
 
 
 class _FirstToken(msgspec.Struct, frozen=True, gc=False):
-    """The first token of a sequence, which came `seconds` after its arrival. `at`: monotonic seconds."""
+    """The first token of a sequence, which came `seconds` after its arrival."""
 
     seconds: float
-    at: float
-    trace_id: str
+    mark: Mark
 
 
-class _Step(msgspec.Struct, gc=False):
+class _Step(msgspec.Struct, frozen=True, gc=False):
     """A step of the engine.
 
     Attributes:
@@ -67,10 +65,10 @@ class _Step(msgspec.Struct, gc=False):
         gaps: seconds since the token before, for each sequence that had one.
     """
 
-    stats: StepStats = msgspec.field(default_factory=StepStats)
-    tokens: int = 0
-    gaps: list[float] = []
-    firsts: list[_FirstToken] = []
+    stats: StepStats
+    tokens: int
+    gaps: list[float]
+    firsts: list[_FirstToken]
 
 
 class _Ended(msgspec.Struct, frozen=True, gc=False):
@@ -131,7 +129,7 @@ class ModelMetrics(Observer):
         self._cached_on_device = metrics.cached_by_source.labels(*labels, "device")
         self._in_front: dict[_FrontWait, int] = {"preprocessing": 0, "grammar": 0}
         self._stats = StepStats()  # of the last step
-        self._step = _Step()  # whose outputs arrive
+        self._tokens, self._gaps, self._firsts = 0, list[float](), list[_FirstToken]()  # of the step that arrives
         self._steps, self._ended = Batch(self._count_steps), Batch(self._count_ended)
         metrics.batches += [self._steps, self._ended]
         self._show_state()
@@ -152,18 +150,16 @@ class ModelMetrics(Observer):
     @override
     def on_step(self, stats: StepStats) -> None:
         self._stats = stats
-        step, self._step = self._step, _Step()
-        step.stats = stats
-        self._steps.add(step)
+        self._steps.add(_Step(stats, self._tokens, self._gaps, self._firsts))
+        self._tokens, self._gaps, self._firsts = 0, [], []
 
     @override
     def on_tokens(self, origin: Origin, times: RequestTimes, now: float, count: int) -> None:
-        step = self._step
-        step.tokens += count
+        self._tokens += count
         if times.first_token:
-            step.gaps.append(now - times.last_token)
+            self._gaps.append(now - times.last_token)
         else:
-            step.firsts.append(_FirstToken(now - times.queued, now, trace_of(origin)))
+            self._firsts.append(_FirstToken(now - times.queued, Mark(trace_of(origin), now)))
 
     @override
     def on_finish(self, record: RequestRecord) -> None:
@@ -252,8 +248,7 @@ class ModelMetrics(Observer):
         counters["generation_tokens"].inc(sum(step.tokens for step in steps))
         histograms["itl"].observe_all([gap for step in steps for gap in step.gaps])
         firsts = [first for step in steps for first in step.firsts]
-        marks = _marks([(first.trace_id, first.at) for first in firsts])
-        histograms["ttft"].observe_all([first.seconds for first in firsts], marks)
+        histograms["ttft"].observe_all([first.seconds for first in firsts], [first.mark for first in firsts])
         all_stats = [step.stats for step in steps]
         for name, attribute in _STEP_COUNTERS.items():
             if count := sum([getattr(stats, attribute) for stats in all_stats]):
@@ -298,7 +293,7 @@ class ModelMetrics(Observer):
     def _count_pooled(self, ended: Sequence[_Ended]) -> None:
         self._count_prompts(ended)
         histograms, all_times = self._histograms, [end.times for end in ended]
-        marks = _marks([(end.trace_id, end.times.sent) for end in ended])
+        marks = _marks(ended)
         histograms["e2e"].observe_all([times.sent - times.queued for times in all_times], marks)
         histograms["queue"].observe_all([_queued_for(times) for times in all_times], marks)
         histograms["inference"].observe_all([times.sent - times.scheduled for times in all_times], marks)
@@ -309,15 +304,15 @@ class ModelMetrics(Observer):
         histograms["request_computed"].observe_all([end.prompt - end.cached for end in ended])
         histograms["request_output"].observe_all([end.output for end in ended])
         histograms["request_max"].observe_all([end.max_tokens for end in ended])
-        marks = _marks([(end.trace_id, end.times.sent) for end in ended])
+        marks = _marks(ended)
         histograms["e2e"].observe_all([times.sent - times.queued for times in all_times], marks)
         histograms["queue"].observe_all([_queued_for(times) for times in all_times], marks)
         histograms["inference"].observe_all([times.last_token - times.scheduled for times in all_times], marks)
         histograms["prefill"].observe_all([times.first_token - times.scheduled for times in all_times], marks)
         histograms["decode"].observe_all([_decoded_for(times) for times in all_times], marks)
-        several = [(end, mark) for end, mark in zip(ended, marks, strict=True) if end.output > 1]
-        per_token = [_decoded_for(end.times) / (end.output - 1) for end, _ in several]
-        histograms["tpot"].observe_all(per_token, [mark for _, mark in several])
+        several = [end for end in ended if end.output > 1]
+        per_token = [_decoded_for(end.times) / (end.output - 1) for end in several]
+        histograms["tpot"].observe_all(per_token, _marks(several))
 
 
 def _queued_for(times: RequestTimes) -> float:
@@ -328,7 +323,5 @@ def _decoded_for(times: RequestTimes) -> float:
     return times.last_token - times.first_token
 
 
-def _marks(measured: Sequence[tuple[str, float]]) -> list[Mark | None]:
-    """Return the exemplars of values with these traces and monotonic times; an empty trace has none."""
-    to_wall = time.time() - time.monotonic()
-    return [Mark(trace_id, at + to_wall) if trace_id else None for trace_id, at in measured]
+def _marks(ended: Sequence[_Ended]) -> list[Mark]:
+    return [Mark(end.trace_id, end.times.sent) for end in ended]

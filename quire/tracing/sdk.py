@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Final
 
 from opentelemetry.context import Context
 from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.sdk.trace.sampling import DEFAULT_OFF, DEFAULT_ON, Decision
 from opentelemetry.sdk.trace.sampling import Sampler as SpanSampler
 from opentelemetry.trace import (
@@ -26,6 +28,7 @@ from quire.tracing.tracing import Sampler
 # Samplers that decide as the client does, and what they decide for requests without one. Known here as asking them
 # takes longer than everything else that is done when a request arrives.
 _FOLLOWERS: Final[dict[SpanSampler, bool]] = {DEFAULT_ON: True, DEFAULT_OFF: False}
+_ID_BITS, _SPAN_DIGITS = 192, 16  # of a trace and its first span
 
 
 class OpenTelemetry(Sampler):
@@ -40,14 +43,18 @@ class OpenTelemetry(Sampler):
         provider = TracerProvider(shutdown_on_exit=False)
         self._sampler, self._ids = provider.sampler, provider.id_generator
         self._without_parent = _FOLLOWERS.get(provider.sampler)
+        self._has_random_ids = type(self._ids) is RandomIdGenerator
 
     @override
     def begin(self, parent: TraceContext | None, attributes: Callable[[], Attributes]) -> TraceContext:
         if self._without_parent is None or (parent is not None and parent.state):
             return self._ask(parent, attributes())
-        if parent is None:
-            return self._new(f"{self._ids.generate_trace_id():032x}", self._without_parent)
-        return self._new(parent.trace_id, parent.sampled)
+        if parent is not None:
+            return self._new(parent.trace_id, parent.sampled)
+        if self._has_random_ids:
+            ids = f"{random.getrandbits(_ID_BITS):0{_ID_BITS // 4}x}"  # one of zeros is less likely than any fault
+            return TraceContext(ids[_SPAN_DIGITS:], ids[:_SPAN_DIGITS], self._without_parent)
+        return self._new(f"{self._ids.generate_trace_id():032x}", self._without_parent)
 
     @override
     def child(self, parent: TraceContext) -> TraceContext:
