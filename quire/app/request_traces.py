@@ -8,7 +8,7 @@ from starlette.types import Scope
 
 from quire.api.http.error_handlers import CLIENT_CLOSED
 from quire.api.http.request_head import endpoint_path
-from quire.engine.client.origin import current_origin, set_current_origin
+from quire.engine.client.origin import current_origin
 from quire.realtime.routes import PATH as REALTIME
 from quire.tracing.requests import RequestHead, RequestTrace
 from quire.tracing.tracing import TRANSCRIPTION, Tracing
@@ -61,27 +61,15 @@ def operation_of(scope: Scope) -> str:
 
 
 def begin_trace(tracing: Tracing, scope: Scope) -> RequestTrace:
-    """The trace of a request or a realtime session, of which its head is known. It is that of the current task now."""
+    """The trace of a request or a realtime session, which has just arrived. It is that of the current task now."""
     origin = current_origin()
-    user_agent = host = None
-    for name, value in scope["headers"]:
-        if name == b"user-agent":
-            user_agent = value[:_SHOWN]
-        elif name == b"host":
-            host = value[:_SHOWN]
-    client = scope.get("client")
-    head = RequestHead(
-        request_id=origin.request_id,
-        method=scope.get("method", "GET"),
-        path=scope["path"][:_SHOWN],
-        scheme=scope["scheme"],
-        client=client[0] if client else "",
-        user_agent=user_agent,
-        host=host,
+    trace = tracing.begin(
+        origin.arrived or time.monotonic(),
+        lambda: _head(scope, origin.request_id).attributes(),
+        parent=origin.client_span,
+        notes=origin.notes,
     )
-    began = origin.arrived or time.monotonic()
-    trace = tracing.begin(began, head, parent=origin.client_span, notes=origin.notes)
-    set_current_origin(origin.with_trace(trace.context))
+    origin.trace = trace.context
     return trace
 
 
@@ -89,6 +77,7 @@ def end_trace(tracing: Tracing, trace: RequestTrace, scope: Scope, *, is_complet
     """Export the trace of a request, if it is sampled. `is_complete`: all of its answer was sent."""
     if not trace.context.sampled:
         return
+    trace.head = _head(scope, current_origin().request_id)
     trace.route = getattr(scope.get("route"), "path", "")
     is_http = scope["type"] == "http"
     if not trace.notes.operation and is_http and endpoint_path(scope) in _ANY_OPERATION and scope["method"] == "POST":
@@ -97,3 +86,22 @@ def end_trace(tracing: Tracing, trace: RequestTrace, scope: Scope, *, is_complet
     if is_http and not trace.error and (not is_complete or trace.status == CLIENT_CLOSED):
         trace.error = _CLIENT_GONE
     tracing.end(trace)
+
+
+def _head(scope: Scope, request_id: str) -> RequestHead:
+    user_agent = host = None
+    for name, value in scope["headers"]:
+        if name == b"user-agent":
+            user_agent = value[:_SHOWN]
+        elif name == b"host":
+            host = value[:_SHOWN]
+    client = scope.get("client")
+    return RequestHead(
+        request_id=request_id,
+        method=scope.get("method", "GET"),
+        path=scope["path"][:_SHOWN],
+        scheme=scope["scheme"],
+        client=client[0] if client else "",
+        user_agent=user_agent,
+        host=host,
+    )

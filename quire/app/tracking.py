@@ -56,12 +56,19 @@ def request_tracking(
         def _tracked(scope: Scope, send: Send, answer: _Answer) -> Iterator[None]:
             """A context in which a request is answered."""
             set_origin(scope, operation_of(scope))
-            traces = None if is_page(scope, endpoint_path(scope)) else tracing
-            with (
-                _counted(scope, send, answer) if scope["type"] == "http" else nullcontext(),
-                nullcontext() if traces is None else _traced(traces, scope, answer),
-            ):
-                yield
+            with _counted(scope, send, answer) if scope["type"] == "http" else nullcontext():
+                if tracing is None or is_page(scope, endpoint_path(scope)):
+                    yield
+                    return
+                trace = begin_trace(tracing, scope)
+                try:
+                    yield
+                except BaseException as error:
+                    trace.error, trace.failed = type(error).__name__, True
+                    raise
+                finally:
+                    trace.status = answer.status
+                    end_trace(tracing, trace, scope, is_complete=answer.is_complete)
 
         @contextmanager
         def _counted(scope: Scope, send: Send, answer: _Answer) -> Iterator[None]:
@@ -88,20 +95,6 @@ def request_tracking(
         return handle
 
     return layer
-
-
-@contextmanager
-def _traced(tracing: Tracing, scope: Scope, answer: _Answer) -> Iterator[None]:
-    """A context in which a request or a realtime session is answered that has a trace."""
-    trace = begin_trace(tracing, scope)
-    try:
-        yield
-    except BaseException as error:
-        trace.error, trace.failed = type(error).__name__, True
-        raise
-    finally:
-        trace.status = answer.status
-        end_trace(tracing, trace, scope, is_complete=answer.is_complete)
 
 
 class _Answer:

@@ -7,7 +7,6 @@ for its trace but to keep what would be gone later.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Self
 
 import msgspec
@@ -103,31 +102,39 @@ class RequestParams(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class SequenceTrace(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A sequence that has ended."""
+    """A sequence that has ended; see `RequestRecord`."""
 
+    kind: str
     times: RequestTimes
     finish_reason: str
     prompt_tokens: int
     cached_tokens: int
     output_tokens: int
+    answers: int
+    least_cached: int
     prefill_chunks: int
     draft_tokens: int
     accepted_tokens: int
     preemptions: int
+    error: str
 
     @classmethod
     def of(cls, record: RequestRecord) -> Self:
         """What spans need of a record."""
         return cls(
+            record.kind,
             record.times,
             record.finish_reason,
             record.prompt_tokens,
             record.cached_tokens,
             record.output_tokens,
+            record.answers,
+            record.least_cached,
             record.prefill_chunks,
             record.draft_tokens,
             record.accepted_tokens,
             record.preemptions,
+            record.error,
         )
 
     @property
@@ -137,7 +144,7 @@ class SequenceTrace(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Totals(msgspec.Struct, array_like=True, gc=False):
-    """Numbers of all sequences of a request.
+    """Numbers of several sequences of a request.
 
     Attributes:
         sequences: the number of sequences; steps of a beam search are counted in `search_steps`.
@@ -157,22 +164,45 @@ class Totals(msgspec.Struct, array_like=True, gc=False):
     error: str = ""
     times: RequestTimes = msgspec.field(default_factory=RequestTimes)
 
-    def add(self, record: RequestRecord) -> None:
-        """Count a sequence that has ended."""
-        if record.is_search_step:
-            if not self.search_steps:
-                self.input_tokens, self.cached_tokens = record.prompt_tokens, record.cached_tokens
-            self.search_steps += 1
-        else:
-            self.sequences += 1
-            if record.finish_reason not in self.finish_reasons:
-                self.finish_reasons.append(record.finish_reason)
-        self.output_tokens += record.output_tokens
-        if record.kind == "pool" or record.answers:
-            self.input_tokens += record.prompt_tokens
-            self.cached_tokens += record.cached_tokens if record.kind == "pool" else record.least_cached
-        self.error = self.error or record.error
-        whole, part = self.times, record.times
+    def add(self, sequence: SequenceTrace) -> None:
+        """Count a sequence."""
+        self.sequences += 1
+        self._add_finish_reason(sequence.finish_reason)
+        self._add(sequence)
+
+    def add_search_step(self, step: SequenceTrace) -> None:
+        """Count a step of a beam search. The prompt is that of the first; others have the beam so far."""
+        if not self.search_steps:
+            self.input_tokens, self.cached_tokens = step.prompt_tokens, step.cached_tokens
+        self.search_steps += 1
+        self._add(step)
+
+    def include(self, others: Totals) -> None:
+        """Add the numbers of other sequences, which have ended later."""
+        self.sequences += others.sequences
+        self.search_steps += others.search_steps
+        self.input_tokens += others.input_tokens
+        self.cached_tokens += others.cached_tokens
+        self.output_tokens += others.output_tokens
+        for reason in others.finish_reasons:
+            self._add_finish_reason(reason)
+        self.error = self.error or others.error
+        self._add_times(others.times)
+
+    def _add(self, sequence: SequenceTrace) -> None:
+        self.output_tokens += sequence.output_tokens
+        if sequence.kind == "pool" or sequence.answers:
+            self.input_tokens += sequence.prompt_tokens
+            self.cached_tokens += sequence.cached_tokens if sequence.kind == "pool" else sequence.least_cached
+        self.error = self.error or sequence.error
+        self._add_times(sequence.times)
+
+    def _add_finish_reason(self, reason: str) -> None:
+        if reason not in self.finish_reasons:
+            self.finish_reasons.append(reason)
+
+    def _add_times(self, part: RequestTimes) -> None:
+        whole = self.times
         whole.queued = _earliest(whole.queued, part.queued)
         whole.scheduled = _earliest(whole.scheduled, part.scheduled)
         whole.first_token = _earliest(whole.first_token, part.first_token)
@@ -190,14 +220,15 @@ class RequestTrace(msgspec.Struct, kw_only=True, array_like=True, gc=False, tag=
         notes: what the front end has learnt about it.
         began, ended: monotonic seconds.
         wall_offset: nanoseconds from monotonic time to that of the day.
-        head: what is known when it arrives; None if it is a part of a request that had ended before.
+        head: what its head says; None if it is a part of a request that had ended before.
         route: the template of its path; empty if there is none.
         status: of the HTTP response; None if there was none.
         error: the class of the error that ended it although its response had begun, or why it has no whole response.
         failed: that is the server's fault.
         model: name of the model that ran it.
         params: sampling parameters that its first sequence had.
-        first, last: its first sequences to end, and its last ones.
+        sequences: those that have spans: the first ones to end, and behind them the last ones.
+        others: numbers of the sequences behind the first ones, and of the steps of a beam search; None without any.
     """
 
     context: TraceContext
@@ -215,49 +246,55 @@ class RequestTrace(msgspec.Struct, kw_only=True, array_like=True, gc=False, tag=
     failed: bool = False
     model: str = ""
     params: RequestParams | None = None
-    totals: Totals = msgspec.field(default_factory=Totals)
-    first: list[SequenceTrace] = []
-    last: list[SequenceTrace] = []
+    sequences: list[SequenceTrace] = []
+    others: Totals | None = None
 
     def add(self, record: RequestRecord, model: str) -> None:
         """Take note of a sequence that has ended."""
         if not self.model:
             self.model = model
             self.params = None if record.params is None else RequestParams.of(record.params)
-        self.totals.add(record)
+        sequence = SequenceTrace.of(record)
+        if not record.is_search_step and len(self.sequences) < _FIRST:
+            self.sequences.append(sequence)
+            return
+        if self.others is None:
+            self.others = Totals()
         if record.is_search_step:
+            self.others.add_search_step(sequence)
             return
-        if len(self.first) < _FIRST:
-            self.first.append(SequenceTrace.of(record))
-            return
-        if len(self.last) == _LAST:
-            del self.last[0]
-        self.last.append(SequenceTrace.of(record))
+        self.others.add(sequence)
+        if len(self.sequences) == _FIRST + _LAST:
+            del self.sequences[_FIRST]
+        self.sequences.append(sequence)
 
     def end(self, now: float) -> None:
         """Take note of its end."""
         self.ended = now
         self.wall_offset = time.time_ns() - time.monotonic_ns()
 
-    @property
-    def sequences(self) -> Iterator[SequenceTrace]:
-        """The sequences that have spans."""
-        yield from self.first
-        yield from self.last
+    def totals(self) -> Totals:
+        """Return the numbers of all sequences."""
+        totals = Totals()
+        for sequence in self.sequences[:_FIRST]:
+            totals.add(sequence)
+        if self.others is not None:
+            totals.include(self.others)
+        return totals
 
     @property
     def has_one_sequence(self) -> bool:
         """Whether its phases are those of its only sequence."""
-        return self.totals.sequences == 1 and not self.totals.search_steps
+        return len(self.sequences) == 1 and self.others is None
 
     @property
     def count(self) -> int:
         """The number of spans that `request_span` makes of it."""
-        times = self.totals.times
-        count = 1 + (self.totals.search_steps > 0)
         if self.has_one_sequence:
-            count += self.first[0].phases
+            times, count = self.sequences[0].times, 1 + self.sequences[0].phases
         else:
+            totals = self.totals()
+            times, count = totals.times, 1 + (totals.search_steps > 0)
             count += sum([1 + sequence.phases for sequence in self.sequences])
         activities = self.notes.activities
         queued = times.queued or self.ended

@@ -51,7 +51,7 @@ class Tracing:
     def begin(
         self,
         began: float,
-        head: RequestHead,
+        attributes: Callable[[], Attributes],
         *,
         parent: TraceContext | None = None,
         notes: RequestNotes,
@@ -60,12 +60,12 @@ class Tracing:
 
         Args:
             began: monotonic seconds.
-            head: what is known of it; a sampler may read that.
+            attributes: makes those that are known of it, if a sampler reads them.
             parent: the span of the client.
             notes: what will be learnt about it.
         """
-        context = self._sampler.begin(parent, head.attributes)
-        trace = RequestTrace(context=context, parent=parent, began=began, head=head, notes=notes)
+        context = self._sampler.begin(parent, attributes)
+        trace = RequestTrace(context=context, parent=parent, began=began, notes=notes)
         if context.sampled:
             self._open[context.span_id] = trace
         return trace
@@ -85,8 +85,9 @@ class Tracing:
         """A context in which an utterance of the current task's session is transcribed: a trace of its own."""
         session = current_origin()
         began = time.monotonic()
-        trace = self.begin(began, RequestHead(request_id=session.request_id), notes=RequestNotes(TRANSCRIPTION))
-        trace.link = session.trace
+        head = RequestHead(request_id=session.request_id)
+        trace = self.begin(began, head.attributes, notes=RequestNotes(TRANSCRIPTION))
+        trace.head, trace.link = head, session.trace
         if session.trace is not None and not session.trace.sampled:
             self._open.pop(trace.context.span_id, None)
             trace.context = msgspec.structs.replace(trace.context, sampled=False)
