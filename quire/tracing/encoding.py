@@ -34,7 +34,12 @@ _DOUBLE = struct.Struct("<d")  # the end of an attribute with a number that is n
 
 
 class SpanBatch:
-    """The request by which spans are exported. It is filled again and again."""
+    """The spans that are exported together.
+
+    Attributes:
+        request: the message that exports them.
+        spans: those in it.
+    """
 
     def __init__(self, instance: str) -> None:
         """`instance`: see `service_of`."""
@@ -42,13 +47,13 @@ class SpanBatch:
         attributes = [KeyValue(key=name, value=_value(str(value))) for name, value in service.attributes.items()]
         resource = Resource(attributes=attributes)
         scope = ScopeSpans(scope=InstrumentationScope(name="quire", version=__version__))
-        spans = ResourceSpans(resource=resource, schema_url=service.schema_url, scope_spans=[scope])
-        self.request = ExportTraceServiceRequest(resource_spans=[spans])
-        self.spans = self.request.resource_spans[0].scope_spans[0].spans
+        self._service = ResourceSpans(resource=resource, schema_url=service.schema_url, scope_spans=[scope])
+        self.clear()
 
     def clear(self) -> None:
-        """Remove all spans."""
-        del self.spans[:]
+        """Begin a new request; what is removed from one keeps its memory."""
+        self.request = ExportTraceServiceRequest(resource_spans=[self._service])
+        self.spans = self.request.resource_spans[0].scope_spans[0].spans
 
     def add(self, tree: SpanTree) -> None:
         """Add the spans of a tree, or none of them.
